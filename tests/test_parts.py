@@ -7,7 +7,6 @@ import re
 import runpy
 import shlex
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -125,8 +124,8 @@ def test_other_descriptions_that_the_page_names() -> None:
         y, loss = block(x, context)
         assert y.shape == x.shape
         assert loss is None
-        ready = replace(context, prepared=block.mixer.prepare(context))
-        assert torch.equal(block(x, ready)[0], y)
+        ready = nn.Layer(mixer=block.mixer.prepare(context))
+        assert torch.equal(block(x, context, ready)[0], y)
     encoded = nn.EncoderOutput(torch.randn(2, 7, 32), padding=torch.ones(2, 7))
     of_both = nn.Context.of_length(5, causal=True, encoder=encoded)
     assert nn.Block(base, 0, 32, crosses=True)(x, of_both)[0].shape == x.shape

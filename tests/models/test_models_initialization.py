@@ -186,9 +186,9 @@ def test_copy_heads_find_equal_tokens_and_add_neighbours():
     for slot in DISTANCES:  # of the last model, with relative biases
         built = getattr(model, slot)
         assert len(built.tables) == 2
-        for block, table in zip(built.blocks, built.tables, strict=False):
+        for block, table in zip(built.every_layer, built.tables, strict=False):
             context = Context.of_length(LENGTH, causal=slot == "decoder")
-            bias = block.mixer.prepare(context, table).positions[0]
+            bias = block.mixer.prepare(context, table=table).positions[0]
             assert_distances(bias, slot)
 
 

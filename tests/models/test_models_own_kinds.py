@@ -44,12 +44,12 @@ def define_fading() -> spec.Mixer:
         def new_state(self, slots, length, like):
             return State(like.new_zeros(slots, len(self.rate)))
 
-        def forward(self, x, context):
+        def forward(self, x, context, state=None, prepared=None):
             h, real, rows = torch.zeros_like(x[:, 0]), context.padding, None
             if context.span is not None:
                 real = context.span.real(x.device)
                 rows = context.span.slots(len(x), x.device)
-                h = context.state.tensors[0][rows]
+                h = state.tensors[0][rows]
             steps = []
             for t, new in enumerate(x.unbind(1)):
                 if context.documents is not None and t:
@@ -59,7 +59,7 @@ def define_fading() -> spec.Mixer:
                 h = after if real is None else torch.where(real[:, t, None].bool(), after, h)
                 steps.append(h)
             if rows is not None:
-                context.state.tensors[0][rows] = h.detach()
+                state.tensors[0][rows] = h.detach()
             return self.output(torch.stack(steps, 1))
 
     return Fading()
@@ -134,14 +134,14 @@ def test_a_model_of_ones_own_kinds(described):
     assert (described.attends, described.packs, described.adds_loss) == (False, True, True)
     assert described.kept_bytes(64, 4, on_cpu=True) > 0
     start = build(described, seed=0)
-    rows = [block.mixer for block in start.decoder.blocks if hasattr(block.mixer, "rate")]
+    rows = [block.mixer for block in start.decoder.every_layer if hasattr(block.mixer, "rate")]
     assert len(rows) == 2
     assert all(mixer.rate.eq(0.5).all() for mixer in rows)
 
     model, ids = random_model(described), random_ids(2, 11)
     hidden, loss = model.read(ids)
     inputs = []
-    for block in model.decoder.blocks:
+    for block in model.decoder.every_layer:
         block.feed_forward.register_forward_hook(lambda _, args, __: inputs.append(args[0]))
     assert torch.equal(model(ids), hidden)
     torch.testing.assert_close(loss, sum(3.0 * x.square().mean() for x in inputs))

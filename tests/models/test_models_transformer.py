@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from small_models import (
@@ -27,7 +25,7 @@ from trivium import spec
 from trivium.errors import SpecError
 from trivium.models import build, flops_per_token, num_parameters
 from trivium.models.electra import build_with_generator, generator_spec
-from trivium.nn import Block, Context
+from trivium.nn import Block, Context, Layer
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -229,15 +227,15 @@ def test_a_block_can_be_used_alone():
     expected, _ = block(x[:, :2], Context.of_length(2, causal=True))
     torch.testing.assert_close(last, expected, rtol=1e-9, atol=1e-9)
     context = Context.of_length(5)
-    prepared = replace(context, prepared=block.mixer.prepare(context))
-    assert torch.equal(block(x, context)[0], block(x, prepared)[0])
+    prepared = Layer(mixer=block.mixer.prepare(context))
+    assert torch.equal(block(x, context)[0], block(x, context, prepared)[0])
     biased = Block(SPECS["t5"].encoder, 0, WIDTH)
     with pytest.raises(SpecError, match="new_table"):
         biased(x, context)
     table = biased.mixer.new_table()
     torch.nn.init.normal_(table.weight)
-    prepared = replace(context, prepared=biased.mixer.prepare(context, table))
-    assert biased(x, prepared)[0].shape == x.shape
+    prepared = Layer(mixer=biased.mixer.prepare(context, table=table))
+    assert biased(x, context, prepared)[0].shape == x.shape
     with pytest.raises(SpecError, match="needs the encoder's output"):
         Block(stack, 0, WIDTH, crosses=True)(x, context)
 
@@ -251,8 +249,8 @@ def test_layers_share_tables_and_what_they_prepare():
     model = random_model(SPECS["t5"].replace(encoder=stack, decoder=None, heads=()))
     assert [tuple(table.weight.shape) for table in model.encoder.tables] == [(8, 3), (4, 3)]
     seen = []
-    for block in model.encoder.blocks:
-        block.mixer.register_forward_hook(lambda _, args, __: seen.append(args[1].prepared))
+    for block in model.encoder.every_layer:
+        block.mixer.register_forward_hook(lambda _, args, __: seen.append(args[3]))
     model(random_ids(2, 7))
     assert seen[1] is seen[3]
     biases = [prepared.mask.bias for prepared in seen]

@@ -57,7 +57,7 @@ def together(mask: Mask, queries: int, keys: int, rows: int = 3) -> torch.Tensor
     whole = torch.zeros(rows, queries, keys, dtype=torch.bool)
     for part in mask:
         here = torch.ones_like(whole[:, part.queries, part.keys])
-        if part.is_causal:
+        if part.is_plain_causal:
             here = here.tril()
         if part.allowed is not None:
             here &= part.allowed.expand(rows, -1, *here.shape[1:])[:, 0]
@@ -164,7 +164,7 @@ def test_plain_causality_and_no_limit_need_no_tensor():
 
     mask = of(causal=True)
     assert mask.is_plain_causal
-    assert [(part.is_causal, part.allowed) for part in mask] == [(True, None)]
+    assert [(part.is_plain_causal, part.allowed) for part in mask] == [(True, None)]
     for mask in (
         of(causal=True, pattern=spec.Sliding(window=2)),
         of(causal=True, start=2),
@@ -178,7 +178,7 @@ def test_plain_causality_and_no_limit_need_no_tensor():
     ):
         assert not mask.is_plain_causal
     for mask in (of(), of(length=1, start=6, causal=True)):
-        assert [(part.is_causal, part.allowed) for part in mask] == [(False, None)]
+        assert [(part.is_plain_causal, part.allowed) for part in mask] == [(False, None)]
 
 
 def test_a_mask_of_ones_own_is_bool_and_its_axes_are_known():

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from trivium.errors import SpecError
 from trivium.models import LanguageModule
-from trivium.nn.context import Context
 from trivium.nn.mixers.attention import AttentionMixer, CrossAttention
 
 
@@ -54,7 +53,7 @@ def attention_weights(model: LanguageModule, input_ids: Tensor, **inputs: Any) -
         raise SpecError("a layer of this model is no attention: it has no attention weights.")
     weights: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
 
-    def record(stack: str, module: AttentionMixer, inputs: tuple[Tensor, Context]) -> None:
+    def record(stack: str, module: AttentionMixer, inputs: tuple[Any, ...]) -> None:
         """Layers that share their weights run, and are recorded, once each."""
         kind = "cross" if isinstance(module, CrossAttention) else stack
         weights[kind].append(module.probabilities(*inputs))

@@ -24,7 +24,7 @@ from trivium.models.base_model import (
     refuse,
 )
 from trivium.nn.blocks.sequential import Block
-from trivium.nn.context import Context, EncoderOutput
+from trivium.nn.context import Context, EncoderOutput, Layer
 from trivium.nn.length import check_length
 from trivium.nn.norm import build_norm
 from trivium.nn.part_module import module_class
@@ -84,18 +84,17 @@ class TransformerStack(nn.Module):
             block(stack, i, width, crosses=crosses) for i in range(stack.distinct_layers)
         )
         self.norm = build_norm(None if "after" in stack.norms else stack.norm, width)
-        # What layers share: the table of the first with an equal key, what the first with an equal
-        # part prepares.
-        keys = [block.mixer.table_key for block in self.blocks]
-        tables = {key: block.mixer.new_table() for key, block in zip(keys, self.blocks)}
-        owned = {key: table for key, table in tables.items() if table is not None}
-        self.tables = nn.ModuleList(owned.values())
-        self._table_of_layer = [[*owned].index(key) if key in owned else None for key in keys]
-        self._like = [stack.mixers.index(mixer) for mixer in stack.mixers]
+        # A table for each key that layers have in common; layers without one have none in it.
+        mixers = {each.mixer.table_key: each.mixer for each in self.every_layer}
+        tables = {key: mixer.new_table() for key, mixer in mixers.items()}
+        self.tables = nn.ModuleList(table for table in tables.values() if table is not None)
+        self._table_keys = [key for key, table in tables.items() if table is not None]
+        # Layers with equal mixers: the first of them prepares for all.
+        self._first_alike = [stack.mixers.index(mixer) for mixer in stack.mixers]
 
     @property
-    def blocks(self) -> list[Block]:
-        """The block of every layer: shared ones several times."""
+    def every_layer(self) -> list[Block]:
+        """The block of every layer in turn: shared ones several times."""
         distinct: list[Block] = list(self.layers)  # type: ignore[assignment]
         return [distinct[self.spec.block_of(i)] for i in range(self.spec.num_layers)]
 
@@ -112,31 +111,26 @@ class TransformerStack(nn.Module):
         Also the sum of the losses that layers add. `cache` holds earlier tokens.
         """
         x, total = self.embedding(tokens, context.positions, token_type_ids), None
+        last = self.spec.num_layers - 1
+        before_last = context if context.select is None else replace(context, select=None)
         prepared: dict[int, tuple[Any, Any]] = {}
-        for i, block in enumerate(self.blocks):
-            state, encoder = None, context.encoder
+        for i, block in enumerate(self.every_layer):
+            here = context if i == last else before_last
+            state = source = None
             if cache is not None:
-                state = cache.states[i]
-                if encoder is not None and encoder.hidden is None:
-                    encoder = replace(encoder, state=cache.sources[i])
-            like = self._like[i]
-            if like not in prepared:
-                here = replace(context, state=state, encoder=encoder)
-                prepared[like] = block.prepare(here, self._table_of(i))
-            of_mixer, of_cross = prepared[like]
-            if encoder is not None:
-                encoder = replace(encoder, prepared=of_cross)
-            select = context.select if i == self.spec.num_layers - 1 else None
-            here = replace(context, select=select, state=state, encoder=encoder, prepared=of_mixer)
-            x, loss = block(x, here)
+                state, source = cache.states[i], cache.sources[i] if cache.sources else None
+            first = self._first_alike[i]
+            if first not in prepared:
+                prepared[first] = block.prepare(here, Layer(state, source), self._table_of(block))
+            x, loss = block(x, here, Layer(state, source, *prepared[first]))
             if loss is not None:
                 total = loss if total is None else total + loss
         return self.norm(x), total
 
-    def _table_of(self, layer: int) -> nn.Module | None:
+    def _table_of(self, block: Block) -> nn.Module | None:
         """The table that a layer shares with others."""
-        table = self._table_of_layer[layer]
-        return None if table is None else self.tables[table]
+        key = block.mixer.table_key
+        return self.tables[self._table_keys.index(key)] if key in self._table_keys else None
 
 
 class Transformer(LanguageModule, of=spec.ModelSpec):
@@ -200,13 +194,13 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
         if self.decoder is None:
             return super().new_cache(slots, slot_length)
         check_length(slot_length, self.spec.max_length)
-        like, blocks = state_like(self.tokens.weight), self.decoder.blocks
+        like, layers = state_like(self.tokens.weight), self.decoder.every_layer
         return Cache(
             slots,
             slot_length,
-            [block.mixer.new_state(slots, slot_length, like) for block in blocks],
+            [layer.mixer.new_state(slots, slot_length, like) for layer in layers],
             device=self.device,
-            projections=[each.project for block in blocks if (each := block.cross_attention)],
+            projections=[each.project for layer in layers if (each := layer.cross_attention)],
         )
 
     def forward(self, input_ids: Tensor | None = None, **inputs: Any) -> Tensor:

@@ -78,7 +78,7 @@ def _softmax(
     """
     scores = (query * scale) @ _repeat_kv(key, query.shape[1]).transpose(-1, -2)
     if bias is not None:
-        return (scores + bias.to(scores.dtype)).softmax(-1)
+        return (scores + _cast(bias, scores.dtype)).softmax(-1)
     return _limited(scores, part).softmax(-1)
 
 
@@ -93,8 +93,8 @@ def _by_kernel(
 ) -> Tensor:
     """PyTorch's `scaled_dot_product_attention`; arguments as in `_softmax`."""
     heads, queries = query.shape[1], query.shape[2]
-    is_causal = part.is_causal and bias is None
-    mask = part.allowed if bias is None else bias.to(query.dtype)
+    is_causal = part.is_plain_causal and bias is None
+    mask = part.allowed if bias is None else _cast(bias, query.dtype)
     mask = None if is_causal else mask
     groups = heads // key.shape[1]
     fold_groups = groups > 1 and queries == 1
@@ -118,6 +118,11 @@ def _by_kernel(
     return mixed.view(len(mixed), heads, 1, -1) if fold_groups else mixed
 
 
+def _cast(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """A bias in another precision; what is lowest in it stays finite in float16."""
+    return (bias.clamp(min=lowest(dtype)) if dtype == torch.float16 else bias).to(dtype)
+
+
 def _with_scores(part: MaskPart, scores: Tensor) -> Tensor:
     """Scores of a layer, with the limits and the bias of a part in them."""
     return _limited(scores if part.bias is None else scores + part.bias, part)
@@ -126,7 +131,7 @@ def _with_scores(part: MaskPart, scores: Tensor) -> Tensor:
 def _limited(scores: Tensor, part: MaskPart) -> Tensor:
     """Scores [B, N, T, S] that are lowest where a part allows nothing."""
     allowed = part.allowed
-    if allowed is None and part.is_causal:
+    if allowed is None and part.is_plain_causal:
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     return scores if allowed is None else scores.masked_fill(~allowed, lowest(scores.dtype))
 

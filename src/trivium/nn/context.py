@@ -23,23 +23,19 @@ class EncoderOutput:
         hidden: [B, S, D]; None where a cache remembers what was made of it (`Cache.remember`).
         padding: [B, S], nonzero where a position is real; None: all are.
         custom: bool, as `Context.custom`, of the decoder's queries and the encoder's positions.
-        state: keys and values that the layer remembers.
-        prepared: what the layer's cross-attention has prepared for this pass.
     """
 
     hidden: Tensor | None
     padding: Tensor | None = None
     custom: Tensor | None = None
-    state: SourceState | None = None
-    prepared: Any = None
 
 
 @dataclass(frozen=True)
 class Context:
-    """What one forward pass of a stack knows of its tokens; blocks read it, none writes it.
+    """What one forward pass of a stack knows of its tokens: the same for every layer.
 
     A token sees another one only if every limit that is set allows it. What attention attends to
-    is described by a context, too: `keys`, or that of a state.
+    is described by a context, too: `keys`, or that of the KV cache.
 
     Args:
         positions: int64 [1 or B, T], of tokens in their text; they begin anew in every document.
@@ -54,9 +50,7 @@ class Context:
             along which it is the same.
         select: int64 [M], flat positions in B * T whose feed-forward network is wanted.
         span: where a cache holds the tokens.
-        state: what the mixer of the layer keeps of earlier tokens.
         encoder: the encoder's output, of a decoder that attends to one.
-        prepared: what the mixer of the layer has prepared for this pass.
     """
 
     positions: Tensor
@@ -70,9 +64,7 @@ class Context:
     custom: Tensor | None = None
     select: Tensor | None = None
     span: Span | None = None
-    state: State | None = None
     encoder: EncoderOutput | None = None
-    prepared: Any = None
 
     def __post_init__(self) -> None:
         check_custom(self.custom)
@@ -121,6 +113,26 @@ class Context:
     def chosen(self, x: Tensor) -> Tensor:
         """The vectors that are wanted: [B, T, D] -> [B, T, D], or [M, D] with `select`."""
         return x if self.select is None else x.flatten(0, 1).index_select(0, self.select)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one layer has in a pass beside the context.
+
+    Args:
+        state: what its mixer keeps of earlier tokens.
+        source: what its cross-attention keeps of the encoder's output.
+        mixer, cross: what they have prepared, together with the layers like it.
+    """
+
+    state: State | None = None
+    source: SourceState | None = None
+    mixer: Any = None
+    cross: Any = None
+
+
+ALONE = Layer()
+"""A layer outside of a stack: nothing is kept, and it prepares for itself."""
 
 
 def check_custom(custom: Tensor | None) -> None:

@@ -19,12 +19,15 @@ from trivium.nn.context import Context
 _MAX_MASK = 2**22
 # Queries that see near keys alone are read in blocks of at least so many.
 _MIN_BLOCK = 128
+# Limits that leave a token at least itself to attend to.
+_LEAVE_ITSELF = {"causal", "prefix", "documents"}
 
 
 def allowed(queries: Context, keys: Context, pattern: spec.Pattern | None = None) -> Tensor | None:
     """Bool [1 or B, 1 or N, 1 or T, S], True where a query may attend to a key; None: everywhere.
 
-    This is where it is decided whether a token sees another one.
+    This is where it is decided whether a token sees another one: only if all limits allow it.
+    `limits_of` names those that are set.
     """
 
     def of(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -32,10 +35,9 @@ def allowed(queries: Context, keys: Context, pattern: spec.Pattern | None = None
 
     limits = []
     if queries.causal:
-        by_order = queries.order is not None and keys.order is not None
         query, key = of(queries.columns, keys.columns)
-        if by_order:
-            query, key = of(queries.order, keys.order)  # type: ignore[arg-type]
+        if queries.order is not None and keys.order is not None:
+            query, key = of(queries.order, keys.order)
         causal = key <= query
         if queries.prefix is not None:
             causal = causal | (keys.columns[:, None, None, :] < queries.prefix[:, None, None, None])
@@ -58,21 +60,35 @@ def allowed(queries: Context, keys: Context, pattern: spec.Pattern | None = None
     return reduce(torch.logical_and, limits) if limits else None
 
 
+def limits_of(queries: Context, keys: Context, pattern: spec.Pattern | None = None) -> set[str]:
+    """The names of the limits that `allowed` combines."""
+    limits = {
+        "causal": queries.causal,
+        "order": queries.order is not None or queries.num_keys is not None,
+        "prefix": queries.prefix is not None,
+        "pattern": pattern is not None,
+        "documents": queries.documents is not None,
+        "custom": queries.custom is not None,
+        "padding": keys.padding is not None,
+    }
+    return {name for name, is_set in limits.items() if is_set}
+
+
 @dataclass(frozen=True)
 class MaskPart:
     """The mask of some queries and the keys that they can see.
 
     Args:
         queries, keys: which of them.
-        is_causal: plain causality from the first token is all, which kernels know.
-        allowed: bool [1 or B, 1 or N, 1 or T, S]; None: all, or those that `is_causal` allows.
+        is_plain_causal: as of the mask.
+        allowed: bool [1 or B, 1 or N, 1 or T, S]; None: all, or those that causality allows.
         bias: added to scores, [1 or B, N, T, S], with `allowed` in it.
         has_keys: bool [1 or B, 1 or N, 1 or T, 1]: which queries see any key; None: all.
     """
 
     queries: slice
     keys: slice
-    is_causal: bool = False
+    is_plain_causal: bool = False
     allowed: Tensor | None = None
     bias: Tensor | None = None
     has_keys: Tensor | None = None
@@ -100,13 +116,9 @@ class Mask:
     ) -> None:
         self.queries, self.keys, self.pattern, self.bias = queries, keys, pattern, bias
         num_queries, num_keys = queries.positions.shape[1], keys.positions.shape[1]
-        may_lack_keys = (queries.order, queries.num_keys, queries.custom, keys.padding, pattern)
-        self.may_lack_keys = any(limit is not None for limit in may_lack_keys)
-        limits = (*may_lack_keys, queries.documents, queries.prefix)
-        self.is_causal = queries.causal
-        self.has_limits = any(limit is not None for limit in limits)
-        if num_queries == 1 and queries.starts_together and not self.has_limits:
-            self.is_causal = False  # the last of all tokens sees them all
+        self.limits = limits_of(queries, keys, pattern)
+        if num_queries == 1 and queries.starts_together and self.limits == {"causal"}:
+            self.limits = set()  # the last of all tokens sees them all
         self.slices = list(self._slices(num_queries, num_keys))
         is_small = num_queries * num_keys <= _MAX_MASK or torch.is_grad_enabled()
         self.parts = [self._part(*each) for each in self.slices] if is_small else None
@@ -119,8 +131,7 @@ class Mask:
     @property
     def is_plain_causal(self) -> bool:
         """Whether causality from the first token is all, which kernels know."""
-        from_first = self.queries.from_first and self.bias is None
-        return self.is_causal and from_first and not self.has_limits
+        return self.limits == {"causal"} and self.queries.from_first and self.bias is None
 
     def _slices(self, queries: int, keys: int) -> Iterator[tuple[slice, slice]]:
         """Some queries at a time, and the keys that they can see."""
@@ -129,8 +140,8 @@ class Mask:
         all_own = keys == queries and self.queries.from_first
         if reach is not None and all_own:
             block = max(_MIN_BLOCK, reach)
-            left_alone = self.queries.prefix is None and self.queries.order is None
-            ahead = 0 if self.is_causal and left_alone else reach
+            left_alone = "causal" in self.limits and not self.limits & {"order", "prefix"}
+            ahead = 0 if left_alone else reach
             if 2 * (block + reach + ahead) <= keys:
                 rows, before, after = block, reach, ahead
         if rows == queries and not (torch.is_grad_enabled() or self.is_plain_causal):
@@ -140,19 +151,19 @@ class Mask:
             yield slice(start, stop), slice(max(0, start - before), min(keys, stop + after))
 
     def _part(self, some: slice, near: slice) -> MaskPart:
-        is_causal, mask = self.is_plain_causal, None
+        plain, mask = self.is_plain_causal, None
         on_gpu = self.queries.positions.device.type != "cpu"
-        if is_causal and (on_gpu or not torch.is_grad_enabled()):
-            return MaskPart(some, near, is_causal)
-        if self.is_causal or self.has_limits:
+        if plain and (on_gpu or not torch.is_grad_enabled()):
+            return MaskPart(some, near, plain)
+        if self.limits:
             mask = allowed(self.queries.cut(some, near), self.keys.cut(near), self.pattern)
         bias = None if self.bias is None else self.bias[..., some, near]
         if bias is not None and mask is not None:
             bias = bias.masked_fill(~mask, lowest(bias.dtype))
         has_keys = None
-        if mask is not None and self.may_lack_keys:
+        if mask is not None and self.limits - _LEAVE_ITSELF:
             has_keys = mask.any(-1, keepdim=True)
-        return MaskPart(some, near, is_causal, mask, bias, has_keys)
+        return MaskPart(some, near, plain, mask, bias, has_keys)
 
 
 def lowest(dtype: torch.dtype) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 from trivium import spec
 from trivium.errors import SpecError
 from trivium.nn.blocks.sequential import Block
-from trivium.nn.context import Context
+from trivium.nn.context import ALONE, Context, Layer
 from trivium.nn.residual import Residual
 
 
@@ -30,11 +30,13 @@ class ParallelBlock(Block, of=spec.ParallelLayers):
         before = {"before"} & {*stack.norms} if not self.shares_norm else ()
         self.feed_forward_residual = Residual(stack.norm, before, width, stack.dropout)
 
-    def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, x: Tensor, context: Context, layer: Layer = ALONE
+    ) -> tuple[Tensor, Tensor | None]:
         """As `Block.forward`."""
         mixing, feeding = self.mixer_residual, self.feed_forward_residual
         entered, chosen = mixing.enter(x), context.chosen(x)
-        mixed = context.chosen(self.mixer(entered, context))
+        mixed = context.chosen(self.mixer(entered, context, layer.state, layer.mixer))
         read = context.chosen(entered) if self.shares_norm else feeding.enter(chosen)
         y, loss = self.feed_forward(read, context)
         return mixing(chosen, mixed + y), loss

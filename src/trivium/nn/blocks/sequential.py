@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from trivium import spec
-from trivium.nn.context import Context
+from trivium.nn.context import ALONE, Context, Layer
 from trivium.nn.feed_forwards import FeedForwardModule
 from trivium.nn.mixers import MixerModule
 from trivium.nn.mixers.attention import CrossAttention
@@ -49,19 +49,23 @@ class Block(PartModule, of=spec.SequentialLayers):
         self.feed_forward: FeedForwardModule = module_class(feed_forward)(feed_forward, width)
         self.feed_forward_residual = Residual(norm, stack.norms, width, dropout)
 
-    def prepare(self, context: Context, table: nn.Module | None = None) -> tuple[Any, Any]:
+    def prepare(
+        self, context: Context, layer: Layer, table: nn.Module | None = None
+    ) -> tuple[Any, Any]:
         """What layers with an equal mixer share in a pass: of the mixer, and of cross-attention."""
         cross = self.cross_attention
-        of_cross = None if cross is None else cross.prepare(context)
-        return self.mixer.prepare(context, table), of_cross
+        of_cross = None if cross is None else cross.prepare(context, layer.source)
+        return self.mixer.prepare(context, layer.state, table), of_cross
 
-    def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, x: Tensor, context: Context, layer: Layer = ALONE
+    ) -> tuple[Tensor, Tensor | None]:
         """[B, T, D] -> [B, T, D], or with `select` [M, D]; and a loss, if the layer has one."""
         residual = self.mixer_residual
-        x = residual(x, self.mixer(residual.enter(x), context))
+        x = residual(x, self.mixer(residual.enter(x), context, layer.state, layer.mixer))
         if self.cross_attention is not None and self.cross_residual is not None:
-            residual = self.cross_residual
-            x = residual(x, self.cross_attention(residual.enter(x), context))
+            residual, cross = self.cross_residual, self.cross_attention
+            x = residual(x, cross(residual.enter(x), context, layer.source, layer.cross))
         x, residual = context.chosen(x), self.feed_forward_residual
         y, loss = self.feed_forward(residual.enter(x), context)
         return residual(x, y), loss

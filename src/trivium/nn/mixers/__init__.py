@@ -39,10 +39,12 @@ class MixerModule(PartModule):
         """Weights that all layers share, which the stack holds, such as T5's bias."""
         return None
 
-    def prepare(self, context: Context, table: nn.Module | None = None) -> Any:
+    def prepare(
+        self, context: Context, state: State | None = None, table: nn.Module | None = None
+    ) -> Any:
         """What layers with equal parts share in a pass, made outside of blocks.
 
-        It reads no weights but those of the table.
+        It reads no weights but those of the table. `state` is that of the first of the layers.
         """
         return None
 
@@ -50,8 +52,13 @@ class MixerModule(PartModule):
         """What is kept of texts of at most `length` tokens, as precise as `like`."""
         raise NotImplementedError
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
-        """[B, T, D] -> [B, T, D]."""
+    def forward(
+        self, x: Tensor, context: Context, state: State | None = None, prepared: Any = None
+    ) -> Tensor:
+        """[B, T, D] -> [B, T, D]; `state`, of earlier tokens, is extended in place.
+
+        Without what `prepare` gives a mixer prepares for itself.
+        """
         raise NotImplementedError
 
 

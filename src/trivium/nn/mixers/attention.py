@@ -70,11 +70,13 @@ class AttentionMixer(MixerModule, of=spec.Attention):
         """See `MixerModule.new_table`."""
         return self.positions.new_table()
 
-    def prepare(self, context: Context, table: nn.Module | None = None) -> Prepared:
+    def prepare(
+        self, context: Context, state: State | None = None, table: nn.Module | None = None
+    ) -> Prepared:
         """The mask and what positions need. Where there is a bias, the mask is in it."""
         keys = context.keys
-        if context.span is not None and isinstance(context.state, KeysValues):
-            columns = context.state.columns(context.span, context.columns)
+        if context.span is not None and isinstance(state, KeysValues | Ring):
+            columns = state.columns(context.span, context.columns)
             keys = Context(columns, columns)
         ready = self.positions.prepare(context, keys, table)
         return Prepared(Mask(context, keys, self.part.pattern, self.positions.bias(ready)), ready)
@@ -87,52 +89,54 @@ class AttentionMixer(MixerModule, of=spec.Attention):
             return Ring(slots, reach, *shape)
         return KeysValues(slots, length, *shape)
 
-    def forward(self, x: Tensor, context: Context) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        context: Context,
+        state: Any = None,
+        prepared: Prepared | None = None,
+    ) -> Tensor:
         """[B, T, D] -> [B, T, D]; keys and values of earlier tokens are extended in place."""
         if context.columns.shape[1] != x.shape[1]:
             raise SpecError(
                 f"x has {x.shape[1]} tokens, and its context is of {context.columns.shape[1]}: "
                 "give Context.of_length(T) of as many."
             )
-        prepared = self._prepared(context)
-        query, key, value = self._query_key_value(x, context, prepared)
-        # A cache may be more precise than the model.
-        scores = self.positions.scores(query, key, prepared.positions)
+        prepared = prepared or self.prepare(context, state)
+        query, key, value = self._query_key_value(x, context, state, prepared)
         mixed = attend(
-            query.to(key.dtype),
+            query,
             key,
             value,
             prepared.mask,
             scale=self.scale,
-            scores=scores,
+            scores=self.positions.scores(query, key, prepared.positions),
             dropout=self.dropout if self.training else 0.0,
             max_scores=self.max_scores,
         )
         return self.output(mixed.to(x.dtype).transpose(1, 2).flatten(2))
 
-    def probabilities(self, x: Tensor, context: Context) -> Tensor:
+    def probabilities(
+        self, x: Tensor, context: Context, state: Any = None, prepared: Prepared | None = None
+    ) -> Tensor:
         """What `forward` weighs values with, in float32: [B, T, D] -> [B, N, T, S]."""
-        prepared = self._prepared(context)
-        query, key, _ = self._query_key_value(x, context, prepared)
+        prepared = prepared or self.prepare(context, state)
+        query, key, _ = self._query_key_value(x, context, state, prepared)
         scores = self.positions.scores(query, key, prepared.positions)
         return attention_probabilities(
             query.float(), key.float(), prepared.mask, self.scale, scores
         )
 
-    def _prepared(self, context: Context) -> Prepared:
-        """What the stack has prepared; used alone, a module prepares for itself."""
-        return context.prepared or self.prepare(context)
-
     def _query_key_value(
-        self, x: Tensor, context: Context, prepared: Prepared
+        self, x: Tensor, context: Context, state: Any, prepared: Prepared
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Turned queries [B, N, T, H] and keys, and values [B, K, S, H]."""
+        """Turned queries [B, N, T, H] and keys, and values [B, K, S, H], of one precision."""
         query = self.positions.turn(self._heads(self.query(x)), prepared.positions)
         key, value = self.project(x[:, : context.num_keys])
         key = self.positions.turn(key, prepared.positions)
-        if context.span is not None and isinstance(context.state, KeysValues):
-            key, value = context.state.append(context.span, key, value)
-        return query, key, value
+        if context.span is not None and isinstance(state, KeysValues | Ring):
+            key, value = state.append(context.span, key, value)
+        return query.to(key.dtype), key, value  # a cache may be more precise than the model
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of [B, S, D]: two tensors [B, K, S, H]."""
@@ -145,10 +149,12 @@ class AttentionMixer(MixerModule, of=spec.Attention):
 class CrossAttention(AttentionMixer):
     """Attention to an encoder's output, whose keys and values a cache remembers."""
 
-    def prepare(self, context: Context, table: nn.Module | None = None) -> Prepared:
-        """The mask of the encoder's real positions."""
+    def prepare(
+        self, context: Context, state: Any = None, table: nn.Module | None = None
+    ) -> Prepared:
+        """The mask of the encoder's real positions; `state` is a SourceState."""
         encoder = context.encoder
-        if encoder is None or (encoder.hidden is None and encoder.state is None):
+        if encoder is None or (encoder.hidden is None and state is None):
             raise SpecError(
                 "cross-attention needs the encoder's output: give Context.encoder, or a cache "
                 "after cache.remember."
@@ -156,24 +162,18 @@ class CrossAttention(AttentionMixer):
         if encoder.hidden is not None:
             length = encoder.hidden.shape[1]
         else:
-            length = encoder.state.tensors[0].shape[2]  # type: ignore[union-attr]
+            length = state.tensors[0].shape[2]
         keys = Context.of_length(length, context.positions.device, padding=encoder.padding)
         queries = Context(context.positions, context.columns, custom=encoder.custom)
         return Prepared(Mask(queries, keys))
 
-    def _prepared(self, context: Context) -> Prepared:
-        ready = None if context.encoder is None else context.encoder.prepared
-        return ready or self.prepare(context)
-
     def _query_key_value(
-        self, x: Tensor, context: Context, prepared: Prepared
+        self, x: Tensor, context: Context, state: Any, prepared: Prepared
     ) -> tuple[Tensor, Tensor, Tensor]:
         encoder = context.encoder
         assert encoder is not None  # `prepare` has checked it
         if encoder.hidden is not None:
             key, value = self.project(encoder.hidden)
         else:
-            assert encoder.state is not None
-            assert context.span is not None
-            key, value = encoder.state.read(context.span)
-        return self._heads(self.query(x)), key, value
+            key, value = state.read(context.span)
+        return self._heads(self.query(x)).to(key.dtype), key, value
