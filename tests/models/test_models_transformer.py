@@ -194,6 +194,8 @@ def test_a_prefix_is_attended_to_from_before_it():
         first = model(ids[:, :5], prefix_lengths=prefix, cache=cache, lengths=prefix)
         torch.testing.assert_close(first[0], hidden[0, :5], rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(first[1, :3], hidden[1, :3], rtol=1e-9, atol=1e-9)
+        with pytest.raises(SpecError, match="after the first tokens"):
+            model(ids[:, 5:], prefix_lengths=prefix, cache=cache)
 
 
 def test_a_row_of_padding_alone_stays_finite():

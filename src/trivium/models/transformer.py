@@ -281,6 +281,8 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
         else:
             refuse("a cache takes no", attention_mask=attention_mask, document_ids=document_ids)
             span = cache.begin(len(input_ids), input_ids.shape[1], slots, lengths)
+            if not span.is_first:
+                refuse("after the first tokens a cache takes no", prefix_lengths=prefix_lengths)
             if encoded is None and cache.source_mask is not None:
                 encoded = EncoderOutput(None, cache.source_mask[span.rows])
         context = Context(
