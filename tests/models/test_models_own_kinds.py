@@ -45,11 +45,10 @@ def define_fading() -> spec.Mixer:
             return State(like.new_zeros(slots, len(self.rate)))
 
         def forward(self, x, context, state=None, prepared=None):
-            h, real, rows = torch.zeros_like(x[:, 0]), context.padding, None
+            h, real = torch.zeros_like(x[:, 0]), context.padding
             if context.span is not None:
                 real = context.span.real(x.device)
-                rows = context.span.slots(len(x), x.device)
-                h = state.tensors[0][rows]
+                (h,) = state.read(context.span)
             steps = []
             for t, new in enumerate(x.unbind(1)):
                 if context.documents is not None and t:
@@ -58,8 +57,8 @@ def define_fading() -> spec.Mixer:
                 after = self.rate * h + new
                 h = after if real is None else torch.where(real[:, t, None].bool(), after, h)
                 steps.append(h)
-            if rows is not None:
-                state.tensors[0][rows] = h.detach()
+            if context.span is not None:
+                state.write(context.span, h)
             return self.output(torch.stack(steps, 1))
 
     return Fading()

@@ -19,7 +19,7 @@ LIKE = torch.empty(0, dtype=torch.float64)
 def read(cache: Cache, held: list[list[int]], slots: list[int], new: list[list[int]], width: int):
     """Append tokens to slots, padded to a width, and compare what every one of them can see."""
     (state,) = cache.states
-    assert isinstance(state, KeysValues)
+    assert isinstance(state, KeysValues | Ring)
     ids = torch.full((len(new), 1, width, 1), -7, dtype=torch.float64)
     for row, tokens in enumerate(new):
         ids[row, 0, : len(tokens), 0] = torch.tensor(tokens, dtype=torch.float64)
@@ -94,7 +94,22 @@ def test_a_state_that_is_a_sum_cannot_be_taken_back():
     cache.rewind(slots, torch.tensor([5, 3]))
     with pytest.raises(SpecError, match="cannot go back by 3 tokens, at most by 0"):
         cache.rewind(slots, torch.tensor([5, 0]))
+    with pytest.raises(SpecError, match=r"hold \[5, 3\] tokens: .* back to \[5, 4\]"):
+        cache.rewind(slots, torch.tensor([5, 4]))
     with pytest.raises(SpecError, match="18 tokens, but slot_length is 17"):
         cache.begin(2, 13, slots, None)
     cache.free(2)
     assert cache.states[0].tensors[0].tolist() == [[1, 1], [1, 1], [0, 0]]
+
+
+def test_a_slot_forgets_its_source():
+    """Where a shorter one takes its place, and where the slot is freed."""
+    cache = Cache(
+        2, 3, [State(torch.zeros(2, 1))], device=CPU, projections=[lambda x: (x[None], x[None])]
+    )
+    for length in (5, 2):
+        cache.remember(torch.tensor([1]), torch.ones(1, length, 1))
+        assert cache.source_mask is not None
+        assert cache.source_mask.sum(1).tolist() == [0, length]
+    cache.free(1)
+    assert not cache.source_mask.any()

@@ -42,7 +42,7 @@ def attention_weights(model: LanguageModule, input_ids: Tensor, **inputs: Any) -
     Args:
         model: a Transformer; in training mode, too, nothing is dropped.
         input_ids: int64 [B, T].
-        **inputs: further arguments of `Transformer.forward`.
+        **inputs: further arguments of `Transformer.read`.
 
     Raises:
         SpecError: a model without attention, or input that it cannot take.

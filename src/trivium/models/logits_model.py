@@ -94,7 +94,7 @@ class LogitsModel(nn.Module):
         lengths: Tensor | None = None,
         **others: Tensor | None,
     ) -> Tensor:
-        """Logits [B, T, V], or [M, V] with `select`; arguments are as in `Transformer.forward`.
+        """Logits [B, T, V], or [M, V] with `select`; arguments are as in `Transformer.read`.
 
         Raises:
             SpecError: padding on the left, or inputs that the module does not take.
@@ -107,11 +107,9 @@ class LogitsModel(nn.Module):
             check_length(input_ids.shape[1], self.spec.max_length)
             logits = self.module(input_ids)
         else:
-            slot, columns = append_tokens(cache, input_ids, slots, lengths)
-            columns = columns.clamp(max=cache.slot_length - 1)
-            texts = cache.states[0].tensors[0][slot[:, 0], : int(columns.max()) + 1]
+            texts, columns = append_tokens(cache, input_ids, slots, lengths)
             row = torch.arange(len(texts), device=columns.device)[:, None]
-            logits = self.module(texts)[row, columns]
+            logits = self.module(texts)[row, columns.clamp(max=texts.shape[1] - 1)]
         return logits if select is None else logits.flatten(0, 1).index_select(0, select)
 
     def read(self, *inputs: Any, **options: Any) -> tuple[Tensor, None]:

@@ -55,7 +55,7 @@ class NGramModel(LanguageModule, of=spec.NGramSpec):
     ) -> Tensor:
         """Hidden states of the contexts that end at each position: [B, T, W], or [M, W].
 
-        Arguments are as in `Transformer.forward`. Padding, and tokens of another document, count as
+        Arguments are as in `Transformer.read`. Padding, and tokens of another document, count as
         before the text. `position_ids` are not needed.
 
         Raises:
@@ -79,10 +79,10 @@ class NGramModel(LanguageModule, of=spec.NGramSpec):
         self, ids: Tensor, cache: Cache, slots: Tensor | None, lengths: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The ids with the n-2 before them, [B, n-2 + T], and which of these are in the text."""
-        rows, new = append_tokens(cache, ids, slots, lengths)
+        texts, new = append_tokens(cache, ids, slots, lengths)
         back = torch.arange(2 - self.spec.order, 0, device=ids.device)
         earlier = new[:, :1] + back
-        before = cache.states[0].tensors[0][rows, earlier.clamp(min=0)]
+        before = texts.gather(1, earlier.clamp(min=0))
         real = torch.cat((earlier >= 0, torch.ones_like(ids, dtype=torch.bool)), 1)
         return torch.cat((before, ids), 1), real
 

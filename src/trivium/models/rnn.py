@@ -6,6 +6,7 @@ Shape letters: B batch, T positions, M selected positions, D d_model.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -89,7 +90,7 @@ class RecurrentModel(LanguageModule, of=spec.RNNSpec):
         """Hidden states of the last layer, [B, T, D], or [M, D] with `select`; of ELMo's forward
         model.
 
-        Arguments are as in `Transformer.forward`. Padding leaves the state as it was, document 0 is
+        Arguments are as in `Transformer.read`. Padding leaves the state as it was, document 0 is
         padding, and every document begins with a state of zeros. `position_ids` are not needed.
         Gradients end at what a cache holds.
 
@@ -102,15 +103,14 @@ class RecurrentModel(LanguageModule, of=spec.RNNSpec):
             return self.rnn(tokens, sequences=sequences, select=select)[0]
         refuse("a cache takes no", attention_mask=attention_mask, document_ids=document_ids)
         span = cache.begin(len(input_ids), input_ids.shape[1], slots, lengths)
-        sequences, rows = None, span.slots(len(input_ids), input_ids.device)
+        state, read, sequences = cache.states[0], span, None
         if (real := span.real(input_ids.device)) is not None:
             sequences = Sequences.find(real)
-            rows = rows[sequences.rows]
-        kept = cache.states[0].tensors  # [slots, layers, C]
-        before = tuple(part[rows].transpose(0, 1).contiguous() for part in kept)
+            slots = span.slots(len(input_ids), input_ids.device)
+            read = replace(span, rows=slots[sequences.rows])  # those with any token
+        before = tuple(part.transpose(0, 1).contiguous() for part in state.read(read))
         hidden, after = self.rnn(tokens, sequences=sequences, state=before, select=select)
-        for part, new in zip(kept, after, strict=True):
-            part[rows] = new.detach().transpose(0, 1).to(part.dtype)
+        state.write(read, *(part.transpose(0, 1) for part in after))
         cache.advance(span)
         return hidden
 

@@ -71,6 +71,18 @@ class State:
     def __init__(self, *tensors: Tensor) -> None:
         self.tensors = tensors
 
+    def read(self, span: Span) -> tuple[Tensor, ...]:
+        """Copies of what the slots of a pass hold, [B, ...]."""
+        return tuple(kept[span.rows].clone() for kept in self.tensors)
+
+    def write(self, span: Span, *new: Tensor) -> None:
+        """Keep these, [B, ...], in the slots of a pass, in the precision of the state.
+
+        Gradients end here: truncated backpropagation through time.
+        """
+        for kept, part in zip(self.tensors, new, strict=True):
+            kept[span.rows] = part.detach().to(kept.dtype)
+
     def copy(self, source: Tensor, target: Tensor, length: int) -> None:
         """Copy slots of at most `length` tokens into others."""
         for tensor in self.tensors:
@@ -83,7 +95,7 @@ class State:
 
 
 class KeysValues(State):
-    """Keys and values of whole texts, [slots, K, length + 1, H].
+    """A KV cache: keys and values of whole texts, [slots, K, length + 1, H].
 
     The last position takes what padding would write after the end of a slot.
     """
@@ -106,14 +118,11 @@ class KeysValues(State):
         rows, start = span.rows, span.start
         last = self.tensors[0].shape[2] - 1
         key, value = (part.to(self.tensors[0].dtype) for part in new)
-        at_once = isinstance(start, int) and isinstance(rows, slice) and start + span.length <= last
-        slots = None if at_once else span.slots(len(key), key.device)[:, None]
-        columns = None if at_once else span.columns(key.device).clamp(max=last)
-        for kept, part in zip(self.tensors, (key, value), strict=True):
-            if slots is None:
+        if isinstance(start, int) and isinstance(rows, slice) and start + span.length <= last:
+            for kept, part in zip(self.tensors, (key, value), strict=True):
                 kept[rows, :, start : start + span.length] = part
-            else:
-                kept[slots, :, columns] = part.transpose(1, 2)
+        else:
+            _write_at(self.tensors, span, span.columns(key.device).clamp(max=last), key, value)
         if span.is_first:
             return key, value
         keys, values = (kept[rows, :, : span.end] for kept in self.tensors)
@@ -128,11 +137,15 @@ class KeysValues(State):
         """Nothing: what is after the length of a slot is never read."""
 
 
-class Ring(KeysValues):
-    """Keys and values of the last tokens of texts: column c is kept at c modulo `length`.
+class Ring(State):
+    """A ring buffer of keys and values, [slots, K, length + 1, H]: column c is at c mod `length`.
 
-    It keeps the `window` tokens that are seen and `SPARE` more: the last tokens can be taken back,
-    and so many can be written before the first of them reads its window.
+    It keeps the `window` tokens that are seen and `SPARE` more, which can be taken back. A pass of
+    at most `SPARE` tokens writes them and reads the ring. A longer one would write over what its
+    first tokens see: it reads the ring as it was, unless that is empty, and then its own tokens.
+    The last position takes what is not kept.
+
+    Source: Jiang et al. 2023, section 2, the rolling buffer cache.
     """
 
     SPARE = 64
@@ -140,56 +153,49 @@ class Ring(KeysValues):
 
     def __init__(self, slots: int, window: int, heads: int, width: int, like: Tensor) -> None:
         self.length = window + self.SPARE
-        super().__init__(slots, self.length, heads, width, like)
+        super().__init__(*(like.new_zeros(slots, heads, self.length + 1, width) for _ in range(2)))
         self.max_rewind = self.SPARE
 
     def columns(self, span: Span, new: Tensor) -> Tensor:
         """As `KeysValues.columns`; of what is not there one that is later than all."""
-        if span.is_first or span.end <= self.length:
-            return super().columns(span, new)
-        last = self._end(span, new) - 1
-        if span.length > self.SPARE:
-            last = new[:, :1] - 1
-        kept = last - (last - torch.arange(self.length, device=new.device)) % self.length
-        kept = torch.where(kept < 0, 2**30, kept)
-        return kept if span.length <= self.SPARE else torch.cat((kept, new), 1)
+        is_long = span.length > self.SPARE
+        last = (new[:, :1] if is_long else self._end(span, new)) - 1
+        place = torch.arange(self._places(span), device=new.device)
+        held = last - (last - place) % self.length
+        held = torch.where(held < 0, 2**30, held)
+        return torch.cat((held, new), 1) if is_long else held
 
     def append(self, span: Span, *new: Tensor) -> tuple[Tensor, Tensor]:
         """As `KeysValues.append`; of more than `SPARE` tokens what is returned is a copy."""
-        if span.end <= self.length:
-            return super().append(span, *new)
         key, value = (part.to(self.tensors[0].dtype) for part in new)
-        if span.is_first:
+        is_long = span.length > self.SPARE
+        if not is_long:
             self._write(span, key, value)
-            return key, value
-        if span.length <= self.SPARE:
+        keys, values = (kept[span.rows, :, : self._places(span)] for kept in self.tensors)
+        if is_long:
+            keys, values = torch.cat((keys, key), 2), torch.cat((values, value), 2)
             self._write(span, key, value)
-            keys, values = (kept[span.rows, :, :-1] for kept in self.tensors)
-            return keys, values
-        both = zip(self.tensors, (key, value), strict=True)
-        keys, values = (torch.cat((kept[span.rows, :, :-1], part), 2) for kept, part in both)
-        self._write(span, key, value)
         return keys, values
+
+    def _places(self, span: Span) -> int:
+        """So many first places of the ring are read."""
+        if span.is_first and span.length > self.SPARE:
+            return 0
+        return min(span.end, self.length)
 
     def _write(self, span: Span, key: Tensor, value: Tensor) -> None:
         """Keep the last tokens of keys and values [B, K, T, H]."""
         columns = span.columns(key.device)
         end = self._end(span, columns)
         is_kept = (columns < end) & (columns >= end - self.length)
-        at = torch.where(is_kept, columns % self.length, self.length).expand(len(key), -1)
-        slots = span.slots(len(key), key.device)[:, None]
-        for kept, part in zip(self.tensors, (key, value), strict=True):
-            kept[slots, :, at] = part.transpose(1, 2)
+        places = torch.where(is_kept, columns % self.length, self.length)
+        _write_at(self.tensors, span, places, key, value)
 
     @staticmethod
     def _end(span: Span, columns: Tensor) -> Tensor:
         """The column after the last real token of every row: int64 [1 or B, 1]."""
         length = span.length if span.new is None else span.new[:, None]
         return columns[:, :1] + length
-
-    def copy(self, source: Tensor, target: Tensor, length: int) -> None:
-        """See `State.copy`."""
-        State.copy(self, source, target, length)
 
 
 class Tokens(State):
@@ -203,11 +209,11 @@ class Tokens(State):
         self.max_rewind = self.length = length
 
     def append(self, span: Span, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Write ids [B, T] behind what the slots hold: their slots [B, 1] and columns [B, T]."""
+        """Write ids [B, T] after what the slots hold: the texts [B, S], columns of ids [B, T]."""
         columns = span.columns(ids.device).expand_as(ids).clamp(max=self.length)
-        rows = span.slots(len(ids), ids.device)[:, None]
-        self.tensors[0][rows, columns] = ids
-        return rows, columns
+        (texts,) = self.tensors
+        texts[span.slots(len(ids), ids.device)[:, None], columns] = ids
+        return texts[span.rows, : span.end], columns
 
 
 class SourceState:
@@ -264,7 +270,7 @@ class Cache:
         return min(state.max_rewind for state in self.states)
 
     def begin(self, batch: int, length: int, slots: Tensor | None, lengths: Tensor | None) -> Span:
-        """The span of `batch` rows of `length` positions; see `Transformer.forward`.
+        """The span of `batch` rows of `length` positions; see `Transformer.read`.
 
         Raises:
             SpecError: more tokens than `slot_length`.
@@ -295,6 +301,8 @@ class Cache:
     def free(self, slot: int) -> None:
         """Make a slot empty."""
         self.lengths[slot] = self._longest[slot] = 0
+        if self.source_mask is not None:
+            self.source_mask[slot] = False
         for state in self.states:
             state.free(slot)
 
@@ -302,8 +310,14 @@ class Cache:
         """Take back the last tokens of slots, int64 [n], down to so many, int64 [n].
 
         Raises:
-            SpecError: more tokens than `max_rewind`, counted from the longest that the text was.
+            SpecError: more than a slot holds; back by more tokens than `max_rewind`, counted from
+                the longest that the text was.
         """
+        if bool((lengths > self.lengths[slots]).any()):
+            raise SpecError(
+                f"slots {slots.tolist()} hold {self.lengths[slots].tolist()} tokens: they cannot "
+                f"be taken back to {lengths.tolist()}."
+            )
         if (most := int((self._longest[slots] - lengths).max())) > self.max_rewind:
             raise SpecError(
                 f"what this model keeps of a text cannot go back by {most} tokens, at most by "
@@ -365,7 +379,7 @@ def token_cache(slots: int, slot_length: int, device: torch.device) -> Cache:
 def append_tokens(
     cache: Cache, ids: Tensor, slots: Tensor | None, lengths: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Write ids [B, T] into a `token_cache`: their slots [B, 1] and columns [B, T]."""
+    """Write ids [B, T] into a `token_cache`: the texts [B, S], columns of ids [B, T]."""
     span = cache.begin(len(ids), ids.shape[1], slots, lengths)
     (tokens,) = cache.states
     assert isinstance(tokens, Tokens)
@@ -382,6 +396,15 @@ def state_like(weight: Tensor) -> Tensor:
     if weight.device.type == "cpu":
         dtype = torch.promote_types(dtype, torch.float32)
     return torch.empty(0, dtype=dtype, device=weight.device)
+
+
+def _write_at(
+    tensors: Sequence[Tensor], span: Span, columns: Tensor, key: Tensor, value: Tensor
+) -> None:
+    """Write keys and values [B, K, T, H] at columns, int64 [1 or B, T], of the slots of a pass."""
+    slots = span.slots(len(key), key.device)[:, None]
+    for kept, part in zip(tensors, (key, value), strict=True):
+        kept[slots, :, columns] = part.transpose(1, 2)
 
 
 def _with_columns(x: Tensor, length: int, *, dim: int) -> Tensor:
