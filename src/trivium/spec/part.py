@@ -46,13 +46,13 @@ class Part(BaseModel):
 class Choice(Part):
     """A part of which there are several kinds, such as `Mixer` or `Positions`.
 
-    A class with `kind: Literal["name"] = "name"` is a member of the choice that it inherits from,
-    by being defined; no list names it. A kind belongs to one class. Fields of a choice are written
-    `SerializeAsAny[Mixer]`.
+    A class with `kind: Literal["name"] = "name"` is a member of every choice that it inherits from,
+    by being defined; no list names it. A kind belongs to one class. Of kind None it is found by
+    none. Fields of a choice are written `SerializeAsAny[Mixer]`.
     """
 
     kind: Any
-    kinds: ClassVar[dict[str, type[Any]]] = {}
+    kinds: ClassVar[dict[str, type[Any]]]
     """The members of the choice, by kind."""
 
     @classmethod
@@ -60,14 +60,16 @@ class Choice(Part):
         if not cls._is_member():
             cls.kinds = {}
             return
-        kind = cls.model_fields["kind"].default
-        other = cls.kinds.get(kind, cls)
-        if other.__qualname__ != cls.__qualname__:  # the same name is a class defined again
-            raise SpecError(
-                f'{cls.__name__} and {other.__name__} are both of kind "{kind}": give one of them '
-                "another."
-            )
-        cls.kinds[kind] = cls
+        if (kind := cls.model_fields["kind"].default) is None:
+            return
+        for choice in (each for each in cls.__mro__ if "kinds" in vars(each)):
+            other = choice.kinds.get(kind, cls)
+            if other.__qualname__ != cls.__qualname__:  # the same name is a class defined again
+                raise SpecError(
+                    f'{cls.__name__} and {other.__name__} are both of kind "{kind}": give one of '
+                    "them another."
+                )
+            choice.kinds[kind] = cls
 
     @classmethod
     def _is_member(cls) -> bool:
