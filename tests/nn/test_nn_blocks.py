@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from trivium import spec
-from trivium.errors import SpecError
 from trivium.nn.blocks.parallel import ParallelBlock
 from trivium.nn.blocks.sequential import Block
 from trivium.nn.context import Context, EncoderOutput
@@ -84,8 +83,6 @@ def test_a_block_is_its_formula_and_uses_every_weight():
             entered = (mixing if kind == "shared" else feeding).before(x)
             both = one.mixer(mixing.before(x), context) + one.feed_forward(entered)[0]
             check(one, x, context, mixing.after(x + mixing.branch(both)))
-    with pytest.raises(SpecError, match='"parallel" cannot attend to an encoder'):
-        ParallelBlock(stack, 0, WIDTH, crosses=True)
 
 
 def check(block, x, context, expected):

@@ -127,6 +127,11 @@ def test_parts_made_by_hand_are_checked_too():
         ModelSpec.from_dict([1])  # type: ignore[arg-type]
 
 
+def test_a_place_has_one_norm():
+    with pytest.raises(SpecError, match=r"norms: .* a place has one norm"):
+        SPECS["bert"].encoder.replace(norms=("before", "before"))
+
+
 def test_layers_that_share_weights_have_one_mixer():
     stack = SPECS["t5"].encoder
     with pytest.raises(SpecError, match="give no tuple"):
@@ -153,6 +158,9 @@ def test_a_mixer_is_for_the_stacks_that_it_can_be_in():
             stack = getattr(SPECS[name], slot).replace(mixer=mixer)
             with pytest.raises(SpecError, match=rf"{slot}\.mixer: {message}"):
                 SPECS[name].replace(**{slot: stack})
+    stack = SPECS["bart"].decoder.replace(block=spec.ParallelLayers())
+    with pytest.raises(SpecError, match=r'decoder\.block: "parallel" cannot attend to an encoder'):
+        SPECS["bart"].replace(decoder=stack)
 
 
 def test_a_kind_belongs_to_one_class():
@@ -169,6 +177,15 @@ def test_a_kind_belongs_to_one_class():
 
         assert spec.Mixer.kinds["other"] is Other
         assert "other" not in spec.Positions.kinds
+
+        class Recurrence(spec.Mixer):
+            """A choice of its own, whose members are mixers, too."""
+
+        class Decay(Recurrence):
+            kind: Literal["decay"] = "decay"
+
+        assert Recurrence.kinds == {"decay": Decay}
+        assert spec.Mixer.model_validate({"kind": "decay"}) == Decay()
     assert spec.Mixer.kinds["attention"] is spec.Attention
     with pytest.raises(ValidationError, match="no kind 'other'"):
         spec.Mixer.model_validate({"kind": "other"})

@@ -44,6 +44,9 @@ class ModelSpec(Spec):
             raise SpecError(
                 "source_vocab_size is for a model with an encoder and a decoder: leave it out."
             )
+        if self.encoder and self.decoder and not self.decoder.block.crosses:
+            block = self.decoder.block.kind
+            raise SpecError(f'decoder.block: "{block}" cannot attend to an encoder.')
         for mixer in self.encoder.mixers if self.encoder else ():
             if not mixer.encodes:
                 raise SpecError(f'encoder.mixer: "{mixer.kind}" reads the left side alone.')
@@ -198,7 +201,8 @@ class ModelSpec(Spec):
         """Bytes per token of every block in turn."""
         width = self.d_model
         for stack in self.stacks:
-            norm, mask = self._norm_bytes(stack, on_cpu=on_cpu), width if stack.dropout else 0
+            norm = len(stack.norms) * self._norm_bytes(stack, on_cpu=on_cpu)
+            mask = width if stack.dropout else 0
             inner = stack.feed_forward.kept_numbers(width)
             crosses = stack is self.decoder and self.encoder is not None
             # The encoder's output, in another precision for keys and for values.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from trivium.errors import SpecError
 from trivium.spec.blocks import BlockKind
@@ -27,9 +27,9 @@ class Stack(Part):
 
     `norms` says where a residual connection has one: "before" its function (pre-norm, GPT-2),
     "branch", on what the function adds (with "before" the sandwich of Gemma 2), "after" the sum
-    (post-norm, BERT). With `num_distinct` the blocks share weights in that many runs of neighbours
-    (ALBERT: 1). `first_norm` False: the first mixer of a pre-norm stack has no norm before it,
-    since the embedding ends with one (ModernBERT).
+    (post-norm, BERT); with () none has. With `num_distinct` the blocks share weights in that many
+    runs of neighbours (ALBERT: 1). `first_norm` False: the first mixer of a pre-norm stack has no
+    norm before it, since the embedding ends with one (ModernBERT).
     """
 
     num_layers: NumLayers
@@ -79,6 +79,13 @@ class Stack(Part):
     def d_ff(self) -> int | None:
         """Hidden units of the feed-forward network, where it has a number of them."""
         return getattr(self.feed_forward, "d_ff", None)
+
+    @field_validator("norms")
+    @classmethod
+    def _each_place_once(cls, norms: Norms) -> Norms:
+        if len(set(norms)) < len(norms):
+            raise SpecError(f"{[*norms]}: a place has one norm, name it once.")
+        return norms
 
     @model_validator(mode="after")
     def _shared_blocks_are_alike(self) -> Self:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from trivium import spec
-from trivium.errors import SpecError
 from trivium.nn.blocks.sequential import Block
 from trivium.nn.context import ALONE, Context, Layer
 from trivium.nn.residual import Residual
@@ -21,8 +20,6 @@ class ParallelBlock(Block, of=spec.ParallelLayers):
     """
 
     def __init__(self, stack: spec.Stack, layer: int, width: int, *, crosses: bool = False) -> None:
-        if crosses:
-            raise SpecError('a block of kind "parallel" cannot attend to an encoder.')
         super().__init__(stack, layer, width)
         assert isinstance(stack.block, spec.ParallelLayers)
         self.shares_norm = stack.block.norms == "shared"

@@ -12,6 +12,8 @@ class BlockKind(Choice):
 
     divides: ClassVar[bool] = False
     """Whether tensor parallelism can divide it."""
+    crosses: ClassVar[bool] = False
+    """Whether it can attend to an encoder's output, too."""
 
 
 import_members(__name__, __path__)

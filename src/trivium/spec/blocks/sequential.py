@@ -11,4 +11,5 @@ class SequentialLayers(BlockKind):
     """x + mixer(x), then x + feed_forward(x) (Vaswani et al. 2017, section 3.1)."""
 
     divides: ClassVar[bool] = True
+    crosses: ClassVar[bool] = True
     kind: Literal["sequential"] = "sequential"
