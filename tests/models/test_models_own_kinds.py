@@ -38,7 +38,7 @@ def define_fading() -> spec.Mixer:
             self.rate = torch.nn.Parameter(torch.empty(width))
             self.output = torch.nn.Linear(width, width)
 
-        def reset_parameters(self):
+        def reset_parameters(self, generator):
             torch.nn.init.constant_(self.rate, 0.5)
 
         def new_state(self, slots, length, like):

@@ -26,7 +26,8 @@ class LanguageModule(PartModule):
     """Any model: token embeddings and heads; what is between them makes one model another.
 
     A subclass says `of` which spec it is built. Besides these it has a `forward`, which turns ids
-    [B, T] into hidden states [B, T, D], and `new_cache` if it generates text.
+    [B, T] into hidden states [B, T, D], `reset_parameters`, which draws the weights it starts with,
+    and `new_cache` if it generates text.
     """
 
     spec: Any

@@ -32,6 +32,8 @@ from trivium.models.base_model import LanguageModule
 from trivium.models.dense import DenseLayer
 from trivium.models.heads.vocabulary import MaskedHead
 from trivium.models.initializations import WeightStart, draw_uniform
+from trivium.models.ngram import NGramModel
+from trivium.models.rnn import RecurrentModel
 from trivium.models.transformer import Transformer, TransformerStack
 from trivium.nn.mixers.attention import AttentionMixer
 from trivium.nn.part_module import PartModule, module_class
@@ -83,15 +85,18 @@ def with_fast_initialization(model: spec.ModelSpec) -> spec.ModelSpec:
 
 @torch.no_grad()
 def initialize(model: LanguageModule, seed: int) -> None:
-    """Draw the starting weights of a model from a seed, the same on every device."""
+    """Draw the starting weights of a model from a seed, the same on every device.
+
+    A model of another class draws all of them in its `reset_parameters`.
+    """
     generator = torch.Generator().manual_seed(seed)
     if isinstance(model, Transformer):
         _initialize_transformer(model, generator)
-    else:
+    elif isinstance(model, RecurrentModel | NGramModel):
         _initialize_earlier(model, generator)
     for module in model.modules():
         if isinstance(module, PartModule):
-            module.reset_parameters()
+            module.reset_parameters(generator)
 
 
 def _initialize_transformer(model: Transformer, generator: torch.Generator) -> None:
@@ -114,7 +119,7 @@ def _initialize_transformer(model: Transformer, generator: torch.Generator) -> N
             _copy_tokens(stack, model.spec.embedding, weights.embedding_std)
 
 
-def _initialize_earlier(model: LanguageModule, generator: torch.Generator) -> None:
+def _initialize_earlier(model: RecurrentModel | NGramModel, generator: torch.Generator) -> None:
     """Token vectors uniform in +-0.1 (Zaremba et al. 2014), matrices from inputs as Glorot and
     Bengio 2010, recurrent ones uniform in +-d_hidden^-0.5 as PyTorch's, which forget at first;
     biases 0, but 1 for the forget gates of an LSTM (Jozefowicz et al. 2015).

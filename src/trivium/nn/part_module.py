@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 
 from trivium import spec
@@ -30,8 +31,8 @@ class PartModule(OfPart, nn.Module):
     or by inputs ("row"). What a "row" matrix makes is added to the residual stream: starts of
     weights make those smaller, or zero."""
 
-    def reset_parameters(self) -> None:
-        """Set the weights whose start is its own, after all others were drawn."""
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        """Set or draw the weights whose start is its own, after all others were drawn."""
 
 
 def module_class(part: spec.Part) -> Any:
