@@ -47,7 +47,7 @@ def test_it_generates_and_scores_as_the_model_it_wraps(tmp_path):
     assert own.score(PROMPTS[2]) == pytest.approx(lm.score(PROMPTS[2]), rel=1e-9)
     with pytest.raises(SpecError, match=r"Keep its state_dict"):
         own.save(tmp_path / "own")
-    with pytest.raises(SpecError, match="Hugging Face has no models of kind 'own'"):
+    with pytest.raises(SpecError, match="Hugging Face has no LogitsModel"):
         own.save_hf(tmp_path / "own")
 
 

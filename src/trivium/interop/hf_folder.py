@@ -105,8 +105,7 @@ def write_folder(
     """
     if not isinstance(module, Transformer):
         raise SpecError(
-            f"Hugging Face has no models of kind {module.spec.kind!r}: only Transformers can be "
-            "exported."
+            f"Hugging Face has no {type(module).__name__}: only Transformers can be exported."
         )
     module = _with_one_head(module)
     options, tensors = to_hugging_face(module)
