@@ -23,7 +23,7 @@ from trivium.cli._tables import add_texts, new_table, print_table
 from trivium.errors import SpecError
 from trivium.models import num_parameters
 from trivium.presets import Preset, catalogue, did_you_mean_preset
-from trivium.spec import ModelSpec, Spec
+from trivium.spec import Mixer, ModelSpec, Spec
 
 _SMALL = ("-tiny", "-mini")
 
@@ -92,13 +92,14 @@ def _row(name: str, preset: Preset) -> dict[str, Any]:
             "num_layers": getattr(spec, "num_layers", 1),
             "d_hidden": getattr(spec, "d_hidden", None),
         }
-    attention = next(iter(spec.stacks[-1].attentions), None)
+    mixer = _with_heads(spec)
+    heads = getattr(mixer, "num_heads", None)
     return row | {
         "encoder_layers": spec.encoder.num_layers if spec.encoder else None,
         "decoder_layers": spec.decoder.num_layers if spec.decoder else None,
-        "num_heads": attention and attention.num_heads,
-        "num_kv_heads": attention and attention.kv_heads,
-        "head_dim": attention and attention.head_dim,
+        "num_heads": heads,
+        "num_kv_heads": getattr(mixer, "kv_heads", heads),
+        "head_dim": getattr(mixer, "head_dim", None),
         "d_ff": spec.stacks[-1].d_ff,
     }
 
@@ -135,8 +136,14 @@ def shape_cells(spec: Spec) -> tuple[str, str, str]:
     """
     if not spec.stacks:
         return str(spec.d_model), "-", str(getattr(spec, "num_layers", 1))
-    heads = "-"
-    for attention in spec.stacks[-1].attentions[:1]:
-        fewer = attention.kv_heads != attention.num_heads
-        heads = f"{attention.num_heads}/{attention.kv_heads}" if fewer else f"{attention.num_heads}"
-    return str(spec.d_model), heads, "+".join(str(stack.num_layers) for stack in spec.stacks)
+    mixer = _with_heads(spec)
+    heads = getattr(mixer, "num_heads", "-")
+    kv_heads = getattr(mixer, "kv_heads", heads)
+    if kv_heads != heads:
+        heads = f"{heads}/{kv_heads}"
+    return str(spec.d_model), str(heads), "+".join(str(stack.num_layers) for stack in spec.stacks)
+
+
+def _with_heads(spec: Spec) -> Mixer | None:
+    """The first mixer of the last stack that has heads: not all have."""
+    return next((mixer for mixer in spec.stacks[-1].mixers if hasattr(mixer, "num_heads")), None)

@@ -33,7 +33,7 @@ class LanguageModule(PartModule):
     spec: Any
     tokens: nn.Embedding
     heads: nn.ModuleDict
-    cross_entropy: Callable[..., Tensor] = staticmethod(linear_cross_entropy)
+    linear_cross_entropy: Callable[..., Tensor] = staticmethod(linear_cross_entropy)
     """Loss of hidden states and a vocabulary matrix; tensor parallelism divides the matrix."""
 
     @property
@@ -134,7 +134,9 @@ class LanguageModule(PartModule):
         features = head(hidden)
         if head.packed is None:
             matrix = self.matrix_of(head)
-            return self.cross_entropy(features, matrix, head.bias, targets, smoothing=smoothing)
+            return self.linear_cross_entropy(
+                features, matrix, head.bias, targets, smoothing=smoothing
+            )
         total = hidden.new_zeros((), dtype=torch.float32)
         for part, target in zip(features.split(_PACKED_ROWS), targets.split(_PACKED_ROWS)):
             logits = head.packed(part).float()

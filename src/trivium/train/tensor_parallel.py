@@ -70,7 +70,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool =
     for head in model.heads.values():
         if isinstance(head, VocabularyHead):
             _distribute_parameters(head, mesh, Shard(0))
-    model.cross_entropy = vocabulary_parallel_cross_entropy
+    model.linear_cross_entropy = vocabulary_parallel_cross_entropy
     for module in model.modules():  # what is left: norms, positions, layers of heads
         if any(not isinstance(p, DTensor) for p in module.parameters(recurse=False)):
             _distribute(module, _Activations(mesh), Replicate())

@@ -16,7 +16,7 @@ class Swish(Part):
 
 
 Activation = str
-"""A name in `trivium.nn.feed_forward.ACTIVATIONS`, which is checked when a model is built."""
+"""A name in `trivium.nn.activations.ACTIVATIONS`, which is checked when a model is built."""
 
 
 class FeedForward(Positionwise):
