@@ -14,6 +14,7 @@ from trivium.models.logits_model import LogitsModel
 from trivium.models.ngram import NGramModel
 from trivium.models.rnn import RecurrentModel
 from trivium.models.transformer import Transformer
+from trivium.nn.feed_forwards import FeedForwardModule
 from trivium.nn.part_module import module_class
 from trivium.spec import ModelSpec, Spec
 
@@ -23,6 +24,7 @@ __all__ = [
     "NGramModel",
     "RecurrentModel",
     "Transformer",
+    "active_parameters",
     "build",
     "flops_per_token",
     "num_parameters",
@@ -74,6 +76,14 @@ def num_parameters(spec: Spec) -> int:
     124439808
     """
     return sum(weight.numel() for weight in build(spec, device="meta").parameters())
+
+
+def active_parameters(spec: Spec) -> int:
+    """Parameters that compute for a token: all but those of experts that it does not take."""
+    modules = [*build(spec, device="meta").modules()]
+    networks = [module for module in modules if isinstance(module, FeedForwardModule)]
+    idle = {id(w) for each in networks for module in each.idle for w in module.parameters()}
+    return sum(w.numel() for w in modules[0].parameters() if id(w) not in idle)
 
 
 @cache

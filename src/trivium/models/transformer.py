@@ -108,7 +108,7 @@ class TransformerStack(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Token vectors [B, T, E] -> hidden states [B, T, D], or [M, D] with `context.select`.
 
-        Also the sum of the losses that layers add. `cache` holds earlier tokens.
+        Also the loss that layers add together. `cache` holds earlier tokens.
         """
         x, total = self.embedding(tokens, context.positions, token_type_ids), None
         last = self.spec.num_layers - 1
@@ -125,6 +125,8 @@ class TransformerStack(nn.Module):
             x, loss = block(x, here, Layer(state, source, *prepared[first]))
             if loss is not None:
                 total = loss if total is None else total + loss
+        if total is not None:
+            total = self.every_layer[0].feed_forward.loss(total)
         return self.norm(x), total
 
     def _table_of(self, block: Block) -> nn.Module | None:
@@ -176,10 +178,9 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
         total = 6.0 * self.spec.vocab_size * self.spec.d_embedding
         for stack in self.stacks:
             repeats = stack.spec.num_layers / stack.spec.distinct_layers
-            inactive = 1.0 - stack.spec.feed_forward.active_share
             for block in stack.layers:
                 assert isinstance(block, Block)
-                weights = matrix_weights(block) - inactive * matrix_weights(block.feed_forward)
+                weights = matrix_weights(block) - sum(map(matrix_weights, block.feed_forward.idle))
                 total += 6.0 * repeats * weights
             total += 6.0 * matrix_weights(stack.embedding)
             attended = length / 2 if stack.causal else length

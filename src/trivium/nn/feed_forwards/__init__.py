@@ -5,9 +5,10 @@ Shape letters: D width.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from trivium.nn.context import Context
 from trivium.nn.part_module import PartModule
@@ -22,11 +23,20 @@ class FeedForwardModule(PartModule):
         self.part = part
 
     def forward(self, x: Tensor, context: Context | None = None) -> tuple[Tensor, Tensor | None]:
-        """[..., D] -> [..., D], and what it adds to the loss, a mean per token; None: nothing.
+        """[..., D] -> [..., D], and what is added up for `loss` over the layers; None: nothing.
 
         `context` is that of the pass; of a block with `select`, x are the vectors chosen there.
         """
         raise NotImplementedError
+
+    def loss(self, added: Tensor) -> Tensor:
+        """What a stack adds to the loss, a mean per token, of what its layers return, added up."""
+        return added
+
+    @property
+    def idle(self) -> Iterable[nn.Module]:
+        """As many of its modules as do not compute for a token (experts that it does not take)."""
+        return ()
 
 
 import_members(__name__, __path__)

@@ -18,11 +18,6 @@ class Positionwise(Choice):
         """Sizes that tensor parallelism divides, by the names of their fields."""
         return {}
 
-    @property
-    def active_share(self) -> float:
-        """Share of its weights that compute for a token; experts that are not chosen do not."""
-        return 1.0
-
     def kept_numbers(self, width: int) -> int:
         """Numbers that training keeps of a token between forward and backward pass.
 

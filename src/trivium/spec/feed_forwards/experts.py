@@ -1,0 +1,52 @@
+"""Mixtures of experts: of many feed-forward networks each token takes a few."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from trivium.errors import SpecError
+from trivium.spec.feed_forwards import Positionwise
+from trivium.spec.feed_forwards.feed_forward import FeedForward
+
+_ExpertCount = Annotated[int, Field(ge=1, le=1000)]
+
+
+class Experts(Positionwise):
+    """`num_experts` feed-forward networks, of which a router chooses `num_chosen` for a token.
+
+    Their outputs are weighted by the router's probabilities, made to sum to 1 (Jiang et al. 2024,
+    Mixtral, section 2.1). The weight of a single one is 1 whatever the router says, which then
+    learns from the balance loss alone. `balance` is the weight of that loss, which keeps the load
+    of experts equal (Fedus et al. 2021, section 2.2; `router_aux_loss_coef` in `transformers`).
+    """
+
+    adds_loss: ClassVar[bool] = True
+    kind: Literal["experts"] = "experts"
+    num_experts: _ExpertCount
+    num_chosen: _ExpertCount = 2
+    expert: FeedForward
+    balance: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.01
+
+    @model_validator(mode="after")
+    def _has_enough_experts(self) -> Self:
+        if self.num_chosen > self.num_experts:
+            raise SpecError(
+                f"num_chosen={self.num_chosen} is more than num_experts={self.num_experts}."
+            )
+        return self
+
+    @property
+    def d_ff(self) -> int:
+        """Hidden units of one expert."""
+        return self.expert.d_ff
+
+    def kept_numbers(self, width: int) -> int:
+        """Probabilities, and of every chosen expert its input, its output and what it keeps."""
+        one = 2 * width + self.expert.kept_numbers(width)
+        return self.num_experts + self.num_chosen * one
+
+    def narrower(self, fraction: float) -> Self:
+        """See `Positionwise.narrower`."""
+        return self.replace(expert=self.expert.narrower(fraction))
