@@ -62,6 +62,12 @@ class Batch(_Arrays):
             assert len(array) == len(self.input_ids), f"{name} has another number of rows"
 
     @property
+    def num_tokens(self) -> int:
+        """Positions of `input_ids` that are not padding."""
+        real = self.document_ids if self.attention_mask is None else self.attention_mask
+        return self.input_ids.size if real is None else int(np.count_nonzero(real))
+
+    @property
     def num_labels(self) -> int:
         """Positions that carry loss, or rows where these have labels alone."""
         if self.labels is None:

@@ -79,7 +79,10 @@ def _copy(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 BALANCE = "balance"
-"""The term of what layers add to a loss, such as the balance of experts: a mean per token."""
+"""The term of what layers add to a loss, such as the balance of experts: a mean per token.
+
+Of a step it is the mean of what its micro-batches add, each weighted by its real tokens.
+"""
 
 
 def read(
@@ -90,7 +93,11 @@ def read(
     Shape: [B, T, D], or of flat positions `select`, int64 [M], [M, D].
     """
     hidden, loss = model.read(**inputs, select=select)
-    return hidden, {} if loss is None else {BALANCE: loss * inputs["input_ids"].numel()}
+    if loss is None:
+        return hidden, {}
+    real = inputs.get("attention_mask", inputs.get("document_ids"))
+    tokens = inputs["input_ids"].numel() if real is None else real.count_nonzero()
+    return hidden, {BALANCE: loss * tokens}
 
 
 def token_losses(model: LanguageModule, batch: TensorBatch, *, smoothing: float = 0.0) -> LossTerms:

@@ -154,7 +154,7 @@ class BatchStream:
             for term, count in self.objective.label_counts(batch).items():
                 label_counts[term] += int(weight) * count
             if self.adds_loss:
-                label_counts[BALANCE] += int(weight) * batch.input_ids.size
+                label_counts[BALANCE] += int(weight) * batch.num_tokens
         return GlobalBatch(
             self, tuple(batches), tuple(shares), micro_batch_tokens, dict(label_counts), num_tokens
         )
