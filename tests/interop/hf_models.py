@@ -110,6 +110,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "OPT": _OPT,
     "Llama": _LLAMA,
     "Mistral": {**_LLAMA, "sliding_window": 5},
+    # One product for each expert: PyTorch has none of all together in float64.
+    "Mixtral": {**_LLAMA, "num_local_experts": 5, "experts_implementation": "eager"},
     "T5": _T5,
     "Bart": _BART,
     "Marian": _BART,
@@ -153,6 +155,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"rope_parameters": LLAMA3_ROPE},
     ],
     "MistralForCausalLM": [{"sliding_window": None, "head_dim": 10}],
+    "MixtralForCausalLM": [
+        {"num_experts_per_tok": 3, "hidden_act": "gelu", "sliding_window": 5, "head_dim": 10},
+        {"num_experts_per_tok": 1, "router_aux_loss_coef": 0.3, "tie_word_embeddings": True},
+    ],
     "T5ForConditionalGeneration": [
         {"feed_forward_proj": "gated-gelu", "scale_decoder_outputs": False},
         {"feed_forward_proj": "gelu"},

@@ -17,6 +17,7 @@ from hf_models import (
     transformers,
 )
 from hugging_face import options_of, ours_of
+from safetensors.torch import load_file
 
 from trivium.errors import CheckpointError
 from trivium.interop.convert import from_hugging_face, hf_weights, to_hugging_face
@@ -59,7 +60,15 @@ def reloaded(hf_class, original, options, tensors):
     # Which token is padding is written from the tokenizer.
     named["pad_token_id"] = original.config.pad_token_id
     named["eos_token_id"] = original.config.eos_token_id
-    model = hf_class(hf_class.config_class(**named)).eval()
+    config = hf_class.config_class(**named)
+    if any(".experts." in name for name in tensors):  # fused in memory, which files are not
+        config._experts_implementation = "eager"
+        model, problems = hf_class.from_pretrained(
+            None, config=config, state_dict=tensors, dtype=torch.float64, output_loading_info=True
+        )
+        assert not any(problems.values()), problems
+        return model.eval()
+    model = hf_class(config).eval()
     base = f"{model.base_model_prefix}."
     known = model.state_dict().keys()
     tensors = {n if n in known else n.removeprefix(base): t for n, t in tensors.items()}
@@ -122,6 +131,29 @@ def test_defaults_are_those_of_the_classes():
     mistral = {**transformers.MistralConfig().to_dict(), "num_key_value_heads": None}
     attention = read_spec(FAMILIES["mistral"], "MistralModel", mistral, ()).decoder.mixer
     assert attention.kv_heads == attention.num_heads
+
+
+def test_the_balance_loss_of_mixtral():
+    """Of all tokens, and of those that are not padding."""
+    for case in (Case("MixtralForCausalLM", each) for each in VARIANTS["MixtralForCausalLM"]):
+        original, inputs = hf_model(case), inputs_of(case)
+        local, coefficient = ours_of(original), original.config.router_aux_loss_coef
+        for some in (inputs, {"input_ids": inputs["input_ids"]}):
+            expected = coefficient * original(**some, output_router_logits=True).aux_loss
+            _, loss = local.read(**some)
+            torch.testing.assert_close(loss, expected, rtol=1e-9, atol=0.0)
+
+
+def test_experts_one_by_one_and_in_one_tensor(tmp_path):
+    """As published files have them, and as `transformers` 5 has them in memory."""
+    original = hf_model(Case("MixtralForCausalLM", {}))
+    for name, by_name in (("files", True), ("memory", False)):
+        original.save_pretrained(tmp_path / name, save_original_format=by_name)
+        tensors = load_file(tmp_path / name / "model.safetensors")
+        assert ("model.layers.1.block_sparse_moe.experts.4.w1.weight" in tensors) == by_name
+        again = from_hugging_face(options_of(original), tensors).state_dict()
+        for key, weight in ours_of(original).state_dict().items():
+            assert torch.equal(again[key], weight), (name, key)
 
 
 def test_marian_with_a_vocabulary_for_each_side():

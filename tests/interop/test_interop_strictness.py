@@ -16,6 +16,7 @@ from trivium.interop.spec_config import read_spec, simplify, write_config
 from trivium.models import build
 from trivium.nn.activations import ACTIVATIONS
 from trivium.presets import presets
+from trivium.spec.feed_forwards.experts import Experts
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 # Class -> options that are refused, with what the message must say.
@@ -74,6 +75,12 @@ REFUSED = {
     "MistralForCausalLM": [
         ({"sliding_window": 1}, '"sliding_window" is 1.*2 or more'),
         ({"attention_bias": True}, '"attention_bias"'),
+    ],
+    "MixtralForCausalLM": [
+        ({"router_jitter_noise": 0.1}, '"router_jitter_noise" is 0.1'),
+        ({"num_experts_per_tok": 6}, "num_chosen=6 is more than num_experts=5"),
+        ({"num_local_experts": 4}, r"\[5, 24\].*\[4, 24\]"),
+        ({"num_shared_experts": 1}, '"num_shared_experts"'),
     ],
     "T5ForConditionalGeneration": [
         ({"feed_forward_proj": "gated-mish"}, '"feed_forward_proj"'),
@@ -172,7 +179,10 @@ def variations(model: spec.ModelSpec) -> list[spec.ModelSpec]:
     """The same model with one part changed, over the parts of a spec."""
     slot = "decoder" if model.decoder else "encoder"
     stack = getattr(model, slot)
-    attention, forward, embedding = stack.mixer_of(0), stack.feed_forward, model.embedding
+    attention, embedding = stack.mixer_of(0), model.embedding
+    network = stack.feed_forward
+    of_experts = isinstance(network, Experts)
+    forward = network.expert if of_experts else network
     rotary = spec.Rotary(base=77.0) if attention.head_dim % 2 == 0 else None
     attentions = [
         {"bias": not attention.bias},
@@ -188,10 +198,14 @@ def variations(model: spec.ModelSpec) -> list[spec.ModelSpec]:
         {"activation": "relu"},
         {"activation": spec.Swish(beta=1.7)},
     ]
+    networks = [forward.replace(**change) for change in forwards]
+    if of_experts:
+        networks = [*networks, *(network.replace(expert=each) for each in networks)]
+        networks.append(network.replace(num_experts=4, num_chosen=3, balance=0.2))
     norms = [spec.LayerNorm(eps=3e-3), spec.LayerNorm(bias=False), spec.RMSNorm()]
     stacks = [
         *({"mixer": attention.replace(**change)} for change in attentions),
-        *({"feed_forward": forward.replace(**change)} for change in forwards),
+        *({"feed_forward": each} for each in networks),
         *({"norm": norm} for norm in norms),
         {"norms": spec.PRE_NORM if "after" in stack.norms else spec.POST_NORM},
         {"first_norm": not stack.first_norm},

@@ -144,7 +144,7 @@ def _read_as(
     spec = read_spec(family, architecture, options, names, allow_unknown=allow_unknown)
     model = build(spec, device="meta")
     shapes = {name: weight.shape for name, weight in model.state_dict().items()}
-    weights = weight_map(family, architecture, spec, shapes.keys())
+    weights = weight_map(family, architecture, spec, shapes.keys(), reading=True)
     state = to_local(family, weights, tensors, shapes, base=base)
     for name, tensor in state.items():
         check_finite(name, tensor)

@@ -155,8 +155,8 @@ class Hook:
 
 Weights = Mapping[str, str | tuple[str, ...]]
 """hf -> local names of modules or tensors. `{i}` is the number of a layer, or of a distinct one
-where layers share weights, `{norm}` the place of norms in residual connections; a tuple is a fused
-matrix, the rows of its parts one after the other."""
+where layers share weights, `{e}` that of an expert, `{norm}` the place of norms in residual
+connections; a tuple is a fused matrix, the rows of its parts one after the other."""
 
 
 QKV = ("mixer.query", "mixer.key", "mixer.value")
@@ -238,6 +238,8 @@ class Family:
         config: option -> fields of the spec.
         fixed: fields of the spec that no option sets, the same in every model of the family.
         weights: of the body; a function of the spec where names depend on it.
+        also_read: weights of the body by other names that files may have. Where only the right side
+            has `{e}`, the tensor has one more axis, that of the experts.
         heads: kind of head -> its weights, where they have other names than in most families.
         base: prefix of the body's weights in files of models with a head, missing in files of the
             body alone.
@@ -264,6 +266,7 @@ class Family:
     weights: Weights | Callable[[ModelSpec], Weights]
     heads: Mapping[str, HeadWeights]
     base: str = ""
+    also_read: Weights = field(default_factory=dict)
     optional_heads: tuple[str, ...] = ()
     expected: Mapping[str, Any] = field(default_factory=dict)
     ignored: str = ""

@@ -23,12 +23,14 @@ class HFWeight:
         local: names in the `state_dict`; of several, the file has their rows one after the other.
         transposed: the file has a matrix as [in, out].
         row_vector: the file has a vector of V numbers as [1, V] (Marian's bias of logits).
+        experts: the file has a tensor of so many experts, as its first axis; 0: no such axis.
     """
 
     hf: str
     local: tuple[str, ...]
     transposed: bool = False
     row_vector: bool = False
+    experts: int = 0
 
     def split(self, tensor: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
         """hf -> local. Raises CheckpointError with both shapes where they do not fit."""
@@ -36,11 +38,14 @@ class HFWeight:
         expected = [sum(shape[0] for shape in parts), *parts[0][1:]]
         expected = expected[::-1] if self.transposed else expected
         expected = [1, *expected] if self.row_vector else expected
+        if self.experts:
+            expected = [self.experts, expected[0] // self.experts, *expected[1:]]
         if list(tensor.shape) != expected:
             raise CheckpointError(
                 f"{self.hf} is {list(tensor.shape)}, but config.json describes {expected}."
             )
         tensor = tensor[0] if self.row_vector else tensor
+        tensor = tensor.flatten(0, 1) if self.experts else tensor
         tensor = tensor.T if self.transposed else tensor
         rows = tensor.split([shape[0] for shape in parts])
         return {name: part.contiguous() for name, part in zip(self.local, rows, strict=True)}
@@ -54,9 +59,16 @@ class HFWeight:
 
 
 def weight_map(
-    family: Family, architecture: str, spec: ModelSpec, names: Collection[str]
+    family: Family,
+    architecture: str,
+    spec: ModelSpec,
+    names: Collection[str],
+    *,
+    reading: bool = False,
 ) -> list[HFWeight]:
     """How the tensors of a `state_dict` with these names are called and laid out in a file.
+
+    With `reading` by every name that a file may have for them, else by those that are written.
 
     Raises:
         SpecError: a tensor that the family has no name for.
@@ -68,8 +80,9 @@ def weight_map(
             local=local,
             transposed=hf.endswith(".weight") and hf.split(".")[-2] in family.transposed,
             row_vector=hf in family.row_vectors,
+            experts=experts,
         )
-        for hf, local in _table(family, architecture, spec)
+        for hf, local, experts in _table(family, architecture, spec, reading=reading)
         if local[0] in names
     ]
     unnamed = names - {name for weight in weights for name in weight.local}
@@ -147,29 +160,34 @@ def missing_base(family: Family, architecture: str, names: Collection[str]) -> s
     return "" if any(name.startswith(base) for name in names) else base
 
 
-def _table(
-    family: Family, architecture: str, spec: ModelSpec
-) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Every tensor that a model of the family can have: hf name, local names."""
+_Row = tuple[str, tuple[str, ...], int]
+
+
+def _table(family: Family, architecture: str, spec: ModelSpec, *, reading: bool) -> Iterator[_Row]:
+    """Every tensor that a model of the family can have: hf name, local names, experts in it."""
     body = family.weights(spec) if callable(family.weights) else family.weights
     layers = max(stack.num_layers for stack in spec.stacks)
+    count = max(getattr(stack.feed_forward, "num_experts", 1) for stack in spec.stacks)
     base, norm = family.base_of(architecture), spec.stacks[0].norms[0]
-    for hf, local in body.items():
+    for hf, local in [*body.items(), *(family.also_read.items() if reading else ())]:
         parts = (local,) if isinstance(local, str) else local
         name = base + hf.removeprefix(family.base)
+        fused = count if "{e}" in parts[0] and "{e}" not in name else 0
         for layer in range(layers if "{i}" in name else 1):
-            here = [part.format(i=layer, norm=norm) for part in parts]
-            yield from _tensors(name.format(i=layer), here)
+            for expert in range(count if "{e}" in name else 1):
+                of = range(fused) if fused else [expert]
+                here = [part.format(i=layer, e=e, norm=norm) for e in of for part in parts]
+                yield from _tensors(name.format(i=layer, e=expert), here, fused)
     for head in spec.heads:
         for hf, local in family.head_weights(architecture, head.kind).items():
             yield from _tensors(hf, [local])
 
 
-def _tensors(hf: str, local: list[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _tensors(hf: str, local: list[str], experts: int = 0) -> Iterator[_Row]:
     """A module's weight and bias, or one tensor that is named in full."""
-    yield hf, tuple(local)
+    yield hf, tuple(local), experts
     for kind in ("weight", "bias"):
-        yield f"{hf}.{kind}", tuple(f"{name}.{kind}" for name in local)
+        yield f"{hf}.{kind}", tuple(f"{name}.{kind}" for name in local), experts
 
 
 def _some(what: str, names: list[str], base: str) -> str:

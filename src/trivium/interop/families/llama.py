@@ -124,10 +124,24 @@ _LAYER: Weights = {
     "self_attn.v_proj": "mixer.value",
     "self_attn.o_proj": "mixer.output",
     "post_attention_layernorm": "feed_forward_residual.{norm}",
+}
+"""A layer but for its feed-forward network."""
+
+_FEED_FORWARD: Weights = {
     "mlp.gate_proj": "feed_forward.gate",
     "mlp.up_proj": "feed_forward.up",
     "mlp.down_proj": "feed_forward.down",
 }
+
+
+def body(feed_forward: Weights) -> Weights:
+    """All weights but those of heads, with these of a layer's feed-forward network."""
+    return {
+        "model.embed_tokens": "tokens",
+        **in_layers("model.layers.{i}", "decoder", {**_LAYER, **feed_forward}),
+        "model.norm": "decoder.norm",
+    }
+
 
 LLAMA = Family(
     "llama",
@@ -142,11 +156,7 @@ LLAMA = Family(
         "mlp_bias": Option("decoder.feed_forward.bias", False),
     },
     fixed=FIXED,
-    weights={
-        "model.embed_tokens": "tokens",
-        **in_layers("model.layers.{i}", "decoder", _LAYER),
-        "model.norm": "decoder.norm",
-    },
+    weights=body(_FEED_FORWARD),
     heads={
         "classifier": {"score": "classifier"},
         "tagger": {"score": "classifier"},

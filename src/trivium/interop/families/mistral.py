@@ -11,12 +11,12 @@ from trivium.interop.hf_config import ConfigReader
 from trivium.spec import ModelSpec, Sliding
 
 
-def _read_window(config: ConfigReader, tree: SpecTree) -> None:
+def read_window(config: ConfigReader, tree: SpecTree, default: int | None = 4096) -> None:
     """Hugging Face's window counts the position itself. A null is no window, nothing the default.
 
     So it is with key and value heads: null is as many as query heads.
     """
-    window = config.get("sliding_window", None if "sliding_window" in config.named else 4096)
+    window = config.get("sliding_window", None if "sliding_window" in config.named else default)
     if window is not None and window < 2:
         raise config.unsupported("sliding_window", expected="2 or more")
     if window is not None:
@@ -25,7 +25,8 @@ def _read_window(config: ConfigReader, tree: SpecTree) -> None:
         tree.set("decoder.mixer.num_kv_heads", 8)
 
 
-def _write_window(spec: ModelSpec, config: dict[str, Any]) -> None:
+def write_window(spec: ModelSpec, config: dict[str, Any]) -> None:
+    """The inverse of `read_window`."""
     pattern = attention_of(spec).pattern
     config["sliding_window"] = pattern.window + 1 if isinstance(pattern, Sliding) else None
 
@@ -41,6 +42,6 @@ MISTRAL = replace(
     fixed={**FIXED, "decoder.mixer.bias": False, "decoder.feed_forward.bias": False},
     expected={"attention_bias": False, "mlp_bias": False},
     ignored="",
-    hooks=(ROTARY, Hook(_read_window, _write_window)),
+    hooks=(ROTARY, Hook(read_window, write_window)),
     is_variant=True,
 )

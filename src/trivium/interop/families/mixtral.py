@@ -1,0 +1,71 @@
+"""Mixtral (Jiang et al. 2024): Mistral whose feed-forward networks are experts.
+
+`router_aux_loss_coef` is the weight of the balance loss whatever `output_router_logits` says, which
+in `transformers` also decides whether a loss has that term.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trivium.interop.families.llama import CONFIG, FIXED, ROTARY, body
+from trivium.interop.families.mistral import MISTRAL, read_window, write_window
+from trivium.interop.family import ACTIVATIONS, Hook, Option, SpecTree, classes, in_layers
+from trivium.interop.hf_config import ConfigReader
+
+_EXPERT = "feed_forward.experts.{e}"
+
+
+def _read_defaults(config: ConfigReader, tree: SpecTree) -> None:
+    """Where nothing is said, no window, and another base of rotary positions than Mistral's."""
+    read_window(config, tree, default=None)
+    if "rope_theta" not in {*config.named, *config.get("rope_parameters", {})}:
+        tree.set("decoder.mixer.positions.base", 1e6)
+
+
+MIXTRAL = replace(
+    MISTRAL,
+    model_type="mixtral",
+    architectures=classes(
+        "Mixtral",
+        "ForCausalLM Model ForSequenceClassification ForTokenClassification ForQuestionAnswering",
+    ),
+    config={
+        **CONFIG,
+        "intermediate_size": Option("decoder.feed_forward.expert.d_ff", 14_336),
+        "hidden_act": Option("decoder.feed_forward.expert.activation", "silu", ACTIVATIONS),
+        "num_local_experts": Option("decoder.feed_forward.num_experts", 8),
+        "num_experts_per_tok": Option("decoder.feed_forward.num_chosen", 2),
+        "router_aux_loss_coef": Option("decoder.feed_forward.balance", 0.001),
+        "rms_norm_eps": Option("decoder.norm.eps", 1e-5),
+    },
+    fixed={
+        **{path: value for path, value in FIXED.items() if "feed_forward" not in path},
+        "decoder.mixer.bias": False,
+        "decoder.feed_forward.kind": "experts",
+        "decoder.feed_forward.expert.gated": True,
+        "decoder.feed_forward.expert.bias": False,
+    },
+    weights=body(
+        {
+            "block_sparse_moe.gate": "feed_forward.router",
+            "block_sparse_moe.experts.{e}.w1": f"{_EXPERT}.gate",
+            "block_sparse_moe.experts.{e}.w2": f"{_EXPERT}.down",
+            "block_sparse_moe.experts.{e}.w3": f"{_EXPERT}.up",
+        }
+    ),
+    # As `transformers` 5 has them in memory, and writes them with `save_original_format=False`.
+    also_read=in_layers(
+        "model.layers.{i}",
+        "decoder",
+        {
+            "mlp.gate": "feed_forward.router",
+            "mlp.experts.gate_up_proj": (f"{_EXPERT}.gate.weight", f"{_EXPERT}.up.weight"),
+            "mlp.experts.down_proj": f"{_EXPERT}.down.weight",
+        },
+    ),
+    expected={**MISTRAL.expected, "router_jitter_noise": 0.0},
+    ignored="output_router_logits",
+    hooks=(ROTARY, Hook(_read_defaults, write_window)),
+    is_variant=False,
+)
