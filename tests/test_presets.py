@@ -9,7 +9,7 @@ import pytest
 from trivium.errors import SpecError
 from trivium.interop.families import FAMILIES
 from trivium.interop.spec_config import read_spec, simplify
-from trivium.models import build
+from trivium.models import active_parameters, build
 from trivium.presets import catalogue, did_you_mean_preset, presets
 from trivium.spec import ModelSpec, Normal, Spec
 
@@ -42,6 +42,8 @@ PUBLISHED = {
     "llama3.2-1b": 1_235_814_400,
     "llama3.2-3b": 3_212_749_824,
     "mistral-7b": 7_241_732_096,
+    "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_620_634_112,
     "t5-small": 60_506_624,
     "t5-base": 222_903_552,
     "t5-large": 737_668_096,
@@ -170,6 +172,10 @@ def llama3(layers, width, heads, d_ff, factor=None, **options):
     return llama(layers, width, heads, d_ff, 1e-5, rope_parameters=rope, **sizes, **options)
 
 
+def mixtral(**sizes):
+    return of("Mixtral", router_aux_loss_coef=0.02, **sizes)
+
+
 def t5(layers, width, heads, d_ff, d_kv=64, **options):
     sizes = {"num_layers": layers, "d_model": width, "num_heads": heads, "d_ff": d_ff}
     return of("T5", d_kv=d_kv, **sizes, **options)
@@ -268,6 +274,10 @@ CONFIGS = {
     "llama3.2-1b": llama3(16, 2048, 32, 8192, 32.0, tie_word_embeddings=True),
     "llama3.2-3b": llama3(28, 3072, 24, 8192, 32.0, tie_word_embeddings=True),
     "mistral-7b": of("Mistral", rms_norm_eps=1e-5),
+    "mixtral-8x7b": mixtral(),
+    "mixtral-8x22b": mixtral(
+        hidden_size=6144, intermediate_size=16_384, num_hidden_layers=56, num_attention_heads=48
+    ),
     "t5-tiny": t5(2, 128, 2, 512),
     "t5-small": t5(6, 512, 8, 2048),
     "t5-base": t5(12, 768, 12, 3072),
@@ -296,6 +306,7 @@ CLASSES = {
     "opt": "OPTForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
     "t5": "T5ForConditionalGeneration",
     "bart": "BartForConditionalGeneration",
     "marian": "MarianMTModel",
@@ -313,6 +324,7 @@ LIKE = {
     "opt": "opt-125m",
     "llama": "llama-7b",
     "mistral": "mistral-7b",
+    "mixtral": "mixtral-8x7b",
     "t5": "t5-small",
     "t5-v1.1": "t5-v1.1-small",
     "bart": "bart-base",
@@ -328,6 +340,9 @@ def test_published_totals():
     """Nothing is allocated: not even 405 billion parameters take a second."""
     for name, number in PUBLISHED.items():
         assert total(presets[name]) == number, name
+    # Jiang et al. 2024 and the release of 8x22B say 13 and 39 billion.
+    for name, billions in {"mixtral-8x7b": 12.9, "mixtral-8x22b": 39.2}.items():
+        assert round(active_parameters(presets[name]) / 1e9, 1) == billions, name
     for name, (millions, tolerance) in ROUNDED.items():
         assert total(presets[name]) / 1e6 == pytest.approx(millions, rel=tolerance), name
 
@@ -393,7 +408,7 @@ def traits(spec: Any) -> list[Any]:
     values += [embedding.num_token_types, embedding.norm, spec.initialization]
     values += [(head.kind, getattr(head, "tied", None)) for head in spec.heads]
     for stack in spec.stacks:
-        network = stack.feed_forward
+        network = getattr(stack.feed_forward, "expert", stack.feed_forward)
         values += [stack.norm, stack.norms, stack.first_norm, bool(stack.num_distinct)]
         values += [network.activation, network.gated, network.bias, stack.dropout]
         for layer in range(2):

@@ -31,7 +31,7 @@ from trivium.cli._tables import new_table, print_table
 from trivium.cli.presets import shape_cells
 from trivium.config import option
 from trivium.errors import RecipeError
-from trivium.models import build
+from trivium.models import active_parameters, build
 from trivium.plan.forecast import forecast_run, planned_model, trainer_without_data
 from trivium.plan.layouts import Workload
 from trivium.plan.training_plan import TrainingPlan, fewest_gpus, plan_training
@@ -208,8 +208,10 @@ def _show_plan(plan: TrainingPlan, gpu: str, paper: str) -> None:
     step, work = plan.step, plan.step.work
     parameters = work.sizes.parameters
     trained = f", {work.trained:.2%} of them trained" if work.trained < 1 else ""
+    active = active_parameters(work.spec)
+    used = f", {active:,} of them active for a token" if active < parameters else ""
     typer.echo(
-        f"model      {plan.name}: {parameters:,} parameters{trained}{paper and f', {paper}'}"
+        f"model      {plan.name}: {parameters:,} parameters{used}{trained}{paper and f', {paper}'}"
     )
     typer.echo(
         f"run        {short_count(plan.tokens)} tokens, {work.batch_tokens:,.0f} per step, "

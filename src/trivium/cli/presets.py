@@ -21,7 +21,7 @@ import typer
 from trivium.cli._shared import print_json, short_count
 from trivium.cli._tables import add_texts, new_table, print_table
 from trivium.errors import SpecError
-from trivium.models import num_parameters
+from trivium.models import active_parameters, num_parameters
 from trivium.presets import Preset, catalogue, did_you_mean_preset
 from trivium.spec import Mixer, ModelSpec, Spec
 
@@ -81,6 +81,7 @@ def _row(name: str, preset: Preset) -> dict[str, Any]:
         "name": name,
         "family": spec.family,
         "parameters": num_parameters(spec),
+        "active_parameters": active_parameters(spec),
         "d_model": spec.d_model,
         "vocab_size": spec.vocab_size,
         "context": preset.context,
@@ -115,7 +116,7 @@ def _print(selected: dict[str, Preset]) -> None:
         d_model, heads, layers = shape_cells(spec)
         table.add_row(
             name,
-            short_count(num_parameters(spec)),
+            _parameters(spec),
             f"{spec.vocab_size:,}",
             layers,
             d_model,
@@ -126,6 +127,12 @@ def _print(selected: dict[str, Preset]) -> None:
             preset.paper,
         )
     print_table(table)
+
+
+def _parameters(spec: Spec) -> str:
+    """How many, and how many of them compute for a token, where these are fewer."""
+    total, active = num_parameters(spec), active_parameters(spec)
+    return short_count(total) + (f" ({short_count(active)} active)" if active < total else "")
 
 
 def shape_cells(spec: Spec) -> tuple[str, str, str]:

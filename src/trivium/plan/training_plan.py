@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trivium.errors import RecipeError
+from trivium.models import active_parameters
 from trivium.plan.layouts import Step, Workload
 
 _DAY, _HOUR = 86_400, 3_600
@@ -73,6 +74,7 @@ class TrainingPlan:
         return {
             "model": self.name,
             "parameters": work.sizes.parameters,
+            "active_parameters": active_parameters(work.spec),
             "tokens": self.tokens,
             "flops": self.flops,
             "gpus": work.gpus,
