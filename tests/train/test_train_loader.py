@@ -13,13 +13,14 @@ import pytest
 import torch
 from batches import CPU, LabelledCausal, Records, example_stream, row_stream
 from double import double_precision
-from small_models import SPECS, VOCABULARY, random_model, small_model
+from small_models import SPECS, VOCABULARY, random_ids, random_model, small_model
 
-from trivium.data.batch import IGNORE_INDEX
+from trivium import spec
+from trivium.data.batch import IGNORE_INDEX, Batch
 from trivium.data.row_order import rows_of_step
 from trivium.errors import RecipeError
 from trivium.models import build
-from trivium.objectives import LossTerms
+from trivium.objectives import LossTerms, to_device
 from trivium.objectives.base import token_losses
 from trivium.objectives.causal import Causal
 from trivium.objectives.denoising import Denoising
@@ -27,6 +28,7 @@ from trivium.objectives.masked import Masked
 from trivium.objectives.sentence_pairs import SentencePairs
 from trivium.objectives.span_corruption import SpanCorruption
 from trivium.presets import presets
+from trivium.spec.feed_forwards.experts import Experts
 from trivium.text.vocabulary import Vocabulary
 from trivium.train.distributed import ALONE, Parallel
 from trivium.train.hardware import _control_group_memory, free_memory
@@ -388,3 +390,24 @@ def test_memory_is_that_of_the_control_group_and_too_large_models_are_refused(tm
     assert fitted(small_model("gpt2")).micro_batch_tokens == 334 * 11  # of at most 4,096 tokens
     with pytest.raises(RecipeError, match=r"one row of 11 tokens.* choose a smaller preset"):
         fitted(build(presets["llama-65b"], device="meta"))
+
+
+def test_the_balance_of_experts_is_weighted_by_the_real_tokens_of_micro_batches():
+    """Not by positions, of which short rows have as many as long ones."""
+    expert = spec.FeedForward(d_ff=7, activation="tanh")
+    network = Experts(num_experts=5, expert=expert, balance=0.3)
+    stack = SPECS["llama"].decoder.replace(feed_forward=network)
+    with double_precision():
+        model = random_model(SPECS["llama"].replace(decoder=stack))
+        ids, lengths = random_ids(4, 11), np.array([11, 10, 2, 3])
+        mask = (np.arange(11) < lengths[:, None]).astype(np.int64)
+        batch = Batch(ids.numpy(), attention_mask=mask, labels=np.where(mask, 1, IGNORE_INDEX))
+        expected = total = 0.0
+        for part in (batch.rows(0, 2), batch.rows(2, 4)):
+            terms = Causal().loss(model, to_device(part, CPU))
+            inputs, real = torch.from_numpy(part.input_ids), torch.from_numpy(part.attention_mask)
+            _, loss = model.read(inputs, attention_mask=real)
+            expected += loss.item() * int(real.sum())
+            total += terms["balance"].item()
+    assert batch.num_tokens == 26
+    assert total == pytest.approx(expected, rel=1e-9)
