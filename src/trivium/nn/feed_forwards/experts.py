@@ -60,10 +60,11 @@ class ExpertsNetwork(FeedForwardModule, of=Experts):
         order = chosen.flatten().argsort(stable=True)  # of all M * C choices, by expert
         owner = order // self.part.num_chosen  # the token of each
         sizes = chosen.flatten().bincount(minlength=self.part.num_experts).tolist()
+        parts = tokens.index_select(0, owner).split(sizes)
         outputs = [
             # In training all have a gradient, as several processes expect; of no token it is 0.
             expert(part)[0] if len(part) or self.training else part
-            for expert, part in zip(self.experts, tokens[owner].split(sizes), strict=True)
+            for expert, part in zip(self.experts, parts, strict=True)
         ]
         weighted = torch.cat(outputs) * gates.flatten()[order, None]
         y = torch.zeros_like(tokens).index_add(0, owner, weighted.to(x.dtype)).view(x.shape)

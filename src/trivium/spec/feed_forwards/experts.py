@@ -43,8 +43,8 @@ class Experts(Positionwise):
         return self.expert.d_ff
 
     def kept_numbers(self, width: int) -> int:
-        """Probabilities, and of every chosen expert its input, its output and what it keeps."""
-        one = 2 * width + self.expert.kept_numbers(width)
+        """Probabilities; of a chosen expert its input, what it keeps, its output, that weighted."""
+        one = 3 * width + self.expert.kept_numbers(width)
         return self.num_experts + self.num_chosen * one
 
     def narrower(self, fraction: float) -> Self:
