@@ -249,6 +249,7 @@ class Family:
         num_labels: how many labels a class has whose config does not say.
         transposed: last parts of the names of matrices stored as [in, out] (GPT's Conv1D).
         row_vectors: vectors of V numbers stored as [1, V].
+        by_heads: fused matrices have the rows of one head after those of another.
         copies: tied weights that files may repeat: name -> the name it must equal.
         buffers: regular expressions of tensors in files that the model does not use.
         zeros: tensors without a counterpart here, refused unless all their numbers are 0.
@@ -273,6 +274,7 @@ class Family:
     num_labels: int = 2
     transposed: tuple[str, ...] = ()
     row_vectors: tuple[str, ...] = ()
+    by_heads: bool = False
     copies: Mapping[str, str] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
     zeros: tuple[str, ...] = ()

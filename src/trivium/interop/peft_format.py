@@ -103,7 +103,8 @@ def _fused(
         else a.new_zeros(len(model.get_parameter(name)), 0)
         for name in weight.local
     ]
-    return a, torch.block_diag(*blocks)
+    rows = torch.block_diag(*blocks).split([len(block) for block in blocks])
+    return a, weight.fused(rows)
 
 
 def _trained_in_full(

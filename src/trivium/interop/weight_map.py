@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from trivium.errors import CheckpointError, SpecError
-from trivium.interop.family import Family
+from trivium.interop.family import Family, attention_of
 from trivium.spec import ModelSpec
 
 
@@ -24,6 +24,8 @@ class HFWeight:
         transposed: the file has a matrix as [in, out].
         row_vector: the file has a vector of V numbers as [1, V] (Marian's bias of logits).
         experts: the file has a tensor of so many experts, as its first axis; 0: no such axis.
+        groups: of several parts the file has the rows of this many heads in turn, each those of
+            every part (BLOOM, GPT-NeoX).
     """
 
     hf: str
@@ -31,6 +33,7 @@ class HFWeight:
     transposed: bool = False
     row_vector: bool = False
     experts: int = 0
+    groups: int = 1
 
     def split(self, tensor: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
         """hf -> local. Raises CheckpointError with both shapes where they do not fit."""
@@ -47,15 +50,25 @@ class HFWeight:
         tensor = tensor[0] if self.row_vector else tensor
         tensor = tensor.flatten(0, 1) if self.experts else tensor
         tensor = tensor.T if self.transposed else tensor
-        rows = tensor.split([shape[0] for shape in parts])
-        return {name: part.contiguous() for name, part in zip(self.local, rows, strict=True)}
+        grouped = tensor.unflatten(0, (self.groups, -1))
+        rows = grouped.split([shape[0] // self.groups for shape in parts], 1)
+        return {
+            name: part.flatten(0, 1).contiguous()
+            for name, part in zip(self.local, rows, strict=True)
+        }
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """local -> hf."""
-        parts = [tensors[name] for name in self.local]
-        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        whole = self.fused([tensors[name] for name in self.local])
         whole = whole.T.contiguous() if self.transposed else whole
         return whole[None] if self.row_vector else whole
+
+    def fused(self, parts: Sequence[Tensor]) -> Tensor:
+        """The rows of all parts in the order of the file: [O_i, ...] each -> [sum of O_i, ...]."""
+        if len(parts) == 1:
+            return parts[0]
+        grouped = [part.unflatten(0, (self.groups, -1)) for part in parts]
+        return torch.cat(grouped, 1).flatten(0, 1)
 
 
 def weight_map(
@@ -81,6 +94,7 @@ def weight_map(
             transposed=hf.endswith(".weight") and hf.split(".")[-2] in family.transposed,
             row_vector=hf in family.row_vectors,
             experts=experts,
+            groups=attention_of(spec).num_heads if len(local) > 1 and family.by_heads else 1,
         )
         for hf, local, experts in _table(family, architecture, spec, reading=reading)
         if local[0] in names

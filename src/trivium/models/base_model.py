@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from trivium import spec
 from trivium.errors import SpecError
 from trivium.models.heads.vocabulary import VocabularyHead
+from trivium.nn.activations import soft_capped
 from trivium.nn.loss import linear_cross_entropy
 from trivium.nn.part_module import PartModule, module_class
 from trivium.nn.state import Cache
@@ -117,8 +118,10 @@ class LanguageModule(PartModule):
         if not isinstance(module, VocabularyHead):
             return module(hidden, attention_mask)
         if module.packed is not None:
-            return module.packed(module(hidden))
-        return F.linear(module(hidden), self.matrix_of(module), module.bias)
+            logits = module.packed(module(hidden))
+        else:
+            logits = F.linear(module(hidden), self.matrix_of(module), module.bias)
+        return logits if module.soft_cap is None else soft_capped(logits, module.soft_cap)
 
     def lm_loss(self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """Cross-entropy in nats of `targets` [M] from hidden states [M, D], summed.
@@ -133,13 +136,19 @@ class LanguageModule(PartModule):
             raise SpecError("this model has no head over the vocabulary (lm or mlm).")
         features = head(hidden)
         if head.packed is None:
-            matrix = self.matrix_of(head)
             return self.linear_cross_entropy(
-                features, matrix, head.bias, targets, smoothing=smoothing
+                features,
+                self.matrix_of(head),
+                head.bias,
+                targets,
+                smoothing=smoothing,
+                soft_cap=head.soft_cap,
             )
         total = hidden.new_zeros((), dtype=torch.float32)
         for part, target in zip(features.split(_PACKED_ROWS), targets.split(_PACKED_ROWS)):
             logits = head.packed(part).float()
+            if head.soft_cap is not None:
+                logits = soft_capped(logits, head.soft_cap)
             total += F.cross_entropy(logits, target, reduction="sum", label_smoothing=smoothing)
         return total
 

@@ -29,6 +29,11 @@ def swish(x: Tensor, beta: float) -> Tensor:
     return x * torch.sigmoid(beta * x)
 
 
+def soft_capped(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap), between -cap and cap (Gemma Team 2024, section 2)."""
+    return cap * torch.tanh(x / cap)
+
+
 def build_activation(activation: spec.Activation | spec.Swish) -> Callable[[Tensor], Tensor]:
     """The function of a spec's activation. Raises SpecError for an unknown name."""
     if isinstance(activation, spec.Swish):

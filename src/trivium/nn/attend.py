@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from trivium.nn.activations import soft_capped
 from trivium.nn.mask import Mask, MaskPart, lowest
 
 # Attention scores that the layers of a stack together may keep for backward in eager attention:
@@ -24,12 +25,15 @@ def attend(
     *,
     scale: float | None = None,
     scores: Tensor | None = None,
+    soft_cap: float | None = None,
     dropout: float = 0.0,
     max_scores: int = MAX_EAGER_SCORES,
 ) -> Tensor:
     """softmax(Q K^T * scale + scores + bias and limits of the mask) V by the fastest way there is.
 
-    A query that may attend to nothing gets 0. `scale` is H^-0.5 unless set.
+    A query that may attend to nothing gets 0. `scale` is H^-0.5 unless set. With `soft_cap` c the
+    product s = Q K^T * scale is c tanh(s / c), which no kernel of PyTorch's computes: all scores
+    are in memory at a time.
 
     Shape: query [B, N, T, H]; key, value [B, K, S, H] with N a multiple of K; scores
     [1 or B, N, T, S] -> [B, N, T, H].
@@ -42,8 +46,9 @@ def attend(
         bias = part.bias if scores is None else _with_scores(part, scores[..., some, near])
         # The backward pass of eager attention is 4 times faster than the kernel's.
         small = q.shape[:3].numel() * k.shape[2] * len(mask.slices) <= max_scores
-        if q.device.type == "cpu" and torch.is_grad_enabled() and small:
-            weights = _softmax(q, k, part, scale, bias)
+        faster = q.device.type == "cpu" and torch.is_grad_enabled() and small
+        if faster or soft_cap is not None:
+            weights = _softmax(q, k, part, scale, bias, soft_cap)
             y = F.dropout(weights, dropout) @ _repeat_kv(v, q.shape[1])
         else:
             y = _by_kernel(q, k, v, part, scale, bias, dropout)
@@ -52,14 +57,19 @@ def attend(
 
 
 def attention_probabilities(
-    query: Tensor, key: Tensor, mask: Mask, scale: float, scores: Tensor | None = None
+    query: Tensor,
+    key: Tensor,
+    mask: Mask,
+    scale: float,
+    scores: Tensor | None = None,
+    soft_cap: float | None = None,
 ) -> Tensor:
     """What `attend` weighs values with: [B, N, T, S]; rows of queries without any key are 0."""
     whole = query.new_zeros(*query.shape[:3], key.shape[2])
     for part in mask:
         some, near = part.queries, part.keys
         bias = part.bias if scores is None else _with_scores(part, scores[..., some, near])
-        weights = _softmax(query[:, :, some], key[:, :, near], part, scale, bias)
+        weights = _softmax(query[:, :, some], key[:, :, near], part, scale, bias, soft_cap)
         if part.has_keys is not None:
             weights = weights.masked_fill(~part.has_keys, 0.0)
         whole[:, :, some, near] = weights
@@ -67,9 +77,14 @@ def attention_probabilities(
 
 
 def _softmax(
-    query: Tensor, key: Tensor, part: MaskPart, scale: float, bias: Tensor | None
+    query: Tensor,
+    key: Tensor,
+    part: MaskPart,
+    scale: float,
+    bias: Tensor | None,
+    soft_cap: float | None,
 ) -> Tensor:
-    """softmax(Q K^T * scale + bias), 0 where not allowed: [B, N, T, S].
+    """softmax(capped(Q K^T * scale) + bias), 0 where not allowed: [B, N, T, S].
 
     A query that may attend to nothing gets 1 / S everywhere, which its caller makes 0.
 
@@ -77,6 +92,8 @@ def _softmax(
     part in it.
     """
     scores = (query * scale) @ _repeat_kv(key, query.shape[1]).transpose(-1, -2)
+    if soft_cap is not None:
+        scores = soft_capped(scores, soft_cap)
     if bias is not None:
         return (scores + _cast(bias, scores.dtype)).softmax(-1)
     return _limited(scores, part).softmax(-1)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from trivium.nn.activations import soft_capped
 from trivium.nn.precision import autocast_dtype
 
 # Logits held at a time, in numbers: enough for full-speed products, too few to fill memory.
@@ -57,13 +58,14 @@ def linear_cross_entropy(
     targets: Tensor,
     *,
     smoothing: float = 0.0,
+    soft_cap: float | None = None,
     softmax_loss: SoftmaxLoss | None = None,
     max_rows: int | None = None,
 ) -> Tensor:
     """Sum of -log softmax(features W^T + b)[target], in chunks of a bounded number of logits.
 
-    With `smoothing` e, 1 - e of every target is its label and e is spread evenly over the V
-    entries (Szegedy et al. 2015, section 7).
+    With `soft_cap` c a logit z is c tanh(z / c) first. With `smoothing` e, 1 - e of every target is
+    its label and e is spread evenly over the V entries (Szegedy et al. 2015, section 7).
 
     The gradient is computed in the forward pass, chunk by chunk, while the logits are at hand:
     d loss / d logits = softmax - onehot. Numbers are summed in float32.
@@ -74,6 +76,8 @@ def linear_cross_entropy(
     Shape: features [M, D], weight [V, D], bias [V] or None, targets int64 [M] -> scalar float32.
     """
     dtype, softmax_loss = autocast_dtype(features), softmax_loss or cross_entropy_and_gradient
+    if soft_cap is not None:
+        softmax_loss = _of_capped(softmax_loss, soft_cap)
     chunks = _chunks(features, max_rows or len(weight))
     if torch.is_grad_enabled():
         return _LinearCrossEntropy.apply(  # type: ignore[return-value]
@@ -104,6 +108,19 @@ def cross_entropy_and_gradient(
     if smoothing:
         probabilities -= smoothing / logits.shape[1]
     return loss, probabilities
+
+
+def _of_capped(softmax_loss: SoftmaxLoss, cap: float) -> SoftmaxLoss:
+    """The loss of soft-capped logits z, and its gradient: d capped / d z = 1 - (capped / cap)^2."""
+
+    def loss_and_gradient(
+        logits: Tensor, targets: Tensor, smoothing: float
+    ) -> tuple[Tensor, Tensor]:
+        capped = soft_capped(logits, cap)
+        loss, gradient = softmax_loss(capped.clone(), targets, smoothing)
+        return loss, gradient.mul_(1.0 - (capped / cap) ** 2)
+
+    return loss_and_gradient
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

@@ -18,10 +18,14 @@ class LayerNorm(Part):
 
 
 class RMSNorm(Part):
-    """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019)."""
+    """x / sqrt(mean(x^2) + eps) * (offset + weight) (Zhang and Sennrich 2019).
+
+    With offset 1 the weight is a difference from 1 and starts at 0 (Gemma).
+    """
 
     kind: Literal["rms"] = "rms"
     eps: Positive = 1e-6
+    offset: Literal[0, 1] = 0
 
 
 Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]

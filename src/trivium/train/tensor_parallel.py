@@ -238,6 +238,7 @@ def vocabulary_parallel_cross_entropy(
     targets: Tensor,
     *,
     smoothing: float = 0.0,
+    soft_cap: float | None = None,
 ) -> Tensor:
     """`linear_cross_entropy` where each process has some rows of the vocabulary.
 
@@ -271,6 +272,7 @@ def vocabulary_parallel_cross_entropy(
         None if bias is None else bias.to_local(),
         targets,
         smoothing=smoothing,
+        soft_cap=soft_cap,
         softmax_loss=softmax_loss,
         max_rows=max_rows,
     )

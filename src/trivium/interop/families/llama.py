@@ -35,14 +35,22 @@ _SCALINGS = {
 
 
 def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
-    """`rope_parameters` of transformers 5, or `rope_theta` and `rope_scaling` of before.
-
-    A kind of scaling, or a number of one, that is not known is refused.
-    """
     config.expect("partial_rotary_factor", 1.0)
-    length = config.get("max_position_embeddings", 2048)
+    rope = rope_of(config)
+    if rope.get("partial_rotary_factor") == 1.0:
+        del rope["partial_rotary_factor"]
+    read_rope(config, tree, rope)
+
+
+def rope_of(config: ConfigReader) -> dict[str, Any]:
+    """`rope_parameters` of transformers 5, or `rope_scaling` of before."""
     rope = {**config.get("rope_parameters", {}), **config.get("rope_scaling", {})}
-    rope = {name: value for name, value in rope.items() if value is not None}
+    return {name: value for name, value in rope.items() if value is not None}
+
+
+def read_rope(config: ConfigReader, tree: SpecTree, rope: dict[str, Any]) -> None:
+    """Base and scaling. A kind of scaling, or a number of one, that is not known is refused."""
+    length = config.get("max_position_embeddings", 2048)
     base = rope.pop("rope_theta", 1e4)
     tree.set("decoder.mixer.positions.base", config.get("rope_theta", base))
     kind = rope.pop("type", "default")
@@ -51,8 +59,6 @@ def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
         raise SpecError(f'"rope_type" is {kind!r}; supported: {", ".join(_SCALINGS)}.')
     if kind == "llama3":
         rope.setdefault("original_max_position_embeddings", length)
-    if rope.get("partial_rotary_factor") == 1.0:
-        del rope["partial_rotary_factor"]
     numbers = _SCALINGS[kind]
     for name in sorted(rope.keys() ^ numbers.keys()):
         problem = "not supported" if name in rope else "missing"

@@ -16,11 +16,13 @@ from trivium.nn.part_module import PartModule
 class VocabularyHead(PartModule):
     """Logits = f(h) E^T + c, with E the table of token vectors if tied, else a matrix of its own.
 
-    `forward` is f. `packed` is the product with E and c of a model packed for inference.
+    `forward` is f. With a `soft_cap` these z become soft_cap * tanh(z / soft_cap).
+    `packed` is the product with E and c of a model packed for inference.
     """
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
+    soft_cap: float | None = None
 
     def __init__(self, inputs: spec.HeadInput, *, tied: bool, bias: bool) -> None:
         super().__init__()
@@ -35,7 +37,7 @@ class CausalHead(VocabularyHead, of=spec.LMHead):
 
     def __init__(self, head: spec.LMHead, inputs: spec.HeadInput) -> None:
         super().__init__(inputs, tied=head.tied, bias=head.bias)
-        self.scale, self.projection = head.scale, None
+        self.scale, self.soft_cap, self.projection = head.scale, head.soft_cap, None
         if inputs.projects:
             self.projection = nn.Linear(inputs.d_model, inputs.d_embedding, bias=False)
 

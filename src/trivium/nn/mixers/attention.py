@@ -18,8 +18,10 @@ from trivium.nn.attend import MAX_EAGER_SCORES, attend, attention_probabilities
 from trivium.nn.context import Context
 from trivium.nn.mask import Mask
 from trivium.nn.mixers import MixerModule
+from trivium.nn.norm import build_norm
 from trivium.nn.part_module import module_class
 from trivium.nn.positions import PositionsModule
+from trivium.nn.precision import to_autocast_dtype
 from trivium.nn.state import KeysValues, Ring, State
 
 
@@ -35,8 +37,9 @@ class AttentionMixer(MixerModule, of=spec.Attention):
     """MultiHead(x) = Concat(softmax(Q_n K_n^T * scale) V_n) W_O.
 
     Source: Vaswani et al. 2017, section 3.2; with fewer key-value heads than heads it is
-    grouped-query attention (Ainslie et al. 2023). Scale is H^-0.5 unless the part has another. All
-    layers of a stack together keep at most `MAX_EAGER_SCORES` for backward.
+    grouped-query attention (Ainslie et al. 2023). Scale is H^-0.5 unless the part has another;
+    `spec.Attention` has what else may be done to queries, keys and scores. All layers of a stack
+    together keep at most `MAX_EAGER_SCORES` for backward.
     """
 
     parallel: ClassVar[Mapping[str, str]] = {
@@ -51,6 +54,7 @@ class AttentionMixer(MixerModule, of=spec.Attention):
     ) -> None:
         super().__init__(part, width)
         self.part, self.head_dim, self.dropout = part, part.head_dim, dropout
+        self.soft_cap = part.soft_cap
         self.scale = part.head_dim**-0.5 if part.scale is None else part.scale
         self.max_scores = MAX_EAGER_SCORES // num_layers
         queries, keys = part.num_heads * part.head_dim, part.kv_heads * part.head_dim
@@ -58,6 +62,8 @@ class AttentionMixer(MixerModule, of=spec.Attention):
         self.key = nn.Linear(width, keys, bias=part.bias)
         self.value = nn.Linear(width, keys, bias=part.bias)
         self.output = nn.Linear(queries, width, bias=part.has_output_bias)
+        self.query_norm = build_norm(part.qk_norm, part.head_dim)
+        self.key_norm = build_norm(part.qk_norm, part.head_dim)
         kind = PositionsModule if part.positions is None else module_class(part.positions)
         self.positions: PositionsModule = kind(part, width)
 
@@ -110,6 +116,7 @@ class AttentionMixer(MixerModule, of=spec.Attention):
             value,
             prepared.mask,
             scale=self.scale,
+            soft_cap=self.soft_cap,
             scores=self.positions.scores(query, key, prepared.positions),
             dropout=self.dropout if self.training else 0.0,
             max_scores=self.max_scores,
@@ -124,14 +131,14 @@ class AttentionMixer(MixerModule, of=spec.Attention):
         query, key, _ = self._query_key_value(x, context, state, prepared)
         scores = self.positions.scores(query, key, prepared.positions)
         return attention_probabilities(
-            query.float(), key.float(), prepared.mask, self.scale, scores
+            query.float(), key.float(), prepared.mask, self.scale, scores, self.soft_cap
         )
 
     def _query_key_value(
         self, x: Tensor, context: Context, state: Any, prepared: Prepared
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Turned queries [B, N, T, H] and keys, and values [B, K, S, H], of one precision."""
-        query = self.positions.turn(self._heads(self.query(x)), prepared.positions)
+        query = self.positions.turn(self._queries(x), prepared.positions)
         key, value = self.project(x[:, : context.num_keys])
         key = self.positions.turn(key, prepared.positions)
         if context.span is not None and isinstance(state, KeysValues | Ring):
@@ -140,10 +147,19 @@ class AttentionMixer(MixerModule, of=spec.Attention):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of [B, S, D]: two tensors [B, K, S, H]."""
-        return self._heads(self.key(x)), self._heads(self.value(x))
+        return _normed(self.key_norm, self._heads(self.key(x))), self._heads(self.value(x))
+
+    def _queries(self, x: Tensor) -> Tensor:
+        return _normed(self.query_norm, self._heads(self.query(x)))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, N, T, H]
+
+
+def _normed(norm: nn.Module, x: Tensor) -> Tensor:
+    """A norm of heads in the precision of its weights, and back as products read it."""
+    weight = next(norm.parameters(), x)
+    return to_autocast_dtype(norm(x.to(weight.dtype)))
 
 
 class CrossAttention(AttentionMixer):
@@ -176,4 +192,4 @@ class CrossAttention(AttentionMixer):
             key, value = self.project(encoder.hidden)
         else:
             key, value = state.read(context.span)
-        return self._heads(self.query(x)).to(key.dtype), key, value
+        return self._queries(x).to(key.dtype), key, value

@@ -1,6 +1,6 @@
 """Rotary positions: queries and keys are turned by an angle that grows with position.
 
-Shape letters: B batch, T positions, N heads, H head_dim.
+Shape letters: B batch, T positions, N heads, H head_dim, R turned dimensions of it.
 """
 
 from __future__ import annotations
@@ -17,26 +17,28 @@ from trivium.nn.sinusoids import frequencies
 
 
 class RotaryPositions(PositionsModule, of=spec.Rotary):
-    """Pair i of the dimensions of a head is turned by p * base^(-2i/H).
+    """Pair i of the R turned dimensions of a head is turned by p * base^(-2i/R).
 
-    Source: Su et al. 2021, equation 34. In layout "halves" a pair is dimension i of the first half
-    and of the second, as in the LLaMA weights for `transformers`; "interleaved", as in the paper,
-    it is two neighbours.
+    Source: Su et al. 2021, equation 34, where R = H. With a `share` only the first R dimensions are
+    turned (Black et al. 2022, section 2.1). In layout "halves" a pair is dimension i of the first
+    half and of the second, as in the LLaMA weights for `transformers`; "interleaved", as in the
+    paper, it is two neighbours.
     """
 
     def __init__(self, attention: spec.Attention, width: int) -> None:
         super().__init__(attention, width)
         assert isinstance(attention.positions, spec.Rotary)
-        self.rotary, self.head_dim = attention.positions, attention.head_dim
+        self.rotary = attention.positions
+        self.turned = self.rotary.turned(attention.head_dim)
 
     def prepare(
         self, context: Context, keys: Context, table: nn.Module | None
     ) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [1 or B, 1, T, H]; the sign of the swapped dimension is in the sine."""
+        """Cosines and sines [1 or B, 1, T, R]; the sign of the swapped dimension is in the sine."""
         rotary, position = self.rotary, context.positions
-        frequency = _scaled(frequencies(rotary.base, self.head_dim), rotary.scaling)
+        frequency = _scaled(frequencies(rotary.base, self.turned), rotary.scaling)
         angle = (position[..., None].float() * frequency.to(position.device))[:, None]
-        cosine, sine = angle.cos(), angle.sin()  # [1 or B, 1, T, H / 2]
+        cosine, sine = angle.cos(), angle.sin()  # [1 or B, 1, T, R / 2]
         if rotary.layout == "interleaved":
             return (
                 torch.stack((cosine, cosine), -1).flatten(-2),
@@ -46,6 +48,12 @@ class RotaryPositions(PositionsModule, of=spec.Rotary):
 
     def turn(self, x: Tensor, prepared: tuple[Tensor, Tensor]) -> Tensor:
         """Turn queries or keys: [B, N, T, H] -> [B, N, T, H]."""
+        if self.turned < x.shape[-1]:
+            first, rest = x[..., : self.turned], x[..., self.turned :]
+            return torch.cat((self._turn(first, prepared), rest), -1)
+        return self._turn(x, prepared)
+
+    def _turn(self, x: Tensor, prepared: tuple[Tensor, Tensor]) -> Tensor:
         # Angles need float32; once they are sines, the precision of what they turn is enough.
         cosine, sine = (part[:, :, : x.shape[2]].to(x.dtype) for part in prepared)
         if self.rotary.layout == "interleaved":

@@ -9,12 +9,16 @@ from trivium.spec.part import Positive
 
 
 class LMHead(Head):
-    """Logits of the next token, through the embedding's matrix if tied (T5: times `scale`)."""
+    """Logits of the next token, through the embedding's matrix if tied (T5: times `scale`).
+
+    With `soft_cap` c a logit z is c tanh(z / c) (Gemma 2).
+    """
 
     kind: Literal["lm"] = "lm"
     tied: bool
     bias: bool = False
     scale: Positive = 1.0
+    soft_cap: Positive | None = None
 
 
 class MLMHead(Head):

@@ -8,6 +8,7 @@ from pydantic import SerializeAsAny, model_validator
 
 from trivium.errors import SpecError
 from trivium.spec.mixers import Mixer
+from trivium.spec.norms import Norm
 from trivium.spec.part import Count, Positive
 from trivium.spec.patterns import Pattern
 from trivium.spec.positions import Positions
@@ -16,7 +17,9 @@ from trivium.spec.positions import Positions
 class Attention(Mixer):
     """Multi-head attention; with fewer key-value heads than query heads it is grouped-query.
 
-    Q K^T is multiplied by `scale`, head_dim^-0.5 unless set.
+    Q K^T is multiplied by `scale`, head_dim^-0.5 unless set. With `qk_norm` the queries and keys of
+    every head are normalised first, before positions turn them (Henry et al. 2020; Qwen3). With
+    `soft_cap` c a score s is c tanh(s / c) (Gemma 2), before biases of positions are added.
     """
 
     kind: Literal["attention"] = "attention"
@@ -26,6 +29,8 @@ class Attention(Mixer):
     bias: bool = True
     output_bias: bool | None = None
     scale: Positive | None = None
+    qk_norm: Norm | None = None
+    soft_cap: Positive | None = None
     pattern: SerializeAsAny[Pattern] | None = None
     positions: SerializeAsAny[Positions] | None = None
 
@@ -58,7 +63,7 @@ class Attention(Mixer):
     @property
     def divided(self) -> dict[str, int]:
         """See `Mixer.divided`."""
-        if self.positions and not self.positions.divides:
+        if self.qk_norm or (self.positions and not self.positions.divides):
             return {}
         return {"num_heads": self.num_heads, "num_kv_heads": self.kv_heads}
 
@@ -71,12 +76,16 @@ class Attention(Mixer):
     def kept_numbers(self, length: int, *, on_cpu: bool, dropout: bool) -> int:
         """Queries, keys, values and outputs; on a CPU probabilities, with dropout three times.
 
-        Positions may add more.
+        A soft cap keeps scores and probabilities anywhere, and norms what they read. Positions may
+        add more.
         """
         heads = self.num_heads * self.head_dim
-        keys = heads if on_cpu else self.kv_heads * self.head_dim
-        scores = self.num_heads * length * (3 if dropout else 1) if on_cpu else 0
+        explicit = on_cpu or self.soft_cap is not None
+        keys = heads if explicit else self.kv_heads * self.head_dim
+        for_score = (3 if dropout else 1) + (self.soft_cap is not None) if explicit else 0
+        scores = self.num_heads * length * for_score
+        normed = heads + self.kv_heads * self.head_dim if self.qk_norm else 0
         own = 0
         if self.positions:
             own = self.positions.kept_numbers(length, self.num_heads, self.head_dim)
-        return 2 * heads + 2 * keys + scores + own
+        return 2 * heads + 2 * keys + normed + scores + own

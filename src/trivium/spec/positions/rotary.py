@@ -39,6 +39,7 @@ class Rotary(Positions):
 
     Layout "halves" turns dimension i of the first half of a head with that of the second, as the
     LLaMA weights for `transformers` want it; "interleaved" turns neighbours, as in the paper.
+    Of every head the first `share` of its dimensions is turned, rounded down (GPT-NeoX: a quarter).
     """
 
     divides: ClassVar[bool] = True
@@ -46,9 +47,16 @@ class Rotary(Positions):
     base: Positive = 10_000.0
     layout: Literal["halves", "interleaved"] = "halves"
     scaling: RotaryScaling | None = None
+    share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+
+    def turned(self, head_dim: int) -> int:
+        """How many dimensions of a head are turned."""
+        return int(head_dim * self.share)
 
     def refuses(self, head_dim: int) -> str:
         """See `Positions.refuses`."""
-        if head_dim % 2:
-            return "rotary positions turn pairs of dimensions, so it must be even."
+        turned = self.turned(head_dim)
+        if turned % 2 or not turned:
+            which = "it" if self.share == 1.0 else f"share={self.share} of it, {turned},"
+            return f"rotary positions turn pairs of dimensions, so {which} must be even."
         return ""

@@ -1,0 +1,82 @@
+"""BLOOM (Le Scao et al. 2022): ALiBi, and a norm of the token vectors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trivium.interop.family import QKV, Family, Hook, Option, SpecTree, Weights, classes, in_layers
+from trivium.interop.hf_config import ConfigReader
+from trivium.spec import PRE_NORM
+
+_ALIASES = {
+    "n_embed": "hidden_size",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+}
+
+
+def _alias(name: str, default: int) -> Any:
+    """The value under an older name, or the default."""
+    return lambda config: config.get(name, default)
+
+
+def _read(config: ConfigReader, tree: SpecTree) -> None:
+    """Names that files have beside others must agree; the inner width follows from the width."""
+    for alias, name in _ALIASES.items():
+        config.expect(alias, config.get(name, config.get(alias)))
+    tree.set("decoder.feed_forward.d_ff", 4 * tree.get("d_model"))
+    config.expect("n_inner", 4 * tree.get("d_model"))
+
+
+_LAYER: Weights = {
+    "input_layernorm": "mixer_residual.{norm}",
+    "self_attention.query_key_value": QKV,
+    "self_attention.dense": "mixer.output",
+    "post_attention_layernorm": "feed_forward_residual.{norm}",
+    "mlp.dense_h_to_4h": "feed_forward.up",
+    "mlp.dense_4h_to_h": "feed_forward.down",
+}
+
+BLOOM = Family(
+    "bloom",
+    architectures=classes(
+        "Bloom",
+        "ForCausalLM Model ForSequenceClassification ForTokenClassification ForQuestionAnswering",
+    ),
+    stacks=("decoder",),
+    config={
+        "vocab_size": Option("vocab_size", 250_880),
+        "hidden_size": Option("d_model", _alias("n_embed", 64)),
+        "n_layer": Option("decoder.num_layers", _alias("num_hidden_layers", 2)),
+        "n_head": Option("decoder.mixer.num_heads", _alias("num_attention_heads", 8)),
+        "layer_norm_epsilon": Option(("decoder.norm.eps", "embedding.norm.eps"), 1e-5),
+        "hidden_dropout": Option("decoder.dropout", 0.0),
+        "attention_dropout": Option("decoder.dropout", write_only=True),
+        "tie_word_embeddings": Option("heads.lm.tied", True),
+    },
+    fixed={
+        "embedding.norm.kind": "layer",
+        "decoder.mixer.positions.kind": "alibi",
+        "decoder.feed_forward.activation": "gelu_tanh",
+        "decoder.norm.kind": "layer",
+        "decoder.norms": PRE_NORM,
+        "heads.classifier.pooling": "last",
+        "heads.classifier.bias": False,
+        "initialization": {"kind": "normal", "residual_init": "scaled"},
+    },
+    weights={
+        "transformer.word_embeddings": "tokens",
+        "transformer.word_embeddings_layernorm": "decoder.embedding.norm",
+        **in_layers("transformer.h.{i}", "decoder", _LAYER),
+        "transformer.ln_f": "decoder.norm",
+    },
+    heads={"classifier": {"score": "classifier"}},
+    base="transformer.",
+    by_heads=True,
+    expected={"apply_residual_connection_post_layernorm": False, "skip_bias_add_qkv": False},
+    # What the first releases wrote of the training; `slow_but_exact` is a way to add in parts.
+    ignored="slow_but_exact offset_alibi seq_length skip_bias_add attention_softmax_in_fp32 "
+    "bias_dropout_fusion masked_softmax_fusion unk_token_id",
+    copies={"lm_head.weight": "transformer.word_embeddings.weight"},
+    hooks=(Hook(_read),),
+)

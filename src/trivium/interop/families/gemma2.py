@@ -1,0 +1,106 @@
+"""Gemma 2 (Gemma Team 2024): soft caps, sandwich norms, every second layer with a window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from trivium.errors import SpecError
+from trivium.interop.families.llama import CONFIG, FIXED, LLAMA, ROTARY
+from trivium.interop.families.qwen2 import read_layer_types, write_layer_types
+from trivium.interop.family import (
+    ACTIVATIONS,
+    Hook,
+    Option,
+    SpecTree,
+    attention_of,
+    classes,
+    in_layers,
+)
+from trivium.interop.hf_config import ConfigReader
+from trivium.spec import LMHead, ModelSpec
+
+
+def _read(config: ConfigReader, tree: SpecTree) -> None:
+    """A null cap is none, a missing one the default."""
+    tree.set("embedding.scale", tree.get("d_model") ** 0.5)
+    tree.set("decoder.mixer.scale", config.require("query_pre_attn_scalar", 256) ** -0.5)
+    for name, path, default in (
+        ("attn_logit_softcapping", "decoder.mixer.soft_cap", 50.0),
+        ("final_logit_softcapping", "heads.lm.soft_cap", 30.0),
+    ):
+        tree.set(path, config.get(name, None if name in config.named else default))
+    if "num_key_value_heads" not in config.named:
+        tree.set("decoder.mixer.num_kv_heads", 4)
+    window = config.require("sliding_window", 4096)
+    read_layer_types(config, tree, window, lambda layer: layer % 2 == 0)
+
+
+def _write(spec: ModelSpec, config: dict[str, Any]) -> None:
+    attention = attention_of(spec)
+    scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
+    scalar = round(scale**-2)
+    if scalar**-0.5 != scale:
+        raise SpecError(f"decoder.mixer.scale = {scale}, which is not 1 / sqrt of an integer")
+    window = write_layer_types(spec, config)
+    config |= {"query_pre_attn_scalar": scalar, "attn_logit_softcapping": attention.soft_cap}
+    if window is not None:
+        config["sliding_window"] = window
+    for head in spec.heads:
+        if isinstance(head, LMHead):
+            config["final_logit_softcapping"] = head.soft_cap
+
+
+def _config() -> Mapping[str, str | Option]:
+    """LLaMA's table with the defaults of this family, and another name of the activation."""
+    rows = {name: row for name, row in CONFIG.items() if name != "hidden_act"}
+    return {
+        **rows,
+        "vocab_size": Option("vocab_size", 256_000),
+        "hidden_size": Option("d_model", 2304),
+        "num_hidden_layers": Option("decoder.num_layers", 26),
+        "num_attention_heads": Option("decoder.mixer.num_heads", 8),
+        "num_key_value_heads": Option(
+            "decoder.mixer.num_kv_heads", lambda config: config.get("num_attention_heads", 8)
+        ),
+        "head_dim": Option("decoder.mixer.head_dim", 256),
+        "intermediate_size": Option("decoder.feed_forward.d_ff", 9216),
+        "hidden_activation": Option(
+            "decoder.feed_forward.activation", "gelu_pytorch_tanh", ACTIVATIONS
+        ),
+        "attention_bias": Option("decoder.mixer.bias", False),
+        "tie_word_embeddings": Option("heads.lm.tied", True),
+    }
+
+
+_LAYER = {
+    "input_layernorm": "mixer_residual.before",
+    "post_attention_layernorm": "mixer_residual.branch",
+    "pre_feedforward_layernorm": "feed_forward_residual.before",
+    "post_feedforward_layernorm": "feed_forward_residual.branch",
+}
+
+GEMMA2 = replace(
+    LLAMA,
+    model_type="gemma2",
+    architectures=classes(
+        "Gemma2", "ForCausalLM Model ForSequenceClassification ForTokenClassification"
+    ),
+    config=_config(),
+    fixed={
+        **FIXED,
+        "decoder.norm.offset": 1,
+        "decoder.norms": ("before", "branch"),
+        "decoder.feed_forward.bias": False,
+    },
+    weights={
+        **LLAMA.weights,  # type: ignore[dict-item]
+        **in_layers("model.layers.{i}", "decoder", _LAYER),
+    },
+    expected={"use_bidirectional_attention": False},
+    # The first releases named the activation twice, here wrongly.
+    ignored="hidden_act cache_implementation",
+    hooks=(ROTARY, Hook(_read, _write)),
+    tokenizer_class="GemmaTokenizer",
+)

@@ -1,0 +1,102 @@
+"""GPT-NeoX (Black et al. 2022) and Pythia (Biderman et al. 2023)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trivium.interop.families.llama import ROTARY, read_rope, rope_of
+from trivium.interop.family import (
+    ACTIVATIONS,
+    QKV,
+    Family,
+    Hook,
+    Option,
+    SpecTree,
+    Weights,
+    attention_of,
+    classes,
+    in_layers,
+)
+from trivium.interop.hf_config import ConfigReader
+from trivium.spec import PRE_NORM, ModelSpec, ParallelLayers, Rotary
+
+
+def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
+    """Older files have the share of turned dimensions and the base under names of their own."""
+    rope = rope_of(config)
+    share, base = config.get("rotary_pct", 0.25), config.get("rotary_emb_base", 1e4)
+    tree.set("decoder.mixer.positions.share", rope.pop("partial_rotary_factor", share))
+    read_rope(config, tree, {"rope_theta": base, **rope})
+
+
+def _write_rotary(spec: ModelSpec, config: dict[str, Any]) -> None:
+    ROTARY.write(spec, config)
+    rotary = attention_of(spec).positions
+    if isinstance(rotary, Rotary):
+        config["rope_parameters"]["partial_rotary_factor"] = rotary.share
+        config |= {"rotary_pct": rotary.share, "rotary_emb_base": config.pop("rope_theta")}
+
+
+def _read_block(config: ConfigReader, tree: SpecTree) -> None:
+    if config.require("use_parallel_residual", True):
+        tree.set("decoder.block", ParallelLayers(norms="separate"))
+
+
+def _write_block(spec: ModelSpec, config: dict[str, Any]) -> None:
+    config["use_parallel_residual"] = spec.stacks[0].block == ParallelLayers(norms="separate")
+
+
+_LAYER: Weights = {
+    "input_layernorm": "mixer_residual.{norm}",
+    "attention.query_key_value": QKV,
+    "attention.dense": "mixer.output",
+    "post_attention_layernorm": "feed_forward_residual.{norm}",
+    "mlp.dense_h_to_4h": "feed_forward.up",
+    "mlp.dense_4h_to_h": "feed_forward.down",
+}
+
+GPT_NEOX = Family(
+    "gpt_neox",
+    architectures=classes(
+        "GPTNeoX",
+        "ForCausalLM Model ForSequenceClassification ForTokenClassification ForQuestionAnswering",
+    ),
+    stacks=("decoder",),
+    config={
+        "vocab_size": Option("vocab_size", 50_432),
+        "hidden_size": Option("d_model", 6144),
+        "num_hidden_layers": Option("decoder.num_layers", 44),
+        "num_attention_heads": Option("decoder.mixer.num_heads", 64),
+        "intermediate_size": Option("decoder.feed_forward.d_ff", 24_576),
+        "hidden_act": Option("decoder.feed_forward.activation", "gelu", ACTIVATIONS),
+        "attention_bias": Option("decoder.mixer.bias", True),
+        "layer_norm_eps": Option("decoder.norm.eps", 1e-5),
+        "hidden_dropout": Option("decoder.dropout", 0.0),
+        "attention_dropout": Option("decoder.dropout", write_only=True),
+        "tie_word_embeddings": Option("heads.lm.tied", False),
+    },
+    fixed={
+        "decoder.mixer.positions.kind": "rotary",
+        "decoder.norm.kind": "layer",
+        "decoder.norms": PRE_NORM,
+        "heads.classifier.pooling": "last",
+        "heads.classifier.bias": False,
+        "initialization": {"kind": "normal", "residual_init": "scaled"},
+    },
+    weights={
+        "gpt_neox.embed_in": "tokens",
+        **in_layers("gpt_neox.layers.{i}", "decoder", _LAYER),
+        "gpt_neox.final_layer_norm": "decoder.norm",
+    },
+    heads={"classifier": {"score": "classifier"}},
+    base="gpt_neox.",
+    by_heads=True,
+    ignored="is_decoder classifier_dropout",
+    # Before transformers 5 the head was `embed_out`.
+    copies={
+        "embed_out.weight": "lm_head.weight",
+        "lm_head.weight": "gpt_neox.embed_in.weight",
+    },
+    buffers=(r".*\.attention\.(masked_)?bias", r".*\.rotary_emb\.inv_freq"),
+    hooks=(Hook(_read_rotary, _write_rotary), Hook(_read_block, _write_block)),
+)

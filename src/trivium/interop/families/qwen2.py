@@ -1,0 +1,99 @@
+"""Qwen2 and 2.5 (Yang et al. 2024): LLaMA's tables, with biases of queries, keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trivium.interop.families.llama import CONFIG, FIXED, LLAMA, ROTARY
+from trivium.interop.family import Architecture, Hook, Option, SpecTree, classes
+from trivium.interop.hf_config import ConfigReader
+from trivium.spec import ModelSpec, Sliding
+
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+
+
+def read_layer_types(
+    config: ConfigReader, tree: SpecTree, window: int | None, default: Callable[[int], bool]
+) -> None:
+    """Full or sliding attention for each layer. Hugging Face's window counts the position itself.
+
+    Args:
+        config: the options, of which "layer_types" may be missing.
+        tree: whose mixer is described but for its pattern.
+        window: of sliding layers.
+        default: whether a layer, counted from 0, has a window where no types are named.
+    """
+    layers = config.require("num_hidden_layers", tree.get("decoder.num_layers"))
+    if layers > 1000:  # as in a spec, which is made after the list of layers
+        raise config.unsupported("num_hidden_layers", expected="at most 1000")
+    usual = [_SLIDING if default(i) else _FULL for i in range(layers)]
+    kinds: Sequence[str] = config.require("layer_types", usual)
+    if len(kinds) != layers or not {*kinds} <= {_FULL, _SLIDING}:
+        expected = f'"{_FULL}" or "{_SLIDING}" for each layer'
+        raise config.unsupported("layer_types", expected=expected)
+    if _SLIDING in kinds and (window is None or window < 2):
+        raise config.unsupported("sliding_window", expected="2 or more for layers that have one")
+    full = {**tree.get("decoder.mixer"), "kind": "attention"}
+    sliding = {**full, "pattern": {"kind": "sliding", "window": (window or 2) - 1}}
+    tree.set("decoder.mixer", tuple(sliding if kind == _SLIDING else full for kind in kinds))
+
+
+def write_layer_types(spec: ModelSpec, config: dict[str, Any]) -> int | None:
+    """Set "layer_types". Returns the window of sliding layers, None where there are none."""
+    patterns = [attention.pattern for attention in spec.stacks[0].attentions]
+    windows = [each.window + 1 for each in patterns if isinstance(each, Sliding)]
+    config["layer_types"] = [_SLIDING if isinstance(p, Sliding) else _FULL for p in patterns]
+    return windows[0] if windows else None
+
+
+def _read_window(config: ConfigReader, tree: SpecTree) -> None:
+    window = config.get("sliding_window", None if "sliding_window" in config.named else 4096)
+    window = window if config.get("use_sliding_window", False) else None
+    first = config.get("max_window_layers", 28)
+    read_layer_types(config, tree, window, lambda layer: window is not None and layer >= first)
+
+
+def _write_window(spec: ModelSpec, config: dict[str, Any]) -> None:
+    window = write_layer_types(spec, config)
+    config |= {"use_sliding_window": window is not None, "sliding_window": window}
+
+
+def _read_kv_heads(config: ConfigReader, tree: SpecTree) -> None:
+    """Null is as many as query heads, nothing the default."""
+    if "num_key_value_heads" not in config.named:
+        tree.set("decoder.mixer.num_kv_heads", 32)
+
+
+KV_HEADS = Hook(_read_kv_heads)
+WINDOW = Hook(_read_window, _write_window)
+
+QWEN2 = replace(
+    LLAMA,
+    model_type="qwen2",
+    architectures=classes(
+        "Qwen2", "ForCausalLM Model ForSequenceClassification ForTokenClassification"
+    )
+    | {"Qwen2ForQuestionAnswering": Architecture(("span",), base="transformer.")},
+    config={
+        **CONFIG,
+        "vocab_size": Option("vocab_size", 151_936),
+        "hidden_size": Option("d_model", 4096),
+        "num_hidden_layers": Option("decoder.num_layers", 32),
+        "num_attention_heads": Option("decoder.mixer.num_heads", 32),
+        "num_key_value_heads": Option(
+            "decoder.mixer.num_kv_heads", lambda config: config.get("num_attention_heads", 32)
+        ),
+        "intermediate_size": Option("decoder.feed_forward.d_ff", 22_016),
+    },
+    fixed={
+        **FIXED,
+        "decoder.mixer.bias": True,
+        "decoder.mixer.output_bias": False,
+        "decoder.feed_forward.bias": False,
+    },
+    ignored="use_mrope",
+    expected={},
+    hooks=(ROTARY, KV_HEADS, WINDOW),
+)

@@ -1,0 +1,38 @@
+"""Qwen3 (Yang et al. 2025): Qwen2's tables, with norms of queries and keys in place of biases."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trivium.interop.families.llama import FIXED
+from trivium.interop.families.qwen2 import QWEN2
+from trivium.interop.family import Architecture, Option, classes, in_layers
+
+QWEN3 = replace(
+    QWEN2,
+    model_type="qwen3",
+    architectures=classes(
+        "Qwen3", "ForCausalLM Model ForSequenceClassification ForTokenClassification"
+    )
+    | {"Qwen3ForQuestionAnswering": Architecture(("span",), base="transformer.")},
+    config={
+        **QWEN2.config,
+        "head_dim": Option("decoder.mixer.head_dim", 128),
+        "rms_norm_eps": Option(("decoder.norm.eps", "decoder.mixer.qk_norm.eps"), 1e-6),
+        "attention_bias": Option("decoder.mixer.bias", False),
+    },
+    fixed={
+        **FIXED,
+        "decoder.mixer.qk_norm.kind": "rms",
+        "decoder.feed_forward.bias": False,
+    },
+    weights={
+        **QWEN2.weights,  # type: ignore[dict-item]
+        **in_layers(
+            "model.layers.{i}",
+            "decoder",
+            {"self_attn.q_norm": "mixer.query_norm", "self_attn.k_norm": "mixer.key_norm"},
+        ),
+    },
+    ignored="",
+)
