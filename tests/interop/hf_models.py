@@ -112,6 +112,33 @@ SIZES: dict[str, dict[str, Any]] = {
     "Mistral": {**_LLAMA, "sliding_window": 5},
     # One product for each expert: PyTorch has none of all together in float64.
     "Mixtral": {**_LLAMA, "num_local_experts": 5, "experts_implementation": "eager"},
+    "Bloom": {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 21,
+        "n_layer": 3,
+        "n_head": 3,
+        **_TOKENS,
+    },
+    "GPTNeoX": {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 36,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "intermediate_size": 29,
+        "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.5},
+        **_TOKENS,
+    },
+    "Qwen2": _LLAMA,
+    "Qwen3": {**_LLAMA, "head_dim": 10},
+    "Gemma2": {
+        **_LLAMA,
+        "num_hidden_layers": 3,
+        "head_dim": 10,
+        "sliding_window": 5,
+        "query_pre_attn_scalar": 7,
+        "attn_logit_softcapping": 1.7,
+        "final_logit_softcapping": 2.3,
+    },
     "T5": _T5,
     "Bart": _BART,
     "Marian": _BART,
@@ -158,6 +185,28 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "MixtralForCausalLM": [
         {"num_experts_per_tok": 3, "hidden_act": "gelu", "sliding_window": 5, "head_dim": 10},
         {"num_experts_per_tok": 1, "router_aux_loss_coef": 0.3, "tie_word_embeddings": True},
+    ],
+    "BloomForCausalLM": [{"tie_word_embeddings": False, "layer_norm_epsilon": 1e-3}],
+    "GPTNeoXForCausalLM": [
+        {"use_parallel_residual": False, "tie_word_embeddings": True, "hidden_act": "gelu_fast"},
+        {"attention_bias": False, "rope_parameters": {"partial_rotary_factor": 1.0}},
+    ],
+    "Qwen2ForCausalLM": [
+        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+        {"tie_word_embeddings": True, "rope_parameters": {"rope_theta": 100.0}},
+    ],
+    "Qwen3ForCausalLM": [
+        {
+            "attention_bias": True,
+            "rms_norm_eps": 1e-3,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ],
+    "Gemma2ForCausalLM": [
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+        {"tie_word_embeddings": False, "attention_bias": True, "hidden_activation": "silu"},
     ],
     "T5ForConditionalGeneration": [
         {"feed_forward_proj": "gated-gelu", "scale_decoder_outputs": False},

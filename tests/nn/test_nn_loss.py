@@ -22,18 +22,21 @@ def make(labels=13, *, bias=True, scale=1.0):
     return inputs, torch.randint(VOCABULARY, (labels,))
 
 
-def chunked(inputs, targets, smoothing=0.0):
+def chunked(inputs, targets, smoothing=0.0, cap=None):
     bias = inputs[2] if len(inputs) == 3 else None
-    return linear_cross_entropy(inputs[0], inputs[1], bias, targets, smoothing=smoothing)
+    return linear_cross_entropy(
+        inputs[0], inputs[1], bias, targets, smoothing=smoothing, soft_cap=cap
+    )
 
 
 def with_gradients(loss, inputs):
     return [loss, *torch.autograd.grad(0.37 * loss, inputs)]
 
 
-def expected(inputs, targets, smoothing=0.0):
+def expected(inputs, targets, smoothing=0.0, cap=None):
     double = [tensor.detach().double().requires_grad_() for tensor in inputs]
     logits = F.linear(*double)
+    logits = logits if cap is None else cap * torch.tanh(logits / cap)
     loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
     return with_gradients(loss, double)
 
@@ -46,14 +49,15 @@ def assert_close(actual, wanted, tolerance):
 
 def test_value_and_gradients_for_every_chunk_size(monkeypatch):
     sizes = (1, 2, 5, 12, 13, 14, 100)
-    for rows, smoothing, bias in itertools.product(sizes, (0.0, 0.1, 1.0), (True, False)):
+    choices = sizes, (0.0, 0.1, 1.0), (True, False), (None, 1.3)
+    for rows, smoothing, bias, cap in itertools.product(*choices):
         monkeypatch.setattr(loss_module, "_CPU_CHUNK", rows * VOCABULARY)
         inputs, targets = make(bias=bias)
-        wanted = expected(inputs, targets, smoothing)
-        loss = chunked(inputs, targets, smoothing)
+        wanted = expected(inputs, targets, smoothing, cap)
+        loss = chunked(inputs, targets, smoothing, cap)
         assert_close(with_gradients(loss, inputs), wanted, 1e-11)
         with torch.no_grad():
-            assert_close([chunked(inputs, targets, smoothing)], wanted[:1], 1e-11)
+            assert_close([chunked(inputs, targets, smoothing, cap)], wanted[:1], 1e-11)
 
 
 def test_extreme_logits_stay_finite():

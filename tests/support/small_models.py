@@ -220,6 +220,44 @@ SPECS = {
         decoder=_stack(mixer=_attention(positions=spec.ALiBi())),
         heads=_TIED,
     ),
+    "gpt-neox": _model(
+        embedding=spec.Embedding(),
+        decoder=_stack(
+            mixer=_attention(positions=spec.Rotary(base=100.0, share=0.4)),
+            block=spec.ParallelLayers(norms="separate"),
+        ),
+        heads=(spec.LMHead(tied=False),),
+    ),
+    "palm": _model(
+        embedding=spec.Embedding(),
+        decoder=_stack(
+            mixer=_rotary(num_kv_heads=1),
+            feed_forward=_SWIGLU,
+            norm=_NO_BIAS,
+            block=spec.ParallelLayers(norms="shared"),
+        ),
+        heads=(spec.LMHead(tied=True, scale=WIDTH**-0.5),),
+        initialization=spec.FanIn(),
+    ),
+    "qwen3": _model(
+        embedding=spec.Embedding(),
+        decoder=_LLAMA.replace(mixer=_rotary(num_heads=6, num_kv_heads=2, qk_norm=spec.RMSNorm())),
+        heads=_TIED,
+    ),
+    "gemma2": _model(
+        embedding=spec.Embedding(scale=WIDTH**0.5),
+        decoder=_stack(
+            num_layers=3,
+            mixer=(
+                _rotary(soft_cap=1.7, scale=0.3, pattern=spec.Sliding(window=3)),
+                _rotary(soft_cap=1.7, scale=0.3),
+            ),
+            feed_forward=_GATED_GELU,
+            norm=spec.RMSNorm(offset=1),
+            norms=("before", "branch"),
+        ),
+        heads=(spec.LMHead(tied=True, soft_cap=2.3),),
+    ),
     "sliding": _model(
         embedding=spec.Embedding(positions=spec.Sinusoidal(), scale=WIDTH**0.5),
         decoder=_stack(
