@@ -1,0 +1,285 @@
+"""Configurations of `transformers` as its models were released: preset -> config."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+transformers = pytest.importorskip("transformers")
+
+
+def of(name: str, **options: Any) -> transformers.PretrainedConfig:
+    return getattr(transformers, f"{name}Config")(**options)
+
+
+def bert(layers, width, **options):
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": 4 * width}
+    return of("Bert", num_attention_heads=width // 64, **sizes, **options)
+
+
+def roberta(layers, width):
+    return of(
+        "Roberta",
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=width // 64,
+        intermediate_size=4 * width,
+        max_position_embeddings=514,
+        type_vocab_size=1,
+        layer_norm_eps=1e-5,
+    )
+
+
+def albert(layers, width, heads):
+    return of(
+        "Albert",
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=heads,
+        intermediate_size=4 * width,
+    )
+
+
+def electra(layers, width, embedding):
+    return of(
+        "Electra",
+        num_hidden_layers=layers,
+        hidden_size=width,
+        embedding_size=embedding,
+        num_attention_heads=width // 64,
+        intermediate_size=4 * width,
+    )
+
+
+def modernbert(layers, width, d_ff):
+    return of(
+        "ModernBert",
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=width // 64,
+        intermediate_size=d_ff,
+    )
+
+
+def gpt1(layers, width):
+    return of("OpenAIGPT", n_layer=layers, n_embd=width, n_head=width // 64)
+
+
+def gpt2(layers, width, heads=None, **options):
+    return of("GPT2", n_layer=layers, n_embd=width, n_head=heads or width // 64, **options)
+
+
+def gpt3(layers, width, heads):
+    """Sparse layers have the weights of dense ones."""
+    return gpt2(layers, width, heads, n_positions=2048)
+
+
+def opt(layers, width, heads, **options):
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads}
+    return of("OPT", ffn_dim=4 * width, **sizes, **options)
+
+
+def llama(layers, width, heads, d_ff, eps=1e-6, **options):
+    return of(
+        "Llama",
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=heads,
+        intermediate_size=d_ff,
+        rms_norm_eps=eps,
+        **options,
+    )
+
+
+def llama3(layers, width, heads, d_ff, factor=None, **options):
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 500_000.0}
+    if factor:
+        rope |= {
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        }
+    sizes = {"vocab_size": 128_256, "num_key_value_heads": options.pop("kv", 8)}
+    return llama(layers, width, heads, d_ff, 1e-5, rope_parameters=rope, **sizes, **options)
+
+
+def mixtral(**sizes):
+    return of("Mixtral", router_aux_loss_coef=0.02, **sizes)
+
+
+def t5(layers, width, heads, d_ff, d_kv=64, **options):
+    sizes = {"num_layers": layers, "d_model": width, "num_heads": heads, "d_ff": d_ff}
+    return of("T5", d_kv=d_kv, **sizes, **options)
+
+
+def t5_v11(layers, width, heads, d_ff):
+    return t5(layers, width, heads, d_ff, feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+
+
+def both_stacks(name, layers, width, **options):
+    stacks = ("encoder", "decoder")
+    sizes = {f"{stack}_layers": layers for stack in stacks}
+    sizes |= {f"{stack}_attention_heads": width // 64 for stack in stacks}
+    sizes |= {f"{stack}_ffn_dim": 4 * width for stack in stacks}
+    return of(name, d_model=width, **sizes, **options)
+
+
+def marian(layers, width):
+    return both_stacks(
+        "Marian",
+        layers,
+        width,
+        vocab_size=59_514,
+        pad_token_id=59_513,
+        decoder_start_token_id=59_513,
+        max_position_embeddings=512,
+        activation_function="swish",
+        scale_embedding=True,
+    )
+
+
+def neox(layers, width, heads, **options):
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads}
+    return of("GPTNeoX", intermediate_size=4 * width, **sizes, **options)
+
+
+def bloom(layers, width, heads):
+    return of("Bloom", n_layer=layers, hidden_size=width, n_head=heads)
+
+
+def qwen(name, layers, width, heads, d_ff, **options):
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads}
+    rope = {"rope_type": "default", "rope_theta": 1e6}
+    return of(name, intermediate_size=d_ff, rope_parameters=rope, **sizes, **options)
+
+
+# The released configurations, in the words of `transformers`; -tiny is our own.
+CONFIGS = {
+    "bert-tiny": bert(2, 128),
+    "bert-mini": bert(4, 256),
+    "bert-small": bert(4, 512),
+    "bert-medium": bert(8, 512),
+    "bert-base": bert(12, 768),
+    "bert-large": bert(24, 1024),
+    "bert-base-cased": bert(12, 768, vocab_size=28_996),
+    "bert-large-cased": bert(24, 1024, vocab_size=28_996),
+    "bert-base-multilingual-uncased": bert(12, 768, vocab_size=105_879),
+    "bert-base-multilingual-cased": bert(12, 768, vocab_size=119_547),
+    "bert-base-chinese": bert(12, 768, vocab_size=21_128),
+    "roberta-tiny": roberta(2, 128),
+    "roberta-base": roberta(12, 768),
+    "roberta-large": roberta(24, 1024),
+    "albert-tiny": albert(2, 128, 2),
+    "albert-base": albert(12, 768, 12),
+    "albert-large": albert(24, 1024, 16),
+    "albert-xlarge": albert(24, 2048, 16),
+    "albert-xxlarge": albert(12, 4096, 64),
+    "electra-small": electra(12, 256, 128),
+    "electra-base": electra(12, 768, 768),
+    "electra-large": electra(24, 1024, 1024),
+    "electra-small-generator": electra(12, 256, 128),
+    "electra-base-generator": electra(12, 256, 768),
+    "electra-large-generator": electra(24, 256, 1024),
+    "modernbert-base": modernbert(22, 768, 1152),
+    "modernbert-large": modernbert(28, 1024, 2624),
+    "gpt1-tiny": gpt1(2, 128),
+    "gpt1": gpt1(12, 768),
+    "gpt2": gpt2(12, 768),
+    "gpt2-medium": gpt2(24, 1024),
+    "gpt2-large": gpt2(36, 1280),
+    "gpt2-xl": gpt2(48, 1600),
+    "gpt3-125m": gpt3(12, 768, 12),
+    "gpt3-350m": gpt3(24, 1024, 16),
+    "gpt3-760m": gpt3(24, 1536, 16),
+    "gpt3-1.3b": gpt3(24, 2048, 16),
+    "gpt3-2.7b": gpt3(32, 2560, 32),
+    "gpt3-6.7b": gpt3(32, 4096, 32),
+    "gpt3-13b": gpt3(40, 5120, 40),
+    "gpt3-175b": gpt3(96, 12_288, 96),
+    "opt-tiny": opt(2, 128, 2),
+    "opt-125m": opt(12, 768, 12),
+    "opt-350m": opt(24, 1024, 16, word_embed_proj_dim=512, do_layer_norm_before=False),
+    "opt-1.3b": opt(24, 2048, 32),
+    "opt-2.7b": opt(32, 2560, 32),
+    "opt-6.7b": opt(32, 4096, 32),
+    "opt-13b": opt(40, 5120, 40),
+    "opt-30b": opt(48, 7168, 56),
+    "opt-66b": opt(64, 9216, 72),
+    "opt-175b": opt(96, 12_288, 96),
+    "llama-7b": llama(32, 4096, 32, 11_008),
+    "llama-13b": llama(40, 5120, 40, 13_824),
+    "llama-33b": llama(60, 6656, 52, 17_920),
+    "llama-65b": llama(80, 8192, 64, 22_016, 1e-5),
+    "llama2-7b": llama(32, 4096, 32, 11_008, 1e-5),
+    "llama2-13b": llama(40, 5120, 40, 13_824, 1e-5),
+    "llama2-70b": llama(80, 8192, 64, 28_672, 1e-5, num_key_value_heads=8),
+    "llama3-8b": llama3(32, 4096, 32, 14_336),
+    "llama3-70b": llama3(80, 8192, 64, 28_672),
+    "llama3.1-8b": llama3(32, 4096, 32, 14_336, 8.0),
+    "llama3.1-405b": llama3(126, 16_384, 128, 53_248, 8.0),
+    "llama3.2-1b": llama3(16, 2048, 32, 8192, 32.0, tie_word_embeddings=True),
+    "llama3.2-3b": llama3(28, 3072, 24, 8192, 32.0, tie_word_embeddings=True),
+    "mistral-7b": of("Mistral", rms_norm_eps=1e-5),
+    "mixtral-8x7b": mixtral(),
+    "mixtral-8x22b": mixtral(
+        hidden_size=6144, intermediate_size=16_384, num_hidden_layers=56, num_attention_heads=48
+    ),
+    "gpt-neox-20b": of("GPTNeoX", hidden_act="gelu_fast"),
+    "pythia-70m": neox(6, 512, 8, vocab_size=50_304),
+    "pythia-12b": neox(36, 5120, 40, vocab_size=50_688),
+    "bloom-560m": bloom(24, 1024, 16),
+    "bloom-176b": bloom(70, 14_336, 112),
+    "gemma2-2b": of("Gemma2"),
+    "gemma2-27b": of(
+        "Gemma2",
+        num_hidden_layers=46,
+        hidden_size=4608,
+        num_attention_heads=32,
+        num_key_value_heads=16,
+        head_dim=128,
+        intermediate_size=36_864,
+        query_pre_attn_scalar=144,
+    ),
+    "qwen2-0.5b": qwen("Qwen2", 24, 896, 14, 4864, num_key_value_heads=2, tie_word_embeddings=True),
+    "qwen3-8b": qwen("Qwen3", 36, 4096, 32, 12_288, num_key_value_heads=8),
+    "t5-tiny": t5(2, 128, 2, 512),
+    "t5-small": t5(6, 512, 8, 2048),
+    "t5-base": t5(12, 768, 12, 3072),
+    "t5-large": t5(24, 1024, 16, 4096),
+    "t5-3b": t5(24, 1024, 32, 16_384, 128),
+    "t5-11b": t5(24, 1024, 128, 65_536, 128),
+    "t5-v1.1-small": t5_v11(8, 512, 6, 1024),
+    "t5-v1.1-base": t5_v11(12, 768, 12, 2048),
+    "t5-v1.1-large": t5_v11(24, 1024, 16, 2816),
+    "t5-v1.1-xl": t5_v11(24, 2048, 32, 5120),
+    "t5-v1.1-xxl": t5_v11(24, 4096, 64, 10_240),
+    "bart-tiny": both_stacks("Bart", 2, 128),
+    "bart-base": both_stacks("Bart", 6, 768),
+    "bart-large": both_stacks("Bart", 12, 1024),
+    "marian-tiny": marian(2, 128),
+    "marian-opus-mt": marian(6, 512),
+}
+CLASSES = {
+    "bert": "BertForPreTraining",
+    "roberta": "RobertaForMaskedLM",
+    "albert": "AlbertForPreTraining",
+    "electra": "ElectraForPreTraining",
+    "modernbert": "ModernBertForMaskedLM",
+    "openai-gpt": "OpenAIGPTLMHeadModel",
+    "gpt2": "GPT2LMHeadModel",
+    "opt": "OPTForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "bloom": "BloomForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "t5": "T5ForConditionalGeneration",
+    "bart": "BartForConditionalGeneration",
+    "marian": "MarianMTModel",
+}
