@@ -84,6 +84,10 @@ class AttentionMixer(MixerModule, of=spec.Attention):
         if context.span is not None and isinstance(state, KeysValues | Ring):
             columns = state.columns(context.span, context.columns)
             keys = Context(columns, columns)
+        return self.prepare_for(context, keys, table)
+
+    def prepare_for(self, context: Context, keys: Context, table: nn.Module | None) -> Prepared:
+        """What `prepare` gives, of tokens that attend to these keys."""
         ready = self.positions.prepare(context, keys, table)
         return Prepared(Mask(context, keys, self.part.pattern, self.positions.bias(ready)), ready)
 

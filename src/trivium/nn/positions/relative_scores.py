@@ -1,0 +1,88 @@
+"""Relative scores: a query meets the distance to a key.
+
+Shape letters: B batch, T query positions, S key positions, R distances, D width, N heads, K
+key-value heads, H head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from trivium import spec
+from trivium.nn.context import Context
+from trivium.nn.positions import PositionsModule, distances
+from trivium.nn.sinusoids import sinusoids
+from trivium.spec.positions.relative_scores import RelativeScores
+
+
+@dataclass(frozen=True)
+class RelativeDistances:
+    """What layers share in a pass.
+
+    Args:
+        vectors: sinusoids of every distance there may be, [R, D].
+        index: which of them is that from a query to a key, int64 [1 or B, 1, T, S].
+    """
+
+    vectors: Tensor
+    index: Tensor
+
+
+class RelativePositionScores(PositionsModule, of=RelativeScores):
+    """(q_i R_i-j + u k_j + v R_i-j) / sqrt(H), with R_i-j = W_R sinusoid(i - j).
+
+    They are terms (b), (c) and (d) of Dai et al. 2019, section 3.3; term (a) is attention's own.
+    u and v start at 0.
+    """
+
+    parallel: ClassVar[Mapping[str, str]] = {
+        "distance": "column",
+        "content_bias": "column",
+        "distance_bias": "column",
+    }
+
+    def __init__(self, attention: spec.Attention, width: int) -> None:
+        super().__init__(attention, width)
+        assert isinstance(attention.positions, RelativeScores)
+        self.base, self.width = attention.positions.base, width
+        self.scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
+        heads = attention.num_heads * attention.head_dim
+        self.distance = nn.Parameter(torch.empty(heads, width))  # W_R
+        self.content_bias = nn.Parameter(torch.empty(heads))  # u
+        self.distance_bias = nn.Parameter(torch.empty(heads))  # v
+
+    def prepare(
+        self, context: Context, keys: Context, table: nn.Module | None
+    ) -> RelativeDistances:
+        """The distances of a pass; later keys are counted where they may be seen."""
+        distance = -distances(context, keys)
+        farthest = distance.shape[2] - 1
+        later = not context.causal or context.prefix is not None or context.order is not None
+        nearest = -farthest if later else 0
+        there = torch.arange(nearest, farthest + 1, device=distance.device)
+        # What is out of these bounds is padding, or not kept any more: nobody sees it.
+        index = distance.clamp(nearest, farthest) - nearest
+        return RelativeDistances(sinusoids(there, self.base, self.width), index[:, None])
+
+    def scores(self, query: Tensor, key: Tensor, prepared: RelativeDistances) -> Tensor:
+        """See `PositionsModule.scores`: [B, N, T, S]."""
+        heads, head_dim = self.attention.num_heads, self.attention.head_dim
+        query, vectors = query.to(key.dtype), prepared.vectors.to(key.dtype)
+        matrix, u, v = (
+            weight.to(key.dtype).unflatten(0, (heads, head_dim))
+            for weight in (self.distance, self.content_bias, self.distance_bias)
+        )
+        query = query + v[:, None]
+        if len(query) * query.shape[2] < head_dim:  # fewer products: W_R^T q once for all distances
+            by_distance = query @ matrix @ vectors.T
+        else:
+            by_distance = query @ (matrix @ vectors.T)  # [B, N, T, R]
+        index = prepared.index.expand(*by_distance.shape[:3], -1)
+        content = key @ u.unflatten(0, (key.shape[1], -1)).mT  # [B, K, S, N / K]
+        content = content.mT.flatten(1, 2)[:, :, None]
+        return self.scale * (by_distance.gather(-1, index) + content)
