@@ -29,7 +29,7 @@ def attention_weights(x, weights, sees):
         query, seen = weights["query.weight"][own] @ x[row, i], []
         for j in range(LENGTH):
             angle = (i - j) * frequency
-            waves = np.stack((np.sin(angle), np.cos(angle)), -1).flatten()[:WIDTH]
+            waves = np.concatenate((np.sin(angle), np.cos(angle)))[:WIDTH]
             r = weights["positions.distance"][own] @ waves
             key = weights["key.weight"][group] @ x[row, j]
             score = query @ key + query @ r + u @ key + v @ r

@@ -37,7 +37,8 @@ class RelativePositionScores(PositionsModule, of=RelativeScores):
     """(q_i R_i-j + u k_j + v R_i-j) / sqrt(H), with R_i-j = W_R sinusoid(i - j).
 
     They are terms (b), (c) and (d) of Dai et al. 2019, section 3.3; term (a) is attention's own.
-    u and v start at 0.
+    Every layer has a u and a v of its own, as in their large model and in XLNet; they start at 0.
+    Sinusoids have all sines first, as in the released code.
     """
 
     parallel: ClassVar[Mapping[str, str]] = {
@@ -67,7 +68,8 @@ class RelativePositionScores(PositionsModule, of=RelativeScores):
         there = torch.arange(nearest, farthest + 1, device=distance.device)
         # What is out of these bounds is padding, or not kept any more: nobody sees it.
         index = distance.clamp(nearest, farthest) - nearest
-        return RelativeDistances(sinusoids(there, self.base, self.width), index[:, None])
+        vectors = sinusoids(there, self.base, self.width, in_halves=True)
+        return RelativeDistances(vectors, index[:, None])
 
     def scores(self, query: Tensor, key: Tensor, prepared: RelativeDistances) -> Tensor:
         """See `PositionsModule.scores`: [B, N, T, S]."""
