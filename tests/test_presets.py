@@ -65,7 +65,7 @@ PUBLISHED = {
 }
 # Totals that papers print rounded, in millions: Brown et al. 2020, table D.1; Lieber et al. 2021,
 # table 1; Chowdhery et al. 2022, table 1; Vaswani et al. 2017, table 3; Lan et al. 2019, table 1;
-# Warner et al. 2024; Turc et al. 2019, table 1, where a BERT is counted without the heads that
+# Warner et al. 2024; Dai et al. 2019, table 1; Turc et al. 2019, table 1, where a BERT is counted without the heads that
 # pretraining adds.
 ROUNDED = {
     "gpt3-125m": (125, 0.005),
@@ -85,6 +85,7 @@ ROUNDED = {
     "albert-xlarge": (60, 0.03),
     "modernbert-base": (149, 0.005),
     "modernbert-large": (395, 0.005),
+    "transformer-xl-base": (151, 0.005),
 }
 
 # Sizes whose heads together are not as wide as the model.

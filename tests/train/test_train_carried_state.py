@@ -20,6 +20,8 @@ from trivium.errors import RecipeError
 from trivium.models import build
 from trivium.objectives.causal import Causal
 from trivium.presets import presets
+from trivium.spec.mixers.segment_attention import SegmentAttention
+from trivium.spec.positions.relative_scores import RelativeScores
 from trivium.train.carried_state import carried_state
 from trivium.train.loader import BatchStream, Loader
 from trivium.train.recipe_loading import load_recipe
@@ -111,30 +113,46 @@ def questions(least, most, count) -> np.ndarray:
     return np.array(ids)
 
 
+def segments() -> spec.ModelSpec:
+    """A small Transformer-XL with a memory of 16 tokens."""
+    attention = SegmentAttention(
+        num_heads=2, head_dim=8, positions=RelativeScores(), pattern=spec.Sliding(window=16)
+    )
+    stack = presets["transformer-xl-tiny"].decoder.replace(  # type: ignore[union-attr]
+        num_layers=1, mixer=attention, feed_forward=spec.FeedForward(d_ff=32, activation="relu")
+    )
+    return spec.ModelSpec(
+        vocab_size=VOCABULARY, d_model=23, embedding=spec.Embedding(scale=5.0), decoder=stack,
+        heads=(spec.LMHead(tied=True, bias=True),),
+    )  # fmt: skip
+
+
 def test_what_was_said_before_the_row_is_known_with_state_alone():
-    losses = []
-    for carry in (True, False):
-        objective = Answers(carry_state=carry)
-        streams = [
-            BatchStream("", objective, Rows(ids, 8), FACTS, rows_per_step=20)
-            for ids in (questions(0, 14, 4000), questions(9, 14, 400))
-        ]
-        model = build(rnn("lstm").replace(num_layers=1, scale=5.0), seed=0)
-        trainer = trainer_of(model, streams[0], 160, eval_tokens=4000)
-        for step in range(300):
-            forward_backward(trainer, trainer.loader.step(step), step)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            for optimizer in trainer.optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-        losses.append(validation_losses(trainer, streams[1:])["valid_loss"])
-    assert losses[0] < 0.3 < 0.6 < losses[1]  # log 2 is 0.69
+    for described in (rnn("lstm").replace(num_layers=1, scale=5.0), segments()):
+        losses = []
+        for carry in (True, False):
+            objective = Answers(carry_state=carry)
+            streams = [
+                BatchStream("", objective, Rows(ids, 8), FACTS, rows_per_step=20)
+                for ids in (questions(0, 14, 4000), questions(9, 14, 400))
+            ]
+            model = build(described, seed=0)
+            trainer = trainer_of(model, streams[0], 160, eval_tokens=4000)
+            for step in range(200):
+                forward_backward(trainer, trainer.loader.step(step), step)
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                for optimizer in trainer.optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            losses.append(validation_losses(trainer, streams[1:])["valid_loss"])
+        assert losses[0] < 0.3 < 0.6 < losses[1], described.kind  # log 2 is 0.69
 
 
 def test_state_is_refused_where_it_means_nothing():
     mix = [{"name": "a", "paths": ["a"], "objective": {"kind": "causal", "carry_state": True}}]
     for changes, message in (
         ({"data": {"separate_documents": True}}, r"leave data\.separate_documents out"),
+        ({"parallel": {"activation_checkpointing": True}}, "would extend their state twice"),
         ({"data": {"packing": "truncate"}}, r'leave data\.packing = "truncate" out'),
         ({"objective": {"context": 3}}, "remembers what context would forget"),
         ({"objective": {"kind": "classification"}}, 'carry_state is a key of .* = "causal"'),

@@ -95,8 +95,8 @@ class Causal(LeftToRight):
         if self.carry_state and not spec.carries:
             raise RecipeError(
                 "objective.carry_state = true needs a model whose state goes on from row to row, "
-                "such as lstm-mini; layers of this model keep whole texts or read a few tokens: "
-                "leave it out."
+                "such as lstm-mini or transformer-xl-mini; layers of this model keep whole texts "
+                "or read a few tokens: leave it out."
             )
         return heads
 

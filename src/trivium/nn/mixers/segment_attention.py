@@ -1,0 +1,86 @@
+"""Attention with a memory of earlier segments: Transformer-XL.
+
+Shape letters: B batch, T new positions, M remembered positions, D width, N heads, K key-value
+heads, H head_dim.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trivium.nn.context import Context
+from trivium.nn.mixers.attention import AttentionMixer, Prepared
+from trivium.nn.state import Span, State
+from trivium.spec.mixers.segment_attention import SegmentAttention
+
+# The column of what a slot does not hold: later than all, so that no token sees it.
+_NEVER = 2**30
+
+
+class Memory(State):
+    """The last inputs of a layer, [slots, M, D], without their gradients; the newest is the last.
+
+    It cannot be taken back, since what is older is gone.
+    """
+
+    def __init__(self, slots: int, length: int, width: int, like: Tensor) -> None:
+        super().__init__(like.new_zeros(slots, length, width))
+
+    def columns(self, span: Span, new: Tensor) -> Tensor:
+        """The columns of what `append` returns, of the new ones [1 or B, T]: [1 or B, M + T]."""
+        back = torch.arange(-self.tensors[0].shape[1], 0, device=new.device)
+        remembered = new[:, :1] + back
+        return torch.cat((remembered.where(remembered >= 0, _NEVER), new), 1)
+
+    def append(self, span: Span, x: Tensor) -> Tensor:
+        """What is remembered, then x: [B, T, D] -> [B, M + T, D]. Remembers the last of both."""
+        (memory,) = self.tensors
+        length, slots = memory.shape[1], span.slots(len(x), x.device)
+        both = torch.cat((memory[slots].to(x.dtype), x), 1)
+        new = span.new if span.new is not None else torch.full_like(slots, x.shape[1])
+        last = new[:, None] + torch.arange(length, device=x.device)
+        kept = both.detach().take_along_dim(last[..., None], 1)
+        memory[slots] = kept.to(memory.dtype)
+        return both
+
+
+class SegmentAttentionMixer(AttentionMixer, of=SegmentAttention):
+    """Keys and values are of [SG(memory), x], queries of x alone; SG stops gradients.
+
+    Source: Dai et al. 2019, sections 3.2 and 3.3. A token sees as many tokens before it as the
+    memory holds, as in their evaluation; in their training later tokens of a segment saw all of
+    the memory and of the segment before them.
+    """
+
+    part: SegmentAttention
+
+    def __init__(
+        self, part: SegmentAttention, width: int, dropout: float = 0.0, num_layers: int = 1
+    ) -> None:
+        super().__init__(part, width, dropout, num_layers)
+        self.width = width
+
+    def prepare(self, context: Context, state: Any = None, table: Any = None) -> Prepared:
+        """See `AttentionMixer.prepare`; `state` is a `Memory`."""
+        keys = context.keys
+        if context.span is not None and state is not None:
+            columns = state.columns(context.span, context.columns)
+            keys = Context(columns, columns)
+        return self.prepare_for(context, keys, table)
+
+    def new_state(self, slots: int, length: int, like: Tensor) -> State:
+        """A memory of as many tokens as are seen."""
+        reach = self.part.pattern.reach
+        assert reach is not None  # the part has checked it
+        return Memory(slots, reach, self.width, like)
+
+    def _query_key_value(
+        self, x: Tensor, context: Context, state: Any, prepared: Prepared
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        seen = x[:, : context.num_keys]
+        if context.span is not None and state is not None:
+            seen = state.append(context.span, x)
+        return self._heads(self.query(x)), *self.project(seen)

@@ -1,0 +1,40 @@
+"""Attention with a memory of earlier segments."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import SerializeAsAny, model_validator
+
+from trivium.errors import SpecError
+from trivium.spec.mixers.attention import Attention
+from trivium.spec.patterns import Pattern
+
+
+class SegmentAttention(Attention):
+    """Attention that remembers the last inputs of its layer: Transformer-XL (Dai et al. 2019).
+
+    It remembers as many tokens as its pattern reaches: `pattern=Sliding(window=150)` is a memory of
+    150 tokens, and a token sees the 150 before it, wherever segments begin. With a memory as long
+    as the text it is the same as other attention. In training with state
+    (`objective.carry_state`) a row is a segment.
+    """
+
+    encodes: ClassVar[bool] = False
+    carries: ClassVar[bool] = True
+    kind: Literal["segment-attention"] = "segment-attention"
+    pattern: SerializeAsAny[Pattern]
+
+    @model_validator(mode="after")
+    def _remembers_vectors(self) -> Self:
+        if self.pattern.reach is None:
+            raise SpecError(
+                f'a pattern of kind "{self.pattern.kind}" reaches all tokens, and the memory of '
+                "segment-attention has an end: give it Sliding(window=...)."
+            )
+        if self.positions and not self.positions.has_scores:
+            raise SpecError(
+                f'positions of kind "{self.positions.kind}" are in the keys of attention, which '
+                "segment-attention makes anew of what it remembers: give it RelativeScores()."
+            )
+        return self
