@@ -118,6 +118,7 @@ LIKE = {
     "t5-v1.1": "t5-v1.1-small",
     "bart": "bart-base",
     "marian": "marian-opus-mt",
+    "xlnet": "xlnet-base",
 }
 
 
@@ -223,7 +224,7 @@ def test_the_mapping():
         ("gtp2-mini", "gpt2-mini"),
         ("gopher-mini", ""),  # no name of another family
         ("mamba-mini", ""),
-        ("xlnet-base", ""),
+        ("pegasus-mini", ""),
         ("swin-tiny", ""),
     ):
         assert did_you_mean_preset(name) == (near and f' Did you mean "{near}"?')

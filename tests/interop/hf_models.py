@@ -11,6 +11,7 @@ from hugging_face import randomize
 from torch import Tensor
 
 from trivium.models import Transformer
+from trivium.nn.sinusoids import sinusoids
 
 transformers = pytest.importorskip("transformers")
 
@@ -99,6 +100,16 @@ _BART = {
     "decoder_start_token_id": 2,
     "forced_eos_token_id": None,
 }
+_XLNET = {
+    "vocab_size": VOCABULARY,
+    "d_model": 22,
+    "n_layer": 3,
+    "n_head": 2,
+    "d_inner": 29,
+    "pad_token_id": 0,
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+}
 SIZES: dict[str, dict[str, Any]] = {
     "Bert": _BERT,
     "Roberta": {**_BERT, "pad_token_id": 1},
@@ -142,6 +153,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "T5": _T5,
     "Bart": _BART,
     "Marian": _BART,
+    "XLNet": _XLNET,
 }
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -213,6 +225,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"feed_forward_proj": "gelu"},
     ],
     "BartForConditionalGeneration": [{"scale_embedding": True, "activation_function": "relu"}],
+    "XLNetLMHeadModel": [{"tie_word_embeddings": False, "ff_activation": "relu"}],
+    "XLNetForSequenceClassification": [{"summary_type": "first", "summary_activation": "gelu"}],
     "MarianMTModel": [{"scale_embedding": True, "activation_function": "swish"}],
 }
 TWO_VOCABULARIES = {"decoder_vocab_size": 47, "share_encoder_decoder_embeddings": False}
@@ -223,12 +237,22 @@ def prefix_of(name: str) -> str:
     return max((prefix for prefix in SIZES if name.startswith(prefix)), key=len)
 
 
+def _sinusoids(position: Tensor, *_: Any) -> Tensor:
+    """XLNet's, from the same float32 frequencies as ours: [T, 1, D]."""
+    width = SIZES["XLNet"]["d_model"]
+    return sinusoids(position, 1e4, width, in_halves=True)[:, None].to(torch.get_default_dtype())
+
+
+transformers.XLNetModel.positional_embedding = staticmethod(_sinusoids)
+
+
 def hf_model(case: Case, seed: int = 1) -> Any:
     """A model whose every weight is random, norms and biases included."""
-    two = case.name.endswith("QuestionAnswering") or case.name == "AlbertForPreTraining"
+    two = "QuestionAnswering" in case.name or case.name == "AlbertForPreTraining"
     options = {**SIZES[prefix_of(case.name)], "num_labels": 2 if two else 5, **case.changes}
     config = getattr(transformers, f"{prefix_of(case.name)}Config")(**options)
-    return randomize(getattr(transformers, case.name)(config), seed)
+    model = getattr(transformers, case.name)(config).to(torch.get_default_dtype())
+    return randomize(model, seed)
 
 
 def inputs_of(case: Case) -> dict[str, Tensor]:
@@ -239,7 +263,10 @@ def inputs_of(case: Case) -> dict[str, Tensor]:
     prefix = prefix_of(case.name)
     pad = {**SIZES[prefix], **case.changes}.get("pad_token_id", 0)
     inputs = {"input_ids": ids.where(mask, pad), "attention_mask": mask.long()}
-    if "type_vocab_size" in SIZES[prefix]:
+    if prefix == "XLNet" and "summary_type" not in case.changes:
+        # Padded on the left: a summary reads the last position.
+        inputs = {name: each.flip(1) for name, each in inputs.items()}
+    if "type_vocab_size" in SIZES[prefix] or prefix == "XLNet":
         inputs["token_type_ids"] = torch.randint(0, 3, (3, LENGTH), generator=generator)
     if prefix in ("T5", "Bart", "Marian") and not is_encoder(case):
         real = torch.arange(7) < torch.tensor([[7], [5], [3]])

@@ -156,6 +156,10 @@ def qwen(name, layers, width, heads, d_ff, **options):
     return of(name, intermediate_size=d_ff, rope_parameters=rope, **sizes, **options)
 
 
+def xlnet(layers, width):
+    return of("XLNet", n_layer=layers, d_model=width, n_head=width // 64, d_inner=4 * width)
+
+
 # The released configurations, in the words of `transformers`; -tiny is our own.
 CONFIGS = {
     "bert-tiny": bert(2, 128),
@@ -261,6 +265,9 @@ CONFIGS = {
     "bart-large": both_stacks("Bart", 12, 1024),
     "marian-tiny": marian(2, 128),
     "marian-opus-mt": marian(6, 512),
+    "xlnet-tiny": xlnet(2, 128),
+    "xlnet-base": xlnet(12, 768),
+    "xlnet-large": xlnet(24, 1024),
 }
 CLASSES = {
     "bert": "BertForPreTraining",
@@ -282,4 +289,5 @@ CLASSES = {
     "t5": "T5ForConditionalGeneration",
     "bart": "BartForConditionalGeneration",
     "marian": "MarianMTModel",
+    "xlnet": "XLNetLMHeadModel",
 }

@@ -136,6 +136,11 @@ def masked_states(
         inner, count = starts[:, None] + columns[:width], len(some)
         rows = text[torch.cat((first.expand(count, -1), inner, last.expand(count, -1)), 1)]
         row, column = torch.arange(count, device=device), some - starts + prefix
+        if lm.module.spec.asks:  # what is masked is not known, and nothing stands in its place
+            masked = (rows == tokenizer.mask_id).index_put((row, column), torch.tensor(True))
+            asked = lm.module(rows, order=masked.long(), asked=column[:, None])
+            hidden.append(asked[:, 0])
+            continue
         rows[row, column] = tokenizer.mask_id
         hidden.append(lm.module(rows, select=row * rows.shape[1] + column))
     return torch.cat(hidden)

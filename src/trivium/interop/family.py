@@ -250,6 +250,8 @@ class Family:
         transposed: last parts of the names of matrices stored as [in, out] (GPT's Conv1D).
         row_vectors: vectors of V numbers stored as [1, V].
         by_heads: fused matrices have the rows of one head after those of another.
+        stored: last parts of the names of tensors, and their shapes in files where these have
+            other axes (XLNet's [in, heads, head_dim]); a transposed one is [in, out] there.
         copies: tied weights that files may repeat: name -> the name it must equal.
         buffers: regular expressions of tensors in files that the model does not use.
         zeros: tensors without a counterpart here, refused unless all their numbers are 0.
@@ -275,6 +277,7 @@ class Family:
     transposed: tuple[str, ...] = ()
     row_vectors: tuple[str, ...] = ()
     by_heads: bool = False
+    stored: Callable[[ModelSpec], Mapping[str, tuple[int, ...]]] = lambda _: {}
     copies: Mapping[str, str] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
     zeros: tuple[str, ...] = ()

@@ -170,7 +170,7 @@ def _write_tokenizer(
     if spec.family != "decoder-only" or settings.task == "classification":
         tokenizer = add_document_tokens(tokenizer)
     tokenizer.save(folder)
-    type_ids = ["token_type_ids"] if spec.embedding.num_token_types > 1 else []
+    type_ids = ["token_type_ids"] if spec.num_token_types > 1 else []
     options = {
         **read_object(folder / TOKENIZER_OPTIONS),
         "model_input_names": ["input_ids", *type_ids, "attention_mask"],

@@ -26,6 +26,7 @@ class HFWeight:
         experts: the file has a tensor of so many experts, as its first axis; 0: no such axis.
         groups: of several parts the file has the rows of this many heads in turn, each those of
             every part (BLOOM, GPT-NeoX).
+        stored: the shape in the file, where it has other axes.
     """
 
     hf: str
@@ -34,6 +35,7 @@ class HFWeight:
     row_vector: bool = False
     experts: int = 0
     groups: int = 1
+    stored: tuple[int, ...] | None = None
 
     def split(self, tensor: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
         """hf -> local. Raises CheckpointError with both shapes where they do not fit."""
@@ -43,6 +45,8 @@ class HFWeight:
         expected = [1, *expected] if self.row_vector else expected
         if self.experts:
             expected = [self.experts, expected[0] // self.experts, *expected[1:]]
+        if self.stored is not None and tensor.shape == self.stored:
+            tensor = tensor.reshape(expected)
         if list(tensor.shape) != expected:
             raise CheckpointError(
                 f"{self.hf} is {list(tensor.shape)}, but config.json describes {expected}."
@@ -61,7 +65,9 @@ class HFWeight:
         """local -> hf."""
         whole = self.fused([tensors[name] for name in self.local])
         whole = whole.T.contiguous() if self.transposed else whole
-        return whole[None] if self.row_vector else whole
+        whole = whole[None] if self.row_vector else whole
+        whole = whole.unflatten(0, (self.experts, -1)) if self.experts else whole
+        return whole if self.stored is None else whole.reshape(self.stored)
 
     def fused(self, parts: Sequence[Tensor]) -> Tensor:
         """The rows of all parts in the order of the file: [O_i, ...] each -> [sum of O_i, ...]."""
@@ -86,15 +92,16 @@ def weight_map(
     Raises:
         SpecError: a tensor that the family has no name for.
     """
-    names = {*names}
+    names, stored = {*names}, family.stored(spec)
     weights = [
         HFWeight(
             hf=hf,
             local=local,
-            transposed=hf.endswith(".weight") and hf.split(".")[-2] in family.transposed,
+            transposed=hf.removesuffix(".weight").split(".")[-1] in family.transposed,
             row_vector=hf in family.row_vectors,
             experts=experts,
             groups=attention_of(spec).num_heads if len(local) > 1 and family.by_heads else 1,
+            stored=stored.get(hf.split(".")[-1]),
         )
         for hf, local, experts in _table(family, architecture, spec, reading=reading)
         if local[0] in names

@@ -29,6 +29,7 @@ from trivium.nn.length import check_length
 from trivium.nn.norm import build_norm
 from trivium.nn.part_module import module_class
 from trivium.nn.state import Cache, Span, state_like
+from trivium.nn.two_streams import two_streams
 from trivium.spec import Learned, ModelSpec
 
 
@@ -52,6 +53,7 @@ class InputEmbedding(nn.Module):
         self.token_types = None
         if embedding.num_token_types:
             self.token_types = empty_table(embedding.num_token_types, inner)
+        self.query = empty_table(1, width) if embedding.asks else None
         self.norm = build_norm(embedding.norm, inner)
 
     def forward(
@@ -219,6 +221,8 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         prefix_lengths: Tensor | None = None,
+        order: Tensor | None = None,
+        asked: Tensor | None = None,
         select: Tensor | None = None,
         cache: Cache | None = None,
         slots: Tensor | None = None,
@@ -238,8 +242,12 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
             decoder_attention_mask: [B, T], as `attention_mask` for the decoder.
             prefix_lengths: int64 [B]: that many first tokens of the decoder's input are attended
                 to by all others, also by those before them (a prefix language model).
-            select: int64 [M], ascending flat positions in B * T whose hidden states are wanted;
-                the last feed-forward network runs for them alone.
+            order: int64 [B, T], of an encoder that asks (`Embedding.asks`): when a token becomes
+                known. A token sees those that are known no later than itself.
+            asked: int64 [B, A], with `order`: columns of tokens that are asked for, each from those
+                that are known before it. The result is then [B, A, D].
+            select: int64 [M], ascending flat positions in B * T (or B * A) whose hidden states are
+                wanted; the last feed-forward network runs for them alone.
             cache: earlier tokens of the decoder, extended in place by its input.
             slots: int64 [B], with a cache: the slot of every row; None: the first B slots.
                 Neighbours are read without a copy.
@@ -266,6 +274,8 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
                     token_type_ids=token_type_ids,
                     position_ids=position_ids,
                     document_ids=document_ids,
+                    order=order,
+                    asked=asked,
                     select=select if self.decoder is None else None,
                 )
                 if self.decoder is None:
@@ -317,6 +327,8 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
         token_type_ids: Tensor | None = None,
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
+        order: Tensor | None = None,
+        asked: Tensor | None = None,
         select: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         if self.encoder is None:
@@ -326,9 +338,22 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
             *self._positions(input_ids, position_ids, attention_mask, document_ids),
             padding=attention_mask,
             documents=document_ids,
+            types=token_type_ids,
             select=select,
         )
-        return self.encoder(table(input_ids), context, token_type_ids=token_type_ids)
+        if order is None or asked is None:
+            refuse("order and asked are given together:", order=order, asked=asked)
+            return self.encoder(table(input_ids), context, token_type_ids=token_type_ids)
+        query, length = self.encoder.embedding.query, input_ids.shape[1]
+        if query is None:
+            raise SpecError("this model cannot be asked for tokens (Embedding.asks): no order.")
+        context = two_streams(context, order, asked)
+        if select is not None:  # flat positions among queries, which are after the tokens
+            row = select.div(asked.shape[1], rounding_mode="floor")
+            context = replace(context, select=select + (row + 1) * length)
+        tokens = torch.cat((table(input_ids), query(torch.zeros_like(asked))), 1)
+        hidden, loss = self.encoder(tokens, context, token_type_ids=context.types)
+        return hidden if select is not None else hidden[:, length:], loss
 
     def _positions(
         self,

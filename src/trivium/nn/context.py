@@ -44,6 +44,7 @@ class Context:
         padding: [B, T], nonzero where a token is real.
         documents: int64 [B, T], packed membership: a token sees its own document only.
         prefix: int64 [B]: so many first columns are seen by all, also by tokens before them.
+        types: int64 [B, T], sentence A or B, for positions that compare them.
         order: int64 [1 or B, T], when tokens become known, if not by column (XLNet).
         num_keys: so many first tokens are seen; the others only ask (XLNet's query stream).
         custom: bool, True where a token sees another: [T, T], or [B, N, T, T] with 1 for an axis
@@ -59,6 +60,7 @@ class Context:
     padding: Tensor | None = None
     documents: Tensor | None = None
     prefix: Tensor | None = None
+    types: Tensor | None = None
     order: Tensor | None = None
     num_keys: int | None = None
     custom: Tensor | None = None
@@ -106,6 +108,7 @@ class Context:
             columns=self.columns[:, some],
             padding=of(self.padding),
             documents=of(self.documents),
+            types=of(self.types),
             order=of(self.order),
             custom=custom,
         )

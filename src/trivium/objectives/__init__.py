@@ -27,6 +27,7 @@ from trivium.objectives.chat import Chat
 from trivium.objectives.classification import TextClassification
 from trivium.objectives.denoising import Denoising
 from trivium.objectives.masked import Masked
+from trivium.objectives.permutation import Permutation
 from trivium.objectives.prefix_lm import PrefixLM, Seq2SeqPrefixLM
 from trivium.objectives.question_answering import QuestionAnswering
 from trivium.objectives.replaced_token import ReplacedToken
@@ -56,7 +57,8 @@ def _own_or_listed(value: Any, validate: ValidatorFunctionWrapHandler) -> Object
 
 AnyObjective = SerializeAsAny[
     Annotated[
-        Masked
+        Permutation
+        | Masked
         | SentencePairs
         | ReplacedToken
         | Causal

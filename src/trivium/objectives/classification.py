@@ -241,7 +241,9 @@ class TextClassification(LabelledObjective):
             raise RecipeError("objective.prefix is for an encoder-decoder: leave it out.")
         if self.lm_weight and not lm:
             raise RecipeError("objective.lm_weight is for a decoder with an LM head: leave it out.")
-        pooling = self.pooling or ("last" if spec.family == "decoder-only" else "first")
+        pooling = self.pooling or (
+            "last" if spec.family == "decoder-only" or spec.asks else "first"
+        )
         return (*(lm if pooling == "last" else ()), classifier_head(spec, len(labels), pooling))
 
     def encode(self, examples: Sequence[LabelledText], lm: LanguageModel) -> EncodedExamples:

@@ -21,18 +21,10 @@ _CHOOSE, _REPLACE, _TOKEN, _SPAN = range(4)
 _FEWEST_CONTINUATIONS = 0.05  # of the vocabulary; of English about half
 
 
-class Masking(Objective):
-    """Masks tokens: which are chosen for prediction, and what the model sees in their place.
-
-    Of the tokens that are not special a share of `probability` is chosen; of the chosen,
-    `mask_share` become [MASK], `random_share` another token, and the rest stay as they are.
-    """
+class Choosing(Objective):
+    """Chooses tokens for prediction: of those that are not special a share of `probability`."""
 
     probability: float = Field(0.15, gt=0, lt=1, description="share of tokens that are predicted")
-    mask_share: float = Field(0.8, ge=0, le=1, description="of these, share that is masked")
-    random_share: float = Field(
-        0.1, ge=0, le=1, description="of these, share that another token replaces"
-    )
     whole_words: bool = Field(
         False, description="choose whole words, not tokens; Chinese characters are words"
     )
@@ -58,11 +50,8 @@ class Masking(Objective):
                 "another."
             )
 
-    def mask(
-        self, original: Ints, real: Bools, rng: RowRandom, vocabulary: Vocabulary
-    ) -> tuple[Ints, Ints]:
-        """Inputs with some tokens replaced and the labels that ask for them: int64 [B, T] each."""
-        assert vocabulary.mask_id is not None
+    def choose(self, original: Ints, real: Bools, rng: RowRandom, vocabulary: Vocabulary) -> Bools:
+        """Which tokens are predicted: int64 [B, T] -> bool [B, T]."""
         length = original.shape[1]
         drawn = self._draw_chosen(length, rng)
         if self.whole_words:
@@ -70,14 +59,7 @@ class Masking(Objective):
             begins = ~vocabulary.continues_word[original]
             begins[:, :1] = True
             drawn = np.take_along_axis(drawn, np.cumsum(begins, axis=1) - 1, axis=1)
-        chosen = drawn & ~vocabulary.is_special[original] & real
-        replacement_draw = rng.uniform(length, _REPLACE)
-        regular = vocabulary.regular_ids
-        replacement = regular[rng.integers(len(regular), length, _TOKEN)]
-        masked = chosen & (replacement_draw < self.mask_share)
-        replaced = chosen & ~masked & (replacement_draw < self.mask_share + self.random_share)
-        input_ids = np.where(masked, vocabulary.mask_id, np.where(replaced, replacement, original))
-        return input_ids, np.where(chosen, original, IGNORE_INDEX)
+        return drawn & ~vocabulary.is_special[original] & real
 
     def _draw_chosen(self, length: int, rng: RowRandom) -> Bools:
         """Which of `length` tokens or words are chosen, bool [B, length].
@@ -117,6 +99,34 @@ class Masking(Objective):
         n = np.arange(1, self.max_span + 1)
         chances = 1.0 / n if self.span_lengths == "harmonic" else 0.2 * 0.8 ** (n - 1)
         return chances / chances.sum()
+
+
+class Masking(Choosing):
+    """Masks tokens: what the model sees in the place of those that are chosen.
+
+    Of the chosen, `mask_share` become [MASK], `random_share` another token, and the rest stay as
+    they are.
+    """
+
+    mask_share: float = Field(0.8, ge=0, le=1, description="of these, share that is masked")
+    random_share: float = Field(
+        0.1, ge=0, le=1, description="of these, share that another token replaces"
+    )
+
+    def mask(
+        self, original: Ints, real: Bools, rng: RowRandom, vocabulary: Vocabulary
+    ) -> tuple[Ints, Ints]:
+        """Inputs with some tokens replaced and the labels that ask for them: int64 [B, T] each."""
+        assert vocabulary.mask_id is not None
+        length = original.shape[1]
+        chosen = self.choose(original, real, rng, vocabulary)
+        replacement_draw = rng.uniform(length, _REPLACE)
+        regular = vocabulary.regular_ids
+        replacement = regular[rng.integers(len(regular), length, _TOKEN)]
+        masked = chosen & (replacement_draw < self.mask_share)
+        replaced = chosen & ~masked & (replacement_draw < self.mask_share + self.random_share)
+        input_ids = np.where(masked, vocabulary.mask_id, np.where(replaced, replacement, original))
+        return input_ids, np.where(chosen, original, IGNORE_INDEX)
 
 
 class Masked(Masking):

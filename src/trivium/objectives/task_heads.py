@@ -31,7 +31,9 @@ def require_encoding(spec: Spec, task: str) -> None:
 def classifier_head(spec: Spec, num_labels: int, pooling: Pooling) -> Head:
     """A classifier of one vector of a text."""
     if pooling == "last":
-        return ClassifierHead(num_labels=num_labels, pooling="last", bias=False)
+        last = ClassifierHead(num_labels=num_labels, pooling="last", bias=False)
+        summary = last.replace(dense=Dense(activation="tanh"), bias=True)
+        return _published(spec, [last, summary])
     # The mean needs no further layer; the first position was trained for something else.
     dense = [None] if pooling == "mean" else [*_dense_layers(spec), None]
     forms = [ClassifierHead(num_labels=num_labels, pooling=pooling, dense=one) for one in dense]

@@ -105,8 +105,13 @@ class Spec(Choice):
 
     @property
     def num_token_types(self) -> int:
-        """Token types (sentence A and B) that it embeds."""
+        """Token types (sentence A and B) that it knows."""
         return 0
+
+    @property
+    def asks(self) -> bool:
+        """Whether it can be asked for tokens in any order."""
+        return False
 
     @property
     def absolute_positions(self) -> AbsolutePositions | None:

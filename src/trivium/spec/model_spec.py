@@ -140,8 +140,19 @@ class ModelSpec(Spec):
 
     @property
     def num_token_types(self) -> int:
-        """Token types (sentence A and B) that it embeds."""
-        return self.embedding.num_token_types
+        """Token types (sentence A and B) that it embeds, or that its attention compares."""
+        compared = [
+            attention.positions.num_token_types
+            for stack in self.stacks
+            for attention in stack.attentions
+            if attention.positions
+        ]
+        return max(self.embedding.num_token_types, *compared, 0)
+
+    @property
+    def asks(self) -> bool:
+        """Whether it can be asked for tokens in any order (`Embedding.asks`)."""
+        return self.embedding.asks
 
     @property
     def absolute_positions(self) -> AbsolutePositions | None:

@@ -23,7 +23,7 @@ class SegmentAttention(Attention):
     encodes: ClassVar[bool] = False
     carries: ClassVar[bool] = True
     kind: Literal["segment-attention"] = "segment-attention"
-    pattern: SerializeAsAny[Pattern]
+    pattern: SerializeAsAny[Pattern]  # type: ignore[reportGeneralTypeIssues]
 
     @model_validator(mode="after")
     def _remembers_vectors(self) -> Self:

@@ -22,6 +22,9 @@ class Positions(Choice):
     divides: ClassVar[bool] = False
     """Whether tensor parallelism can divide them by heads."""
 
+    num_token_types: ClassVar[int] = 0
+    """Types of tokens (sentence A and B) that they compare."""
+
     def refuses(self, head_dim: int) -> str:
         """Why heads of this width cannot have them; empty where they can."""
         return ""

@@ -1,0 +1,109 @@
+"""XLNet (Yang et al. 2019): an encoder that predicts tokens in any order.
+
+Memory across rows (`mem_len` and the options beside it) changes no logits of a single pass, and is
+not kept here.
+"""
+
+from __future__ import annotations
+
+from trivium.interop.family import (
+    ACTIVATIONS,
+    MULTIPLE_CHOICE,
+    Architecture,
+    Family,
+    Option,
+    attention_of,
+    classes,
+    head_dim,
+    in_layers,
+)
+from trivium.interop.hf_config import ConfigReader
+from trivium.spec import POST_NORM, ModelSpec
+
+_SUMMARY = {"sequence_summary.summary": "dense.linear", "logits_proj": "classifier"}
+
+
+def _head_dim(config: ConfigReader) -> int:
+    return head_dim(config.require("d_model", 1024), config.require("n_head", 16))
+
+
+def _stored(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """The shapes of files, whose matrices have an axis of heads."""
+    attention, width = attention_of(spec), spec.d_model
+    heads = attention.num_heads, attention.head_dim
+    biases = dict.fromkeys(("r_w_bias", "r_r_bias", "r_s_bias"), heads)
+    matrices = dict.fromkeys("qkvor", (width, *heads))
+    return {**biases, **matrices, "seg_embed": (2, *heads), "mask_emb": (1, 1, width)}
+
+
+XLNET = Family(
+    "xlnet",
+    architectures={
+        "XLNetModel": Architecture(),
+        "XLNetLMHeadModel": Architecture(("mlm",)),
+        **classes("XLNet", "ForSequenceClassification ForTokenClassification"),
+        "XLNetForMultipleChoice": MULTIPLE_CHOICE,
+        "XLNetForQuestionAnsweringSimple": Architecture(("span",)),
+    },
+    stacks=("encoder",),
+    config={
+        "vocab_size": Option("vocab_size", 32_000),
+        "d_model": Option("d_model", 1024),
+        "n_layer": Option("encoder.num_layers", 24),
+        "n_head": Option("encoder.mixer.num_heads", 16),
+        "d_head": Option("encoder.mixer.head_dim", _head_dim),
+        "d_inner": Option("encoder.feed_forward.d_ff", 4096),
+        "ff_activation": Option("encoder.feed_forward.activation", "gelu", ACTIVATIONS),
+        "layer_norm_eps": Option("encoder.norm.eps", 1e-12),
+        "dropout": Option("encoder.dropout", 0.1),
+        "tie_word_embeddings": Option("heads.mlm.tied", True),
+        "summary_type": Option(
+            "heads.classifier.pooling", "last", {each: each for each in ("last", "first")}
+        ),
+        "summary_activation": Option("heads.classifier.dense.activation", "tanh", ACTIVATIONS),
+    },
+    fixed={
+        "embedding.asks": True,
+        "encoder.norm.kind": "layer",
+        "encoder.norms": POST_NORM,
+        "encoder.mixer.bias": False,
+        "encoder.mixer.positions.kind": "typed-relative-scores",
+    },
+    weights={
+        "transformer.word_embedding": "tokens",
+        "transformer.mask_emb": "encoder.embedding.query.weight",
+        **in_layers(
+            "transformer.layer.{i}",
+            "encoder",
+            {
+                "rel_attn.q": "mixer.query.weight",
+                "rel_attn.k": "mixer.key.weight",
+                "rel_attn.v": "mixer.value.weight",
+                "rel_attn.o": "mixer.output.weight",
+                "rel_attn.r": "mixer.positions.distance",
+                "rel_attn.r_w_bias": "mixer.positions.content_bias",
+                "rel_attn.r_r_bias": "mixer.positions.distance_bias",
+                "rel_attn.r_s_bias": "mixer.positions.type_bias",
+                "rel_attn.seg_embed": "mixer.positions.types",
+                "rel_attn.layer_norm": "mixer_residual.{norm}",
+                "ff.layer_1": "feed_forward.up",
+                "ff.layer_2": "feed_forward.down",
+                "ff.layer_norm": "feed_forward_residual.{norm}",
+            },
+        ),
+    },
+    heads={"mlm": {"lm_loss": ""}, "classifier": _SUMMARY},
+    base="transformer.",
+    expected={
+        "attn_type": "bi",
+        "bi_data": False,
+        "clamp_len": -1,
+        "untie_r": True,
+        "summary_use_proj": True,
+    },
+    ignored="mem_len reuse_len use_mems_eval use_mems_train same_length start_n_top end_n_top "
+    "summary_last_dropout",
+    transposed=("q", "k", "v", "r"),
+    stored=_stored,
+    copies={"lm_loss.weight": "transformer.word_embedding.weight"},
+)

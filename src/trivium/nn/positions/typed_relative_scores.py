@@ -1,0 +1,63 @@
+"""Relative scores, with a term for tokens of the same type: XLNet's.
+
+Shape letters: B batch, T query positions, S key positions, N heads, H head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from trivium import spec
+from trivium.nn.context import Context
+from trivium.nn.positions.relative_scores import RelativeDistances, RelativePositionScores
+from trivium.spec.positions.typed_relative_scores import TypedRelativeScores
+
+
+@dataclass(frozen=True)
+class TypedDistances(RelativeDistances):
+    """Distances, and which keys have another type than a query: bool [B, 1, T, S]."""
+
+    differ: Tensor | None = None
+
+
+class TypedRelativePositionScores(RelativePositionScores, of=TypedRelativeScores):
+    """What Transformer-XL adds, and (q_i + b)^T s / sqrt(H), s of two vectors.
+
+    s is the first vector where both tokens have the same type, the second where they differ.
+    Without types all are of one, which changes no attention.
+    Source: Yang et al. 2019, section 2.5 (relative segment encodings).
+    """
+
+    parallel: ClassVar[Mapping[str, str]] = {
+        **RelativePositionScores.parallel,
+        "type_bias": "column",
+    }
+
+    def __init__(self, attention: spec.Attention, width: int) -> None:
+        super().__init__(attention, width)
+        heads = attention.num_heads * attention.head_dim
+        self.type_bias = nn.Parameter(torch.empty(heads))  # b
+        self.types = nn.Parameter(torch.empty(2, heads))  # s
+
+    def prepare(self, context: Context, keys: Context, table: nn.Module | None) -> TypedDistances:
+        """The distances of a pass, and which types differ."""
+        ready, differ = super().prepare(context, keys, table), None
+        if context.types is not None and keys.types is not None:
+            differ = (context.types[:, :, None] != keys.types[:, None, :])[:, None]
+        return TypedDistances(ready.vectors, ready.index, differ)
+
+    def scores(self, query: Tensor, key: Tensor, prepared: TypedDistances) -> Tensor:
+        """See `PositionsModule.scores`: [B, N, T, S]."""
+        scores = super().scores(query, key, prepared)
+        if prepared.differ is None:
+            return scores
+        shape = self.attention.num_heads, self.attention.head_dim
+        bias, types = (w.to(key.dtype).unflatten(-1, shape) for w in (self.type_bias, self.types))
+        by_type = (query.to(key.dtype) + bias[:, None]) @ types.permute(1, 2, 0)  # [B, N, T, 2]
+        same, other = by_type.unbind(-1)
+        return scores + self.scale * torch.where(prepared.differ, other[..., None], same[..., None])

@@ -1,0 +1,43 @@
+"""XLNet: encoders that predict tokens in any order."""
+
+from __future__ import annotations
+
+from trivium import spec
+from trivium.presets.preset import Preset
+from trivium.spec.positions.typed_relative_scores import TypedRelativeScores
+
+
+def _xlnet(
+    num_layers: int,
+    d_model: int,
+    *,
+    paper: str = "Yang et al. 2019 (XLNet)",
+    **published: float,
+) -> Preset:
+    norm = spec.LayerNorm(eps=1e-12)
+    model = spec.ModelSpec(
+        vocab_size=32_000,
+        d_model=d_model,
+        embedding=spec.Embedding(asks=True),
+        encoder=spec.Stack(
+            num_layers=num_layers,
+            mixer=spec.Attention(
+                num_heads=d_model // 64, head_dim=64, bias=False, positions=TypedRelativeScores()
+            ),
+            feed_forward=spec.FeedForward(d_ff=4 * d_model, activation="gelu"),
+            norm=norm,
+            norms=spec.POST_NORM,
+            dropout=0.1,
+        ),
+        heads=(spec.MLMHead(),),
+    )
+    return Preset(model, paper, 512, **published)
+
+
+PRESETS: dict[str, Preset] = {
+    "xlnet-tiny": _xlnet(2, 128, paper="after Yang et al. 2019 (XLNet)"),
+    "xlnet-mini": _xlnet(4, 256, paper="after Yang et al. 2019 (XLNet)"),
+    "xlnet-base": _xlnet(12, 768),
+    # 500 thousand steps of 8192 rows of 512 tokens (table A.2 and section 3.1).
+    "xlnet-large": _xlnet(24, 1024, lr=4e-4, batch=8192 * 512, tokens=5e5 * 8192 * 512),
+}

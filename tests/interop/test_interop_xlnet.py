@@ -1,0 +1,36 @@
+"""XLNet's two streams against `transformers`, with masks of an order and targets."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hf_models import VOCABULARY, Case, hf_model
+from hugging_face import ours_of
+
+pytestmark = pytest.mark.usefixtures("double_precision")
+
+
+@torch.no_grad()
+def test_targets_in_an_order_have_the_logits_of_perm_mask_and_target_mapping():
+    original = hf_model(Case("XLNetLMHeadModel", {}))
+    local, generator = ours_of(original), torch.Generator().manual_seed(0)
+    rows, length = 5, 11
+    ids = torch.randint(5, VOCABULARY, (rows, length), generator=generator)
+    types = torch.randint(0, 3, (rows, length), generator=generator)
+    rank = torch.rand(rows, length, generator=generator).argsort(1).argsort(1)
+    order = (rank - 3).clamp(min=0)  # four tokens are known from the beginning
+    asked = torch.stack([(row > 0).nonzero()[:, 0] for row in order])
+    mask = torch.arange(length) >= torch.tensor([[0], [0], [1], [2], [3]])
+    known = order[:, None, :] < order[:, :, None]
+    alike = (order[:, None, :] == 0) & (order[:, :, None] == 0)
+    inputs = {"input_ids": ids, "token_type_ids": types, "attention_mask": mask.long()}
+    expected = original(
+        **inputs,
+        perm_mask=(~(known | alike)).double(),
+        target_mapping=torch.nn.functional.one_hot(asked, length).double(),
+    ).logits
+    found = local.logits(local(**inputs, order=order, asked=asked))
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    some = torch.tensor([0, 8, 15, 34])
+    found = local.logits(local(**inputs, order=order, asked=asked, select=some))
+    torch.testing.assert_close(found, expected.flatten(0, 1)[some], rtol=1e-9, atol=1e-9)
