@@ -60,7 +60,6 @@ def reloaded(hf_class, original, options, tensors):
     # Which token is padding is written from the tokenizer.
     named["pad_token_id"] = original.config.pad_token_id
     named["eos_token_id"] = original.config.eos_token_id
-<<<<<<< HEAD
     config = hf_class.config_class(**named)
     if any(".experts." in name for name in tensors):  # fused in memory, which files are not
         config._experts_implementation = "eager"
@@ -69,10 +68,7 @@ def reloaded(hf_class, original, options, tensors):
         )
         assert not any(problems.values()), problems
         return model.eval()
-    model = hf_class(config).eval()
-=======
-    model = hf_class(hf_class.config_class(**named)).to(original.dtype).eval()
->>>>>>> 611b8bc (XLNet: permutation language modelling with two streams, from and to Hugging Face)
+    model = hf_class(config).to(original.dtype).eval()
     base = f"{model.base_model_prefix}."
     known = model.state_dict().keys()
     tensors = {n if n in known else n.removeprefix(base): t for n, t in tensors.items()}

@@ -66,7 +66,6 @@ class HFWeight:
         whole = self.fused([tensors[name] for name in self.local])
         whole = whole.T.contiguous() if self.transposed else whole
         whole = whole[None] if self.row_vector else whole
-        whole = whole.unflatten(0, (self.experts, -1)) if self.experts else whole
         return whole if self.stored is None else whole.reshape(self.stored)
 
     def fused(self, parts: Sequence[Tensor]) -> Tensor:

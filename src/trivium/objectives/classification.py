@@ -121,7 +121,8 @@ class TextClassification(LabelledObjective):
         ",", min_length=1, description="separates several labels in one cell of a table"
     )
     pooling: Pooling | None = Field(
-        None, description="vector that is classified; default: first, of a decoder last"
+        None,
+        description="vector that is classified; default: first, of decoders and XLNet last",
     )
     lm_weight: float | None = Field(
         None, ge=0, le=1, description="weight of a decoder's LM loss; default: 0.5"
@@ -241,9 +242,8 @@ class TextClassification(LabelledObjective):
             raise RecipeError("objective.prefix is for an encoder-decoder: leave it out.")
         if self.lm_weight and not lm:
             raise RecipeError("objective.lm_weight is for a decoder with an LM head: leave it out.")
-        pooling = self.pooling or (
-            "last" if spec.family == "decoder-only" or spec.asks else "first"
-        )
+        ends = spec.family == "decoder-only" or spec.asks
+        pooling = self.pooling or ("last" if ends else "first")
         return (*(lm if pooling == "last" else ()), classifier_head(spec, len(labels), pooling))
 
     def encode(self, examples: Sequence[LabelledText], lm: LanguageModel) -> EncodedExamples:

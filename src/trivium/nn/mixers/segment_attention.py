@@ -37,13 +37,13 @@ class Memory(State):
 
     def append(self, span: Span, x: Tensor) -> Tensor:
         """What is remembered, then x: [B, T, D] -> [B, M + T, D]. Remembers the last of both."""
-        (memory,) = self.tensors
-        length, slots = memory.shape[1], span.slots(len(x), x.device)
-        both = torch.cat((memory[slots].to(x.dtype), x), 1)
-        new = span.new if span.new is not None else torch.full_like(slots, x.shape[1])
-        last = new[:, None] + torch.arange(length, device=x.device)
-        kept = both.detach().take_along_dim(last[..., None], 1)
-        memory[slots] = kept.to(memory.dtype)
+        (memory,) = self.read(span)
+        both = torch.cat((memory.to(x.dtype), x), 1)
+        if span.new is None:
+            self.write(span, both[:, x.shape[1] :])
+        else:
+            last = span.new[:, None] + torch.arange(memory.shape[1], device=x.device)
+            self.write(span, both.take_along_dim(last[..., None], 1))
         return both
 
 

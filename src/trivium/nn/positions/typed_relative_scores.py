@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,7 @@ class TypedRelativePositionScores(RelativePositionScores, of=TypedRelativeScores
             differ = (context.types[:, :, None] != keys.types[:, None, :])[:, None]
         return TypedDistances(ready.vectors, ready.index, differ)
 
-    def scores(self, query: Tensor, key: Tensor, prepared: TypedDistances) -> Tensor:
+    def scores(self, query: Tensor, key: Tensor, prepared: Any) -> Tensor:
         """See `PositionsModule.scores`: [B, N, T, S]."""
         scores = super().scores(query, key, prepared)
         if prepared.differ is None:

@@ -22,7 +22,7 @@ class SegmentAttention(Attention):
 
     encodes: ClassVar[bool] = False
     carries: ClassVar[bool] = True
-    kind: Literal["segment-attention"] = "segment-attention"
+    kind: Literal["segment-attention"] = "segment-attention"  # type: ignore[assignment]
     pattern: SerializeAsAny[Pattern]  # type: ignore[reportGeneralTypeIssues]
 
     @model_validator(mode="after")
