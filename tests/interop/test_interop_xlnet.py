@@ -19,7 +19,7 @@ def test_targets_in_an_order_have_the_logits_of_perm_mask_and_target_mapping():
     types = torch.randint(0, 3, (rows, length), generator=generator)
     rank = torch.rand(rows, length, generator=generator).argsort(1).argsort(1)
     order = (rank - 3).clamp(min=0)  # four tokens are known from the beginning
-    asked = torch.stack([(row > 0).nonzero()[:, 0] for row in order])
+    predicted = torch.stack([(row > 0).nonzero()[:, 0] for row in order])
     mask = torch.arange(length) >= torch.tensor([[0], [0], [1], [2], [3]])
     known = order[:, None, :] < order[:, :, None]
     alike = (order[:, None, :] == 0) & (order[:, :, None] == 0)
@@ -27,10 +27,10 @@ def test_targets_in_an_order_have_the_logits_of_perm_mask_and_target_mapping():
     expected = original(
         **inputs,
         perm_mask=(~(known | alike)).double(),
-        target_mapping=torch.nn.functional.one_hot(asked, length).double(),
+        target_mapping=torch.nn.functional.one_hot(predicted, length).double(),
     ).logits
-    found = local.logits(local(**inputs, order=order, asked=asked))
+    found = local.logits(local(**inputs, order=order, predicted=predicted))
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
     some = torch.tensor([0, 8, 15, 34])
-    found = local.logits(local(**inputs, order=order, asked=asked, select=some))
+    found = local.logits(local(**inputs, order=order, predicted=predicted, select=some))
     torch.testing.assert_close(found, expected.flatten(0, 1)[some], rtol=1e-9, atol=1e-9)

@@ -261,7 +261,7 @@ def test_layers_share_tables_and_what_they_prepare():
 
 
 def test_two_streams():
-    """What is asked for sees neither itself nor what is known later (Yang et al. 2019)."""
+    """What is predicted sees neither itself nor what is known later (Yang et al. 2019)."""
     length, changed_at = 9, 4
     rank = torch.tensor([3, 8, 0, 5, 4, 1, 7, 2, 6])
     order = torch.cat((2 * rank, 2 * rank - 1))[None]  # a query comes just before its token

@@ -1,4 +1,4 @@
-"""Permutation language modelling: what is asked, what is seen, and that it is learned."""
+"""Permutation language modelling: what is predicted, what is seen, and that it is learned."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def xlnet() -> spec.ModelSpec:
     return spec.ModelSpec(
         vocab_size=VOCABULARY,
         d_model=WIDTH,
-        embedding=spec.Embedding(asks=True),
+        embedding=spec.Embedding(query_stream=True),
         encoder=encoder.replace(mixer=attention),
         heads=(spec.MLMHead(),),
     )
@@ -44,15 +44,15 @@ def test_targets_are_a_sixth_in_a_random_order_and_specials_are_known_in_it():
     ids[:, ::50] = 1
     rows = RowBatch(ids, np.full(61, 512) - np.arange(61))
     batch = Permutation(perm_size=128).prepare(rows, RowRandom(7, np.arange(61)), VOCAB)
-    order, asked, labels = batch.order, batch.asked, batch.labels
+    order, predicted, labels = batch.order, batch.predicted, batch.labels
     assert order is not None
-    assert asked is not None
+    assert predicted is not None
     assert labels is not None
     is_asked = labels != IGNORE_INDEX
     share = is_asked.sum() / (rows.lengths.sum() * 0.98)
     assert share == pytest.approx(1 / 6, rel=0.06)
     for row in range(61):
-        columns = asked[row][is_asked[row]]
+        columns = predicted[row][is_asked[row]]
         assert (labels[row][is_asked[row]] == ids[row, columns]).all()
         unknown = np.flatnonzero(order[row])
         specials = np.flatnonzero((ids[row] == 1) & (np.arange(512) < rows.lengths[row]))
@@ -71,12 +71,12 @@ def test_no_token_sees_its_own_content_before_it_is_known():
     order = torch.tensor([[0, 3, 0, 1, 5, 2, 0, 4, 0, 0, 0]])
     columns = torch.arange(11)[None]
     with torch.no_grad():
-        before = model(ids, order=order, asked=columns)[0]
+        before = model(ids, order=order, predicted=columns)[0]
         hidden = {}
         for changed in range(11):
             other = ids.clone()
             other[0, changed] = (ids[0, changed] + 1) % VOCABULARY
-            moved = (model(other, order=order, asked=columns)[0] - before).abs().amax(1) > 1e-9
+            moved = (model(other, order=order, predicted=columns)[0] - before).abs().amax(1) > 1e-9
             hidden[changed] = moved
     for changed, moved in hidden.items():
         assert torch.equal(moved, order[0] > order[0, changed]), changed

@@ -46,7 +46,7 @@ class Batch(_Arrays):
     sequences: classes [B], numbers [B], several yes-or-no labels [B, L], or the start and end of
     an answer [B, 2]. Masks are 1 at real tokens. `token_type_ids` is sentence A or B;
     `document_ids` is the document of a packed row (1, 2, ...; 0 is padding). `order` [B, T] says
-    when tokens become known, `asked` [B, M] which columns are asked for; labels are then [B, M].
+    when tokens become known, `predicted` [B, M] which columns are; labels are then [B, M].
     """
 
     attention_mask: NDArray[Any] | None = None
@@ -54,7 +54,7 @@ class Batch(_Arrays):
     position_ids: Ints | None = None
     document_ids: Ints | None = None
     order: Ints | None = None
-    asked: Ints | None = None
+    predicted: Ints | None = None
     decoder_input_ids: Ints | None = None
     decoder_attention_mask: NDArray[Any] | None = None
     labels: NDArray[Any] | None = None

@@ -136,10 +136,10 @@ def masked_states(
         inner, count = starts[:, None] + columns[:width], len(some)
         rows = text[torch.cat((first.expand(count, -1), inner, last.expand(count, -1)), 1)]
         row, column = torch.arange(count, device=device), some - starts + prefix
-        if lm.module.spec.asks:  # what is masked is not known, and nothing stands in its place
+        if lm.module.spec.query_stream:  # masked is what is not known: no token stands for it
             masked = (rows == tokenizer.mask_id).index_put((row, column), torch.tensor(True))
-            asked = lm.module(rows, order=masked.long(), asked=column[:, None])
-            hidden.append(asked[:, 0])
+            predicted = lm.module(rows, order=masked.long(), predicted=column[:, None])
+            hidden.append(predicted[:, 0])
             continue
         rows[row, column] = tokenizer.mask_id
         hidden.append(lm.module(rows, select=row * rows.shape[1] + column))

@@ -53,7 +53,7 @@ class InputEmbedding(nn.Module):
         self.token_types = None
         if embedding.num_token_types:
             self.token_types = empty_table(embedding.num_token_types, inner)
-        self.query = empty_table(1, width) if embedding.asks else None
+        self.query = empty_table(1, width) if embedding.query_stream else None
         self.norm = build_norm(embedding.norm, inner)
 
     def forward(
@@ -222,7 +222,7 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
         decoder_attention_mask: Tensor | None = None,
         prefix_lengths: Tensor | None = None,
         order: Tensor | None = None,
-        asked: Tensor | None = None,
+        predicted: Tensor | None = None,
         select: Tensor | None = None,
         cache: Cache | None = None,
         slots: Tensor | None = None,
@@ -242,10 +242,10 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
             decoder_attention_mask: [B, T], as `attention_mask` for the decoder.
             prefix_lengths: int64 [B]: that many first tokens of the decoder's input are attended
                 to by all others, also by those before them (a prefix language model).
-            order: int64 [B, T], of an encoder that asks (`Embedding.asks`): when a token becomes
-                known. A token sees those that are known no later than itself.
-            asked: int64 [B, A], with `order`: columns of tokens that are asked for, each from those
-                that are known before it. The result is then [B, A, D].
+            order: int64 [B, T], of an encoder with a query stream (`Embedding.query_stream`): when
+                a token becomes known. A token sees those that are known no later than itself.
+            predicted: int64 [B, A], with `order`: columns of tokens that are predicted, each from
+                those that are known before it. The result is then [B, A, D].
             select: int64 [M], ascending flat positions in B * T (or B * A) whose hidden states are
                 wanted; the last feed-forward network runs for them alone.
             cache: earlier tokens of the decoder, extended in place by its input.
@@ -275,7 +275,7 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
                     position_ids=position_ids,
                     document_ids=document_ids,
                     order=order,
-                    asked=asked,
+                    predicted=predicted,
                     select=select if self.decoder is None else None,
                 )
                 if self.decoder is None:
@@ -328,7 +328,7 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
         order: Tensor | None = None,
-        asked: Tensor | None = None,
+        predicted: Tensor | None = None,
         select: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         if self.encoder is None:
@@ -341,17 +341,17 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
             types=token_type_ids,
             select=select,
         )
-        if order is None or asked is None:
-            refuse("order and asked are given together:", order=order, asked=asked)
+        if order is None or predicted is None:
+            refuse("order and predicted are given together:", order=order, predicted=predicted)
             return self.encoder(table(input_ids), context, token_type_ids=token_type_ids)
         query, length = self.encoder.embedding.query, input_ids.shape[1]
         if query is None:
-            raise SpecError("this model cannot be asked for tokens (Embedding.asks): no order.")
-        context = two_streams(context, order, asked)
+            raise SpecError("this model has no query stream (Embedding.query_stream): no order.")
+        context = two_streams(context, order, predicted)
         if select is not None:  # flat positions among queries, which are after the tokens
-            row = select.div(asked.shape[1], rounding_mode="floor")
+            row = select.div(predicted.shape[1], rounding_mode="floor")
             context = replace(context, select=select + (row + 1) * length)
-        tokens = torch.cat((table(input_ids), query(torch.zeros_like(asked))), 1)
+        tokens = torch.cat((table(input_ids), query(torch.zeros_like(predicted))), 1)
         hidden, loss = self.encoder(tokens, context, token_type_ids=context.types)
         return hidden if select is not None else hidden[:, length:], loss
 

@@ -242,7 +242,7 @@ class TextClassification(LabelledObjective):
             raise RecipeError("objective.prefix is for an encoder-decoder: leave it out.")
         if self.lm_weight and not lm:
             raise RecipeError("objective.lm_weight is for a decoder with an LM head: leave it out.")
-        ends = spec.family == "decoder-only" or spec.asks
+        ends = spec.family == "decoder-only" or spec.query_stream
         pooling = self.pooling or ("last" if ends else "first")
         return (*(lm if pooling == "last" else ()), classifier_head(spec, len(labels), pooling))
 

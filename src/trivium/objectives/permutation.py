@@ -18,17 +18,17 @@ from trivium.text.vocabulary import Vocabulary
 
 # The channel of noise that draws orders; those before it choose tokens.
 _ORDER = 4
-# Rows ask for a multiple of so many tokens: few shapes for a compiled model.
-_ASKED = 8
+# Rows predict a multiple of so many tokens: few shapes for a compiled model.
+_MULTIPLE = 8
 
 
 class Permutation(Choosing):
     """L = - sum over targets t of log P(x_t | what is known before t in a random order).
 
-        row     the  cat  sat  on  it
-        order   0    2    0    0   1      "it" is predicted from "the sat on",
-        asked   1    4                    "cat" from "the sat on it"
-        labels  cat  it
+        row        the  cat  sat  on  it
+        order      0    2    0    0   1      "it" is predicted from "the sat on",
+        predicted  1    4                    "cat" from "the sat on it"
+        labels     cat  it
 
     Spans of 1 to 5 tokens (n with a chance in proportion to 1/n) are targets, a share of 1/6; all
     others are known from the beginning. Special tokens become known in the order, too, but are not
@@ -54,33 +54,33 @@ class Permutation(Choosing):
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Encoders that can be asked for tokens in any order."""
-        return spec.asks and any(head.kind == "mlm" for head in spec.heads)
+        """Encoders that can predict tokens in any order."""
+        return spec.query_stream and any(head.kind == "mlm" for head in spec.heads)
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """The head over the vocabulary."""
-        if not spec.asks:
+        if not spec.query_stream:
             raise RecipeError(
-                f'objective.kind = "{self.kind}" is for encoders that can be asked for tokens in '
+                f'objective.kind = "{self.kind}" is for encoders that can predict tokens in '
                 "any order, such as xlnet-mini."
             )
         return (self.require_head(spec, "mlm"),)
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Draw targets and an order: int64 [B, T] -> order [B, T], asked and labels [B, M]."""
+        """Draw targets and an order: int64 [B, T] -> order [B, T], predicted and labels [B, M]."""
         ids, length = rows.input_ids, rows.input_ids.shape[1]
         real = real_tokens(rows)
         chosen = self.choose(ids, real, rng, vocabulary)
         part = np.arange(length) // self.perm_size
         rank = (part + rng.uniform(length, _ORDER)).argsort(axis=1).argsort(axis=1)
         unknown = chosen | (vocabulary.is_special[ids] & real)
-        asked, _ = compact(np.broadcast_to(np.arange(length), ids.shape), chosen, 0)
+        predicted, _ = compact(np.broadcast_to(np.arange(length), ids.shape), chosen, 0)
         labels, _ = compact(ids, chosen, IGNORE_INDEX)
-        more = ((0, 0), (0, -labels.shape[1] % _ASKED or _ASKED * (labels.shape[1] == 0)))
+        more = ((0, 0), (0, -labels.shape[1] % _MULTIPLE or _MULTIPLE * (labels.shape[1] == 0)))
         return Batch(
             input_ids=ids,
             order=np.where(unknown, rank + 1, 0),
-            asked=np.pad(asked, more),
+            predicted=np.pad(predicted, more),
             labels=np.pad(labels, more, constant_values=IGNORE_INDEX),
             **row_inputs(rows),
         )

@@ -18,7 +18,7 @@ def _xlnet(
     model = spec.ModelSpec(
         vocab_size=32_000,
         d_model=d_model,
-        embedding=spec.Embedding(asks=True),
+        embedding=spec.Embedding(query_stream=True),
         encoder=spec.Stack(
             num_layers=num_layers,
             mixer=spec.Attention(

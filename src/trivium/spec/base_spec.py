@@ -109,8 +109,8 @@ class Spec(Choice):
         return 0
 
     @property
-    def asks(self) -> bool:
-        """Whether it can be asked for tokens in any order."""
+    def query_stream(self) -> bool:
+        """Whether it can predict tokens in any order."""
         return False
 
     @property

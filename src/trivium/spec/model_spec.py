@@ -150,9 +150,9 @@ class ModelSpec(Spec):
         return max(self.embedding.num_token_types, *compared, 0)
 
     @property
-    def asks(self) -> bool:
-        """Whether it can be asked for tokens in any order (`Embedding.asks`)."""
-        return self.embedding.asks
+    def query_stream(self) -> bool:
+        """Whether it can predict tokens in any order (`Embedding.query_stream`)."""
+        return self.embedding.query_stream
 
     @property
     def absolute_positions(self) -> AbsolutePositions | None:

@@ -115,19 +115,19 @@ class Factorised(Part):
 class Embedding(Part):
     """Token vectors times `scale`; positions, token types and a norm where a family has them.
 
-    One that `asks` has a vector that stands in the place of a token to be predicted, from tokens
-    that are known before it in any order (XLNet's query stream).
+    With a `query_stream` it has a vector that stands in the place of a token to be predicted, from
+    tokens that are known before it in any order (XLNet).
     """
 
     factorised: Factorised | None = None
     positions: SerializeAsAny[AbsolutePositions] | None = None
     num_token_types: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    asks: bool = False
+    query_stream: bool = False
     norm: Norm | None = None
     scale: Positive = 1.0
 
     @model_validator(mode="after")
     def _queries_are_as_wide_as_the_model(self) -> Self:
-        if self.asks and self.factorised:
-            raise SpecError("an embedding that asks has no factorised token vectors.")
+        if self.query_stream and self.factorised:
+            raise SpecError("an embedding with a query_stream has no factorised token vectors.")
         return self

@@ -63,7 +63,7 @@ XLNET = Family(
         "summary_activation": Option("heads.classifier.dense.activation", "tanh", ACTIVATIONS),
     },
     fixed={
-        "embedding.asks": True,
+        "embedding.query_stream": True,
         "encoder.norm.kind": "layer",
         "encoder.norms": POST_NORM,
         "encoder.mixer.bias": False,
