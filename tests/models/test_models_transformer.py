@@ -163,6 +163,8 @@ def test_tied_heads_scales_and_widths():
         if name == "opt":
             matrix = matrix @ weights["heads.lm.projection.weight"]
         expected = head.scale * hidden @ matrix.T + weights.get("heads.lm.bias", 0.0)
+        if head.soft_cap is not None:
+            expected = head.soft_cap * torch.tanh(expected / head.soft_cap)
         torch.testing.assert_close(model.logits(hidden), expected, rtol=1e-9, atol=1e-9)
 
 
