@@ -463,8 +463,9 @@ class LanguageModel(TextModel):
 
         Args:
             texts: one or several.
-            pooling: "mean" of all tokens, the "first" ([CLS]) or the "last" one; None: the mean, of
-                a decoder the last, the only one that attends to the whole text.
+            pooling: "mean" of all tokens, the "first" ([CLS]) or the "last" one; None: as the model
+                was trained for vectors, else the mean, of a decoder the last, the only one that
+                attends to the whole text.
             normalize: to length 1, so that dot products are cosine similarities.
 
         Raises:

@@ -27,6 +27,7 @@ from trivium.files import (
     write_json,
 )
 from trivium.interop.hf_config import read_object
+from trivium.interop.sentence_transformers import POOLING
 from trivium.interop.settings import Settings
 from trivium.interop.tensor_files import read_safetensors, write_safetensors
 from trivium.models import LanguageModule, build
@@ -141,7 +142,9 @@ def check_replaceable(folder: Path, *, overwrite: bool) -> None:
 
 
 def _is_model_file(path: Path) -> bool:
-    return path.is_file() and any(path.match(pattern) for pattern in _MODEL_FILES)
+    if path.is_dir():
+        return path.name == POOLING and [each.name for each in path.iterdir()] == [_CONFIG]
+    return any(path.match(pattern) for pattern in _MODEL_FILES)
 
 
 def is_run(folder: Path) -> bool:

@@ -30,6 +30,7 @@ PRESETS = {
     "classification": "albert-tiny",
     "tagging": "roberta-tiny",
     "qa": "bert-tiny",
+    "contrastive": "bert-tiny",
     "translation": "transformer-tiny",
     "text-to-text": "t5-tiny",
     "summarization": "bart-tiny",
@@ -51,6 +52,7 @@ def write_examples(folder: Path, text: Path) -> dict[str, Path]:
         records["classification"].append({"text": sentence, "label": "ab"[number % 2]})
         records["tagging"].append({"words": some, "tags": ["O", "B-X"] * 3})
         records["qa"].append({"question": f"{number}?", "context": sentence, "answers": some[3]})
+        records["contrastive"].append({"question": some[3], "context": sentence})
         for kind in ("translation", "text-to-text", "summarization"):
             records[kind].append(pair)
         turns = {"user": f"{number}?", "assistant": sentence}

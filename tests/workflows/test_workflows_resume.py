@@ -82,6 +82,25 @@ def test_a_run_that_carries_state_ends_bit_equal(text, tmp_path, monkeypatch):
         pretrain("lstm-tiny", data=short, out=tmp_path / "a", changes=changes, console=quiet())
 
 
+def test_contrastive_learning_resumes_bit_equal(encoder, text, tmp_path, monkeypatch):
+    """In parts of a few texts, with dropout, and sentences drawn from texts."""
+    data = tmp_path / "texts.txt"
+    data.write_text(text.read_text().replace(".\n", ". ")[:4000])
+    train = {"steps": 6, "eval_every": 3, "batch_examples": 11, "micro_batch_tokens": 60}
+
+    def start(out, resume):
+        changes = () if resume else {"train": train | {"device": "cpu"}}
+        return finetune(
+            "contrastive", model="" if resume else encoder.path, data=() if resume else data,
+            out=out, changes=changes, resume=resume, console=quiet(),
+        )  # fmt: skip
+
+    whole = start(tmp_path / "whole", False)
+    assert_equal_runs(interrupt_and_resume(monkeypatch, start, tmp_path / "run", 1, 3), whole)
+    assert whole.read_facts()["metric"] == "mrr"
+    assert load(whole.path).pooling == "mean"
+
+
 def test_mixed_sources_resume_bit_equal(text, reviews, tmp_path, monkeypatch):
     classification = {"kind": "classification"}
     mix = [

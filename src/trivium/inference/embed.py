@@ -29,13 +29,13 @@ def embed_windows(
 
     Args:
         texts: the ids of every window of each.
-        pooling: None: the mean; of a decoder the last, which alone attends to the whole text.
+        pooling: None: that of the model.
         normalize: scale vectors to length 1, so that dot products are cosine similarities.
 
     Returns:
         Float32 [N, D] on the CPU, in the order of the texts.
     """
-    pooling = pooling or ("last" if lm.module.spec.family == "decoder-only" else "mean")
+    pooling = pooling or lm.pooling
     windows = [window for text in texts for window in text]
     owners = torch.tensor([number for number, text in enumerate(texts) for _ in text])
     vectors = torch.zeros(len(texts), lm.module.spec.head_input.d_model)

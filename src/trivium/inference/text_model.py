@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, Unpack, get_args
 
 from trivium.errors import SpecError, TokenizerError
 from trivium.inference.request import GenerationRequest
@@ -16,9 +16,9 @@ from trivium.inference.sampling_params import (
     SamplingParams,
     options_of_config,
 )
-from trivium.interop.settings import MAX_TARGET, Settings
+from trivium.interop.settings import MAX_TARGET, TEXT_TASKS, Settings
 from trivium.models import LanguageModule
-from trivium.spec import Spec
+from trivium.spec import Pooling, Spec
 from trivium.text import Tokenizer
 from trivium.text.chat_template import ChatTemplate, Message
 from trivium.text.inputs import TextInput, encode_inputs, encode_windows
@@ -174,9 +174,22 @@ class TextModel:
     def reads_documents(self) -> bool:
         """Whether `classify` and `embed` add the tokens that begin and end documents.
 
-        A decoder reads them only where it was fine-tuned so (classification).
+        A decoder reads them only where it was fine-tuned so (classification, contrastive).
         """
-        return self.settings.task == "classification" or self.spec.family != "decoder-only"
+        return self.settings.task in TEXT_TASKS or self.spec.family != "decoder-only"
+
+    @property
+    def pooling(self) -> Pooling:
+        """What `embed` makes vectors by: as in training for it, else the mean, of a decoder last.
+
+        Raises SpecError where the settings name another one.
+        """
+        pooling = self.settings.pooling
+        if pooling in get_args(Pooling):
+            return pooling
+        if pooling is not None:
+            raise SpecError(f'this model pools by "{pooling}", which is not mean, first or last.')
+        return "last" if self.spec.family == "decoder-only" else "mean"
 
     def label_names(self, count: int) -> tuple[str, ...]:
         """The names of labels; without settings those of `transformers`."""

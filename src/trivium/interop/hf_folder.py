@@ -15,10 +15,12 @@ from trivium.errors import CheckpointError, SpecError
 from trivium.files import write_file, write_json
 from trivium.interop.convert import family_of, from_hugging_face, to_hugging_face
 from trivium.interop.hf_config import TOKENIZER_KEYS, read_object
+from trivium.interop.sentence_transformers import read_pooling, write_sentence_transformers
 from trivium.interop.settings import (
     CHAT_TEMPLATE,
     GENERATION,
     MAX_TARGET,
+    TEXT_TASKS,
     TOKENIZER_OPTIONS,
     Settings,
 )
@@ -77,6 +79,9 @@ def read_folder(
     with _naming(folder):
         module = from_hugging_face(options, tensors, allow_unknown_keys=allow_unknown_keys)
     settings = Settings.read_hf(folder, options, generates=_generates(module.spec))
+    pooling = read_pooling(folder)
+    if pooling is not None and settings.task is None:
+        settings = settings.with_task("contrastive", pooling=pooling)
     tokenizer = read_tokenizer(
         folder, settings.tokenizer, tokenizer_class=family.tokenizer_class, lowercase=lowercase
     )
@@ -125,6 +130,8 @@ def write_folder(
     write_json(folder / CONFIG, config)
     if tokenizer is not None:
         _write_tokenizer(folder, tokenizer, settings, module.spec)
+    if settings.pooling is not None:
+        write_sentence_transformers(folder, settings.pooling, d_model=module.spec.d_model)
 
 
 @contextmanager
@@ -167,7 +174,7 @@ def _special_ids(tokenizer: Tokenizer | None, ids: Mapping[str, str]) -> dict[st
 def _write_tokenizer(
     folder: Path, tokenizer: Tokenizer, settings: Settings, spec: ModelSpec
 ) -> None:
-    if spec.family != "decoder-only" or settings.task == "classification":
+    if spec.family != "decoder-only" or settings.task in TEXT_TASKS:
         tokenizer = add_document_tokens(tokenizer)
     tokenizer.save(folder)
     type_ids = ["token_type_ids"] if spec.num_token_types > 1 else []

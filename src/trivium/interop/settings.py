@@ -30,6 +30,9 @@ FILES = (GENERATION, TOKENIZER_OPTIONS, CHAT_TEMPLATE, _MODEL_OPTIONS)
 MAX_TARGET = 256
 """Tokens of an encoder-decoder's output at most, where nothing sets another limit."""
 
+TEXT_TASKS = ("classification", "contrastive")
+"""Tasks on whole texts, which a decoder reads with the tokens that begin and end documents."""
+
 LabelKind = Literal["classes", "multi-label", "numbers"]
 
 _PROBLEM_TYPES: dict[LabelKind, str] = {
@@ -151,6 +154,12 @@ class Settings:
         """Whether a classifier was fine-tuned on pairs of texts; None: unknown, or on both."""
         pairs = self.task_options("classification").get("pairs")
         return pairs if isinstance(pairs, bool) else None
+
+    @property
+    def pooling(self) -> Any:
+        """What makes a vector of hidden states; None of a model not trained for vectors."""
+        task = "contrastive"
+        return self.task_options(task).get("pooling") if self.task == task else None
 
     @property
     def task(self) -> str | None:

@@ -25,6 +25,7 @@ from trivium.objectives.bidirectional import BidirectionalLM
 from trivium.objectives.causal import Causal
 from trivium.objectives.chat import Chat
 from trivium.objectives.classification import TextClassification
+from trivium.objectives.contrastive import Contrastive
 from trivium.objectives.denoising import Denoising
 from trivium.objectives.masked import Masked
 from trivium.objectives.permutation import Permutation
@@ -70,6 +71,7 @@ AnyObjective = SerializeAsAny[
         | TextClassification
         | Tagging
         | QuestionAnswering
+        | Contrastive
         | Translation
         | TextToText
         | Summarization
@@ -91,6 +93,7 @@ __all__ = [
     "BidirectionalLM",
     "Causal",
     "Chat",
+    "Contrastive",
     "Denoising",
     "LabelledObjective",
     "LossTerms",

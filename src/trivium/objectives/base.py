@@ -43,13 +43,20 @@ class TensorBatch:
     Positions [M] index [B * T] and targets are [M]; both are computed on the host, so that
     gathering the labelled hidden states never waits for the device. `inputs` are keyword arguments
     of the model, the cache of an objective that carries state among them. `sequence_labels` are as
-    in the batch.
+    in the batch. `cuts` are first row, last row + 1 and columns of what passes through the model
+    together, where that is not all: of a step whose rows are each other's negatives.
     """
 
     inputs: dict[str, Any]
     label_positions: Tensor
     targets: Tensor
     sequence_labels: Tensor | None = None
+    cuts: tuple[tuple[int, int, int], ...] = ()
+
+    def parts(self) -> Iterator[dict[str, Any]]:
+        """The inputs [B, T] that pass through the model together, part by part."""
+        for start, stop, width in self.cuts or ((0, *self.inputs["input_ids"].shape),):
+            yield {name: one[start:stop, :width] for name, one in self.inputs.items()}
 
 
 def to_device(batch: Batch, device: torch.device) -> TensorBatch:
@@ -126,6 +133,10 @@ class Objective(Config, ABC):
     """Whether rows must be taken with `document_ids`."""
     prepares_steps: ClassVar[bool] = False
     """Whether what becomes of a row depends on the other rows of its step."""
+    in_batch_negatives: ClassVar[bool] = False
+    """Whether the rows of a step are each other's negatives: `loss` has all of a step, which passes
+    through the model in `TensorBatch.parts`. Its batches have the longest row first.
+    """
     shown_mask: ClassVar[str | None] = None
     """What stands for a masked word in examples of models that fill masks."""
     reads_case: ClassVar[bool] = False

@@ -176,7 +176,7 @@ class EmbeddingRequest(ModelRequest):
         None, description="Only the width of the model."
     )
     pooling: Pooling | None = Field(
-        None, description="Over token vectors; by default the last of a decoder, else the mean."
+        None, description="Over token vectors; by default as the model was trained, else the mean."
     )
     normalize: bool = Field(True, description="Scale to length 1.")
     truncate: bool = Field(False, description="Cut long texts rather than read them in windows.")

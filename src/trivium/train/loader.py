@@ -77,7 +77,9 @@ class BatchStream:
             batch = self._in_lanes([number], self.rows_per_step, micro_batch_tokens, parallel)
             return dataclasses.replace(batch, is_first=number % self.lane_steps == 0)
         indices, keys = rows_of_step(self.seed, number, self.rows_per_step, len(self.data))
-        if isinstance(self.data, EncodedExamples):
+        if self.objective.in_batch_negatives:
+            groups = [np.arange(len(indices))]
+        elif isinstance(self.data, EncodedExamples):
             groups = group_by_length(self.data.lengths[indices], micro_batch_tokens)
         else:
             groups = self._groups(len(indices), micro_batch_tokens)
@@ -100,6 +102,8 @@ class BatchStream:
         else:
             indices = np.arange(len(self.data))
             groups = group_by_length(self.data.lengths, _HELD_OUT_TOKENS)
+            if self.objective.in_batch_negatives:  # as many as in a step
+                groups = np.split(indices, indices[:: self.rows_per_step][1:])
         return self._share(indices, indices, parallel.share(groups), _HELD_OUT_TOKENS)
 
     def _groups(self, count: int, micro_batch_tokens: int) -> list[np.ndarray]:
@@ -290,6 +294,14 @@ def equal_parts(rows: int, most: int) -> int:
     (4, 10)
     """
     return -(-rows // -(-rows // min(rows, most)))
+
+
+def cuts_of(batch: Batch, micro_batch_tokens: int) -> tuple[tuple[int, int, int], ...]:
+    """First row, last row + 1 and columns of the parts of a batch whose longest rows come first."""
+    ids, mask = batch.input_ids, batch.attention_mask
+    lengths = np.full(len(ids), ids.shape[1]) if mask is None else mask.sum(axis=1)
+    groups = group_by_length(lengths, micro_batch_tokens)
+    return tuple((int(rows[0]), int(rows[-1]) + 1, int(lengths[rows[0]])) for rows in groups)
 
 
 def group_by_length(lengths: np.ndarray, micro_batch_tokens: int) -> list[np.ndarray]:

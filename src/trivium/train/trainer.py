@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from trivium.objectives import LossTerms, Objective, TensorBatch, to_device
 from trivium.train.carried_state import CarriedState, carried_state
 from trivium.train.distributed import ALONE, Parallel, reducing
 from trivium.train.health import SPIKE_WINDOW, is_spike
-from trivium.train.loader import BatchStream, GlobalBatch, Loader
+from trivium.train.loader import BatchStream, GlobalBatch, Loader, cuts_of
 from trivium.train.loss_meter import LossMeter, widened
 from trivium.train.muon import full_tensor
 from trivium.train.optimizers import Optimizers, set_learning_rate
@@ -369,6 +369,9 @@ def _on_device(
 ) -> TensorBatch:
     """A micro-batch, whose rows go on with the state of their lanes; not where it is repeated."""
     tensors = to_device(batch.micro_batches[place], trainer.device)
+    if batch.stream.objective.in_batch_negatives:
+        cuts = cuts_of(batch.micro_batches[place], batch.micro_batch_tokens)
+        return replace(tensors, cuts=cuts)
     _, weight = batch.shares[place]
     if carried is None or not weight:
         return tensors

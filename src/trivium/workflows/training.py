@@ -27,7 +27,7 @@ from trivium.progress import ProgressLine
 from trivium.spec import Spec
 from trivium.train import defaults, hardware
 from trivium.train.callback import Callback
-from trivium.train.distributed import join_processes
+from trivium.train.distributed import Parallel, join_processes
 from trivium.train.recipe import ORIGINS, Recipe
 from trivium.train.recipe_loading import (
     AnyRecipe,
@@ -116,6 +116,7 @@ def pretrain(
             # Several processes build the model on the host, to divide it.
             start = device if parallel.size == 1 else torch.device("cpu")
             _check_model(recipe, spec, start, copies=parallel.local_size)
+            _check_processes(recipe, parallel)
             with parallel.main_first():
                 if parallel.is_main:
                     if not resume and remove_other_preparation(run, recipe):
@@ -280,6 +281,17 @@ def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, copies: in
             raise RecipeError(
                 f"data.length = {length}, but this model has positions for {longest} tokens: set a "
                 "shorter data.length, or take a model with relative or rotary positions."
+            )
+
+
+def _check_processes(recipe: Recipe, parallel: Parallel) -> None:
+    """Refuse several processes whose rows would have to be each other's negatives."""
+    for objective in recipe.objectives:
+        if objective.in_batch_negatives and parallel.data_size > 1:
+            raise RecipeError(
+                f'objective.kind = "{objective.kind}" compares all examples of a step, which are '
+                f"in one process: start 1, not {parallel.data_size}. A larger "
+                "train.batch_examples needs no more memory."
             )
 
 

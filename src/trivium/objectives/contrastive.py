@@ -1,0 +1,364 @@
+"""Contrastive learning: vectors of texts that belong together are near each other."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from trivium.data.batch import Batch, RowBatch, length_mask
+from trivium.data.encoded import EncodedExamples
+from trivium.data.records import RECORD_SUFFIXES, Record, RecordOptions
+from trivium.data.row_order import RowRandom
+from trivium.data.sources import file_format, list_sources
+from trivium.data.splitting import text_digest
+from trivium.errors import DataError, RecipeError
+from trivium.files import open_text
+from trivium.interop.settings import Settings
+from trivium.language_model import LanguageModel
+from trivium.models import LanguageModule
+from trivium.models.heads.text import pool
+from trivium.objectives.base import (
+    BALANCE,
+    LabelledObjective,
+    LossTerms,
+    TensorBatch,
+    column_key,
+    compact,
+    read,
+    real_tokens,
+)
+from trivium.objectives.question_answering import QuestionAnswering
+from trivium.objectives.retrieval import retrieve
+from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
+from trivium.spec import Head, Pooling, Spec
+from trivium.text.symbols import WORD
+from trivium.text.vocabulary import Vocabulary
+
+PAIRS = (
+    *(
+        ("question", "context"),
+        ("query", "passage"),
+        ("question", "passage"),
+        ("anchor", "positive"),
+    ),
+    *(("text", "pair"), ("query", "positive"), ("query", "document"), ("question", "answer")),
+    *(("sentence1", "sentence2"), ("title", "text"), ("title", "body"), ("source", "target")),
+)
+TEXTS = ("text", "sentence", "paragraph", "passage", "content", "document")
+NEGATIVES = ("negative", "hard_negative", "negatives")
+_ANCHOR, _POSITIVE, _NEGATIVE = range(3)
+_SENTENCE, _KEPT = range(2)  # channels of noise
+_KEPT_SHARE = 0.1  # Lee et al. 2019, section 4
+
+
+@dataclass(frozen=True, slots=True)
+class TextPair:
+    """A text, the one that belongs to it (None: made of the text itself), and one that does not."""
+
+    text: str
+    pair: str | None
+    negative: str | None
+    where: str
+
+    @property
+    def group(self) -> str:
+        """Queries for the same passage share a side of the validation split."""
+        return self.text if self.pair is None else self.pair
+
+    @property
+    def texts(self) -> list[str]:
+        """All that there are."""
+        return [one for one in (self.text, self.pair, self.negative) if one is not None]
+
+
+class Contrastive(LabelledObjective):
+    """L_i = - log exp(cos(a_i, p_i) / T) / sum_c exp(cos(a_i, c) / T), over the vectors of a step.
+
+    The candidates c are the positives and hard negatives of all examples of the step (in-batch
+    negatives), but for texts that equal a_i or p_i and what belongs to a text that equals a_i.
+    A vector is the mean, the first or the last of the hidden states of a text:
+
+        anchor    [CLS] who wrote it [SEP]
+        positive  [CLS] Ada wrote the first program [SEP]
+        negative  [CLS] Grace wrote the first compiler [SEP]
+
+    A text without another makes its own pair, anew in every epoch. "cloze": one of its sentences,
+    drawn at random, and the others, which in a tenth of the pairs keep it. "dropout": twice the
+    text, under two masks of dropout; so is a text of one sentence.
+
+    The whole step has one loss, whatever passes through the model at a time: the vectors of all
+    texts are computed without keeping activations, and each part again for its gradient, under the
+    same dropout.
+
+    Source: van den Oord et al. 2018, equation 4; Gao, Yao and Chen 2021 (SimCSE), equations 1, 4
+    and 5; Lee et al. 2019 (inverse cloze task), section 4; Gao et al. 2021 (GradCache), section 3.
+    """
+
+    in_batch_negatives: ClassVar[bool] = True
+    batch_examples: ClassVar[int] = 128
+    kind: Literal["contrastive"] = "contrastive"
+    text_field: str | None = column_key("column of the text, such as a question", TEXTS)
+    pair_field: str | None = Field(
+        None,
+        description="column of the text that belongs to it; default: usual pairs such as question, "
+        "context",
+    )
+    negative_field: str | None = Field(
+        None,
+        description=f"column of a text that does not belong to it; default: {', '.join(NEGATIVES)} "
+        "where there is one",
+    )
+    pairs: Literal["cloze", "dropout"] = Field(
+        "cloze", description="of texts alone: a sentence and its text, or twice the text"
+    )
+    temperature: float = Field(0.05, gt=0, description="T, which cosines are divided by")
+    pooling: Pooling | None = Field(
+        None, description="vector of a text: mean, first or last; default: mean, of a decoder last"
+    )
+
+    def records(self, paths: Sequence[str], options: RecordOptions) -> Iterator[Record | TextPair]:
+        """SQuAD JSON; records with a text, or two or three; plain text, of which a line is a text.
+
+        Raises:
+            DataError: with file and line, where a column is missing or blank.
+        """
+        for source in list_sources(paths, (".txt", *RECORD_SUFFIXES)).sources:
+            if source.kind == "file" and file_format(source.name) not in RECORD_SUFFIXES:
+                yield from _lines(source.name, options)
+            else:
+                squad = QuestionAnswering.parse({})
+                yield from squad.records([source.name], options)
+
+    def example(self, record: Record | TextPair) -> TextPair:
+        """A text, with its pair and a hard negative where there are columns of them."""
+        if isinstance(record, TextPair):
+            return record
+        usual = None if self.text_field or self.pair_field else record.find_pair(PAIRS)
+        text, pair = usual or (self.text_field, self.pair_field)
+        if text is None:
+            [text] = self.columns(record, text=TEXTS)
+        negative = self.negative_field or record.find(NEGATIVES)
+        texts = [None if name is None else record.text(name) for name in (text, pair, negative)]
+        assert texts[0] is not None
+        if texts[1] is None and texts[2] is not None:
+            raise DataError(f"{record.where} has a negative but no pair. Name the column of that.")
+        return TextPair(texts[0], texts[1], texts[2], record.where)
+
+    def input_of(self, example: TextPair) -> str:
+        """The texts together."""
+        return " ".join(example.texts)
+
+    def resolve(self, spec: Spec, examples: Sequence[TextPair]) -> Self:
+        """With the pooling of this model."""
+        default = "last" if spec.family == "decoder-only" else "mean"
+        return self.replace(pooling=self.pooling or default)
+
+    def settings(self, settings: Settings, examples: Sequence[TextPair]) -> Settings:
+        """The pooling, by which the model embeds from now on."""
+        return settings.with_task("contrastive", pooling=self.pooling)
+
+    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+        """None: the vectors are hidden states."""
+        if spec.family == "encoder-decoder" or not spec.takes_heads:
+            raise RecipeError(
+                'objective.kind = "contrastive" needs one vector of a text: take an encoder '
+                "(bert-mini), a decoder (llama-mini) or an RNN (lstm-mini)."
+            )
+        return ()
+
+    def encode(self, examples: Sequence[TextPair], lm: LanguageModel) -> EncodedExamples:
+        """The texts of an example one after the other, which `document_ids` number from 1.
+
+        Those of a text alone are its sentences, and 0 are the special tokens around it.
+        `sequence_labels` [N, 3] are hashes of the texts, 0 where there is none.
+        """
+        ends = lm.source_tokenizer.vocabulary.ends_sentence
+        encoded = iter(lm.text_inputs([(text, None) for one in examples for text in one.texts]))
+        rows, numbers = [], []
+        for one in examples:
+            parts = [next(encoded) for _ in one.texts]
+            ids = [part.ids for part in parts]
+            if one.pair is None:
+                real = np.array([text is not None for text in parts[0].texts])
+                ended = ends[ids[0]] & real
+                numbers.append(((1 + np.cumsum(ended) - ended) * real).tolist())
+            else:
+                numbers.append([n for n, part in enumerate(ids, start=1) for _ in part])
+            rows.append([token for part in ids for token in part])
+        texts = [(one.text, one.pair, one.negative) for one in examples]
+        hashes = [[0 if text is None else text_digest(text)[0] for text in each] for each in texts]
+        return EncodedExamples(
+            {"input_ids": rows, "document_ids": numbers},
+            sequence_labels=np.array(hashes, dtype=np.uint64).view(np.int64).reshape(-1, 3),
+            pad_id=lm.source_tokenizer.pad_id or 0,
+        )
+
+    def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
+        """One text a row, the longest first: input_ids, and sequence_labels int64 [R, 3].
+
+        These are the number of the example, 0 for the anchor, 1 for the positive, 2 for a hard
+        negative, and the hash of the text.
+        """
+        texts, numbers = rows.sequence_labels, rows.document_ids
+        assert texts is not None
+        assert numbers is not None
+        real = real_tokens(rows)
+        paired, has_negative = texts[:, _POSITIVE] != 0, texts[:, _NEGATIVE] != 0
+        anchor, positive = self._own_pairs(numbers, real, rng)
+        anchor = np.where(paired[:, None], numbers == 1, anchor)
+        positive = np.where(paired[:, None], numbers == 2, positive)
+        hashes = np.where(paired, texts[:, _POSITIVE], texts[:, _ANCHOR])
+        every = np.arange(len(texts))
+        example = np.concatenate((every, every, every[has_negative]))
+        part = np.repeat(
+            (_ANCHOR, _POSITIVE, _NEGATIVE), (len(every), len(every), has_negative.sum())
+        )
+        text = np.concatenate((texts[:, _ANCHOR], hashes, texts[has_negative, _NEGATIVE]))
+        shown = np.concatenate((anchor, positive, (numbers == 3)[has_negative]))
+        ids, sizes = compact(rows.input_ids[example], shown, vocabulary.pad_id or 0)
+        order = np.argsort(-sizes, kind="stable")
+        return Batch(
+            input_ids=ids[order],
+            attention_mask=length_mask(sizes[order], ids.shape[1]),
+            sequence_labels=np.stack((example, part, text), axis=1)[order],
+        )
+
+    def _own_pairs(self, numbers: Any, real: Any, rng: RowRandom) -> tuple[Any, Any]:
+        """The tokens of anchor and positive of texts alone: bool [B, T] each."""
+        if self.pairs == "dropout":
+            return real, real
+        count = numbers.max(axis=1)
+        drawn = 1 + (rng.uniform(1, _SENTENCE)[:, 0] * count).astype(np.int64)
+        several, sentence = (count > 1)[:, None], numbers == drawn[:, None]
+        special = real & (numbers == 0)
+        kept = rng.uniform(1, _KEPT) < _KEPT_SHARE
+        anchor = np.where(several, special | sentence, real)
+        return anchor, np.where(several, real & (kept | ~sentence), real)
+
+    def label_counts(self, batch: Batch) -> dict[str, int]:
+        """Examples."""
+        assert batch.sequence_labels is not None
+        return {"loss": int((batch.sequence_labels[:, 1] == _ANCHOR).sum())}
+
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
+        """Nats of the positives among the candidates, summed over the examples."""
+        assert batch.sequence_labels is not None
+        vectors, terms, tokens = [], {}, 0
+        for inputs in batch.parts():
+            arguments = self._embed, model, inputs
+            part, more = checkpoint(*arguments, use_reentrant=False)  # type: ignore[misc]
+            vectors.append(part)
+            terms = {term: loss + terms.get(term, 0.0) for term, loss in more.items()}
+            tokens += inputs["input_ids"].numel()
+        if BALANCE in terms:  # a mean per token, of which the parts have fewer than the batch
+            terms[BALANCE] *= batch.inputs["input_ids"].numel() / tokens
+        loss = contrastive_loss(torch.cat(vectors), batch.sequence_labels, self.temperature)
+        return {"loss": loss, **terms}
+
+    def _embed(self, model: LanguageModule, inputs: dict[str, Tensor]) -> tuple[Tensor, LossTerms]:
+        """Vectors of length 1: [B, T] -> [B, D]."""
+        hidden, terms = read(model, inputs)
+        hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+        vectors = pool(hidden, inputs.get("attention_mask"), self.pooling or "mean")
+        return F.normalize(vectors, dim=-1), terms
+
+    def source_texts(self, examples: Sequence[TextPair]) -> Iterator[str]:
+        """All texts."""
+        return (text for one in examples for text in one.texts)
+
+    def answers(self, lm: LanguageModel, examples: Sequence[TextPair]) -> list[tuple[Any, Any]]:
+        """`lm.embed` of query and passage."""
+        sides = zip(*map(query_and_passage, examples))
+        vectors = [lm.embed(side, pooling=self.pooling).numpy() for side in map(list, sides)]
+        return list(zip(*vectors))
+
+    def metrics_of(
+        self, answers: list[tuple[Any, Any]], examples: Sequence[TextPair], lm: LanguageModel
+    ) -> Metrics:
+        """MRR and recall of the passage that belongs to a query, among those of all examples.
+
+        Of texts alone the first half is to find the second.
+        """
+        return self._measure(answers, examples, lexical=False)
+
+    def metrics(self, lm: LanguageModel, examples: Sequence[TextPair]) -> Metrics:
+        """Also those of BM25, and of both by reciprocal rank fusion."""
+        return self._measure(self.answers(lm, examples), examples, lexical=True)
+
+    def _measure(
+        self, answers: list[tuple[Any, Any]], examples: Sequence[TextPair], *, lexical: bool
+    ) -> Metrics:
+        pairs = [query_and_passage(one) for one in examples]
+        queries, passages = map(np.stack, zip(*answers))
+        found = retrieve(pairs, queries, passages, lexical=lexical)
+        rows = [
+            {"text": query, "pair": passage, "predicted": best, "rank": rank}
+            for (query, passage), best, rank in zip(pairs, found.best, found.ranks.tolist())
+        ]
+        mistakes = (
+            Mistake(one.where, row["text"], row["pair"], row["predicted"])
+            for one, row in zip(examples, rows)
+            if row["rank"] > 1
+        )
+        notes = [f"{len(pairs):,} queries among {found.num_passages:,} passages"]
+        if all(one.pair is None for one in examples):
+            notes.append("the first half of a text finds the second")
+        return Metrics(found.values, notes=tuple(notes)).with_examples(rows, mistakes)
+
+    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
+        """`embed` with a held-out query, its passage and another one."""
+        example = first_prediction(run)
+        texts = [str(example.get(name, name)) for name in ("text", "pair", "predicted")]
+        shown = " ".join(shlex.quote(text) for text in dict.fromkeys(texts))
+        return f"embed {run} {shown} --similarities"
+
+
+def _lines(path: str, options: RecordOptions) -> Iterator[TextPair]:
+    with open_text(path, encoding=options.encoding) as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.isspace():
+                yield TextPair(line.strip(), None, None, f"{path}, line {number}")
+
+
+def query_and_passage(one: TextPair) -> tuple[str, str]:
+    """The texts of a pair; of a text alone its first half and its second, by words."""
+    if one.pair is not None:
+        return one.text, one.pair
+    words = list(WORD.finditer(one.text))
+    if len(words) < 2:
+        return one.text, one.text
+    middle = words[len(words) // 2].start()
+    return one.text[:middle].rstrip(), one.text[middle:]
+
+
+def contrastive_loss(vectors: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """The sum of L_i over the examples; see `Contrastive`.
+
+    Args:
+        vectors: of length 1, [R, D].
+        labels: int64 [R, 3]: the number of the example from 0, 0 for its anchor, 1 for its
+            positive, 2 for its hard negative, and a number of the text.
+        temperature: T.
+    """
+    example, part, text = labels.unbind(1)
+    order = torch.argsort(part * len(labels) + example)
+    sizes = torch.bincount(part, minlength=3).tolist()
+    vectors, (anchors, positives, _) = vectors[order], text[order].split(sizes)
+    count = len(anchors)
+    queries, candidates = vectors[:count], vectors[count:]
+    logits = queries @ candidates.T / temperature
+    candidate_texts = text[order][count:]
+    same = candidate_texts == anchors[:, None]
+    same |= candidate_texts == positives[:, None]
+    same[:, :count] |= anchors == anchors[:, None]
+    logits = logits.masked_fill(same.fill_diagonal_(False), -torch.inf)
+    return F.cross_entropy(logits, torch.arange(count, device=logits.device), reduction="sum")
