@@ -175,6 +175,20 @@ def _read_questions(folder: Path) -> None:
 
 
 @reader(
+    "contrastive",
+    lambda: {
+        "a.txt": b"A heading\n\nThis line has eight words. It has two.\n",
+        "b.jsonl": _json_lines({"anchor": "a", "positive": "b", "negative": "c"}),
+        "c.csv": _csv(["question", "answer"], ["How?", "So."]),
+        "d.json": json.dumps(_SQUAD).encode(),
+    },
+    alone=True,
+)
+def _read_contrastive(folder: Path) -> None:
+    _examples("contrastive", folder)
+
+
+@reader(
     "chat",
     lambda: {
         "a.jsonl": _json_lines({"messages": MESSAGES}, {"messages": MESSAGES[1:], "system": "!"}),

@@ -53,10 +53,9 @@ def test_reads_pairs_triples_squad_and_texts(tmp_path):
         "paragraphs": [{"context": "y", "qas": [{"id": "1", "question": "q", "answers": answers}]}]
     }
     assert read(tmp_path, "b.json", {"data": [squad]})[0].texts == ["q", "y"]
-    assert [one.texts for one in read(tmp_path, "c.txt", "One. Two.\n\nThree.\n")] == [
-        ["One. Two."],
-        ["Three."],
-    ]
+    lines = ["A heading", "This line has eight words. It has two."]
+    (one,) = read(tmp_path, "c.txt", "\n\n".join(lines) + "\n")
+    assert (one.texts, one.where[-6:]) == (lines[1:], "line 3")
     (one,) = read(tmp_path, "d.csv", "x,y\nhello,world\n", text_field="y", pair_field="x")
     assert one.texts == ["world", "hello"]
     for content, message in (

@@ -17,6 +17,7 @@ from trivium.spec import Pooling
 
 MODULES, POOLING = "modules.json", "1_Pooling"
 _TRANSFORMER, _CONFIG = "sentence_bert_config.json", "config.json"
+_MODULES = ("", "Transformer"), (POOLING, "Pooling"), ("2_Normalize", "Normalize")
 _MODES: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "first",
@@ -26,22 +27,14 @@ _MODES: dict[str, Pooling] = {
 
 def write_sentence_transformers(folder: Path, pooling: Pooling, *, d_model: int) -> None:
     """Write the files of a model that pools hidden states so, beside those of the Transformer."""
-    names = ("", "Transformer"), (POOLING, "Pooling"), ("2_Normalize", "Normalize")
     modules = [
-        {
-            "idx": number,
-            "name": str(number),
-            "path": path,
-            "type": f"sentence_transformers.models.{kind}",
-        }
-        for number, (path, kind) in enumerate(names)
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(_MODULES)
     ]
     write_json(folder / MODULES, modules)
     # The length is that of tokenizer_config.json.
     write_json(folder / _TRANSFORMER, {"max_seq_length": None, "do_lower_case": False})
     modes = {mode: kind == pooling for mode, kind in _MODES.items()}
-    unused = ("max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens")
-    modes |= {f"pooling_mode_{name}": False for name in unused}
     (folder / POOLING).mkdir()
     write_json(folder / POOLING / _CONFIG, {"word_embedding_dimension": d_model, **modes})
 

@@ -44,19 +44,16 @@ from trivium.text.symbols import WORD
 from trivium.text.vocabulary import Vocabulary
 
 PAIRS = (
-    *(
-        ("question", "context"),
-        ("query", "passage"),
-        ("question", "passage"),
-        ("anchor", "positive"),
-    ),
-    *(("text", "pair"), ("query", "positive"), ("query", "document"), ("question", "answer")),
-    *(("sentence1", "sentence2"), ("title", "text"), ("title", "body"), ("source", "target")),
+    *(("question", "context"), ("query", "passage"), ("question", "passage")),
+    *(("query", "positive"), ("query", "document"), ("question", "answer")),
+    *(("anchor", "positive"), ("text", "pair"), ("sentence1", "sentence2")),
+    *(("title", "text"), ("title", "body"), ("source", "target")),
 )
 TEXTS = ("text", "sentence", "paragraph", "passage", "content", "document")
 NEGATIVES = ("negative", "hard_negative", "negatives")
 _ANCHOR, _POSITIVE, _NEGATIVE = range(3)
 _SENTENCE, _KEPT = range(2)  # channels of noise
+_FEWEST_WORDS = 8
 _KEPT_SHARE = 0.1  # Lee et al. 2019, section 4
 
 
@@ -126,7 +123,9 @@ class Contrastive(LabelledObjective):
     )
 
     def records(self, paths: Sequence[str], options: RecordOptions) -> Iterator[Record | TextPair]:
-        """SQuAD JSON; records with a text, or two or three; plain text, of which a line is a text.
+        """SQuAD JSON; records with one text, two or three; lines of plain text.
+
+        Lines of less than eight words, such as headings, are left out.
 
         Raises:
             DataError: with file and line, where a column is missing or blank.
@@ -219,9 +218,7 @@ class Contrastive(LabelledObjective):
         hashes = np.where(paired, texts[:, _POSITIVE], texts[:, _ANCHOR])
         every = np.arange(len(texts))
         example = np.concatenate((every, every, every[has_negative]))
-        part = np.repeat(
-            (_ANCHOR, _POSITIVE, _NEGATIVE), (len(every), len(every), has_negative.sum())
-        )
+        part = np.repeat(range(3), (len(every), len(every), has_negative.sum()))
         text = np.concatenate((texts[:, _ANCHOR], hashes, texts[has_negative, _NEGATIVE]))
         shown = np.concatenate((anchor, positive, (numbers == 3)[has_negative]))
         ids, sizes = compact(rows.input_ids[example], shown, vocabulary.pad_id or 0)
@@ -254,10 +251,9 @@ class Contrastive(LabelledObjective):
         assert batch.sequence_labels is not None
         vectors, terms, tokens = [], {}, 0
         for inputs in batch.parts():
-            arguments = self._embed, model, inputs
-            part, more = checkpoint(*arguments, use_reentrant=False)  # type: ignore[misc]
-            vectors.append(part)
-            terms = {term: loss + terms.get(term, 0.0) for term, loss in more.items()}
+            outputs: Any = checkpoint(self._embed, model, inputs, use_reentrant=False)
+            vectors.append(outputs[0])
+            terms = {term: loss + terms.get(term, 0.0) for term, loss in outputs[1].items()}
             tokens += inputs["input_ids"].numel()
         if BALANCE in terms:  # a mean per token, of which the parts have fewer than the batch
             terms[BALANCE] *= batch.inputs["input_ids"].numel() / tokens
@@ -325,7 +321,7 @@ class Contrastive(LabelledObjective):
 def _lines(path: str, options: RecordOptions) -> Iterator[TextPair]:
     with open_text(path, encoding=options.encoding) as lines:
         for number, line in enumerate(lines, start=1):
-            if not line.isspace():
+            if len(WORD.findall(line)) >= _FEWEST_WORDS:
                 yield TextPair(line.strip(), None, None, f"{path}, line {number}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,11 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trivium.data.batch import Bools, Ints
-from trivium.text.symbols import UNSPACED
+from trivium.text.symbols import LETTERS
 
 Scores = NDArray[np.floating[Any]]
 
-_WORD = re.compile(rf"{UNSPACED.pattern}|(?:(?!{UNSPACED.pattern})\w)+")
 _RRF = 60.0  # Cormack et al. 2009
 _QUERIES_AT_ONCE = 256
 
@@ -28,7 +26,7 @@ def words_of(text: str) -> list[str]:
     >>> words_of("The cat's \u732b")
     ['the', 'cat', 's', '\u732b']
     """
-    return _WORD.findall(text.lower())
+    return LETTERS.findall(text.lower())
 
 
 class BM25:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-import re
 import shlex
 import warnings
 from collections.abc import Iterator, Sequence
@@ -38,7 +37,7 @@ from trivium.objectives.base import (
     token_losses,
 )
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
-from trivium.text.symbols import UNSPACED, is_cjk, is_unspaced
+from trivium.text.symbols import LETTERS, is_cjk, is_unspaced
 
 PAIRS = (
     *(("source", "target"), ("source", "targets"), ("src", "tgt")),
@@ -50,7 +49,6 @@ _TARGET_LIMITS = {
     *("max_length", "max_new_tokens", "min_length", "min_new_tokens"),
     *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size"),
 }
-_WORDS = re.compile(rf"{UNSPACED.pattern}|(?:(?!{UNSPACED.pattern})\w)+")
 _IF_DATA = (
     "give numbers in place of names (--set objective.source_field=0 --set objective.target_field=1)"
     "; a .tsv of source and target needs neither"
@@ -340,7 +338,7 @@ class _AnyScript:
     """Words of any script for rouge_score; Chinese and Japanese characters one by one."""
 
     def tokenize(self, text: str) -> list[str]:
-        return _WORDS.findall(text.lower())
+        return LETTERS.findall(text.lower())
 
 
 def bleu_tokenizer(texts: Sequence[str]) -> Literal["13a", "zh", "char"]:

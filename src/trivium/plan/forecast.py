@@ -263,11 +263,11 @@ def planned_model(recipe: Recipe, paths: Sequence[str] = ()) -> tuple[Spec, Voca
 
 
 def _seconds_per_step(trainer: Trainer, batch: GlobalBatch) -> float:
-    part, repeated = batch.micro_batches[0], False
+    part, together = batch.micro_batches[0], batch.stream.objective.in_batch_negatives
     parallel, share = trainer.parallel, trainer.parallel.data_size
     # Fewer rows at first, but where each number of them would be compiled anew.
-    grows = trainer.device.type == "cpu" and not trainer.recipe.train.compile
-    rows = 1 if grows else part.num_rows
+    grows = trainer.device.type == "cpu" and not (trainer.recipe.train.compile or together)
+    rows, repeated = 1 if grows else part.num_rows, together  # a whole step takes long
 
     def run() -> None:
         some = (part.rows(0, rows),)  # of every process
