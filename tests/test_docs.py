@@ -27,6 +27,7 @@ from trivium.data.documents import read_documents
 from trivium.errors import MissingExtraError, TriviumError
 from trivium.objectives import (
     Chat,
+    Contrastive,
     QuestionAnswering,
     Tagging,
     TextClassification,
@@ -203,6 +204,7 @@ def test_the_examples_of_data_formats_are_read(tmp_path: Path) -> None:
         path.write_text(text, encoding="utf-8")
     assert len(list(read_documents(tmp_path / "texts"))) == 4
     readers = {
+        "search.jsonl": Contrastive,
         "reviews.csv": TextClassification,
         "nli.jsonl": TextClassification,
         "names.conll": Tagging,

@@ -8,6 +8,8 @@ Examples:
 
   trivium finetune qa --model hf/minilm --data squad.json --out runs/qa --set train.minutes=20
 
+  trivium finetune contrastive --model runs/mine --data questions.jsonl --out runs/search
+
   trivium finetune translation --model transformer-mini --data en-fr.tsv --out runs/en-fr
 
   trivium finetune translation --model marian-mini --data text.en --data text.de

@@ -36,6 +36,7 @@ from trivium.objectives.base import (
     read,
     real_tokens,
 )
+from trivium.objectives.excerpt import beginning
 from trivium.objectives.question_answering import QuestionAnswering
 from trivium.objectives.retrieval import retrieve
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
@@ -101,7 +102,7 @@ class Contrastive(LabelledObjective):
     """
 
     in_batch_negatives: ClassVar[bool] = True
-    batch_examples: ClassVar[int] = 128
+    batch_examples: ClassVar[int] = 64
     kind: Literal["contrastive"] = "contrastive"
     text_field: str | None = column_key("column of the text, such as a question", TEXTS)
     pair_field: str | None = Field(
@@ -314,6 +315,7 @@ class Contrastive(LabelledObjective):
         """`embed` with a held-out query, its passage and another one."""
         example = first_prediction(run)
         texts = [str(example.get(name, name)) for name in ("text", "pair", "predicted")]
+        texts = [beginning(text, 12) or text for text in texts]
         shown = " ".join(shlex.quote(text) for text in dict.fromkeys(texts))
         return f"embed {run} {shown} --similarities"
 
