@@ -27,7 +27,6 @@ from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.models.heads.text import pool
 from trivium.objectives.base import (
-    BALANCE,
     LabelledObjective,
     LossTerms,
     TensorBatch,
@@ -250,14 +249,11 @@ class Contrastive(LabelledObjective):
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Nats of the positives among the candidates, summed over the examples."""
         assert batch.sequence_labels is not None
-        vectors, terms, tokens = [], {}, 0
+        vectors, terms = [], {}
         for inputs in batch.parts():
             outputs: Any = checkpoint(self._embed, model, inputs, use_reentrant=False)
             vectors.append(outputs[0])
             terms = {term: loss + terms.get(term, 0.0) for term, loss in outputs[1].items()}
-            tokens += inputs["input_ids"].numel()
-        if BALANCE in terms:  # a mean per token, of which the parts have fewer than the batch
-            terms[BALANCE] *= batch.inputs["input_ids"].numel() / tokens
         loss = contrastive_loss(torch.cat(vectors), batch.sequence_labels, self.temperature)
         return {"loss": loss, **terms}
 
