@@ -40,6 +40,7 @@ from trivium.objectives.question_answering import QuestionAnswering
 from trivium.objectives.retrieval import retrieve
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
 from trivium.spec import Head, Pooling, Spec
+from trivium.text.inputs import encode_inputs
 from trivium.text.symbols import WORD
 from trivium.text.vocabulary import Vocabulary
 
@@ -180,8 +181,9 @@ class Contrastive(LabelledObjective):
         Those of a text alone are its sentences, and 0 are the special tokens around it.
         `sequence_labels` [N, 3] are hashes of the texts, 0 where there is none.
         """
-        ends = lm.source_tokenizer.vocabulary.ends_sentence
-        encoded = iter(lm.text_inputs([(text, None) for one in examples for text in one.texts]))
+        tokenizer = lm.source_tokenizer
+        ends, pairs = tokenizer.vocabulary.ends_sentence, [(t, None) for t in self.texts(examples)]
+        encoded = iter(encode_inputs(tokenizer, pairs, max_length=lm.max_length))
         rows, numbers = [], []
         for one in examples:
             parts = [next(encoded) for _ in one.texts]
@@ -198,7 +200,7 @@ class Contrastive(LabelledObjective):
         return EncodedExamples(
             {"input_ids": rows, "document_ids": numbers},
             sequence_labels=np.array(hashes, dtype=np.uint64).view(np.int64).reshape(-1, 3),
-            pad_id=lm.source_tokenizer.pad_id or 0,
+            pad_id=tokenizer.pad_id or 0,
         )
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
