@@ -76,6 +76,11 @@ class Stack(Part):
         return [size for part in parts for size in part.divided.items()]
 
     @property
+    def feed_forward_norms(self) -> Norms:
+        """`norms` of the feed-forward network, where there is one."""
+        return self.norms if self.feed_forward.computes else ()
+
+    @property
     def d_ff(self) -> int | None:
         """Hidden units of the feed-forward network, where it has a number of them."""
         return getattr(self.feed_forward, "d_ff", None)

@@ -24,7 +24,7 @@ class ParallelBlock(Block, of=spec.ParallelLayers):
         assert isinstance(stack.block, spec.ParallelLayers)
         self.shares_norm = stack.block.norms == "shared"
         # Both are added at once: the norms on the branch and after are the mixer's.
-        before = {"before"} & {*stack.norms} if not self.shares_norm else ()
+        before = {"before"} & {*stack.feed_forward_norms} if not self.shares_norm else ()
         self.feed_forward_residual = Residual(stack.norm, before, width, stack.dropout)
 
     def forward(

@@ -47,7 +47,7 @@ class Block(PartModule, of=spec.SequentialLayers):
             self.cross_residual = Residual(norm, stack.norms, width, dropout)
         feed_forward = stack.feed_forward
         self.feed_forward: FeedForwardModule = module_class(feed_forward)(feed_forward, width)
-        self.feed_forward_residual = Residual(norm, stack.norms, width, dropout)
+        self.feed_forward_residual = Residual(norm, stack.feed_forward_norms, width, dropout)
 
     def prepare(
         self, context: Context, layer: Layer, table: nn.Module | None = None
