@@ -150,6 +150,14 @@ SIZES: dict[str, dict[str, Any]] = {
         "attn_logit_softcapping": 1.7,
         "final_logit_softcapping": 2.3,
     },
+    "Mamba": {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 22,
+        "num_hidden_layers": 3,
+        "state_size": 5,
+        "time_step_rank": 3,
+        **_TOKENS,
+    },
     "T5": _T5,
     "Bart": _BART,
     "Marian": _BART,
@@ -219,6 +227,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "Gemma2ForCausalLM": [
         {"attn_logit_softcapping": None, "final_logit_softcapping": None},
         {"tie_word_embeddings": False, "attention_bias": True, "hidden_activation": "silu"},
+    ],
+    "MambaForCausalLM": [
+        {"use_bias": True, "use_conv_bias": False, "hidden_act": "gelu", "conv_kernel": 3},
+        {"expand": 3, "tie_word_embeddings": False, "time_step_rank": "auto"},
     ],
     "T5ForConditionalGeneration": [
         {"feed_forward_proj": "gated-gelu", "scale_decoder_outputs": False},
@@ -312,7 +324,12 @@ def hf_outputs(model: Any, inputs: Mapping[str, Tensor]) -> Iterator[Tensor]:
 
 
 def tolerance(name: str) -> float:
-    """Of the scale, in float64. Marian's table of sinusoids is rounded to float32 when made."""
+    """Of the scale, in float64. Marian's table of sinusoids is rounded to float32 when made.
+
+    Decays, inputs of the state and logits of Mamba are, too: without that it is 1e-14.
+    """
+    if name.startswith("Mamba"):
+        return 3e-6
     return 1e-6 if name.startswith("Marian") else 1e-9
 
 

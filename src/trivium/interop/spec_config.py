@@ -151,7 +151,7 @@ def _options(
     for name, option in family.options.items():
         try:
             config[name] = _write_option(config, option, spec)
-        except SpecError as error:
+        except TriviumError as error:
             differences.append(str(error))
     for head in spec.heads:
         if isinstance(head, ClassifierHead | TaggerHead):
@@ -160,7 +160,7 @@ def _options(
     for hook in family.hooks:
         try:
             hook.write(spec, config)
-        except SpecError as error:
+        except TriviumError as error:
             differences.append(str(error))
     return config, differences
 

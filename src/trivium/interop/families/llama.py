@@ -86,7 +86,7 @@ def _write_rotary(spec: ModelSpec, config: dict[str, Any]) -> None:
 
 def _write_width(spec: ModelSpec, config: dict[str, Any]) -> None:
     """`transformers` refuses such a config, although with `head_dim` the width is free."""
-    if spec.d_model % config["num_attention_heads"]:
+    if spec.d_model % attention_of(spec).num_heads:
         raise SpecError("d_model that is not a multiple of decoder.mixer.num_heads")
 
 
