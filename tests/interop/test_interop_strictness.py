@@ -125,7 +125,7 @@ def test_unknown_options_pass_where_they_change_nothing_or_are_allowed():
 
 # Without them, theirs follow from other options.
 DERIVED = {"decoder_vocab_size", "head_dim", "layer_types", "num_decoder_layers"}
-DERIVED |= {"num_key_value_heads", "word_embed_proj_dim"}
+DERIVED |= {"num_key_value_heads", "word_embed_proj_dim", "d_head", "time_step_rank"}
 
 
 def test_options_that_a_file_leaves_out_have_the_defaults_of_transformers():
@@ -179,32 +179,34 @@ def variations(model: spec.ModelSpec) -> list[spec.ModelSpec]:
     """The same model with one part changed, over the parts of a spec."""
     slot = "decoder" if model.decoder else "encoder"
     stack = getattr(model, slot)
-    attention, embedding = stack.mixer_of(0), model.embedding
-    network = stack.feed_forward
-    of_experts = isinstance(network, Experts)
-    forward = network.expert if of_experts else network
-    rotary = spec.Rotary(base=77.0) if attention.head_dim % 2 == 0 else None
-    attentions = [
-        {"bias": not attention.bias},
-        {"output_bias": not attention.has_output_bias},
-        {"num_kv_heads": 1},
-        {"scale": 0.7},
-        {"pattern": spec.Sliding(window=3)},
-        *({"positions": positions} for positions in (spec.ALiBi(), rotary, None)),
-    ]
-    forwards = [
-        {"gated": not forward.gated},
-        {"bias": not forward.bias},
-        {"activation": "relu"},
-        {"activation": spec.Swish(beta=1.7)},
-    ]
-    networks = [forward.replace(**change) for change in forwards]
-    if of_experts:
+    embedding, network = model.embedding, stack.feed_forward
+    attentions, networks = [], []
+    for attention in stack.attentions[:1]:
+        rotary = spec.Rotary(base=77.0) if attention.head_dim % 2 == 0 else None
+        attentions = [
+            {"bias": not attention.bias},
+            {"output_bias": not attention.has_output_bias},
+            {"num_kv_heads": 1},
+            {"scale": 0.7},
+            {"pattern": spec.Sliding(window=3)},
+            *({"positions": positions} for positions in (spec.ALiBi(), rotary, None)),
+        ]
+        attentions = [attention.replace(**change) for change in attentions]
+    if isinstance(network, spec.FeedForward | Experts):
+        forward = network.expert if isinstance(network, Experts) else network
+        forwards = [
+            {"gated": not forward.gated},
+            {"bias": not forward.bias},
+            {"activation": "relu"},
+            {"activation": spec.Swish(beta=1.7)},
+        ]
+        networks = [forward.replace(**change) for change in forwards]
+    if isinstance(network, Experts):
         networks = [*networks, *(network.replace(expert=each) for each in networks)]
         networks.append(network.replace(num_experts=4, num_chosen=3, balance=0.2))
     norms = [spec.LayerNorm(eps=3e-3), spec.LayerNorm(bias=False), spec.RMSNorm()]
     stacks = [
-        *({"mixer": attention.replace(**change)} for change in attentions),
+        *({"mixer": each} for each in attentions),
         *({"feed_forward": each} for each in networks),
         *({"norm": norm} for norm in norms),
         {"norms": spec.PRE_NORM if "after" in stack.norms else spec.POST_NORM},
@@ -217,8 +219,11 @@ def variations(model: spec.ModelSpec) -> list[spec.ModelSpec]:
         {"positions": None},
         {"norm": None if embedding.norm else spec.LayerNorm()},
         {"scale": 3.0},
-        {"factorised": None if embedding.factorised else spec.Factorised(width=17)},
     ]
+    if not embedding.query_stream:
+        embeddings.append(
+            {"factorised": None if embedding.factorised else spec.Factorised(width=17)}
+        )
     heads = [
         (spec.LMHead(tied=True, bias=True),),
         (spec.LMHead(tied=False),),
