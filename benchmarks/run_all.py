@@ -31,6 +31,7 @@ PROGRAMS = (
     "large_corpus",
     "loss_bands",
     "windows",
+    "scan",
 )
 
 

@@ -124,6 +124,7 @@ LIKE = {
     "bart": "bart-base",
     "marian": "marian-opus-mt",
     "xlnet": "xlnet-base",
+    "mamba": "mamba-130m",
 }
 
 
@@ -208,15 +209,12 @@ def traits(spec: Any) -> list[Any]:
     for stack in spec.stacks:
         network = getattr(stack.feed_forward, "expert", stack.feed_forward)
         values += [stack.norm, stack.norms, stack.first_norm, bool(stack.num_distinct)]
-        values += [network.activation, network.gated, network.bias, stack.dropout]
+        values += [network.kind, stack.dropout]
+        values += [getattr(network, name, None) for name in ("activation", "gated", "bias")]
         for layer in range(2):
-            attention = stack.mixer_of(layer)
-            values += [
-                attention.bias,
-                attention.scale,
-                type(attention.pattern),
-                attention.positions,
-            ]
+            mixer, options = stack.mixer_of(layer), ("kind", "bias", "scale", "positions")
+            values += [getattr(mixer, name, None) for name in options]
+            values += [type(getattr(mixer, "pattern", None)), getattr(mixer, "d_state", None)]
     return values
 
 

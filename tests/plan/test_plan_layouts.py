@@ -237,7 +237,9 @@ def saved_bytes(spec, rows, length, precision) -> int:
 def test_activations_are_those_that_autograd_keeps(precision):
     specs = {
         name: presets[name].replace(vocab_size=211)
-        for name in ("bert-mini", "gpt2-mini", "mixtral-mini", "t5-mini", "bart-mini")
+        for name in (
+            *("bert-mini", "gpt2-mini", "mixtral-mini", "mamba-mini", "t5-mini", "bart-mini"),
+        )
     }
     if precision is torch.float32:
         llama = presets["llama-mini"].replace(vocab_size=211)

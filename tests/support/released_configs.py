@@ -231,6 +231,8 @@ CONFIGS = {
     "mixtral-8x22b": mixtral(
         hidden_size=6144, intermediate_size=16_384, num_hidden_layers=56, num_attention_heads=48
     ),
+    "mamba-130m": of("Mamba", num_hidden_layers=24),
+    "mamba-2.8b": of("Mamba", num_hidden_layers=64, hidden_size=2560),
     "gpt-neox-20b": of("GPTNeoX", hidden_act="gelu_fast"),
     "pythia-70m": neox(6, 512, 8, vocab_size=50_304),
     "pythia-12b": neox(36, 5120, 40, vocab_size=50_688),
@@ -281,6 +283,7 @@ CLASSES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
+    "mamba": "MambaForCausalLM",
     "gpt_neox": "GPTNeoXForCausalLM",
     "bloom": "BloomForCausalLM",
     "gemma2": "Gemma2ForCausalLM",

@@ -311,7 +311,7 @@ _FIELDS = {
     "expert": _GELU,
     "num_experts": 5,
     "d_inner": 19,
-    "step_rank": 5,
+    "dt_rank": 5,
     "window": 3,
     "pattern": spec.Sliding(window=3),
     "max_length": MAX_LENGTH,

@@ -31,6 +31,10 @@ class PartModule(OfPart, nn.Module):
     or by inputs ("row"). What a "row" matrix makes is added to the residual stream: starts of
     weights make those smaller, or zero."""
 
+    vectors: ClassVar[tuple[str, ...]] = ()
+    """Weights of its own that are no matrices, whatever their shape: optimizers do not let them
+    decay, nor make their steps orthogonal."""
+
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Set or draw the weights whose start is its own, after all others were drawn."""
 

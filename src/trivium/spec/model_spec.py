@@ -214,14 +214,15 @@ class ModelSpec(Spec):
         for stack in self.stacks:
             norm = len(stack.norms) * self._norm_bytes(stack, on_cpu=on_cpu)
             mask = width if stack.dropout else 0
-            inner = stack.feed_forward.kept_numbers(width)
+            feeding = item * (width + mask + stack.feed_forward.kept_numbers(width)) + norm
+            feeding = feeding if stack.feed_forward.computes else 0
             crosses = stack is self.decoder and self.encoder is not None
             # The encoder's output, in another precision for keys and for values.
             memory = 2 * item * width if crosses and item < 4 else 0
             for mixer in stack.mixers:
                 kept = mixer.kept_numbers(length, on_cpu=on_cpu, dropout=mask > 0)
                 one = norm + item * (width + mask + kept)
-                yield one * (1 + crosses) + memory + norm + item * (width + mask + inner)
+                yield one * (1 + crosses) + memory + feeding
 
     def _norm_bytes(self, stack: Stack, *, on_cpu: bool) -> int:
         """Its input; RMSNorm without a kernel also keeps its output before the weight."""

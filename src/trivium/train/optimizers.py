@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from trivium.config import Config
 from trivium.nn.mixers.attention import AttentionMixer
+from trivium.nn.part_module import PartModule
 from trivium.train.muon import MatrixMuon
 
 Optimizers = list[torch.optim.Optimizer]
@@ -61,7 +62,9 @@ class Optimizer(Config, ABC):
         """Numbers that are kept of the weights that are trained: two moments of each (AdamW)."""
         return 2 * sum(weight.numel() for weight in _trained(model).values())
 
-    def _groups(self, parameters: Mapping[str, nn.Parameter]) -> list[dict[str, Any]]:
+    def _groups(
+        self, parameters: Mapping[str, nn.Parameter], vectors: set[int]
+    ) -> list[dict[str, Any]]:
         """Matrices decay, vectors do not; token embeddings may have a rate of their own."""
         tokens: list[nn.Parameter] = []
         others: list[nn.Parameter] = []
@@ -72,17 +75,26 @@ class Optimizer(Config, ABC):
             (tokens if own_rate else others).append(weight)
         decayed = {"weight_decay": self.weight_decay}
         groups: list[dict[str, Any]] = [
-            {"params": [p for p in others if p.ndim > 1], **decayed},
-            {"params": [p for p in others if p.ndim <= 1], "weight_decay": 0.0},
+            {"params": [p for p in others if p.ndim > 1 and id(p) not in vectors], **decayed},
+            {
+                "params": [p for p in others if p.ndim <= 1 or id(p) in vectors],
+                "weight_decay": 0.0,
+            },
         ]
         if tokens:
             groups.append({"params": tokens, "lr": self.embedding_lr, **decayed})
         return groups
 
-    def _adamw(self, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+    def _adamw(
+        self, model: nn.Module, parameters: Mapping[str, nn.Parameter]
+    ) -> torch.optim.Optimizer:
         assert self.lr is not None
         return torch.optim.AdamW(
-            self._groups(parameters), lr=self.lr, betas=self.betas, eps=self.eps, fused=True
+            self._groups(parameters, _vectors(model)),
+            lr=self.lr,
+            betas=self.betas,
+            eps=self.eps,
+            fused=True,
         )
 
 
@@ -93,7 +105,7 @@ class AdamW(Optimizer):
 
     def build(self, model: nn.Module, precision: torch.dtype = torch.float32) -> Optimizers:
         """One AdamW for everything."""
-        return [self._adamw(_trained(model))]
+        return [self._adamw(model, _trained(model))]
 
 
 class Muon(Optimizer):
@@ -115,7 +127,7 @@ class Muon(Optimizer):
         matrices = _matrices(model)
         rest = {name: weight for name, weight in parameters.items() if name not in matrices}
         if not matrices:
-            return [self._adamw(rest)]
+            return [self._adamw(model, rest)]
         scales = _query_scales(model)
         by_scale: dict[float, list[nn.Parameter]] = {}
         for name, weight in matrices.items():
@@ -128,7 +140,7 @@ class Muon(Optimizer):
             weight_decay=self.weight_decay,
             precision=precision,
         )
-        return [muon, self._adamw(rest)]
+        return [muon, self._adamw(model, rest)]
 
     def state_size(self, model: nn.Module) -> int:
         """Of matrices only a momentum."""
@@ -188,7 +200,14 @@ def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
 def _matrices(model: nn.Module) -> dict[str, nn.Parameter]:
     """Those of the blocks."""
     blocks = {id(p) for block in model.blocks for p in block.parameters()}  # type: ignore
+    blocks -= _vectors(model)
     return {n: p for n, p in _trained(model).items() if id(p) in blocks and p.ndim == 2}
+
+
+def _vectors(model: nn.Module) -> set[int]:
+    """The weights that parts call vectors (`PartModule.vectors`)."""
+    parts = (module for module in model.modules() if isinstance(module, PartModule))
+    return {id(getattr(part, name)) for part in parts for name in part.vectors}
 
 
 def _query_scales(model: nn.Module) -> dict[str, float]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+from trivium.errors import SpecError
 from trivium.interop.family import ACTIVATIONS, Family, Hook, Option, SpecTree, classes, in_layers
 from trivium.interop.hf_config import ConfigReader
 from trivium.spec import PRE_NORM, ModelSpec
@@ -11,31 +13,24 @@ from trivium.spec.mixers.mamba import Mamba
 
 
 def _read_sizes(config: ConfigReader, tree: SpecTree) -> None:
-    """`expand` times the width; a rank that is "auto" is a sixteenth of it."""
-    width, rank = config.require("hidden_size"), config.get("time_step_rank", "auto")
-    tree.set("decoder.mixer.d_inner", int(config.get("expand", 2) * width))
-    tree.set("decoder.mixer.step_rank", math.ceil(width / 16) if rank == "auto" else rank)
-    config.ignore("intermediate_size")
+    """Inner channels, and the rank of step sizes, which may be "auto": a sixteenth of the width."""
+    width = config.require("hidden_size")
+    inner, rank = int(config.get("expand", 2) * width), config.get("time_step_rank", "auto")
+    if isinstance(rank, str) and rank != "auto":
+        raise config.unsupported("time_step_rank", expected='a number, or "auto"')
+    tree.set("decoder.mixer.d_inner", inner)
+    tree.set("decoder.mixer.dt_rank", math.ceil(width / 16) if rank == "auto" else rank)
 
 
-def _write_sizes(spec: ModelSpec, config: dict[str, object]) -> None:
+def _write_sizes(spec: ModelSpec, config: dict[str, Any]) -> None:
     mixer = spec.stacks[0].mixer_of(0)
-    if isinstance(mixer, Mamba):
-        ratio = mixer.d_inner / spec.d_model
-        config["expand"] = int(ratio) if ratio.is_integer() else ratio
-        config["time_step_rank"] = mixer.step_rank
+    if not isinstance(mixer, Mamba):
+        raise SpecError(f"mixer = {mixer.kind!r}")
+    if mixer.d_inner % spec.d_model:
+        raise SpecError("decoder.mixer.d_inner that is not a multiple of d_model")
+    config["expand"] = mixer.d_inner // spec.d_model
+    config["intermediate_size"], config["time_step_rank"] = mixer.d_inner, mixer.dt_rank
 
-
-_LAYER = {
-    "norm": "mixer_residual.{norm}",
-    "mixer.in_proj": ("mixer.input", "mixer.gate"),
-    "mixer.conv1d": "mixer.convolution",
-    "mixer.x_proj": "mixer.selection",
-    "mixer.dt_proj": "mixer.step",
-    "mixer.A_log": "mixer.log_decay",
-    "mixer.D": "mixer.skip",
-    "mixer.out_proj": "mixer.output",
-}
 
 MAMBA = Family(
     "mamba",
@@ -46,9 +41,9 @@ MAMBA = Family(
         "hidden_size": Option("d_model", 768),
         "num_hidden_layers": Option("decoder.num_layers", 32),
         "state_size": Option("decoder.mixer.d_state", 16),
-        "conv_kernel": Option("decoder.mixer.kernel", 4),
+        "conv_kernel": Option("decoder.mixer.d_conv", 4),
         "use_bias": Option("decoder.mixer.bias", False),
-        "use_conv_bias": Option("decoder.mixer.convolution_bias", True),
+        "use_conv_bias": Option("decoder.mixer.conv_bias", True),
         "hidden_act": Option("decoder.mixer.activation", "silu", ACTIVATIONS),
         "layer_norm_epsilon": Option("decoder.norm.eps", 1e-5),
         "tie_word_embeddings": Option("heads.lm.tied", True),
@@ -62,14 +57,31 @@ MAMBA = Family(
     },
     weights={
         "backbone.embeddings": "tokens",
-        **in_layers("backbone.layers.{i}", "decoder", _LAYER),
+        **in_layers(
+            "backbone.layers.{i}",
+            "decoder",
+            {
+                "norm": "mixer_residual.{norm}",
+                "mixer.in_proj": ("mixer.input", "mixer.gate"),
+                "mixer.conv1d": "mixer.conv",
+                "mixer.x_proj": "mixer.selection",
+                "mixer.dt_proj": "mixer.step",
+                "mixer.A_log": "mixer.log_decay",
+                "mixer.D": "mixer.skip",
+                "mixer.out_proj": "mixer.output",
+            },
+        ),
         "backbone.norm_f": "decoder.norm",
     },
     heads={},
     base="backbone.",
-    # Starts of weights, precision of sums, and which of several equal programs computes.
-    ignored="time_step_scale time_step_min time_step_max time_step_init_scheme time_step_floor "
-    "rescale_prenorm_residual residual_in_fp32 use_mambapy use_associative_scan",
+    expected={"rms_norm": True, "ssm_cfg": {}},
+    # Where training starts, how steps are computed, and names that `transformers` does not read.
+    ignored=(
+        "time_step_scale time_step_min time_step_max time_step_init_scheme time_step_floor "
+        "rescale_prenorm_residual residual_in_fp32 use_mambapy use_associative_scan "
+        "intermediate_size d_inner d_model n_layer fused_add_norm pad_vocab_size_multiple"
+    ),
     copies={"lm_head.weight": "backbone.embeddings.weight"},
     hooks=(Hook(_read_sizes, _write_sizes),),
 )

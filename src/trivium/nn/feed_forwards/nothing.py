@@ -1,18 +1,20 @@
-"""No feed-forward network."""
+"""No feed-forward network.
+
+Shape letters: D width.
+"""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from trivium.nn.context import Context
 from trivium.nn.feed_forwards import FeedForwardModule
-from trivium.spec.feed_forwards.nothing import NoFeedForward
+from trivium.spec.feed_forwards.nothing import Nothing
 
 
-class NothingToAdd(FeedForwardModule, of=NoFeedForward):
+class AddsNothing(FeedForwardModule, of=Nothing):
     """0, which leaves the residual stream as it is."""
 
     def forward(self, x: Tensor, context: Context | None = None) -> tuple[Tensor, Tensor | None]:
-        """[..., D] -> zeros [..., D], and no loss."""
-        return torch.zeros_like(x), None
+        """[..., D] -> 0 of every shape, and no loss."""
+        return x.new_zeros(()), None

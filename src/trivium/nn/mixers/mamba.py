@@ -1,64 +1,70 @@
 """The selective state space model of Mamba.
 
 Shape letters: B batch, T positions, D width, E inner channels, N numbers of a channel's state,
-K positions of the convolution.
+R rank of step sizes, K positions of the convolution.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from trivium.errors import SpecError
 from trivium.nn.activations import build_activation
 from trivium.nn.context import Context
 from trivium.nn.mixers import MixerModule
-from trivium.nn.scan import scan
 from trivium.nn.state import State
-from trivium.spec.mixers.mamba import Mamba
+from trivium.spec.mixers.mamba import SEGMENT, Mamba
 
 _LEAST_STEP, _LARGEST_STEP = 1e-3, 0.1
 
 
 class MambaMixer(MixerModule, of=Mamba):
-    """(y * silu(x W_gate)) W_output, with u = act(convolution(x W_input)) and for every channel
+    """(y * silu(x W_gate)) W_output, where u = act(conv(x W_input)) and, in every channel,
 
-        h_t = exp(delta_t A) h_(t-1) + delta_t B_t u_t
+        h_t = exp(delta_t A) h_t-1 + delta_t B_t u_t
         y_t = C_t h_t + skip u_t
 
-    where delta = softplus(step(.)), B and C are linear in u_t. Padding has delta 0, which leaves h
-    as it is; at the first token of a packed document h is forgotten.
+    with A = -exp(log_decay); delta = softplus(step(.)), B and C are linear in u_t. Padding is read
+    as if it were not there, unless it is between real tokens, where the convolution reads zeros.
 
-    Source: Gu and Dao 2023, algorithm 2 and section 3.4. A = -exp(log_decay); B is discretised by
-    Euler's rule, as in the authors' code.
+    Source: Gu and Dao 2023, algorithm 2, section 3.4. As in the authors' code, B is discretised by
+    Euler's rule and not as in equation 4.
     """
+
+    parallel: ClassVar[Mapping[str, str]] = {"output": "row"}
+    vectors: ClassVar[tuple[str, ...]] = ("log_decay",)
 
     def __init__(self, part: Mamba, width: int, dropout: float = 0.0, num_layers: int = 1) -> None:
         super().__init__(part, width)
-        inner, states = part.d_inner, part.d_state
-        self.part, self.activation = part, build_activation(part.activation)
+        inner = part.d_inner
+        self.activation = build_activation(part.activation)
         self.input = nn.Linear(width, inner, bias=part.bias)
         self.gate = nn.Linear(width, inner, bias=part.bias)
-        self.convolution = nn.Conv1d(
-            inner, inner, part.kernel, groups=inner, bias=part.convolution_bias
-        )
-        self.selection = nn.Linear(inner, part.step_rank + 2 * states, bias=False)
-        self.step = nn.Linear(part.step_rank, inner)
-        self.log_decay = nn.Parameter(torch.zeros(inner, states))
+        self.conv = nn.Conv1d(inner, inner, part.d_conv, groups=inner, bias=part.conv_bias)
+        self.selection = nn.Linear(inner, part.dt_rank + 2 * part.d_state, bias=False)
+        self.step = nn.Linear(part.dt_rank, inner)
+        self.log_decay = nn.Parameter(torch.zeros(inner, part.d_state))
         self.skip = nn.Parameter(torch.ones(inner))
         self.output = nn.Linear(inner, width, bias=part.bias)
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """The start of section 3.6 and of the authors' code; other matrices start as all do."""
-        self.log_decay.copy_(torch.arange(1.0, self.part.d_state + 1).log())
+        """A = -1 ... -N, step sizes from 0.001 to 0.1 (sections 3.5, 3.6 and the authors' code)."""
+        part = self.part
+        self.log_decay.copy_(torch.arange(1.0, part.d_state + 1).log())
         self.skip.fill_(1.0)
+        for weight, inputs in ((self.conv.weight, part.d_conv), (self.step.weight, part.dt_rank)):
+            uniform = torch.empty(weight.shape).uniform_(-1.0, 1.0, generator=generator)
+            weight.copy_(uniform * inputs**-0.5)
         ends = math.log(_LEAST_STEP), math.log(_LARGEST_STEP)
-        steps = torch.empty(self.part.d_inner).uniform_(*ends, generator=generator).exp()
+        steps = torch.empty(part.d_inner).uniform_(*ends, generator=generator).exp()
         self.step.bias.copy_(steps + (-torch.expm1(-steps)).log())  # softplus of it is steps
 
     def prepare(
@@ -75,60 +81,122 @@ class MambaMixer(MixerModule, of=Mamba):
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
         """The last K - 1 inputs of the convolution, and h, whatever the length."""
         part = self.part
-        kept = like.new_zeros(slots, part.kernel - 1, part.d_inner)
-        dtype = torch.promote_types(like.dtype, torch.float32)
-        return State(kept, like.new_zeros(slots, part.d_state, part.d_inner, dtype=dtype))
+        dtype = torch.promote_types(like.dtype, torch.float32)  # h is a sum of many
+        return State(
+            like.new_zeros(slots, part.d_conv - 1, part.d_inner),
+            like.new_zeros(slots, part.d_state, part.d_inner, dtype=dtype),
+        )
 
     def forward(
-        self, x: Tensor, context: Context, state: State | None = None, prepared: Any = None
+        self, x: Tensor, context: Context, state: State | None = None, prepared: None = None
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]; the state of earlier tokens is replaced in place."""
         self.prepare(context)
-        part, dtype = self.part, torch.promote_types(x.dtype, torch.float32)
-        real = context.padding if context.span is None else context.span.real(x.device)
-        inputs = self.input(x).to(dtype)
-        if real is not None:
-            inputs = inputs * real[..., None]
-        u = self.activation(self._convolved(inputs, context, state))
-        sizes = [part.step_rank, part.d_state, part.d_state]
-        step, into, out = self.selection(u).split(sizes, -1)
-        delta = F.softplus(self.step(step).to(dtype))  # [B, T, E]
-        if real is not None:
-            delta = delta * real[..., None]
-        decay = (delta[:, :, None] * -self.log_decay.to(dtype).exp().T).exp()  # [B, T, N, E]
-        if context.documents is not None:
-            begins = context.documents.diff(dim=1, prepend=context.documents[:, :1]) != 0
-            decay = decay.masked_fill(begins[..., None, None], 0.0)
-        new = into.to(dtype)[..., None] * (delta * u)[:, :, None]
-        before = new.new_zeros(len(x), part.d_state, part.d_inner)
-        if state is not None and context.span is not None:
-            kept = state.tensors[1]
-            before = kept[context.span.rows].to(dtype).clone()
-        states = scan(decay, new, before)
-        if state is not None and context.span is not None:
-            kept = state.tensors[1]
-            kept[context.span.rows] = states[:, -1].detach().to(kept.dtype)
-        y = (out.to(dtype)[:, :, None] @ states)[:, :, 0] + self.skip * u
-        return self.output((y * F.silu(self.gate(x))).to(x.dtype))
+        part, span = self.part, context.span
+        real = context.padding if span is None else span.real(x.device)
+        real = x.new_ones(1, 1) if real is None else real
+        inputs = self.input(x)
+        inputs = inputs * real[..., None].to(inputs.dtype)
+        if state is None or span is None:
+            before, h = inputs.new_zeros(len(x), part.d_conv - 1, part.d_inner), None
+        else:
+            before, h = state.read(span)
+        inputs = torch.cat((before.to(inputs.dtype), inputs), 1)
+        u = self.activation(self._convolved(inputs, context.documents))
+        sizes = [part.dt_rank, part.d_state, part.d_state]
+        low, into, out = self.selection(u).split(sizes, -1)
+        of_tokens = self.step(low), u, into, out, self.gate(x), real.expand(*x.shape[:2])
+        y, h = self._select(of_tokens, context.documents, h)
+        if state is not None and span is not None:
+            state.write(span, _last(inputs, part.d_conv - 1, span.new), h)
+        return self.output(y)
 
-    def _convolved(self, x: Tensor, context: Context, state: State | None) -> Tensor:
-        """The convolution with earlier inputs, those of other documents 0: [B, T, E] -> same."""
-        length, before = x.shape[1], self.part.kernel - 1
-        earlier = x.new_zeros(len(x), before, x.shape[2])
-        span = context.span
-        if state is not None and span is not None:
-            earlier = state.tensors[0][span.rows].to(x.dtype)
-        whole = torch.cat((earlier, x), 1)
-        if state is not None and span is not None:
-            first = length if span.new is None else span.new[:, None, None]
-            at = first + torch.arange(before, device=x.device)[None, :, None]
-            last = whole.gather(1, at.expand(len(x), -1, x.shape[2])).detach()
-            state.tensors[0][span.rows] = last.to(state.tensors[0].dtype)
-        total = x.new_zeros(()) if self.convolution.bias is None else self.convolution.bias
-        for position in range(before + 1):
-            part, back = whole[:, position : position + length], before - position
-            if context.documents is not None and back:
-                own = context.documents[:, back:] == context.documents[:, : length - back]
-                part = part * F.pad(own, (min(back, length), 0))[:, :length, None]
-            total = total + part * self.convolution.weight[:, 0, position]
-        return total
+    def _convolved(self, inputs: Tensor, documents: Tensor | None) -> Tensor:
+        """A sum over each of [B, K - 1 + T, E] and the K - 1 before: [B, T, E].
+
+        What is of another document counts as 0.
+        """
+        length, total = inputs.shape[1] - self.part.d_conv + 1, self.conv.bias
+        for back, weight in enumerate(self.conv.weight[:, 0].to(inputs.dtype).unbind(1)[::-1]):
+            first = self.part.d_conv - 1 - back
+            product = inputs[:, first : first + length] * weight
+            if documents is not None and 0 < back < length:
+                own = documents[:, back:] == documents[:, :-back]
+                product = product * F.pad(own, (back, 0), value=True)[..., None]
+            total = product if total is None else total + product
+        assert total is not None
+        return total.to(inputs.dtype)
+
+    def _select(
+        self, of_tokens: tuple[Tensor, ...], documents: Tensor | None, h: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Gated outputs [B, T, E] of tensors [B, T, ...], and h after them, segment by segment.
+
+        All h of a row would take N times the memory of what they are made of: backward computes
+        those of a segment again.
+        """
+        begins = None
+        if documents is not None:
+            begins = (documents.diff(dim=1, prepend=documents[:, :1]) != 0).split(SEGMENT, 1)
+        outputs = []
+        # Of one split the gradient is one tensor, of slices one for each, as long as the row.
+        segments = zip(*(each.split(SEGMENT, 1) for each in of_tokens), strict=True)
+        for i, segment in enumerate(segments):
+            arguments: tuple[Any, ...] = *segment, h, self.log_decay, self.skip
+            arguments += (None if begins is None else begins[i],)
+            if torch.is_grad_enabled():
+                y, h = checkpoint(
+                    self._segment, *arguments, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                y, h = self._segment(*arguments)
+            outputs.append(y)
+        assert h is not None  # there is a token
+        return torch.cat(outputs, 1), h
+
+    def _segment(
+        self,
+        step: Tensor,
+        u: Tensor,
+        into: Tensor,
+        out: Tensor,
+        gate: Tensor,
+        real: Tensor,
+        h: Tensor | None,
+        log_decay: Tensor,
+        skip: Tensor,
+        begins: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Of a few tokens, in float32 at least: products of many decays need it."""
+        dtype = torch.promote_types(step.dtype, torch.float32)
+        with torch.autocast(u.device.type, enabled=False):
+            delta = F.softplus(step.to(dtype)) * real[..., None]  # 0 leaves h as it is
+            decay = (delta[:, :, None] * -log_decay.to(dtype).exp().T).exp()  # [B, T, N, E]
+            if begins is not None:
+                decay = decay.masked_fill(begins[..., None, None], 0.0)
+            new = into.to(dtype)[..., None] * (delta * u)[:, :, None]
+            h = torch.zeros_like(new[:, 0]) if h is None else h
+            states, h = scan(decay, new, h)
+            y = (out.to(dtype)[:, :, None] @ states)[:, :, 0] + skip * u
+            return (y * F.silu(gate.to(dtype))).to(u.dtype), h
+
+
+def scan(decay: Tensor, new: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """h_t = decay_t * h_t-1 + new_t, one after the other: all of them, [B, T, ...], and the last.
+
+    Both ways to compute many steps side by side make more numbers, and memory is what takes time on
+    a CPU (`benchmarks/scan.py`).
+    """
+    states = []
+    for each, x in zip(decay.unbind(1), new.unbind(1), strict=True):
+        h = torch.addcmul(x, each, h)
+        states.append(h)
+    return torch.stack(states, 1), h
+
+
+def _last(inputs: Tensor, count: int, new: Tensor | None) -> Tensor:
+    """The last `count` of K - 1 + T inputs, of which so many of T are real: [B, count, E]."""
+    if new is None:
+        return inputs[:, inputs.shape[1] - count :]
+    at = new[:, None] + torch.arange(count, device=new.device)
+    return inputs.gather(1, at[..., None].expand(-1, -1, inputs.shape[2]))

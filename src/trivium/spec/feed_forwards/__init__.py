@@ -12,7 +12,6 @@ class Positionwise(Choice):
 
     adds_loss: ClassVar[bool] = False
     """Whether its module returns a loss of its own, as experts do to stay balanced."""
-
     computes: ClassVar[bool] = True
     """Whether there is one; else a block is its mixer alone, without a second norm."""
 

@@ -1,4 +1,4 @@
-"""No feed-forward network, of blocks that are a mixer alone."""
+"""No feed-forward network, for blocks that are a mixer alone."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import ClassVar, Literal, Self
 from trivium.spec.feed_forwards import Positionwise
 
 
-class NoFeedForward(Positionwise):
-    """The block is a mixer in a residual connection, as in Mamba (Gu and Dao 2023, figure 3)."""
+class Nothing(Positionwise):
+    """A block is its mixer in a residual connection, as in Mamba (Gu and Dao 2023, figure 3)."""
 
     computes: ClassVar[bool] = False
     kind: Literal["none"] = "none"

@@ -4,32 +4,40 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from trivium.spec.feed_forwards.feed_forward import Activation
 from trivium.spec.mixers import Mixer
 from trivium.spec.part import Count
+
+SEGMENT = 64
+"""Positions whose states are kept in memory together; backward computes them again."""
 
 
 class Mamba(Mixer):
     """A state that the tokens themselves let decay and fill (Gu and Dao 2023, section 3).
 
-    `d_inner` channels, in the paper twice the width of the model, each with a state of `d_state`
-    numbers; `kernel` positions of a convolution before; step sizes of rank `step_rank`, in the
-    paper a sixteenth of the width. `bias` is that of the projections into and out of it.
+    `d_inner` channels, in the paper twice d_model (`expand`), each with a state of `d_state`
+    numbers; before them a convolution over `d_conv` positions. Step sizes are of rank `dt_rank`, in
+    the paper d_model / 16. `bias` is that of the projections into and out of the channels.
     """
 
     encodes: ClassVar[bool] = False
+    carries: ClassVar[bool] = True
     kind: Literal["mamba"] = "mamba"
     d_inner: Count
+    dt_rank: Count
     d_state: Count = 16
-    kernel: Count = 4
-    step_rank: Count
+    d_conv: Count = 4
     bias: bool = False
-    convolution_bias: bool = True
-    activation: str = "silu"
+    conv_bias: bool = True
+    activation: Activation = "silu"
 
     def flops(self, attended: float) -> float:
-        """Of the convolution, and about 9 a number of the state, three times with backward."""
-        return 3.0 * self.d_inner * (2 * self.kernel + 9 * self.d_state)
+        """Of the convolution, and about 9 a number of the state; forward, again, backward twice."""
+        return self.d_inner * (6.0 * self.d_conv + 4 * 9.0 * self.d_state)
 
     def kept_numbers(self, length: int, *, on_cpu: bool, dropout: bool) -> int:
-        """Decays, inputs, states and products of each number of the state, and channels."""
-        return self.d_inner * (6 * self.d_state + 2 * self.kernel + 8)
+        """Inputs, convolved before and after the activation, steps, gate, output of every channel;
+        B, C and low-rank steps; the state before every segment but the first, which is float32
+        whatever the precision and therefore counts twice."""
+        channels = 6 * self.d_inner + self.dt_rank + 2 * self.d_state
+        return channels + 2 * ((length - 1) // SEGMENT) * self.d_inner * self.d_state // length

@@ -1,0 +1,74 @@
+"""Decoders with a selective state: Mamba, and small ones that mix it with attention."""
+
+from __future__ import annotations
+
+from trivium import spec
+from trivium.presets.preset import Preset
+from trivium.spec.feed_forwards.nothing import Nothing
+from trivium.spec.mixers.mamba import Mamba
+
+_GU_DAO = "Gu and Dao 2023 (Mamba)"
+
+
+def _mixer(d_model: int) -> Mamba:
+    return Mamba(d_inner=2 * d_model, dt_rank=d_model // 16)
+
+
+def _mamba(num_layers: int, d_model: int, *, tokens: float | None = None) -> Preset:
+    """No attention, no positions, no feed-forward network. Matrices start normal, not uniform."""
+    model = spec.ModelSpec(
+        vocab_size=50_280,
+        d_model=d_model,
+        embedding=spec.Embedding(),
+        decoder=spec.Stack(
+            num_layers=num_layers,
+            mixer=_mixer(d_model),
+            feed_forward=Nothing(),
+            norm=spec.RMSNorm(eps=1e-5),
+            norms=spec.PRE_NORM,
+        ),
+        heads=(spec.LMHead(tied=True),),
+        initialization=spec.Normal(residual_init="scaled"),
+    )
+    return Preset(model, _GU_DAO, 2048, tokens)
+
+
+def _hybrid(d_model: int, num_heads: int) -> Preset:
+    """Of eight layers the fifth is attention without positions, all others are Mamba.
+
+    Of Jamba it leaves out the experts, which every second layer has in place of the feed-forward
+    network, and the norms inside of Mamba; its sizes are our own.
+    """
+    attention = spec.Attention(
+        num_heads=num_heads, head_dim=d_model // num_heads, num_kv_heads=num_heads // 4, bias=False
+    )
+    mamba = _mixer(d_model)
+    model = spec.ModelSpec(
+        vocab_size=32_000,
+        d_model=d_model,
+        embedding=spec.Embedding(),
+        decoder=spec.Stack(
+            num_layers=8,
+            mixer=(*(mamba,) * 4, attention, *(mamba,) * 3),
+            feed_forward=spec.FeedForward(
+                d_ff=7 * d_model // 2, activation="silu", gated=True, bias=False
+            ),
+            norm=spec.RMSNorm(eps=1e-6),
+            norms=spec.PRE_NORM,
+        ),
+        heads=(spec.LMHead(tied=False),),
+        initialization=spec.Normal(residual_init="scaled"),
+    )
+    return Preset(model, "after Lieber et al. 2024 (Jamba)", None)
+
+
+PRESETS: dict[str, Preset] = {
+    "mamba-tiny": _mamba(2, 128),
+    "mamba-mini": _mamba(4, 256),
+    "mamba-130m": _mamba(24, 768, tokens=300e9),
+    "mamba-370m": _mamba(48, 1024, tokens=300e9),
+    "mamba-790m": _mamba(48, 1536, tokens=300e9),
+    "mamba-1.4b": _mamba(48, 2048, tokens=300e9),
+    "mamba-2.8b": _mamba(64, 2560, tokens=300e9),
+    "jamba-mini": _hybrid(256, 4),
+}
