@@ -110,8 +110,20 @@ _XLNET = {
     "eos_token_id": 2,
     "bos_token_id": 1,
 }
+_DEBERTA_V2 = {
+    **_BERT,
+    "pad_token_id": 0,
+    "relative_attention": True,
+    "position_buckets": 8,
+    "max_relative_positions": 11,
+    "pos_att_type": "c2p|p2c",
+    "share_att_key": True,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+}
 SIZES: dict[str, dict[str, Any]] = {
     "Bert": _BERT,
+    "DebertaV2": _DEBERTA_V2,
     "Roberta": {**_BERT, "pad_token_id": 1},
     "Albert": _ALBERT,
     "Electra": _ALBERT,
@@ -186,6 +198,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"layer_types": ["full_attention", "sliding_attention"] * 2},
     ],
     "ModernBertForSequenceClassification": [{"classifier_pooling": "mean"}],
+    "DebertaV2ForMaskedLM": [
+        {"share_att_key": False, "position_biased_input": True, "norm_rel_ebd": "none"},
+        {"pos_att_type": ["p2c"], "position_buckets": -1, "max_relative_positions": 6},
+        {"pos_att_type": ["c2p"], "share_att_key": False, "tie_word_embeddings": False},
+    ],
     "OpenAIGPTLMHeadModel": [{"afn": "relu"}],
     "GPT2LMHeadModel": [
         {"tie_word_embeddings": False, "scale_attn_weights": False},

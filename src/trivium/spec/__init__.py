@@ -35,6 +35,7 @@ from trivium.spec.patterns import Pattern
 from trivium.spec.patterns.sliding import Sliding
 from trivium.spec.positions import AbsolutePositions, Positions
 from trivium.spec.positions.alibi import ALiBi
+from trivium.spec.positions.disentangled import Disentangled
 from trivium.spec.positions.learned import Learned
 from trivium.spec.positions.relative_bias import RelativeBias
 from trivium.spec.positions.rotary import LinearScaling, Llama3Scaling, Rotary
@@ -60,6 +61,7 @@ __all__ = [
     "Choice",
     "ClassifierHead",
     "Dense",
+    "Disentangled",
     "Embedding",
     "Factorised",
     "FanIn",

@@ -121,7 +121,7 @@ class AttentionMixer(MixerModule, of=spec.Attention):
             prepared.mask,
             scale=self.scale,
             soft_cap=self.soft_cap,
-            scores=self.positions.scores(query, key, prepared.positions),
+            scores=self._scores(query, key, prepared),
             dropout=self.dropout if self.training else 0.0,
             max_scores=self.max_scores,
         )
@@ -133,7 +133,7 @@ class AttentionMixer(MixerModule, of=spec.Attention):
         """What `forward` weighs values with, in float32: [B, T, D] -> [B, N, T, S]."""
         prepared = prepared or self.prepare(context, state)
         query, key, _ = self._query_key_value(x, context, state, prepared)
-        scores = self.positions.scores(query, key, prepared.positions)
+        scores = self._scores(query, key, prepared)
         return attention_probabilities(
             query.float(), key.float(), prepared.mask, self.scale, scores, self.soft_cap
         )
@@ -148,6 +148,10 @@ class AttentionMixer(MixerModule, of=spec.Attention):
         if context.span is not None and isinstance(state, KeysValues | Ring):
             key, value = state.append(context.span, key, value)
         return query.to(key.dtype), key, value  # a cache may be more precise than the model
+
+    def _scores(self, query: Tensor, key: Tensor, prepared: Prepared) -> Tensor | None:
+        ready = self.positions.prepare_layer(prepared.positions, self.query, self.key)
+        return self.positions.scores(query, key, ready)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of [B, S, D]: two tensors [B, K, S, H]."""

@@ -45,6 +45,10 @@ class PositionsModule(PartModule):
         """Added to the scores of all layers alike, [1 or B, N, T, S]."""
         return None
 
+    def prepare_layer(self, prepared: Any, query: nn.Linear, key: nn.Linear) -> Any:
+        """What `scores` gets: `prepared`, and what the layer's matrices make of it."""
+        return prepared
+
     def scores(self, query: Tensor, key: Tensor, prepared: Any) -> Tensor | None:
         """Added to the scores of this layer, [1 or B, N, T, S].
 

@@ -1,0 +1,110 @@
+"""Disentangled attention: content to position, and position to content.
+
+Shape letters: B batch, T query positions, S key positions, D width, N heads, K key-value heads,
+H head_dim, P = 2 `span` distances.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from trivium import spec
+from trivium.errors import SpecError
+from trivium.nn.context import Context
+from trivium.nn.norm import build_norm
+from trivium.nn.positions import PositionsModule, distances
+
+
+class DistanceTable(nn.Module):
+    """A vector of every distance: [P, D]."""
+
+    def __init__(self, positions: spec.Disentangled, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(2 * positions.span, width))
+        self.norm = build_norm(positions.norm, width)
+
+    def forward(self) -> Tensor:
+        """The table after its norm, [P, D]."""
+        return self.norm(self.weight)
+
+
+class DisentangledPositions(PositionsModule, of=spec.Disentangled):
+    """(q_i . k^r_d + k_j . q^r_d) * scale, with d = delta(i, j), are added to the scores.
+
+    Source: He et al. 2020, equation 4. There the second term has delta(j, i); the released code has
+    delta(i, j) in both, and so have we.
+    """
+
+    def __init__(self, attention: spec.Attention, width: int) -> None:
+        super().__init__(attention, width)
+        assert isinstance(attention.positions, spec.Disentangled)
+        self.part, self.width, self.head_dim = attention.positions, width, attention.head_dim
+        self.scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
+        self.query = self.key = None
+        if not self.part.shared:
+            inner = attention.num_heads * attention.head_dim
+            if "c2p" in self.part.terms:
+                self.key = nn.Linear(width, inner, bias=attention.bias)
+            if "p2c" in self.part.terms:
+                self.query = nn.Linear(width, inner, bias=attention.bias)
+
+    def new_table(self) -> DistanceTable:
+        """See `MixerModule.new_table`."""
+        return DistanceTable(self.part, self.width)
+
+    def prepare(
+        self, context: Context, keys: Context, table: nn.Module | None
+    ) -> tuple[Tensor, Tensor]:
+        """Which distance each pair has, int64 [1 or B, 1, T, S], and the table [P, D]."""
+        if table is None:
+            raise SpecError(
+                "vectors of distances are in a table that the layers of a stack share: give "
+                "`prepare` what the mixer's `new_table` made."
+            )
+        return distance_rows(-distances(context, keys), self.part)[:, None], table()
+
+    def prepare_layer(
+        self, prepared: tuple[Tensor, Tensor], query: nn.Linear, key: nn.Linear
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The distances, and their keys and queries [N, P, H] in this layer."""
+        rows, table = prepared
+        return (
+            rows,
+            self._heads((self.key or key)(table)),
+            self._heads((self.query or query)(table)),
+        )
+
+    def scores(self, query: Tensor, key: Tensor, prepared: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """See `PositionsModule.scores`."""
+        rows, position_key, position_query = prepared
+        batch, heads = query.shape[:2]
+        rows = rows.expand(batch, heads, -1, -1)
+        total = query.new_zeros(())
+        if "c2p" in self.part.terms:
+            scores = query @ position_key.to(query.dtype).transpose(-1, -2)  # [B, N, T, P]
+            total = total + scores.gather(-1, rows)
+        if "p2c" in self.part.terms:
+            key = key.repeat_interleave(heads // key.shape[1], dim=1)
+            scores = key @ position_query.to(key.dtype).transpose(-1, -2)  # [B, N, S, P]
+            total = total + scores.gather(-1, rows.transpose(-1, -2)).transpose(-1, -2)
+        return total * self.scale
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """[P, heads * H] -> [N, P, H]; those of key-value heads are repeated."""
+        split = x.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
+        return split.repeat_interleave(self.attention.num_heads // len(split), dim=0)
+
+
+def distance_rows(distance: Tensor, part: spec.Disentangled) -> Tensor:
+    """The row of each distance (query - key) in the table: int64 [...] -> int64 [...].
+
+    With buckets, distances up to span / 2 have their own, farther ones widen logarithmically.
+    """
+    if part.max_distance is not None:
+        middle = part.span // 2
+        ratio = (distance.abs().clamp(min=middle).float() / middle).log()
+        whole = torch.tensor((part.max_distance - 1) / middle).log().item()
+        far = (torch.ceil(ratio / whole * (middle - 1)) + middle).long() * distance.sign()
+        distance = torch.where(distance.abs() <= middle, distance, far)
+    return (distance + part.span).clamp(0, 2 * part.span - 1)
