@@ -314,6 +314,7 @@ _FIELDS = {
     "dt_rank": 5,
     "window": 3,
     "pattern": spec.Sliding(window=3),
+    "span": 3,
     "max_length": MAX_LENGTH,
 }
 
