@@ -124,6 +124,14 @@ _DEBERTA_V2 = {
 SIZES: dict[str, dict[str, Any]] = {
     "Bert": _BERT,
     "DebertaV2": _DEBERTA_V2,
+    "Deberta": {
+        **_BERT,
+        "pad_token_id": 0,
+        "relative_attention": True,
+        "max_relative_positions": 6,
+        "pos_att_type": "c2p|p2c",
+        "position_biased_input": False,
+    },
     "Roberta": {**_BERT, "pad_token_id": 1},
     "Albert": _ALBERT,
     "Electra": _ALBERT,
@@ -198,6 +206,11 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"layer_types": ["full_attention", "sliding_attention"] * 2},
     ],
     "ModernBertForSequenceClassification": [{"classifier_pooling": "mean"}],
+    "DebertaForMaskedLM": [
+        {"max_relative_positions": -1, "position_biased_input": True},
+        {"pos_att_type": ["p2c"], "tie_word_embeddings": False},
+        {"relative_attention": False, "pos_att_type": None, "position_biased_input": True},
+    ],
     "DebertaV2ForMaskedLM": [
         {"share_att_key": False, "position_biased_input": True, "norm_rel_ebd": "none"},
         {"pos_att_type": ["p2c"], "position_buckets": -1, "max_relative_positions": 6},

@@ -42,6 +42,17 @@ REFUSED = {
         ({"inner_group_num": 2}, '"inner_group_num" is 2'),
         ({"num_hidden_groups": 2}, '"num_hidden_groups" is 2.*a divisor of num_hidden_layers'),
     ],
+    "DebertaModel": [
+        ({"talking_head": True}, '"talking_head"'),
+        ({"legacy": False}, '"legacy"'),
+        ({"relative_attention": False}, '"pos_att_type" is .*without relative_attention'),
+    ],
+    "DebertaV2Model": [
+        ({"conv_kernel_size": 3}, '"conv_kernel_size"'),
+        ({"norm_rel_ebd": "batch_norm"}, '"norm_rel_ebd"'),
+        ({"embedding_size": 11}, '"embedding_size"'),
+        ({"pos_att_type": ["p2p"]}, "p2p"),
+    ],
     "ElectraModel": [({"summary_type": "last"}, '"summary_type"')],
     "ModernBertModel": [
         ({"layer_types": ["full_attention"]}, '"layer_types"'),
@@ -186,6 +197,7 @@ def variations(model: spec.ModelSpec) -> list[spec.ModelSpec]:
         attentions = [
             {"bias": not attention.bias},
             {"output_bias": not attention.has_output_bias},
+            {"key_bias": not attention.has_key_bias},
             {"num_kv_heads": 1},
             {"scale": 0.7},
             {"pattern": spec.Sliding(window=3)},

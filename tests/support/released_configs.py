@@ -62,6 +62,18 @@ def modernbert(layers, width, d_ff):
     )
 
 
+def deberta(name, layers, width, **options):
+    sizes = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": 4 * width}
+    distances = {"relative_attention": True, "position_biased_input": False}
+    distances["pos_att_type"] = "p2c|c2p"
+    return of(name, num_attention_heads=width // 64, **sizes, **distances, **options)
+
+
+def deberta_v3(layers, width):
+    shared = {"position_buckets": 256, "share_att_key": True, "norm_rel_ebd": "layer_norm"}
+    return deberta("DebertaV2", layers, width, layer_norm_eps=1e-7, **shared)
+
+
 def gpt1(layers, width):
     return of("OpenAIGPT", n_layer=layers, n_embd=width, n_head=width // 64)
 
@@ -187,6 +199,12 @@ CONFIGS = {
     "electra-small-generator": electra(12, 256, 128),
     "electra-base-generator": electra(12, 256, 768),
     "electra-large-generator": electra(24, 256, 1024),
+    "deberta-base": deberta("Deberta", 12, 768),
+    "deberta-large": deberta("Deberta", 24, 1024),
+    "deberta-v3-xsmall": deberta_v3(12, 384),
+    "deberta-v3-small": deberta_v3(6, 768),
+    "deberta-v3-base": deberta_v3(12, 768),
+    "deberta-v3-large": deberta_v3(24, 1024),
     "modernbert-base": modernbert(22, 768, 1152),
     "modernbert-large": modernbert(28, 1024, 2624),
     "gpt1-tiny": gpt1(2, 128),
@@ -273,6 +291,8 @@ CONFIGS = {
 }
 CLASSES = {
     "bert": "BertForPreTraining",
+    "deberta": "DebertaForMaskedLM",
+    "deberta-v2": "DebertaV2Model",
     "roberta": "RobertaForMaskedLM",
     "albert": "AlbertForPreTraining",
     "electra": "ElectraForPreTraining",

@@ -215,9 +215,10 @@ def _simple_stack(stack: Stack) -> Stack:
 def _simple(attention: Mixer) -> Mixer:
     if not isinstance(attention, Attention):
         return attention
-    usual_scale = attention.scale == attention.head_dim**-0.5
+    usual_scale = attention.score_scale == attention.replace(scale=None).score_scale
     return attention.replace(
         num_kv_heads=None if attention.kv_heads == attention.num_heads else attention.kv_heads,
+        key_bias=None if attention.has_key_bias == attention.bias else attention.key_bias,
         output_bias=None if attention.has_output_bias == attention.bias else attention.output_bias,
         scale=None if usual_scale else attention.scale,
     )

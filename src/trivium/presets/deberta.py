@@ -1,39 +1,83 @@
-"""DeBERTa v3: encoders whose attention keeps content and position apart."""
+"""DeBERTa: encoders whose attention keeps content and position apart."""
 
 from __future__ import annotations
 
 from trivium import spec
 from trivium.presets.preset import Preset
 
+_NORM = spec.LayerNorm(eps=1e-7)
+_MLM = spec.MLMHead(dense=spec.Dense(activation="gelu", norm=True))
 
-def _v3(num_layers: int, d_model: int, *, vocab_size: int = 128_100, **given: float) -> Preset:
-    """256 buckets each way for distances up to 512, and no absolute positions in the input."""
-    norm = spec.LayerNorm(eps=1e-7)
+
+def _deberta(
+    num_layers: int,
+    d_model: int,
+    *,
+    paper: str,
+    vocab_size: int,
+    key_bias: bool | None,
+    positions: spec.Disentangled,
+    head: spec.Head,
+) -> Preset:
+    """A post-norm encoder without absolute positions in its input."""
     model = spec.ModelSpec(
         vocab_size=vocab_size,
         d_model=d_model,
-        embedding=spec.Embedding(norm=norm),
+        embedding=spec.Embedding(norm=_NORM),
         encoder=spec.Stack(
             num_layers=num_layers,
             mixer=spec.Attention(
                 num_heads=d_model // 64,
                 head_dim=64,
-                scale=(3 * 64) ** -0.5,
-                positions=spec.Disentangled(span=256, max_distance=512, norm=norm),
+                key_bias=key_bias,
+                positions=positions,
             ),
             feed_forward=spec.FeedForward(d_ff=4 * d_model, activation="gelu"),
-            norm=norm,
+            norm=_NORM,
             norms=spec.POST_NORM,
             dropout=0.1,
         ),
-        heads=(spec.MLMHead(dense=spec.Dense(activation="gelu", norm=True)),),
+        heads=(head,),
     )
-    return Preset(model, "He et al. 2021 (DeBERTa v3)", 512, **given)
+    return Preset(model, paper, 512)
+
+
+def _v1(num_layers: int, d_model: int) -> Preset:
+    """A vector for each of 1,024 distances; matrices of their own make keys and queries of them."""
+    return _deberta(
+        num_layers,
+        d_model,
+        paper="He et al. 2020 (DeBERTa)",
+        vocab_size=50_265,
+        key_bias=False,
+        positions=spec.Disentangled(span=512, shared=False),
+        head=_MLM,
+    )
+
+
+def _v3(num_layers: int, d_model: int) -> Preset:
+    """256 buckets each way for distances up to 512, whose keys and queries content's matrices make.
+
+    Trained as ELECTRA is; the generator fills masks.
+    """
+    return _deberta(
+        num_layers,
+        d_model,
+        paper="He et al. 2021 (DeBERTa v3)",
+        vocab_size=128_100,
+        key_bias=None,
+        positions=spec.Disentangled(span=256, max_distance=512, norm=_NORM),
+        head=spec.ReplacedTokenHead(),
+    )
 
 
 PRESETS: dict[str, Preset] = {
-    "deberta-tiny": _v3(2, 128, vocab_size=30_522),
-    "deberta-mini": _v3(4, 256, vocab_size=30_522),
+    "deberta-tiny": _v1(2, 128),
+    "deberta-mini": _v1(4, 256),
+    "deberta-base": _v1(12, 768),
+    "deberta-large": _v1(24, 1024),
+    "deberta-v3-tiny": _v3(2, 128),
+    "deberta-v3-mini": _v3(4, 256),
     "deberta-v3-xsmall": _v3(12, 384),
     "deberta-v3-small": _v3(6, 768),
     "deberta-v3-base": _v3(12, 768),

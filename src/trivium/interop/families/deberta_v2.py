@@ -1,73 +1,81 @@
-"""DeBERTa v2 and v3 (He et al. 2021)."""
+"""DeBERTa v2 and v3 (He et al. 2021): BERT with distances for positions."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from trivium.errors import CheckpointError, SpecError
 from trivium.interop.families.bert import BERT, CONFIG, FIXED, LAYER, body
 from trivium.interop.family import ACTIVATIONS, Hook, Option, SpecTree, attention_of, classes
-from trivium.interop.family import head_dim as head_width
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import Disentangled, Learned, ModelSpec
+from trivium.spec import Disentangled, ModelSpec
 
 _POSITIONS = "encoder.mixer.positions"
 
 
-def _read_positions(config: ConfigReader, tree: SpecTree) -> None:
+def _read_distances(config: ConfigReader, tree: SpecTree) -> None:
     """Distances, and absolute positions in the input where there are any."""
     longest = config.require("max_position_embeddings", 512)
-    far = config.require("max_relative_positions", -1)
-    far = longest if far < 1 else far
-    buckets = config.require("position_buckets", -1)
-    terms = config.require("pos_att_type", [])
-    terms = terms.lower().split("|") if isinstance(terms, str) else terms
-    terms = [term for term in ("c2p", "p2c") if term in [each.strip() for each in terms]]
-    norm = config.require("norm_rel_ebd", "none").lower()
-    if norm not in ("none", "layer_norm"):
-        raise CheckpointError(f"config.json: norm_rel_ebd = {norm!r}")
-    width = head_width(tree.get("d_model"), tree.get("encoder.mixer.num_heads"))
-    tree.set(f"{_POSITIONS}.terms", terms)
-    tree.set(f"{_POSITIONS}.span", buckets if buckets > 0 else far)
-    tree.set(f"{_POSITIONS}.max_distance", far if buckets > 0 else None)
-    tree.set(f"{_POSITIONS}.shared", config.require("share_att_key", False))
-    if norm == "layer_norm":
-        eps = tree.get("encoder.norm.eps")
-        tree.set(f"{_POSITIONS}.norm", {"kind": "layer", "eps": eps})
-    tree.set("encoder.mixer.scale", (width * (1 + len(terms))) ** -0.5)
     if config.require("position_biased_input", True):
         tree.set("embedding.positions", {"kind": "learned", "max_length": longest})
     config.expect("embedding_size", tree.get("d_model"))
     config.expect("pooler_hidden_size", tree.get("d_model"))
+    terms = config.get("pos_att_type", [])
+    terms = terms.lower().split("|") if isinstance(terms, str) else terms
+    terms = sorted(term.strip() for term in terms)
+    far = config.require("max_relative_positions", -1)
+    if config.require("relative_attention", False):
+        far = longest if far < 1 else far
+        part = {"kind": "disentangled", "terms": terms, "span": far, "shared": False}
+        tree.set(_POSITIONS, part)
+    elif terms:
+        raise config.unsupported("pos_att_type", expected="none without relative_attention")
 
 
-def _write_positions(spec: ModelSpec, config: dict[str, Any]) -> None:
-    attention, absolute = attention_of(spec), spec.embedding.positions
-    part = attention.positions
-    if not isinstance(part, Disentangled):
-        raise SpecError(f"encoder.mixer.positions = {part!r}")
-    scale = (attention.head_dim * (1 + len(part.terms))) ** -0.5
-    if attention.scale is None or abs(attention.scale / scale - 1) > 1e-9:
-        raise SpecError(f"encoder.mixer.scale = {attention.scale!r}")
-    stack = spec.encoder
-    if part.norm is not None and (stack is None or part.norm != stack.norm):
-        raise SpecError(f"encoder.mixer.positions.norm = {part.norm!r}")
-    if absolute is not None and absolute != Learned(max_length=absolute.max_length or 1):
-        raise SpecError(f"embedding.positions = {absolute!r}")
-    far = part.max_distance or part.span
+def _write_distances(spec: ModelSpec, config: dict[str, Any]) -> None:
+    part, absolute = attention_of(spec).positions, spec.embedding.positions
     config |= {
-        "relative_attention": True,
+        "relative_attention": part is not None,
         "position_biased_input": absolute is not None,
-        "max_position_embeddings": far if absolute is None else absolute.max_length,
-        "max_relative_positions": far,
-        "position_buckets": -1 if part.max_distance is None else part.span,
-        "pos_att_type": list(part.terms),
-        "share_att_key": part.shared,
-        "norm_rel_ebd": "none" if part.norm is None else "layer_norm",
         "embedding_size": spec.d_model,
         "pooler_hidden_size": spec.d_model,
     }
+    longest = None if absolute is None else absolute.max_length
+    if isinstance(part, Disentangled):
+        far = part.max_distance or part.span
+        config |= {"max_relative_positions": far, "pos_att_type": list(part.terms)}
+        longest = longest or far
+    config["max_position_embeddings"] = longest or 512
+
+
+DISTANCES = Hook(_read_distances, _write_distances)
+"""What versions 1 and 2 share."""
+
+
+def _read_buckets(config: ConfigReader, tree: SpecTree) -> None:
+    """What version 2 adds to distances: buckets, shared matrices, a norm."""
+    buckets = config.require("position_buckets", -1)
+    shared, norm = config.require("share_att_key", False), config.require("norm_rel_ebd", "none")
+    if norm not in ("none", "layer_norm"):
+        raise config.unsupported("norm_rel_ebd", "none", "layer_norm")
+    if not tree.get(_POSITIONS):
+        return
+    tree.set(f"{_POSITIONS}.shared", shared)
+    if buckets > 0:
+        tree.set(f"{_POSITIONS}.max_distance", tree.get(f"{_POSITIONS}.span"))
+        tree.set(f"{_POSITIONS}.span", buckets)
+    if norm == "layer_norm":
+        tree.set(f"{_POSITIONS}.norm", {"kind": "layer", "eps": tree.get("encoder.norm.eps")})
+
+
+def _write_buckets(spec: ModelSpec, config: dict[str, Any]) -> None:
+    part = attention_of(spec).positions
+    if isinstance(part, Disentangled):
+        config |= {
+            "position_buckets": -1 if part.max_distance is None else part.span,
+            "share_att_key": part.shared,
+            "norm_rel_ebd": "none" if part.norm is None else "layer_norm",
+        }
 
 
 _LAYER = {
@@ -79,7 +87,8 @@ _LAYER = {
     **{hf: local for hf, local in LAYER.items() if not hf.startswith("attention.self.")},
 }
 
-_OWN = ("max_position_embeddings",)
+# What options say that BERT's do not.
+_READ = ("max_position_embeddings", "embedding.positions.kind", "heads.classifier.dense.activation")
 
 DEBERTA_V2 = replace(
     BERT,
@@ -90,7 +99,7 @@ DEBERTA_V2 = replace(
         "ForQuestionAnswering",
     ),
     config={
-        **{hf: option for hf, option in CONFIG.items() if hf not in _OWN},
+        **{hf: option for hf, option in CONFIG.items() if hf not in _READ},
         "hidden_act": Option(
             ("encoder.feed_forward.activation", "heads.mlm.dense.activation"), "gelu", ACTIVATIONS
         ),
@@ -98,14 +107,7 @@ DEBERTA_V2 = replace(
         "type_vocab_size": Option("embedding.num_token_types", 0),
         "layer_norm_eps": Option(("encoder.norm.eps", "embedding.norm.eps"), 1e-7),
     },
-    fixed={
-        **{
-            path: value
-            for path, value in FIXED.items()
-            if path not in ("embedding.positions.kind", "heads.classifier.dense.activation")
-        },
-        f"{_POSITIONS}.kind": "disentangled",
-    },
+    fixed={path: value for path, value in FIXED.items() if path not in _READ},
     weights={
         **body(_LAYER, "deberta", "deberta.encoder.layer.{i}"),
         "deberta.encoder.rel_embeddings": "encoder.tables.0",
@@ -122,8 +124,8 @@ DEBERTA_V2 = replace(
     },
     base="deberta.",
     optional_heads=(),
-    expected={"relative_attention": True, "conv_kernel_size": 0, "legacy": True},
+    expected={"conv_kernel_size": 0, "legacy": True},
     ignored="pooler_dropout conv_act conv_groups cls_dropout",
     copies={"cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight"},
-    hooks=(Hook(_read_positions, _write_positions),),
+    hooks=(DISTANCES, Hook(_read_buckets, _write_buckets)),
 )

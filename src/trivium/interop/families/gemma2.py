@@ -39,7 +39,7 @@ def _read(config: ConfigReader, tree: SpecTree) -> None:
 
 def _write(spec: ModelSpec, config: dict[str, Any]) -> None:
     attention = attention_of(spec)
-    scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
+    scale = attention.score_scale
     scalar = round(scale**-2)
     if scalar**-0.5 != scale:
         raise SpecError(f"decoder.mixer.scale = {scale}, which is not 1 / sqrt of an integer")

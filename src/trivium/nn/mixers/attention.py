@@ -55,11 +55,11 @@ class AttentionMixer(MixerModule, of=spec.Attention):
         super().__init__(part, width)
         self.part, self.head_dim, self.dropout = part, part.head_dim, dropout
         self.soft_cap = part.soft_cap
-        self.scale = part.head_dim**-0.5 if part.scale is None else part.scale
+        self.scale = part.score_scale
         self.max_scores = MAX_EAGER_SCORES // num_layers
         queries, keys = part.num_heads * part.head_dim, part.kv_heads * part.head_dim
         self.query = nn.Linear(width, queries, bias=part.bias)
-        self.key = nn.Linear(width, keys, bias=part.bias)
+        self.key = nn.Linear(width, keys, bias=part.has_key_bias)
         self.value = nn.Linear(width, keys, bias=part.bias)
         self.output = nn.Linear(queries, width, bias=part.has_output_bias)
         self.query_norm = build_norm(part.qk_norm, part.head_dim)

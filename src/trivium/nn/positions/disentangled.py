@@ -40,12 +40,12 @@ class DisentangledPositions(PositionsModule, of=spec.Disentangled):
         super().__init__(attention, width)
         assert isinstance(attention.positions, spec.Disentangled)
         self.part, self.width, self.head_dim = attention.positions, width, attention.head_dim
-        self.scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
+        self.scale = attention.score_scale
         self.query = self.key = None
         if not self.part.shared:
             inner = attention.num_heads * attention.head_dim
             if "c2p" in self.part.terms:
-                self.key = nn.Linear(width, inner, bias=attention.bias)
+                self.key = nn.Linear(width, inner, bias=attention.has_key_bias)
             if "p2c" in self.part.terms:
                 self.query = nn.Linear(width, inner, bias=attention.bias)
 

@@ -17,7 +17,8 @@ from trivium.spec.positions import Positions
 class Attention(Mixer):
     """Multi-head attention; with fewer key-value heads than query heads it is grouped-query.
 
-    Q K^T is multiplied by `scale`, head_dim^-0.5 unless set. With `qk_norm` the queries and keys of
+    Q K^T is multiplied by `scale`, head_dim^-0.5 unless set; where positions add n products to it,
+    the sum is, by ((1 + n) head_dim)^-0.5. With `qk_norm` the queries and keys of
     every head are normalised first, before positions turn them (Henry et al. 2020; Qwen3). With
     `soft_cap` c a score s is c tanh(s / c) (Gemma 2), before biases of positions are added.
     """
@@ -27,6 +28,7 @@ class Attention(Mixer):
     head_dim: Count
     num_kv_heads: Count | None = None
     bias: bool = True
+    key_bias: bool | None = None
     output_bias: bool | None = None
     scale: Positive | None = None
     qk_norm: Norm | None = None
@@ -40,9 +42,20 @@ class Attention(Mixer):
         return self.num_kv_heads or self.num_heads
 
     @property
+    def has_key_bias(self) -> bool:
+        """Whether the matrix of keys has a bias: `key_bias`, or as the others."""
+        return self.bias if self.key_bias is None else self.key_bias
+
+    @property
     def has_output_bias(self) -> bool:
         """Whether the output matrix has a bias: `output_bias`, or as the others."""
         return self.bias if self.output_bias is None else self.output_bias
+
+    @property
+    def score_scale(self) -> float:
+        """What scores are multiplied by: `scale`, or what keeps their deviation at 1."""
+        products = self.positions.products if self.positions else 1
+        return (products * self.head_dim) ** -0.5 if self.scale is None else self.scale
 
     @property
     def cross(self) -> Attention:

@@ -25,6 +25,11 @@ class Positions(Choice):
     num_token_types: ClassVar[int] = 0
     """Types of tokens (sentence A and B) that they compare."""
 
+    @property
+    def products(self) -> int:
+        """How many products of vectors a score is the sum of, with that of query and key."""
+        return 1
+
     def refuses(self, head_dim: int) -> str:
         """Why heads of this width cannot have them; empty where they can."""
         return ""

@@ -19,7 +19,7 @@ class Disentangled(Positions):
     With `max_distance` far distances share buckets (He et al. 2021, as released); without it each
     of the 2 `span` distances has its vector. `shared`: the matrices of content make keys and
     queries of distances, too (DeBERTa v2 and v3); else they have their own. `norm` is on the table,
-    of which a stack has one. The attention's `scale` is that of every term: (3 H)^-0.5 with both.
+    of which a stack has one.
     """
 
     has_scores: ClassVar[bool] = True
@@ -38,6 +38,11 @@ class Disentangled(Positions):
         if far is not None and (self.span < 4 or far <= self.span // 2 + 1):
             raise SpecError(f"max_distance={far} must exceed span / 2 + 1, and span be 4 or more.")
         return self
+
+    @property
+    def products(self) -> int:
+        """See `Positions.products`."""
+        return 1 + len(self.terms)
 
     def flops(self, attended: float, num_heads: int, head_dim: int) -> float:
         """12 P N H for the P = 2 `span` distances of each term, forward and backward."""

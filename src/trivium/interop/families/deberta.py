@@ -1,0 +1,36 @@
+"""DeBERTa (He et al. 2020): a fused projection of queries, keys and values by heads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trivium.interop.families.bert import LAYER, body
+from trivium.interop.families.deberta_v2 import DEBERTA_V2, DISTANCES
+from trivium.interop.family import QKV, classes
+
+_LAYER = {
+    "attention.self.in_proj.weight": tuple(f"{part}.weight" for part in QKV),
+    "attention.self.q_bias": "mixer.query.bias",
+    "attention.self.v_bias": "mixer.value.bias",
+    "attention.self.pos_proj": "mixer.positions.key",
+    "attention.self.pos_q_proj": "mixer.positions.query",
+    **{hf: local for hf, local in LAYER.items() if not hf.startswith("attention.self.")},
+}
+
+DEBERTA = replace(
+    DEBERTA_V2,
+    model_type="deberta",
+    architectures=classes(
+        "Deberta",
+        "Model ForMaskedLM ForSequenceClassification ForTokenClassification ForQuestionAnswering",
+    ),
+    fixed={**DEBERTA_V2.fixed, "encoder.mixer.key_bias": False},
+    weights={
+        **body(_LAYER, "deberta", "deberta.encoder.layer.{i}"),
+        "deberta.encoder.rel_embeddings": "encoder.tables.0",
+    },
+    by_heads=True,
+    expected={"talking_head": False, "legacy": True},
+    ignored="pooler_dropout cls_dropout",
+    hooks=(DISTANCES,),
+)
