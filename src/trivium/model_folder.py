@@ -11,10 +11,11 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from safetensors import SafetensorError
+from torch import Tensor
 
 from trivium.errors import CheckpointError, DataError, SpecError
 from trivium.files import (
@@ -271,7 +272,7 @@ def read_module(folder: Path) -> LanguageModule:
             name.removeprefix(_DISCRIMINATOR): tensor
             for name, tensor in tensors.items()
             if name.startswith(_DISCRIMINATOR)
-        }
+        } | _whole_table(tensors)
     try:
         module.load_state_dict(tensors, assign=True)
     except RuntimeError as error:
@@ -282,6 +283,14 @@ def read_module(folder: Path) -> LanguageModule:
         advice = advice if any("lora" in name for name in tensors) else ""
         raise CheckpointError(f"{file} is of another model than {SPEC}: {error}{advice}") from None
     return module
+
+
+def _whole_table(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The discriminator's token vectors where it has only the difference to the generator's."""
+    table = "tokens.weight"
+    if _GENERATOR + table not in tensors:
+        return {}
+    return {table: tensors[_GENERATOR + table] + tensors[_DISCRIMINATOR + table]}
 
 
 def read_source_tokenizer(folder: Path) -> Tokenizer | None:

@@ -137,6 +137,7 @@ def test_unknown_options_pass_where_they_change_nothing_or_are_allowed():
 # Without them, theirs follow from other options.
 DERIVED = {"decoder_vocab_size", "head_dim", "layer_types", "num_decoder_layers"}
 DERIVED |= {"num_key_value_heads", "word_embed_proj_dim", "d_head", "time_step_rank"}
+DERIVED |= {"pooler_hidden_size"}
 
 
 def test_options_that_a_file_leaves_out_have_the_defaults_of_transformers():

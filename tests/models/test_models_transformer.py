@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from small_models import (
@@ -326,16 +328,47 @@ def test_electra_shares_what_its_code_shares():
     assert names == ["discriminator.tokens.weight"]
     assert both.generator.tokens is both.discriminator.tokens
     ids = random_ids(2, 7)
-    whole = both.whole_generator().eval()
     hidden = both.generator.eval()(ids)
-    torch.testing.assert_close(whole(ids), hidden)
-    assert whole.state_dict().keys() == build(whole.spec, device="meta").state_dict().keys()
-    assert whole.tokens is not both.discriminator.tokens
     flat = hidden.flatten(0, 1)
     draws = torch.linspace(0, 0.999, len(flat))
     sums = both.generator.logits(flat).softmax(-1).cumsum(-1)
     expected = (sums <= draws[:, None] * sums[:, -1:]).sum(-1)
     assert torch.equal(both.sample(flat, draws), expected)
     assert both.spec == discriminator
+    joined = [name for name, _ in both.named_parameters()]
+    both.separate()
+    whole = both.generator
+    torch.testing.assert_close(whole(ids), hidden)
+    assert whole.state_dict().keys() == build(whole.spec, device="meta").state_dict().keys()
+    assert whole.tokens is not both.discriminator.tokens
+    both.join()
+    assert [name for name, _ in both.named_parameters()] == joined
     with pytest.raises(SpecError, match="is an encoder"):
         generator_spec(SPECS["gpt2"])
+
+
+def test_gradient_disentangled_token_vectors():
+    """He et al. 2021b, equation 5: E_D = stopgrad(E_G) + E_delta, which starts at 0."""
+    discriminator, ids = SPECS["electra"], random_ids(2, 7)
+    both = build_with_generator(discriminator, sharing="gradient-disentangled", seed=3).eval()
+    table, own = both.generator.tokens.weight, both.discriminator.tokens.weight
+    assert not own.any()
+    before = build(discriminator, seed=3).eval()
+    assert torch.equal(both.discriminator(ids), before(ids))
+    with torch.no_grad():
+        own.normal_()
+    hidden = both.discriminator(ids)
+    hidden[..., 0].sum().backward()
+    assert table.grad is None
+    assert own.grad[ids].abs().sum(-1).all()
+    both.generator(ids)[..., 0].sum().backward()
+    assert table.grad[ids].abs().sum(-1).all()
+    assert len([name for name in both.state_dict() if "tokens" in name]) == 2
+    again = copy.deepcopy(both)
+    assert again.discriminator.tokens.shared is again.generator.tokens
+    again.separate()
+    assert type(again.discriminator.tokens) is torch.nn.Embedding
+    torch.testing.assert_close(again.discriminator(ids), hidden)
+    assert again.discriminator.state_dict().keys() == before.state_dict().keys()
+    again.join()
+    torch.testing.assert_close(again.discriminator.tokens.weight, own)

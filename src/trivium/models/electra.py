@@ -1,5 +1,7 @@
 """ELECTRA: a discriminator, and the small generator that replaces tokens for it.
 
+DeBERTa v3 is trained so, too, with another way to share token vectors.
+
 Shape letters: B batch, T positions, M masked positions, D d_model of the generator, V vocabulary.
 """
 
@@ -7,9 +9,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from trivium import spec
 from trivium.errors import SpecError
@@ -19,6 +23,9 @@ from trivium.models.transformer import Transformer, TransformerStack
 # Numbers of a distribution over the vocabulary that are held at a time.
 _PROBABILITIES = 2**24
 _SHARED = ("positions", "token_types", "norm")
+
+Sharing = Literal["tied", "gradient-disentangled"]
+"""How generator and discriminator share token vectors (Clark et al. 2020; He et al. 2021b)."""
 
 
 def generator_spec(discriminator: spec.ModelSpec, fraction: float = 0.25) -> spec.ModelSpec:
@@ -67,22 +74,78 @@ def generator_spec(discriminator: spec.ModelSpec, fraction: float = 0.25) -> spe
     )
 
 
-class GeneratorAndDiscriminator(nn.Module):
-    """Two encoders with one table of token vectors, trained together.
+class DisentangledTable(nn.Embedding):
+    """E_D = stopgrad(E_G) + E_delta: no gradient of the discriminator reaches the generator's E_G.
 
-    Token vectors, positions, token types and their norm are the discriminator's; the generator
-    refers to them, so that they are parameters, and saved, once. The discriminator is what is used
-    after training; `whole_generator` gives the other one.
+    Source: He et al. 2021b (DeBERTa v3), section 3.2, equation 5. `weight` is E_delta [V, E].
 
-    Source: Clark et al. 2020, sections 2 and 3.2; shared is what their released code shares.
+    Args:
+        table: E_D.
+        shared: E_G, whose weight is not a parameter of this module.
     """
 
-    def __init__(self, generator: Transformer, discriminator: Transformer) -> None:
+    shared: nn.Embedding
+
+    def __init__(self, table: nn.Embedding, shared: nn.Embedding) -> None:
+        difference = table.weight.detach() - shared.weight.detach()
+        super().__init__(table.num_embeddings, table.embedding_dim, _weight=difference)
+        object.__setattr__(self, "shared", shared)  # not a submodule
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Int64 [B, T] -> [B, T, E]."""
+        return F.embedding(input, self.shared.weight.detach()) + super().forward(input)
+
+    def whole(self) -> nn.Embedding:
+        """A plain table of E_D."""
+        return nn.Embedding.from_pretrained(
+            (self.shared.weight + self.weight).detach(), freeze=not self.weight.requires_grad
+        )
+
+
+class GeneratorAndDiscriminator(nn.Module):
+    """Two encoders that share token vectors, trained together.
+
+    If "tied", token vectors, positions, token types and their norm are the discriminator's; the
+    generator refers to them, so that they are parameters, and saved, once. If
+    "gradient-disentangled", the token vectors of the discriminator are a `DisentangledTable`, and
+    nothing else is shared. The discriminator is what is used after training.
+
+    Source: Clark et al. 2020, sections 2 and 3.2; "tied" is what their released code shares.
+    """
+
+    def __init__(
+        self, generator: Transformer, discriminator: Transformer, sharing: Sharing = "tied"
+    ) -> None:
         super().__init__()
-        self.generator, self.discriminator = generator, discriminator
+        self.generator, self.discriminator, self.sharing = generator, discriminator, sharing
+        self.join()
+
+    def join(self) -> None:
+        """Let two whole models share token vectors."""
+        if self.sharing == "gradient-disentangled":
+            tokens = DisentangledTable(self.discriminator.tokens, self.generator.tokens)
+            self.discriminator.tokens = tokens
+            return
+        for user, owner, name in self._tied():
+            part = getattr(owner, name)
+            if isinstance(part, nn.Module):
+                delattr(user, name)
+                object.__setattr__(user, name, part)  # not a submodule
+
+    def separate(self) -> None:
+        """Make two whole models of them, each with weights of its own."""
+        if self.sharing == "gradient-disentangled":
+            assert isinstance(self.discriminator.tokens, DisentangledTable)
+            self.discriminator.tokens = self.discriminator.tokens.whole()
+            return
+        for user, owner, name in self._tied():  # assigned again, it is a submodule
+            setattr(user, name, copy.deepcopy(getattr(owner, name)))
+
+    def _tied(self) -> Iterator[tuple[nn.Module, nn.Module, str]]:
+        """Where the generator has what is the discriminator's, and its name."""
+        yield self.generator, self.discriminator, "tokens"
         for name in _SHARED:
-            _share(_encoder(discriminator).embedding, _encoder(generator).embedding, name)
-        _share(discriminator, generator, "tokens")
+            yield _encoder(self.generator).embedding, _encoder(self.discriminator).embedding, name
 
     @property
     def spec(self) -> spec.ModelSpec:
@@ -94,11 +157,6 @@ class GeneratorAndDiscriminator(nn.Module):
         """The layers of both."""
         yield from self.generator.blocks
         yield from self.discriminator.blocks
-
-    @property
-    def vocabulary_tables(self) -> list[nn.Parameter]:
-        """The matrices with a row for each token."""
-        return self.discriminator.vocabulary_tables
 
     def compile_blocks(self) -> None:
         """Compile every layer of both."""
@@ -119,36 +177,25 @@ class GeneratorAndDiscriminator(nn.Module):
             tokens.append(torch.searchsorted(sums, threshold, right=True)[:, 0])
         return torch.cat(tokens).clamp(max=self.spec.vocab_size - 1)
 
-    def whole_generator(self) -> Transformer:
-        """A copy of the generator with weights of its own in place of the shared ones."""
-        whole = copy.deepcopy(self.generator)
-        for module, names in ((whole, ("tokens",)), (_encoder(whole).embedding, _SHARED)):
-            for name in names:  # assigned again, they are submodules
-                setattr(module, name, getattr(module, name))
-        return whole
-
 
 def build_with_generator(
     discriminator: spec.ModelSpec,
     *,
     fraction: float = 0.25,
+    sharing: Sharing = "tied",
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> GeneratorAndDiscriminator:
-    """A new discriminator, as `build` makes it from `seed`, and its generator."""
+    """A new discriminator, as `build` makes it from `seed`, and its generator.
+
+    Both start with the token vectors of the discriminator.
+    """
     generator = build(generator_spec(discriminator, fraction), seed=seed + 1, device=device)
-    return GeneratorAndDiscriminator(generator, build(discriminator, seed=seed, device=device))
+    model = build(discriminator, seed=seed, device=device)
+    generator.tokens.load_state_dict(model.tokens.state_dict())
+    return GeneratorAndDiscriminator(generator, model, sharing)
 
 
 def _encoder(model: Transformer) -> TransformerStack:
     assert model.encoder is not None  # `generator_spec` has checked it
     return model.encoder
-
-
-def _share(owner: nn.Module, user: nn.Module, name: str) -> None:
-    """Let one module use a part of another without registering its parameters again."""
-    part = getattr(owner, name)
-    if isinstance(part, nn.Module):
-        delattr(user, name)
-        # Past `nn.Module.__setattr__`, which would register it as a submodule.
-        user.__dict__[name] = part

@@ -231,6 +231,12 @@ class Objective(Config, ABC):
         """What a run saves of the trained module, by folder in the run; "" is the run itself."""
         return {"": module}  # type: ignore[dict-item]
 
+    def separate(self, module: nn.Module) -> None:
+        """Make each of `models` whole, to be loaded and saved, where they share weights."""
+
+    def join(self, module: nn.Module) -> None:
+        """Let them share weights again, to be trained."""
+
     def decoder_start(self, vocabulary: Vocabulary) -> int | None:
         """The first decoder input of an encoder-decoder trained so; None for other models."""
         return None

@@ -18,6 +18,7 @@ from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.models.electra import (
     GeneratorAndDiscriminator,
+    Sharing,
     build_with_generator,
     generator_spec,
 )
@@ -43,7 +44,9 @@ class ReplacedToken(Masking):
         its targets      0     0      1       0     0      0     0
 
     No gradient passes through the samples. Every term is divided by its own count: masked tokens,
-    and all real tokens.
+    and all real tokens. With sharing = "gradient-disentangled" the token vectors of the
+    discriminator are those of the generator, through which no gradient of its loss passes, and a
+    difference that starts at 0 (He et al. 2021b, section 3.2).
 
     Source: Clark et al. 2020, section 2 (masks alone; their released code keeps 15 % of the chosen
     tokens as they are). Samples use the noise of the row, so that they do not depend on how a
@@ -59,6 +62,9 @@ class ReplacedToken(Masking):
     )
     generator_size: float = Field(
         0.25, gt=0, le=1, description="width of the generator, relative to the discriminator"
+    )
+    sharing: Sharing = Field(
+        "tied", description="how they share token vectors; DeBERTa v3: gradient-disentangled"
     )
     discriminator_weight: float = Field(
         50.0, gt=0, description="weight of the discriminator's loss"
@@ -81,14 +87,26 @@ class ReplacedToken(Masking):
         return spec, self._generator(spec)
 
     def build(self, spec: Spec, *, seed: int, device: torch.device) -> nn.Module:
-        """Both models, with one table of token embeddings."""
+        """Both models, which share token embeddings."""
         assert isinstance(spec, ModelSpec)
-        return build_with_generator(spec, fraction=self.generator_size, seed=seed, device=device)
+        return build_with_generator(
+            spec, fraction=self.generator_size, sharing=self.sharing, seed=seed, device=device
+        )
 
     def models(self, module: nn.Module) -> dict[str, LanguageModule]:
         """The discriminator is the run's model; the generator, which fills masks, lies beside."""
         assert isinstance(module, GeneratorAndDiscriminator)
-        return {"": module.discriminator, "generator": module.whole_generator()}
+        return {"": module.discriminator, "generator": module.generator}
+
+    def separate(self, module: nn.Module) -> None:
+        """See `Objective.separate`."""
+        assert isinstance(module, GeneratorAndDiscriminator)
+        module.separate()
+
+    def join(self, module: nn.Module) -> None:
+        """See `Objective.join`."""
+        assert isinstance(module, GeneratorAndDiscriminator)
+        module.join()
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Mask tokens: int64 [B, T] -> the generator's input_ids and labels [B, T].

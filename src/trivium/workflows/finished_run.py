@@ -154,7 +154,9 @@ class FinishedRun:
             return
         say, run = self.line.say, self.run
         self.line.update("writing the model")
-        for name, model in self.recipe.objectives[0].models(self.model.whole).items():
+        objective = self.recipe.objectives[0]
+        objective.separate(self.model.whole)
+        for name, model in objective.models(self.model.whole).items():
             if name:
                 with new_model_folder(run.path / name, overwrite=True) as folder:
                     write_model(folder, model, self.corpus.tokenizer)

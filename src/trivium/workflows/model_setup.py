@@ -78,6 +78,7 @@ def set_up_model(
     models = objectives[0].models(module)
     new_heads: tuple[str, ...] = ()
     if base is not None and not recipe.model.new_weights:
+        objectives[0].separate(module)
         for name, model in models.items():
             # Beside a run of ELECTRA is its generator.
             folder = Path(str(recipe.model.init_from)) / name
@@ -85,6 +86,7 @@ def set_up_model(
                 new_heads = copy_weights(base, model)
             elif folder.is_dir():
                 copy_weights(load(folder, device="cpu"), model)
+        objectives[0].join(module)
     lm = LanguageModel(
         final,
         models[""],
