@@ -6,11 +6,13 @@ import contextlib
 import json
 import math
 import re
+import shutil
 import sys
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 from double import FLOAT32, relative_error
 from run_settings import quiet, settings
 from safetensors.torch import load_file
@@ -415,3 +417,29 @@ def test_quickstart_trains_an_encoder_and_a_decoder(text, tmp_path, monkeypatch)
     assert "trivium fill-mask" in printed
     with pytest.raises(RecipeError, match="has the runs of an earlier quickstart: replace them"):
         quickstart(minutes=1.0, out=tmp_path / "quick", console=quiet())
+
+
+def test_generator_and_discriminator_resume_and_go_on_from_a_run(text, tmp_path):
+    """With token vectors that are a sum while they are trained, and a plain table in the end."""
+    short = {**SHORT, "steps": 4, "save_every": 2, "keep_checkpoints": 2}
+    keys = {"generator_size": 0.5, "sharing": "gradient-disentangled"}
+    objective, out = {"kind": "replaced-token", **keys}, tmp_path / "run"
+    changes = {**settings(**short), "objective": objective}
+    run = pretrain("deberta-v3-tiny", data=text, out=out, changes=changes, console=quiet())
+    generator = run.path / "generator" / "model.safetensors"
+    saved, beside = load_file(run.weights), load_file(generator)
+    last = run.checkpoints / "step-00000004"
+    torch.testing.assert_close(load(last).module.state_dict(), saved, rtol=0, atol=0)
+    tables = [name for name in load_file(last / "model.safetensors") if "tokens" in name]
+    assert tables == ["discriminator.tokens.weight", "generator.tokens.weight"]
+    assert not torch.equal(saved["tokens.weight"], beside["tokens.weight"])
+    assert load(generator.parent).fill_mask("the [MASK] sat")
+    weights = run.weights.read_bytes(), generator.read_bytes()
+    shutil.rmtree(last)
+    pretrain("", out=out, resume=True, console=quiet())
+    assert weights == (run.weights.read_bytes(), generator.read_bytes())
+    # A rate so small that weights stay as they are.
+    still = {"objective": objective, "train": SHORT, "optimizer": {"lr": 1e-30}}
+    again = pretrain(run.path, data=text, out=tmp_path / "on", changes=still, console=quiet())
+    after = load_file(again.weights), load_file(again.path / "generator" / "model.safetensors")
+    torch.testing.assert_close(after, (saved, beside), rtol=1e-5, atol=1e-7)
