@@ -70,7 +70,7 @@ PUBLISHED = {
 }
 # Totals that papers print rounded, in millions: Brown et al. 2020, table D.1; Lieber et al. 2021,
 # table 1; Chowdhery et al. 2022, table 1; Vaswani et al. 2017, table 3; Lan et al. 2019, table 1;
-# Warner et al. 2024; Dai et al. 2019, table 1; Turc et al. 2019, table 1, where a BERT is counted
+# Warner et al. 2024; Dai et al. 2019, table 1; Du et al. 2022, section 3.1; Turc et al. 2019, table 1, where a BERT is counted
 # without the heads that pretraining adds.
 ROUNDED = {
     "gpt3-125m": (125, 0.005),
@@ -91,6 +91,8 @@ ROUNDED = {
     "modernbert-base": (149, 0.005),
     "modernbert-large": (395, 0.005),
     "transformer-xl-base": (151, 0.005),
+    "glm-base": (110, 0.01),
+    "glm-large": (335, 0.005),
     # Released: 100 and 350 in layers, and a table of 50,265 tokens.
     "deberta-base": (100 + 38.6, 0.01),
     "deberta-large": (350 + 51.5, 0.02),
@@ -137,6 +139,7 @@ LIKE = {
     "marian": "marian-opus-mt",
     "xlnet": "xlnet-base",
     "mamba": "mamba-130m",
+    "glm": "glm-base",
 }
 
 

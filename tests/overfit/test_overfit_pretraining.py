@@ -29,6 +29,8 @@ CASES = {
     "bidirectional-lm": ("elmo-tiny", {}),
     "span-corruption": ("t5-tiny", {"probability": 0.4}),
     "denoising": ("bart-tiny", {}),
+    "blank-filling": ("glm-tiny", {"whole_share": 0.2}),
+    "permutation": ("xlnet-tiny", {"probability": 0.3}),
 }
 
 

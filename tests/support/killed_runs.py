@@ -27,6 +27,7 @@ PRESETS = {
     "bidirectional-lm": "elmo-tiny",
     "span-corruption": "t5-tiny",
     "denoising": "bart-tiny",
+    "blank-filling": "glm-tiny",
     "classification": "albert-tiny",
     "tagging": "roberta-tiny",
     "qa": "bert-tiny",

@@ -47,6 +47,8 @@ class Batch(_Arrays):
     an answer [B, 2]. Masks are 1 at real tokens. `token_type_ids` is sentence A or B;
     `document_ids` is the document of a packed row (1, 2, ...; 0 is padding). `order` [B, T] says
     when tokens become known, `predicted` [B, M] which columns are; labels are then [B, M].
+    `position_ids` are [B, T, 2] where positions are of two numbers; `prefix_lengths` [B] is how
+    many first tokens of a decoder are seen by all.
     """
 
     attention_mask: NDArray[Any] | None = None
@@ -55,6 +57,7 @@ class Batch(_Arrays):
     document_ids: Ints | None = None
     order: Ints | None = None
     predicted: Ints | None = None
+    prefix_lengths: Ints | None = None
     decoder_input_ids: Ints | None = None
     decoder_attention_mask: NDArray[Any] | None = None
     labels: NDArray[Any] | None = None

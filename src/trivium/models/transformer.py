@@ -235,7 +235,8 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
                 that remembers the encoder's output (`Cache.remember`).
             attention_mask: [B, T], nonzero where a token is real.
             token_type_ids: int64 [B, T], sentence A (0) or B (1).
-            position_ids: int64 [B, T]; None: counted as the model's positions say.
+            position_ids: int64 [B, T]; None: counted as the model's positions say. [B, T, 2] where
+                they are of two numbers (`TwoDimensional`).
             document_ids: int64 [B, T]; tokens attend to their own document only. Of an
                 encoder-decoder it concerns the encoder's self-attention.
             decoder_input_ids: int64 [B, T], the decoder's input of an encoder-decoder.
@@ -380,7 +381,7 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
         columns = torch.arange(length, device=input_ids.device)[None]
         if span is not None:
             columns = span.columns(input_ids.device)
-        elif document_ids is None or position_ids is None:
+        elif position_ids is None:
             check_length(length, end)
         if position_ids is not None:
             return position_ids, columns

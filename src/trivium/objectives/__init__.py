@@ -22,6 +22,7 @@ from trivium.objectives.base import (
     to_device,
 )
 from trivium.objectives.bidirectional import BidirectionalLM
+from trivium.objectives.blank_filling import BlankFilling
 from trivium.objectives.causal import Causal
 from trivium.objectives.chat import Chat
 from trivium.objectives.classification import TextClassification
@@ -62,6 +63,7 @@ AnyObjective = SerializeAsAny[
         | Masked
         | SentencePairs
         | ReplacedToken
+        | BlankFilling
         | Causal
         | PrefixLM
         | Seq2SeqPrefixLM
@@ -91,6 +93,7 @@ __all__ = [
     "OBJECTIVES",
     "AnyObjective",
     "BidirectionalLM",
+    "BlankFilling",
     "Causal",
     "Chat",
     "Contrastive",

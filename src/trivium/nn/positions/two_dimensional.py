@@ -1,0 +1,33 @@
+"""Trained positions of two numbers.
+
+Shape letters: B batch, T positions, D width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from trivium.nn.part_module import PartModule
+from trivium.spec.positions.two_dimensional import TwoDimensional
+
+
+class TwoDimensionalPositions(PartModule, of=TwoDimensional):
+    """The vector of a place in the text, plus that of a place in a span.
+
+    Source: Du et al. 2022, section 2.1.2 (2D positional encoding).
+    """
+
+    def __init__(self, positions: TwoDimensional, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(positions.max_length, width))
+        # A span is as long as a text at most; 0 is for tokens outside of spans.
+        self.in_span = nn.Parameter(torch.empty(positions.max_length + 1, width))
+
+    def forward(self, position_ids: Tensor) -> Tensor:
+        """Int64 [B, T, 2], or [B, T] of a text that is generated as one span -> [B, T, D]."""
+        if position_ids.ndim == 2:
+            position_ids = torch.stack((torch.zeros_like(position_ids), position_ids + 1), -1)
+        in_text, in_span = position_ids.unbind(-1)
+        vectors = nn.functional.embedding(in_text, self.weight)
+        return vectors + nn.functional.embedding(in_span, self.in_span)

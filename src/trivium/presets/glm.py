@@ -1,0 +1,39 @@
+"""GLM: decoders that fill blanks, reading what is given from both sides."""
+
+from __future__ import annotations
+
+from trivium import spec
+from trivium.presets.preset import Preset
+from trivium.spec.positions.two_dimensional import TwoDimensional
+
+
+def _glm(
+    num_layers: int, d_model: int, *, paper: str = "Du et al. 2022 (GLM)", **published: float
+) -> Preset:
+    """The vocabulary is that of the uncased BERT, padded to a multiple of 128."""
+    model = spec.ModelSpec(
+        vocab_size=30_592,
+        d_model=d_model,
+        embedding=spec.Embedding(positions=TwoDimensional(max_length=512)),
+        decoder=spec.Stack(
+            num_layers=num_layers,
+            mixer=spec.Attention(num_heads=d_model // 64, head_dim=64),
+            feed_forward=spec.FeedForward(d_ff=4 * d_model, activation="gelu_tanh"),
+            norm=spec.LayerNorm(),
+            norms=spec.PRE_NORM,
+            dropout=0.1,
+        ),
+        heads=(spec.LMHead(tied=True),),
+        initialization=spec.Normal(residual_init="scaled"),
+    )
+    return Preset(model, paper, 512, **published)
+
+
+_BATCH = 1024.0 * 512  # section 3.1: 200 thousand steps of 1024 rows of 512 tokens
+
+PRESETS: dict[str, Preset] = {
+    "glm-tiny": _glm(2, 128, paper="after Du et al. 2022 (GLM)"),
+    "glm-mini": _glm(4, 256, paper="after Du et al. 2022 (GLM)"),
+    "glm-base": _glm(12, 768, batch=_BATCH, tokens=2e5 * _BATCH),
+    "glm-large": _glm(24, 1024, batch=_BATCH, tokens=2e5 * _BATCH),
+}
