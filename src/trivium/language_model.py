@@ -20,7 +20,7 @@ from trivium.inference.beam import beam_search
 from trivium.inference.classify import Classification, classify_texts, label_count
 from trivium.inference.embed import embed_windows
 from trivium.inference.engine import Engine
-from trivium.inference.fill_mask import MaskFill, fill_gaps, fill_masks
+from trivium.inference.fill_mask import MaskFill, fill_blanks, fill_gaps, fill_masks
 from trivium.inference.model_inputs import MoreInputs, Numbers, model_inputs
 from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import BeamSearchOptions, SamplingOptions
@@ -338,7 +338,8 @@ class LanguageModel(TextModel):
         A mask is written [MASK], <mask>, or as the tokenizer has it. An encoder predicts one token
         per mask. An encoder-decoder fills all gaps together, each with any number of words, by
         beam search; T5's gaps may also be written <extra_id_0>, <extra_id_1>, ... Its scores are
-        probabilities per token (geometric means), whose sum may exceed 1.
+        probabilities per token (geometric means), whose sum may exceed 1. A decoder (GLM) fills
+        one gap after another with the most probable tokens: one fill of all of them.
 
         Returns:
             A list of `MaskFill(sequence, token, score)`; of an encoder, for a text with several
@@ -351,6 +352,8 @@ class LanguageModel(TextModel):
         self.require("fill_mask")
         if self.spec.family == "encoder-decoder":
             return fill_gaps(self, text, top_k=top_k)
+        if self.spec.family == "decoder-only":
+            return [fill_blanks(self, text)]
         fills: list[list[MaskFill]] = fill_masks(self, text, top_k=top_k)
         return fills[0] if len(fills) == 1 else fills
 

@@ -32,8 +32,9 @@ def fill_mask(
 ) -> None:
     """Predictions for every masked token, most probable first.
 
-    An encoder predicts one token per [MASK], with its probability. T5 and BART fill each <mask>
-    with any number, with their probability per token; the sum of these may exceed 1.
+    An encoder predicts one token per [MASK], with its probability. T5, BART and GLM fill each
+    <mask> with any number, with their probability per token; the sum of these may exceed 1. GLM
+    gives one fill, of all masks.
 
     Args:
         top_k: Predictions at most: per mask; T5 and BART: for all masks together.

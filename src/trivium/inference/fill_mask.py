@@ -1,7 +1,7 @@
-"""Predictions for masked tokens by an encoder, for gaps of any length by an encoder-decoder.
+"""Predictions for masked tokens by an encoder, for gaps of any length by models with a decoder.
 
 Sources: Devlin et al. 2018 (masks); Raffel et al. 2019 (sentinels); Lewis et al. 2019 (BART's mask
-for any number of tokens).
+for any number of tokens); Du et al. 2022 (GLM's blanks).
 """
 
 from __future__ import annotations
@@ -13,10 +13,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from trivium.errors import TokenizerError, TriviumError, shorten
 from trivium.inference.beam import beam_search
-from trivium.inference.forward import Ids, masked_states, vocabulary_log_probabilities
+from trivium.inference.forward import (
+    Ids,
+    check_prompt,
+    masked_states,
+    vocabulary_log_probabilities,
+)
 from trivium.inference.sampling_params import BeamSearchParams, check_bounds
 from trivium.inference.text_model import TextModel, document_ids
 from trivium.text import Tokenizer
@@ -32,7 +38,7 @@ _TOKENS_PER_GAP, _MIN_BEAMS = 12, 5
 class MaskFill:
     """One way to fill a mask: the text with it, the token and its probability (0 to 1).
 
-    Of an encoder-decoder it is the probability per token: the geometric mean over all generated
+    Of a model with a decoder it is the probability per token: the geometric mean over all generated
     tokens, those that end a fill included.
     """
 
@@ -146,6 +152,54 @@ def fill_gaps(lm: TextModel, text: str, *, top_k: int = 5) -> list[MaskFill]:
         joined = " | ".join(contents)
         best.setdefault((joined, sequence), MaskFill(sequence, joined, math.exp(score)))
     return list(best.values())[:top_k]
+
+
+@torch.inference_mode()
+def fill_blanks(lm: TextModel, text: str) -> MaskFill:
+    """All blanks of a text filled by a decoder, one after another, each up to an end token.
+
+    Every token is the most probable one; several contents are joined by " | ". The score is that
+    of `fill_gaps`. Source: Du et al. 2022, section 2.1.
+
+    Raises:
+        TokenizerError: the tokenizer lacks a mask, a start or an end.
+        TriviumError: the text has no blank.
+        SpecError: the text is longer than the model reads.
+    """
+    tokenizer, module = lm.text_tokenizer, lm.module
+    start, end, mask = tokenizer.vocabulary.start_id, tokenizer.vocabulary.end_id, tokenizer.mask_id
+    if start is None or end is None or mask is None:
+        raise TokenizerError("blanks need tokens that mask, start and end them.")
+    text = with_mask_token(tokenizer, text)
+    ids = document_ids(tokenizer, text)
+    blanks = [place for place, token_id in enumerate(ids) if token_id == mask]
+    if not blanks:
+        raise no_mask_error(text, tokenizer.roles["mask"])
+    check_prompt(lm, ids)
+    room = len(ids) + (1 + _TOKENS_PER_GAP) * len(blanks)
+    room = min(room, lm.max_length or room)
+    cache = module.new_cache(1, room)
+
+    def extend(ids: Ids, positions: list[tuple[int, int]], **prefix: Tensor) -> Tensor:
+        """Log-probabilities of the token after others, [V]."""
+        inputs = {"input_ids": ids, "position_ids": positions}
+        tensors = {name: torch.tensor([x], device=module.device) for name, x in inputs.items()}
+        hidden = module(**tensors, **prefix, cache=cache)[0, -1]
+        return vocabulary_log_probabilities(module, hidden, tokenizer.vocab_size)
+
+    given = torch.tensor([len(ids)], device=module.device)
+    extend(ids, [(place, 0) for place in range(len(ids))], prefix_lengths=given)
+    used, contents, scores = len(ids), [], []
+    for blank in blanks:
+        content, token_id = [], start
+        while used < room and len(content) < _TOKENS_PER_GAP and token_id != end:
+            best = extend([token_id], [(blank, len(content) + 1)]).max(-1)
+            used, token_id = used + 1, int(best.indices)
+            content.append(token_id)
+            scores.append(float(best.values))
+        contents.append(tokenizer.decode(content).strip())
+        text = _replace_sentinel(text, tokenizer.roles["mask"], contents[-1])
+    return MaskFill(text, " | ".join(contents), math.exp(sum(scores) / max(1, len(scores))))
 
 
 _Fill = tuple[str, list[str], float]

@@ -30,7 +30,7 @@ _FITTING = {
     "logits": "a model with a head",
     "generate": "a decoder or an encoder-decoder",
     "translate": "an encoder-decoder",
-    "fill_mask": "an encoder with its mlm head, T5 or BART",
+    "fill_mask": "an encoder with its mlm head, T5, BART or GLM",
     "score": "a decoder, an encoder-decoder or an encoder with its mlm head",
     "embed": "an encoder or a decoder",
 }
@@ -143,6 +143,8 @@ class TextModel:
         heads, family = {head.kind for head in self.spec.heads}, self.spec.family
         encodes, decodes = family != "decoder-only", family != "encoder-only"
         both = encodes and decodes
+        positions = self.spec.absolute_positions
+        blanks = both or (positions is not None and positions.fills_blanks)
         generates = "lm" in heads and decodes
         fills = "mlm" in heads and not decodes
         tokenizer = self._source_tokenizer or self.tokenizer
@@ -153,7 +155,7 @@ class TextModel:
             "logits": bool(heads),
             "generate": generates,
             "translate": generates and both,
-            "fill_mask": fills or (generates and both and gaps),
+            "fill_mask": fills or (generates and blanks and gaps),
             "score": fills or generates,
             "classify": "classifier" in heads or self.generates_labels,
             "tag": "tagger" in heads and not both,

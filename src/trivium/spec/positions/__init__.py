@@ -10,6 +10,8 @@ from trivium.spec.part import Choice, import_members
 class AbsolutePositions(Choice):
     """A vector of each position, added to that of the token."""
 
+    fills_blanks: ClassVar[bool] = False
+    """Whether they tell a decoder which blank of a text its tokens fill."""
     max_length: Any
     """Where they end, in tokens; None: nowhere."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from trivium.spec.part import Count
 from trivium.spec.positions import AbsolutePositions
@@ -15,5 +15,6 @@ class TwoDimensional(AbsolutePositions):
     have the place of the blank, and 1, 2, 3, ...
     """
 
+    fills_blanks: ClassVar[bool] = True
     kind: Literal["two-dimensional"] = "two-dimensional"
     max_length: Count
