@@ -28,6 +28,7 @@ PRESETS = {
     "span-corruption": "t5-tiny",
     "denoising": "bart-tiny",
     "blank-filling": "glm-tiny",
+    "permutation": "xlnet-tiny",
     "classification": "albert-tiny",
     "tagging": "roberta-tiny",
     "qa": "bert-tiny",

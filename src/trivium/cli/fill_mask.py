@@ -20,7 +20,7 @@ from trivium.cli._shared import known_texts, read_texts, show
 from trivium.inference.fill_mask import MaskFill
 from trivium.model_loading import load
 
-_NOTHING = "(nothing)"  # an empty fill of T5 or BART
+_NOTHING = "(nothing)"  # an empty fill of T5, BART or GLM
 
 
 def fill_mask(
@@ -33,11 +33,10 @@ def fill_mask(
     """Predictions for every masked token, most probable first.
 
     An encoder predicts one token per [MASK], with its probability. T5, BART and GLM fill each
-    <mask> with any number, with their probability per token; the sum of these may exceed 1. GLM
-    gives one fill, of all masks.
+    <mask> with any number, with their probability per token; the sum of these may exceed 1.
 
     Args:
-        top_k: Predictions at most: per mask; T5 and BART: for all masks together.
+        top_k: Predictions at most: per mask; T5 and BART: for all masks together; GLM: one.
     """
     lm = load(model, device=device)
     percent = lm.spec.family == "encoder-only"

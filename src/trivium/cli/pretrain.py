@@ -52,9 +52,9 @@ def pretrain(
     """Train a model from raw text: tokenizer, token shards, training, checkpoints, report.
 
     The objective follows from the model: masked for encoders, causal for decoders,
-    span-corruption (T5) or denoising (BART) for encoder-decoders, bidirectional-lm for ELMo;
-    --set objective.kind=... chooses another. Several sources, each with an objective and a
-    weight, are listed under mix. docs/recipe.md has every key.
+    span-corruption (T5) or denoising (BART) for encoder-decoders, bidirectional-lm for ELMo,
+    blank-filling for GLM; --set objective.kind=... chooses another. Several sources, each with
+    an objective and a weight, are listed under mix. docs/recipe.md has every key.
 
     Ctrl-C saves and stops; --resume continues with the same steps as an uninterrupted run (of a
     budget in minutes: for the time that is left). It takes everything from the run: name the run by

@@ -238,7 +238,10 @@ class FillMaskRequest(ModelRequest):
 
     text: Texts = Field(description="One or several, each with [MASK] or <mask>.")
     top_k: int = Field(
-        5, ge=1, le=100, description="Predictions per mask; of T5 and BART, for all masks together."
+        5,
+        ge=1,
+        le=100,
+        description="Predictions per mask; of T5 and BART, for all masks together; of GLM one.",
     )
 
 
