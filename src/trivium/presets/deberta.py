@@ -19,7 +19,11 @@ def _deberta(
     positions: spec.Disentangled,
     head: spec.Head,
 ) -> Preset:
-    """A post-norm encoder without absolute positions in its input."""
+    """A post-norm encoder that knows distances alone.
+
+    The published pretraining adds absolute positions before the last layers that predict masked
+    tokens (He et al. 2020, section 3.2); here they are nowhere.
+    """
     model = spec.ModelSpec(
         vocab_size=vocab_size,
         d_model=d_model,
