@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import uvicorn
+from own_kinds import own_kinds
 from starlette.testclient import TestClient
 
 from trivium import nn, spec
@@ -57,7 +58,8 @@ def run(command: str, monkeypatch) -> dict[str, object]:
     listed, modules = dict(OBJECTIVES), {*sys.modules}
     monkeypatch.setattr(sys, "argv", [name, *arguments])
     try:
-        return runpy.run_path(name, run_name="__main__")
+        with own_kinds():
+            return runpy.run_path(name, run_name="__main__")
     except SystemExit as end:
         if end.code:
             raise
