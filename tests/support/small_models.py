@@ -315,6 +315,9 @@ _FIELDS = {
     "window": 3,
     "pattern": spec.Sliding(window=3),
     "span": 3,
+    "stride": 3,
+    "num_summary": 1,
+    "patterns": (spec.Sliding(window=3),) * 3,
     "max_length": MAX_LENGTH,
 }
 

@@ -43,12 +43,14 @@ def allowed(queries: Context, keys: Context, pattern: spec.Pattern | None = None
             causal = causal | (keys.columns[:, None, None, :] < queries.prefix[:, None, None, None])
         limits.append(causal)
     if pattern is not None:
+        by_column = of(queries.columns, keys.columns)
+        by_position = of(queries.positions, keys.positions)
         # How near tokens are is a matter of columns, whatever their positions are called.
-        by_column = pattern.reach is not None
-        where = (
-            (queries.columns, keys.columns) if by_column else (queries.positions, keys.positions)
-        )
-        limits.append(pattern.allows(*of(*where)))
+        of_heads = [
+            each.allows(*(by_position if each.reach is None else by_column))
+            for each in pattern.of_heads
+        ]
+        limits.append(torch.cat(torch.broadcast_tensors(*of_heads), 1))
     if queries.documents is not None and keys.documents is not None:
         query, key = of(queries.documents, keys.documents)
         limits.append(query == key)

@@ -69,6 +69,12 @@ class Attention(Mixer):
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.kv_heads}: "
                 "every key-value head serves the same number of query heads."
             )
+        num_patterns = 1 if self.pattern is None else len(self.pattern.of_heads)
+        if num_patterns not in (1, self.num_heads):
+            raise SpecError(
+                f"num_heads={self.num_heads}, and the pattern is of {num_patterns} heads: give "
+                "one pattern for every head."
+            )
         if self.positions and (reason := self.positions.refuses(self.head_dim)):
             raise SpecError(f"head_dim={self.head_dim}: {reason}")
         return self
@@ -77,6 +83,8 @@ class Attention(Mixer):
     def divided(self) -> dict[str, int]:
         """See `Mixer.divided`."""
         if self.qk_norm or (self.positions and not self.positions.divides):
+            return {}
+        if self.pattern and len(self.pattern.of_heads) > 1:
             return {}
         return {"num_heads": self.num_heads, "num_kv_heads": self.kv_heads}
 

@@ -15,6 +15,11 @@ class Pattern(Choice):
         """The farthest distance that is allowed; None: any. With one, `allows` gets columns."""
         return None
 
+    @property
+    def of_heads(self) -> tuple[Pattern, ...]:
+        """One for every head; or one alone, which is that of them all."""
+        return (self,)
+
     def allows(self, query: Any, key: Any) -> Any:
         """Whether a query may attend to a key, by their positions in the text.
 

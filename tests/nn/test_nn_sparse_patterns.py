@@ -1,0 +1,56 @@
+"""The patterns of Sparse Transformers against the sets of the paper, one position at a time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trivium import spec
+from trivium.errors import SpecError
+from trivium.nn.context import Context
+from trivium.nn.mask import allowed
+from trivium.spec.patterns.fixed import Fixed
+from trivium.spec.patterns.per_head import PerHead
+from trivium.spec.patterns.strided import Strided
+
+LENGTH, STRIDE, SUMMARY = 17, 5, 2
+
+
+def paper_sets(i):
+    """Child et al. 2019, section 4.3, positions from 0: strided A1, A2, then fixed A1, A2."""
+    return (
+        set(range(max(0, i - STRIDE), i + 1)),
+        {j for j in range(i + 1) if (i - j) % STRIDE == 0},
+        {j for j in range(i + 1) if j // STRIDE == i // STRIDE},
+        {j for j in range(i + 1) if j % STRIDE in range(STRIDE - SUMMARY, STRIDE)},
+    )
+
+
+def test_every_head_sees_its_set_of_the_paper():
+    fixed = {"stride": STRIDE, "num_summary": SUMMARY}
+    heads = (
+        Strided(stride=STRIDE, seen="near"),
+        Strided(stride=STRIDE, seen="far"),
+        Fixed(**fixed, seen="near"),
+        Fixed(**fixed, seen="far"),
+        Strided(stride=STRIDE),
+        Fixed(**fixed),
+        spec.Sliding(window=3),
+    )
+    context = Context.of_length(LENGTH, causal=True)
+    mask = allowed(context, context, PerHead(patterns=heads))
+    assert mask is not None
+    assert mask.shape == (1, len(heads), LENGTH, LENGTH)
+    for i in range(LENGTH):
+        a, b, c, d = paper_sets(i)
+        expected = a, b, c, d, a | b, c | d, set(range(max(0, i - 3), i + 1))
+        assert tuple(set(head[i].nonzero()[:, 0].tolist()) for head in mask[0]) == expected
+    two_steps = (mask[0, 0].float() @ mask[0, 1].float()) > 0
+    assert torch.equal(two_steps, torch.ones(LENGTH, LENGTH).tril().bool())
+
+
+def test_patterns_that_do_not_fit_are_refused():
+    with pytest.raises(SpecError, match="one pattern for every head"):
+        spec.Attention(num_heads=3, head_dim=2, pattern=PerHead(patterns=[Strided(stride=2)] * 2))
+    with pytest.raises(SpecError, match="give fewer"):
+        Fixed(stride=2, num_summary=3)
