@@ -315,6 +315,7 @@ _FIELDS = {
     "window": 3,
     "pattern": spec.Sliding(window=3),
     "span": 3,
+    "rank": 5,
     "stride": 3,
     "num_summary": 1,
     "patterns": (spec.Sliding(window=3),) * 3,

@@ -1,0 +1,91 @@
+"""Attention of linear complexity to projected keys and values.
+
+Shape letters: B batch, T positions, R rank, D width, N heads, H head_dim.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trivium.errors import SpecError
+from trivium.nn.context import Context
+from trivium.nn.mixers import MixerModule
+from trivium.spec.mixers.linformer import Linformer
+
+
+class LinformerMixer(MixerModule, of=Linformer):
+    """head_n = softmax(Q_n (E K_n)^T / sqrt(H)) (F V_n).
+
+    A row of T < max_length tokens reads the first T columns of E and F. Padding is 0 in keys and
+    values, so that a padded row is as a shorter one.
+
+    Source: Wang et al. 2020, equation 7. Here the matrices have no heads of their own.
+    """
+
+    def __init__(
+        self, part: Linformer, width: int, dropout: float = 0.0, num_layers: int = 1
+    ) -> None:
+        super().__init__(part, width)
+        self.dropout, heads = dropout, part.num_heads * part.head_dim
+        self.query = nn.Linear(width, heads)
+        self.key = nn.Linear(width, heads)
+        self.value = nn.Linear(width, heads)
+        self.output = nn.Linear(heads, width)
+        if part.shared != "layerwise":
+            self.project_key = nn.Linear(part.max_length, part.rank, bias=False)
+        if part.shared == "headwise":
+            self.project_value = nn.Linear(part.max_length, part.rank, bias=False)
+
+    def new_table(self) -> nn.Module | None:
+        """E of all layers, where it is shared layerwise."""
+        if self.part.shared != "layerwise":
+            return None
+        return nn.Linear(self.part.max_length, self.part.rank, bias=False)
+
+    def prepare(
+        self, context: Context, state: Any = None, table: nn.Module | None = None
+    ) -> Tensor | None:
+        """E [R, max_length], of all layers. Raises SpecError for limits other than padding."""
+        others = context.prefix, context.order, context.num_keys, context.custom, context.documents
+        if context.causal or any(each is not None for each in others):
+            raise SpecError(
+                "linformer mixes all positions of a row: it takes no limit but padding, so no "
+                "causality, no packed documents and no mask of one's own."
+            )
+        if self.part.shared != "layerwise":
+            return None
+        if table is None:
+            raise SpecError('linformer shared "layerwise" needs the table of its stack.')
+        return table.get_parameter("weight")
+
+    def forward(
+        self, x: Tensor, context: Context, state: Any = None, prepared: Tensor | None = None
+    ) -> Tensor:
+        """[B, T, D] -> [B, T, D]. Raises SpecError for more than `max_length` tokens."""
+        length = x.shape[1]
+        if length > self.part.max_length:
+            raise SpecError(
+                f"a row has {length} tokens, and linformer max_length={self.part.max_length}: "
+                "give shorter rows."
+            )
+        shared = self.prepare(context) if prepared is None else prepared
+        of_keys = self.project_key.weight if shared is None else shared
+        of_values = self.project_value.weight if self.part.shared == "headwise" else of_keys
+        key, value = self.key(x), self.value(x)
+        if context.padding is not None:
+            real = context.padding.bool()[..., None]
+            key, value = key.where(real, 0.0), value.where(real, 0.0)
+        key = of_keys[:, :length].to(key.dtype) @ key  # [B, R, N * H]
+        value = of_values[:, :length].to(value.dtype) @ value
+        query, key, value = (
+            each.unflatten(-1, (self.part.num_heads, -1)).transpose(1, 2)
+            for each in (self.query(x), key, value)
+        )
+        dropout = self.dropout if self.training else 0.0
+        weights = torch.softmax(query @ key.mT * self.part.head_dim**-0.5, -1)
+        mixed = F.dropout(weights, dropout) @ value
+        return self.output(mixed.transpose(1, 2).flatten(2))

@@ -1,0 +1,34 @@
+"""Linformer: attention to a fixed number of projected positions."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from trivium.spec.mixers import Mixer
+from trivium.spec.part import Count
+
+
+class Linformer(Mixer):
+    """Attention to `rank` mixtures of the keys and values of a row (Wang et al. 2020).
+
+    `shared` is the paper's: "headwise" has matrices E of keys and F of values in every layer,
+    "key-value" has E = F, "layerwise" one E in all layers.
+    """
+
+    decodes: ClassVar[bool] = False
+    packs: ClassVar[bool] = False
+    kind: Literal["linformer"] = "linformer"
+    num_heads: Count
+    head_dim: Count
+    rank: Count
+    max_length: Count
+    shared: Literal["headwise", "key-value", "layerwise"] = "layerwise"
+
+    def flops(self, attended: float) -> float:
+        """12 N H rank for the projections of keys and values, as many for scores and sums."""
+        return 24.0 * self.rank * self.num_heads * self.head_dim
+
+    def kept_numbers(self, length: int, *, on_cpu: bool, dropout: bool) -> int:
+        """Queries, keys, values and outputs; the probabilities, with dropout three times."""
+        scores = self.num_heads * self.rank * (3 if dropout else 1)
+        return 4 * self.num_heads * self.head_dim + scores
