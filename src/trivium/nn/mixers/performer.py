@@ -1,0 +1,181 @@
+"""FAVOR+: attention of linear complexity, estimated by random features.
+
+Shape letters: B batch, T positions, C of a chunk, D width, N heads, H head_dim, M features,
+V = H + 1: a value and a 1, whose weighted sum is that of the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trivium.errors import SpecError
+from trivium.nn.context import Context
+from trivium.nn.mask import lowest
+from trivium.nn.mixers import MixerModule
+from trivium.nn.state import State
+from trivium.spec.mixers.performer import CHUNK, Performer
+
+
+class PerformerMixer(MixerModule, of=Performer):
+    """head = phi(Q) (phi(K)^T V) / phi(Q) (phi(K)^T 1), where a token sees all others; causal:
+
+        S_t = S_t-1 + phi(k_t) [v_t, 1]^T      y_t = phi(q_t)^T S_t, divided by its last number
+
+    phi is `positive_features` of queries and keys times H^-1/4. The heads of a layer share its
+    features, which are drawn once, kept in checkpoints, and never drawn anew; the paper also draws
+    them anew while it trains. Weights of attention have no dropout.
+
+    The features of a key are divided by their largest, e^shift. The sums keep the largest shift so
+    far, c_t, and are divided by e^c_t, as in a softmax that is computed in one pass: no later key
+    is looked at, and the quotient is the same.
+
+    Source: Choromanski et al. 2020, equations 4 to 7 and appendix B.1.
+    """
+
+    parallel: ClassVar[Mapping[str, str]] = {
+        "query": "column",
+        "key": "column",
+        "value": "column",
+        "output": "row",
+    }
+    features: Tensor
+
+    def __init__(
+        self, part: Performer, width: int, dropout: float = 0.0, num_layers: int = 1
+    ) -> None:
+        super().__init__(part, width)
+        heads = part.num_heads * part.head_dim
+        self.query = nn.Linear(width, heads)
+        self.key = nn.Linear(width, heads)
+        self.value = nn.Linear(width, heads)
+        self.output = nn.Linear(heads, width)
+        self.register_buffer("features", torch.empty(part.num_features, part.head_dim))
+
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        """Draw the features."""
+        part = self.part
+        self.features.copy_(orthogonal_features(part.num_features, part.head_dim, generator))
+
+    def prepare(
+        self, context: Context, state: State | None = None, table: nn.Module | None = None
+    ) -> Tensor:
+        """Which keys are real: bool [1 or B, 1, 1 or T, 1].
+
+        Raises SpecError for limits other than causality and padding.
+        """
+        others = context.prefix, context.order, context.num_keys, context.custom, context.documents
+        if any(each is not None for each in others):
+            raise SpecError(
+                "performer sums over all tokens, or over all before one: it takes no prefix, no "
+                "order of prediction, no packed documents and no mask of one's own."
+            )
+        real, device = context.padding, context.columns.device
+        if real is None and context.span is not None:
+            real = context.span.real(device)
+        if real is None:
+            real = torch.ones(1, 1, device=device)
+        return real.bool()[:, None, :, None]
+
+    def new_state(self, slots: int, length: int, like: Tensor) -> State:
+        """S [slots, N, M, V] and c [slots, N, 1, 1]; a sum of many tokens needs float32."""
+        part, dtype = self.part, torch.promote_types(like.dtype, torch.float32)
+        sums = like.new_zeros(
+            slots, part.num_heads, part.num_features, part.head_dim + 1, dtype=dtype
+        )
+        return State(sums, sums.new_zeros(slots, part.num_heads, 1, 1))
+
+    def forward(
+        self, x: Tensor, context: Context, state: State | None = None, prepared: Any = None
+    ) -> Tensor:
+        """[B, T, D] -> [B, T, D]; the sums of earlier tokens are extended in place."""
+        real = self.prepare(context) if prepared is None else prepared
+        query, key, value = (
+            each.unflatten(-1, (self.part.num_heads, -1)).transpose(1, 2)
+            for each in (self.query(x), self.key(x), self.value(x))
+        )
+        held = None
+        if context.span is not None and state is not None:
+            sums, shift = state.read(context.span)
+            is_new = context.columns[:, :1, None, None] == 0
+            held = sums, shift.masked_fill(is_new, lowest(shift.dtype))
+            query, key, value = (each.to(sums.dtype) for each in (query, key, value))
+        scale, directions = self.part.head_dim**-0.25, self.features.to(query.dtype)
+        query, _ = positive_features(query * scale, directions, self.part.eps)
+        key, shift = positive_features(key * scale, directions, self.part.eps)
+        key, shift = key.where(real, 0.0), shift.where(real, lowest(shift.dtype))
+        value = F.pad(value, (0, 1), value=1.0)
+        if context.causal:
+            mixed, held = attend_to_earlier(query, key, value, shift, held)
+            if context.span is not None and state is not None:
+                state.write(context.span, *held)
+        else:
+            mixed = attend_to_all(query, key, value, shift)
+        # No sum of weights is below eps but that of a row without keys, which is 0.
+        y = mixed[..., :-1] / mixed[..., -1:].clamp(min=self.part.eps)
+        return self.output(y.to(x.dtype).transpose(1, 2).flatten(2))
+
+
+def orthogonal_features(count: int, width: int, generator: torch.Generator) -> Tensor:
+    """Rows w [M, H], each normal, and orthogonal to the others of its H neighbours.
+
+    Source: Choromanski et al. 2020, section 2.4.
+    """
+    blocks = []
+    for _ in range(0, count, width):
+        # With the signs of R's diagonal Q is uniform among rotations and reflections.
+        q, r = torch.linalg.qr(torch.randn(width, width, generator=generator))
+        blocks.append(q * r.diagonal().sign())
+    lengths = torch.randn(count, width, generator=generator).norm(dim=1, keepdim=True)
+    return lengths * torch.cat(blocks)[:count]
+
+
+def positive_features(x: Tensor, directions: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """exp(w^T x - |x|^2 / 2) for all w, divided by the largest, plus eps; the largest's logarithm.
+
+    Without eps the mean over w of the products of the features of x and y, times e to both
+    logarithms, is an unbiased estimate of exp(x^T y): Choromanski et al. 2020, lemma 1.
+
+    Shape: x [..., H]; directions [M, H] -> [..., M], [..., 1].
+    """
+    exponents = x @ directions.mT - x.square().sum(-1, keepdim=True) / 2
+    largest = exponents.detach().amax(-1, keepdim=True)
+    return (exponents - largest).exp() + eps, largest
+
+
+def attend_to_all(query: Tensor, key: Tensor, value: Tensor, shift: Tensor) -> Tensor:
+    """phi(Q) (phi(K)^T V): features [B, N, T, M], values [B, N, T, V], the logarithm of what
+    features of keys were divided by [B, N, T, 1] -> [B, N, T, V]."""
+    return query @ (key.mT @ (value * (shift - shift.amax(2, keepdim=True)).exp()))
+
+
+def attend_to_earlier(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    shift: Tensor,
+    held: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """As `attend_to_all`, each token to those up to itself: [B, N, T, V], and the sums at the end.
+
+    Weights are computed inside of a chunk; of chunks before it there are sums S [B, N, M, V],
+    divided by e^c, c [B, N, 1, 1]. `held` are those of tokens before all these.
+    """
+    if held is None:
+        sums = query.new_zeros(*query.shape[:2], query.shape[3], value.shape[3])
+        held = sums, shift.new_full((*query.shape[:2], 1, 1), lowest(shift.dtype))
+    sums, before = held
+    mixed = []
+    for q, k, v, s in zip(*(each.split(CHUNK, 2) for each in (query, key, value, shift))):
+        largest = torch.maximum(before, s.cummax(2).values)  # c_t [B, N, C, 1]
+        # Of keys after t, which tril leaves out, s may be more than c_t.
+        weights = (q @ k.mT * (s.mT - largest).clamp(max=0.0).exp()).tril()
+        mixed.append(weights @ v + (before - largest).exp() * (q @ sums))
+        after = largest[:, :, -1:]
+        sums = (before - after).exp() * sums + k.mT @ (v * (s - after).exp())
+        before = after
+    return torch.cat(mixed, 2), (sums, before)
