@@ -6,12 +6,24 @@ import numpy as np
 import pytest
 import torch
 
+from trivium import spec
 from trivium.errors import SpecError
+from trivium.models import build
 from trivium.nn.context import Context
-from trivium.nn.mixers.linformer import LinformerMixer
+from trivium.nn.mixers.attention import AttentionMixer
+from trivium.nn.mixers.linformer import LinformerMixer, Projection
 from trivium.spec.mixers.linformer import Linformer
 
 pytestmark = pytest.mark.usefixtures("double_precision")
+
+
+def start(*modules: torch.nn.Module | None):
+    """Draw every E and F."""
+    generator = torch.Generator().manual_seed(0)
+    for each in (each for one in modules if one is not None for each in one.modules()):
+        if isinstance(each, Projection):
+            with torch.no_grad():
+                each.reset_parameters(generator)
 
 
 def test_the_mixer_is_the_formula_of_the_paper():
@@ -20,8 +32,10 @@ def test_the_mixer_is_the_formula_of_the_paper():
         part = Linformer(num_heads=3, head_dim=2, rank=5, max_length=13, shared=shared)
         mixer = LinformerMixer(part, 11)
         context, table = Context.of_length(7, padding=real), mixer.new_table()
+        start(mixer, table)
         y = mixer(x, context, None, mixer.prepare(context, None, table)).detach().numpy()
-        e = (table if table is not None else mixer.project_key).weight.detach().numpy()
+        of_keys = table if table is not None else mixer.project_key
+        e = of_keys.get_parameter("weight").detach().numpy()
         f = mixer.project_value.weight.detach().numpy() if shared == "headwise" else e
         for row, length in enumerate((7, 4)):
             q, k, v = (
@@ -37,3 +51,35 @@ def test_the_mixer_is_the_formula_of_the_paper():
         mixer(x, Context.of_length(7, causal=True))
     with pytest.raises(SpecError, match="max_length=13"):
         mixer(torch.randn(1, 14, 11), Context.of_length(14))
+
+
+def test_means_of_fewer_neighbours_are_nearer_to_attention():
+    """Where E = F are means of neighbours; of one each it is attention itself."""
+    attention = AttentionMixer(spec.Attention(num_heads=3, head_dim=2), 11)
+    x, context, errors = torch.randn(2, 32, 11).cumsum(1), Context.of_length(32), []
+    for rank in (4, 8, 16, 32):
+        part = Linformer(num_heads=3, head_dim=2, rank=rank, max_length=32, shared="key-value")
+        means = torch.eye(rank).repeat_interleave(32 // rank, 1) * rank / 32
+        mixer = LinformerMixer(part, 11)
+        mixer.load_state_dict({**attention.state_dict(), "project_key.weight": means})
+        errors.append((mixer(x, context) - attention(x, context)).abs().mean().item())
+    assert errors[0] > errors[1] > errors[2] > 1e-3
+    assert errors[3] < 1e-12
+    with pytest.raises(SpecError, match="rank=33"):
+        part.replace(rank=33)
+
+
+def test_flops_are_those_of_the_products():
+    """A token is multiplied with no weight of E, and with `rank` keys and values."""
+    for shared in ("headwise", "key-value", "layerwise"):
+        stack = spec.Stack(
+            num_layers=2,
+            mixer=Linformer(num_heads=3, head_dim=2, rank=5, max_length=13, shared=shared),
+            feed_forward=spec.FeedForward(d_ff=17, activation="relu"),
+            norm=spec.LayerNorm(),
+            norms=spec.PRE_NORM,
+        )
+        model = spec.ModelSpec(vocab_size=19, d_model=11, embedding=spec.Embedding(), encoder=stack)
+        weights = 19 * 11 + 2 * (4 * 11 * 6 + 2 * 11 * 17)
+        products = 2 * (2 + 2) * 5 * 6  # both projections, scores and sums
+        assert build(model, device="meta").flops_per_token(7) == 6 * (weights + products)

@@ -5,7 +5,8 @@ Shape letters: B batch, T positions, R rank, D width, N heads, H head_dim.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,23 @@ from torch.nn import functional as F
 from trivium.errors import SpecError
 from trivium.nn.context import Context
 from trivium.nn.mixers import MixerModule
+from trivium.nn.part_module import PartModule
 from trivium.spec.mixers.linformer import Linformer
+
+
+class Projection(PartModule):
+    """E or F, [R, max_length], with the start that the paper's proof gives it: N(0, 1 / R).
+
+    Source: Wang et al. 2020, theorem 2.
+    """
+
+    def __init__(self, part: Linformer) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(part.rank, part.max_length))
+
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        """Draw it."""
+        self.weight.normal_(0.0, len(self.weight) ** -0.5, generator=generator)
 
 
 class LinformerMixer(MixerModule, of=Linformer):
@@ -26,6 +43,13 @@ class LinformerMixer(MixerModule, of=Linformer):
     Source: Wang et al. 2020, equation 7. Here the matrices have no heads of their own.
     """
 
+    parallel: ClassVar[Mapping[str, str]] = {
+        "query": "column",
+        "key": "column",
+        "value": "column",
+        "output": "row",
+    }
+
     def __init__(
         self, part: Linformer, width: int, dropout: float = 0.0, num_layers: int = 1
     ) -> None:
@@ -36,15 +60,15 @@ class LinformerMixer(MixerModule, of=Linformer):
         self.value = nn.Linear(width, heads)
         self.output = nn.Linear(heads, width)
         if part.shared != "layerwise":
-            self.project_key = nn.Linear(part.max_length, part.rank, bias=False)
+            self.project_key = Projection(part)
         if part.shared == "headwise":
-            self.project_value = nn.Linear(part.max_length, part.rank, bias=False)
+            self.project_value = Projection(part)
 
     def new_table(self) -> nn.Module | None:
-        """E of all layers, where it is shared layerwise."""
+        """E of all layers, where they share it."""
         if self.part.shared != "layerwise":
             return None
-        return nn.Linear(self.part.max_length, self.part.rank, bias=False)
+        return Projection(self.part)
 
     def prepare(
         self, context: Context, state: Any = None, table: nn.Module | None = None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
+from pydantic import model_validator
+
+from trivium.errors import SpecError
 from trivium.spec.mixers import Mixer
 from trivium.spec.part import Count
 
@@ -24,11 +27,24 @@ class Linformer(Mixer):
     max_length: Count
     shared: Literal["headwise", "key-value", "layerwise"] = "layerwise"
 
+    @model_validator(mode="after")
+    def _rank_is_lower(self) -> Self:
+        if self.rank > self.max_length:
+            raise SpecError(
+                f"rank={self.rank} is more than max_length={self.max_length}: attention to all "
+                "positions is the same and costs less; give a lower rank."
+            )
+        return self
+
     def flops(self, attended: float) -> float:
         """12 N H rank for the projections of keys and values, as many for scores and sums."""
         return 24.0 * self.rank * self.num_heads * self.head_dim
 
     def kept_numbers(self, length: int, *, on_cpu: bool, dropout: bool) -> int:
-        """Queries, keys, values and outputs; the probabilities, with dropout three times."""
+        """Queries, keys, values and outputs; the probabilities, with dropout three times.
+
+        Each row also has its projected keys and values.
+        """
         scores = self.num_heads * self.rank * (3 if dropout else 1)
-        return 4 * self.num_heads * self.head_dim + scores
+        heads = self.num_heads * self.head_dim
+        return 4 * heads + scores + 2 * self.rank * heads // length
