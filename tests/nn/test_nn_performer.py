@@ -111,6 +111,9 @@ def test_features_far_apart_are_finite_and_the_same_in_steps():
 
 
 def test_limits_that_sums_cannot_keep_are_refused():
-    for limit in ({"prefix": torch.tensor([2])}, {"documents": torch.ones(1, 7)}):
+    for limits in (
+        Context.of_length(7, causal=True, prefix=torch.tensor([2])),
+        Context.of_length(7, causal=True, documents=torch.ones(1, 7)),
+    ):
         with pytest.raises(SpecError, match="it takes no prefix"):
-            performer()(torch.randn(1, 7, WIDTH), Context.of_length(7, causal=True, **limit))
+            performer()(torch.randn(1, 7, WIDTH), limits)
