@@ -15,7 +15,8 @@ class Fixed(Pattern):
     """The block of `stride` positions that a query is in, and the last positions of all blocks.
 
     `num_summary` is the paper's c: so many last positions of a block are seen by later ones.
-    `seen` says which of the two sets, as in `Strided`. Positions count from 0.
+    `seen` says which of the two sets, as in `Strided`. Positions count from 0. It is a
+    mask: what is not seen is computed, too.
 
     Source: Child et al. 2019, section 4.3.
     """

@@ -12,7 +12,8 @@ class Strided(Pattern):
     """What is at most `stride` positions away, and what is a multiple of it away.
 
     `seen` says which of the two sets: those of two heads together reach every position in two
-    steps, "both" is their union. An encoder sees the same on the right.
+    steps, "both" is their union. An encoder sees the same on the right. It is a
+    mask: what is not seen is computed, too.
 
     Source: Child et al. 2019, section 4.3, the sets A^(1) and A^(2).
     """

@@ -1,0 +1,47 @@
+"""Sparse Transformers: the model of EnWik8, and small sizes."""
+
+from __future__ import annotations
+
+from trivium import spec
+from trivium.presets.preset import Preset
+from trivium.spec.feed_forwards.feed_forward import Swish
+from trivium.spec.patterns.fixed import Fixed
+
+
+def _sparse(
+    num_layers: int, d_model: int, num_heads: int, length: int, stride: int, num_summary: int
+) -> Preset:
+    """A byte-level decoder with the fixed pattern, its two sets merged in every head.
+
+    It has learned positions where the paper adds the row and the column of a token in a matrix as
+    wide as the stride, and its scaled start has one deviation for matrices of any width. Tokens
+    that are not seen are masked, which saves no time and no memory here.
+    """
+    std = round(0.125 / d_model**0.5, 5)
+    model = spec.ModelSpec(
+        vocab_size=256,
+        d_model=d_model,
+        embedding=spec.Embedding(positions=spec.Learned(max_length=length)),
+        decoder=spec.Stack(
+            num_layers=num_layers,
+            mixer=spec.Attention(
+                num_heads=num_heads,
+                head_dim=d_model // num_heads,
+                pattern=Fixed(stride=stride, num_summary=num_summary),
+            ),
+            feed_forward=spec.FeedForward(d_ff=4 * d_model, activation=Swish(beta=1.702)),
+            norm=spec.LayerNorm(),
+            norms=spec.PRE_NORM,
+            dropout=0.4,
+        ),
+        heads=(spec.LMHead(tied=False),),
+        initialization=spec.Normal(std=std, embedding_std=std, residual_init="scaled"),
+    )
+    return Preset(model, "Child et al. 2019 (Sparse Transformer)", length)
+
+
+PRESETS: dict[str, Preset] = {
+    "sparse-transformer-tiny": _sparse(2, 128, 2, 512, 32, 8),
+    "sparse-transformer-mini": _sparse(4, 256, 4, 512, 32, 8),
+    "sparse-transformer-enwik8": _sparse(30, 512, 8, 12_288, 128, 32),
+}
