@@ -127,6 +127,8 @@ def _part_rows(path: str, part: type[spec.Part]) -> Iterator[str]:
         yield f'\n| `{path}.kind` | `"{kind.default}"` | {summary.replace("|", chr(92) + "|")} |'
     for name, field in part.model_fields.items():
         inner = list(dict.fromkeys(_parts_in(field.annotation)))
+        if part in inner:  # patterns of a pattern: they are described where it is
+            inner = []
         if name != "kind" and not inner:
             default = "" if field.is_required() or field.default is None else _toml(field.default)
             shown = f"`{default}`" if default else ""
