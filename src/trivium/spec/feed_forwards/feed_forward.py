@@ -34,8 +34,12 @@ class FeedForward(Positionwise):
         return {"d_ff": self.d_ff}
 
     def kept_numbers(self, width: int) -> int:
-        """Hidden units before and after the activation, of which relu needs one, and the gate's."""
-        return self.d_ff * ((1 if self.activation == "relu" else 2) + (2 if self.gated else 0))
+        """Hidden units before and after the activation, and the gate's.
+
+        Of these relu needs one; a Swish with its own beta also keeps its sigmoid.
+        """
+        needed = 1 if self.activation == "relu" else 3 if isinstance(self.activation, Swish) else 2
+        return self.d_ff * (needed + (2 if self.gated else 0))
 
     def narrower(self, fraction: float) -> Self:
         """See `Positionwise.narrower`."""
