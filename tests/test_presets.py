@@ -71,10 +71,8 @@ PUBLISHED = {
 # Totals that papers print rounded, in millions: Brown et al. 2020, table D.1; Lieber et al. 2021,
 # table 1; Chowdhery et al. 2022, table 1; Vaswani et al. 2017, table 3; Lan et al. 2019, table 1;
 # Warner et al. 2024; Dai et al. 2019, table 1; Du et al. 2022, section 3; Turc et al. 2019, table
-# 1, where a BERT is counted without the heads that pretraining adds.
-# Warner et al. 2024; Dai et al. 2019, table 1; Turc et al. 2019, table 1, where a BERT is counted
-# without the heads that pretraining adds; Child et al. 2019, table 2, whose 95 million have no
-# vector for each of the 12,288 positions.
+# 1, where a BERT is counted without the heads that pretraining adds; Child et al. 2019, table 2,
+# whose 95 million have no vector for each of the 12,288 positions.
 ROUNDED = {
     "gpt3-125m": (125, 0.005),
     "gpt3-350m": (356, 0.005),
