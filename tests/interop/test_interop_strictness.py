@@ -259,17 +259,16 @@ def test_a_spec_is_written_exactly_or_refused():
         case = next(name for f in FAMILIES.values() for name in f.architectures if prefix in name)
         model = ours_of(hf_model(Case(case, {}))).spec
         for other in [model, *variations(model)]:
-            for family in FAMILIES.values():
-                config = write_config(family, other)
-                if config.differences:
-                    refused += 1
-                    continue
-                expressed += 1
-                if family is FAMILIES[config_of(other).family.model_type]:
-                    options, tensors = to_hugging_face(build(other, seed=1))
-                    again = from_hugging_face(options, tensors)
-                    assert same(again.spec, other), (family.model_type, other)
-    assert (expressed > 60, refused > 3000) == (True, True), (expressed, refused)
+            try:
+                config_of(other)
+            except SpecError:
+                refused += 1
+                continue
+            expressed += 1
+            options, tensors = to_hugging_face(build(other, seed=1))
+            again = from_hugging_face(options, tensors)
+            assert same(again.spec, other), (options["model_type"], other)
+    assert (expressed > 60, refused > 200) == (True, True), (expressed, refused)
 
 
 def same(one: spec.ModelSpec, other: spec.ModelSpec) -> bool:
