@@ -116,7 +116,7 @@ def _write_as(family: Family, architecture: str, spec: ModelSpec) -> HFConfig:
     except TriviumError as error:
         differences.append(str(error).rstrip("."))
     else:
-        own = _comparable(spec)
+        own = _comparable(simplify(spec))
         paths = sorted(own.keys() | again.keys(), key=_kinds_first)
         differences += [f"{p} = {own.get(p)!r}" for p in paths if own.get(p) != again.get(p)]
     return HFConfig(family, architecture, options, tuple(dict.fromkeys(differences)))
@@ -206,6 +206,8 @@ def _deciding_weights(family: Family, architecture: str, spec: ModelSpec) -> set
 
 
 def _simple_stack(stack: Stack) -> Stack:
+    if isinstance(stack.mixer, Mixer):
+        return stack.replace(mixer=_simple(stack.mixer))
     layers = [_simple(mixer) for mixer in stack.mixers]
     periods = range(1, len(layers) + 1)
     period = next(n for n in periods if layers == (layers[:n] * len(layers))[: len(layers)])
@@ -225,6 +227,6 @@ def _simple(attention: Mixer) -> Mixer:
 
 
 def _comparable(spec: ModelSpec) -> dict[str, Any]:
-    """All that logits depend on, by dotted paths."""
-    tree = simplify(spec).with_dropout(0.0).replace(initialization=Normal()).to_dict()
+    """All that logits depend on in a spec that is `simplify`'s, by dotted paths."""
+    tree = spec.with_dropout(0.0).replace(initialization=Normal()).to_dict()
     return flattened({**tree, "heads": {head["kind"]: head for head in tree["heads"]}})
