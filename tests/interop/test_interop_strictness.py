@@ -12,7 +12,7 @@ from trivium.adapt import LoRA, add_lora
 from trivium.errors import CheckpointError, SpecError
 from trivium.interop.convert import config_of, from_hugging_face, to_hugging_face
 from trivium.interop.families import FAMILIES
-from trivium.interop.spec_config import read_spec, simplify, write_config
+from trivium.interop.spec_config import read_spec, simplify
 from trivium.models import build
 from trivium.nn.activations import ACTIVATIONS
 from trivium.presets import presets
