@@ -238,7 +238,7 @@ def test_activations_are_those_that_autograd_keeps(precision):
     specs = {
         name: presets[name].replace(vocab_size=211)
         for name in (
-            *("bert-mini", "gpt2-mini", "mixtral-mini", "mamba-mini", "t5-mini", "bart-mini"),
+            *("bert-mini", "palm-mini", "mixtral-mini", "mamba-mini", "t5-mini", "bart-mini"),
         )
     }
     for name in ("performer-tiny", "linformer-mini", "sparse-transformer-tiny"):
@@ -247,6 +247,7 @@ def test_activations_are_those_that_autograd_keeps(precision):
         llama = presets["llama-mini"].replace(vocab_size=211)
         sandwich = llama.decoder.replace(norms=("before", "branch"))
         specs["sandwich"] = llama.replace(decoder=sandwich)
+        specs["pythia"] = presets["pythia-mini"].replace(vocab_size=211)
     for name, each in specs.items():
         for dropout, length in ((0.0, 32), (0.1, 96)):
             spec = each.with_dropout(dropout)

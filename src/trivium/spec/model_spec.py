@@ -212,16 +212,17 @@ class ModelSpec(Spec):
         """Bytes per token of every block in turn."""
         width = self.d_model
         for stack in self.stacks:
-            norm = len(stack.norms) * self._norm_bytes(stack, on_cpu=on_cpu)
             mask = width if stack.dropout else 0
-            feeding = item * (width + mask + stack.feed_forward.kept_numbers(width)) + norm
+            added = len(stack.norms) * self._norm_bytes(stack, on_cpu=on_cpu) + item * mask
+            inner = stack.feed_forward.kept_numbers(width) + (stack.block.reads - 1) * width
+            feeding = item * inner + (stack.block.additions - 1) * added
             feeding = feeding if stack.feed_forward.computes else 0
             crosses = stack is self.decoder and self.encoder is not None
             # The encoder's output, in another precision for keys and for values.
             memory = 2 * item * width if crosses and item < 4 else 0
             for mixer in stack.mixers:
                 kept = mixer.kept_numbers(length, on_cpu=on_cpu, dropout=mask > 0)
-                one = norm + item * (width + mask + kept)
+                one = added + item * (width + kept)
                 yield one * (1 + crosses) + memory + feeding
 
     def _norm_bytes(self, stack: Stack, *, on_cpu: bool) -> int:

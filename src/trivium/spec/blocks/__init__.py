@@ -14,6 +14,13 @@ class BlockKind(Choice):
     """Whether tensor parallelism can divide it."""
     crosses: ClassVar[bool] = False
     """Whether it can attend to an encoder's output, too."""
+    additions: ClassVar[int] = 2
+    """How many times a block without cross-attention adds to the residual stream."""
+
+    @property
+    def reads(self) -> int:
+        """How many normed copies of the stream such a block makes."""
+        return 2
 
 
 import_members(__name__, __path__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from trivium.spec.blocks import BlockKind
 
@@ -14,5 +14,11 @@ class ParallelLayers(BlockKind):
     al. 2022).
     """
 
+    additions: ClassVar[int] = 1
     kind: Literal["parallel"] = "parallel"
     norms: Literal["shared", "separate"] = "shared"
+
+    @property
+    def reads(self) -> int:
+        """As `BlockKind.reads`."""
+        return 1 if self.norms == "shared" else 2
