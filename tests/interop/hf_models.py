@@ -33,13 +33,13 @@ class Case(NamedTuple):
 _BERT = {
     "vocab_size": VOCABULARY,
     "hidden_size": 22,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "intermediate_size": 29,
     "max_position_embeddings": 31,
     "type_vocab_size": 3,
 }
-_ALBERT = {**_BERT, "embedding_size": 17}
+_ALBERT = {**_BERT, "num_hidden_layers": 3, "embedding_size": 17}
 _MODERNBERT = {
     **{n: v for n, v in _BERT.items() if n != "type_vocab_size"},
     "hidden_size": 28,
@@ -49,7 +49,7 @@ _MODERNBERT = {
     "pad_token_id": 0,
 }
 _TOKENS = {"pad_token_id": 0, "bos_token_id": None, "eos_token_id": None}
-_GPT = {"vocab_size": VOCABULARY, "n_positions": 31, "n_embd": 26, "n_layer": 3, "n_head": 2}
+_GPT = {"vocab_size": VOCABULARY, "n_positions": 31, "n_embd": 26, "n_layer": 2, "n_head": 2}
 _LLAMA = {
     "vocab_size": VOCABULARY,
     "hidden_size": 24,
@@ -64,7 +64,7 @@ _OPT = {
     "vocab_size": VOCABULARY,
     "hidden_size": 22,
     "ffn_dim": 29,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "max_position_embeddings": 31,
     "word_embed_proj_dim": 22,
@@ -103,7 +103,7 @@ _BART = {
 _XLNET = {
     "vocab_size": VOCABULARY,
     "d_model": 22,
-    "n_layer": 3,
+    "n_layer": 2,
     "n_head": 2,
     "d_inner": 29,
     "pad_token_id": 0,
@@ -146,14 +146,14 @@ SIZES: dict[str, dict[str, Any]] = {
     "Bloom": {
         "vocab_size": VOCABULARY,
         "hidden_size": 21,
-        "n_layer": 3,
+        "n_layer": 2,
         "n_head": 3,
         **_TOKENS,
     },
     "GPTNeoX": {
         "vocab_size": VOCABULARY,
         "hidden_size": 36,
-        "num_hidden_layers": 3,
+        "num_hidden_layers": 2,
         "num_attention_heads": 3,
         "intermediate_size": 29,
         "rope_parameters": {"rope_theta": 100.0, "partial_rotary_factor": 0.5},
