@@ -90,6 +90,8 @@ ROUNDED = {
     "albert-large": (18, 0.03),
     "albert-xlarge": (60, 0.03),
     "sparse-transformer-enwik8": (95, 0.07),
+    "longformer-base": (149, 0.005),
+    "longformer-large": (435, 0.005),
     "modernbert-base": (149, 0.005),
     "modernbert-large": (395, 0.005),
     "transformer-xl-base": (151, 0.005),
@@ -142,6 +144,7 @@ LIKE = {
     "xlnet": "xlnet-base",
     "mamba": "mamba-130m",
     "glm": "glm-base",
+    "longformer": "longformer-base",
 }
 
 

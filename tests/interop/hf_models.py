@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -133,6 +134,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "position_biased_input": False,
     },
     "Roberta": {**_BERT, "pad_token_id": 1},
+    "Longformer": {**_BERT, "pad_token_id": 1, "attention_window": 6},
     "Albert": _ALBERT,
     "Electra": _ALBERT,
     "ModernBert": _MODERNBERT,
@@ -197,6 +199,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "BertForMaskedLM": [{"tie_word_embeddings": False, "hidden_act": "gelu_new"}],
     "BertForPreTraining": [{"hidden_act": "silu"}],
     "RobertaForMaskedLM": [{"tie_word_embeddings": False, "pad_token_id": 4}],
+    "LongformerForMaskedLM": [{"attention_window": [4, 8], "tie_word_embeddings": False}],
     "AlbertForPreTraining": [{"num_hidden_layers": 4, "num_hidden_groups": 2}],
     "AlbertForMaskedLM": [{"embedding_size": 22, "tie_word_embeddings": False}],
     "ElectraForMaskedLM": [{"embedding_size": 22}, {"tie_word_embeddings": False}],
@@ -285,7 +288,16 @@ def _sinusoids(position: Tensor, *_: Any) -> Tensor:
     return sinusoids(position, 1e4, width, in_halves=True)[:, None].to(torch.get_default_dtype())
 
 
+def _softmax(scores: Tensor, dim: int, **_: Any) -> Tensor:
+    """Longformer's, which is float32 whatever the model is."""
+    return scores.softmax(dim)
+
+
 transformers.XLNetModel.positional_embedding = staticmethod(_sinusoids)
+_functional = SimpleNamespace(**{**vars(torch.nn.functional), "softmax": _softmax})
+transformers.models.longformer.modeling_longformer.nn = SimpleNamespace(
+    **{**vars(torch.nn), "functional": _functional}
+)
 
 
 def hf_model(case: Case, seed: int = 1) -> Any:
@@ -310,6 +322,8 @@ def inputs_of(case: Case) -> dict[str, Tensor]:
         inputs = {name: each.flip(1) for name, each in inputs.items()}
     if "type_vocab_size" in SIZES[prefix] or prefix == "XLNet":
         inputs["token_type_ids"] = torch.randint(0, 3, (3, LENGTH), generator=generator)
+    if prefix == "Longformer":
+        inputs["global_tokens"] = torch.rand(3, LENGTH, generator=generator) < 0.2
     if prefix in ("T5", "Bart", "Marian") and not is_encoder(case):
         real = torch.arange(7) < torch.tensor([[7], [5], [3]])
         targets = torch.randint(5, VOCABULARY, (3, 7), generator=generator)
@@ -343,7 +357,8 @@ def local_outputs(model: Transformer, inputs: Mapping[str, Tensor]) -> Iterator[
 
 def hf_outputs(model: Any, inputs: Mapping[str, Tensor]) -> Iterator[Tensor]:
     """The same in the same order."""
-    output = model(**inputs)
+    theirs = {"global_tokens": "global_attention_mask"}
+    output = model(**{theirs.get(name, name): each + 0 for name, each in inputs.items()})
     if "start_logits" in output:
         yield torch.stack((output.start_logits, output.end_logits), -1)
         return

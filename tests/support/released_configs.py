@@ -18,17 +18,23 @@ def bert(layers, width, **options):
     return of("Bert", num_attention_heads=width // 64, **sizes, **options)
 
 
-def roberta(layers, width):
+def roberta(layers, width, name="Roberta", length=512, **options):
     return of(
-        "Roberta",
+        name,
         num_hidden_layers=layers,
         hidden_size=width,
         num_attention_heads=width // 64,
         intermediate_size=4 * width,
-        max_position_embeddings=514,
+        max_position_embeddings=length + 2,
         type_vocab_size=1,
         layer_norm_eps=1e-5,
+        **options,
     )
+
+
+def longformer(layers, width):
+    """The vocabulary is RoBERTa's, which the config of `transformers` does not have unasked."""
+    return roberta(layers, width, "Longformer", 4096, vocab_size=50_265)
 
 
 def albert(layers, width, heads):
@@ -188,6 +194,8 @@ CONFIGS = {
     "roberta-tiny": roberta(2, 128),
     "roberta-base": roberta(12, 768),
     "roberta-large": roberta(24, 1024),
+    "longformer-base": longformer(12, 768),
+    "longformer-large": longformer(24, 1024),
     "albert-tiny": albert(2, 128, 2),
     "albert-base": albert(12, 768, 12),
     "albert-large": albert(24, 1024, 16),
@@ -294,6 +302,7 @@ CLASSES = {
     "deberta": "DebertaForMaskedLM",
     "deberta-v2": "DebertaV2Model",
     "roberta": "RobertaForMaskedLM",
+    "longformer": "LongformerForMaskedLM",
     "albert": "AlbertForPreTraining",
     "electra": "ElectraForPreTraining",
     "modernbert": "ModernBertForMaskedLM",

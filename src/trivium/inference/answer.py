@@ -15,6 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from trivium.inference.forward import hidden_states
 from trivium.inference.text_model import TextModel
+from trivium.spec import Spec
 from trivium.text import Tokenizer
 from trivium.text.inputs import Frame, TextInput, encode_plain
 
@@ -48,6 +49,17 @@ class ContextWindow:
     question: int
     input: TextInput
     context_start: int
+
+    def type_ids(self, spec: Spec) -> list[int]:
+        """Those of the input; of a model with one type alone 0 up to the question's end, then 1.
+
+        Such a model may know by them which tokens are global (`Spec.reads_token_types`).
+        """
+        if spec.num_token_types > 1:
+            return self.input.type_ids
+        texts = self.input.texts
+        end = next((i for i, text in reversed([*enumerate(texts)]) if text == 0), -1)
+        return [int(i > end) for i in range(len(texts))]
 
 
 def context_windows(
@@ -118,7 +130,7 @@ def find_answers(
     batches = hidden_states(
         lm,
         [window.input.ids for window in windows],
-        token_type_ids=[window.input.type_ids for window in windows],
+        token_type_ids=[window.type_ids(lm.module.spec) for window in windows],
     )
     for batch, hidden, _ in batches:
         logits = lm.module.logits(hidden, head="span").float().cpu().numpy()

@@ -97,7 +97,7 @@ def hidden_states(
         ids, lengths = pad_rows([inputs[index] for index in batch], module.device)
         mask = padding_mask(lengths, ids.shape[1])
         model_inputs = {"attention_mask": mask}
-        if token_type_ids is not None and module.spec.num_token_types > 1:
+        if token_type_ids is not None and module.spec.reads_token_types:
             types, _ = pad_rows([token_type_ids[index] for index in batch], module.device)
             model_inputs["token_type_ids"] = types
         if module.spec.family == "encoder-decoder":

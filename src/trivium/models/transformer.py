@@ -66,7 +66,7 @@ class InputEmbedding(nn.Module):
         if self.positions is not None:
             x = x + self.positions(position_ids).to(x.dtype)
         if self.token_types is not None:
-            if token_type_ids is None:
+            if token_type_ids is None or len(self.token_types.weight) == 1:
                 token_type_ids = position_ids.new_zeros(1)
             x = x + self.token_types(token_type_ids)
         x = F.dropout(self.norm(x), self.dropout, self.training)
@@ -223,6 +223,7 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
         prefix_lengths: Tensor | None = None,
         order: Tensor | None = None,
         predicted: Tensor | None = None,
+        global_tokens: Tensor | None = None,
         select: Tensor | None = None,
         cache: Cache | None = None,
         slots: Tensor | None = None,
@@ -247,6 +248,9 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
                 a token becomes known. A token sees those that are known no later than itself.
             predicted: int64 [B, A], with `order`: columns of tokens that are predicted, each from
                 those that are known before it. The result is then [B, A, D].
+            global_tokens: [B, T], of an encoder that has such (`GlobalAttention`): nonzero where a
+                token sees all others and is seen by them; None: as its heads say, the first token
+                or the question, which is what has token type 0.
             select: int64 [M], ascending flat positions in B * T (or B * A) whose hidden states are
                 wanted; the last feed-forward network runs for them alone.
             cache: earlier tokens of the decoder, extended in place by its input.
@@ -277,6 +281,7 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
                     document_ids=document_ids,
                     order=order,
                     predicted=predicted,
+                    global_tokens=global_tokens,
                     select=select if self.decoder is None else None,
                 )
                 if self.decoder is None:
@@ -330,6 +335,7 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
         document_ids: Tensor | None = None,
         order: Tensor | None = None,
         predicted: Tensor | None = None,
+        global_tokens: Tensor | None = None,
         select: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         if self.encoder is None:
@@ -340,6 +346,7 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
             padding=attention_mask,
             documents=document_ids,
             types=token_type_ids,
+            global_tokens=self._global(global_tokens, input_ids, token_type_ids, attention_mask),
             select=select,
         )
         if order is None or predicted is None:
@@ -355,6 +362,21 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
         tokens = torch.cat((table(input_ids), query(torch.zeros_like(predicted))), 1)
         hidden, loss = self.encoder(tokens, context, token_type_ids=context.types)
         return hidden if select is not None else hidden[:, length:], loss
+
+    def _global(
+        self, given: Tensor | None, ids: Tensor, types: Tensor | None, real: Tensor | None
+    ) -> Tensor | None:
+        """Bool [B, T], which tokens see all; None: none."""
+        if not self.spec.has_global_tokens:
+            refuse("this model has no", global_tokens=given)
+        if given is None and self.spec.global_tokens == "first":
+            given = torch.zeros_like(ids)
+            given[:, 0] = 1
+        elif given is None and self.spec.global_tokens == "question" and types is not None:
+            given = types == 0
+        if given is None or real is None:
+            return None if given is None else given.bool()
+        return given.bool() & real.bool()
 
     def _positions(
         self,

@@ -45,6 +45,7 @@ class Context:
         documents: int64 [B, T], packed membership: a token sees its own document only.
         prefix: int64 [B]: so many first columns are seen by all, also by tokens before them.
         types: int64 [B, T], sentence A or B, for positions that compare them.
+        global_tokens: bool [B, T], tokens that no pattern hides (Longformer).
         order: int64 [1 or B, T], when tokens become known, if not by column (XLNet).
         num_keys: so many first tokens are seen; the others only ask (XLNet's query stream).
         custom: bool, True where a token sees another: [T, T], or [B, N, T, T] with 1 for an axis
@@ -61,6 +62,7 @@ class Context:
     documents: Tensor | None = None
     prefix: Tensor | None = None
     types: Tensor | None = None
+    global_tokens: Tensor | None = None
     order: Tensor | None = None
     num_keys: int | None = None
     custom: Tensor | None = None
@@ -92,7 +94,7 @@ class Context:
         """The context of the tokens that are seen, of this pass alone."""
         return self if self.num_keys is None else self.cut(slice(self.num_keys))
 
-    def cut(self, some: slice, keys: slice = slice(None)) -> Context:
+    def cut(self, some: slice | Tensor, keys: slice | Tensor = slice(None)) -> Context:
         """The context of some of the tokens, with `custom` of some of the keys."""
 
         def of(x: Tensor | None) -> Tensor | None:
@@ -109,6 +111,7 @@ class Context:
             padding=of(self.padding),
             documents=of(self.documents),
             types=of(self.types),
+            global_tokens=of(self.global_tokens),
             order=of(self.order),
             custom=custom,
         )

@@ -50,7 +50,10 @@ def allowed(queries: Context, keys: Context, pattern: spec.Pattern | None = None
             each.allows(*(by_position if each.reach is None else by_column))
             for each in pattern.of_heads
         ]
-        limits.append(torch.cat(torch.broadcast_tensors(*of_heads), 1))
+        near = torch.cat(torch.broadcast_tensors(*of_heads), 1)
+        if keys.global_tokens is not None:
+            near = near | keys.global_tokens[:, None, None, :]
+        limits.append(near)
     if queries.documents is not None and keys.documents is not None:
         query, key = of(queries.documents, keys.documents)
         limits.append(query == key)
@@ -81,7 +84,7 @@ class MaskPart:
     """The mask of some queries and the keys that they can see.
 
     Args:
-        queries, keys: which of them.
+        queries, keys: which of them; keys are int64 [S] where some of them are far.
         is_plain_causal: as of the mask.
         allowed: bool [1 or B, 1 or N, 1 or T, S]; None: all, or those that causality allows.
         bias: added to scores, [1 or B, N, T, S], with `allowed` in it.
@@ -89,7 +92,7 @@ class MaskPart:
     """
 
     queries: slice
-    keys: slice
+    keys: slice | Tensor
     is_plain_causal: bool = False
     allowed: Tensor | None = None
     bias: Tensor | None = None
@@ -135,7 +138,7 @@ class Mask:
         """Whether causality from the first token is all, which kernels know."""
         return self.limits == {"causal"} and self.queries.from_first and self.bias is None
 
-    def _slices(self, queries: int, keys: int) -> Iterator[tuple[slice, slice]]:
+    def _slices(self, queries: int, keys: int) -> Iterator[tuple[slice, slice | Tensor]]:
         """Some queries at a time, and the keys that they can see."""
         rows, before, after = queries, keys, keys
         reach = None if self.pattern is None else self.pattern.reach
@@ -150,9 +153,24 @@ class Mask:
             rows = max(1, min(queries, _MAX_MASK // keys))
         for start in range(0, queries, rows):
             stop = min(start + rows, queries)
-            yield slice(start, stop), slice(max(0, start - before), min(keys, stop + after))
+            first, end = max(0, start - before), min(keys, stop + after)
+            far = self._global_outside(first, end) if end - first < keys else None
+            if far is None:
+                yield slice(start, stop), slice(first, end)
+            else:
+                near = torch.arange(first, end, device=far.device)
+                yield slice(start, stop), torch.cat((near, far))
 
-    def _part(self, some: slice, near: slice) -> MaskPart:
+    def _global_outside(self, first: int, end: int) -> Tensor | None:
+        """Columns outside of others in which any row has a global token, int64 [G]."""
+        chosen = self.keys.global_tokens
+        if chosen is None:
+            return None
+        chosen = chosen.any(0)
+        chosen[first:end] = False
+        return chosen.nonzero()[:, 0]
+
+    def _part(self, some: slice, near: slice | Tensor) -> MaskPart:
         plain, mask = self.is_plain_causal, None
         on_gpu = self.queries.positions.device.type != "cpu"
         if plain and (on_gpu or not torch.is_grad_enabled()):

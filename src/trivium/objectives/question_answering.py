@@ -135,8 +135,8 @@ class QuestionAnswering(LabelledObjective):
         pairs = [(one.question, one.context) for one in examples]
         parts = context_windows(tokenizer, pairs, max_length=lm.max_length, stride=self.stride)
         sequences: dict[str, Any] = {"input_ids": [part.input.ids for part in parts]}
-        if lm.spec.num_token_types > 1:
-            sequences["token_type_ids"] = [part.input.type_ids for part in parts]
+        if lm.spec.reads_token_types:
+            sequences["token_type_ids"] = [part.type_ids(lm.spec) for part in parts]
         ends = [answer_tokens(part, examples[part.question]) for part in parts]
         return EncodedExamples(sequences, sequence_labels=ends, pad_id=tokenizer.pad_id or 0)
 

@@ -109,6 +109,16 @@ class Spec(Choice):
         return 0
 
     @property
+    def reads_token_types(self) -> bool:
+        """Whether a pair's token types make a difference to it."""
+        return self.num_token_types > 1
+
+    @property
+    def has_global_tokens(self) -> bool:
+        """Whether some tokens may see all others where most see near ones alone."""
+        return False
+
+    @property
     def query_stream(self) -> bool:
         """Whether it can predict tokens in any order."""
         return False

@@ -150,6 +150,24 @@ class ModelSpec(Spec):
         return max(self.embedding.num_token_types, *compared, 0)
 
     @property
+    def reads_token_types(self) -> bool:
+        """Whether they are more than one, or say which tokens are those of a question."""
+        return self.num_token_types > 1 or self.global_tokens == "question"
+
+    @property
+    def has_global_tokens(self) -> bool:
+        """Whether a layer of its encoder has them (`Mixer.has_global_tokens`)."""
+        return self.encoder is not None and any(
+            mixer.has_global_tokens for mixer in self.encoder.mixers
+        )
+
+    @property
+    def global_tokens(self) -> Literal["first", "question"] | None:
+        """Which tokens are global, by the first of its heads that says so; None: none."""
+        heads = [head for head in self.heads if head.global_tokens and self.has_global_tokens]
+        return heads[0].global_tokens if heads else None
+
+    @property
     def query_stream(self) -> bool:
         """Whether it can predict tokens in any order (`Embedding.query_stream`)."""
         return self.embedding.query_stream

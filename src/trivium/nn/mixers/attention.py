@@ -112,9 +112,13 @@ class AttentionMixer(MixerModule, of=spec.Attention):
                 f"x has {x.shape[1]} tokens, and its context is of {context.columns.shape[1]}: "
                 "give Context.of_length(T) of as many."
             )
-        prepared = prepared or self.prepare(context, state)
+        mixed = self.attended(x, context, state, prepared or self.prepare(context, state))
+        return self.output(mixed.to(x.dtype).transpose(1, 2).flatten(2))
+
+    def attended(self, x: Tensor, context: Context, state: Any, prepared: Prepared) -> Tensor:
+        """Values as heads mix them: [B, T, D] -> [B, N, T, H]."""
         query, key, value = self._query_key_value(x, context, state, prepared)
-        mixed = attend(
+        return attend(
             query,
             key,
             value,
@@ -125,7 +129,6 @@ class AttentionMixer(MixerModule, of=spec.Attention):
             dropout=self.dropout if self.training else 0.0,
             max_scores=self.max_scores,
         )
-        return self.output(mixed.to(x.dtype).transpose(1, 2).flatten(2))
 
     def probabilities(
         self, x: Tensor, context: Context, state: Any = None, prepared: Prepared | None = None
@@ -155,19 +158,18 @@ class AttentionMixer(MixerModule, of=spec.Attention):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of [B, S, D]: two tensors [B, K, S, H]."""
-        return _normed(self.key_norm, self._heads(self.key(x))), self._heads(self.value(x))
+        return self.normed(self.key_norm, self.key(x)), self._heads(self.value(x))
 
     def _queries(self, x: Tensor) -> Tensor:
-        return _normed(self.query_norm, self._heads(self.query(x)))
+        return self.normed(self.query_norm, self.query(x))
+
+    def normed(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """Heads [B, N, T, H] of [B, T, N H], normalised in the precision of the norm's weights."""
+        x, weight = self._heads(x), next(norm.parameters(), x)
+        return to_autocast_dtype(norm(x.to(weight.dtype)))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, N, T, H]
-
-
-def _normed(norm: nn.Module, x: Tensor) -> Tensor:
-    """A norm of heads in the precision of its weights, and back as products read it."""
-    weight = next(norm.parameters(), x)
-    return to_autocast_dtype(norm(x.to(weight.dtype)))
 
 
 class CrossAttention(AttentionMixer):

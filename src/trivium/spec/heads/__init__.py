@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, SerializeAsAny
 
@@ -18,6 +18,9 @@ class Head(Choice):
 
     reads_both_sides: ClassVar[bool] = False
     """Whether it predicts from both sides of a token: not for a model that reads the left alone."""
+    global_tokens: ClassVar[Literal["first", "question"] | None] = None
+    """What a model with global tokens (`Mixer.has_global_tokens`) makes global for its task: the
+    first token, or the question of a pair (Beltagy et al. 2020, section 3.1)."""
 
 
 class Dense(Part):

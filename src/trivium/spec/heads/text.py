@@ -31,6 +31,7 @@ class ClassifierHead(Head):
     ones (a choice of ModernBERT).
     """
 
+    global_tokens: ClassVar[Literal["first", "question"] | None] = "first"
     kind: Literal["classifier"] = "classifier"
     num_labels: Count
     pooling: Pooling

@@ -20,6 +20,7 @@ class TaggerHead(Head):
 class SpanHead(Head):
     """Two logits for every position: does the answer begin here, does it end here."""
 
+    global_tokens: ClassVar[Literal["first", "question"] | None] = "question"
     kind: Literal["span"] = "span"
     dense: Dense | None = None
 

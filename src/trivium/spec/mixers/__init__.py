@@ -16,6 +16,8 @@ class Mixer(Choice):
     """Whether it can read the left side alone, step by step."""
     packs: ClassVar[bool] = True
     """Whether it keeps the documents of a packed row apart."""
+    has_global_tokens: ClassVar[bool] = False
+    """Whether some tokens see all others and are seen by them, as a task says."""
     carries: ClassVar[bool] = False
     """Whether what it keeps of a text has a size of its own and goes on from row to row in
     training: its module writes it detached. Activation checkpointing would write it twice."""

@@ -1,0 +1,68 @@
+"""Longformer (Beltagy et al. 2020): RoBERTa with windows, and tokens that see all others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from trivium.errors import SpecError
+from trivium.interop.families.bert import FIXED, LAYER, body
+from trivium.interop.families.roberta import ROBERTA
+from trivium.interop.family import Hook, SpecTree, classes, head_dim
+from trivium.interop.hf_config import ConfigReader
+from trivium.spec import ModelSpec, Sliding
+from trivium.spec.mixers.global_attention import GlobalAttention
+
+
+def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
+    """One attention for each layer where their windows differ."""
+    layers, heads = config.require("num_hidden_layers"), config.require("num_attention_heads")
+    if layers > 1000:  # as in a spec, which is made after the list of layers
+        raise config.unsupported("num_hidden_layers", expected="at most 1000")
+    given = config.require("attention_window", 512)
+    windows = given if isinstance(given, list) else [given] * layers
+    whole = all(isinstance(each, int) and each > 0 and each % 2 == 0 for each in windows)
+    if len(windows) != layers or not whole:
+        expected = "an even number above 0, or one for each layer"
+        raise config.unsupported("attention_window", expected=expected)
+    size = head_dim(tree.get("d_model"), heads)
+    mixers = [
+        GlobalAttention(num_heads=heads, head_dim=size, pattern=Sliding(window=window // 2))
+        for window in windows
+    ]
+    alike = len({*windows}) == 1
+    tree.set("encoder.mixer", mixers[0] if alike else tuple(mixers))
+
+
+def _write_attention(spec: ModelSpec, config: dict[str, Any]) -> None:
+    assert spec.encoder is not None
+    windows = []
+    for mixer in spec.encoder.mixers:
+        if not isinstance(mixer, GlobalAttention) or not isinstance(mixer.pattern, Sliding):
+            raise SpecError("encoder.mixer without global tokens and a sliding window")
+        windows.append(2 * mixer.pattern.window)
+        config["num_attention_heads"] = mixer.num_heads
+    config["attention_window"] = windows[0] if len({*windows}) == 1 else windows
+
+
+_GLOBAL = {
+    f"attention.self.{name}_global": f"mixer.{name}_global" for name in ("query", "key", "value")
+}
+
+LONGFORMER = replace(
+    ROBERTA,
+    model_type="longformer",
+    architectures=classes(
+        "Longformer",
+        "Model ForMaskedLM ForSequenceClassification ForTokenClassification ForQuestionAnswering",
+    ),
+    config={n: field for n, field in ROBERTA.config.items() if n != "num_attention_heads"},
+    fixed={**FIXED, **ROBERTA.fixed},
+    weights=body({**LAYER, **_GLOBAL}, "longformer", "longformer.encoder.layer.{i}"),
+    heads={**ROBERTA.heads, "pooler": {"longformer.pooler.dense": "linear"}},
+    base="longformer.",
+    ignored=f"{ROBERTA.ignored} onnx_export",
+    copies={"lm_head.decoder.weight": "longformer.embeddings.word_embeddings.weight"},
+    hooks=(*ROBERTA.hooks, Hook(_read_attention, _write_attention)),
+    is_variant=False,
+)

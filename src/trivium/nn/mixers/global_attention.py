@@ -1,0 +1,128 @@
+"""Attention to near tokens, and of a few tokens to all: Longformer.
+
+Shape letters: B batch, T positions, G columns of global tokens, D width, N heads, H head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from trivium.nn.attend import attend, attention_probabilities
+from trivium.nn.context import Context
+from trivium.nn.mask import Mask
+from trivium.nn.mixers.attention import AttentionMixer, Prepared
+from trivium.spec.mixers.global_attention import GlobalAttention
+
+
+@dataclass(frozen=True)
+class GlobalTokens:
+    """The columns in which any row has a global token.
+
+    Args:
+        columns: int64 [G].
+        chosen: bool [B, 1, G, 1], True where a row has one.
+        mask: of the tokens in these columns, as queries that see all.
+    """
+
+    columns: Tensor
+    chosen: Tensor
+    mask: Mask
+
+
+@dataclass(frozen=True)
+class PreparedGlobal(Prepared):
+    """What is prepared, with the global tokens if there are any."""
+
+    of_all: GlobalTokens | None = None
+
+
+class GlobalAttentionMixer(AttentionMixer, of=GlobalAttention):
+    """Local tokens attend to near and to global ones; global tokens attend to all.
+
+    Source: Beltagy et al. 2020, section 3.1. What global tokens attend with, their queries and the
+    keys and values of all, are projections of their own, which start equal to the others.
+    """
+
+    parallel: ClassVar[Mapping[str, str]] = {
+        **AttentionMixer.parallel,
+        "query_global": "column",
+        "key_global": "column",
+        "value_global": "column",
+    }
+
+    def __init__(
+        self, part: GlobalAttention, width: int, dropout: float = 0.0, num_layers: int = 1
+    ) -> None:
+        super().__init__(part, width, dropout, num_layers)
+        self.query_global = nn.Linear(width, self.query.out_features, bias=part.bias)
+        self.key_global = nn.Linear(width, self.key.out_features, bias=part.bias)
+        self.value_global = nn.Linear(width, self.value.out_features, bias=part.bias)
+
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        """The projections of global tokens start as the others."""
+        self.query_global.load_state_dict(self.query.state_dict())
+        self.key_global.load_state_dict(self.key.state_dict())
+        self.value_global.load_state_dict(self.value.state_dict())
+
+    def prepare_for(self, context: Context, keys: Context, table: nn.Module | None) -> Prepared:
+        """See `AttentionMixer.prepare_for`; also who is global, and that they see all."""
+        local = super().prepare_for(context, keys, table)
+        chosen = context.global_tokens
+        if chosen is None or not len(columns := chosen.any(0).nonzero()[:, 0]):
+            return PreparedGlobal(local.mask)
+        of_all = GlobalTokens(
+            columns, chosen[:, None, columns, None], Mask(context.cut(columns), keys)
+        )
+        return PreparedGlobal(local.mask, of_all=of_all)
+
+    def attended(self, x: Tensor, context: Context, state: Any, prepared: Prepared) -> Tensor:
+        """See `AttentionMixer.attended`."""
+        mixed = super().attended(x, context, state, prepared)
+        assert isinstance(prepared, PreparedGlobal)
+        if (of_all := prepared.of_all) is None:
+            return mixed
+        query, key, value = self._global_query_key_value(x, of_all.columns)
+        seen = attend(
+            query,
+            key,
+            value,
+            of_all.mask,
+            scale=self.scale,
+            soft_cap=self.soft_cap,
+            dropout=self.dropout if self.training else 0.0,
+            max_scores=self.max_scores,
+        )
+        return _with_global(mixed, seen, of_all)
+
+    def probabilities(
+        self, x: Tensor, context: Context, state: Any = None, prepared: Prepared | None = None
+    ) -> Tensor:
+        """See `AttentionMixer.probabilities`."""
+        prepared = prepared or self.prepare(context, state)
+        weights = super().probabilities(x, context, state, prepared)
+        assert isinstance(prepared, PreparedGlobal)
+        if (of_all := prepared.of_all) is None:
+            return weights
+        query, key, _ = self._global_query_key_value(x, of_all.columns)
+        seen = attention_probabilities(
+            query.float(), key.float(), of_all.mask, self.scale, soft_cap=self.soft_cap
+        )
+        return _with_global(weights, seen, of_all)
+
+    def _global_query_key_value(self, x: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, N, G, H] of some columns, keys and values of all."""
+        query = self.normed(self.query_norm, self.query_global(x[:, columns]))
+        key = self.normed(self.key_norm, self.key_global(x))
+        return query.to(key.dtype), key, self._heads(self.value_global(x))
+
+
+def _with_global(local: Tensor, seen: Tensor, of_all: GlobalTokens) -> Tensor:
+    """[B, N, T, ...] with [B, N, G, ...] in the rows of global tokens."""
+    columns = of_all.columns
+    rows = torch.where(of_all.chosen, seen.to(local.dtype), local[:, :, columns])
+    return local.index_copy(2, columns, rows)

@@ -1,0 +1,51 @@
+"""Longformer: encoders of long texts, by windows and global tokens."""
+
+from __future__ import annotations
+
+from trivium import spec
+from trivium.presets.preset import Preset
+from trivium.spec.mixers.global_attention import GlobalAttention
+
+
+def _longformer(
+    num_layers: int,
+    d_model: int,
+    *,
+    window: int = 256,
+    paper: str = "Beltagy et al. 2020 (Longformer)",
+    **published: float,
+) -> Preset:
+    """RoBERTa for 4,096 tokens, each of which sees `window` others to each side."""
+    norm = spec.LayerNorm(eps=1e-5)
+    model = spec.ModelSpec(
+        vocab_size=50_265,
+        d_model=d_model,
+        embedding=spec.Embedding(
+            positions=spec.Learned(max_length=4096, offset=2, counted="not-padding"),
+            num_token_types=1,
+            norm=norm,
+        ),
+        encoder=spec.Stack(
+            num_layers=num_layers,
+            mixer=GlobalAttention(
+                num_heads=d_model // 64, head_dim=64, pattern=spec.Sliding(window=window)
+            ),
+            feed_forward=spec.FeedForward(d_ff=4 * d_model, activation="gelu"),
+            norm=norm,
+            norms=spec.POST_NORM,
+            dropout=0.1,
+        ),
+        heads=(spec.MLMHead(dense=spec.Dense(activation="gelu", norm=True)),),
+    )
+    return Preset(model, paper, 4096, **published)
+
+
+# Of the continued training of a RoBERTa (section 5): 64 rows of 4096 tokens, 65 thousand steps.
+_CONTINUED = {"lr": 3e-5, "batch": 64 * 4096, "tokens": 65e3 * 64 * 4096}
+
+PRESETS: dict[str, Preset] = {
+    "longformer-tiny": _longformer(2, 128, window=32, paper="after Beltagy et al. 2020"),
+    "longformer-mini": _longformer(4, 256, window=32, paper="after Beltagy et al. 2020"),
+    "longformer-base": _longformer(12, 768, **_CONTINUED),
+    "longformer-large": _longformer(24, 1024, **_CONTINUED),
+}

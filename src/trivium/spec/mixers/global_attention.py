@@ -1,0 +1,38 @@
+"""Attention to near tokens, and of a few tokens to all."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import SerializeAsAny, model_validator
+
+from trivium.errors import SpecError
+from trivium.spec.mixers.attention import Attention
+from trivium.spec.patterns import Pattern
+
+
+class GlobalAttention(Attention):
+    """Attention as its pattern allows, but global tokens see all and are seen by all: Longformer.
+
+    Global tokens have queries, keys and values of their own (Beltagy et al. 2020, section 3.1).
+    Which tokens are global is a matter of the task (`Head.global_tokens`).
+    """
+
+    decodes: ClassVar[bool] = False
+    has_global_tokens: ClassVar[bool] = True
+    kind: Literal["global-attention"] = "global-attention"  # type: ignore[assignment]
+    pattern: SerializeAsAny[Pattern]  # type: ignore[reportGeneralTypeIssues]
+
+    @model_validator(mode="after")
+    def _has_no_positions(self) -> Self:
+        if self.positions:
+            raise SpecError(
+                f'global-attention has no positions of its own, such as "{self.positions.kind}": '
+                "give the model absolute ones (embedding.positions)."
+            )
+        return self
+
+    def kept_numbers(self, length: int, *, on_cpu: bool, dropout: bool) -> int:
+        """Also the keys and values that global tokens see."""
+        own = 2 * self.kv_heads * self.head_dim
+        return super().kept_numbers(length, on_cpu=on_cpu, dropout=dropout) + own
