@@ -32,6 +32,7 @@ PROGRAMS = (
     "loss_bands",
     "windows",
     "scan",
+    "attention",
 )
 
 

@@ -135,6 +135,16 @@ def test_scaling(tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_attention(monkeypatch):
+    attention = program("attention")
+    monkeypatch.setattr("torch.set_num_threads", lambda _: None)
+    job = {"what": "speed", "length": 64}
+    for kind in attention.kinds():
+        figures = attention.run(kind, argparse.Namespace(**job))
+        assert figures["trained tokens/s"] > 0, kind
+
+
+@pytest.mark.slow
 def test_finetune(tmp_path):
     finetune = program("finetune")
     for task, name, lines in (
