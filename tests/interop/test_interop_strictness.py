@@ -204,7 +204,11 @@ def variations(model: spec.ModelSpec) -> list[spec.ModelSpec]:
             {"pattern": spec.Sliding(window=3)},
             *({"positions": positions} for positions in (spec.ALiBi(), rotary, None)),
         ]
-        attentions = [attention.replace(**change) for change in attentions]
+        attentions = [
+            attention.replace(**change)
+            for change in attentions
+            if attention.kind == "attention" or not change.get("positions")
+        ]
     if isinstance(network, spec.FeedForward | Experts):
         forward = network.expert if isinstance(network, Experts) else network
         forwards = [

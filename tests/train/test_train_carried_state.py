@@ -152,7 +152,6 @@ def test_state_is_refused_where_it_means_nothing():
     mix = [{"name": "a", "paths": ["a"], "objective": {"kind": "causal", "carry_state": True}}]
     for changes, message in (
         ({"data": {"separate_documents": True}}, r"leave data\.separate_documents out"),
-        ({"parallel": {"activation_checkpointing": True}}, "would extend their state twice"),
         ({"data": {"packing": "truncate"}}, r'leave data\.packing = "truncate" out'),
         ({"objective": {"context": 3}}, "remembers what context would forget"),
         ({"objective": {"kind": "classification"}}, 'carry_state is a key of .* = "causal"'),

@@ -159,7 +159,7 @@ def test_a_change_of_attention_holds_for_all_layers_and_replaces_positions():
         assert [each.pattern for each in changed.decoder.attentions] == patterns
         assert changed.embedding.positions is None
         message = error_of({"model": {"preset": preset}}, "model.decoder.mixer.pattern.kind=sparse")
-        assert "pattern: there is no kind 'sparse'; allowed: \"sliding\"" in message
+        assert "pattern: there is no kind 'sparse'; allowed: \"fixed\", " in message
     both = ["model.embedding.positions.kind=sinusoidal", alibi]
     assert load_recipe("gpt2-mini", both).model.build_spec().embedding.positions == Sinusoidal()
 
@@ -214,7 +214,10 @@ def test_mistakes_name_the_key_and_the_nearest_one():
     model = {"model": {"preset": "bert-mini"}}
     for change, message in (
         ("objective.probabilty=0.2", 'unknown key "objective.probabilty". Did you mean objective.'),
-        ("objective.mean_span=2", 'objective.mean_span is a key of objective.kind = "span-corr'),
+        (
+            "objective.mean_span=2",
+            'objective.mean_span is a key of objective.kind = "blank-filling", ',
+        ),
         ("objective.mean_span=2", 'and this is "masked": leave it out'),
         ("train.minuts=2", 'unknown key "train.minuts". Did you mean train.minutes?'),
         ("minutes=2", 'unknown key "minutes". Did you mean train.minutes?'),

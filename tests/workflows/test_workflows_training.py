@@ -136,6 +136,14 @@ def test_weights_that_do_not_fit_are_refused_before_anything_is_done(text, tmp_p
     assert not out.exists()
 
 
+def test_blocks_that_are_computed_twice_carry_no_state(text, tmp_path):
+    changes = ["objective.carry_state=true", "parallel.activation_checkpointing=true"]
+    out = tmp_path / "run"
+    with pytest.raises(RecipeError, match="would extend their state twice"):
+        pretrain("transformer-xl-tiny", data=text, out=out, changes=changes, console=quiet())
+    assert not out.exists()
+
+
 def test_an_optimizer_that_does_not_fit_is_refused_whatever_the_micro_batch(
     encoder, reviews, tmp_path, monkeypatch
 ):

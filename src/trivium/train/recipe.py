@@ -444,11 +444,6 @@ class Recipe(Config):
         for objective in self.objectives:
             data = self.data
             objective.check_rows(data.packing, data.separate_documents, is_mixed=bool(self.mix))
-            if objective.carries_state and self.parallel.activation_checkpointing:
-                raise RecipeError(
-                    "objective.carry_state = true and parallel.activation_checkpointing = true: "
-                    "layers that are computed twice would extend their state twice; leave one out."
-                )
             if isinstance(self.tokenizer, TokenizerConfig):
                 objective.check_tokens(self.tokenizer.special_vocabulary)
         return self

@@ -116,7 +116,7 @@ def pretrain(
             # Several processes build the model on the host, to divide it.
             start = device if parallel.size == 1 else torch.device("cpu")
             _check_model(recipe, spec, start, copies=parallel.local_size)
-            _check_processes(recipe, parallel)
+            _check_parallel(recipe, spec, parallel)
             with parallel.main_first():
                 if parallel.is_main:
                     if not resume and remove_other_preparation(run, recipe):
@@ -284,9 +284,17 @@ def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, copies: in
             )
 
 
-def _check_processes(recipe: Recipe, parallel: Parallel) -> None:
-    """Refuse several processes whose rows would have to be each other's negatives."""
+def _check_parallel(recipe: Recipe, spec: Spec, parallel: Parallel) -> None:
+    """Refuse layouts that an objective cannot have, before any data is prepared.
+
+    RNNs have no blocks that are computed twice: they may carry state with checkpointing.
+    """
     for objective in recipe.objectives:
+        if objective.carries_state and recipe.parallel.activation_checkpointing and spec.stacks:
+            raise RecipeError(
+                "objective.carry_state = true and parallel.activation_checkpointing = true: "
+                "blocks that are computed twice would extend their state twice; leave one out."
+            )
         if objective.in_batch_negatives and parallel.data_size > 1:
             raise RecipeError(
                 f'objective.kind = "{objective.kind}" compares all examples of a step, which are '
