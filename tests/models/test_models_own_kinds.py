@@ -45,7 +45,7 @@ def define_fading() -> spec.Mixer:
             return State(like.new_zeros(slots, len(self.rate)))
 
         def forward(self, x, context, state=None, prepared=None):
-            h, real = torch.zeros_like(x[:, 0]), context.padding
+            h, real = torch.zeros_like(x[:, 0]), context.real
             if context.span is not None:
                 real = context.span.real(x.device)
                 (h,) = state.read(context.span)

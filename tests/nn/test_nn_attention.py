@@ -91,7 +91,7 @@ def test_attend_with_every_limit_at_once(monkeypatch):
         near = t - (reach or 2) <= s <= t and t // 4 == s // 4
         return near and bool(real[row, s]) and bool(custom[row, 0, t, s])
 
-    limits = {"causal": True, "padding": real, "documents": documents, "custom": custom}
+    limits = {"causal": True, "real": real, "documents": documents, "custom": custom}
     for heads, kv_heads in ((3, 3), (6, 2)):
         inputs = [heads_of(count, KEYS) for count in (heads, kv_heads, kv_heads)]
         bias, scores = torch.randn(1, heads, KEYS, KEYS), torch.randn(ROWS, heads, KEYS, KEYS)
@@ -227,7 +227,7 @@ def test_the_module_is_multi_head_attention():
         0.7,
         lambda row, t, s: bool(real[row, s] and custom[t, s]),
     )
-    encoder = EncoderOutput(source, padding=real, custom=custom)
+    encoder = EncoderOutput(source, real=real, custom=custom)
     context = Context.of_length(QUERIES, causal=True, encoder=encoder)
     assert_equal(across(x, context), output(across, mixed))
     weights = across.probabilities(x, context)
@@ -256,7 +256,7 @@ def test_without_gradients_masks_are_made_for_some_queries_at_a_time(monkeypatch
     monkeypatch.setattr(mask_module, "_MAX_MASK", 2 * KEYS + 1)
     query, key, value = heads_of(6, KEYS), heads_of(2, KEYS), heads_of(2, KEYS)
     with torch.no_grad():
-        attend(query, key, value, mask_of(KEYS, KEYS, causal=True, padding=torch.ones(2, KEYS)))
+        attend(query, key, value, mask_of(KEYS, KEYS, causal=True, real=torch.ones(2, KEYS)))
     assert len(largest) == 4
     assert max(largest) == 2 * KEYS
 

@@ -48,9 +48,9 @@ def test_a_mixture_is_the_formula_and_only_chosen_experts_compute():
         experts = [tuple(w.detach().numpy() for w in e.parameters()) for e in network.experts]
         for vectors, limits, real in (
             (x, {}, whole),
-            (x, {"padding": padding}, padding.numpy()),
+            (x, {"real": padding}, padding.numpy()),
             (x, {"documents": 3 * padding}, padding.numpy()),
-            (flat[select], {"padding": padding, "select": select}, np.array([1, 1, 1, 0])),
+            (flat[select], {"real": padding, "select": select}, np.array([1, 1, 1, 0])),
             (flat[none], {"select": none}, np.array([])),
         ):
             for training in (True, False):  # without, an expert of no token does not run

@@ -31,7 +31,7 @@ def test_the_mixer_is_the_formula_of_the_paper():
     for shared in ("headwise", "key-value", "layerwise"):
         part = Linformer(num_heads=3, head_dim=2, rank=5, max_length=13, shared=shared)
         mixer = LinformerMixer(part, 11)
-        context, table = Context.of_length(7, padding=real), mixer.new_table()
+        context, table = Context.of_length(7, real=real), mixer.new_table()
         start(mixer, table)
         y = mixer(x, context, None, mixer.prepare(context, None, table)).detach().numpy()
         of_keys = table if table is not None else mixer.project_key

@@ -48,7 +48,7 @@ def test_the_formula_of_the_paper_over_segments_documents_and_padding(monkeypatc
     documents = torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))[None].expand(2, -1)
     packed = layer(x, Context.of_length(LENGTH, causal=True, documents=documents))
     real = torch.arange(LENGTH).expand(2, -1) >= torch.tensor([[6], [0]])
-    padded = layer(x, Context.of_length(LENGTH, causal=True, padding=real))
+    padded = layer(x, Context.of_length(LENGTH, causal=True, real=real))
     for row in range(2):
         alone = torch.cat([one_by_one(layer, part) for part in x[row].split(lengths)])
         assert relative_error(packed[row], alone) < 1e-12

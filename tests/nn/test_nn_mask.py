@@ -34,7 +34,7 @@ ORDER = torch.stack([torch.randperm(LENGTH, generator=torch.Generator()) for _ i
 CUSTOM = (COLUMNS.T * COLUMNS % 3 < 2)[None, None]
 OPTIONS = {
     "causal": (True, False),
-    "padding": (None, REAL),
+    "real": (None, REAL),
     "documents": (None, DOCUMENTS),
     "prefix": (None, PREFIX),
     "order": (None, ORDER),
@@ -42,14 +42,14 @@ OPTIONS = {
 }
 
 
-def sees(row, t, s, *, causal, padding, documents, prefix, order, custom, window):
+def sees(row, t, s, *, causal, real, documents, prefix, order, custom, window):
     """Whether the token at column t of a row may attend to that at column s; limits are lists."""
     when = range(LENGTH) if order is None else order[row]
     ok = not causal or when[s] <= when[t] or (prefix is not None and s < prefix[row])
     ok = ok and (window is None or abs(t - s) <= window)
     ok = ok and (documents is None or documents[row][t] == documents[row][s])
     ok = ok and (custom is None or custom[0][0][t][s])
-    return ok and (padding is None or padding[row][s])
+    return ok and (real is None or real[row][s])
 
 
 def together(mask: Mask, queries: int, keys: int, rows: int = 3) -> torch.Tensor:
@@ -116,7 +116,7 @@ def test_a_window_is_of_columns_whatever_positions_are(monkeypatch):
 def test_a_bias_has_the_limits_in_it(monkeypatch):
     monkeypatch.setattr(mask_module, "_MIN_BLOCK", 1)
     bias = torch.randn(1, HEADS, LENGTH, LENGTH)
-    context = Context.of_length(LENGTH, causal=True, padding=REAL)
+    context = Context.of_length(LENGTH, causal=True, real=REAL)
     for pattern in (None, spec.Sliding(window=WINDOW)):
         permitted = allowed(context, context, pattern)
         assert permitted is not None
@@ -159,7 +159,7 @@ def test_plain_causality_and_no_limit_need_no_tensor():
     def of(length=5, start=0, pattern=None, **limits):
         span = Span(slice(1), start, length, None, 7)
         columns = span.columns(torch.device("cpu"))
-        keys = Context.of_length(7 if start else length, padding=limits.get("padding"))
+        keys = Context.of_length(7 if start else length, real=limits.get("real"))
         return Mask(Context(columns, columns, span=span, **limits), keys, pattern)
 
     mask = of(causal=True)
@@ -169,7 +169,7 @@ def test_plain_causality_and_no_limit_need_no_tensor():
         of(causal=True, pattern=spec.Sliding(window=2)),
         of(causal=True, start=2),
         of(causal=True, start=torch.tensor([0])),
-        of(causal=True, padding=REAL[:, :5]),
+        of(causal=True, real=REAL[:, :5]),
         of(causal=True, documents=DOCUMENTS[:, :5]),
         of(causal=True, order=ORDER[:, :5]),
         of(causal=True, prefix=PREFIX),

@@ -67,7 +67,7 @@ def test_both_forms_are_the_formula_whatever_the_padding_and_the_size_of_keys():
     for size in (1.0, 8.0):
         x = size * torch.randn(3, length, WIDTH)
         for causal in (True, False):
-            y = mixer(x, Context.of_length(length, causal=causal, padding=real)).detach().numpy()
+            y = mixer(x, Context.of_length(length, causal=causal, real=real)).detach().numpy()
             for row in range(3):
                 expected = by_the_formula(mixer, x[row], real[row].numpy(), causal)
                 np.testing.assert_allclose(y[row], expected, rtol=1e-9, atol=1e-9)

@@ -305,7 +305,7 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
         context = Context(
             *self._positions(input_ids, position_ids, attention_mask, document_ids, span),
             causal=True,
-            padding=attention_mask,
+            real=attention_mask,
             documents=document_ids,
             prefix=prefix_lengths,
             select=select,
@@ -343,7 +343,7 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
         table = self.tokens if self.source_tokens is None else self.source_tokens
         context = Context(
             *self._positions(input_ids, position_ids, attention_mask, document_ids),
-            padding=attention_mask,
+            real=attention_mask,
             documents=document_ids,
             types=token_type_ids,
             global_tokens=self._global(global_tokens, input_ids, token_type_ids, attention_mask),

@@ -21,12 +21,12 @@ class EncoderOutput:
 
     Args:
         hidden: [B, S, D]; None where a cache remembers what was made of it (`Cache.remember`).
-        padding: [B, S], nonzero where a position is real; None: all are.
+        real: [B, S], nonzero where a position is real; None: all are.
         custom: bool, as `Context.custom`, of the decoder's queries and the encoder's positions.
     """
 
     hidden: Tensor | None
-    padding: Tensor | None = None
+    real: Tensor | None = None
     custom: Tensor | None = None
 
 
@@ -41,8 +41,8 @@ class Context:
         positions: int64 [1 or B, T], of tokens in their text; they begin anew in every document.
         columns: int64 [1 or B, T], of tokens in their row, or in the slot of a cache.
         causal: a token sees none of a later column, or of a later `order`.
-        padding: [B, T], nonzero where a token is real.
-        documents: int64 [B, T], packed membership: a token sees its own document only.
+        real: [B, T], nonzero where a token is real.
+        documents: int64 [B, T], packed membership, 0 of padding: a token sees its own document.
         prefix: int64 [B]: so many first columns are seen by all, also by tokens before them.
         types: int64 [B, T], sentence A or B, for positions that compare them.
         global_tokens: bool [B, T], tokens that no pattern hides (Longformer).
@@ -58,7 +58,7 @@ class Context:
     positions: Tensor
     columns: Tensor
     causal: bool = False
-    padding: Tensor | None = None
+    real: Tensor | None = None
     documents: Tensor | None = None
     prefix: Tensor | None = None
     types: Tensor | None = None
@@ -108,7 +108,7 @@ class Context:
             self,
             positions=self.positions[:, some],
             columns=self.columns[:, some],
-            padding=of(self.padding),
+            real=of(self.real),
             documents=of(self.documents),
             types=of(self.types),
             global_tokens=of(self.global_tokens),

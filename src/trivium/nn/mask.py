@@ -60,8 +60,8 @@ def allowed(queries: Context, keys: Context, pattern: spec.Pattern | None = None
     if queries.custom is not None:
         custom = queries.custom
         limits.append(custom if custom.ndim == 4 else custom[None, None])
-    if keys.padding is not None:
-        limits.append(keys.padding[:, None, None, :].bool())
+    if keys.real is not None:
+        limits.append(keys.real[:, None, None, :].bool())
     return reduce(torch.logical_and, limits) if limits else None
 
 
@@ -74,7 +74,7 @@ def limits_of(queries: Context, keys: Context, pattern: spec.Pattern | None = No
         "pattern": pattern is not None,
         "documents": queries.documents is not None,
         "custom": queries.custom is not None,
-        "padding": keys.padding is not None,
+        "padding": keys.real is not None,
     }
     return {name for name, is_set in limits.items() if is_set}
 

@@ -40,7 +40,7 @@ def two_streams(context: Context, order: Tensor, predicted: Tensor) -> Context:
         positions=positions,
         columns=columns,
         causal=True,
-        padding=of_both(context.padding),
+        real=of_both(context.real),
         documents=of_both(context.documents),
         types=of_both(context.types),
         order=torch.cat((2 * order, 2 * order.gather(1, predicted) - 1), 1),

@@ -75,7 +75,7 @@ class ExpertsNetwork(FeedForwardModule, of=Experts):
     def _load(self, probabilities: Tensor, chosen: Tensor, context: Context | None) -> Tensor:
         """How often real tokens choose each expert, and the sum of their probabilities: [2, E]."""
         if context is not None:
-            real = context.documents if context.padding is None else context.padding
+            real = context.documents if context.real is None else context.real
             if real is not None:
                 real = context.chosen(real).flatten() != 0
                 probabilities, chosen = probabilities[real], chosen[real]

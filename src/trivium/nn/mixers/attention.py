@@ -189,7 +189,7 @@ class CrossAttention(AttentionMixer):
             length = encoder.hidden.shape[1]
         else:
             length = state.tensors[0].shape[2]
-        keys = Context.of_length(length, context.positions.device, padding=encoder.padding)
+        keys = Context.of_length(length, context.positions.device, real=encoder.real)
         queries = Context(context.positions, context.columns, custom=encoder.custom)
         return Prepared(Mask(queries, keys))
 

@@ -100,8 +100,8 @@ class LinformerMixer(MixerModule, of=Linformer):
         of_keys = self.project_key.weight if shared is None else shared
         of_values = self.project_value.weight if self.part.shared == "headwise" else of_keys
         key, value = self.key(x), self.value(x)
-        if context.padding is not None:
-            real = context.padding.bool()[..., None]
+        if context.real is not None:
+            real = context.real.bool()[..., None]
             key, value = key.where(real, 0.0), value.where(real, 0.0)
         key = of_keys[:, :length].to(key.dtype) @ key  # [B, R, N * H]
         value = of_values[:, :length].to(value.dtype) @ value

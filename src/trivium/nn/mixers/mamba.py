@@ -93,7 +93,7 @@ class MambaMixer(MixerModule, of=Mamba):
         """[B, T, D] -> [B, T, D]; the state of earlier tokens is replaced in place."""
         self.prepare(context)
         part, span = self.part, context.span
-        real = context.padding if span is None else span.real(x.device)
+        real = context.real if span is None else span.real(x.device)
         real = x.new_ones(1, 1) if real is None else real
         inputs = self.input(x)
         inputs = inputs * real[..., None].to(inputs.dtype)

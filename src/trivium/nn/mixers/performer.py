@@ -74,7 +74,7 @@ class PerformerMixer(MixerModule, of=Performer):
                 "performer sums over all tokens, or over all before one: it takes no prefix, no "
                 "order of prediction, no packed documents and no mask of one's own."
             )
-        real, device = context.padding, context.columns.device
+        real, device = context.real, context.columns.device
         if real is None and context.span is not None:
             real = context.span.real(device)
         if real is None:
