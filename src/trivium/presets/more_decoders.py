@@ -26,7 +26,7 @@ def _jurassic(num_layers: int, d_model: int, num_heads: int, **published: float)
         heads=(spec.LMHead(tied=True),),
         initialization=_SCALED,
     )
-    return Preset(model, "Lieber et al. 2021 (Jurassic-1)", 2048, tokens=300e9, **published)
+    return Preset(model, "Lieber et al. 2021 (Jurassic-1)", 2048, **published)
 
 
 def _bloom(num_layers: int, d_model: int, num_heads: int, **published: float) -> Preset:
@@ -110,7 +110,7 @@ def _palm(
         heads=(spec.LMHead(tied=True, scale=d_model**-0.5),),
         initialization=spec.FanIn(),
     )
-    return Preset(model, "Chowdhery et al. 2022 (PaLM)", 2048, tokens=780e9, **published)
+    return Preset(model, "Chowdhery et al. 2022 (PaLM)", 2048, **published)
 
 
 def _gemma2(
@@ -206,8 +206,8 @@ _pythia = partial(_neox, tokens=300e9, batch=1024 * 2048)
 PRESETS: dict[str, Preset] = {
     "jurassic1-tiny": _jurassic(2, 128, 2),
     "jurassic1-mini": _jurassic(4, 256, 4),
-    "jurassic1-large": _jurassic(32, 4096, 32, lr=1.2e-4, batch=2e6),
-    "jurassic1-jumbo": _jurassic(76, 13_824, 96, lr=0.6e-4, batch=3.2e6),
+    "jurassic1-large": _jurassic(32, 4096, 32, tokens=300e9, lr=1.2e-4, batch=2e6),
+    "jurassic1-jumbo": _jurassic(76, 13_824, 96, tokens=300e9, lr=0.6e-4, batch=3.2e6),
     "gpt-neox-20b": _neox(
         44,
         6144,
@@ -231,9 +231,9 @@ PRESETS: dict[str, Preset] = {
     "pythia-12b": _pythia(36, 5120, 40, vocab_size=50_688, lr=1.2e-4),
     "palm-tiny": _palm(2, 128, 2, 64),
     "palm-mini": _palm(4, 256, 4, 64),
-    "palm-8b": _palm(32, 4096, 16, batch=2048 * 2048),
-    "palm-62b": _palm(64, 8192, 32, batch=2048 * 2048),
-    "palm-540b": _palm(118, 18_432, 48, batch=2048 * 2048),
+    "palm-8b": _palm(32, 4096, 16, tokens=780e9, batch=2048 * 2048),
+    "palm-62b": _palm(64, 8192, 32, tokens=795e9, batch=2048 * 2048),
+    "palm-540b": _palm(118, 18_432, 48, tokens=780e9, batch=2048 * 2048),
     "bloom-tiny": _bloom(2, 128, 2),
     "bloom-mini": _bloom(4, 256, 4),
     "bloom-560m": _bloom(24, 1024, 16, tokens=341e9, lr=3e-4, batch=256 * 2048),
