@@ -54,8 +54,9 @@ def test_losses_and_gradients_are_those_of_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_every_family(tmp_path: Path) -> None:
-    cases = [Case(name) for name in SPECS]
-    cases += [Case(name, True) for name in SPECS if name != "albert"]
+    names = [name for name, each in SPECS.items() if all(stack.divided for stack in each.stacks)]
+    cases = [Case(name) for name in names]
+    cases += [Case(name, True) for name in names if name != "albert"]
     cases += [Case(name, both, lora=True) for name in ("llama", "t5") for both in (False, True)]
     run(2, tmp_path, cases)
 
@@ -159,7 +160,7 @@ def divisible(described: spec.ModelSpec) -> spec.ModelSpec:
     """The spec with 8 heads, in grouped-query attention 4 of keys, and a d_ff of 28."""
 
     def attention(each: spec.Attention) -> spec.Attention:
-        return each.replace(num_heads=8, num_kv_heads=each.num_kv_heads and 4, head_dim=4)
+        return each.replace(num_heads=8, num_kv_heads=each.num_kv_heads and 4, head_dim=10)
 
     def stack(each: spec.Stack | None) -> spec.Stack | None:
         if each is None:
