@@ -23,7 +23,7 @@ from trivium.objectives.contrastive import Contrastive, TextPair, contrastive_lo
 from trivium.objectives.retrieval import BM25, reciprocal_rank_fusion, retrieve
 from trivium.presets import presets
 from trivium.train.loader import cuts_of
-from trivium.workflows.training import _check_processes
+from trivium.workflows.training import _check_parallel
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -71,7 +71,7 @@ def test_reads_pairs_triples_squad_and_texts(tmp_path):
             Contrastive.parse({}).heads(presets[preset])
     recipe = SimpleNamespace(objectives=[Contrastive.parse({})])
     with pytest.raises(RecipeError, match="start 1, not 2"):
-        _check_processes(recipe, SimpleNamespace(data_size=2))  # type: ignore[arg-type]
+        _check_parallel(recipe, presets["bert-tiny"], SimpleNamespace(data_size=2))  # type: ignore[arg-type]
 
 
 def batch_of(examples, pairs="cloze", *, key=0, lm=None):
