@@ -86,11 +86,13 @@ class TransformerStack(nn.Module):
             block(stack, i, width, crosses=crosses) for i in range(stack.distinct_layers)
         )
         self.norm = build_norm(None if "after" in stack.norms else stack.norm, width)
-        # A table for each key that layers have in common; layers without one have none in it.
+        # A table for each key that layers have in common, where their mixers have one.
         mixers = {each.mixer.table_key: each.mixer for each in self.every_layer}
         tables = {key: mixer.new_table() for key, mixer in mixers.items()}
+        owned = [key for key, table in tables.items() if table is not None]
         self.tables = nn.ModuleList(table for table in tables.values() if table is not None)
-        self._table_keys = [key for key, table in tables.items() if table is not None]
+        keys = [each.mixer.table_key for each in self.every_layer]
+        self._table_of_layer = [owned.index(key) if key in owned else None for key in keys]
         # Layers with equal mixers: the first of them prepares for all.
         self._first_alike = [stack.mixers.index(mixer) for mixer in stack.mixers]
 
@@ -123,7 +125,7 @@ class TransformerStack(nn.Module):
                 state, source = cache.states[i], cache.sources[i] if cache.sources else None
             first = self._first_alike[i]
             if first not in prepared:
-                prepared[first] = block.prepare(here, Layer(state, source), self._table_of(block))
+                prepared[first] = block.prepare(here, Layer(state, source), self._table_of(i))
             x, loss = block(x, here, Layer(state, source, *prepared[first]))
             if loss is not None:
                 total = loss if total is None else total + loss
@@ -131,10 +133,10 @@ class TransformerStack(nn.Module):
             total = self.every_layer[0].feed_forward.loss(total)
         return self.norm(x), total
 
-    def _table_of(self, block: Block) -> nn.Module | None:
+    def _table_of(self, layer: int) -> nn.Module | None:
         """The table that a layer shares with others."""
-        key = block.mixer.table_key
-        return self.tables[self._table_keys.index(key)] if key in self._table_keys else None
+        table = self._table_of_layer[layer]
+        return None if table is None else self.tables[table]
 
 
 class Transformer(LanguageModule, of=spec.ModelSpec):
