@@ -1,4 +1,4 @@
-"""Decoder-only models: GPT-1 to GPT-3, OPT, LLaMA 1 to 3, Mistral."""
+"""Decoder-only models: GPT-1 to GPT-3, Jurassic-1, OPT, LLaMA 1 to 3, Mistral."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _gpt(
     dropout: float = 0.1,
     **published: float,
 ) -> Preset:
-    """A decoder with learned positions, LayerNorm and biases: GPT-1 to GPT-3 and OPT."""
+    """A decoder with learned positions, LayerNorm and biases: GPT-1 to GPT-3, Jurassic-1, OPT."""
     num_heads = num_heads or d_model // 64
     first, *others = (
         spec.Attention(num_heads=num_heads, head_dim=d_model // num_heads, pattern=pattern)
@@ -113,6 +113,14 @@ _gpt3 = partial(
     patterns=(None, spec.Sliding(window=255)),
     dropout=0.0,
 )
+# GPT-3 with dense layers alone, wider and less deep, and a larger vocabulary.
+_jurassic = partial(
+    _gpt,
+    paper="Lieber et al. 2021 (Jurassic-1)",
+    vocab_size=256_000,
+    max_length=2048,
+    dropout=0.0,
+)
 _opt = partial(
     _gpt,
     paper="Zhang et al. 2022 (OPT)",
@@ -172,6 +180,10 @@ PRESETS: dict[str, Preset] = {
     "gpt3-6.7b": _gpt3(32, 4096, 32, tokens=300e9, lr=1.2e-4, batch=2e6),
     "gpt3-13b": _gpt3(40, 5120, 40, tokens=300e9, lr=1e-4, batch=2e6),
     "gpt3-175b": _gpt3(96, 12_288, 96, tokens=300e9, lr=0.6e-4, batch=3.2e6),
+    "jurassic1-tiny": _jurassic(2, 128),
+    "jurassic1-mini": _jurassic(4, 256),
+    "jurassic1-large": _jurassic(32, 4096, 32, tokens=300e9, lr=1.2e-4, batch=2e6),
+    "jurassic1-jumbo": _jurassic(76, 13_824, 96, tokens=300e9, lr=0.6e-4, batch=3.2e6),
     "opt-tiny": _opt(2, 128),
     "opt-mini": _opt(4, 256),
     "opt-125m": _opt(12, 768, 12, tokens=180e9, lr=6e-4, batch=0.5e6),

@@ -1,0 +1,41 @@
+"""BLOOM."""
+
+from __future__ import annotations
+
+from trivium import spec
+from trivium.presets.preset import Preset
+
+_SCALED = spec.Normal(residual_init="scaled")
+
+
+def _bloom(num_layers: int, d_model: int, num_heads: int, **published: float) -> Preset:
+    """ALiBi, and a norm of the token vectors."""
+    model = spec.ModelSpec(
+        vocab_size=250_880,
+        d_model=d_model,
+        embedding=spec.Embedding(norm=spec.LayerNorm()),
+        decoder=spec.Stack(
+            num_layers=num_layers,
+            mixer=spec.Attention(
+                num_heads=num_heads, head_dim=d_model // num_heads, positions=spec.ALiBi()
+            ),
+            feed_forward=spec.FeedForward(d_ff=4 * d_model, activation="gelu_tanh"),
+            norm=spec.LayerNorm(),
+            norms=spec.PRE_NORM,
+        ),
+        heads=(spec.LMHead(tied=True),),
+        initialization=_SCALED,
+    )
+    return Preset(model, "Le Scao et al. 2022 (BLOOM)", 2048, **published)
+
+
+PRESETS: dict[str, Preset] = {
+    "bloom-tiny": _bloom(2, 128, 2),
+    "bloom-mini": _bloom(4, 256, 4),
+    "bloom-560m": _bloom(24, 1024, 16, tokens=341e9, lr=3e-4, batch=256 * 2048),
+    "bloom-1.1b": _bloom(24, 1536, 16, tokens=341e9, lr=2.5e-4, batch=256 * 2048),
+    "bloom-1.7b": _bloom(24, 2048, 16, tokens=341e9, lr=2e-4, batch=512 * 2048),
+    "bloom-3b": _bloom(30, 2560, 32, tokens=341e9, lr=1.6e-4, batch=512 * 2048),
+    "bloom-7.1b": _bloom(30, 4096, 32, tokens=341e9, lr=1.2e-4, batch=512 * 2048),
+    "bloom-176b": _bloom(70, 14_336, 112, tokens=366e9, lr=6e-5, batch=2048 * 2048),
+}

@@ -1,0 +1,60 @@
+"""Gemma 2."""
+
+from __future__ import annotations
+
+from trivium import spec
+from trivium.presets.preset import Preset
+
+_SCALED = spec.Normal(residual_init="scaled")
+
+
+def _gemma2(
+    num_layers: int,
+    d_model: int,
+    num_heads: int,
+    num_kv_heads: int,
+    d_ff: int,
+    *,
+    head_dim: int = 256,
+    scale: float | None = None,
+    window: int = 4095,
+    **published: float,
+) -> Preset:
+    """Sandwich norms, soft caps, a window in every second layer. Windows do not count the position
+    itself here."""
+    full = spec.Attention(
+        num_heads=num_heads,
+        head_dim=head_dim,
+        num_kv_heads=num_kv_heads,
+        bias=False,
+        scale=scale,
+        soft_cap=50.0,
+        positions=spec.Rotary(),
+    )
+    model = spec.ModelSpec(
+        vocab_size=256_000,
+        d_model=d_model,
+        embedding=spec.Embedding(scale=d_model**0.5),
+        decoder=spec.Stack(
+            num_layers=num_layers,
+            mixer=(full.replace(pattern=spec.Sliding(window=window)), full),
+            feed_forward=spec.FeedForward(
+                d_ff=d_ff, activation="gelu_tanh", gated=True, bias=False
+            ),
+            norm=spec.RMSNorm(offset=1),
+            norms=("before", "branch"),
+        ),
+        heads=(spec.LMHead(tied=True, soft_cap=30.0),),
+        initialization=_SCALED,
+    )
+    return Preset(model, "Gemma Team 2024 (Gemma 2)", 8192, **published)
+
+
+PRESETS: dict[str, Preset] = {
+    "gemma2-tiny": _gemma2(2, 128, 4, 2, 512, head_dim=32, window=63),
+    "gemma2-mini": _gemma2(4, 256, 4, 2, 1024, head_dim=64, window=63),
+    "gemma2-2b": _gemma2(26, 2304, 8, 4, 9216, tokens=2e12),
+    "gemma2-9b": _gemma2(42, 3584, 16, 8, 14_336, tokens=8e12),
+    # Its scores are divided by the root of d_model / num_heads.
+    "gemma2-27b": _gemma2(46, 4608, 32, 16, 36_864, head_dim=128, scale=144**-0.5, tokens=13e12),
+}

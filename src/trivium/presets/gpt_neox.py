@@ -1,0 +1,70 @@
+"""GPT-NeoX and Pythia."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from trivium import spec
+from trivium.presets.preset import Preset
+
+_SCALED = spec.Normal(residual_init="scaled")
+
+
+def _neox(
+    num_layers: int,
+    d_model: int,
+    num_heads: int,
+    *,
+    paper: str = "Biderman et al. 2023 (Pythia)",
+    vocab_size: int = 50_304,
+    activation: spec.Activation = "gelu",
+    **published: float,
+) -> Preset:
+    """Parallel blocks with two norms, rotary positions of a quarter of every head, untied."""
+    model = spec.ModelSpec(
+        vocab_size=vocab_size,
+        d_model=d_model,
+        embedding=spec.Embedding(),
+        decoder=spec.Stack(
+            num_layers=num_layers,
+            mixer=spec.Attention(
+                num_heads=num_heads,
+                head_dim=d_model // num_heads,
+                positions=spec.Rotary(share=0.25),
+            ),
+            feed_forward=spec.FeedForward(d_ff=4 * d_model, activation=activation),
+            norm=spec.LayerNorm(),
+            norms=spec.PRE_NORM,
+            block=spec.ParallelLayers(norms="separate"),
+        ),
+        heads=(spec.LMHead(tied=False),),
+        initialization=_SCALED,
+    )
+    return Preset(model, paper, 2048, **published)
+
+
+_pythia = partial(_neox, tokens=300e9, batch=1024 * 2048)
+
+PRESETS: dict[str, Preset] = {
+    "gpt-neox-20b": _neox(
+        44,
+        6144,
+        64,
+        paper="Black et al. 2022 (GPT-NeoX-20B)",
+        vocab_size=50_432,
+        activation="gelu_tanh",
+        lr=0.97e-4,
+        batch=1538 * 2048,
+    ),
+    "pythia-tiny": _neox(2, 128, 2),
+    "pythia-mini": _neox(4, 256, 4),
+    "pythia-70m": _pythia(6, 512, 8, lr=1e-3),
+    "pythia-160m": _pythia(12, 768, 12, lr=6e-4),
+    "pythia-410m": _pythia(24, 1024, 16, lr=3e-4),
+    "pythia-1b": _pythia(16, 2048, 8, lr=3e-4),
+    "pythia-1.4b": _pythia(24, 2048, 16, lr=2e-4),
+    "pythia-2.8b": _pythia(32, 2560, 32, lr=1.6e-4),
+    # More processes of training padded the vocabulary further.
+    "pythia-6.9b": _pythia(32, 4096, 32, vocab_size=50_432, lr=1.2e-4),
+    "pythia-12b": _pythia(36, 5120, 40, vocab_size=50_688, lr=1.2e-4),
+}

@@ -1,0 +1,45 @@
+"""PaLM."""
+
+from __future__ import annotations
+
+from trivium import spec
+from trivium.presets.preset import Preset
+
+
+def _palm(
+    num_layers: int, d_model: int, num_heads: int, head_dim: int = 256, **published: float
+) -> Preset:
+    """Parallel blocks with one norm, one key-value head, SwiGLU, no biases."""
+    model = spec.ModelSpec(
+        vocab_size=256_000,
+        d_model=d_model,
+        embedding=spec.Embedding(),
+        decoder=spec.Stack(
+            num_layers=num_layers,
+            mixer=spec.Attention(
+                num_heads=num_heads,
+                head_dim=head_dim,
+                num_kv_heads=1,
+                bias=False,
+                positions=spec.Rotary(),
+            ),
+            feed_forward=spec.FeedForward(
+                d_ff=4 * d_model, activation="silu", gated=True, bias=False
+            ),
+            norm=spec.LayerNorm(bias=False),
+            norms=spec.PRE_NORM,
+            block=spec.ParallelLayers(norms="shared"),
+        ),
+        heads=(spec.LMHead(tied=True, scale=d_model**-0.5),),
+        initialization=spec.FanIn(),
+    )
+    return Preset(model, "Chowdhery et al. 2022 (PaLM)", 2048, **published)
+
+
+PRESETS: dict[str, Preset] = {
+    "palm-tiny": _palm(2, 128, 2, 64),
+    "palm-mini": _palm(4, 256, 4, 64),
+    "palm-8b": _palm(32, 4096, 16, tokens=780e9, batch=2048 * 2048),
+    "palm-62b": _palm(64, 8192, 32, tokens=795e9, batch=2048 * 2048),
+    "palm-540b": _palm(118, 18_432, 48, tokens=780e9, batch=2048 * 2048),
+}
