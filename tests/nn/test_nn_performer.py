@@ -115,5 +115,5 @@ def test_limits_that_sums_cannot_keep_are_refused():
         Context.of_length(7, causal=True, prefix=torch.tensor([2])),
         Context.of_length(7, causal=True, documents=torch.ones(1, 7)),
     ):
-        with pytest.raises(SpecError, match="it takes no prefix"):
+        with pytest.raises(SpecError, match="performer cannot keep tokens from each other by"):
             performer()(torch.randn(1, 7, WIDTH), limits)

@@ -10,7 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from trivium.errors import SpecError
 from trivium.nn.context import Context
+from trivium.nn.mask import limits_of
 from trivium.nn.part_module import PartModule
 from trivium.nn.state import State
 from trivium.spec.part import import_members
@@ -47,6 +49,14 @@ class MixerModule(PartModule):
         It reads no weights but those of the table. `state` is that of the first of the layers.
         """
         return None
+
+    def refuse_limits(self, context: Context, *, but: set[str]) -> None:
+        """Raise SpecError for a pass with other limits of who sees whom (`nn.mask.limits_of`)."""
+        if others := sorted(limits_of(context, context) - but):
+            raise SpecError(
+                f"{self.part.kind} cannot keep tokens from each other by {', '.join(others)}, "
+                f"only by {', '.join(sorted(but))}."
+            )
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
         """What is kept of texts of at most `length` tokens, as precise as `like`."""

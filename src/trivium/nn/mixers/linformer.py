@@ -74,12 +74,7 @@ class LinformerMixer(MixerModule, of=Linformer):
         self, context: Context, state: Any = None, table: nn.Module | None = None
     ) -> Tensor | None:
         """E [R, max_length], of all layers. Raises SpecError for limits other than padding."""
-        others = context.prefix, context.order, context.num_keys, context.custom, context.documents
-        if context.causal or any(each is not None for each in others):
-            raise SpecError(
-                "linformer mixes all positions of a row: it takes no limit but padding, so no "
-                "causality, no packed documents and no mask of one's own."
-            )
+        self.refuse_limits(context, but={"padding"})
         if self.part.shared != "layerwise":
             return None
         if table is None:

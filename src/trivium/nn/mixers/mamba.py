@@ -71,12 +71,9 @@ class MambaMixer(MixerModule, of=Mamba):
         self, context: Context, state: State | None = None, table: nn.Module | None = None
     ) -> None:
         """Nothing. Raises SpecError for a pass that does not read from left to right."""
-        others = context.prefix, context.order, context.num_keys, context.custom
-        if not context.causal or any(each is not None for each in others):
-            raise SpecError(
-                "mamba reads from left to right: it takes no prefix, no order of prediction and "
-                "no mask of one's own."
-            )
+        self.refuse_limits(context, but={"causal", "documents", "padding"})
+        if not context.causal:
+            raise SpecError("mamba reads from left to right: it cannot be in an encoder.")
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
         """The last K - 1 inputs of the convolution, and h, whatever the length."""

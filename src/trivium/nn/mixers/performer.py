@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trivium.errors import SpecError
 from trivium.nn.context import Context
 from trivium.nn.mask import lowest
 from trivium.nn.mixers import MixerModule
@@ -68,12 +67,7 @@ class PerformerMixer(MixerModule, of=Performer):
 
         Raises SpecError for limits other than causality and padding.
         """
-        others = context.prefix, context.order, context.num_keys, context.custom, context.documents
-        if any(each is not None for each in others):
-            raise SpecError(
-                "performer sums over all tokens, or over all before one: it takes no prefix, no "
-                "order of prediction, no packed documents and no mask of one's own."
-            )
+        self.refuse_limits(context, but={"causal", "padding"})
         real, device = context.real, context.columns.device
         if real is None and context.span is not None:
             real = context.span.real(device)

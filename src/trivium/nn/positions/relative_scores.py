@@ -51,7 +51,7 @@ class RelativePositionScores(PositionsModule, of=RelativeScores):
         super().__init__(attention, width)
         assert isinstance(attention.positions, RelativeScores)
         self.base, self.width = attention.positions.base, width
-        self.scale = attention.head_dim**-0.5 if attention.scale is None else attention.scale
+        self.scale = attention.score_scale
         heads = attention.num_heads * attention.head_dim
         self.distance = nn.Parameter(torch.empty(heads, width))  # W_R
         self.content_bias = nn.Parameter(torch.empty(heads))  # u
