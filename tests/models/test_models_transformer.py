@@ -27,7 +27,7 @@ from trivium import spec
 from trivium.errors import SpecError
 from trivium.models import build, flops_per_token, num_parameters
 from trivium.models.electra import build_with_generator, generator_spec
-from trivium.nn import Block, Context, Layer
+from trivium.nn import Block, Context, LayerContext
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -233,14 +233,14 @@ def test_a_block_can_be_used_alone():
     expected, _ = block(x[:, :2], Context.of_length(2, causal=True))
     torch.testing.assert_close(last, expected, rtol=1e-9, atol=1e-9)
     context = Context.of_length(5)
-    prepared = Layer(mixer=block.mixer.prepare(context))
+    prepared = LayerContext(prepared=block.mixer.prepare(context))
     assert torch.equal(block(x, context)[0], block(x, context, prepared)[0])
     biased = Block(SPECS["t5"].encoder, 0, WIDTH)
     with pytest.raises(SpecError, match="new_table"):
         biased(x, context)
     table = biased.mixer.new_table()
     torch.nn.init.normal_(table.weight)
-    prepared = Layer(mixer=biased.mixer.prepare(context, table=table))
+    prepared = LayerContext(prepared=biased.mixer.prepare(context, table=table))
     assert biased(x, context, prepared)[0].shape == x.shape
     with pytest.raises(SpecError, match="needs the encoder's output"):
         Block(stack, 0, WIDTH, crosses=True)(x, context)

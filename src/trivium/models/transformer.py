@@ -24,7 +24,7 @@ from trivium.models.base_model import (
     refuse,
 )
 from trivium.nn.blocks.sequential import Block
-from trivium.nn.context import Context, EncoderOutput, Layer
+from trivium.nn.context import Context, EncoderOutput, LayerContext
 from trivium.nn.length import check_length
 from trivium.nn.norm import build_norm
 from trivium.nn.part_module import module_class
@@ -123,10 +123,10 @@ class TransformerStack(nn.Module):
             state = source = None
             if cache is not None:
                 state, source = cache.states[i], cache.sources[i] if cache.sources else None
-            first = self._first_alike[i]
+            own, first = LayerContext(state, source), self._first_alike[i]
             if first not in prepared:
-                prepared[first] = block.prepare(here, Layer(state, source), self._table_of(i))
-            x, loss = block(x, here, Layer(state, source, *prepared[first]))
+                prepared[first] = block.prepare(here, own, self._table_of(i))
+            x, loss = block(x, here, LayerContext(state, source, *prepared[first]))
             if loss is not None:
                 total = loss if total is None else total + loss
         if total is not None:

@@ -18,7 +18,7 @@ asked of each kind).
 from trivium.nn.activations import ACTIVATIONS
 from trivium.nn.attend import attend
 from trivium.nn.blocks.sequential import Block
-from trivium.nn.context import Context, EncoderOutput, Layer
+from trivium.nn.context import Context, EncoderOutput, LayerContext
 from trivium.nn.feed_forwards import FeedForwardModule
 from trivium.nn.loss import cross_entropy, linear_cross_entropy
 from trivium.nn.mask import Mask
@@ -38,7 +38,7 @@ __all__ = [
     "CrossAttention",
     "EncoderOutput",
     "FeedForwardModule",
-    "Layer",
+    "LayerContext",
     "Mask",
     "MixerModule",
     "PartModule",

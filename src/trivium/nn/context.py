@@ -122,22 +122,22 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Layer:
-    """What one layer has in a pass beside the context.
+class LayerContext:
+    """What one layer has in a pass beside the context of all.
 
     Args:
         state: what its mixer keeps of earlier tokens.
         source: what its cross-attention keeps of the encoder's output.
-        mixer, cross: what they have prepared, together with the layers like it.
+        prepared, cross_prepared: what both have made of the context, once for all layers alike.
     """
 
     state: State | None = None
     source: SourceState | None = None
-    mixer: Any = None
-    cross: Any = None
+    prepared: Any = None
+    cross_prepared: Any = None
 
 
-ALONE = Layer()
+ALONE = LayerContext()
 """A layer outside of a stack: nothing is kept, and it prepares for itself."""
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trivium import spec
 from trivium.nn.blocks.sequential import Block
-from trivium.nn.context import ALONE, Context, Layer
+from trivium.nn.context import ALONE, Context, LayerContext
 from trivium.nn.residual import Residual
 
 
@@ -28,12 +28,12 @@ class ParallelBlock(Block, of=spec.ParallelLayers):
         self.feed_forward_residual = Residual(stack.norm, before, width, stack.dropout)
 
     def forward(
-        self, x: Tensor, context: Context, layer: Layer = ALONE
+        self, x: Tensor, context: Context, layer: LayerContext = ALONE
     ) -> tuple[Tensor, Tensor | None]:
         """As `Block.forward`."""
         mixing, feeding = self.mixer_residual, self.feed_forward_residual
         entered, chosen = mixing.enter(x), context.chosen(x)
-        mixed = context.chosen(self.mixer(entered, context, layer.state, layer.mixer))
+        mixed = context.chosen(self.mixer(entered, context, layer.state, layer.prepared))
         read = context.chosen(entered) if self.shares_norm else feeding.enter(chosen)
         y, loss = self.feed_forward(read, context)
         return mixing(chosen, mixed + y), loss

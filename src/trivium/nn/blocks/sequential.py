@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from trivium import spec
-from trivium.nn.context import ALONE, Context, Layer
+from trivium.nn.context import ALONE, Context, LayerContext
 from trivium.nn.feed_forwards import FeedForwardModule
 from trivium.nn.mixers import MixerModule
 from trivium.nn.mixers.attention import CrossAttention
@@ -50,7 +50,7 @@ class Block(PartModule, of=spec.SequentialLayers):
         self.feed_forward_residual = Residual(norm, stack.feed_forward_norms, width, dropout)
 
     def prepare(
-        self, context: Context, layer: Layer, table: nn.Module | None = None
+        self, context: Context, layer: LayerContext, table: nn.Module | None = None
     ) -> tuple[Any, Any]:
         """What layers with an equal mixer share in a pass: of the mixer, and of cross-attention."""
         cross = self.cross_attention
@@ -58,14 +58,14 @@ class Block(PartModule, of=spec.SequentialLayers):
         return self.mixer.prepare(context, layer.state, table), of_cross
 
     def forward(
-        self, x: Tensor, context: Context, layer: Layer = ALONE
+        self, x: Tensor, context: Context, layer: LayerContext = ALONE
     ) -> tuple[Tensor, Tensor | None]:
         """[B, T, D] -> [B, T, D], or with `select` [M, D]; and a loss, if the layer has one."""
         residual = self.mixer_residual
-        x = residual(x, self.mixer(residual.enter(x), context, layer.state, layer.mixer))
+        x = residual(x, self.mixer(residual.enter(x), context, layer.state, layer.prepared))
         if self.cross_attention is not None and self.cross_residual is not None:
             residual, cross = self.cross_residual, self.cross_attention
-            x = residual(x, cross(residual.enter(x), context, layer.source, layer.cross))
+            x = residual(x, cross(residual.enter(x), context, layer.source, layer.cross_prepared))
         x, residual = context.chosen(x), self.feed_forward_residual
         y, loss = self.feed_forward(residual.enter(x), context)
         return residual(x, y), loss
