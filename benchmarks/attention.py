@@ -7,48 +7,74 @@ Mamba as published has not).
     python benchmarks/attention.py learn            # loss after the same tokens and the same time
     python benchmarks/attention.py tasks            # copying, and recall of pairs
     python benchmarks/attention.py speed --sides mamba performer --lengths 512 2048
+    python benchmarks/attention.py plot             # docs/pictures/attention.svg
+
+Figures are kept in `attention.json` beside this file, those of a kind until it is measured again.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import resource
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from side_by_side import Figures, compare, is_child, parser, read_metrics
 
-WIDTH, LAYERS, HEADS, VOCABULARY = 256, 4, 4, 2048
-HEAD_DIM = WIDTH // HEADS
-TASK_STEPS, TASK_ROWS = 1500, 32
+from trivium.files import write_json
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of the decoder that a kind is put into."""
+
+    width: int = 256
+    num_layers: int = 4
+    vocab_size: int = 2048
+
+
+HEAD_DIM = 64
+SIZES = {"speed": Size(), "learn": Size(128, 2), "tasks": Size(128, 2, 64)}
+BATCH_TOKENS = 4096
+TASK_STEPS, TASK_ROWS = 1000, 32
+HERE = Path(__file__).parent
+FIGURES, PICTURE = HERE / "attention.json", HERE.parent / "docs" / "pictures" / "attention.svg"
 
 
 def main() -> None:
-    """Run one of the three comparisons."""
+    """Run one of the three comparisons, or draw them."""
     options = parser(__doc__, rounds=1)
-    options.add_argument("what", nargs="?", choices=("speed", "learn", "tasks"), default="speed")
+    options.add_argument(
+        "what", nargs="?", choices=("speed", "learn", "tasks", "plot"), default="speed"
+    )
     options.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 8192])
-    options.add_argument("--minutes", type=float, default=5.0, help="of each kind, of learn")
+    options.add_argument("--minutes", type=float, default=3.0, help="of a core, of learn")
     options.add_argument("--tokens", type=int, default=1_000_000, help="the other budget of learn")
     arguments = options.parse_args()
     if is_child(arguments, {name: partial(run, name) for name in kinds()}):
         return
+    if arguments.what == "plot":
+        return plot(json.loads(FIGURES.read_text()))
+    budgets = f"{arguments.minutes:g} minutes, {arguments.tokens:,} tokens of English"
     jobs: dict[str, dict[str, Any]] = {
         "speed": {f"{length} tokens": {"length": length} for length in arguments.lengths},
-        "learn": {f"{arguments.minutes:g} minutes of English": {"length": 512}},
-        "tasks": {task: {"task": task, "length": 128} for task in ("copying", "recall")},
+        "learn": {budgets: {"length": 512}},
+        "tasks": {task: {"task": task, "length": 64} for task in ("copying", "recall")},
     }[arguments.what]
     common = {key: getattr(arguments, key) for key in ("what", "minutes", "tokens")}
-    compare(arguments, kinds(), {name: {**job, **common} for name, job in jobs.items()})
+    found = compare(arguments, kinds(), {name: {**job, **common} for name, job in jobs.items()})
+    keep(found)
 
 
-def kinds() -> dict[str, Callable[[int], tuple[Any, Any]]]:
+def kinds(size: Size = Size()) -> dict[str, Callable[[int], tuple[Any, Any]]]:
     """By name, the mixer of a text of some length, and the positions that are added to tokens."""
     from trivium import spec
     from trivium.spec.mixers.mamba import Mamba
@@ -57,15 +83,16 @@ def kinds() -> dict[str, Callable[[int], tuple[Any, Any]]]:
     from trivium.spec.patterns.fixed import Fixed
     from trivium.spec.positions.relative_scores import RelativeScores
 
-    performer = Performer(num_heads=HEADS, head_dim=HEAD_DIM, num_features=HEAD_DIM)
-    mamba = Mamba(d_inner=2 * WIDTH, dt_rank=WIDTH // 16)
+    heads = size.width // HEAD_DIM
+    performer = Performer(num_heads=heads, head_dim=HEAD_DIM, num_features=HEAD_DIM)
+    mamba = Mamba(d_inner=2 * size.width, dt_rank=size.width // 16)
     sliding = spec.Sliding(window=127)
     segments = SegmentAttention(
-        num_heads=HEADS, head_dim=HEAD_DIM, positions=RelativeScores(), pattern=sliding
+        num_heads=heads, head_dim=HEAD_DIM, positions=RelativeScores(), pattern=sliding
     )
 
     def attention(positions: Any = None, **fields: Any) -> spec.Attention:
-        return spec.Attention(num_heads=HEADS, head_dim=HEAD_DIM, positions=positions, **fields)
+        return spec.Attention(num_heads=heads, head_dim=HEAD_DIM, positions=positions, **fields)
 
     return {
         "learned positions": lambda t: (attention(), spec.Learned(max_length=t)),
@@ -87,22 +114,23 @@ def kinds() -> dict[str, Callable[[int], tuple[Any, Any]]]:
 
 def run(kind: str, job: argparse.Namespace) -> Figures:
     """The figures of one kind."""
-    mixer, positions = kinds()[kind](job.length)
-    return {"speed": speed, "learn": learn, "tasks": tasks}[job.what](job, mixer, positions)
+    size = SIZES[job.what]
+    model = described(size, *kinds(size)[kind](job.length))
+    return {"speed": speed, "learn": learn, "tasks": tasks}[job.what](job, model)
 
 
-def described(mixer: Any, positions: Any, vocabulary: int = VOCABULARY) -> Any:
+def described(size: Size, mixer: Any, positions: Any) -> Any:
     """The decoder that all kinds are put into."""
     from trivium import spec
 
     return spec.ModelSpec(
-        vocab_size=vocabulary,
-        d_model=WIDTH,
+        vocab_size=size.vocab_size,
+        d_model=size.width,
         embedding=spec.Embedding(positions=positions),
         decoder=spec.Stack(
-            num_layers=LAYERS,
+            num_layers=size.num_layers,
             mixer=mixer,
-            feed_forward=spec.FeedForward(d_ff=4 * WIDTH, activation="gelu"),
+            feed_forward=spec.FeedForward(d_ff=4 * size.width, activation="gelu"),
             norm=spec.LayerNorm(),
             norms=spec.PRE_NORM,
         ),
@@ -111,15 +139,15 @@ def described(mixer: Any, positions: Any, vocabulary: int = VOCABULARY) -> Any:
     )
 
 
-def speed(job: argparse.Namespace, mixer: Any, positions: Any) -> Figures:
+def speed(job: argparse.Namespace, spec: Any) -> Figures:
     """Training steps of one row, and a text that is continued after `length` tokens."""
     import torch
 
     from trivium.models import build
 
-    torch.set_num_threads(2)
-    model = build(described(mixer, positions), seed=0)
-    ids = torch.arange(job.length)[None] % VOCABULARY
+    torch.set_num_threads(1)
+    model = build(spec, seed=0)
+    ids = torch.arange(job.length)[None] % spec.vocab_size
 
     def train() -> None:
         model.zero_grad()
@@ -127,7 +155,7 @@ def speed(job: argparse.Namespace, mixer: Any, positions: Any) -> Figures:
         model.lm_loss(hidden.flatten(0, 1), ids[:, 1:].flatten()).backward()
 
     before = _peak()
-    trained = job.length / _seconds(train, 3)
+    trained = job.length / _seconds(train, 3 if job.length < 4096 else 1)
     figures = {"trained tokens/s": trained, "training MiB": _peak() - before}
     with torch.inference_mode():
         model.eval()
@@ -138,43 +166,51 @@ def speed(job: argparse.Namespace, mixer: Any, positions: Any) -> Figures:
     return {**figures, "state MiB": kept / 2**20}
 
 
-def learn(job: argparse.Namespace, mixer: Any, positions: Any) -> Figures:
-    """Held-out loss of bundled English after so many tokens, and after so many minutes."""
+def learn(job: argparse.Namespace, spec: Any) -> Figures:
+    """Held-out loss of bundled English after so many tokens, and after so many CPU minutes.
+
+    The second run has as many tokens as the speed of the first one says.
+    """
     import trivium
     from trivium.data.samples import sample
 
-    spec = described(mixer, positions).to_dict()
-    changes = {
-        "model": {"spec": spec},
-        "tokenizer": {"kind": "byte-bpe", "vocab_size": VOCABULARY},
-        "objective": {"kind": "causal"},
-        "data": {"length": job.length},
-        "train": {"minutes": job.minutes, "eval_every": 50},
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder, "run")
-        records = read_metrics(trivium.pretrain(changes, data=sample("en"), out=out).path)
-    evaluated = [record for record in records if "valid_loss" in record]
-    near = min(evaluated, key=lambda record: abs(record["tokens"] - job.tokens))
+    def train(steps: int) -> tuple[float, float]:
+        changes = {
+            "model": {"spec": spec.to_dict()},
+            "tokenizer": {"kind": "byte-bpe", "vocab_size": spec.vocab_size},
+            "objective": {"kind": "causal"},
+            "data": {"length": job.length},
+            "train": {"steps": steps, "batch_tokens": BATCH_TOKENS, "eval_every": steps},
+        }
+        start = time.process_time()
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder, "run")
+            records = read_metrics(trivium.pretrain(changes, data=sample("en"), out=out).path)
+        [*_, loss] = [record["valid_loss"] for record in records if "valid_loss" in record]
+        return loss, time.process_time() - start
+
+    steps = job.tokens // BATCH_TOKENS
+    loss, seconds = train(steps)
+    affordable = round(steps * 60 * job.minutes / seconds)
     return {
-        "loss after the minutes": evaluated[-1]["valid_loss"],
-        f"loss near {job.tokens:,} tokens": near["valid_loss"],
-        "tokens": evaluated[-1]["tokens"],
+        "loss after the tokens": loss,
+        "loss after the minutes": train(affordable)[0],
+        "tokens of the minutes": affordable * BATCH_TOKENS,
     }
 
 
-def tasks(job: argparse.Namespace, mixer: Any, positions: Any) -> Figures:
+def tasks(job: argparse.Namespace, spec: Any) -> Figures:
     """Share of right tokens after training on a task without end."""
     import torch
 
     from trivium.models import build
 
-    torch.set_num_threads(2)
-    model = build(described(mixer, positions, 64), seed=0)
+    torch.set_num_threads(1)
+    model = build(spec, seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
     generator = torch.Generator().manual_seed(0)
     example = {"copying": copying, "recall": recall}[job.task]
-    start = time.perf_counter()
+    start = time.process_time()
     right = []
     for step in range(TASK_STEPS):
         for group in optimizer.param_groups:
@@ -186,7 +222,7 @@ def tasks(job: argparse.Namespace, mixer: Any, positions: Any) -> Figures:
         optimizer.step()
         optimizer.zero_grad()
         right.append((model.logits(hidden.detach()).argmax(-1) == targets).float().mean().item())
-    return {"right": statistics.mean(right[-50:]), "seconds": time.perf_counter() - start}
+    return {"right": statistics.mean(right[-50:]), "seconds": time.process_time() - start}
 
 
 def copying(rows: int, length: int, generator: Any) -> tuple[Any, Any]:
@@ -217,13 +253,65 @@ def recall(rows: int, length: int, generator: Any) -> tuple[Any, Any]:
     return ids, asked
 
 
+def keep(found: dict[str, dict[str, list[Figures]]]) -> None:
+    """Put the medians of every job and kind into the file of figures."""
+    figures = json.loads(FIGURES.read_text()) if FIGURES.is_file() else {}
+    for job, sides in found.items():
+        for kind, rows in sides.items():
+            names = rows[0] if rows else ()
+            medians = {name: statistics.median(row[name] for row in rows) for name in names}
+            figures.setdefault(job, {})[kind] = medians
+    write_json(FIGURES, figures)
+
+
+def plot(figures: dict[str, dict[str, Figures]]) -> None:
+    """Speed and memory by length, losses after both budgets, and both tasks, in one picture."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams.update(
+        {"font.size": 8, "svg.fonttype": "none", "svg.hashsalt": "attention"}
+    )
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 3, figsize=(11, 6.5), layout="constrained")
+    styles = {kind: (f"C{i % 10}", "os^"[i // 10]) for i, kind in enumerate(kinds())}
+    lengths = {int(job.split()[0]): job for job in figures if job.endswith(" tokens")}
+    for axis, name in zip(
+        axes.flat, ("trained tokens/s", "training MiB", "ms per new token", "state MiB")
+    ):
+        for kind, (color, marker) in styles.items():
+            measured = [(x, figures[lengths[x]].get(kind, {}).get(name)) for x in sorted(lengths)]
+            points = [(x, y) for x, y in measured if y is not None]
+            axis.loglog(*zip(*points), color=color, marker=marker, label=kind, lw=1, ms=4)
+        axis.set(title=name, xlabel="tokens", xticks=[*lengths], xticklabels=[*lengths])
+        axis.minorticks_off()
+    for job, sides in figures.items():
+        if job.endswith("of English"):
+            minutes, tokens = job.removesuffix(" of English").split(", ", 1)
+            for kind, found in sides.items():
+                x, y = found["loss after the tokens"], found["loss after the minutes"]
+                axes[1, 1].plot(x, y, marker=styles[kind][1], color=styles[kind][0], ms=5)
+            axes[1, 1].set(title="validation loss, nats", xlabel=f"after {tokens}")
+            axes[1, 1].set(ylabel=f"after {minutes}")
+    for offset, task in ((0.2, "copying"), (-0.2, "recall")):
+        rights = [figures.get(task, {}).get(kind, {}).get("right", 0.0) for kind in styles]
+        heights = [len(styles) - i + offset for i in range(len(styles))]
+        axes[1, 2].barh(heights, rights, 0.38, label=task)
+    axes[1, 2].set(title="share of right tokens", yticks=range(len(styles), 0, -1))
+    axes[1, 2].set_yticklabels(styles)
+    axes[1, 2].legend()
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
+    figure.savefig(PICTURE, metadata={"Date": None})
+
+
 def _seconds(work: Callable[[], object], times: int) -> float:
-    """The median after one run."""
+    """Of one core: the median after one run."""
     taken = []
     for _ in range(times + 1):
-        start = time.perf_counter()
+        start = time.process_time()
         work()
-        taken.append(time.perf_counter() - start)
+        taken.append(time.process_time() - start)
     return statistics.median(taken[1:])
 
 

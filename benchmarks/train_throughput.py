@@ -1,12 +1,13 @@
 """Training tokens per second: Trivium against `transformers`' Trainer on the same rows.
 
 Three small models (4 layers x 256, vocabulary 8192) on the bundled English text, packed into rows
-of 128 tokens, 32 rows per step, in bfloat16 without dropout. With `--full-size`, on a GPU, four
-models of published sizes; then the table has the utilization too (the model's FLOPs by the GPU's
-peak), the peak of memory, and what `trivium plan` counts for it.
+of 128 tokens, 32 rows per step, in one precision without dropout. With `--full-size`, on a GPU,
+four models of published sizes; then the table has the utilization too (the model's FLOPs by the
+GPU's peak), the peak of memory, and what `trivium plan` counts for it.
 
     python benchmarks/train_throughput.py --rounds 3 --steps 30
     python benchmarks/train_throughput.py --models gpt2-mini --sides trivium
+    python benchmarks/train_throughput.py --precision fp32  # a CPU that does not multiply bfloat16
     python benchmarks/train_throughput.py --full-size
 """
 
@@ -84,6 +85,7 @@ def run_trivium(job: argparse.Namespace) -> Figures:
             f"train.micro_batch_tokens={job.micro_rows * job.length}",
             f"data.length={job.length}",
             "optimizer.kind=adamw",
+            f"train.precision={job.precision}",
             "train.log_every=1",
             "train.eval_every=1000000",
             "train.save_every=1000000",
@@ -117,7 +119,7 @@ def run_transformers(job: argparse.Namespace, *, compiled: bool = False) -> Figu
             per_device_train_batch_size=job.micro_rows,
             gradient_accumulation_steps=job.rows // job.micro_rows,
             max_steps=job.warmup + job.steps,
-            bf16=True,
+            bf16=job.precision == "bf16",
             torch_compile=compiled,
         )
         model = kind.from_pretrained(job.folder, dtype=torch.float32)
@@ -197,7 +199,7 @@ def make_job(
     length: int,
     batch_tokens: int,
     vocab_size: int,
-    **steps: int,
+    **options: Any,
 ) -> dict[str, Any]:
     """What both sides train; its shards and the peer's weights are made in the folder."""
     shards = folder / f"shards-{vocab_size}"
@@ -212,7 +214,7 @@ def make_job(
         "length": length,
         "rows": rows,
         "micro_rows": min(rows, 8192 // length),
-        **steps,
+        **options,
     }
 
 
@@ -220,6 +222,7 @@ def main() -> None:
     options = parser(__doc__, rounds=3)
     options.add_argument("--steps", type=int, default=30, help="timed steps of each run")
     options.add_argument("--warmup", type=int, default=5, help="steps before the clock starts")
+    options.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="of both")
     options.add_argument("--full-size", action="store_true", help=", ".join(FULL_SIZE))
     options.add_argument("--models", nargs="+", help="only these; any presets")
     chosen = options.parse_args()
@@ -247,6 +250,7 @@ def main() -> None:
                 vocab_size=presets[model].vocab_size if chosen.full_size else VOCABULARY,
                 steps=chosen.steps,
                 warmup=chosen.warmup,
+                precision=chosen.precision,
             )
         compare(chosen, SIDES, jobs)
 

@@ -93,7 +93,14 @@ def test_results_keep_their_place():
 @pytest.mark.slow
 def test_train_throughput(tmp_path):
     train_throughput, text = program("train_throughput"), Path(texts(tmp_path)[0])
-    sizes = {"length": 64, "batch_tokens": 128, "vocab_size": 500, "steps": 1, "warmup": 1}
+    sizes = {
+        "length": 64,
+        "batch_tokens": 128,
+        "vocab_size": 500,
+        "steps": 1,
+        "warmup": 1,
+        "precision": "fp32",
+    }
     for model in (*train_throughput.SMALL, "t5-tiny"):
         job = train_throughput.make_job(model, text, tmp_path, **sizes)
         for side in ("trivium", "transformers"):
