@@ -1,4 +1,4 @@
-"""Runs the fast tests as other machines would: older CPUs, two threads, another random state.
+"""Runs the tests of numbers as other machines would: older CPUs, two threads, another random state.
 
     python tests/cpus.py                       all settings, one after the other
     python tests/cpus.py --commit "$(git rev-parse HEAD)"    one of them, chosen by the hash
@@ -21,6 +21,8 @@ SETTINGS = (
     {"TRIVIUM_TEST_THREADS": "2"},
     {"TRIVIUM_TEST_SEED": "1"},
 )
+# Tests of what a model computes; the others know no CPU.
+PACKAGES = "adapt evaluate inference interop models nn objectives overfit property train workflows"
 
 
 def main() -> int:
@@ -34,6 +36,7 @@ def main() -> int:
         name = " ".join(f"{key}={value}" for key, value in setting.items())
         print(f"== {name}", flush=True)
         tests = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile"]
+        tests += [f"tests/{package}" for package in PACKAGES.split()]
         if subprocess.run(tests, env={**os.environ, **setting}, check=False).returncode != 0:
             failed.append(name)
     print("\n".join([f"failed under {name}" for name in failed] or ["all passed"]))

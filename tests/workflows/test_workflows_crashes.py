@@ -206,7 +206,7 @@ def test_saving_a_model_may_be_interrupted_at_every_line(tmp_path):
 CHANGES = settings(steps=2, save_every=1, eval_every=2, log_every=1)
 
 
-@pytest.mark.parametrize("every", [45, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [45, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_power_may_fail_before_every_operation_of_a_run(every, text, tmp_path):
     run, operations, copies = RunFolder(tmp_path / "run"), 0, []
 
@@ -227,7 +227,7 @@ def test_the_power_may_fail_before_every_operation_of_a_run(every, text, tmp_pat
         assert_equal_runs(pretrain("", out=folder, resume=True, console=quiet()), run)
 
 
-@pytest.mark.parametrize("every", [110, pytest.param(7, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [110, pytest.param(25, marks=pytest.mark.slow)])
 def test_the_disk_may_be_full_at_every_operation_of_a_run(every, text, tmp_path):
     def start(out, resume=False):
         data, changes = ((), ()) if resume else (text, CHANGES)

@@ -20,7 +20,7 @@ def examples(text, tmp_path_factory) -> dict[str, Path]:
     return write_examples(tmp_path_factory.mktemp("examples"), text)
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [3, pytest.param(40, marks=pytest.mark.slow)])
 def test_runs_that_are_killed_end_bit_equal(count, examples, tmp_path):
     """Every fourth run is one of two processes, where rows are not each other's negatives."""
     chance, kills = random.Random(count), 0
