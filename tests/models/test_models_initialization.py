@@ -45,7 +45,7 @@ def model_of(start, *, slots=("encoder", "decoder"), embedding=None, **changes):
     return build(described, seed=7).eval()
 
 
-def matrices_by_deviation(start):
+def matrices_by_deviation(start, **options):
     """Matrices of a model with every kind of weight; norms start at 1, every bias at 0."""
     embedding = spec.Embedding(
         positions=spec.Learned(max_length=101),
@@ -53,7 +53,7 @@ def matrices_by_deviation(start):
         factorised=spec.Factorised(width=61, projected="tokens"),
         norm=spec.LayerNorm(),
     )
-    attention = ATTENTION.replace(positions=spec.RelativeBias())
+    attention = ATTENTION.replace(positions=spec.RelativeBias(), **options)
     for name, weight in model_of(start, embedding=embedding, mixer=attention).named_parameters():
         if weight.ndim > 1:
             yield name, weight.detach(), name.split(".")[-2] in TABLES
@@ -82,19 +82,21 @@ def test_normal_starts():
 
 
 def test_xavier_and_fan_in_starts():
-    """Glorot and Bengio 2010, equation 16; T5: variance 1 / inputs, queries / head_dim more."""
+    """Glorot and Bengio 2010, equation 16; T5 and PaLM: variance 1 / inputs, but of T5's queries,
+    whose scores are not divided, 1 / (inputs * head_dim)."""
     for name, weight, is_table in matrices_by_deviation(spec.Xavier()):
         bound = math.sqrt(6 / sum(weight.shape))
         assert_deviation(name, weight, WIDTH**-0.5 if is_table else bound / math.sqrt(3))
-    for name, weight, is_table in matrices_by_deviation(spec.FanIn()):
-        expected = weight.shape[1] ** -0.5
-        if is_table:
-            expected = 1.0
-        elif name.endswith("query.weight"):
-            expected = (WIDTH * HEAD_DIM) ** -0.5
-        elif name.endswith("coder.tables.0.weight"):
-            expected = WIDTH**-0.5
-        assert_deviation(name, weight, expected)
+    for scale, queries in ((1.0, (WIDTH * HEAD_DIM) ** -0.5), (None, WIDTH**-0.5)):
+        for name, weight, is_table in matrices_by_deviation(spec.FanIn(), scale=scale):
+            expected = weight.shape[1] ** -0.5
+            if is_table:
+                expected = 1.0
+            elif name.endswith("query.weight"):
+                expected = queries
+            elif name.endswith("coder.tables.0.weight"):
+                expected = WIDTH**-0.5
+            assert_deviation(name, weight, expected)
 
 
 def test_a_seed_decides_every_weight():

@@ -1,4 +1,4 @@
-"""Normal weights by the number of inputs (T5)."""
+"""Normal weights by the number of inputs (T5, PaLM)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class FanInStart(WeightStart, of=spec.FanIn):
     def __init__(self, start: Any, model: Transformer) -> None:
         super().__init__(start, model)
         attentions = [each for each in model.modules() if isinstance(each, AttentionMixer)]
-        self._head_dims = {id(each.query.weight): each.head_dim for each in attentions}
+        self._sizes = {id(each.query.weight): _size_of_queries(each) for each in attentions}
         tables = (table for stack in model.stacks for table in stack.tables)
         self._biases = {id(weight) for table in tables for weight in table.parameters()}
 
@@ -28,4 +28,9 @@ class FanInStart(WeightStart, of=spec.FanIn):
             return 1.0
         if id(weight) in self._biases:
             return self.model.spec.d_model**-0.5
-        return (weight.shape[-1] * self._head_dims.get(id(weight), 1)) ** -0.5
+        return weight.shape[-1] ** -0.5 * self._sizes.get(id(weight), 1.0)
+
+
+def _size_of_queries(attention: AttentionMixer) -> float:
+    """What makes up for a scale of scores that is not the usual one."""
+    return attention.part.replace(scale=None).score_scale / attention.scale

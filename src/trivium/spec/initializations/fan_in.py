@@ -1,4 +1,4 @@
-"""Normal weights by fan-in (T5)."""
+"""Normal weights by fan-in (T5, PaLM)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from trivium.spec.initializations import Initialization
 
 
 class FanIn(Initialization):
-    """Start of T5: normal with variance 1 / fan-in; token vectors with variance 1.
+    """Start of T5 and PaLM: normal with variance 1 / fan-in; token vectors with variance 1.
 
-    Queries start with variance 1 / (fan-in * head_dim), because T5 does not divide attention
-    scores by sqrt(head_dim). `attention` is as in `Normal`.
+    Queries make up for a `scale` of scores that is not 1 / sqrt(head_dim): T5's is 1, so that they
+    start with variance 1 / (fan-in * head_dim); PaLM's start as all other matrices do (Chowdhery et
+    al. 2022, section 5). `attention` is as in `Normal`.
     """
 
     kind: Literal["fan-in"] = "fan-in"
