@@ -13,6 +13,7 @@ from trivium.errors import SpecError
 from trivium.models import build, with_fast_initialization
 from trivium.nn.context import Context
 from trivium.nn.mixers.attention import AttentionMixer
+from trivium.spec.initializations.small import Small
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -21,6 +22,7 @@ ATTENTION = spec.Attention(num_heads=HEADS, head_dim=HEAD_DIM)
 TABLES = {"tokens", "source_tokens", "positions", "token_types"}
 DISTANCES = {"encoder": [-1, 1, -2, 2], "decoder": [-1, -2, -3, -4]}
 MIDDLE = torch.arange(9, LENGTH - 9)
+ADDING = "mixer.output.weight", "cross_attention.output.weight", "feed_forward.down.weight"
 
 
 def stack(**changes):
@@ -71,14 +73,19 @@ def test_normal_starts():
     for residual_init in ("full", "scaled", "zero"):
         start = spec.Normal(std=0.03, embedding_std=0.05, residual_init=residual_init)
         for name, weight, is_table in matrices_by_deviation(start):
-            if not name.endswith(
-                ("mixer.output.weight", "cross_attention.output.weight", "feed_forward.down.weight")
-            ):
+            if not name.endswith(ADDING):
                 assert_deviation(name, weight, 0.05 if is_table else 0.03)
             elif residual_init == "zero":
                 assert not weight.any(), name
             else:
                 assert_deviation(name, weight, 0.03 / (1 if residual_init == "full" else 12**0.5))
+
+
+def test_small_starts():
+    """Black et al. 2022, section 2.1: sqrt(2 / (d + 4 d)), and 2 / (L sqrt(d))."""
+    for name, weight, _ in matrices_by_deviation(Small()):
+        adds = name.endswith(ADDING)
+        assert_deviation(name, weight, 2 / (6 * WIDTH**0.5) if adds else (2 / (5 * WIDTH)) ** 0.5)
 
 
 def test_xavier_and_fan_in_starts():

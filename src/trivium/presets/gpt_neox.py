@@ -6,8 +6,7 @@ from functools import partial
 
 from trivium import spec
 from trivium.presets.preset import Preset
-
-_SCALED = spec.Normal(residual_init="scaled")
+from trivium.spec.initializations.small import Small
 
 
 def _neox(
@@ -38,11 +37,12 @@ def _neox(
             block=spec.ParallelLayers(norms="separate"),
         ),
         heads=(spec.LMHead(tied=False),),
-        initialization=_SCALED,
+        initialization=Small(),
     )
     return Preset(model, paper, 2048, **published)
 
 
+# Table 1, and the released configurations. 143 thousand steps.
 _pythia = partial(_neox, tokens=300e9, batch=1024 * 2048)
 
 PRESETS: dict[str, Preset] = {
@@ -53,8 +53,9 @@ PRESETS: dict[str, Preset] = {
         paper="Black et al. 2022 (GPT-NeoX-20B)",
         vocab_size=50_432,
         activation="gelu_tanh",
-        lr=0.97e-4,
+        lr=0.97e-4,  # of the released configuration; the paper prints 0.97E-5
         batch=1538 * 2048,
+        tokens=150e3 * 1538 * 2048,
     ),
     "pythia-tiny": _neox(2, 128, 2),
     "pythia-mini": _neox(4, 256, 4),

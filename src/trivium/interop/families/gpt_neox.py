@@ -81,7 +81,7 @@ GPT_NEOX = Family(
         "decoder.norms": PRE_NORM,
         "heads.classifier.pooling": "last",
         "heads.classifier.bias": False,
-        "initialization": {"kind": "normal", "residual_init": "scaled"},
+        "initialization": {"kind": "small"},
     },
     weights={
         "gpt_neox.embed_in": "tokens",
