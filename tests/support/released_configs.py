@@ -124,10 +124,6 @@ def llama3(layers, width, heads, d_ff, factor=None, **options):
     return llama(layers, width, heads, d_ff, 1e-5, rope_parameters=rope, **sizes, **options)
 
 
-def mixtral(**sizes):
-    return of("Mixtral", router_aux_loss_coef=0.02, **sizes)
-
-
 def t5(layers, width, heads, d_ff, d_kv=64, **options):
     sizes = {"num_layers": layers, "d_model": width, "num_heads": heads, "d_ff": d_ff}
     return of("T5", d_kv=d_kv, **sizes, **options)
@@ -253,9 +249,13 @@ CONFIGS = {
     "llama3.2-1b": llama3(16, 2048, 32, 8192, 32.0, tie_word_embeddings=True),
     "llama3.2-3b": llama3(28, 3072, 24, 8192, 32.0, tie_word_embeddings=True),
     "mistral-7b": of("Mistral", rms_norm_eps=1e-5),
-    "mixtral-8x7b": mixtral(),
-    "mixtral-8x22b": mixtral(
-        hidden_size=6144, intermediate_size=16_384, num_hidden_layers=56, num_attention_heads=48
+    "mixtral-8x7b": of("Mixtral", router_aux_loss_coef=0.02),
+    "mixtral-8x22b": of(
+        "Mixtral",
+        hidden_size=6144,
+        intermediate_size=16_384,
+        num_hidden_layers=56,
+        num_attention_heads=48,
     ),
     "mamba-130m": of("Mamba", num_hidden_layers=24),
     "mamba-2.8b": of("Mamba", num_hidden_layers=64, hidden_size=2560),

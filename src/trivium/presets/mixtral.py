@@ -16,10 +16,14 @@ def _mixtral(
     d_ff: int,
     *,
     num_kv_heads: int = 8,
+    balance: float = 0.02,
     paper: str = "Jiang et al. 2024 (Mixtral of experts)",
     context: int = 32_768,
 ) -> Preset:
-    """Mistral with eight experts, of which a token takes two, and without a window."""
+    """Mistral with eight experts, of which a token takes two, and without a window.
+
+    `balance` is that of the released configurations; no paper says it.
+    """
     model = spec.ModelSpec(
         vocab_size=32_000,
         d_model=d_model,
@@ -36,7 +40,7 @@ def _mixtral(
             feed_forward=Experts(
                 num_experts=8,
                 expert=spec.FeedForward(d_ff=d_ff, activation="silu", gated=True, bias=False),
-                balance=0.02,  # as in the released config.json; the paper does not say
+                balance=balance,
             ),
             norm=spec.RMSNorm(eps=1e-5),
             norms=spec.PRE_NORM,
@@ -54,6 +58,12 @@ PRESETS: dict[str, Preset] = {
     "mixtral-mini": _small(4, 256, 4, 448),
     "mixtral-8x7b": _mixtral(32, 4096, 32, 14_336),
     "mixtral-8x22b": _mixtral(
-        56, 6144, 48, 16_384, paper="Mistral AI 2024 (Mixtral 8x22B, release)", context=65_536
+        56,
+        6144,
+        48,
+        16_384,
+        balance=0.001,
+        paper="Mistral AI 2024 (Mixtral 8x22B, release)",
+        context=65_536,
     ),
 }
