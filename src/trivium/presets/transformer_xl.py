@@ -1,7 +1,7 @@
 """Transformer-XL: decoders whose layers remember their inputs of earlier segments.
 
 The sizes of WikiText-103 have all token vectors as wide as the model, where the published large
-model has adaptive ones (Baevski and Auli 2019), so that its 257M parameters are 519M here.
+model has adaptive ones (Baevski and Auli 2019), so that its 257M parameters are 520M here.
 """
 
 from __future__ import annotations
@@ -71,11 +71,13 @@ def _small(num_layers: int, d_model: int) -> Preset:
 PRESETS: dict[str, Preset] = {
     "transformer-xl-tiny": _small(2, 128),
     "transformer-xl-mini": _small(4, 256),
+    # Rates, batches and steps are of the authors' scripts, run_wt103_base.sh and _large.sh.
     "transformer-xl-base": _transformer_xl(
-        16, 410, 2100, 10, 150, paper=_PAPER, vocab_size=267_735, dropout=0.1, lr=2.5e-4, batch=9000
+        16, 410, 2100, 10, 150, paper=_PAPER, vocab_size=267_735, dropout=0.1, lr=2.5e-4,
+        batch=60 * 150, tokens=2e5 * 60 * 150,
     ),
     "transformer-xl-large": _transformer_xl(
         18, 1024, 4096, 16, 384, paper=_PAPER, vocab_size=267_735, dropout=0.2, lr=2.5e-4,
-        batch=49_152,
+        batch=128 * 384, tokens=4e6 * 128 * 384,
     ),
 }  # fmt: skip
