@@ -29,7 +29,7 @@ def _glm(
     return Preset(model, paper, 512, **published)
 
 
-_BATCH = 1024.0 * 512  # section 3.1: 200 thousand steps of 1024 rows of 512 tokens
+_BATCH = 1024.0 * 512  # appendix A: 200 thousand steps of 1024 rows of 512 tokens
 
 PRESETS: dict[str, Preset] = {
     "glm-tiny": _glm(2, 128, paper="after Du et al. 2022 (GLM)"),

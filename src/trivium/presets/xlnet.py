@@ -38,6 +38,6 @@ PRESETS: dict[str, Preset] = {
     "xlnet-tiny": _xlnet(2, 128, paper="after Yang et al. 2019 (XLNet)"),
     "xlnet-mini": _xlnet(4, 256, paper="after Yang et al. 2019 (XLNet)"),
     "xlnet-base": _xlnet(12, 768),
-    # 500 thousand steps of 8192 rows of 512 tokens (table A.2 and section 3.1).
+    # Section 3.1 and the appendix on pretraining: 500 thousand steps of 8192 rows of 512 tokens.
     "xlnet-large": _xlnet(24, 1024, lr=4e-4, batch=8192 * 512, tokens=5e5 * 8192 * 512),
 }
