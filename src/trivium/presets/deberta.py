@@ -62,7 +62,8 @@ def _v1(num_layers: int, d_model: int) -> Preset:
 def _v3(num_layers: int, d_model: int) -> Preset:
     """256 buckets each way for distances up to 512, whose keys and queries content's matrices make.
 
-    Trained as ELECTRA is; the generator fills masks.
+    Trained as ELECTRA is; the generator fills masks. Published generators are as wide and half as
+    deep, those of the objective here as deep and narrower.
     """
     return _deberta(
         num_layers,

@@ -20,8 +20,11 @@ def _gemma2(
     window: int = 4095,
     **published: float,
 ) -> Preset:
-    """Sandwich norms, soft caps, a window in every second layer. Windows do not count the position
-    itself here."""
+    """Sandwich norms, soft caps, a window in every second layer (tables 1 and 2).
+
+    Windows do not count the position itself here. The paper counts 256,128 token vectors; the
+    released models have 256,000.
+    """
     full = spec.Attention(
         num_heads=num_heads,
         head_dim=head_dim,

@@ -15,7 +15,12 @@ def _mixer(d_model: int) -> Mamba:
 
 
 def _mamba(num_layers: int, d_model: int, *, tokens: float | None = None) -> Preset:
-    """No attention, no positions, no feed-forward network. Matrices start normal, not uniform."""
+    """No attention, no positions, no feed-forward network.
+
+    Matrices start normal, not uniform in +-1 / sqrt(inputs), and those that add to the residual
+    stream are divided by the root of 2 layers, not of layers. The vocabulary is GPT-NeoX's 50,277
+    tokens, padded to a multiple of 8. Sizes and tokens are those of the authors' release.
+    """
     model = spec.ModelSpec(
         vocab_size=50_280,
         d_model=d_model,

@@ -25,7 +25,10 @@ def _qwen(
     eps: float = 1e-6,
     **published: float,
 ) -> Preset:
-    """LLaMA's parts, with what `attention` adds to its attention."""
+    """LLaMA's parts, with what `attention` adds to its attention.
+
+    Tables have more rows than the 151,646 tokens of Qwen2 and 151,669 of Qwen3, as those released.
+    """
     model = spec.ModelSpec(
         vocab_size=vocab_size,
         d_model=d_model,
