@@ -1,9 +1,10 @@
 """Named sizes of the literature, each with its paper, and small sizes of every family.
 
 Sizes called `-tiny` (2 layers, width 128), `-mini` (4 layers, width 256) and `-small` are our own,
-for trying and short runs, unless a paper has such names. Every spec starts as its paper says; runs
-of sizes of our own change that (`train/defaults.py`). A trained model has the vocabulary of its
-tokenizer; that of the preset is the most it can be unless `tokenizer.vocab_size` is set.
+for trying and short runs, unless a paper has such names. Every spec starts as its paper says, a
+decoder whose paper does not say as GPT-2; runs of sizes of our own change that
+(`train/defaults.py`). A trained model has the vocabulary of its tokenizer; that of the preset is
+the most it can be unless `tokenizer.vocab_size` is set.
 
 >>> presets["llama-7b"].d_model
 4096

@@ -113,7 +113,8 @@ _gpt3 = partial(
     patterns=(None, spec.Sliding(window=255)),
     dropout=0.0,
 )
-# GPT-3 with dense layers alone, wider and less deep, and a larger vocabulary.
+# GPT-3 with dense layers alone and a larger vocabulary; Jumbo is wider and less deep than 175B
+# (sections 2.1 to 2.3).
 _jurassic = partial(
     _gpt,
     paper="Lieber et al. 2021 (Jurassic-1)",
