@@ -45,9 +45,11 @@ PUBLISHED = {
     "mistral-7b": 7_241_732_096,
     "mixtral-8x7b": 46_702_792_704,
     "mixtral-8x22b": 140_620_634_112,
+    "gpt-neox-20b": 20_554_567_680,
     "pythia-70m": 70_426_624,
     "pythia-6.9b": 6_857_302_016,
     "bloom-560m": 559_214_592,
+    "bloom-176b": 176_247_271_424,
     "gemma2-2b": 2_614_341_888,
     "gemma2-27b": 27_227_128_320,
     "qwen2-0.5b": 494_032_768,
@@ -70,8 +72,8 @@ PUBLISHED = {
 }
 # Totals that papers print rounded, in millions: Brown et al. 2020, table D.1; Lieber et al. 2021,
 # table 1; Chowdhery et al. 2022, table 1; Vaswani et al. 2017, table 3; Lan et al. 2019, table 1;
-# Warner et al. 2024; Dai et al. 2019, table 1; Du et al. 2022, section 3; Turc et al. 2019, table
-# 1, where a BERT is counted without the heads that pretraining adds; Child et al. 2019, table 2,
+# Warner et al. 2024; Dai et al. 2019, table 1; the code of Du et al. 2022; Turc et al. 2019, table
+# 1, where a BERT is counted without the heads that pretraining adds; Child et al. 2019, table 1,
 # whose 95 million have no vector for each of the 12,288 positions.
 ROUNDED = {
     "gpt3-125m": (125, 0.005),
@@ -82,8 +84,11 @@ ROUNDED = {
     "gpt3-6.7b": (6_660, 0.005),
     "gpt3-13b": (12_850, 0.005),
     "gpt3-175b": (174_600, 0.005),
+    "jurassic1-large": (7_500, 0.001),
     "jurassic1-jumbo": (178_000, 0.005),
     "palm-8b": (8_630, 0.001),
+    "palm-62b": (62_500, 0.001),
+    "palm-540b": (540_350, 0.001),
     "transformer-base": (65, 0.04),
     "transformer-big": (213, 0.01),
     "albert-base": (12, 0.03),

@@ -8,7 +8,10 @@ from trivium.spec.mixers.linformer import Linformer
 
 
 def _linformer(num_layers: int, d_model: int, rank: int) -> Preset:
-    """A post-norm encoder; one projection in all layers."""
+    """A post-norm encoder; one projection in all layers (layerwise sharing, section 4).
+
+    The paper reads as many tokens with ranks of 128 and 256 (section 5.1).
+    """
     heads = d_model // 64
     model = spec.ModelSpec(
         vocab_size=50_265,
