@@ -90,6 +90,18 @@ class Context:
         return self.span is None or isinstance(self.span.start, int)
 
     @property
+    def begins(self) -> Tensor | None:
+        """Which tokens begin a document after another in their row: bool [B, T]; None: none."""
+        if self.documents is None:
+            return None
+        return self.documents.diff(dim=1, prepend=self.documents[:, :1]) != 0
+
+    @property
+    def kept(self) -> Tensor | None:
+        """Which tokens a state takes up, of a row or of a cache: [B, T]; None: all."""
+        return self.real if self.span is None else self.span.real(self.columns.device)
+
+    @property
     def keys(self) -> Context:
         """The context of the tokens that are seen, of this pass alone."""
         return self if self.num_keys is None else self.cut(slice(self.num_keys))

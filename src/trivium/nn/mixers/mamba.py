@@ -90,8 +90,7 @@ class MambaMixer(MixerModule, of=Mamba):
         """[B, T, D] -> [B, T, D]; the state of earlier tokens is replaced in place."""
         self.prepare(context)
         part, span = self.part, context.span
-        real = context.real if span is None else span.real(x.device)
-        real = x.new_ones(1, 1) if real is None else real
+        real = x.new_ones(1, 1) if context.kept is None else context.kept
         inputs = self.input(x)
         inputs = inputs * real[..., None].to(inputs.dtype)
         if state is None or span is None:
@@ -103,7 +102,7 @@ class MambaMixer(MixerModule, of=Mamba):
         sizes = [part.dt_rank, part.d_state, part.d_state]
         low, into, out = self.selection(u).split(sizes, -1)
         of_tokens = self.step(low), u, into, out, self.gate(x), real.expand(*x.shape[:2])
-        y, h = self._select(of_tokens, context.documents, h)
+        y, h = self._select(of_tokens, context.begins, h)
         if state is not None and span is not None:
             state.write(span, _last(inputs, part.d_conv - 1, span.new), h)
         return self.output(y)
@@ -125,22 +124,19 @@ class MambaMixer(MixerModule, of=Mamba):
         return total.to(inputs.dtype)
 
     def _select(
-        self, of_tokens: tuple[Tensor, ...], documents: Tensor | None, h: Tensor | None
+        self, of_tokens: tuple[Tensor, ...], begins: Tensor | None, h: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Gated outputs [B, T, E] of tensors [B, T, ...], and h after them, segment by segment.
 
         All h of a row would take N times the memory of what they are made of: backward computes
         those of a segment again.
         """
-        begins = None
-        if documents is not None:
-            begins = (documents.diff(dim=1, prepend=documents[:, :1]) != 0).split(SEGMENT, 1)
-        outputs = []
+        outputs, new_documents = [], None if begins is None else begins.split(SEGMENT, 1)
         # Of one split the gradient is one tensor, of slices one for each, as long as the row.
         segments = zip(*(each.split(SEGMENT, 1) for each in of_tokens), strict=True)
         for i, segment in enumerate(segments):
             arguments: tuple[Any, ...] = *segment, h, self.log_decay, self.skip
-            arguments += (None if begins is None else begins[i],)
+            arguments += (None if new_documents is None else new_documents[i],)
             if torch.is_grad_enabled():
                 y, h = checkpoint(
                     self._segment, *arguments, use_reentrant=False, preserve_rng_state=False

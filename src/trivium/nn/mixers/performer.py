@@ -68,11 +68,9 @@ class PerformerMixer(MixerModule, of=Performer):
         Raises SpecError for limits other than causality and padding.
         """
         self.refuse_limits(context, but={"causal", "padding"})
-        real, device = context.real, context.columns.device
-        if real is None and context.span is not None:
-            real = context.span.real(device)
+        real = context.kept
         if real is None:
-            real = torch.ones(1, 1, device=device)
+            real = torch.ones(1, 1, device=context.columns.device)
         return real.bool()[:, None, :, None]
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
