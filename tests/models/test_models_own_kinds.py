@@ -105,7 +105,7 @@ def define_counted() -> spec.Positionwise:
             super().__init__(part, width)
             self.weight = torch.nn.Parameter(torch.empty(width, width))
 
-        def forward(self, x, context):
+        def forward(self, x, context, state):
             return torch.tanh(x @ self.weight), self.part.size * x.square().mean()
 
     return Counted()

@@ -24,7 +24,7 @@ from trivium.models.base_model import (
     refuse,
 )
 from trivium.nn.blocks.sequential import Block
-from trivium.nn.context import Context, EncoderOutput, LayerContext
+from trivium.nn.context import ALONE, Context, EncoderOutput, LayerContext
 from trivium.nn.length import check_length
 from trivium.nn.norm import build_norm
 from trivium.nn.part_module import module_class
@@ -115,28 +115,38 @@ class TransformerStack(nn.Module):
         Also the loss that layers add together. `cache` holds earlier tokens.
         """
         x, total = self.embedding(tokens, context.positions, token_type_ids), None
-        last = self.spec.num_layers - 1
+        # Where networks read earlier tokens all are computed; what is wanted is chosen after.
+        last = None if self.spec.feed_forward.reads_earlier else self.spec.num_layers - 1
         before_last = context if context.select is None else replace(context, select=None)
         prepared: dict[int, tuple[Any, Any]] = {}
         for i, block in enumerate(self.every_layer):
             here = context if i == last else before_last
-            state = source = None
-            if cache is not None:
-                state, source = cache.states[i], cache.sources[i] if cache.sources else None
-            own, first = LayerContext(state, source), self._first_alike[i]
+            own, first = _kept_of(i, cache), self._first_alike[i]
             if first not in prepared:
                 prepared[first] = block.prepare(here, own, self._table_of(i))
-            x, loss = block(x, here, LayerContext(state, source, *prepared[first]))
+            mixing, crossing = prepared[first]
+            x, loss = block(x, here, replace(own, prepared=mixing, cross_prepared=crossing))
             if loss is not None:
                 total = loss if total is None else total + loss
         if total is not None:
             total = self.every_layer[0].feed_forward.loss(total)
-        return self.norm(x), total
+        return self.norm(context.chosen(x) if last is None else x), total
 
     def _table_of(self, layer: int) -> nn.Module | None:
         """The table that a layer shares with others."""
         table = self._table_of_layer[layer]
         return None if table is None else self.tables[table]
+
+
+def _kept_of(layer: int, cache: Cache | None) -> LayerContext:
+    """What a cache keeps for a layer."""
+    if cache is None:
+        return ALONE
+    return LayerContext(
+        state=cache.states[layer],
+        source=cache.sources[layer] if cache.sources else None,
+        feed_forward_state=cache.feed_forward_states[layer] if cache.feed_forward_states else None,
+    )
 
 
 class Transformer(LanguageModule, of=spec.ModelSpec):
@@ -200,12 +210,16 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
             return super().new_cache(slots, slot_length)
         check_length(slot_length, self.spec.max_length)
         like, layers = state_like(self.tokens.weight), self.decoder.every_layer
+        reading = layers if self.decoder.spec.feed_forward.reads_earlier else []
         return Cache(
             slots,
             slot_length,
             [layer.mixer.new_state(slots, slot_length, like) for layer in layers],
             device=self.device,
             projections=[each.project for layer in layers if (each := layer.cross_attention)],
+            feed_forward_states=[
+                layer.feed_forward.new_state(slots, slot_length, like) for layer in reading
+            ],
         )
 
     def forward(self, input_ids: Tensor | None = None, **inputs: Any) -> Tensor:

@@ -139,6 +139,7 @@ class LayerContext:
 
     Args:
         state: what its mixer keeps of earlier tokens.
+        feed_forward_state: the same of its feed-forward network, where that reads any.
         source: what its cross-attention keeps of the encoder's output.
         prepared, cross_prepared: what both have made of the context, once for all layers alike.
     """
@@ -147,6 +148,7 @@ class LayerContext:
     source: SourceState | None = None
     prepared: Any = None
     cross_prepared: Any = None
+    feed_forward_state: State | None = None
 
 
 ALONE = LayerContext()

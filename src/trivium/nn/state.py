@@ -246,6 +246,7 @@ class Cache:
         device: where `lengths`, int64 [slots], is kept.
         projections: of every layer that attends to an encoder's output, what makes keys and values
             [n, K, S, H] of it.
+        feed_forward_states: of every layer, what its feed-forward network keeps, where it does.
     """
 
     def __init__(
@@ -256,9 +257,11 @@ class Cache:
         *,
         device: torch.device,
         projections: Sequence[Projection] = (),
+        feed_forward_states: Sequence[State] = (),
     ) -> None:
         self.num_slots, self.slot_length = num_slots, slot_length
-        self.states, self.projections = states, projections
+        self.states, self.projections = [*states, *feed_forward_states], projections
+        self.feed_forward_states = feed_forward_states
         self.sources = [SourceState() for _ in projections]
         self.source_mask: Tensor | None = None  # bool [slots, S]
         self.lengths = torch.zeros(num_slots, dtype=torch.int64, device=device)

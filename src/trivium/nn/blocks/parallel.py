@@ -35,5 +35,5 @@ class ParallelBlock(Block, of=spec.ParallelLayers):
         entered, chosen = mixing.enter(x), context.chosen(x)
         mixed = context.chosen(self.mixer(entered, context, layer.state, layer.prepared))
         read = context.chosen(entered) if self.shares_norm else feeding.enter(chosen)
-        y, loss = self.feed_forward(read, context)
+        y, loss = self.feed_forward(read, context, layer.feed_forward_state)
         return mixing(chosen, mixed + y), loss

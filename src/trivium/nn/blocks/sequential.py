@@ -67,5 +67,5 @@ class Block(PartModule, of=spec.SequentialLayers):
             residual, cross = self.cross_residual, self.cross_attention
             x = residual(x, cross(residual.enter(x), context, layer.source, layer.cross_prepared))
         x, residual = context.chosen(x), self.feed_forward_residual
-        y, loss = self.feed_forward(residual.enter(x), context)
+        y, loss = self.feed_forward(residual.enter(x), context, layer.feed_forward_state)
         return residual(x, y), loss

@@ -12,20 +12,28 @@ from torch import Tensor, nn
 
 from trivium.nn.context import Context
 from trivium.nn.part_module import PartModule
+from trivium.nn.state import State
 from trivium.spec.part import import_members
 
 
 class FeedForwardModule(PartModule):
-    """A function of one token's vector, built of a part and a width."""
+    """A function of one token's vector, or of those before it too, built of a part and a width."""
 
     def __init__(self, part: Any, width: int) -> None:
         super().__init__()
         self.part = part
 
-    def forward(self, x: Tensor, context: Context | None = None) -> tuple[Tensor, Tensor | None]:
+    def new_state(self, slots: int, length: int, like: Tensor) -> State:
+        """As `MixerModule.new_state`, where its part `reads_earlier` tokens."""
+        raise NotImplementedError
+
+    def forward(
+        self, x: Tensor, context: Context | None = None, state: State | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """[..., D] -> [..., D], and what is added up for `loss` over the layers; None: nothing.
 
         `context` is that of the pass; of a block with `select`, x are the vectors chosen there.
+        Where its part `reads_earlier` tokens x is [B, T, D], and `state` is extended in place.
         """
         raise NotImplementedError
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from trivium.nn.context import Context
 from trivium.nn.feed_forwards import FeedForwardModule
 from trivium.nn.feed_forwards.feed_forward import FeedForwardNetwork
+from trivium.nn.state import State
 from trivium.spec.feed_forwards.experts import Experts
 
 
@@ -51,7 +52,9 @@ class ExpertsNetwork(FeedForwardModule, of=Experts):
         """See `FeedForwardModule.idle`."""
         return self.experts[self.part.num_chosen :]
 
-    def forward(self, x: Tensor, context: Context | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, x: Tensor, context: Context | None = None, state: State | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """[..., D] -> [..., D], and `_load`; None with a cache, where nothing is trained."""
         tokens = x.flatten(0, -2)
         probabilities = self.router(tokens).float().softmax(-1)  # [M, E]

@@ -14,6 +14,7 @@ from trivium import spec
 from trivium.nn.activations import build_activation
 from trivium.nn.context import Context
 from trivium.nn.feed_forwards import FeedForwardModule
+from trivium.nn.state import State
 
 
 class FeedForwardNetwork(FeedForwardModule, of=spec.FeedForward):
@@ -31,7 +32,9 @@ class FeedForwardNetwork(FeedForwardModule, of=spec.FeedForward):
         self.down = nn.Linear(part.d_ff, width, bias=part.bias)
         self.gate = nn.Linear(width, part.d_ff, bias=part.bias) if part.gated else None
 
-    def forward(self, x: Tensor, context: Context | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, x: Tensor, context: Context | None = None, state: State | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """[..., D] -> [..., D], and no loss."""
         if self.gate is None:
             return self.down(self.activation(self.up(x))), None

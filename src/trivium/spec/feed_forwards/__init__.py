@@ -1,4 +1,4 @@
-"""Kinds of feed-forward networks: what a block does with every token by itself."""
+"""Kinds of feed-forward networks: what a block does with every token, mostly by itself."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ class Positionwise(Choice):
 
     adds_loss: ClassVar[bool] = False
     """Whether its module returns a loss of its own, as experts do to stay balanced."""
+    reads_earlier: ClassVar[bool] = False
+    """Whether it also reads vectors of earlier tokens, of which its module then has a state. It
+    computes all tokens of its row, also where few are wanted."""
     computes: ClassVar[bool] = True
     """Whether there is one; else a block is its mixer alone, without a second norm."""
 
