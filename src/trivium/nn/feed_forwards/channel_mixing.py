@@ -1,0 +1,67 @@
+"""The channel mixing of RWKV.
+
+Shape letters: B batch, T positions, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trivium.nn.context import Context
+from trivium.nn.feed_forwards import FeedForwardModule
+from trivium.nn.state import State
+from trivium.nn.token_shift import start_of_mixture, token_before
+from trivium.spec.feed_forwards.channel_mixing import ChannelMixing
+
+
+class ChannelMixingNetwork(FeedForwardModule, of=ChannelMixing):
+    """sigmoid(r_t W_receptance) * (relu(k_t W_key)^2 W_value), where k_t and r_t are mixtures
+
+        mix * x_t + (1 - mix) * x_t-1
+
+    of a token and the one before it, each with a `mix` [D] of its own.
+
+    Source: Peng et al. 2023, section 3.1.
+    """
+
+    parallel: ClassVar[Mapping[str, str]] = {"value": "row"}
+
+    def __init__(self, part: ChannelMixing, width: int) -> None:
+        super().__init__(part, width)
+        self.mix_key = nn.Parameter(torch.ones(width))
+        self.mix_receptance = nn.Parameter(torch.ones(width))
+        self.key = nn.Linear(width, part.d_ff, bias=False)
+        self.receptance = nn.Linear(width, width, bias=False)
+        self.value = nn.Linear(part.d_ff, width, bias=False)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        """As `TimeMixingMixer.reset_parameters`."""
+        self.mix_key.copy_(start_of_mixture(len(self.mix_key)))
+        self.mix_receptance.copy_(start_of_mixture(len(self.mix_key)))
+        for weight in (self.receptance.weight, self.value.weight):
+            weight.zero_()
+
+    def new_state(self, slots: int, length: int, like: Tensor) -> State:
+        """The last token."""
+        return State(like.new_zeros(slots, len(self.mix_key)))
+
+    def forward(
+        self, x: Tensor, context: Context | None = None, state: State | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """[B, T, D] -> [B, T, D], and no loss; without a context rows are one text each."""
+        context = Context.of_length(x.shape[1], x.device) if context is None else context
+        span = context.span
+        kept = state.read(span)[0] if state is not None and span is not None else None
+        before, last = token_before(x, context, kept)
+        key, receptance = (
+            torch.lerp(before, x, mix.to(x.dtype)) for mix in (self.mix_key, self.mix_receptance)
+        )
+        if state is not None and span is not None:
+            state.write(span, last)
+        return self.receptance(receptance).sigmoid() * self.value(F.relu(self.key(key)) ** 2), None
