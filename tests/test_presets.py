@@ -61,6 +61,13 @@ PUBLISHED = {
     "mamba-790m": 793_204_224,
     "mamba-1.4b": 1_372_178_432,
     "mamba-2.8b": 2_768_345_600,
+    # 2 V D + 13 D^2 L + D (11 L + 4), Peng et al. 2023, section 4.
+    "rwkv-169m": 169_342_464,
+    "rwkv-430m": 430_397_440,
+    "rwkv-1.5b": 1_515_106_304,
+    "rwkv-3b": 2_984_627_200,
+    "rwkv-7b": 7_392_649_216,
+    "rwkv-14b": 14_148_597_760,
     "t5-small": 60_506_624,
     "t5-base": 222_903_552,
     "t5-large": 737_668_096,
@@ -148,6 +155,7 @@ LIKE = {
     "marian": "marian-opus-mt",
     "xlnet": "xlnet-base",
     "mamba": "mamba-130m",
+    "rwkv": "rwkv-169m",
     "glm": "glm-base",
     "longformer": "longformer-base",
 }

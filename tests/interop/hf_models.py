@@ -180,6 +180,13 @@ SIZES: dict[str, dict[str, Any]] = {
         "time_step_rank": 3,
         **_TOKENS,
     },
+    "Rwkv": {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 22,
+        "num_hidden_layers": 3,
+        "rescale_every": 0,
+        **_TOKENS,
+    },
     "T5": _T5,
     "Bart": _BART,
     "Marian": _BART,
@@ -264,6 +271,9 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "MambaForCausalLM": [
         {"use_bias": True, "use_conv_bias": False, "hidden_act": "gelu", "conv_kernel": 3},
         {"expand": 3, "tie_word_embeddings": False, "time_step_rank": "auto"},
+    ],
+    "RwkvForCausalLM": [
+        {"intermediate_size": 29, "tie_word_embeddings": True},
     ],
     "T5ForConditionalGeneration": [
         {"feed_forward_proj": "gated-gelu", "scale_decoder_outputs": False},

@@ -103,7 +103,8 @@ def test_left_padding_and_padding_tokens_inside_a_text():
         inside = {**inputs, "input_ids": inputs["input_ids"].clone()}
         inside["input_ids"][:, 3] = original.config.pad_token_id
         inside["attention_mask"] = torch.ones_like(mask)
-        for changed in (flipped, inside):
+        # Their RWKV takes no mask: it reads padding before a text.
+        for changed in (inside,) if name.startswith("Rwkv") else (flipped, inside):
             with torch.no_grad():
                 hf, ours = hf_outputs(original, changed), local_outputs(local, changed)
                 assert_equal(ours, hf, changed, name)

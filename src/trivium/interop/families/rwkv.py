@@ -1,0 +1,84 @@
+"""RWKV, version 4 (Peng et al. 2023).
+
+For inference `transformers` halves the residual stream after every `rescale_every` layers, so that
+it stays within the range of float16; norms undo that, but for their eps. Here nothing is halved,
+and what is written says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from trivium.interop.family import Family, Hook, Option, classes, in_layers
+from trivium.interop.hf_config import ConfigReader
+from trivium.spec import PRE_NORM, LayerNorm, ModelSpec
+
+_WIDTH = 4096
+
+
+def _times_width(factor: int) -> Callable[[ConfigReader], int]:
+    return lambda config: factor * config.require("hidden_size", _WIDTH)
+
+
+def _never_rescale(spec: ModelSpec, config: dict[str, Any]) -> None:
+    config["rescale_every"] = 0
+
+
+RWKV = Family(
+    "rwkv",
+    architectures=classes("Rwkv", "ForCausalLM Model"),
+    stacks=("decoder",),
+    config={
+        "vocab_size": Option("vocab_size", 50_277),
+        "hidden_size": Option("d_model", _WIDTH),
+        "num_hidden_layers": Option("decoder.num_layers", 32),
+        "attention_hidden_size": Option("decoder.mixer.d_inner", _times_width(1)),
+        "intermediate_size": Option("decoder.feed_forward.d_ff", _times_width(4)),
+        "tie_word_embeddings": Option("heads.lm.tied", False),
+    },
+    fixed={
+        "embedding.norm": LayerNorm(),
+        "decoder.mixer.kind": "time-mixing",
+        "decoder.feed_forward.kind": "channel-mixing",
+        "decoder.norm.kind": "layer",
+        "decoder.norms": PRE_NORM,
+        "initialization": {"kind": "normal", "embedding_std": 1e-4},
+    },
+    weights={
+        "rwkv.embeddings": "tokens",
+        "rwkv.blocks.0.pre_ln": "decoder.embedding.norm",
+        **in_layers(
+            "rwkv.blocks.{i}",
+            "decoder",
+            {
+                "ln1": "mixer_residual.{norm}",
+                "attention.time_decay": "mixer.decay",
+                "attention.time_first": "mixer.bonus",
+                "attention.time_mix_key": "mixer.mix_key",
+                "attention.time_mix_value": "mixer.mix_value",
+                "attention.time_mix_receptance": "mixer.mix_receptance",
+                "attention.key": "mixer.key",
+                "attention.value": "mixer.value",
+                "attention.receptance": "mixer.receptance",
+                "attention.output": "mixer.output",
+                "ln2": "feed_forward_residual.{norm}",
+                "feed_forward.time_mix_key": "feed_forward.mix_key",
+                "feed_forward.time_mix_receptance": "feed_forward.mix_receptance",
+                "feed_forward.key": "feed_forward.key",
+                "feed_forward.receptance": "feed_forward.receptance",
+                "feed_forward.value": "feed_forward.value",
+            },
+        ),
+        "rwkv.ln_out": "decoder.norm",
+    },
+    heads={"lm": {"head": ""}},
+    base="rwkv.",
+    stored=lambda spec: {
+        f"time_mix_{name}": (1, 1, spec.d_model) for name in ("key", "value", "receptance")
+    },
+    expected={"layer_norm_epsilon": 1e-5},  # the last norm has it, whatever the others have
+    ignored="context_length rescale_every",
+    copies={"head.weight": "rwkv.embeddings.weight"},
+    hooks=(Hook(write=_never_rescale),),
+)

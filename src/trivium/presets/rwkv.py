@@ -1,0 +1,39 @@
+"""Decoders without attention that read the token before, too: RWKV, version 4."""
+
+from __future__ import annotations
+
+from trivium import spec
+from trivium.presets.preset import Preset
+from trivium.spec.feed_forwards.channel_mixing import ChannelMixing
+from trivium.spec.mixers.time_mixing import TimeMixing
+
+
+def _rwkv(num_layers: int, d_model: int, tokens: float | None = None) -> Preset:
+    """No positions; a norm of small token vectors, which are not tied to those of the output."""
+    model = spec.ModelSpec(
+        vocab_size=50_277,
+        d_model=d_model,
+        embedding=spec.Embedding(norm=spec.LayerNorm()),
+        decoder=spec.Stack(
+            num_layers=num_layers,
+            mixer=TimeMixing(d_inner=d_model),
+            feed_forward=ChannelMixing(d_ff=4 * d_model),
+            norm=spec.LayerNorm(),
+            norms=spec.PRE_NORM,
+        ),
+        heads=(spec.LMHead(tied=False),),
+        initialization=spec.Normal(embedding_std=1e-4),
+    )
+    return Preset(model, "Peng et al. 2023 (RWKV)", 1024, tokens)
+
+
+PRESETS: dict[str, Preset] = {
+    "rwkv-tiny": _rwkv(2, 128),
+    "rwkv-mini": _rwkv(4, 256),
+    "rwkv-169m": _rwkv(12, 768, 330e9),
+    "rwkv-430m": _rwkv(24, 1024, 330e9),
+    "rwkv-1.5b": _rwkv(24, 2048, 330e9),
+    "rwkv-3b": _rwkv(32, 2560, 330e9),
+    "rwkv-7b": _rwkv(32, 4096, 330e9),
+    "rwkv-14b": _rwkv(40, 5120, 330e9),
+}
