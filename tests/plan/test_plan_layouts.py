@@ -241,7 +241,7 @@ def test_activations_are_those_that_autograd_keeps(precision):
             *("bert-mini", "palm-mini", "mixtral-mini", "mamba-mini", "t5-mini", "bart-mini"),
         )
     }
-    for name in ("rwkv-tiny", "performer-tiny", "linformer-mini", "sparse-transformer-tiny"):
+    for name in ("rwkv-mini", "performer-tiny", "linformer-mini", "sparse-transformer-tiny"):
         specs[name] = presets[name].replace(vocab_size=211)
     if precision is torch.float32:
         llama = presets["llama-mini"].replace(vocab_size=211)
