@@ -81,7 +81,8 @@ PUBLISHED = {
 # table 1; Chowdhery et al. 2022, table 1; Vaswani et al. 2017, table 3; Lan et al. 2019, table 1;
 # Warner et al. 2024; Dai et al. 2019, table 1; the code of Du et al. 2022; Turc et al. 2019, table
 # 1, where a BERT is counted without the heads that pretraining adds; Child et al. 2019, table 1,
-# whose 95 million have no vector for each of the 12,288 positions.
+# whose 95 million have no vector for each of the 12,288 positions; Rae et al. 2021, table 1;
+# Hoffmann et al. 2022, tables A9 and 4.
 ROUNDED = {
     "gpt3-125m": (125, 0.005),
     "gpt3-350m": (356, 0.005),
@@ -96,6 +97,12 @@ ROUNDED = {
     "palm-8b": (8_630, 0.001),
     "palm-62b": (62_500, 0.001),
     "palm-540b": (540_350, 0.001),
+    "gopher-44m": (44, 0.01),
+    "gopher-7.1b": (7_100, 0.005),
+    "gopher-280b": (280_000, 0.002),
+    "chinchilla-425m": (425, 0.002),
+    "chinchilla-16b": (16_183, 0.0001),
+    "chinchilla-70b": (70_000, 0.002),
     "transformer-base": (65, 0.04),
     "transformer-big": (213, 0.01),
     "albert-base": (12, 0.03),
@@ -145,6 +152,8 @@ LIKE = {
     "jurassic1": "jurassic1-large",
     "pythia": "pythia-70m",
     "palm": "palm-8b",
+    "gopher": "gopher-44m",
+    "chinchilla": "chinchilla-70b",
     "bloom": "bloom-560m",
     "gemma2": "gemma2-2b",
     "qwen2": "qwen2-1.5b",
@@ -283,7 +292,7 @@ def test_the_mapping():
         ("Bert-bsae", "bert-base"),
         ("lama65b", "llama-65b"),
         ("gtp2-mini", "gpt2-mini"),
-        ("gopher-mini", ""),  # no name of another family
+        ("ernie-mini", ""),  # no name of another family
         ("mmaba-mini", "mamba-mini"),
         ("pegasus-mini", ""),
         ("swin-tiny", ""),

@@ -50,7 +50,7 @@ presets: dict[str, Spec] = _Named({name: preset.spec for name, preset in catalog
 def did_you_mean_preset(name: str, others: Iterable[str] = ()) -> str:
     """`did_you_mean` among presets, and `others`, whose family the name nearly begins with.
 
-    >>> did_you_mean_preset("lama-7b"), did_you_mean_preset("gopher-mini")
+    >>> did_you_mean_preset("lama-7b"), did_you_mean_preset("pegasus-mini")
     (' Did you mean "llama-7b"?', '')
     """
     name = name.lower()
