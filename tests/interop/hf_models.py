@@ -219,12 +219,14 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "DebertaForMaskedLM": [
         {"max_relative_positions": -1, "position_biased_input": True},
         {"pos_att_type": ["p2c"], "tie_word_embeddings": False},
+        {"legacy": False},
         {"relative_attention": False, "pos_att_type": None, "position_biased_input": True},
     ],
     "DebertaV2ForMaskedLM": [
         {"share_att_key": False, "position_biased_input": True, "norm_rel_ebd": "none"},
         {"pos_att_type": ["p2c"], "position_buckets": -1, "max_relative_positions": 6},
         {"pos_att_type": ["c2p"], "share_att_key": False, "tie_word_embeddings": False},
+        {"legacy": False, "tie_word_embeddings": False},
     ],
     "OpenAIGPTLMHeadModel": [{"afn": "relu"}],
     "GPT2LMHeadModel": [

@@ -267,6 +267,21 @@ def test_files_of_long_ago():
     from_hugging_face({**options_of(bart), "extra_pos_embeddings": 2}, tensors)
 
 
+def test_deberta_as_it_was_published():
+    """Without a class, the masked head by its other name, and what no class of it reads."""
+    for name in ("Deberta", "DebertaV2"):
+        original = hf_model(Case(f"{name}ForMaskedLM", {"legacy": False}))
+        tensors = dict(original.state_dict())
+        tensors["deberta.embeddings.position_embeddings.weight"] = torch.ones(31, 22)
+        tensors["mask_predictions.dense.weight"] = torch.ones(22, 22)
+        options = {
+            n: o for n, o in options_of(original).items() if n not in ("legacy", "architectures")
+        }
+        local, inputs = from_hugging_face(options, tensors), inputs_of(Case(f"{name}Model", {}))
+        with torch.no_grad():
+            assert_equal(local_outputs(local.eval(), inputs), hf_outputs(original, inputs), inputs)
+
+
 def test_equal_gradients():
     """Of the cross-entropy at real positions, for every weight, fused and transposed ones too."""
     names = ("BertForMaskedLM", "AlbertForMaskedLM", "ModernBertForMaskedLM", "GPT2LMHeadModel")

@@ -44,7 +44,6 @@ REFUSED = {
     ],
     "DebertaModel": [
         ({"talking_head": True}, '"talking_head"'),
-        ({"legacy": False}, '"legacy"'),
         ({"relative_attention": False}, '"pos_att_type" is .*without relative_attention'),
     ],
     "DebertaV2Model": [

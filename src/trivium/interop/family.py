@@ -238,8 +238,8 @@ class Family:
         config: option -> fields of the spec.
         fixed: fields of the spec that no option sets, the same in every model of the family.
         weights: of the body; a function of the spec where names depend on it.
-        also_read: weights of the body by other names that files may have. Where only the right side
-            has `{e}`, the tensor has one more axis, that of the experts.
+        also_read: weights by other names that files may have; of heads, with a right side in full.
+            Where only the right side has `{e}`, the tensor has one more axis, that of the experts.
         heads: kind of head -> its weights, where they have other names than in most families.
         base: prefix of the body's weights in files of models with a head, missing in files of the
             body alone.

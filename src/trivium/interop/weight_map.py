@@ -191,7 +191,8 @@ def _table(family: Family, architecture: str, spec: ModelSpec, *, reading: bool)
     base, norm = family.base_of(architecture), spec.stacks[0].norms[0]
     for hf, local in [*body.items(), *(family.also_read.items() if reading else ())]:
         parts = (local,) if isinstance(local, str) else local
-        name = base + hf.removeprefix(family.base)
+        in_head = parts[0].startswith("heads.")
+        name = hf if in_head else base + hf.removeprefix(family.base)
         fused = count if "{e}" in parts[0] and "{e}" not in name else 0
         for layer in range(layers if "{i}" in name else 1):
             for expert in range(count if "{e}" in name else 1):

@@ -21,8 +21,11 @@ def _deberta(
 ) -> Preset:
     """A post-norm encoder that knows distances alone.
 
-    The published pretraining adds absolute positions before the last layers that predict masked
-    tokens (He et al. 2020, section 3.2); here they are nowhere.
+    The published pretraining predicts masked tokens by an enhanced mask decoder (He et al. 2020,
+    section 3.2; in the released code two passes of the last layer, with the weights of the encoder:
+    queries are its input plus vectors of absolute positions, then what the first pass gave; keys
+    and values are its input). It is not here: masked tokens are predicted from the last layer,
+    as all other tasks are, and absolute positions are nowhere.
     """
     model = spec.ModelSpec(
         vocab_size=vocab_size,

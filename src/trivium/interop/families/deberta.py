@@ -30,7 +30,7 @@ DEBERTA = replace(
         "deberta.encoder.rel_embeddings": "encoder.tables.0",
     },
     by_heads=True,
-    expected={"talking_head": False, "legacy": True},
+    expected={"talking_head": False},
     ignored="pooler_dropout cls_dropout",
     hooks=(DISTANCES,),
 )

@@ -1,4 +1,10 @@
-"""DeBERTa v2 and v3 (He et al. 2021): BERT with distances for positions."""
+"""DeBERTa v2 and v3 (He et al. 2021): BERT with distances for positions.
+
+Published files hold what `transformers` has no model for: the table of absolute positions of the
+enhanced mask decoder, and v3's head for replaced tokens. Neither is read, so that masks are filled
+as `transformers` fills them. The head for masked tokens is read by both of its names, with `legacy`
+and without, and written by the one that `transformers` takes where `legacy` is not set.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +20,7 @@ _POSITIONS = "encoder.mixer.positions"
 
 
 def _read_distances(config: ConfigReader, tree: SpecTree) -> None:
-    """Distances, and absolute positions in the input where there are any."""
+    """Distances, absolute positions in the input where there are any, the head's matrix."""
     longest = config.require("max_position_embeddings", 512)
     if config.require("position_biased_input", True):
         tree.set("embedding.positions", {"kind": "learned", "max_length": longest})
@@ -30,6 +36,8 @@ def _read_distances(config: ConfigReader, tree: SpecTree) -> None:
         tree.set(_POSITIONS, part)
     elif terms:
         raise config.unsupported("pos_att_type", expected="none without relative_attention")
+    if not config.get("legacy", True):  # that head has no matrix of its own
+        tree.set("heads.mlm.tied", True)
 
 
 def _write_distances(spec: ModelSpec, config: dict[str, Any]) -> None:
@@ -124,8 +132,14 @@ DEBERTA_V2 = replace(
     },
     base="deberta.",
     optional_heads=(),
-    expected={"conv_kernel_size": 0, "legacy": True},
+    also_read={
+        "lm_predictions.lm_head.dense": "heads.mlm.dense.linear",
+        "lm_predictions.lm_head.LayerNorm": "heads.mlm.dense.norm",
+        "lm_predictions.lm_head.bias": "heads.mlm.bias",
+    },
+    expected={"conv_kernel_size": 0},
     ignored="pooler_dropout conv_act conv_groups cls_dropout",
     copies={"cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight"},
+    buffers=(*BERT.buffers, r".*\.position_embeddings\.weight", r"mask_predictions\..*"),
     hooks=(DISTANCES, Hook(_read_buckets, _write_buckets)),
 )
