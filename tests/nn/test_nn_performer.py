@@ -73,6 +73,23 @@ def test_both_forms_are_the_formula_whatever_the_padding_and_the_size_of_keys():
                 np.testing.assert_allclose(y[row], expected, rtol=1e-9, atol=1e-9)
 
 
+def test_features_are_redrawn_in_training_alone_from_the_seed_of_the_pass():
+    mixer, x = performer(redraw=True), torch.randn(2, 7, WIDTH)
+    context = Context.of_length(7, causal=True)
+
+    def passed(seed):
+        torch.manual_seed(seed)
+        return mixer(x, context)
+
+    y = passed(1)
+    assert torch.equal(y, passed(1))
+    assert not torch.allclose(y, passed(2))
+    torch.manual_seed(1)
+    mixer.features.copy_(orthogonal_features(13, 5))
+    torch.testing.assert_close(mixer.eval()(x, context), y)
+    assert torch.equal(passed(1), passed(2))
+
+
 def test_more_features_are_nearer_to_softmax_attention():
     attention = AttentionMixer(spec.Attention(num_heads=HEADS, head_dim=5), WIDTH)
     x, context = torch.randn(4, 17, WIDTH), Context.of_length(17, causal=True)

@@ -26,8 +26,8 @@ class PerformerMixer(MixerModule, of=Performer):
         S_t = S_t-1 + phi(k_t) [v_t, 1]^T      y_t = phi(q_t)^T S_t, divided by its last number
 
     phi is `positive_features` of queries and keys times H^-1/4. The heads of a layer share its
-    features, which are drawn once, kept in checkpoints, and never drawn anew; the paper also draws
-    them anew while it trains. Weights of attention have no dropout.
+    features, which are drawn once and kept in checkpoints; training draws others with `redraw`.
+    Weights of attention have no dropout.
 
     The features of a key are divided by their largest, e^shift. The sums keep the largest shift so
     far, c_t, and are divided by e^c_t, as in a softmax that is computed in one pass: no later key
@@ -96,7 +96,10 @@ class PerformerMixer(MixerModule, of=Performer):
             is_new = context.columns[:, :1, None, None] == 0
             held = sums, shift.masked_fill(is_new, lowest(shift.dtype))
             query, key, value = (each.to(sums.dtype) for each in (query, key, value))
-        scale, directions = self.part.head_dim**-0.25, self.features.to(query.dtype)
+        part, features = self.part, self.features
+        if part.redraw and self.training and held is None:
+            features = orthogonal_features(part.num_features, part.head_dim, device=x.device)
+        scale, directions = part.head_dim**-0.25, features.to(query.dtype)
         query, _ = positive_features(query * scale, directions, self.part.eps)
         key, shift = positive_features(key * scale, directions, self.part.eps)
         key, shift = key.where(real, 0.0), shift.where(real, lowest(shift.dtype))
@@ -112,18 +115,24 @@ class PerformerMixer(MixerModule, of=Performer):
         return self.output(y.to(x.dtype).transpose(1, 2).flatten(2))
 
 
-def orthogonal_features(count: int, width: int, generator: torch.Generator) -> Tensor:
+def orthogonal_features(
+    count: int,
+    width: int,
+    generator: torch.Generator | None = None,
+    device: torch.device | None = None,
+) -> Tensor:
     """Rows w [M, H], each normal, and orthogonal to the others of its H neighbours.
 
+    Without a generator they follow from PyTorch's own.
     Source: Choromanski et al. 2020, section 2.4.
     """
     blocks = []
     for _ in range(0, count, width):
         # With the signs of R's diagonal Q is uniform among rotations and reflections.
-        q, r = torch.linalg.qr(torch.randn(width, width, generator=generator))
+        q, r = torch.linalg.qr(torch.randn(width, width, generator=generator, device=device))
         blocks.append(q * r.diagonal().sign())
-    lengths = torch.randn(count, width, generator=generator).norm(dim=1, keepdim=True)
-    return lengths * torch.cat(blocks)[:count]
+    lengths = torch.randn(count, width, generator=generator, device=device)
+    return lengths.norm(dim=1, keepdim=True) * torch.cat(blocks)[:count]
 
 
 def positive_features(x: Tensor, directions: Tensor, eps: float) -> tuple[Tensor, Tensor]:

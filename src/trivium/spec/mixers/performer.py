@@ -16,6 +16,11 @@ class Performer(Mixer):
 
     More features estimate softmax attention better; the paper takes about H ln H of them, 256 of
     heads of 64. `eps` is added to each, as in the authors' code.
+
+    With `redraw` every pass in training draws features of its own, so that a model relies on none
+    of them (section 4.2, whose experiments draw after so many steps). The noise is that of dropout:
+    it follows from the seed and the step. Other passes have the features of the start, and so have
+    rows that go on with a state, which is a sum over features.
     """
 
     packs: ClassVar[bool] = False
@@ -25,6 +30,7 @@ class Performer(Mixer):
     head_dim: Count
     num_features: Count = 256
     eps: Positive = 1e-4
+    redraw: bool = False
 
     def flops(self, attended: float) -> float:
         """24 N H M for M features of queries and keys, their sums and what is read of these.
