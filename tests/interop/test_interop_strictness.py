@@ -52,6 +52,9 @@ REFUSED = {
         ({"embedding_size": 11}, '"embedding_size"'),
         ({"pos_att_type": ["p2p"]}, "p2p"),
     ],
+    "LongformerModel": [
+        ({"architectures": ["LongformerForMultipleChoice"]}, "'LongformerForMultipleChoice'"),
+    ],
     "ElectraModel": [({"summary_type": "last"}, '"summary_type"')],
     "ModernBertModel": [
         ({"layer_types": ["full_attention"]}, '"layer_types"'),

@@ -38,7 +38,11 @@ class Permutation(Choosing):
     Source: Yang et al. 2019, sections 2.2 and 2.3 (partial prediction, K = 6), and their released
     `_sample_mask` and `_local_perm`, which share one order among all parts of a row. Spans are
     drawn independently, so that the number of targets varies around its share, where theirs is
-    fixed; they are of tokens, not of words, unless `whole_words`. No memory is kept of other rows.
+    fixed; they are of tokens, not of words, unless `whole_words`.
+
+    No memory is kept of other rows, where the paper has one (section 2.4; as released, of the first
+    half of the row before): hidden states that are keys, too. `carry_state` is for models that read
+    one way; an encoder keeps no state.
     """
 
     kind: Literal["permutation"] = "permutation"

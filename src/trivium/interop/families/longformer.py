@@ -1,4 +1,8 @@
-"""Longformer (Beltagy et al. 2020): RoBERTa with windows, and tokens that see all others."""
+"""Longformer (Beltagy et al. 2020): RoBERTa with windows, and tokens that see all others.
+
+Its class for multiple choice, where what follows the question is global, is not read: here the
+global tokens of one score for a text are its first alone.
+"""
 
 from __future__ import annotations
 

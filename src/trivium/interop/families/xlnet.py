@@ -1,7 +1,8 @@
 """XLNet (Yang et al. 2019): an encoder that predicts tokens in any order.
 
-Memory across rows (`mem_len` and the options beside it) changes no logits of a single pass, and is
-not kept here.
+Memory across rows (`mem_len` and the options beside it, which published configurations leave out)
+is not kept here. It changes no logits of a pass without `mems`, so that these options are read as
+if without effect.
 """
 
 from __future__ import annotations
