@@ -25,7 +25,7 @@ from trivium.workflows.training import pretrain
 DDP, FSDP = {"data": "ddp"}, {"data": "fsdp", "activation_checkpointing": True}
 TENSOR, SEQUENCE = {"tensor": 2}, {"tensor": 2, "sequence": True}
 # Processes -> layouts: every one for models of each family and a task, some for others.
-FAMILIES = ["bert", "gpt2", "llama", "t5", "reviews"]
+FAMILIES = ["bert", "gpt2", "llama", "t5", "reviews", "pairs"]
 LAYOUTS = {
     2: [(DDP, FAMILIES), (FSDP, [*FAMILIES, "lstm", "reviews-lora"]), (TENSOR, FAMILIES)],
     4: [
@@ -44,7 +44,41 @@ def assert_same_curve(run, single):
     assert curve(run) == pytest.approx(expected, rel=1e-4)
 
 
-def test_two_processes_train_as_one_and_one_goes_on(text, tmp_path):
+def assert_same_losses(run, single):
+    """Texts of equal similarity may change their places, which metrics count."""
+    ours, theirs = (
+        {key: loss for key, loss in curve(folder).items() if key[1].endswith("_loss")}
+        for folder in (run, single)
+    )
+    assert len(theirs) > 4
+    assert ours == pytest.approx(theirs, rel=3e-6)
+
+
+def task_job(name, encoder, file, out, dropout, **parallel):
+    """Four steps, each of eleven examples in parts of a few."""
+    changes = small(dropout, **parallel)
+    del changes["tokenizer"], changes["data"]
+    del changes["train"]["batch_tokens"], changes["train"]["eval_tokens"]
+    changes["train"] |= {"batch_examples": 11, "steps": 4}
+    names = {"command": "finetune", "task": name, "model": encoder.path}
+    return names | {"data": file, "out": out, "changes": changes}
+
+
+@pytest.fixture(scope="session")
+def pairs(text, tmp_path_factory):
+    """Lines of the text and those after them; every third has a hard negative."""
+    lines = text.read_text().split()
+    rows = []
+    for number in range(60):
+        one, two, three = (" ".join(lines[7 * n : 7 * n + 4 + number % 5]) for n in range(3))
+        del lines[:21]
+        rows.append({"query": one, "passage": two} | ({} if number % 3 else {"negative": three}))
+    path = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_two_processes_train_as_one_and_one_goes_on(text, encoder, pairs, tmp_path):
     layouts = {"gpt2-tiny": DDP, "bert-tiny": FSDP, "t5-tiny": TENSOR}
     jobs = []
     for model, layout in layouts.items():
@@ -54,7 +88,13 @@ def test_two_processes_train_as_one_and_one_goes_on(text, tmp_path):
         pretrain(model, data=text, out=single, changes=small(dropout), console=quiet())
         out = tmp_path / f"{model}-2"
         jobs.append({"recipe": model, "data": text, "out": out, "changes": changes})
+    # In-batch negatives of both processes.
+    searches = [tmp_path / "search", tmp_path / "search-2"]
+    for out, layout in zip(searches, ({}, FSDP)):
+        jobs.append(task_job("contrastive", encoder, pairs, out, 0.1, **layout))
+    train([jobs.pop(-2)])
     run_processes(2, jobs)
+    assert_same_losses(*searches)
     for model in layouts:
         assert_same_curve(tmp_path / f"{model}-2", tmp_path / model)
         assert RunFolder(tmp_path / f"{model}-2").read_facts()["forecast"]["tokens_per_second"] > 0
@@ -132,8 +172,15 @@ def test_two_processes_answer_a_part_of_the_held_out_examples_each(reviews, enco
 
 
 @pytest.mark.slow
-def test_every_layout_has_the_curve_of_one_process(text, reviews, encoder, tmp_path):
+def test_every_layout_has_the_curve_of_one_process(text, reviews, encoder, pairs, tmp_path):
     def job(name, out, dropout, **parallel):
+        if name == "pairs":
+            return task_job("contrastive", encoder, pairs, out, dropout, **parallel)
+        if name.startswith("reviews"):
+            job = task_job("classification", encoder, reviews, out, dropout, **parallel)
+            if name == "reviews-lora":
+                job["changes"]["adapter"] = {"rank": 2, "dropout": dropout}
+            return job
         changes = small(dropout, **parallel)
         job = {"recipe": f"{name}-tiny", "data": text, "out": out, "changes": changes}
         if name == "muon":
@@ -141,14 +188,6 @@ def test_every_layout_has_the_curve_of_one_process(text, reviews, encoder, tmp_p
         if name == "bigram":
             job["recipe"] = "ngram-tiny"
             changes["model"]["spec"] = {**presets["ngram-tiny"].to_dict(), "order": 2}
-        if name.startswith("reviews"):
-            del job["recipe"], changes["tokenizer"], changes["data"]
-            job |= {"command": "finetune", "task": "classification", "data": reviews}
-            job["model"] = encoder.path
-            changes["train"] |= {"batch_examples": 11}
-            del changes["train"]["batch_tokens"], changes["train"]["eval_tokens"]
-            if name == "reviews-lora":
-                changes["adapter"] = {"rank": 2, "dropout": dropout}
         return job
 
     for processes, layouts in LAYOUTS.items():  # one start of so many processes for all runs
@@ -167,7 +206,8 @@ def test_every_layout_has_the_curve_of_one_process(text, reviews, encoder, tmp_p
                 jobs.append(job(name, out, dropout, **parallel))
         run_processes(processes, jobs)
         for out, single in folders.items():
-            assert_same_curve(out, single)
+            is_search = out.name.endswith("pairs")
+            (assert_same_losses if is_search else assert_same_curve)(out, single)
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from trivium.errors import RecipeError
 from trivium.objectives.base import (
     BALANCE,
+    Cut,
     LabelledObjective,
     LossTerms,
     Objective,
@@ -97,6 +98,7 @@ __all__ = [
     "Causal",
     "Chat",
     "Contrastive",
+    "Cut",
     "Denoising",
     "LabelledObjective",
     "LossTerms",

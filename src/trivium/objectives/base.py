@@ -11,10 +11,11 @@ import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from pydantic import Field
 from torch import Tensor, nn
 
@@ -36,6 +37,23 @@ LossTerms = dict[str, Tensor]
 """The terms of a loss by name, summed over labels; the only one of most objectives is "loss"."""
 
 
+class Cut(NamedTuple):
+    """Rows that pass through the model together, where the rows of a step are not one batch.
+
+    Args:
+        number: in the step.
+        start, stop: the first row, and the last row + 1.
+        width: columns of the longest one.
+        weight: 1, or 0 where another process computes them, too.
+    """
+
+    number: int
+    start: int
+    stop: int
+    width: int
+    weight: float = 1.0
+
+
 @dataclass(frozen=True)
 class TensorBatch:
     """A `Batch` on the device, its labels as flat positions and targets.
@@ -43,20 +61,40 @@ class TensorBatch:
     Positions [M] index [B * T] and targets are [M]; both are computed on the host, so that
     gathering the labelled hidden states never waits for the device. `inputs` are keyword arguments
     of the model, the cache of an objective that carries state among them. `sequence_labels` are as
-    in the batch. `cuts` are first row, last row + 1 and columns of what passes through the model
-    together, where that is not all: of a step whose rows are each other's negatives.
+    in the batch. Of a step whose rows are each other's negatives `cuts` are what this process
+    computes, and `group` are the processes that compute all, None where it is alone.
     """
 
     inputs: dict[str, Any]
     label_positions: Tensor
     targets: Tensor
     sequence_labels: Tensor | None = None
-    cuts: tuple[tuple[int, int, int], ...] = ()
+    cuts: tuple[Cut, ...] = ()
+    group: Any = None
 
-    def parts(self) -> Iterator[dict[str, Any]]:
-        """The inputs [B, T] that pass through the model together, part by part."""
-        for start, stop, width in self.cuts or ((0, *self.inputs["input_ids"].shape),):
-            yield {name: one[start:stop, :width] for name, one in self.inputs.items()}
+    def parts(self) -> Iterator[tuple[Cut, dict[str, Any]]]:
+        """The inputs [B, T] that pass through the model together here, part by part."""
+        for cut in self.cuts or (Cut(0, 0, *self.inputs["input_ids"].shape),):
+            rows, columns = slice(cut.start, cut.stop), slice(cut.width)
+            yield cut, {name: one[rows, columns] for name, one in self.inputs.items()}
+
+    def sum_of_all(self, x: Tensor) -> Tensor:
+        """The sum over the processes of the step, whose gradients are summed, too."""
+        return x if self.group is None else _SumOfAll.apply(x, self.group)  # type: ignore[return-value]
+
+
+class _SumOfAll(torch.autograd.Function):
+    """The sum of a tensor over the processes of a group; so is its gradient."""
+
+    @staticmethod
+    def forward(context: Any, x: Tensor, group: Any) -> Tensor:
+        context.group, total = group, x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return _SumOfAll.forward(context, gradient, context.group), None
 
 
 def to_device(batch: Batch, device: torch.device) -> TensorBatch:
@@ -135,7 +173,8 @@ class Objective(Config, ABC):
     """Whether what becomes of a row depends on the other rows of its step."""
     in_batch_negatives: ClassVar[bool] = False
     """Whether the rows of a step are each other's negatives: `loss` has all of a step, which passes
-    through the model in `TensorBatch.parts`. Its batches have the longest row first.
+    through the model in `TensorBatch.parts`, of several processes in those of each; `sum_of_all`
+    joins them. Its batches have the longest row first.
     """
     shown_mask: ClassVar[str | None] = None
     """What stands for a masked word in examples of models that fill masks."""

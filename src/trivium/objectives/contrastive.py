@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from trivium.data.batch import Batch, RowBatch, length_mask
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import RECORD_SUFFIXES, Record, RecordOptions
-from trivium.data.row_order import RowRandom
+from trivium.data.row_order import RowRandom, derived_seed
 from trivium.data.sources import file_format, list_sources
 from trivium.data.splitting import text_digest
 from trivium.errors import DataError, RecipeError
@@ -95,7 +95,7 @@ class Contrastive(LabelledObjective):
 
     The whole step has one loss, whatever passes through the model at a time: the vectors of all
     texts are computed without keeping activations, and each part again for its gradient, under the
-    same dropout.
+    same dropout. Of several processes each computes some parts, and the loss from all vectors.
 
     Source: van den Oord et al. 2018, equation 4; Gao, Yao and Chen 2021 (SimCSE), equations 1, 4
     and 5; Lee et al. 2019 (inverse cloze task), section 4; Gao et al. 2021 (GradCache), section 3.
@@ -250,14 +250,18 @@ class Contrastive(LabelledObjective):
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Nats of the positives among the candidates, summed over the examples."""
-        assert batch.sequence_labels is not None
-        vectors, terms = [], {}
-        for inputs in batch.parts():
-            outputs: Any = checkpoint(self._embed, model, inputs, use_reentrant=False)
-            vectors.append(outputs[0])
-            terms = {term: loss + terms.get(term, 0.0) for term, loss in outputs[1].items()}
-        loss = contrastive_loss(torch.cat(vectors), batch.sequence_labels, self.temperature)
-        return {"loss": loss, **terms}
+        labels, seed = batch.sequence_labels, torch.initial_seed()
+        assert labels is not None
+        vectors, terms = torch.zeros((), device=labels.device), {}
+        for cut, inputs in batch.parts():
+            torch.manual_seed(derived_seed(seed, cut.number))  # dropout is that of the part
+            own, added = checkpoint(self._embed, model, inputs, use_reentrant=False)  # type: ignore[misc]
+            above_below = cut.start, len(labels) - cut.stop
+            vectors = vectors + F.pad(cut.weight * own, (0, 0, *above_below))
+            terms = {term: cut.weight * one + terms.get(term, 0.0) for term, one in added.items()}
+        vectors = batch.sum_of_all(vectors)
+        loss = contrastive_loss(vectors, labels, self.temperature)
+        return {"loss": loss, **{term: batch.sum_of_all(one) for term, one in terms.items()}}
 
     def _embed(self, model: LanguageModule, inputs: dict[str, Tensor]) -> tuple[Tensor, LossTerms]:
         """Vectors of length 1: [B, T] -> [B, D]."""

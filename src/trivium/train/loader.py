@@ -15,7 +15,7 @@ from trivium.data.batch import Batch, RowBatch
 from trivium.data.encoded import EncodedExamples
 from trivium.data.row_order import RowRandom, lanes_of_step, permutation, rows_of_step
 from trivium.data.rows import Rows
-from trivium.objectives import BALANCE, Objective
+from trivium.objectives import BALANCE, Cut, Objective
 from trivium.text.vocabulary import Vocabulary
 from trivium.train.distributed import ALONE, Parallel
 
@@ -78,8 +78,9 @@ class BatchStream:
             return dataclasses.replace(batch, is_first=number % self.lane_steps == 0)
         indices, keys = rows_of_step(self.seed, number, self.rows_per_step, len(self.data))
         if self.objective.in_batch_negatives:
-            groups = [np.arange(len(indices))]
-        elif isinstance(self.data, EncodedExamples):
+            parts = _of_all([np.arange(len(indices))], parallel)
+            return self._share(indices, keys, parts, micro_batch_tokens)
+        if isinstance(self.data, EncodedExamples):
             groups = group_by_length(self.data.lengths[indices], micro_batch_tokens)
         else:
             groups = self._groups(len(indices), micro_batch_tokens)
@@ -104,6 +105,8 @@ class BatchStream:
             groups = group_by_length(self.data.lengths, _HELD_OUT_TOKENS)
             if self.objective.in_batch_negatives:  # as many as in a step
                 groups = np.split(indices, indices[:: self.rows_per_step][1:])
+                parts = _of_all(groups, parallel)
+                return self._share(indices, indices, parts, _HELD_OUT_TOKENS)
         return self._share(indices, indices, parallel.share(groups), _HELD_OUT_TOKENS)
 
     def _groups(self, count: int, micro_batch_tokens: int) -> list[np.ndarray]:
@@ -181,7 +184,7 @@ class GlobalBatch:
         stream: the source.
         micro_batches: each of at most `micro_batch_tokens`, or one row or example that is longer.
         shares: the number of each in the step, and its weight: 1, or 0 where it is repeated so
-            that all processes have as many.
+            that all processes have as many, or where all compute it and another one counts it.
         micro_batch_tokens: their size.
         label_counts: of every term of the loss, in these micro-batches or, once `of_all` has
             summed them, in the whole step; `num_tokens`, the real tokens, too.
@@ -296,12 +299,23 @@ def equal_parts(rows: int, most: int) -> int:
     return -(-rows // -(-rows // min(rows, most)))
 
 
-def cuts_of(batch: Batch, micro_batch_tokens: int) -> tuple[tuple[int, int, int], ...]:
-    """First row, last row + 1 and columns of the parts of a batch whose longest rows come first."""
+def _of_all(
+    groups: Sequence[np.ndarray], parallel: Parallel
+) -> Iterator[tuple[int, np.ndarray, float]]:
+    """As `Parallel.share`, of groups that all processes compute together: one of them counts."""
+    for number, group in enumerate(groups):
+        yield number, group, float(number % parallel.data_size == parallel.data_rank)
+
+
+def cuts_of(batch: Batch, micro_batch_tokens: int, parallel: Parallel = ALONE) -> tuple[Cut, ...]:
+    """What this process computes of a batch whose longest rows come first."""
     ids, mask = batch.input_ids, batch.attention_mask
     lengths = np.full(len(ids), ids.shape[1]) if mask is None else mask.sum(axis=1)
     groups = group_by_length(lengths, micro_batch_tokens)
-    return tuple((int(rows[0]), int(rows[-1]) + 1, int(lengths[rows[0]])) for rows in groups)
+    return tuple(
+        Cut(number, int(rows[0]), int(rows[-1]) + 1, int(lengths[rows[0]]), weight)
+        for number, rows, weight in parallel.share(groups)
+    )
 
 
 def group_by_length(lengths: np.ndarray, micro_batch_tokens: int) -> list[np.ndarray]:

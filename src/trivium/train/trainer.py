@@ -370,8 +370,10 @@ def _on_device(
     """A micro-batch, whose rows go on with the state of their lanes; not where it is repeated."""
     tensors = to_device(batch.micro_batches[place], trainer.device)
     if batch.stream.objective.in_batch_negatives:
-        cuts = cuts_of(batch.micro_batches[place], batch.micro_batch_tokens)
-        return replace(tensors, cuts=cuts)
+        parallel = trainer.parallel
+        cuts = cuts_of(batch.micro_batches[place], batch.micro_batch_tokens, parallel)
+        group = None if parallel.data is None else parallel.data.get_group()
+        return replace(tensors, cuts=cuts, group=group)
     _, weight = batch.shares[place]
     if carried is None or not weight:
         return tensors

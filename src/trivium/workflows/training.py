@@ -27,7 +27,7 @@ from trivium.progress import ProgressLine
 from trivium.spec import Spec
 from trivium.train import defaults, hardware
 from trivium.train.callback import Callback
-from trivium.train.distributed import Parallel, join_processes
+from trivium.train.distributed import join_processes
 from trivium.train.recipe import ORIGINS, Recipe
 from trivium.train.recipe_loading import (
     AnyRecipe,
@@ -116,7 +116,7 @@ def pretrain(
             # Several processes build the model on the host, to divide it.
             start = device if parallel.size == 1 else torch.device("cpu")
             _check_model(recipe, spec, start, copies=parallel.local_size)
-            _check_parallel(recipe, spec, parallel)
+            _check_parallel(recipe, spec)
             with parallel.main_first():
                 if parallel.is_main:
                     if not resume and remove_other_preparation(run, recipe):
@@ -284,7 +284,7 @@ def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, copies: in
             )
 
 
-def _check_parallel(recipe: Recipe, spec: Spec, parallel: Parallel) -> None:
+def _check_parallel(recipe: Recipe, spec: Spec) -> None:
     """Refuse layouts that an objective cannot have, before any data is prepared.
 
     RNNs have no blocks that are computed twice: they may carry state with checkpointing.
@@ -294,12 +294,6 @@ def _check_parallel(recipe: Recipe, spec: Spec, parallel: Parallel) -> None:
             raise RecipeError(
                 "objective.carry_state = true and parallel.activation_checkpointing = true: "
                 "blocks that are computed twice would extend their state twice; leave one out."
-            )
-        if objective.in_batch_negatives and parallel.data_size > 1:
-            raise RecipeError(
-                f'objective.kind = "{objective.kind}" compares all examples of a step, which are '
-                f"in one process: start 1, not {parallel.data_size}. A larger "
-                "train.batch_examples needs no more memory."
             )
 
 
