@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections import Counter
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -278,6 +278,12 @@ def test_processes_get_equal_parts_of_a_step():
         assert stream.balanced_micro_batch(processes, most) == rows * 11, (processes, most)
 
 
+class Together(LabelledCausal):
+    """A step is one batch, which passes through the model in parts."""
+
+    in_batch_negatives: ClassVar[bool] = True
+
+
 class OutOfMemory(Causal):
     """Fails once where a micro-batch is large, as a GPU would."""
 
@@ -295,12 +301,13 @@ def test_out_of_memory_halves_the_micro_batch_once_and_says_so():
     assert state.step == 2
     assert trainer.hooks.micro_batch_tokens == 38  # type: ignore[attr-defined]
     # From a size that no step fills, and of examples of different lengths: halved until it helps.
-    for stream in (row_stream(Causal()), example_stream(LabelledCausal())):
+    streams = map(example_stream, (LabelledCausal(), Together()))
+    for stream in (row_stream(Causal()), *streams):
         loader = Loader([stream], [1.0], seed=0, micro_batch_tokens=4096)
         ahead = loader.steps_from(0)
         before = next(ahead)
         after, following = loader.halve_micro_batches(0), next(ahead)
-        assert len(after.micro_batches) > len(before.micro_batches)
+        assert len(after.sizes) > len(before.sizes)
         # Whoever begins with the new size cuts every step in the same way.
         again = Loader([stream], [1.0], seed=0, micro_batch_tokens=loader.micro_batch_tokens)
         for number, batch in enumerate((after, following)):

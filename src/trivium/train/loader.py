@@ -201,6 +201,14 @@ class GlobalBatch:
     lanes: tuple[np.ndarray, ...] = ()
     is_first: bool = False
 
+    @property
+    def sizes(self) -> list[int]:
+        """Rows of everything that passes through the model at a time."""
+        if not self.stream.objective.in_batch_negatives:
+            return [one.num_rows for one in self.micro_batches]
+        cuts = [cuts_of(one, self.micro_batch_tokens) for one in self.micro_batches]
+        return [cut.stop - cut.start for each in cuts for cut in each]
+
     def of_all(self, parallel: Parallel) -> GlobalBatch:
         """With the counts of all processes, which take part."""
         num_tokens, *counts = parallel.all_reduce_sum(self.num_tokens, *self.label_counts.values())
@@ -242,12 +250,11 @@ class Loader:
         `micro_batch_tokens` is halved until this step has more micro-batches, or one row in each:
         a run that begins with the new number cuts its steps in the same way.
         """
-        before = len(self.step(number).micro_batches)
+        before = len(self.step(number).sizes)
         while True:
             self.micro_batch_tokens = max(1, self.micro_batch_tokens // 2)
             batch = self.step(number)
-            single_rows = all(part.num_rows == 1 for part in batch.micro_batches)
-            if single_rows or len(batch.micro_batches) > before:
+            if len(batch.sizes) > before or max(batch.sizes) == 1:
                 return batch
 
     def steps_from(self, number: int) -> Iterator[GlobalBatch]:
