@@ -273,6 +273,8 @@ def read_module(folder: Path) -> LanguageModule:
             for name, tensor in tensors.items()
             if name.startswith(_DISCRIMINATOR)
         } | _whole_table(tensors)
+    if module.spec.family == "encoder-only":  # of TSDAE, whose decoder is there in training alone
+        tensors = {n: tensor for n, tensor in tensors.items() if not n.startswith("decoder.")}
     try:
         module.load_state_dict(tensors, assign=True)
     except RuntimeError as error:

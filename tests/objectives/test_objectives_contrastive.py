@@ -18,8 +18,9 @@ from trivium.data.row_order import RowRandom, derived_seed
 from trivium.errors import DataError, RecipeError, TriviumError
 from trivium.interop.settings import Settings
 from trivium.objectives import to_device
-from trivium.objectives.contrastive import Contrastive, TextPair, contrastive_loss
+from trivium.objectives.contrastive import Contrastive, contrastive_loss
 from trivium.objectives.retrieval import BM25, reciprocal_rank_fusion, retrieve
+from trivium.objectives.text_pairs import TextPair
 from trivium.presets import presets
 from trivium.train.loader import cuts_of
 

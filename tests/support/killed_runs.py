@@ -33,6 +33,7 @@ PRESETS = {
     "tagging": "roberta-tiny",
     "qa": "bert-tiny",
     "contrastive": "bert-tiny",
+    "tsdae": "bert-tiny",
     "translation": "transformer-tiny",
     "text-to-text": "t5-tiny",
     "summarization": "bart-tiny",
@@ -55,6 +56,7 @@ def write_examples(folder: Path, text: Path) -> dict[str, Path]:
         records["tagging"].append({"words": some, "tags": ["O", "B-X"] * 3})
         records["qa"].append({"question": f"{number}?", "context": sentence, "answers": some[3]})
         records["contrastive"].append({"question": some[3], "context": sentence})
+        records["tsdae"].append({"text": sentence})
         for kind in ("translation", "text-to-text", "summarization"):
             records[kind].append(pair)
         turns = {"user": f"{number}?", "assistant": sentence}

@@ -10,6 +10,8 @@ Examples:
 
   trivium finetune contrastive --model runs/mine --data questions.jsonl --out runs/search
 
+  trivium finetune tsdae --model runs/mine --data sentences.txt --out runs/vectors
+
   trivium finetune translation --model transformer-mini --data en-fr.tsv --out runs/en-fr
 
   trivium finetune translation --model marian-mini --data text.en --data text.de

@@ -39,6 +39,7 @@ from trivium.objectives.seq2seq import Summarization, TextToText, Translation
 from trivium.objectives.span_corruption import SpanCorruption
 from trivium.objectives.tagging import Tagging
 from trivium.objectives.task_metrics import Metrics
+from trivium.objectives.tsdae import TSDAE
 from trivium.spec import Spec
 
 AnObjective = TypeVar("AnObjective", bound=type[Objective])
@@ -75,6 +76,7 @@ AnyObjective = SerializeAsAny[
         | Tagging
         | QuestionAnswering
         | Contrastive
+        | TSDAE
         | Translation
         | TextToText
         | Summarization
@@ -92,6 +94,7 @@ OBJECTIVES: dict[str, type[Objective]] = {cls.model_fields["kind"].default: cls 
 __all__ = [
     "BALANCE",
     "OBJECTIVES",
+    "TSDAE",
     "AnyObjective",
     "BidirectionalLM",
     "BlankFilling",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -16,32 +14,16 @@ from torch.utils.checkpoint import checkpoint
 
 from trivium.data.batch import Batch, RowBatch, length_mask
 from trivium.data.encoded import EncodedExamples
-from trivium.data.records import RECORD_SUFFIXES, Record, RecordOptions
+from trivium.data.records import Record
 from trivium.data.row_order import RowRandom, derived_seed
-from trivium.data.sources import file_format, list_sources
 from trivium.data.splitting import text_digest
 from trivium.errors import DataError, RecipeError
-from trivium.files import open_text
-from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
-from trivium.models.heads.text import pool
-from trivium.objectives.base import (
-    LabelledObjective,
-    LossTerms,
-    TensorBatch,
-    column_key,
-    compact,
-    read,
-    real_tokens,
-)
-from trivium.objectives.excerpt import beginning
-from trivium.objectives.question_answering import QuestionAnswering
-from trivium.objectives.retrieval import retrieve
-from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
-from trivium.spec import Head, Pooling, Spec
+from trivium.objectives.base import LossTerms, TensorBatch, compact, read, real_tokens
+from trivium.objectives.text_pairs import TEXTS, TextPair, TextPairs
+from trivium.spec import Head, Spec
 from trivium.text.inputs import encode_inputs
-from trivium.text.symbols import WORD
 from trivium.text.vocabulary import Vocabulary
 
 PAIRS = (
@@ -50,35 +32,13 @@ PAIRS = (
     *(("anchor", "positive"), ("text", "pair"), ("sentence1", "sentence2")),
     *(("title", "text"), ("title", "body"), ("source", "target")),
 )
-TEXTS = ("text", "sentence", "paragraph", "passage", "content", "document")
 NEGATIVES = ("negative", "hard_negative", "negatives")
 _ANCHOR, _POSITIVE, _NEGATIVE = range(3)
 _SENTENCE, _KEPT = range(2)  # channels of noise
-_FEWEST_WORDS = 8
 _KEPT_SHARE = 0.1  # Lee et al. 2019, section 4
 
 
-@dataclass(frozen=True, slots=True)
-class TextPair:
-    """A text, the one that belongs to it (None: made of the text itself), and one that does not."""
-
-    text: str
-    pair: str | None
-    negative: str | None
-    where: str
-
-    @property
-    def group(self) -> str:
-        """Queries for the same passage share a side of the validation split."""
-        return self.text if self.pair is None else self.pair
-
-    @property
-    def texts(self) -> list[str]:
-        """All that there are."""
-        return [one for one in (self.text, self.pair, self.negative) if one is not None]
-
-
-class Contrastive(LabelledObjective):
+class Contrastive(TextPairs):
     """L_i = - log exp(cos(a_i, p_i) / T) / sum_c exp(cos(a_i, c) / T), over the vectors of a step.
 
     The candidates c are the positives and hard negatives of all examples of the step (in-batch
@@ -104,7 +64,6 @@ class Contrastive(LabelledObjective):
     in_batch_negatives: ClassVar[bool] = True
     batch_examples: ClassVar[int] = 64
     kind: Literal["contrastive"] = "contrastive"
-    text_field: str | None = column_key("column of the text, such as a question", TEXTS)
     pair_field: str | None = Field(
         None,
         description="column of the text that belongs to it; default: usual pairs such as question, "
@@ -119,24 +78,6 @@ class Contrastive(LabelledObjective):
         "cloze", description="of texts alone: a sentence and its text, or twice the text"
     )
     temperature: float = Field(0.05, gt=0, description="T, which cosines are divided by")
-    pooling: Pooling | None = Field(
-        None, description="vector of a text: mean, first or last; default: mean, of a decoder last"
-    )
-
-    def records(self, paths: Sequence[str], options: RecordOptions) -> Iterator[Record | TextPair]:
-        """SQuAD JSON; records with one text, two or three; lines of plain text.
-
-        Lines of less than eight words, such as headings, are left out.
-
-        Raises:
-            DataError: with file and line, where a column is missing or blank.
-        """
-        for source in list_sources(paths, (".txt", *RECORD_SUFFIXES)).sources:
-            if source.kind == "file" and file_format(source.name) not in RECORD_SUFFIXES:
-                yield from _lines(source.name, options)
-            else:
-                squad = QuestionAnswering.parse({})
-                yield from squad.records([source.name], options)
 
     def example(self, record: Record | TextPair) -> TextPair:
         """A text, with its pair and a hard negative where there are columns of them."""
@@ -152,19 +93,6 @@ class Contrastive(LabelledObjective):
         if texts[1] is None and texts[2] is not None:
             raise DataError(f"{record.where} has a negative but no pair. Name the column of that.")
         return TextPair(texts[0], texts[1], texts[2], record.where)
-
-    def input_of(self, example: TextPair) -> str:
-        """The texts together."""
-        return " ".join(example.texts)
-
-    def resolve(self, spec: Spec, examples: Sequence[TextPair]) -> Self:
-        """With the pooling of this model."""
-        default = "last" if spec.family == "decoder-only" else "mean"
-        return self.replace(pooling=self.pooling or default)
-
-    def settings(self, settings: Settings, examples: Sequence[TextPair]) -> Settings:
-        """The pooling, by which the model embeds from now on."""
-        return settings.with_task("contrastive", pooling=self.pooling)
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """None: the vectors are hidden states."""
@@ -267,77 +195,8 @@ class Contrastive(LabelledObjective):
         """Vectors of length 1: [B, T] -> [B, D]."""
         hidden, terms = read(model, inputs)
         hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
-        vectors = pool(hidden, inputs.get("attention_mask"), self.pooling or "mean")
+        vectors = self.pooled(hidden, inputs.get("attention_mask"))
         return F.normalize(vectors, dim=-1), terms
-
-    def source_texts(self, examples: Sequence[TextPair]) -> Iterator[str]:
-        """All texts."""
-        return (text for one in examples for text in one.texts)
-
-    def answers(self, lm: LanguageModel, examples: Sequence[TextPair]) -> list[tuple[Any, Any]]:
-        """`lm.embed` of query and passage."""
-        sides = zip(*map(query_and_passage, examples))
-        vectors = [lm.embed(side, pooling=self.pooling).numpy() for side in map(list, sides)]
-        return list(zip(*vectors))
-
-    def metrics_of(
-        self, answers: list[tuple[Any, Any]], examples: Sequence[TextPair], lm: LanguageModel
-    ) -> Metrics:
-        """MRR and recall of the passage that belongs to a query, among those of all examples.
-
-        Of texts alone the first half is to find the second.
-        """
-        return self._measure(answers, examples, lexical=False)
-
-    def metrics(self, lm: LanguageModel, examples: Sequence[TextPair]) -> Metrics:
-        """Also those of BM25, and of both by reciprocal rank fusion."""
-        return self._measure(self.answers(lm, examples), examples, lexical=True)
-
-    def _measure(
-        self, answers: list[tuple[Any, Any]], examples: Sequence[TextPair], *, lexical: bool
-    ) -> Metrics:
-        pairs = [query_and_passage(one) for one in examples]
-        queries, passages = map(np.stack, zip(*answers))
-        found = retrieve(pairs, queries, passages, lexical=lexical)
-        rows = [
-            {"text": query, "pair": passage, "predicted": best, "rank": rank}
-            for (query, passage), best, rank in zip(pairs, found.best, found.ranks.tolist())
-        ]
-        mistakes = (
-            Mistake(one.where, row["text"], row["pair"], row["predicted"])
-            for one, row in zip(examples, rows)
-            if row["rank"] > 1
-        )
-        notes = [f"{len(pairs):,} queries among {found.num_passages:,} passages"]
-        if all(one.pair is None for one in examples):
-            notes.append("the first half of a text finds the second")
-        return Metrics(found.values, notes=tuple(notes)).with_examples(rows, mistakes)
-
-    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """`embed` with a held-out query, its passage and another one."""
-        example = first_prediction(run)
-        texts = [str(example.get(name, name)) for name in ("text", "pair", "predicted")]
-        texts = [beginning(text, 12) or text for text in texts]
-        shown = " ".join(shlex.quote(text) for text in dict.fromkeys(texts))
-        return f"embed {run} {shown} --similarities"
-
-
-def _lines(path: str, options: RecordOptions) -> Iterator[TextPair]:
-    with open_text(path, encoding=options.encoding) as lines:
-        for number, line in enumerate(lines, start=1):
-            if len(WORD.findall(line)) >= _FEWEST_WORDS:
-                yield TextPair(line.strip(), None, None, f"{path}, line {number}")
-
-
-def query_and_passage(one: TextPair) -> tuple[str, str]:
-    """The texts of a pair; of a text alone its first half and its second, by words."""
-    if one.pair is not None:
-        return one.text, one.pair
-    words = list(WORD.finditer(one.text))
-    if len(words) < 2:
-        return one.text, one.text
-    middle = words[len(words) // 2].start()
-    return one.text[:middle].rstrip(), one.text[middle:]
 
 
 def contrastive_loss(vectors: Tensor, labels: Tensor, temperature: float) -> Tensor:

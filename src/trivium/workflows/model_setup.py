@@ -182,8 +182,8 @@ def _final_spec(
         heads |= {head.kind: head for head in objective.heads(spec, settings.labels)}
     if len({len(objective.specs(spec)) for objective in recipe.objectives}) > 1:
         raise RecipeError(
-            "an objective that trains two models at once (replaced-token) cannot be mixed with "
-            "others: leave it out of [[mix]]."
+            "an objective that trains two models at once (replaced-token, tsdae) cannot be mixed "
+            "with others: leave it out of [[mix]]."
         )
     known = [head.kind for head in spec.heads]
     ordered = sorted(heads, key=lambda kind: known.index(kind) if kind in known else len(known))
