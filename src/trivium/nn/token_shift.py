@@ -42,7 +42,7 @@ def token_before(x: Tensor, context: Context, last: Tensor | None) -> tuple[Tens
 def start_of_mixture(width: int, power: float = 0.5) -> Tensor:
     """How much of the token itself a mixture has at first, [D]: (i / D)^power in dimension i.
 
-    Source: Peng et al. 2023, appendix E, where the power falls from 1 in the first layer to 0 in
-    the last; here all layers start as that in the middle.
+    Source: Peng et al. 2023, appendix on initialization, where the power falls from 1 in the first
+    layer to 0 in the last; here all layers start as that in the middle.
     """
     return (torch.arange(width) / width) ** power

@@ -37,7 +37,7 @@ class TimeMixingMixer(MixerModule, of=TimeMixing):
     m_t = max(m_t-1 - w, k_t), so that none overflows. Padding is read as if it were not there,
     unless it is between real tokens, where the next one reads 0 as the token before.
 
-    Source: Peng et al. 2023, sections 3.1.1 to 3.1.3, appendix D.
+    Source: Peng et al. 2023, sections 3.1.1 to 3.1.3.
     """
 
     parallel: ClassVar[Mapping[str, str]] = {"output": "row"}
@@ -58,9 +58,9 @@ class TimeMixingMixer(MixerModule, of=TimeMixing):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """Rates from exp(-5) to exp(3), matrices of zeros but for values (appendix E).
+        """Rates from exp(-5) to exp(3), matrices of zeros but for values.
 
-        All layers start as the paper's layer in the middle.
+        All layers start as the layer in the middle does in the appendix on initialization.
         """
         width, channel = len(self.mix_key), torch.arange(self.part.d_inner)
         self.mix_key.copy_(start_of_mixture(width))
