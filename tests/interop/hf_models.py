@@ -135,6 +135,8 @@ SIZES: dict[str, dict[str, Any]] = {
     },
     "Roberta": {**_BERT, "pad_token_id": 1},
     "Longformer": {**_BERT, "pad_token_id": 1, "attention_window": 6},
+    # Texts are dense here; test_interop_big_bird.py has long ones.
+    "BigBird": {**_BERT, "block_size": 2, "num_random_blocks": 1},
     "Albert": _ALBERT,
     "Electra": _ALBERT,
     "ModernBert": _MODERNBERT,
@@ -207,6 +209,10 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "BertForPreTraining": [{"hidden_act": "silu"}],
     "RobertaForMaskedLM": [{"tie_word_embeddings": False, "pad_token_id": 4}],
     "LongformerForMaskedLM": [{"attention_window": [4, 8], "tie_word_embeddings": False}],
+    "BigBirdForMaskedLM": [
+        {"attention_type": "original_full", "use_bias": False, "tie_word_embeddings": False},
+        {"rescale_embeddings": True, "hidden_act": "relu", "num_random_blocks": 2},
+    ],
     "AlbertForPreTraining": [{"num_hidden_layers": 4, "num_hidden_groups": 2}],
     "AlbertForMaskedLM": [{"embedding_size": 22, "tie_word_embeddings": False}],
     "ElectraForMaskedLM": [{"embedding_size": 22}, {"tie_word_embeddings": False}],
@@ -364,6 +370,8 @@ def local_outputs(model: Transformer, inputs: Mapping[str, Tensor]) -> Iterator[
     if not model.spec.heads or model.spec.heads[0].kind == "pooler":
         yield hidden
     for head in model.spec.heads:
+        if head.kind == "pooler" and head != model.spec.heads[0]:
+            continue  # BigBird's files have it beside other heads, which it is not read by
         yield model.logits(hidden, head=head.kind, attention_mask=mask)
 
 

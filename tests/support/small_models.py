@@ -317,6 +317,8 @@ _FIELDS = {
     "span": 3,
     "rank": 5,
     "stride": 3,
+    "block_size": 2,
+    "num_random": 1,
     "num_summary": 1,
     "patterns": (spec.Sliding(window=3),) * 3,
     "max_length": MAX_LENGTH,

@@ -19,6 +19,7 @@ from trivium.text.roles import SENTINELS, add_template, named_roles, role_tokens
 # role of the token before a text, role of the token after it.
 _SURROUNDINGS: Mapping[str, tuple[str | None, str | None]] = {
     "AlbertTokenizer": ("cls", "sep"),
+    "BigBirdTokenizer": ("cls", "sep"),
     "LlamaTokenizer": ("bos", None),
     "T5Tokenizer": (None, "eos"),
 }

@@ -1,0 +1,47 @@
+"""BigBird: encoders of long texts, whose attention sees a few blocks."""
+
+from __future__ import annotations
+
+from trivium import spec
+from trivium.presets.preset import Preset
+from trivium.spec.mixers.block_sparse_attention import BlockSparseAttention
+
+
+def _bigbird(
+    num_layers: int,
+    d_model: int,
+    *,
+    block_size: int = 64,
+    paper: str = "Zaheer et al. 2020 (BigBird)",
+    **published: float,
+) -> Preset:
+    """BERT for 4,096 tokens; every layer draws random blocks of its own."""
+    norm = spec.LayerNorm(eps=1e-12)
+    mixer = BlockSparseAttention(
+        num_heads=d_model // 64, head_dim=64, block_size=block_size, num_random=3
+    )
+    model = spec.ModelSpec(
+        vocab_size=50_358,
+        d_model=d_model,
+        embedding=spec.Embedding(
+            positions=spec.Learned(max_length=4096), num_token_types=2, norm=norm
+        ),
+        encoder=spec.Stack(
+            num_layers=num_layers,
+            mixer=tuple(mixer.replace(seed=layer) for layer in range(num_layers)),
+            feed_forward=spec.FeedForward(d_ff=4 * d_model, activation="gelu_tanh"),
+            norm=norm,
+            norms=spec.POST_NORM,
+            dropout=0.1,
+        ),
+        heads=(spec.MLMHead(dense=spec.Dense(activation="gelu_tanh", norm=True)),),
+    )
+    return Preset(model, paper, 4096, **published)
+
+
+PRESETS: dict[str, Preset] = {
+    "bigbird-tiny": _bigbird(2, 128, block_size=16, paper="after Zaheer et al. 2020"),
+    "bigbird-mini": _bigbird(4, 256, block_size=16, paper="after Zaheer et al. 2020"),
+    "bigbird-base": _bigbird(12, 768, lr=1e-4, batch=256 * 4096),
+    "bigbird-large": _bigbird(24, 1024),
+}

@@ -1,0 +1,76 @@
+"""Attention to a few blocks of a long text."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from trivium.errors import SpecError
+from trivium.spec.mixers.attention import Attention
+from trivium.spec.part import Count
+
+
+class BlockSparseAttention(Attention):
+    """Attention of blocks of `block_size` tokens to a few other blocks: BigBird.
+
+    A block sees itself and its neighbours, the first and the last one, and `num_random` more. The
+    first and the last one see all. In a text of at most `dense_length` tokens all tokens do.
+
+    While it trains a head draws random blocks from `seed`, the same ones in every step; otherwise
+    the first block is in their place, as in `transformers`. Those of the paper stay. Layers
+    whose seeds differ draw others.
+
+    Source: Zaheer et al. 2020, section 2, with global tokens inside of the text (ITC).
+    """
+
+    decodes: ClassVar[bool] = False
+    packs: ClassVar[bool] = False
+    kind: Literal["block-sparse-attention"] = "block-sparse-attention"  # type: ignore[assignment]
+    block_size: Count
+    num_random: Annotated[int, Field(ge=0, lt=2**15)]
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+
+    @model_validator(mode="after")
+    def _is_plain_otherwise(self) -> Self:
+        if self.positions or self.pattern:
+            raise SpecError(
+                f"{self.kind} has its own pattern, and no positions of its own: leave pattern and "
+                "positions out, and give the model absolute ones (embedding.positions)."
+            )
+        return self
+
+    @property
+    def cross(self) -> Any:
+        """None: it is an encoder's."""
+        return None
+
+    @property
+    def dense_length(self) -> int:
+        """Tokens of the longest text in which all see all: 5 + 2 `num_random` blocks."""
+        return (5 + 2 * self.num_random) * self.block_size
+
+    @property
+    def divided(self) -> dict[str, int]:
+        """See `Mixer.divided`: none, since heads draw blocks in turn."""
+        return {}
+
+    def seen(self, length: float) -> float:
+        """Keys that are computed of a query, on average in a text of this length.
+
+        Of the tokens of two blocks they are computed twice: as of all others, and of all tokens.
+        """
+        if length <= self.dense_length:
+            return length
+        return (7 + self.num_random) * self.block_size
+
+    def flops(self, attended: float) -> float:
+        """See `Attention.flops`; of the keys that are computed."""
+        return super().flops(self.seen(attended))
+
+    def kept_numbers(self, length: int, *, on_cpu: bool, dropout: bool) -> int:
+        """See `Attention.kept_numbers`; also copies of the keys and values of blocks."""
+        heads = self.num_heads * self.head_dim
+        copies = 0 if length <= self.dense_length else (11 + 2 * self.num_random) * heads
+        seen = int(self.seen(length))
+        return super().kept_numbers(seen, on_cpu=on_cpu, dropout=dropout) + copies
