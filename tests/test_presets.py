@@ -167,6 +167,7 @@ LIKE = {
     "rwkv": "rwkv-169m",
     "glm": "glm-base",
     "longformer": "longformer-base",
+    "bigbird": "bigbird-base",
 }
 
 

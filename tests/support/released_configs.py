@@ -13,9 +13,9 @@ def of(name: str, **options: Any) -> transformers.PretrainedConfig:
     return getattr(transformers, f"{name}Config")(**options)
 
 
-def bert(layers, width, **options):
+def bert(layers, width, name="Bert", **options):
     sizes = {"num_hidden_layers": layers, "hidden_size": width, "intermediate_size": 4 * width}
-    return of("Bert", num_attention_heads=width // 64, **sizes, **options)
+    return of(name, num_attention_heads=width // 64, **sizes, **options)
 
 
 def roberta(layers, width, name="Roberta", length=512, **options):
@@ -192,6 +192,8 @@ CONFIGS = {
     "roberta-large": roberta(24, 1024),
     "longformer-base": longformer(12, 768),
     "longformer-large": longformer(24, 1024),
+    "bigbird-base": bert(12, 768, "BigBird"),
+    "bigbird-large": bert(24, 1024, "BigBird"),
     "albert-tiny": albert(2, 128, 2),
     "albert-base": albert(12, 768, 12),
     "albert-large": albert(24, 1024, 16),
@@ -305,6 +307,7 @@ CLASSES = {
     "deberta-v2": "DebertaV2Model",
     "roberta": "RobertaForMaskedLM",
     "longformer": "LongformerForMaskedLM",
+    "big_bird": "BigBirdForMaskedLM",
     "albert": "AlbertForPreTraining",
     "electra": "ElectraForPreTraining",
     "modernbert": "ModernBertForMaskedLM",

@@ -7,20 +7,13 @@ from trivium.presets.preset import Preset
 from trivium.spec.mixers.block_sparse_attention import BlockSparseAttention
 
 
-def _bigbird(
-    num_layers: int,
-    d_model: int,
-    *,
-    block_size: int = 64,
-    paper: str = "Zaheer et al. 2020 (BigBird)",
-    **published: float,
-) -> Preset:
+def _bigbird(num_layers: int, d_model: int, block_size: int = 64) -> spec.ModelSpec:
     """BERT for 4,096 tokens; every layer draws random blocks of its own."""
     norm = spec.LayerNorm(eps=1e-12)
     mixer = BlockSparseAttention(
         num_heads=d_model // 64, head_dim=64, block_size=block_size, num_random=3
     )
-    model = spec.ModelSpec(
+    return spec.ModelSpec(
         vocab_size=50_358,
         d_model=d_model,
         embedding=spec.Embedding(
@@ -36,12 +29,13 @@ def _bigbird(
         ),
         heads=(spec.MLMHead(dense=spec.Dense(activation="gelu_tanh", norm=True)),),
     )
-    return Preset(model, paper, 4096, **published)
 
+
+_PAPER = "Zaheer et al. 2020 (BigBird)"
 
 PRESETS: dict[str, Preset] = {
-    "bigbird-tiny": _bigbird(2, 128, block_size=16, paper="after Zaheer et al. 2020"),
-    "bigbird-mini": _bigbird(4, 256, block_size=16, paper="after Zaheer et al. 2020"),
-    "bigbird-base": _bigbird(12, 768, lr=1e-4, batch=256 * 4096),
-    "bigbird-large": _bigbird(24, 1024),
+    "bigbird-tiny": Preset(_bigbird(2, 128, 16), f"after {_PAPER}", 4096),
+    "bigbird-mini": Preset(_bigbird(4, 256, 16), f"after {_PAPER}", 4096),
+    "bigbird-base": Preset(_bigbird(12, 768), _PAPER, 4096, lr=1e-4, batch=256 * 4096),
+    "bigbird-large": Preset(_bigbird(24, 1024), _PAPER, 4096),
 }

@@ -11,39 +11,29 @@ from trivium.interop.hf_config import ConfigReader
 from trivium.spec import ModelSpec
 from trivium.spec.mixers.block_sparse_attention import BlockSparseAttention
 
-_SPARSE = {"original_full": False, "block_sparse": True}
-
 
 def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
-    """Block-sparse layers draw other blocks, each from its number; the scale of token vectors."""
-    layers, width = tree.get("encoder.num_layers"), tree.get("d_model")
-    if layers > 1000:  # as in a spec, which is made after the list of layers
-        raise config.unsupported("num_hidden_layers", expected="at most 1000")
+    """Attention to blocks, which the layers draw from their numbers; the scale of tokens."""
+    mixer, width = tree.get("encoder.mixer"), tree.get("d_model")
     if config.require("rescale_embeddings", False):
         tree.set("embedding.scale", width**0.5)
-    heads = tree.get("encoder.mixer.num_heads")
-    biases = {"bias": config.require("use_bias", True), "output_bias": True}
-    shared = {"num_heads": heads, "head_dim": head_dim(width, heads), **biases}
-    blocks = {
-        "block_size": config.require("block_size", 64),
-        "num_random": config.require("num_random_blocks", 3),
-    }
-    mixer = {"kind": "attention", **shared}
-    if config.choose("attention_type", _SPARSE, "block_sparse"):
-        mixer = tuple(BlockSparseAttention(**shared, **blocks, seed=i) for i in range(layers))
-    tree.set("encoder.mixer", mixer)
+    kinds = {"block_sparse": True, "original_full": False}
+    if config.choose("attention_type", kinds, "block_sparse"):
+        sparse = BlockSparseAttention(**mixer, head_dim=head_dim(width, mixer["num_heads"]))
+        layers = range(min(tree.get("encoder.num_layers"), 1000))  # a spec refuses more
+        tree.set("encoder.mixer", tuple(sparse.replace(seed=layer) for layer in layers))
+    else:
+        del mixer["block_size"], mixer["num_random"]
 
 
 def _write_attention(spec: ModelSpec, config: dict[str, Any]) -> None:
     assert spec.encoder is not None
-    mixer = spec.encoder.mixer_of(0)
-    sparse = isinstance(mixer, BlockSparseAttention)
+    sparse = isinstance(spec.encoder.mixer_of(0), BlockSparseAttention)
     config["attention_type"] = "block_sparse" if sparse else "original_full"
-    if sparse:
-        config["block_size"], config["num_random_blocks"] = mixer.block_size, mixer.num_random
-    config["use_bias"] = getattr(mixer, "bias", True)
     config["rescale_embeddings"] = spec.embedding.scale != 1.0
 
+
+_ACTIVATED = ("encoder.feed_forward", "heads.mlm.dense", "heads.classifier.dense")
 
 BIG_BIRD = replace(
     BERT,
@@ -55,18 +45,14 @@ BIG_BIRD = replace(
     config={
         **CONFIG,
         "hidden_act": Option(
-            (
-                "encoder.feed_forward.activation",
-                "heads.mlm.dense.activation",
-                "heads.classifier.dense.activation",
-            ),
-            "gelu_new",
-            ACTIVATIONS,
+            tuple(f"{each}.activation" for each in _ACTIVATED), "gelu_new", ACTIVATIONS
         ),
-        "vocab_size": Option("vocab_size", 50_358),
         "max_position_embeddings": Option("embedding.positions.max_length", 4096),
+        "use_bias": Option("encoder.mixer.bias", True),
+        "block_size": Option("encoder.mixer.block_size", 64),
+        "num_random_blocks": Option("encoder.mixer.num_random", 3),
     },
-    fixed={n: v for n, v in FIXED.items() if n != "heads.classifier.dense.activation"},
+    fixed={**FIXED, "encoder.mixer.output_bias": True},
     heads={
         **BERT.heads,
         "nsp": {"bert.pooler": "pooler.linear", "cls.seq_relationship": "classifier"},
@@ -74,7 +60,7 @@ BIG_BIRD = replace(
         "classifier": {"classifier.dense": "dense.linear", "classifier.out_proj": "classifier"},
     },
     ignored="",
-    tokenizer_class="BigBirdTokenizer",
     hooks=(Hook(_read_attention, _write_attention),),
+    tokenizer_class="BigBirdTokenizer",
     is_variant=True,
 )

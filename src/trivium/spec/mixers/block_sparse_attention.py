@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -17,9 +17,9 @@ class BlockSparseAttention(Attention):
     A block sees itself and its neighbours, the first and the last one, and `num_random` more. The
     first and the last one see all. In a text of at most `dense_length` tokens all tokens do.
 
-    While it trains a head draws random blocks from `seed`, the same ones in every step; otherwise
-    the first block is in their place, as in `transformers`. Those of the paper stay. Layers
-    whose seeds differ draw others.
+    While it trains, every head draws its random blocks from `seed`, the same ones in every step;
+    otherwise the first block is in the place of each, as in `transformers`. In the code of the
+    authors the random blocks stay. Layers whose seeds differ draw other blocks.
 
     Source: Zaheer et al. 2020, section 2, with global tokens inside of the text (ITC).
     """
@@ -35,15 +35,10 @@ class BlockSparseAttention(Attention):
     def _is_plain_otherwise(self) -> Self:
         if self.positions or self.pattern:
             raise SpecError(
-                f"{self.kind} has its own pattern, and no positions of its own: leave pattern and "
+                f"{self.kind} has a pattern of its own and no positions: leave pattern and "
                 "positions out, and give the model absolute ones (embedding.positions)."
             )
         return self
-
-    @property
-    def cross(self) -> Any:
-        """None: it is an encoder's."""
-        return None
 
     @property
     def dense_length(self) -> int:
@@ -52,25 +47,24 @@ class BlockSparseAttention(Attention):
 
     @property
     def divided(self) -> dict[str, int]:
-        """See `Mixer.divided`: none, since heads draw blocks in turn."""
+        """See `Mixer.divided`: nothing, since heads draw their blocks in turn."""
         return {}
 
     def seen(self, length: float) -> float:
-        """Keys that are computed of a query, on average in a text of this length.
+        """Keys that are computed of a query, on average in a text of so many tokens.
 
-        Of the tokens of two blocks they are computed twice: as of all others, and of all tokens.
+        Those of the first and the last block are computed twice: as of others, and of all tokens.
         """
         if length <= self.dense_length:
             return length
         return (7 + self.num_random) * self.block_size
 
     def flops(self, attended: float) -> float:
-        """See `Attention.flops`; of the keys that are computed."""
+        """See `Attention.flops`, of the keys that are computed."""
         return super().flops(self.seen(attended))
 
     def kept_numbers(self, length: int, *, on_cpu: bool, dropout: bool) -> int:
         """See `Attention.kept_numbers`; also copies of the keys and values of blocks."""
-        heads = self.num_heads * self.head_dim
-        copies = 0 if length <= self.dense_length else (11 + 2 * self.num_random) * heads
-        seen = int(self.seen(length))
-        return super().kept_numbers(seen, on_cpu=on_cpu, dropout=dropout) + copies
+        copies = 0 if length <= self.dense_length else 2 * (5 + self.num_random)
+        kept = super().kept_numbers(int(self.seen(length)), on_cpu=on_cpu, dropout=dropout)
+        return kept + copies * self.num_heads * self.head_dim
