@@ -65,4 +65,5 @@ def _dense_layers(spec: Spec) -> list[Dense]:
         for activation in ("gelu", "gelu_tanh")
         for bias in (False, True)
     ]
-    return [Dense(activation="tanh"), Dense(activation="gelu"), *own, *with_norm]
+    plain = [Dense(activation="tanh"), Dense(activation="gelu")]
+    return [*plain, *own, *(dense.replace(norm=False) for dense in own), *with_norm]
