@@ -8,7 +8,10 @@ from hf_models import VOCABULARY, Case, hf_model, hf_outputs, local_outputs
 from hugging_face import ours_of
 
 from trivium.errors import SpecError
+from trivium.interop.convert import is_expressible
 from trivium.nn import Context
+from trivium.objectives.task_heads import classifier_head, tagger_head
+from trivium.presets import presets
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -56,3 +59,9 @@ def test_packed_documents_are_refused():
     ids = torch.ones(1, 5, dtype=torch.int64)
     with pytest.raises(SpecError, match="packed documents"):
         local(ids, document_ids=ids)
+
+
+def test_what_is_fine_tuned_can_be_written():
+    model = presets["bigbird-tiny"]
+    for head in (classifier_head(model, 3, "first"), tagger_head(model, 3)):
+        assert is_expressible(model.replace(heads=(head,)))
