@@ -209,7 +209,9 @@ def variations(model: spec.ModelSpec) -> list[spec.ModelSpec]:
         attentions = [
             attention.replace(**change)
             for change in attentions
-            if attention.kind == "attention" or not change.get("positions")
+            if attention.kind == "attention"
+            or not change.get("positions")
+            and not (attention.kind == "block-sparse-attention" and change.get("pattern"))
         ]
     if isinstance(network, spec.FeedForward | Experts):
         forward = network.expert if isinstance(network, Experts) else network

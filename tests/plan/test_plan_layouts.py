@@ -243,6 +243,9 @@ def test_activations_are_those_that_autograd_keeps(precision):
     }
     for name in ("rwkv-mini", "performer-tiny", "linformer-mini", "sparse-transformer-tiny"):
         specs[name] = presets[name].replace(vocab_size=211)
+    encoder = presets["bigbird-tiny"].encoder
+    blocks = encoder.replace(mixer=encoder.mixer_of(0).replace(block_size=4, num_random=2))
+    specs["bigbird"] = presets["bigbird-tiny"].replace(vocab_size=211, encoder=blocks)
     if precision is torch.float32:
         llama = presets["llama-mini"].replace(vocab_size=211)
         sandwich = llama.decoder.replace(norms=("before", "branch"))

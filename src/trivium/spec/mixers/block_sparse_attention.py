@@ -64,7 +64,9 @@ class BlockSparseAttention(Attention):
         return super().flops(self.seen(attended))
 
     def kept_numbers(self, length: int, *, on_cpu: bool, dropout: bool) -> int:
-        """See `Attention.kept_numbers`; also copies of the keys and values of blocks."""
-        copies = 0 if length <= self.dense_length else 2 * (5 + self.num_random)
+        """See `Attention.kept_numbers`; of long texts also the keys and values of the blocks that
+        each sees, and queries and outputs where they are merged.
+        """
+        copies = 0 if length <= self.dense_length else 2 * (6 + self.num_random)
         kept = super().kept_numbers(int(self.seen(length)), on_cpu=on_cpu, dropout=dropout)
         return kept + copies * self.num_heads * self.head_dim
