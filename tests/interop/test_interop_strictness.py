@@ -210,8 +210,8 @@ def variations(model: spec.ModelSpec) -> list[spec.ModelSpec]:
             attention.replace(**change)
             for change in attentions
             if attention.kind == "attention"
-            or not change.get("positions")
-            and not (attention.kind == "block-sparse-attention" and change.get("pattern"))
+            or (attention.kind != "block-sparse-attention" and not change.get("positions"))
+            or not {"positions", "pattern"} & change.keys()
         ]
     if isinstance(network, spec.FeedForward | Experts):
         forward = network.expert if isinstance(network, Experts) else network
