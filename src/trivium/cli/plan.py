@@ -111,12 +111,12 @@ def plan(
         sizes[name], state = _of_recipe(name, changes or ())
     plans = []
     for label, size in sizes.items():
-        total, row = options.tokens or size.tokens, options.length or size.context
+        total, row = options.tokens or size.tokens or 0.0, options.length or size.context
         step = options.batch_tokens or size.batch
-        if not total or not row or not step:
-            examples = {"--tokens 20e9": total, "--length 512": row, "--batch-tokens 16e3": step}
+        if not row or not step:
+            examples = {"--length 512": row, "--batch-tokens 16e3": step}
             raise RecipeError(
-                f"neither a paper nor the recipe says how much {label} is trained on, and of "
+                f"neither a paper nor the recipe says how much a step of {label} reads, and of "
                 "labelled examples only the data does: give "
                 f"{' '.join(one for one, value in examples.items() if not value)}, for instance."
             )
@@ -213,10 +213,12 @@ def _show_plan(plan: TrainingPlan, gpu: str, paper: str) -> None:
     typer.echo(
         f"model      {plan.name}: {parameters:,} parameters{used}{trained}{paper and f', {paper}'}"
     )
-    typer.echo(
-        f"run        {short_count(plan.tokens)} tokens, {work.batch_tokens:,.0f} per step, "
-        f"in rows of {work.length:,}: {plan.flops:.3g} FLOPs"
-    )
+    rows, flops = f"per step, in rows of {work.length:,}", f"{work.flops_per_token:.3g}"
+    run = f"{work.batch_tokens:,.0f} tokens {rows}: {flops} FLOPs per token"
+    if plan.tokens:
+        total = f"{short_count(plan.tokens)} tokens, {work.batch_tokens:,.0f}"
+        run = f"{total} {rows}: {plan.flops:.3g} FLOPs, {flops} per token"
+    typer.echo(f"run        {run}")
     typer.echo(
         f"machine    {work.gpus:,} x {gpu}: {work.gpu.peak_flops / 1e12:,.0f} TFLOP/s, "
         f"{work.gpu.memory / 2**30:.0f} GiB each\n"
@@ -225,10 +227,10 @@ def _show_plan(plan: TrainingPlan, gpu: str, paper: str) -> None:
     source = "as given" if plan.measured else "predicted"
     form = ",.0f" if plan.gpu_hours >= 10 else ".2g"
     days = f"{plan.days:,.1f} days" if plan.days >= 1 else short_duration(plan.days * 86_400)
+    time = f"{days}, {plan.gpu_hours:{form}} GPU-hours, at " if plan.tokens else ""
     typer.echo(
         f"\nlayout     {step.layout}: {plan.reason}\n"
-        f"time       {days}, {plan.gpu_hours:{form}} GPU-hours, at "
-        f"{plan.tokens_per_second:,.0f} tokens/s of each GPU ({source}), "
+        f"time       {time}{plan.tokens_per_second:,.0f} tokens/s of each GPU ({source}), "
         f"{step.utilization(plan.tokens_per_second):.1%} of its peak\n"
         f"memory     {step.memory_bytes / 2**30:.1f} GiB of each GPU: "
         + ", ".join(f"{name} {size / 2**30:.1f}" for name, size in step.memory.items())
@@ -275,11 +277,11 @@ def _family_table(plans: Sequence[TrainingPlan], sizes: Mapping[str, Preset]) ->
             *shape_cells(work.spec),
             f"{size.lr:.1e}" if size.lr else "-",
             f"{work.batch_tokens / 1e6:.1f}M",
-            short_count(plan.tokens),
-            f"{plan.flops:.2e}",
-            f"{plan.gpu_hours:,.0f}",
+            short_count(plan.tokens) if plan.tokens else "-",
+            f"{plan.flops:.2e}" if plan.tokens else "-",
+            f"{plan.gpu_hours:,.0f}" if plan.tokens else "-",
             f"{work.gpus:,}",
-            f"{plan.days:,.0f}" if plan.days > 10 else f"{plan.days:.1f}",
+            f"{plan.days:,.{int(plan.days <= 10)}f}" if plan.tokens else "-",
             f"{plan.step.memory_bytes / 2**30:.0f}",
             str(plan.step.layout),
         )

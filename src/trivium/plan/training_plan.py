@@ -22,7 +22,7 @@ class TrainingPlan:
 
     Args:
         name: of the model.
-        tokens: of the whole run.
+        tokens: of the whole run; 0 where nobody knows, and then it has no FLOPs, hours and days.
         step: in the chosen layout.
         steps: in every layout.
         measured: tokens per second of each GPU, where a rate is used in place of the predicted one.
@@ -75,11 +75,12 @@ class TrainingPlan:
             "model": self.name,
             "parameters": work.sizes.parameters,
             "active_parameters": active_parameters(work.spec),
-            "tokens": self.tokens,
-            "flops": self.flops,
+            "tokens": self.tokens or None,
+            "flops": self.flops or None,
+            "flops_per_token": work.flops_per_token,
             "gpus": work.gpus,
-            "days": self.days,
-            "gpu_hours": self.gpu_hours,
+            "days": self.days or None,
+            "gpu_hours": self.gpu_hours or None,
             "tokens_per_second_per_gpu": self.tokens_per_second,
             "utilization": step.utilization(self.tokens_per_second),
             "memory_per_gpu_bytes": step.memory_bytes,
