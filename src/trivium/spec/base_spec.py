@@ -124,6 +124,11 @@ class Spec(Choice):
         return False
 
     @property
+    def has_optional_weights(self) -> bool:
+        """Whether some weights are for some inputs alone: not every step has their gradient."""
+        return False
+
+    @property
     def absolute_positions(self) -> AbsolutePositions | None:
         """The positions that are added to its token vectors."""
         return None

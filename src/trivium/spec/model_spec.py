@@ -173,6 +173,12 @@ class ModelSpec(Spec):
         return self.embedding.query_stream
 
     @property
+    def has_optional_weights(self) -> bool:
+        """Whether it has weights of global tokens, of the query stream, or that compare types."""
+        compares = self.num_token_types > self.embedding.num_token_types
+        return self.has_global_tokens or self.query_stream or compares
+
+    @property
     def absolute_positions(self) -> AbsolutePositions | None:
         """The positions that are added to its token vectors."""
         return self.embedding.positions

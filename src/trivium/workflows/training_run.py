@@ -104,7 +104,7 @@ def train_run(
         recipe.parallel.replace(data=memory.data),
         precision=precision,
         device=device,
-        has_unused=len(recipe.objectives) > 1 or lm.spec.has_global_tokens,
+        has_unused=len(recipe.objectives) > 1 or lm.spec.has_optional_weights,
     )
     machine = {
         "device": hardware.describe_device(device),
