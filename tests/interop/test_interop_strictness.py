@@ -118,8 +118,9 @@ def test_options_that_change_the_numbers_are_refused():
         original = hf_model(Case(name, {}))
         for changes, message in refused:
             options = {**options_of(original), **changes}
-            with pytest.raises(CheckpointError, match=message):
+            with pytest.raises(CheckpointError, match=message) as caught:
                 from_hugging_face(options, original.state_dict())
+            assert str(caught.value).count("config.json") <= 1
 
 
 def test_unknown_options_pass_where_they_change_nothing_or_are_allowed():
@@ -304,6 +305,13 @@ def test_what_no_family_expresses_is_named(monkeypatch):
     odd = gpt.replace(decoder=gpt.decoder.replace(norm=spec.RMSNorm()))
     with pytest.raises(SpecError, match=r"does not have: decoder.norm.kind = 'rms'"):
         config_of(odd)
+    for name, message in (
+        ("gpt3-tiny", r"gpt2, which does not have: decoder\.mixer that differs between layers\."),
+        ("deberta-v3-tiny", r"electra, which does not have: embedding\.positions = None\."),
+        ("jamba-mini", r"does not have: decoder\.mixer\."),
+    ):
+        with pytest.raises(SpecError, match=message):
+            config_of(presets[name])
     with monkeypatch.context() as patch:  # a user's own function, which no class of theirs knows
         patch.setitem(ACTIVATIONS, "sparkle", torch.sin)
         forward = forward.replace(activation="sparkle")

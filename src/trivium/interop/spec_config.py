@@ -55,6 +55,8 @@ def read_spec(
             hook.read(config, tree)
         config.finish(allow_unknown=allow_unknown)
         return simplify(tree.build())
+    except CheckpointError:
+        raise
     except (SpecError, AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(f"config.json: {error}") from None
 
@@ -118,13 +120,21 @@ def _write_as(family: Family, architecture: str, spec: ModelSpec) -> HFConfig:
     else:
         own = _comparable(simplify(spec))
         paths = sorted(own.keys() | again.keys(), key=_kinds_first)
-        differences += [f"{p} = {own.get(p)!r}" for p in paths if own.get(p) != again.get(p)]
+        differences += [_shown(path, own) for path in paths if own.get(path) != again.get(path)]
     return HFConfig(family, architecture, options, tuple(dict.fromkeys(differences)))
 
 
 def _kinds_first(path: str) -> tuple[bool, int, str]:
     """A part of another kind before fields that follow from it, an outer part before its own."""
     return not path.endswith(".kind"), path.count("."), path
+
+
+def _shown(path: str, own: Mapping[str, Any]) -> str:
+    """A field and its value; the whole part where it is left out or differs between layers."""
+    part = path if path in own else path.removesuffix(".kind")
+    if isinstance(own.get(part), list):
+        return f"{part} that differs between layers"
+    return f"{part} = {own.get(part)!r}"
 
 
 def _read_option(config: ConfigReader, tree: SpecTree, name: str, option: Option) -> None:
@@ -172,7 +182,10 @@ def _write_option(config: dict[str, Any], option: Option, spec: ModelSpec) -> An
         if local == value:
             return hf
     if value is None:
-        return option.default_in(ConfigReader(config))
+        default = option.default_in(ConfigReader(config))
+        if default is None and not option.write_only:
+            raise SpecError(f"{option.paths[0]} = None")
+        return default
     if option.values is not None:
         raise SpecError(f"{option.paths[0]} = {value!r}")
     return value
