@@ -17,6 +17,7 @@ import torch
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import build
+from trivium.presets import presets
 from trivium.serve import create_app
 from trivium.serve.models import ModelRegistry
 from trivium.serve.security import Security
@@ -33,6 +34,7 @@ from trivium.spec import (
     MLMHead,
     ModelSpec,
     SpanHead,
+    Spec,
     Stack,
     TaggerHead,
 )
@@ -78,6 +80,10 @@ def transformer(vocab_size: int, slots: str, heads: tuple[Any, ...], length: int
         decoder=stack if "decoder" in slots else None,
         heads=heads,
     )
+    return lively(spec)
+
+
+def lively(spec: Spec) -> LanguageModel:
     module = build(spec, seed=0)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
@@ -104,6 +110,11 @@ def decoder() -> LanguageModel:
 def plain() -> LanguageModel:
     """A decoder without a chat template."""
     return with_text(transformer(300, "decoder", (LMHead(tied=True),), 61), byte_tokenizer())
+
+
+def mamba() -> LanguageModel:
+    """A decoder whose state of a text has one size, and positions no end."""
+    return with_text(lively(presets["mamba-tiny"].replace(vocab_size=300)), byte_tokenizer())
 
 
 def encoder() -> LanguageModel:
@@ -142,6 +153,7 @@ def translator() -> LanguageModel:
 KINDS: dict[str, Callable[[], LanguageModel]] = {
     "decoder": decoder,
     "plain": plain,
+    "mamba": mamba,
     "encoder": encoder,
     "classifier": classifier,
     "tagger": tagger,

@@ -37,7 +37,8 @@ def test_concurrent_requests_equal_sequential_ones(served, models):
     """Texts, and calls that share batches, are independent of what else is asked."""
     prompts = [f"The weather {'was ' * n}" for n in range(13)]
     requests = [
-        ("completions", {"model": "decoder", "prompt": prompt, "max_tokens": 11, "seed": n})
+        ("completions", {"model": model, "prompt": prompt, "max_tokens": 11, "seed": n})
+        for model in ("decoder", "mamba")
         for n, prompt in enumerate(prompts)
     ] + [("classify", {"model": "classifier", "text": prompt}) for prompt in prompts]
 
@@ -47,7 +48,7 @@ def test_concurrent_requests_equal_sequential_ones(served, models):
             return answer["choices"][0]["text"]
         return answer["data"][0]["label"]
 
-    with ThreadPoolExecutor(26) as pool:
+    with ThreadPoolExecutor(39) as pool:
         together = list(pool.map(ask, requests))
     assert together == [ask(request) for request in requests]
     assert together[3] == models["decoder"].generate(

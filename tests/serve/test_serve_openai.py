@@ -15,7 +15,8 @@ PROMPTS = ["The weather was", "今天", "but today it's rainy. " * 3]
 
 
 def test_completions_equal_those_of_the_model(client, models):
-    for name, prompts in (("decoder", PROMPTS), ("plain", PROMPTS[:2]), ("translator", PROMPTS)):
+    tasks = {"decoder": PROMPTS, "plain": PROMPTS[:2], "mamba": PROMPTS, "translator": PROMPTS}
+    for name, prompts in tasks.items():
         for prompt in prompts:
             answer = client.completions.create(
                 model=name, prompt=prompt, max_tokens=23, temperature=0
@@ -288,7 +289,7 @@ def test_a_text_ends_where_positions_end(client):
 
 def test_models_are_listed_with_their_endpoints(client):
     listed = {model.id: model for model in client.models.list()}
-    assert len(listed) == 7
+    assert len(listed) == 8
     assert "/v1/chat/completions" in listed["decoder"].endpoints
     assert "/v1/chat/completions" not in listed["plain"].endpoints
     lengths = {name: (model.max_length, model.max_prompt) for name, model in listed.items()}
