@@ -83,6 +83,8 @@ def test_models_that_cannot_be_divided() -> None:
         parallelize(small_model("llama"), three)
     with pytest.raises(RecipeError, match="d_ff = 29"):
         parallelize(small_model("gpt2"), three)
+    with pytest.raises(RecipeError, match="made of attention, feed-forward, relative-scores"):
+        parallelize(small_model("RelativeScores"), two)
     with pytest.raises(RecipeError, match="num_distinct"):
         parallelize(random_model(divisible(SPECS["albert"])), two, sequence_parallel=True)
     few = divisible(SPECS["gpt2"]).replace(vocab_size=3)

@@ -87,7 +87,9 @@ def _redistribute(placements: tuple[Placement, ...], gradient: DTensor) -> DTens
 def _check_sizes(model: Transformer, processes: int, *, sequence_parallel: bool) -> None:
     for stack in model.spec.stacks:
         if not stack.divided:
-            kinds = sorted({part.kind for part in (*stack.mixers, stack.feed_forward, stack.block)})
+            positions = [each.positions for each in stack.attentions if each.positions]
+            parts = (*stack.mixers, *positions, stack.feed_forward, stack.block)
+            kinds = sorted({part.kind for part in parts})
             raise RecipeError(
                 f"parallel.tensor = {processes} cannot divide a model that is made of "
                 f"{', '.join(kinds)}: set parallel.tensor = 1."
