@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,6 +76,8 @@ def train_run(
     arithmetic = hardware.choose_arithmetic(recipe.train.precision, device, module, before)
     [slower] = parallel.all_reduce_max(arithmetic.precision is torch.float32)
     precision = torch.float32 if slower else torch.bfloat16
+    # Weights of norms stay in float32 where they read bfloat16 (Gemma 2, Qwen3), as is meant.
+    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     torch.set_num_threads(arithmetic.threads)
     streams, validation_streams = (
         build_streams(recipe, corpus, setup, split, run.examples, parallel)
