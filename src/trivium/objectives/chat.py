@@ -28,7 +28,7 @@ from trivium.objectives.base import (
     token_losses,
 )
 from trivium.objectives.task_metrics import Metrics
-from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
+from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate, Span
 
 MESSAGES = ("messages", "conversations", "conversation")
 PAIRS = (
@@ -92,7 +92,11 @@ class Chat(LabelledObjective):
             DataError: with file and line, for a blank part, an unknown role, or no response.
         """
         names = self._columns(record)
-        messages = _prompt(record, *names) if len(names) == 2 else _messages(record, names[0])
+        messages = _prompt(record, *names) if len(names) == 2 else read_messages(record, names[0])
+        if all(message["role"] != "assistant" for message in messages):
+            raise DataError(
+                f"{record.where} has no message of the assistant: there is no response."
+            )
         system = record.get("system")
         if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system})
@@ -130,19 +134,8 @@ class Chat(LabelledObjective):
         return _packed(rows, pad)
 
     def _row(self, one: Conversation, lm: LanguageModel) -> tuple[list[int], list[int]]:
-        tokenizer, limit = lm.text_tokenizer, lm.max_length
-        template = ChatTemplate.of(lm.settings.chat_template or PLAIN_TEMPLATE, tokenizer)
-        text, spans = template.responses(one.messages)
-        encoding = tokenizer.encode(text, add_special_tokens=False)
-        ids, ends = list(encoding.ids), np.array([end for _, end in encoding.offsets], dtype=int)
-        response = np.full(len(ids), not self.responses_only)
-        for start, stop in spans:
-            response |= (ends > start) & (ends <= stop)
-        whole = begun(tokenizer, ids)
-        response = np.pad(response, (len(whole) - len(ids), 0))
-        # The label of position t is token t + 1.
-        labels = np.where(response, whole, IGNORE_INDEX)[1:].tolist()
-        return whole[:limit], [*labels, IGNORE_INDEX][:limit]
+        text, spans = chat_template(lm).responses(one.messages)
+        return labelled_row(lm, text, spans if self.responses_only else [(-1, len(text))])
 
     def num_rows(self, examples: Sequence[Conversation], lm: LanguageModel) -> int:
         """Estimated from how well some examples pack, beside the longest."""
@@ -202,6 +195,33 @@ class Chat(LabelledObjective):
         return f"chat {run}"
 
 
+def chat_template(lm: LanguageModel) -> ChatTemplate:
+    """The model's own chat template, or a plain one."""
+    return ChatTemplate.of(lm.settings.chat_template or PLAIN_TEMPLATE, lm.text_tokenizer)
+
+
+def labelled_row(
+    lm: LanguageModel, text: str, spans: Sequence[Span], end: Sequence[int] = ()
+) -> tuple[list[int], list[int]]:
+    """The ids of a text with its next tokens as labels, where these are in spans of characters.
+
+    `end` are ids that follow the text, with labels too. The end of what is longer than
+    `lm.max_length` tokens is cut.
+    """
+    tokenizer, limit = lm.text_tokenizer, lm.max_length
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    ids, ends = list(encoding.ids), np.array([end for _, end in encoding.offsets], dtype=int)
+    labelled = np.zeros(len(ids), dtype=bool)
+    for start, stop in spans:
+        labelled |= (ends > start) & (ends <= stop)
+    whole = [*begun(tokenizer, ids), *end]
+    labelled = np.pad(labelled, (len(whole) - len(ids) - len(end), 0))
+    labelled = np.pad(labelled, (0, len(end)), constant_values=True)
+    # The label of position t is token t + 1.
+    labels = np.where(labelled, whole, IGNORE_INDEX)[1:].tolist()
+    return whole[:limit], [*labels, IGNORE_INDEX][:limit]
+
+
 def _prompt(record: Record, prompt: str, response: str) -> list[dict[str, str]]:
     user = record.text(prompt, field_option("prompt"))
     more = record.get("input") if prompt.lower() == "instruction" else None
@@ -211,7 +231,8 @@ def _prompt(record: Record, prompt: str, response: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": user}, {"role": "assistant", "content": answer}]
 
 
-def _messages(record: Record, name: str) -> list[dict[str, str]]:
+def read_messages(record: Record, name: str) -> list[dict[str, str]]:
+    """The messages in a column. Raises DataError for a blank part or an unknown role."""
     value: Any = record.value(name, field_option("messages"))
     if not isinstance(value, list) or not value:
         kind = "empty" if value == [] else json_type(value)
@@ -233,8 +254,6 @@ def _messages(record: Record, name: str) -> list[dict[str, str]]:
                 f"{did_you_mean(known, ROLES)}"
             )
         messages.append({"role": known, "content": message.text(content)})
-    if all(message["role"] != "assistant" for message in messages):
-        raise DataError(f"{record.where} has no message of the assistant: there is no response.")
     return messages
 
 

@@ -356,7 +356,12 @@ def bleu_tokenizer(texts: Sequence[str]) -> Literal["13a", "zh", "char"]:
 
 
 def encode_pairs(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> EncodedExamples:
-    """Sources and targets as token ids for an encoder-decoder.
+    """Sources and targets as examples for an encoder-decoder; see `pair_rows`."""
+    return EncodedExamples(pair_rows(lm, pairs), pad_id=lm.text_tokenizer.pad_id or 0)
+
+
+def pair_rows(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> dict[str, list[list[int]]]:
+    """Sources and targets as token ids for an encoder-decoder, by the field of `RowBatch`.
 
     Both begin and end as documents do; a target ends with the end of text. Of a text that is longer
     than `lm.max_length` tokens the beginning is kept, and the token that ends it.
@@ -381,14 +386,11 @@ def encode_pairs(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> Encoded
     targets = tokenizer.encode_ids_batch([target for _, target in pairs])
     ended = [[*ids[:target_limit], end] for ids in targets]
     forced = [IGNORE_INDEX] * len(rules.forced_start)
-    return EncodedExamples(
-        {
-            "input_ids": [[*prefix, *ids[:source_limit], *suffix] for ids in sources],
-            "decoder_input_ids": [[*start, *ids[:-1]] for ids in ended],
-            "labels": [[*forced, *ids] for ids in ended],
-        },
-        pad_id=tokenizer.pad_id or 0,
-    )
+    return {
+        "input_ids": [[*prefix, *ids[:source_limit], *suffix] for ids in sources],
+        "decoder_input_ids": [[*start, *ids[:-1]] for ids in ended],
+        "labels": [[*forced, *ids] for ids in ended],
+    }
 
 
 def _name(field: str | int | None) -> str | None:
