@@ -34,6 +34,8 @@ PRESETS = {
     "qa": "bert-tiny",
     "contrastive": "bert-tiny",
     "tsdae": "bert-tiny",
+    "reward": "gpt2-tiny",
+    "preference": "gpt2-tiny",
     "translation": "transformer-tiny",
     "text-to-text": "t5-tiny",
     "summarization": "bart-tiny",
@@ -59,6 +61,9 @@ def write_examples(folder: Path, text: Path) -> dict[str, Path]:
         records["tsdae"].append({"text": sentence})
         for kind in ("translation", "text-to-text", "summarization"):
             records[kind].append(pair)
+        answers = {"prompt": f"{number}?", "chosen": sentence, "rejected": some[0]}
+        records["reward"].append(answers)
+        records["preference"].append(answers)
         turns = {"user": f"{number}?", "assistant": sentence}
         messages = [{"role": role, "content": content} for role, content in turns.items()]
         records["chat"].append({"messages": messages})

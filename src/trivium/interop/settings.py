@@ -30,7 +30,7 @@ FILES = (GENERATION, TOKENIZER_OPTIONS, CHAT_TEMPLATE, _MODEL_OPTIONS)
 MAX_TARGET = 256
 """Tokens of an encoder-decoder's output at most, where nothing sets another limit."""
 
-TEXT_TASKS = ("classification", "contrastive")
+TEXT_TASKS = ("classification", "contrastive", "reward")
 """Tasks on whole texts, which a decoder reads with the tokens that begin and end documents."""
 
 LabelKind = Literal["classes", "multi-label", "numbers"]

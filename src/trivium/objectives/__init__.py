@@ -31,9 +31,11 @@ from trivium.objectives.contrastive import Contrastive
 from trivium.objectives.denoising import Denoising
 from trivium.objectives.masked import Masked
 from trivium.objectives.permutation import Permutation
+from trivium.objectives.preference import PreferenceOptimization
 from trivium.objectives.prefix_lm import PrefixLM, Seq2SeqPrefixLM
 from trivium.objectives.question_answering import QuestionAnswering
 from trivium.objectives.replaced_token import ReplacedToken
+from trivium.objectives.reward_model import Reward
 from trivium.objectives.sentence_pairs import SentencePairs
 from trivium.objectives.seq2seq import Summarization, TextToText, Translation
 from trivium.objectives.span_corruption import SpanCorruption
@@ -77,6 +79,8 @@ AnyObjective = SerializeAsAny[
         | QuestionAnswering
         | Contrastive
         | TSDAE
+        | Reward
+        | PreferenceOptimization
         | Translation
         | TextToText
         | Summarization
@@ -108,9 +112,11 @@ __all__ = [
     "Masked",
     "Metrics",
     "Objective",
+    "PreferenceOptimization",
     "PrefixLM",
     "QuestionAnswering",
     "ReplacedToken",
+    "Reward",
     "SentencePairs",
     "Seq2SeqPrefixLM",
     "SpanCorruption",

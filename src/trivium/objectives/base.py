@@ -334,6 +334,12 @@ class LabelledObjective(Objective):
     unigram_offset: ClassVar[float | None] = None
     batch_examples: ClassVar[int] = 32
     """Examples per step unless the recipe sets `train.batch_examples`."""
+    rate_factor: ClassVar[float] = 1.0
+    """What the learning rate of fine-tuning is multiplied by, unless the recipe sets one."""
+    dropout: ClassVar[float] = 0.1
+    """Unless the recipe sets `model.dropout`."""
+    epochs: ClassVar[float | None] = None
+    """Unless the recipe sets a budget; None: by the number of examples."""
     metric_libraries: ClassVar[Sequence[str]] = ()
     """Optional modules that compute the metrics."""
     generates: ClassVar[bool] = False

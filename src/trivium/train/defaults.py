@@ -135,6 +135,7 @@ def complete(
         train["steps"] = _STEPS
     if labelled:
         rate = finetuning_rate(spec, new_weights=new, adapted=recipe.adapter.rank > 0)
+        rate *= min(task.rate_factor for task in _tasks(recipe))
     else:
         # Trained weights would forget at the rate of new ones.
         rate = pretraining_rate(spec) * (1.0 if new else 0.1)
@@ -152,7 +153,7 @@ def _labelled_train(
     recipe: Recipe, num_examples: int, num_rows: int, *, new: bool
 ) -> dict[str, Any]:
     """Keys of `[train]` that follow from the number of labelled examples."""
-    tasks = [one for one in recipe.objectives if isinstance(one, LabelledObjective)]
+    tasks = _tasks(recipe)
     section = recipe.train
     batch = section.batch_examples or max(1, min(tasks[0].batch_examples, num_rows))
     epoch = min(_LONGEST_EPOCH, max(_SHORTEST_EPOCH, num_rows // batch))
@@ -160,25 +161,29 @@ def _labelled_train(
     chosen["save_every"] = section.save_every or chosen["eval_every"]
     if section.budget is None:
         epochs = next((n for limit, n in _EPOCHS if num_examples <= limit), _FEWEST_EPOCHS)
-        chosen["epochs"] = epochs * (2.0 if new else 1.0)
+        chosen["epochs"] = tasks[0].epochs or epochs * (2.0 if new else 1.0)
     return chosen
+
+
+def _tasks(recipe: Recipe) -> list[LabelledObjective]:
+    return [one for one in recipe.objectives if isinstance(one, LabelledObjective)]
 
 
 def eval_examples(recipe: Recipe) -> int | None:
     """Held-out examples of each source per evaluation during training; None for all."""
-    tasks = (one for one in recipe.objectives if isinstance(one, LabelledObjective))
-    generated = _GENERATED_EXAMPLES if any(task.generates for task in tasks) else None
+    generates = any(task.generates for task in _tasks(recipe))
+    generated = _GENERATED_EXAMPLES if generates else None
     return recipe.train.eval_examples or generated
 
 
 def dropout(recipe: Recipe) -> float:
-    """As set, else 0.1 on labelled examples and 0 in pretraining.
+    """As set, else that of the task on labelled examples and 0 in pretraining.
 
     A run that sees its text a few times learns faster without (Geiping and Goldstein 2022).
     """
     if recipe.model.dropout is not None:
         return recipe.model.dropout
-    return 0.1 if recipe.labelled else 0.0
+    return min((task.dropout for task in _tasks(recipe)), default=0.0)
 
 
 def _is_post_norm(spec: Spec) -> bool:

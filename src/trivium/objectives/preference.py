@@ -1,0 +1,285 @@
+"""Preference optimization: a model that generates learns from pairs of which one is preferred."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal, Self
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
+from trivium.data.encoded import EncodedExamples
+from trivium.data.row_order import RowRandom
+from trivium.errors import RecipeError
+from trivium.interop.settings import Settings
+from trivium.language_model import LanguageModel
+from trivium.models import LanguageModule
+from trivium.objectives.base import LossTerms, TensorBatch, read, to_device
+from trivium.objectives.causal import is_causal
+from trivium.objectives.excerpt import beginning
+from trivium.objectives.preference_pairs import (
+    Preference,
+    PreferencePairs,
+    apart,
+    plain,
+    response_rows,
+    side_by_side,
+    spread,
+)
+from trivium.objectives.task_metrics import Metrics, first_prediction
+from trivium.spec import Head, Spec
+from trivium.text.vocabulary import Vocabulary
+
+LossType = Literal["sigmoid", "ipo", "hinge", "simpo", "orpo"]
+FACTS = ("preferred", "margin", "chosen", "rejected")
+_BATCH = 16
+
+
+class PreferenceOptimization(PreferencePairs):
+    """L = - log sigmoid(beta h) + w L_SFT for h = log (p(y+) / q(y+)) - log (p(y-) / q(y-)).
+
+    p is the model, q the reference: the model as it is when the run begins. log q is computed once,
+    before the first step, so that there is no second model in memory. L_SFT is the loss per token
+    of y+: without it both responses become rarer, while h grows.
+
+        prompt    who wrote it ?
+        chosen    Ada did . </s>      log p = -7.1    log q = -7.9
+        rejected  go away . </s>      log p = -9.6    log q = -8.8    h = 1.6
+
+    `loss_type` chooses the first term; of "simpo" and "orpo" the reference is shown alone, and
+    log p is the mean over the tokens of a response:
+
+        sigmoid  - (1 - e) log sigmoid(beta h) - e log sigmoid(-beta h), e = label_smoothing
+        hinge    max(0, 1 - beta h)
+        ipo      (h - 1 / (2 beta))^2
+        simpo    as sigmoid, with beta h = beta (log p(y+) - log p(y-)) - gamma
+        orpo     - beta log sigmoid(log odds(y+) - log odds(y-)), odds = p / (1 - p)
+
+    Shown beside the loss: `preferred`, the share of pairs with h > 0; `margin`, h; `chosen` and
+    `rejected`, log (p / q) of both in nats.
+
+    Source: Rafailov et al. 2023 (DPO), equation 7; Mitchell 2023 (e); Zhao et al. 2023 (SLiC) for
+    hinge; Azar et al. 2023 (IPO), equation 17, where beta is tau; Meng et al. 2024 (SimPO),
+    equation 6; Hong et al. 2024 (ORPO), equations 6 and 7, where beta is lambda; Pang et al. 2024,
+    equation 1, for L_SFT.
+    """
+
+    kind: Literal["preference"] = "preference"
+    rate_factor: ClassVar[float] = 0.01
+    dropout: ClassVar[float] = 0.0
+    epochs: ClassVar[float | None] = 1.0
+    loss_type: LossType = Field(
+        "sigmoid", description="sigmoid (DPO), ipo, hinge, simpo or orpo; the last two need no tie"
+    )
+    beta: float | None = Field(
+        None, gt=0, description="how strongly the reference holds the model; default: 0.1, simpo 2"
+    )
+    gamma: float = Field(0.5, ge=0, description="what simpo subtracts from beta times the margin")
+    label_smoothing: float = Field(
+        0.0, ge=0, lt=0.5, description="share of pairs that are taken to be the wrong way round"
+    )
+    sft_weight: float | None = Field(
+        None, ge=0, description="weight of the loss of the chosen response; default: 0.2, orpo 1"
+    )
+
+    @model_validator(mode="after")
+    def _smoothing_of_sigmoid(self) -> Self:
+        if self.label_smoothing and self.loss_type not in ("sigmoid", "simpo"):
+            raise ValueError(f'label_smoothing is not for loss_type = "{self.loss_type}"')
+        return self
+
+    def resolve(self, spec: Spec, examples: Sequence[Preference]) -> Self:
+        """With the weights of this loss."""
+        beta = {"simpo": 2.0}.get(self.loss_type, 0.1) if self.beta is None else self.beta
+        weight = self.sft_weight
+        if weight is None:
+            weight = 1.0 if self.loss_type == "orpo" else 0.2
+        return self.replace(beta=beta, sft_weight=weight)
+
+    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+        """The head over the vocabulary."""
+        if spec.family != "encoder-decoder" and not is_causal(spec):
+            raise RecipeError(
+                f'objective.kind = "{self.kind}" is for models that generate text, such as '
+                f"gpt2-mini or t5-mini; this model is {spec.family}."
+            )
+        return super().heads(spec)
+
+    def settings(self, settings: Settings, examples: Sequence[Preference]) -> Settings:
+        """The task; a model that chats goes on to chat."""
+        return settings.with_task("preference")
+
+    def encode(self, examples: Sequence[Preference], lm: LanguageModel) -> EncodedExamples:
+        """Both responses of a pair side by side, each after the prompt.
+
+        `sequence_labels` [N, 3] are the tokens of the chosen row, and log q of both responses.
+        """
+        sequences, first = _sequences(examples, lm)
+        sums, _ = _measured(sequences, first, lm)
+        labels = np.column_stack((first, sums)).astype(np.float32)
+        pad = lm.text_tokenizer.pad_id or 0
+        return EncodedExamples(sequences, sequence_labels=labels, pad_id=pad)
+
+    def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
+        """Both responses side by side; sequence_labels are the reference's log q [B, 2]."""
+        return _batch(rows, vocabulary.pad_id or 0)
+
+    def label_counts(self, batch: Batch) -> dict[str, int]:
+        """Pairs, and tokens of the chosen responses."""
+        pairs = dict.fromkeys(("preference", *FACTS), batch.num_rows)
+        return {**pairs, "sft": int(_num_labels(batch)[:, 0].sum())}
+
+    def term_weights(self) -> Mapping[str, float]:
+        """The weight of the chosen response's own loss; what is shown has none."""
+        return {"sft": self.sft_weight or 0.0, **dict.fromkeys(FACTS, 0.0)}
+
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
+        """Losses of pairs, nats of the chosen tokens, and what is shown of pairs."""
+        assert batch.sequence_labels is not None
+        sums, counts, terms = log_probabilities(model, batch)
+        ratios = (sums - batch.sequence_labels).detach()
+        margin = ratios[:, 0] - ratios[:, 1]
+        losses = preference_losses(self, sums, batch.sequence_labels, counts)
+        return {
+            "preference": losses.sum(),
+            "preferred": (margin > 0).to(margin.dtype).sum(),
+            "margin": margin.sum(),
+            "chosen": ratios[:, 0].sum(),
+            "rejected": ratios[:, 1].sum(),
+            "sft": -sums[:, 0].sum(),
+            **terms,
+        }
+
+    def answers(
+        self, lm: LanguageModel, examples: Sequence[Preference]
+    ) -> list[tuple[list[float], list[int]]]:
+        """Log-probabilities of both responses in nats, and their tokens."""
+        sums, counts = _measured(*_sequences(examples, lm), lm)
+        return list(zip(sums.tolist(), counts.tolist(), strict=True))
+
+    def metrics_of(
+        self,
+        answers: list[tuple[list[float], list[int]]],
+        examples: Sequence[Preference],
+        lm: LanguageModel,
+    ) -> Metrics:
+        """Accuracy without the reference, and the perplexity of the chosen responses."""
+        sums, counts = (np.array(each, dtype=float) for each in zip(*answers))
+        means = sums / np.maximum(counts, 1)
+        perplexity = math.exp(min(-sums[:, 0].sum() / max(counts[:, 0].sum(), 1), 700.0))
+        values = {"accuracy": float((means[:, 0] > means[:, 1]).mean()), "perplexity": perplexity}
+        rows = [
+            {
+                "prompt": plain(one.prompt),
+                "chosen": plain(one.chosen),
+                "rejected": plain(one.rejected),
+                "log_probabilities": list(both),
+            }
+            for one, (both, _) in zip(examples, answers)
+        ]
+        notes = (
+            "accuracy: pairs whose chosen response is more probable per token than the rejected",
+            "perplexity: of the chosen responses; one that rises says that they become rarer",
+        )
+        return Metrics(values, notes=notes).with_examples(rows)
+
+    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
+        """`chat`, or `generate` with a held-out prompt."""
+        if lm.settings.chat_template is not None:
+            return f"chat {run}"
+        prompt = str(first_prediction(run).get("prompt", "")) or beginning(text, 6)
+        return f"generate {run} {shlex.quote(prompt or 'Once upon a time')}"
+
+
+def preference_losses(
+    objective: PreferenceOptimization, policy: Tensor, reference: Tensor, tokens: Tensor
+) -> Tensor:
+    """The loss of every pair, [B]; see `PreferenceOptimization`.
+
+    Args:
+        objective: with its numbers resolved.
+        policy: log p of the chosen and the rejected response, [B, 2].
+        reference: log q, [B, 2].
+        tokens: of both responses, [B, 2].
+    """
+    beta, kind = objective.beta, objective.loss_type
+    assert beta is not None
+    ratios = policy - reference
+    means = policy / tokens.clamp(min=1)
+    if kind == "ipo":
+        return (ratios[:, 0] - ratios[:, 1] - 1 / (2 * beta)).square()
+    if kind == "hinge":
+        return F.relu(1 - beta * (ratios[:, 0] - ratios[:, 1]))
+    if kind == "orpo":
+        log_odds = means - torch.log(-torch.expm1(means.clamp(max=-1e-6)))
+        return -beta * F.logsigmoid(log_odds[:, 0] - log_odds[:, 1])
+    margin = beta * (ratios[:, 0] - ratios[:, 1])
+    if kind == "simpo":
+        margin = beta * (means[:, 0] - means[:, 1]) - objective.gamma
+    smoothing = objective.label_smoothing
+    return -(1 - smoothing) * F.logsigmoid(margin) - smoothing * F.logsigmoid(-margin)
+
+
+def log_probabilities(
+    model: LanguageModule, batch: TensorBatch
+) -> tuple[Tensor, Tensor, LossTerms]:
+    """Log p of both responses in nats, and their tokens, [B, 2] each; what layers add.
+
+    Logits are computed again for the gradient, response by response.
+    """
+    inputs = apart(batch.inputs)
+    ids = inputs.get("decoder_input_ids", inputs["input_ids"])
+    hidden, terms = read(model, inputs, select=batch.label_positions)
+    counts = torch.bincount(batch.label_positions // ids.shape[1], minlength=len(ids))
+    sizes = counts.tolist()
+    nats = [
+        checkpoint(model.lm_loss, *each, use_reentrant=False, preserve_rng_state=False)
+        for each in zip(hidden.split(sizes), batch.targets.split(sizes))
+    ]
+    return -torch.stack(nats).view(-1, 2), counts.view(-1, 2), terms  # type: ignore[arg-type]
+
+
+def _sequences(
+    examples: Sequence[Preference], lm: LanguageModel
+) -> tuple[dict[str, list[list[int]]], list[int]]:
+    pairs = [(one.prompt, each) for one in examples for each in (one.chosen, one.rejected)]
+    return side_by_side(response_rows(lm, pairs))
+
+
+@torch.no_grad()
+def _measured(
+    sequences: dict[str, list[list[int]]], first: Sequence[int], lm: LanguageModel
+) -> tuple[np.ndarray, np.ndarray]:
+    """Log-probabilities of both responses, and their tokens, [N, 2] each; batch by batch."""
+    pad, zeros = lm.text_tokenizer.pad_id or 0, np.zeros(len(first))
+    labels = np.column_stack((first, zeros, zeros))
+    encoded = EncodedExamples(sequences, sequence_labels=labels, pad_id=pad)
+    sums, counts = np.zeros((len(encoded), 2)), np.zeros((len(encoded), 2), dtype=np.int64)
+    lm.module.eval()
+    order = np.argsort(-encoded.lengths, kind="stable")
+    for start in range(0, len(order), _BATCH):
+        some = order[start : start + _BATCH]
+        tensors = to_device(_batch(encoded.take(some), pad), lm.module.device)
+        logp, tokens, _ = log_probabilities(lm.module, tensors)
+        sums[some], counts[some] = logp.double().cpu(), tokens.cpu()
+    return sums, counts
+
+
+def _batch(rows: RowBatch, pad_id: int) -> Batch:
+    assert rows.sequence_labels is not None
+    labels = rows.sequence_labels
+    return dataclasses.replace(spread(rows, labels[:, 0], pad_id), sequence_labels=labels[:, 1:])
+
+
+def _num_labels(batch: Batch) -> np.ndarray:
+    """Labelled tokens of both responses, [B, 2]."""
+    assert batch.labels is not None
+    return (batch.labels != IGNORE_INDEX).reshape(batch.num_rows, 2, -1).sum(axis=2)

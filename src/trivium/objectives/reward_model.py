@@ -1,0 +1,190 @@
+"""A reward model: a number for a text, learned from pairs of which one is preferred."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+from torch.nn import functional as F
+
+from trivium.data.batch import Batch, RowBatch
+from trivium.data.encoded import EncodedExamples
+from trivium.data.records import Record
+from trivium.data.row_order import RowRandom
+from trivium.errors import DataError, RecipeError
+from trivium.interop.settings import Settings
+from trivium.language_model import LanguageModel
+from trivium.models import LanguageModule
+from trivium.objectives.base import LossTerms, TensorBatch, read
+from trivium.objectives.chat import chat_template
+from trivium.objectives.preference_pairs import (
+    Preference,
+    PreferencePairs,
+    Turn,
+    apart,
+    joined,
+    side_by_side,
+    spread,
+    with_prompt,
+)
+from trivium.objectives.task_heads import classifier_head, require_encoding
+from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
+from trivium.spec import Head, Pooling, Spec
+from trivium.text.inputs import encode_inputs
+from trivium.text.vocabulary import Vocabulary
+
+_MARGIN = "margin"
+
+
+class Reward(PreferencePairs):
+    """L = - log sigmoid(r(x, y+) - r(x, y-) - m) + lambda (r(x, y+) + r(x, y-))^2.
+
+    r is a classifier of one number. It reads a prompt with a response as one text, messages as the
+    chat template writes them:
+
+        chosen    [CLS] who wrote it ? Ada did . [SEP]    r =  1.3
+        rejected  [CLS] who wrote it ? go away . [SEP]    r = -0.8
+
+    m is the margin of a pair, 0 without one; lambda draws the mean of all rewards, which the first
+    term leaves open, to 0.
+
+    Source: Bradley and Terry 1952; Ouyang et al. 2022, equation 1; Touvron et al. 2023 (Llama 2),
+    equation 2, for m; Eisenstein et al. 2023, section 5.1, for lambda.
+    """
+
+    kind: Literal["reward"] = "reward"
+    margin_field: str | None = Field(
+        None,
+        description="column of a number by which the rewards differ at least; default: margin "
+        "where there is one",
+    )
+    center: float = Field(
+        0.0, ge=0, description="weight of the squared sum of both rewards, such as 0.01"
+    )
+    pooling: Pooling | None = Field(
+        None, description="vector that is read; default: first, of decoders and XLNet last"
+    )
+
+    def example(self, record: Record) -> Preference:
+        """A pair, with its margin."""
+        name, one = self.margin_field, super().example(record)
+        if name is None and _MARGIN not in record:
+            return one
+        value = record.value(name or _MARGIN)
+        try:
+            margin = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            margin = math.nan
+        if not math.isfinite(margin):
+            raise DataError(f"{record.name(name or _MARGIN)} is no number.")
+        return dataclasses.replace(one, margin=margin)
+
+    def settings(self, settings: Settings, examples: Sequence[Preference]) -> Settings:
+        """One label that is a number."""
+        settings = settings.with_labels(("reward",), "numbers")
+        return settings.with_task("classification", pairs=False).with_task("reward")
+
+    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+        """A classifier of one number."""
+        require_encoding(spec, "a reward model")
+        if spec.family == "encoder-decoder":
+            raise RecipeError(
+                'objective.kind = "reward" needs one vector of a text: take an encoder (bert-mini),'
+                " a decoder (llama-mini) or an RNN (lstm-mini)."
+            )
+        ends = spec.family == "decoder-only" or spec.query_stream
+        return (classifier_head(spec, 1, self.pooling or ("last" if ends else "first")),)
+
+    def encode(self, examples: Sequence[Preference], lm: LanguageModel) -> EncodedExamples:
+        """Chosen and rejected texts as `classify` reads them.
+
+        `sequence_labels` [N, 2] are the tokens of the chosen text, and the margin.
+        """
+        texts = [(text, None) for text in self._texts(examples, lm)]
+        inputs = encode_inputs(lm.source_tokenizer, texts, max_length=lm.max_length)
+        rows = {"input_ids": [one.ids for one in inputs]}
+        if lm.spec.num_token_types > 1:
+            rows["token_type_ids"] = [one.type_ids for one in inputs]
+        sequences, first = side_by_side(rows)
+        labels = np.array([first, [one.margin for one in examples]], dtype=np.float32).T
+        pad = lm.source_tokenizer.pad_id or 0
+        return EncodedExamples(sequences, sequence_labels=labels, pad_id=pad)
+
+    def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
+        """Chosen and rejected text side by side; sequence_labels are the margins [B]."""
+        assert rows.sequence_labels is not None
+        first, margin = rows.sequence_labels.T
+        batch = spread(rows, first, vocabulary.pad_id or 0)
+        return dataclasses.replace(batch, sequence_labels=margin)
+
+    def label_counts(self, batch: Batch) -> dict[str, int]:
+        """Pairs."""
+        return dict.fromkeys(("pairs", "center"), batch.num_rows)
+
+    def term_weights(self) -> dict[str, float]:
+        """Lambda, the weight of the squared sum of both rewards."""
+        return {"center": self.center}
+
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
+        """Nats of the pairs, and squared sums of their rewards."""
+        assert batch.sequence_labels is not None
+        inputs = apart(batch.inputs)
+        hidden, terms = read(model, inputs)
+        mask = inputs["attention_mask"]
+        logits = model.logits(hidden, head="classifier", attention_mask=mask).float()
+        chosen, rejected = logits.view(-1, 2).unbind(1)
+        loss = -F.logsigmoid(chosen - rejected - batch.sequence_labels)
+        return {"pairs": loss.sum(), "center": (chosen + rejected).square().sum(), **terms}
+
+    def answers(self, lm: LanguageModel, examples: Sequence[Preference]) -> list[float]:
+        """`lm.classify` of chosen and rejected texts, one after the other."""
+        return [one.score for one in lm.classify(self._texts(examples, lm))]
+
+    def metrics_of(
+        self, answers: list[float], examples: Sequence[Preference], lm: LanguageModel
+    ) -> Metrics:
+        """Accuracy: the share of pairs whose chosen response has the higher reward."""
+        rewards = np.array(answers).reshape(-1, 2)
+        gain = rewards[:, 0] - rewards[:, 1]
+        texts = self._texts(examples, lm)
+        rows = [
+            {"text": text, "rejected": other, "reward": first, "rejected_reward": second}
+            for text, other, (first, second) in zip(texts[::2], texts[1::2], rewards.tolist())
+        ]
+        mistakes = (
+            Mistake(one.where, row["text"], "higher", f"lower by {-each:.2f}", abs(float(each)))
+            for one, row, each in zip(examples, rows, gain)
+            if each <= 0
+        )
+        values = {
+            "accuracy": float((gain > 0).mean()),
+            "margin": float(gain.mean()),
+            "reward": float(rewards.mean()),
+        }
+        notes = ("margin and reward: mean difference of a pair, and mean of all texts",)
+        return Metrics(values, notes=notes).with_examples(rows, mistakes)
+
+    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
+        """`classify` with a held-out pair."""
+        example = first_prediction(run)
+        texts = [str(example.get(name, "a text of yours")) for name in ("text", "rejected")]
+        return f"classify {run} {' '.join(map(shlex.quote, dict.fromkeys(texts)))}"
+
+    def _texts(self, examples: Sequence[Preference], lm: LanguageModel) -> list[str]:
+        """The chosen and the rejected text of every example, one after the other."""
+        return [
+            _text(lm, one.prompt, response)
+            for one in examples
+            for response in (one.chosen, one.rejected)
+        ]
+
+
+def _text(lm: LanguageModel, prompt: Turn, response: Turn) -> str:
+    if isinstance(prompt, str) and isinstance(response, str):
+        return joined(prompt, response)
+    return chat_template(lm).render(with_prompt(prompt, response))

@@ -1,0 +1,196 @@
+"""Preferences: pairs of texts and messages, rewards and losses by the formulas of the papers."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from overfit_tasks import overfit, untrained
+
+from trivium.data.batch import IGNORE_INDEX
+from trivium.data.row_order import RowRandom
+from trivium.errors import DataError, RecipeError
+from trivium.objectives import to_device
+from trivium.objectives.preference import PreferenceOptimization, preference_losses
+from trivium.objectives.preference_pairs import Preference
+from trivium.objectives.reward_model import Reward
+from trivium.presets import presets
+from trivium.train import defaults
+from trivium.train.recipe_loading import build_recipe
+
+CPU = torch.device("cpu")
+PAIRS = [
+    Preference("who wrote it", "Ada did", "go away and never come back", "x, line 1", 0.5),
+    Preference("what is red", "a rose is red", "nothing", "x, line 2"),
+    Preference("hi", "ho", "he he he", "x, line 3", 1.5),
+]
+
+
+def read(folder, record, objective=None):
+    path = folder / "a.jsonl"
+    path.write_text(json.dumps(record), encoding="utf-8")
+    (one,) = (objective or Reward()).read([str(path)])
+    return one
+
+
+def message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def test_reads_texts_and_messages(tmp_path):
+    one = read(tmp_path, {"question": "q", "chosen": "a", "rejected": "b", "margin": "2"})
+    assert (one.prompt, one.chosen, one.rejected, one.margin, one.group) == ("q", "a", "b", 2, "q")
+    whole = "Human: why?\n\nAssistant: "
+    one = read(tmp_path, {"chosen": whole + "because", "rejected": whole + "begone"})
+    assert (one.prompt, one.chosen, one.rejected) == (whole[:-1], " because", " begone")
+    user, yes, no = message("user", "q"), message("assistant", "yes"), message("assistant", "no")
+    for record in (
+        {"prompt": [user], "chosen": [yes], "rejected": [no]},
+        {"prompt": [user], "chosen": "yes", "rejected": "no"},
+        {"prompt": "q", "chosen": [yes], "rejected": [no]},
+        {"prompt": "anything", "chosen": [user, yes], "rejected": [user, no]},
+        {"chosen": [user, yes], "rejected": [user, no]},
+    ):
+        one = read(tmp_path, record)
+        assert (one.prompt, one.chosen, one.rejected) == ((user,), (yes,), (no,)), record
+    longer = read(tmp_path, {"chosen": [user, yes], "rejected": [user, yes, user, no]})
+    assert (longer.prompt, longer.chosen) == ((user,), (yes,))
+    for record, problem in (
+        ({"prompt": "q", "chosen": "a"}, "no column for the rejected"),
+        ({"prompt": "q", "chosen": "a", "rejected": "a"}, "are the same: .*bad_records=skip"),
+        ({"prompt": "q", "chosen": "a", "rejected": " "}, '"rejected" of .*line 1 is blank'),
+        ({"prompt": 3, "chosen": "a", "rejected": "b"}, "is a number, not a list of messages"),
+        ({"prompt": "q", "chosen": "a", "rejected": "b", "margin": "x"}, "is no number"),
+    ):
+        with pytest.raises(DataError, match=problem):
+            read(tmp_path, record)
+
+
+def log_sigmoid(x: float) -> float:
+    return -math.log1p(math.exp(-x))
+
+
+def formulas(p, q, n, beta, gamma, e) -> dict[str, float]:
+    """Of log p and log q of the chosen and the rejected response, and their tokens."""
+    h = (p[0] - q[0]) - (p[1] - q[1])
+    mean = [p[0] / n[0], p[1] / n[1]]
+    simpo = beta * mean[0] - beta * mean[1] - gamma
+    odds = [math.exp(each) / (1 - math.exp(each)) for each in mean]
+    return {
+        "sigmoid": -(1 - e) * log_sigmoid(beta * h) - e * log_sigmoid(-beta * h),
+        "hinge": max(0.0, 1 - beta * h),
+        "ipo": (h - 1 / (2 * beta)) ** 2,
+        "simpo": -(1 - e) * log_sigmoid(simpo) - e * log_sigmoid(-simpo),
+        "orpo": -beta * log_sigmoid(math.log(odds[0] / odds[1])),
+    }
+
+
+def test_losses_are_those_of_the_papers():
+    policy = torch.tensor([[-3.1, -9.2], [-7.7, -2.3], [-11.9, -40.0]], dtype=torch.float64)
+    reference = torch.tensor([[-4.0, -8.1], [-5.9, -3.3], [-13.5, -16.0]], dtype=torch.float64)
+    tokens = torch.tensor([[3, 7], [5, 2], [13, 11]])
+    for beta, e in ((0.1, 0.0), (0.7, 0.2)):
+        rows = zip(policy.tolist(), reference.tolist(), tokens.tolist())
+        expected = [formulas(*row, beta, 0.3, e) for row in rows]
+        for kind in expected[0]:
+            smoothed = kind in ("sigmoid", "simpo")
+            keys = {"loss_type": kind, "beta": beta, "gamma": 0.3}
+            objective = PreferenceOptimization(**keys, label_smoothing=e if smoothed else 0.0)
+            losses = preference_losses(objective, policy, reference, tokens)
+            assert losses.tolist() == pytest.approx([one[kind] for one in expected], rel=1e-12)
+    with pytest.raises(RecipeError, match="label_smoothing is not for"):
+        PreferenceOptimization.parse({"loss_type": "ipo", "label_smoothing": 0.1})
+
+
+def batch_of(objective, lm, examples):
+    rows = objective.encode(examples, lm).take(range(len(examples)))
+    return objective.prepare(rows, RowRandom(0, [0] * len(examples)), lm.tokenizer.vocabulary)
+
+
+def terms_of(objective, lm, examples):
+    batch = batch_of(objective, lm, examples)
+    counts = objective.label_counts(batch)
+    terms = objective.loss(lm.module, to_device(batch, CPU))
+    assert terms.keys() == counts.keys()
+    return {name: float(term.detach()) / counts[name] for name, term in terms.items()}
+
+
+def test_the_first_loss_is_ln_2_and_labels_are_the_responses():
+    for family in ("gpt2", "t5"):
+        objective, lm = untrained(PreferenceOptimization(), PAIRS, family)
+        terms = terms_of(objective, lm, PAIRS)
+        assert terms["preference"] == pytest.approx(math.log(2), abs=1e-5)
+        assert abs(terms["margin"]) + abs(terms["chosen"]) < 1e-3
+        batch = batch_of(objective, lm, PAIRS[:1])
+        for part, response in zip(np.split(batch.labels[0], 2), ("Ada did", PAIRS[0].rejected)):
+            target = part[part != IGNORE_INDEX].tolist()
+            assert target[-1] == lm.tokenizer.eos_id
+            assert lm.tokenizer.decode(target[:-1]) == response
+        # Of pairs alone, and of another order, the same: padding counts for nothing.
+        scores = [(sum(n), logp) for logp, n in objective.answers(lm, PAIRS)]
+        alone = [objective.answers(lm, [one])[0] for one in PAIRS]
+        for (size, logp), (other, n) in zip(scores, alone):
+            assert (size, logp) == (sum(n), pytest.approx(other, rel=1e-4))
+        # As the method that users call has it.
+        prompt, response = ("who wrote it", " Ada did") if family == "gpt2" else ("hi", "ho")
+        number = 0 if family == "gpt2" else 2
+        total = lm.score(response.strip(), context=prompt)
+        assert scores[number][1][0] < total  # and the end of the text
+        with torch.no_grad():
+            for weight in lm.module.parameters():
+                weight.add_(0.02 * torch.randn_like(weight))
+        moved = terms_of(objective, lm, PAIRS)
+        assert moved["margin"] == pytest.approx(0, abs=1e-3)  # encoded anew: its own reference
+
+
+def test_overfits_preferences():
+    for family, options in (("gpt2", {"loss_type": "orpo"}), ("t5", {"beta": 0.5})):
+        objective = PreferenceOptimization(**options)
+        objective, lm, _ = overfit(objective, PAIRS, family, steps=25, lr=5e-3)
+        metrics = objective.metrics(lm, PAIRS)
+        assert metrics.values["accuracy"] == 1.0
+        assert metrics.values["perplexity"] < 3
+    with pytest.raises(RecipeError, match="for models that generate text"):
+        PreferenceOptimization().heads(presets["bert-mini"])
+    tree = {"model": {"preset": "gpt2-tiny"}, "objective": {"kind": "preference"}}
+    recipe = build_recipe(tree | {"data": {"paths": ["a"]}})
+    complete = defaults.complete(recipe, presets["gpt2-tiny"], num_examples=64)
+    rate = defaults.finetuning_rate(presets["gpt2-tiny"], new_weights=True, adapted=False)
+    assert (complete.model.dropout, complete.train.epochs) == (0.0, 1.0)
+    assert complete.optimizer.lr == pytest.approx(rate / 100, rel=0.01)
+
+
+def test_conversations_are_written_by_the_chat_template():
+    user, yes = message("user", "who wrote it"), message("assistant", "Ada did")
+    before = (user, yes, message("user", "hi"))
+    pair = Preference(before, (message("assistant", "ho"),), (message("assistant", "he he"),), "x")
+    objective, lm = untrained(PreferenceOptimization(), [*PAIRS, pair], "gpt2")
+    labels = batch_of(objective, lm, [pair]).labels[0]
+    texts = [
+        lm.tokenizer.decode(half[half != IGNORE_INDEX].tolist()) for half in np.split(labels, 2)
+    ]
+    assert [text.split()[:2] for text in texts] == [["ho"], ["he", "he"]]
+
+
+def test_rewards_are_those_of_bradley_and_terry():
+    for family in ("gpt2", "bert"):
+        objective, lm = untrained(Reward(center=0.01), PAIRS, family)
+        terms = terms_of(objective, lm, PAIRS)
+        r = np.array(objective.answers(lm, PAIRS)).reshape(-1, 2)
+        margins = [one.margin for one in PAIRS]
+        losses = [-log_sigmoid(a - b - m) for (a, b), m in zip(r, margins)]
+        assert terms["pairs"] == pytest.approx(np.mean(losses), rel=1e-3)
+        assert terms["center"] == pytest.approx(np.mean(r.sum(1) ** 2), rel=1e-3)
+        assert objective.term_weights() == {"center": 0.01}
+        objective, lm, _ = overfit(objective, PAIRS, family, steps=40, lr=3e-3)
+        metrics = objective.metrics(lm, PAIRS)
+        assert metrics.values["accuracy"] == 1.0
+        chosen, rejected = (one.score for one in lm.classify(["hi ho", "hi he he he"]))
+        assert metrics.predictions[2]["reward"] == pytest.approx(chosen, rel=1e-3)
+        assert chosen > rejected
+        assert metrics.mistakes == ()
+    with pytest.raises(RecipeError, match="needs one vector of a text"):
+        Reward().heads(presets["t5-mini"])
