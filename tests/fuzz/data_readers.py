@@ -189,6 +189,20 @@ def _read_contrastive(folder: Path) -> None:
 
 
 @reader(
+    "reward",
+    lambda: {
+        "a.jsonl": _json_lines(
+            {"prompt": "Why?", "chosen": "So.", "rejected": "No.", "margin": "1"}
+        ),
+        "b.jsonl": _json_lines({"chosen": MESSAGES, "rejected": MESSAGES[:-1]}),
+    },
+    alone=True,
+)
+def _read_pairs(folder: Path) -> None:
+    _examples("reward", folder)
+
+
+@reader(
     "chat",
     lambda: {
         "a.jsonl": _json_lines({"messages": MESSAGES}, {"messages": MESSAGES[1:], "system": "!"}),

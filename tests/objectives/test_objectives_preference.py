@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,11 +15,13 @@ from trivium.data.batch import IGNORE_INDEX
 from trivium.data.row_order import RowRandom
 from trivium.errors import DataError, RecipeError
 from trivium.objectives import to_device
+from trivium.objectives.kto import KTO, Judgement
 from trivium.objectives.preference import PreferenceOptimization, preference_losses
 from trivium.objectives.preference_pairs import Preference
 from trivium.objectives.reward_model import Reward
 from trivium.presets import presets
 from trivium.train import defaults
+from trivium.train.loader import cuts_of
 from trivium.train.recipe_loading import build_recipe
 
 CPU = torch.device("cpu")
@@ -194,3 +197,53 @@ def test_rewards_are_those_of_bradley_and_terry():
         assert metrics.mistakes == ()
     with pytest.raises(RecipeError, match="needs one vector of a text"):
         Reward().heads(presets["t5-mini"])
+
+
+JUDGEMENTS = [
+    Judgement("who wrote it", "Ada did", True, "x, line 1"),
+    Judgement("who wrote it", "go away and never come back", False, "x, line 2"),
+    Judgement("what is red", "a rose is red", True, "x, line 3"),
+    Judgement("hi", "he he he", False, "x, line 4"),
+    Judgement("hi", "ho", True, "x, line 5"),
+]
+
+
+def test_judgements_one_by_one(tmp_path):
+    one = read(tmp_path, {"prompt": "q", "completion": "a", "label": "False"}, KTO())
+    assert (one.prompt, one.response, one.good) == ("q", "a", False)
+    user, yes = message("user", "q"), message("assistant", "yes")
+    one = read(tmp_path, {"completion": [user, yes], "label": 1}, KTO())
+    assert (one.prompt, one.response, one.good) == ((user,), (yes,), True)
+    with pytest.raises(DataError, match="neither true or 1 nor false or 0"):
+        read(tmp_path, {"prompt": "q", "completion": "a", "label": 5}, KTO())
+    ratio = torch.tensor([1.3, -0.4, 0.2], dtype=torch.float64)
+    for others, point in (([0.9, 0.5, 0.1], 0.5), ([-3.0, 1.0, 0.5], 0.0)):
+        other, good = torch.tensor(others, dtype=torch.float64), torch.tensor([1, 0, 1]) > 0
+        losses = KTO(beta=0.3, good_weight=1.2, bad_weight=0.7).losses(ratio, other, good)
+        gains = [0.3 * (r - point) * s for r, s in zip(ratio.tolist(), (1, -1, 1))]
+        expected = [w * (1 - 1 / (1 + math.exp(-gain))) for w, gain in zip((1.2, 0.7, 1.2), gains)]
+        assert losses.tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_step_of_judgements_in_parts_is_one_step():
+    objective, lm = untrained(KTO(), JUDGEMENTS, "gpt2")
+    batch = batch_of(objective, lm, JUDGEMENTS)
+    first = terms_of(objective, lm, JUDGEMENTS)
+    assert first["judgements"] == pytest.approx(0.5, abs=1e-4)
+    rows = objective.answers(lm, JUDGEMENTS)
+    tensors = to_device(batch, CPU)
+    tensors.sequence_labels[:, :2] -= torch.arange(5)[:, None] / 4  # as if it had learned
+    gradients = []
+    for cuts in ((), cuts_of(batch, 20)):
+        assert len(cuts) != 1
+        terms = objective.loss(lm.module, replace(tensors, cuts=cuts))
+        terms["judgements"].backward()
+        gradients.append([terms["judgements"].item(), terms["good"].item()])
+        gradients.append([float(p.grad.abs().sum()) for p in lm.module.parameters()])
+        lm.module.zero_grad()
+    assert gradients[:2] == [pytest.approx(one, rel=1e-3, abs=1e-4) for one in gradients[2:]]
+    objective, lm, _ = overfit(objective, JUDGEMENTS, "gpt2", steps=30, lr=3e-3)
+    after = objective.answers(lm, JUDGEMENTS)
+    for one, (before, _), (now, _) in zip(JUDGEMENTS, rows, after):
+        assert (now > before) == one.good
+    assert objective.metrics(lm, JUDGEMENTS).values["auc"] == 1.0

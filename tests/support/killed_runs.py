@@ -36,6 +36,7 @@ PRESETS = {
     "tsdae": "bert-tiny",
     "reward": "gpt2-tiny",
     "preference": "gpt2-tiny",
+    "kto": "gpt2-tiny",
     "translation": "transformer-tiny",
     "text-to-text": "t5-tiny",
     "summarization": "bart-tiny",
@@ -64,6 +65,8 @@ def write_examples(folder: Path, text: Path) -> dict[str, Path]:
         answers = {"prompt": f"{number}?", "chosen": sentence, "rejected": some[0]}
         records["reward"].append(answers)
         records["preference"].append(answers)
+        judged = {"prompt": f"{number}?", "completion": sentence, "label": number % 3 > 0}
+        records["kto"].append(judged)
         turns = {"user": f"{number}?", "assistant": sentence}
         messages = [{"role": role, "content": content} for role, content in turns.items()]
         records["chat"].append({"messages": messages})

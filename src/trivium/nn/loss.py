@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from trivium.nn.activations import soft_capped
 from trivium.nn.precision import autocast_dtype
@@ -90,6 +91,27 @@ def linear_cross_entropy(
         logits = F.linear(features[start:stop], matrix, offset).float()
         total += softmax_loss(logits, targets[start:stop], smoothing)[0]
     return total
+
+
+def token_cross_entropy(
+    logits: Callable[[Tensor], Tensor], features: Tensor, targets: Tensor, vocab_size: int
+) -> Tensor:
+    """-log softmax(logits(features))[target] of every target, in chunks as above.
+
+    Logits are computed again for the gradient, which may differ from target to target.
+
+    Shape: features [M, D], targets int64 [M] -> float32 [M].
+    """
+
+    def losses(rows: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits(rows).float(), labels, reduction="none")
+
+    chunks = _chunks(features, vocab_size) or [(0, 0)]
+    parts: list[Any] = [
+        checkpoint(losses, features[start:stop], targets[start:stop], use_reentrant=False)
+        for start, stop in chunks
+    ]
+    return torch.cat(parts)
 
 
 def cross_entropy_and_gradient(

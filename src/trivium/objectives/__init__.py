@@ -29,6 +29,7 @@ from trivium.objectives.chat import Chat
 from trivium.objectives.classification import TextClassification
 from trivium.objectives.contrastive import Contrastive
 from trivium.objectives.denoising import Denoising
+from trivium.objectives.kto import KTO
 from trivium.objectives.masked import Masked
 from trivium.objectives.permutation import Permutation
 from trivium.objectives.preference import PreferenceOptimization
@@ -81,6 +82,7 @@ AnyObjective = SerializeAsAny[
         | TSDAE
         | Reward
         | PreferenceOptimization
+        | KTO
         | Translation
         | TextToText
         | Summarization
@@ -97,6 +99,7 @@ OBJECTIVES: dict[str, type[Objective]] = {cls.model_fields["kind"].default: cls 
 
 __all__ = [
     "BALANCE",
+    "KTO",
     "OBJECTIVES",
     "TSDAE",
     "AnyObjective",

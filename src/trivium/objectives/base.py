@@ -176,6 +176,8 @@ class Objective(Config, ABC):
     through the model in `TensorBatch.parts`, of several processes in those of each; `sum_of_all`
     joins them. Its batches have the longest row first.
     """
+    tensor_parallel: ClassVar[bool] = True
+    """Whether `loss` works where processes share the head over the vocabulary."""
     shown_mask: ClassVar[str | None] = None
     """What stands for a masked word in examples of models that fill masks."""
     reads_case: ClassVar[bool] = False

@@ -13,7 +13,6 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
 from trivium.data.encoded import EncodedExamples
@@ -22,9 +21,9 @@ from trivium.errors import RecipeError
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
+from trivium.nn.loss import token_cross_entropy
 from trivium.objectives.base import LossTerms, TensorBatch, read, to_device
 from trivium.objectives.causal import is_causal
-from trivium.objectives.excerpt import beginning
 from trivium.objectives.preference_pairs import (
     Preference,
     PreferencePairs,
@@ -39,7 +38,7 @@ from trivium.spec import Head, Spec
 from trivium.text.vocabulary import Vocabulary
 
 LossType = Literal["sigmoid", "ipo", "hinge", "simpo", "orpo"]
-FACTS = ("preferred", "margin", "chosen", "rejected")
+FACTS = ("pair_accuracy", "margin", "chosen", "rejected")
 _BATCH = 16
 
 
@@ -63,7 +62,7 @@ class PreferenceOptimization(PreferencePairs):
         simpo    as sigmoid, with beta h = beta (log p(y+) - log p(y-)) - gamma
         orpo     - beta log sigmoid(log odds(y+) - log odds(y-)), odds = p / (1 - p)
 
-    Shown beside the loss: `preferred`, the share of pairs with h > 0; `margin`, h; `chosen` and
+    Shown beside the loss: `pair_accuracy`, the share of pairs with h > 0; `margin`, h; `chosen` and
     `rejected`, log (p / q) of both in nats.
 
     Source: Rafailov et al. 2023 (DPO), equation 7; Mitchell 2023 (e); Zhao et al. 2023 (SLiC) for
@@ -73,6 +72,7 @@ class PreferenceOptimization(PreferencePairs):
     """
 
     kind: Literal["preference"] = "preference"
+    tensor_parallel: ClassVar[bool] = False
     rate_factor: ClassVar[float] = 0.01
     dropout: ClassVar[float] = 0.0
     epochs: ClassVar[float | None] = 1.0
@@ -123,7 +123,7 @@ class PreferenceOptimization(PreferencePairs):
         `sequence_labels` [N, 3] are the tokens of the chosen row, and log q of both responses.
         """
         sequences, first = _sequences(examples, lm)
-        sums, _ = _measured(sequences, first, lm)
+        sums, _ = measured(sequences, first, lm)
         labels = np.column_stack((first, sums)).astype(np.float32)
         pad = lm.text_tokenizer.pad_id or 0
         return EncodedExamples(sequences, sequence_labels=labels, pad_id=pad)
@@ -150,7 +150,7 @@ class PreferenceOptimization(PreferencePairs):
         losses = preference_losses(self, sums, batch.sequence_labels, counts)
         return {
             "preference": losses.sum(),
-            "preferred": (margin > 0).to(margin.dtype).sum(),
+            "pair_accuracy": (margin > 0).to(margin.dtype).sum(),
             "margin": margin.sum(),
             "chosen": ratios[:, 0].sum(),
             "rejected": ratios[:, 1].sum(),
@@ -162,7 +162,7 @@ class PreferenceOptimization(PreferencePairs):
         self, lm: LanguageModel, examples: Sequence[Preference]
     ) -> list[tuple[list[float], list[int]]]:
         """Log-probabilities of both responses in nats, and their tokens."""
-        sums, counts = _measured(*_sequences(examples, lm), lm)
+        sums, counts = measured(*_sequences(examples, lm), lm)
         return list(zip(sums.tolist(), counts.tolist(), strict=True))
 
     def metrics_of(
@@ -193,10 +193,7 @@ class PreferenceOptimization(PreferencePairs):
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """`chat`, or `generate` with a held-out prompt."""
-        if lm.settings.chat_template is not None:
-            return f"chat {run}"
-        prompt = str(first_prediction(run).get("prompt", "")) or beginning(text, 6)
-        return f"generate {run} {shlex.quote(prompt or 'Once upon a time')}"
+        return generation_command(run, lm)
 
 
 def preference_losses(
@@ -233,18 +230,23 @@ def log_probabilities(
 ) -> tuple[Tensor, Tensor, LossTerms]:
     """Log p of both responses in nats, and their tokens, [B, 2] each; what layers add.
 
-    Logits are computed again for the gradient, response by response.
+    Logits are computed again for the gradient, chunk by chunk.
     """
     inputs = apart(batch.inputs)
     ids = inputs.get("decoder_input_ids", inputs["input_ids"])
     hidden, terms = read(model, inputs, select=batch.label_positions)
-    counts = torch.bincount(batch.label_positions // ids.shape[1], minlength=len(ids))
-    sizes = counts.tolist()
-    nats = [
-        checkpoint(model.lm_loss, *each, use_reentrant=False, preserve_rng_state=False)
-        for each in zip(hidden.split(sizes), batch.targets.split(sizes))
-    ]
-    return -torch.stack(nats).view(-1, 2), counts.view(-1, 2), terms  # type: ignore[arg-type]
+    nats = token_cross_entropy(model.logits, hidden, batch.targets, model.spec.vocab_size)
+    rows, zeros = batch.label_positions // ids.shape[1], nats.new_zeros(len(ids))
+    sums, counts = (zeros.index_add(0, rows, one) for one in (-nats, torch.ones_like(nats)))
+    return sums.view(-1, 2), counts.view(-1, 2), terms
+
+
+def generation_command(run: str, lm: LanguageModel) -> str:
+    """`chat`, `translate` of an encoder-decoder, or `generate`, with a held-out prompt."""
+    if lm.settings.chat_template is not None:
+        return f"chat {run}"
+    command = "translate" if lm.spec.family == "encoder-decoder" else "generate"
+    return f"{command} {run} {shlex.quote(first_prediction(run).get('prompt', 'a prompt'))}"
 
 
 def _sequences(
@@ -255,7 +257,7 @@ def _sequences(
 
 
 @torch.no_grad()
-def _measured(
+def measured(
     sequences: dict[str, list[list[int]]], first: Sequence[int], lm: LanguageModel
 ) -> tuple[np.ndarray, np.ndarray]:
     """Log-probabilities of both responses, and their tokens, [N, 2] each; batch by batch."""

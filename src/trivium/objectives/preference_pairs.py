@@ -166,8 +166,9 @@ def _row(lm: LanguageModel, prompt: Turn, response: Turn) -> tuple[list[int], li
         return labelled_row(lm, text, [(len(prompt), len(text))], [] if eos is None else [eos])
     messages = with_prompt(prompt, response)
     text, spans = chat_template(lm).responses(messages)
-    before = sum(one["role"] == "assistant" for one in messages[: len(prompt)])
-    return labelled_row(lm, text, spans[before:])
+    turns = with_prompt(None, response)
+    own = sum(one["role"] == "assistant" for one in turns)
+    return labelled_row(lm, text, spans[len(spans) - own :])
 
 
 def side_by_side(

@@ -140,7 +140,7 @@ def _say_text(say: Say, recipe: Recipe, facts: dict[str, Any]) -> None:
 def _say_examples(
     say: Say, recipe: Recipe, corpus: Corpus, setup: ModelSetup, facts: dict[str, Any]
 ) -> None:
-    labels = f", {len(facts['labels'])} labels" if facts["labels"] else ""
+    labels = f", {len(facts['labels'])} labels" if len(facts["labels"]) > 1 else ""
     say(
         f"examples   {facts['train_examples']:,} to train on, "
         f"{facts['valid_examples']:,} held out{labels}"

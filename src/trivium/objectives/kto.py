@@ -1,0 +1,258 @@
+"""Kahneman-Tversky optimization: a model learns from responses that were judged one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from trivium.data.batch import Batch, RowBatch
+from trivium.data.encoded import EncodedExamples
+from trivium.data.records import Record
+from trivium.data.row_order import RowRandom
+from trivium.errors import DataError
+from trivium.interop.settings import Settings
+from trivium.language_model import LanguageModel
+from trivium.models import LanguageModule
+from trivium.objectives.base import LabelledObjective, LossTerms, TensorBatch, column_key
+from trivium.objectives.preference import generation_command, log_probabilities, measured
+from trivium.objectives.preference_pairs import (
+    PROMPTS,
+    Turn,
+    joined,
+    plain,
+    read_prompt,
+    read_turn,
+    response_rows,
+    side_by_side,
+    spread,
+    with_prompt,
+)
+from trivium.objectives.task_metrics import Metrics
+from trivium.text.vocabulary import Vocabulary
+
+RESPONSES = ("completion", "response", "answer", "output")
+LABELS = ("label", "desirable", "thumbs_up")
+_GOOD, _BAD = ("true", "1", "1.0", "yes"), ("false", "0", "0.0", "-1", "no")
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A response to a prompt, and whether it is good."""
+
+    prompt: Turn
+    response: Turn
+    good: bool
+    where: str
+
+    @property
+    def group(self) -> str:
+        """Judgements of a prompt share a side of the validation split."""
+        return plain(self.prompt) or plain(self.response)
+
+
+class KTO(LabelledObjective):
+    """L = w (1 - sigmoid(s beta (r - z))) for r = log (p(y) / q(y)), z = max(0, E log (p / q)).
+
+    p is the model, q the reference: the model as it is when the run begins, whose log q is computed
+    once. s is 1 and w `good_weight` for good responses, -1 and `bad_weight` for bad ones. z is the
+    reference point: its mean is over responses to other prompts, one after each prompt of the
+    step, and it has no gradient.
+
+        prompt    who wrote it ?
+        response  Ada did . </s>     label  true
+        other     a rose is red . </s>      of another prompt, for z
+
+    z needs all examples of a step: they are in one process, which computes them part by part.
+
+    Shown beside the loss: `good` and `bad`, r of both in nats, and `divergence`, z before the max.
+
+    Source: Ethayarajh et al. 2024, equations 7 and 8, section 4.1 for z.
+    """
+
+    in_batch_negatives: ClassVar[bool] = True
+    kind: Literal["kto"] = "kto"
+    tensor_parallel: ClassVar[bool] = False
+    family: ClassVar[str | None] = "decoder-only"
+    such_as: ClassVar[str] = 'gpt2-mini or llama-mini; an encoder-decoder learns with "preference"'
+    rate_factor: ClassVar[float] = 0.01
+    dropout: ClassVar[float] = 0.0
+    epochs: ClassVar[float | None] = 1.0
+    prompt_field: str | None = column_key("column of the prompt, text or messages", PROMPTS)
+    response_field: str | None = column_key("column of the response", RESPONSES)
+    label_field: str | None = column_key("column of true or false, 1 or 0", LABELS)
+    beta: float = Field(0.1, gt=0, description="how strongly the reference holds the model")
+    good_weight: float = Field(1.0, ge=0, description="weight of the loss of good responses")
+    bad_weight: float = Field(1.0, ge=0, description="weight of the loss of bad responses")
+
+    def example(self, record: Record) -> Judgement:
+        """A record with a response, its label and usually a prompt."""
+        response, label = self.columns(record, response=RESPONSES, label=LABELS)
+        value = str(record.value(label)).strip().lower()
+        if value not in (*_GOOD, *_BAD):
+            raise DataError(f"{record.name(label)} is neither true or 1 nor false or 0.")
+        prompt, turn = (
+            read_prompt(record, self.prompt_field),
+            read_turn(record, response, "response"),
+        )
+        if isinstance(prompt, tuple) or isinstance(turn, tuple):
+            messages = with_prompt(prompt, turn)
+            prompt, turn = messages[:-1], messages[-1:]
+        return Judgement(prompt or "", turn, value in _GOOD, record.where)
+
+    def input_of(self, example: Judgement) -> str:
+        """The prompt with its response."""
+        return joined(plain(example.prompt), plain(example.response))
+
+    def source_texts(self, examples: Sequence[Judgement]) -> Iterator[str]:
+        """Each prompt with its response."""
+        return map(self.input_of, examples)
+
+    def settings(self, settings: Settings, examples: Sequence[Judgement]) -> Settings:
+        """The task; a model that chats goes on to chat."""
+        return settings.with_task("kto")
+
+    def encode(self, examples: Sequence[Judgement], lm: LanguageModel) -> EncodedExamples:
+        """The response and that of another prompt side by side, each after the prompt.
+
+        `sequence_labels` [N, 4] are the tokens of the first row, log q of both responses, and
+        whether the first is good.
+        """
+        sequences, first = _sequences(examples, lm)
+        sums, _ = measured(sequences, first, lm)
+        labels = np.column_stack((first, sums, [one.good for one in examples]))
+        pad = lm.text_tokenizer.pad_id or 0
+        return EncodedExamples(sequences, sequence_labels=labels.astype(np.float32), pad_id=pad)
+
+    def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
+        """Both responses side by side, the longest first; sequence_labels without the tokens."""
+        assert rows.sequence_labels is not None
+        batch = spread(rows, rows.sequence_labels[:, 0], vocabulary.pad_id or 0)
+        batch = dataclasses.replace(batch, sequence_labels=rows.sequence_labels[:, 1:])
+        order = np.argsort(-rows.lengths, kind="stable")
+        return Batch(**{name: array[order] for name, array in batch.arrays().items()})
+
+    def label_counts(self, batch: Batch) -> dict[str, int]:
+        """Responses, and how many are good and bad."""
+        assert batch.sequence_labels is not None
+        good = int(batch.sequence_labels[:, 2].sum())
+        both = dict.fromkeys(("judgements", "divergence"), batch.num_rows)
+        return {**both, "good": good, "bad": batch.num_rows - good}
+
+    def term_weights(self) -> Mapping[str, float]:
+        """What is shown has no weight."""
+        return dict.fromkeys(("divergence", "good", "bad"), 0.0)
+
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
+        """Losses of responses, and what is shown of them."""
+        assert batch.sequence_labels is not None
+        sums, terms = [], {}
+        for part in _parts(batch):
+            outputs: Any = checkpoint(log_probabilities, model, part, use_reentrant=False)
+            sums.append(outputs[0])
+            terms = {term: loss + terms.get(term, 0.0) for term, loss in outputs[2].items()}
+        reference, good = batch.sequence_labels[:, :2], batch.sequence_labels[:, 2] > 0
+        ratio, other = (torch.cat(sums) - reference).unbind(1)
+        fact, other = ratio.detach(), other.detach()
+        return {
+            "judgements": self.losses(ratio, other, good).sum(),
+            "divergence": other.sum(),
+            "good": fact[good].sum(),
+            "bad": fact[~good].sum(),
+            **terms,
+        }
+
+    def losses(self, ratio: Tensor, other: Tensor, good: Tensor) -> Tensor:
+        """The loss of every response, [B].
+
+        Args:
+            ratio: r of responses, [B].
+            other: log (p / q) of responses to other prompts, whose mean is z, [B].
+            good: which are good, bool [B].
+        """
+        gain = self.beta * (ratio - other.mean().clamp(min=0))
+        return torch.where(
+            good,
+            self.good_weight * (1 - gain.sigmoid()),
+            self.bad_weight * (1 - (-gain).sigmoid()),
+        )
+
+    def answers(self, lm: LanguageModel, examples: Sequence[Judgement]) -> list[tuple[float, int]]:
+        """Log-probabilities of responses in nats, and their tokens."""
+        sums, counts = measured(*_sequences(examples, lm), lm)
+        return list(zip(sums[:, 0].tolist(), counts[:, 0].tolist(), strict=True))
+
+    def metrics_of(
+        self,
+        answers: list[tuple[float, int]],
+        examples: Sequence[Judgement],
+        lm: LanguageModel,
+    ) -> Metrics:
+        """AUC without the reference, and the perplexity of good responses."""
+        sums, counts = (np.array(each, dtype=float) for each in zip(*answers))
+        good = np.array([one.good for one in examples])
+        means = sums / np.maximum(counts, 1)
+        bad = np.sort(means[~good])
+        below = np.searchsorted(bad, means[good]) / max(1, len(bad))
+        nats = -sums[good].sum() / max(1, counts[good].sum())
+        values = {
+            "auc": float(below.mean()) if good.any() and len(bad) else math.nan,
+            "perplexity": math.exp(min(nats, 700.0)),
+        }
+        rows = [
+            {
+                "prompt": plain(one.prompt),
+                "response": plain(one.response),
+                "label": one.good,
+                "log_probability": total,
+            }
+            for one, (total, _) in zip(examples, answers)
+        ]
+        notes = (
+            "auc: how often a good response is more probable per token than a bad one",
+            "perplexity: of the good responses",
+        )
+        return Metrics(values, notes=notes).with_examples(rows)
+
+    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
+        """`chat`, or `generate` with a held-out prompt."""
+        return generation_command(run, lm)
+
+
+def _sequences(
+    examples: Sequence[Judgement], lm: LanguageModel
+) -> tuple[dict[str, list[list[int]]], list[int]]:
+    """Every response, and that of the example half of them further, after the same prompt."""
+    far = len(examples) // 2
+    others = [*examples[far:], *examples[:far]]
+    pairs = [
+        (a.prompt, b.response)
+        for one, other in zip(examples, others)
+        for a, b in ((one, one), (one, other))
+    ]
+    return side_by_side(response_rows(lm, pairs))
+
+
+def _parts(batch: TensorBatch) -> Iterator[TensorBatch]:
+    """What passes through the model together: some rows, each half as wide as they need."""
+    count, columns = batch.inputs["input_ids"].shape
+    half, places = columns // 2, batch.label_positions
+    for start, stop, width in batch.cuts or ((0, count, half),):
+        width, inside = min(width, half), (places >= start * columns) & (places < stop * columns)
+        place = places[inside] - start * columns
+        yield TensorBatch(
+            inputs={
+                name: one[start:stop].reshape(-1, half)[:, :width].reshape(stop - start, -1)
+                for name, one in batch.inputs.items()
+            },
+            label_positions=place // half * width + place % half,
+            targets=batch.targets[inside],
+        )
