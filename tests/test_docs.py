@@ -26,9 +26,11 @@ from trivium.cli import commands, load_command
 from trivium.data.documents import read_documents
 from trivium.errors import MissingExtraError, TriviumError
 from trivium.objectives import (
+    KTO,
     Chat,
     Contrastive,
     QuestionAnswering,
+    Reward,
     Tagging,
     TextClassification,
     Translation,
@@ -213,6 +215,8 @@ def test_the_examples_of_data_formats_are_read(tmp_path: Path) -> None:
         "pairs.tsv": Translation,
         "pairs.jsonl": Translation,
         "chats.jsonl": Chat,
+        "preferences.jsonl": Reward,
+        "judgements.jsonl": KTO,
     }
     assert readers.keys() == {one for one in files_of("data.md") if "/" not in one}
     for name, objective in readers.items():

@@ -121,6 +121,24 @@ def terms_of(objective, lm, examples):
     return {name: float(term.detach()) / counts[name] for name, term in terms.items()}
 
 
+def test_bad_signs_are_called_out_once():
+    def warnings(*records):
+        monitor = PreferenceOptimization().monitor()
+        rows = enumerate(records, start=1)
+        found = [
+            monitor.warning({"step": 10 * n, "train_preference": loss, "train_chosen": chosen})
+            for n, (loss, chosen) in rows
+        ]
+        return [text.partition(" (")[0].partition(":")[0] for text in found if text]
+
+    assert warnings((0.69, 0.1), *[(0.6, 0.3)] * 9) == []
+    assert warnings(*[(0.6931, 0.0)] * 9) == ["the loss is still ln 2 after 50 steps"]
+    fallen = "the chosen responses are less probable than at the start"
+    assert warnings(*[(0.5, -3.0)] * 9) == [fallen]
+    assert warnings((0.96, 0.0), (0.8, 0.0)) == ["the first loss is 0.960, not ln 2 = 0.693"]
+    assert PreferenceOptimization(loss_type="ipo").monitor() is None
+
+
 def test_the_first_loss_is_ln_2_and_labels_are_the_responses():
     for family in ("gpt2", "t5"):
         objective, lm = untrained(PreferenceOptimization(), PAIRS, family)

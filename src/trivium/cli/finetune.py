@@ -22,6 +22,12 @@ Examples:
 
   trivium finetune chat --model runs/gpt --data chats.jsonl --set model.freeze=layers:2
 
+  trivium finetune reward --model runs/chat --data preferences.jsonl --out runs/reward
+
+  trivium finetune preference --model runs/chat --data preferences.jsonl --out runs/preferred
+
+  trivium finetune kto --model runs/chat --data judgements.jsonl --set objective.bad_weight=1.5
+
   trivium finetune --resume --out runs/sentiment
 """
 

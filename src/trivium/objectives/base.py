@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
@@ -32,6 +33,14 @@ from trivium.objectives.excerpt import beginning, mask_middle
 from trivium.objectives.task_metrics import Metrics
 from trivium.spec import Head, Spec
 from trivium.text.vocabulary import Vocabulary
+
+
+class Monitor(Protocol):
+    """Reads the records of a run, one by one."""
+
+    def warning(self, record: Mapping[str, Any]) -> str | None:
+        """What is wrong with the run, and what helps; None: nothing, or it was said."""
+
 
 LossTerms = dict[str, Tensor]
 """The terms of a loss by name, summed over labels; the only one of most objectives is "loss"."""
@@ -302,6 +311,10 @@ class Objective(Config, ABC):
         In evaluation mode (`model.training` is False) without label smoothing.
         """
         return token_losses(model, batch)
+
+    def monitor(self) -> Monitor | None:
+        """What warns of a run that goes wrong, beside what holds for every loss of text."""
+        return None
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
         """A prompt made of a held-out text and the model's output, for the report.

@@ -211,14 +211,14 @@ def labelled_row(
     tokenizer, limit = lm.text_tokenizer, lm.max_length
     encoding = tokenizer.encode(text, add_special_tokens=False)
     ids, ends = list(encoding.ids), np.array([end for _, end in encoding.offsets], dtype=int)
-    labelled = np.zeros(len(ids), dtype=bool)
+    response = np.zeros(len(ids), dtype=bool)
     for start, stop in spans:
-        labelled |= (ends > start) & (ends <= stop)
+        response |= (ends > start) & (ends <= stop)
     whole = [*begun(tokenizer, ids), *end]
-    labelled = np.pad(labelled, (len(whole) - len(ids) - len(end), 0))
-    labelled = np.pad(labelled, (0, len(end)), constant_values=True)
+    response = np.pad(response, (len(whole) - len(ids) - len(end), 0))
+    response = np.pad(response, (0, len(end)), constant_values=True)
     # The label of position t is token t + 1.
-    labels = np.where(labelled, whole, IGNORE_INDEX)[1:].tolist()
+    labels = np.where(response, whole, IGNORE_INDEX)[1:].tolist()
     return whole[:limit], [*labels, IGNORE_INDEX][:limit]
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from trivium.errors import MissingExtraError
+from trivium.objectives import Monitor
 from trivium.progress import ProgressLine, short_duration
-from trivium.train.health import LossMonitor
 from trivium.train.recipe import TrainConfig
 from trivium.train.run_folder import RunFolder
 
@@ -31,7 +31,7 @@ class RunLog:
         facts: those of `run.json`: the unigram baseline, FLOPs of a token and of the device.
         metric: the main metric of a task, a column of its own, `valid_METRIC` in records; "" until
             the first evaluation, which names it; None where there is none.
-        monitor: warns of losses that stand still or rise; its warnings are in the records.
+        monitor: warns of runs that go wrong; its warnings are in the records.
     """
 
     run: RunFolder
@@ -39,7 +39,7 @@ class RunLog:
     config: TrainConfig
     facts: Mapping[str, Any]
     metric: str | None = None
-    monitor: LossMonitor | None = None
+    monitor: Monitor | None = None
     _train_loss: float | None = field(default=None, init=False)
     _heading: str = field(default="", init=False)
     _measured: list[str] = field(default_factory=list, init=False)

@@ -79,10 +79,12 @@ def train_run(
     # Weights of norms stay in float32 where they read bfloat16 (Gemma 2, Qwen3), as is meant.
     warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     torch.set_num_threads(arithmetic.threads)
-    streams, validation_streams = (
-        build_streams(recipe, corpus, setup, split, run.examples, parallel)
-        for split in (TRAIN, VALIDATION)
-    )
+    # Labels that the model computes itself are of the precision that it is trained in.
+    with torch.autocast(device.type, precision, enabled=not slower):
+        streams, validation_streams = (
+            build_streams(recipe, corpus, setup, split, run.examples, parallel)
+            for split in (TRAIN, VALIDATION)
+        )
     corpus.free_examples()
     shares = source_shares(recipe, streams)
     memory = fit_memory(
@@ -296,13 +298,16 @@ def _open_log(
     introduce(context.line, recipe, corpus, setup, facts, state)
     unigram = facts.get("unigram_loss")
     patience = max(objective.steps_to_context for objective in recipe.objectives)
+    monitor = recipe.objectives[0].monitor()
+    if unigram is not None:
+        monitor = LossMonitor(unigram, patience)
     return RunLog(
         run,
         context.line,
         recipe.train,
         facts,
         metric=facts.get("metric", "") if held_out.sources else None,
-        monitor=None if unigram is None else LossMonitor(unigram, patience),
+        monitor=monitor,
     )
 
 
