@@ -173,7 +173,10 @@ def test_overfits_preferences():
         objective, lm, _ = overfit(objective, PAIRS, family, steps=25, lr=5e-3)
         metrics = objective.metrics(lm, PAIRS)
         assert metrics.values["accuracy"] == 1.0
+        assert metrics.values["ranking_accuracy"] == 1.0
         assert metrics.values["perplexity"] < 3
+        seen = PreferenceOptimization().metrics(lm, PAIRS)  # without a reference
+        assert seen.main == "ranking_accuracy"
     with pytest.raises(RecipeError, match="for models that generate text"):
         PreferenceOptimization().heads(presets["bert-mini"])
     tree = {"model": {"preset": "gpt2-tiny"}, "objective": {"kind": "preference"}}

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -94,6 +94,9 @@ class PreferenceOptimization(PreferencePairs):
         None, ge=0, description="weight of the loss of the chosen response; default: 0.2, orpo 1"
     )
 
+    _reference: dict[str, Any] = PrivateAttr(default_factory=dict)
+    """Log q of encoded pairs by their place in a file, for metrics."""
+
     @model_validator(mode="after")
     def _smoothing_of_sigmoid(self) -> Self:
         if self.label_smoothing and self.loss_type not in ("sigmoid", "simpo"):
@@ -128,6 +131,7 @@ class PreferenceOptimization(PreferencePairs):
         """
         sequences, first = _sequences(examples, lm)
         sums, _ = measured(sequences, first, lm)
+        self._reference.update(zip((one.where for one in examples), sums))
         labels = np.column_stack((first, sums)).astype(np.float32)
         pad = lm.text_tokenizer.pad_id or 0
         return EncodedExamples(sequences, sequence_labels=labels, pad_id=pad)
@@ -180,11 +184,21 @@ class PreferenceOptimization(PreferencePairs):
         examples: Sequence[Preference],
         lm: LanguageModel,
     ) -> Metrics:
-        """Accuracy without the reference, and the perplexity of the chosen responses."""
+        """Accuracy in the run, which has the reference; without it; perplexity of chosen ones."""
         sums, counts = (np.array(each, dtype=float) for each in zip(*answers))
         means = sums / np.maximum(counts, 1)
-        perplexity = math.exp(min(-sums[:, 0].sum() / max(counts[:, 0].sum(), 1), 700.0))
-        values = {"accuracy": float((means[:, 0] > means[:, 1]).mean()), "perplexity": perplexity}
+        values: dict[str, float] = {}
+        notes = (
+            "ranking_accuracy: pairs whose chosen response is more probable per token",
+            "perplexity: of the chosen responses; one that rises says that they become rarer",
+        )
+        if all(one.where in self._reference for one in examples):
+            gains = sums - np.stack([self._reference[one.where] for one in examples])
+            values["accuracy"] = float((gains[:, 0] > gains[:, 1]).mean())
+            notes = ("accuracy: pairs whose chosen response has gained more in the run", *notes)
+        nats = -sums[:, 0].sum() / max(counts[:, 0].sum(), 1)
+        values["ranking_accuracy"] = float((means[:, 0] > means[:, 1]).mean())
+        values["perplexity"] = math.exp(min(nats, 700.0))
         rows = [
             {
                 "prompt": plain(one.prompt),
@@ -194,10 +208,6 @@ class PreferenceOptimization(PreferencePairs):
             }
             for one, (both, _) in zip(examples, answers)
         ]
-        notes = (
-            "accuracy: pairs whose chosen response is more probable per token than the rejected",
-            "perplexity: of the chosen responses; one that rises says that they become rarer",
-        )
         return Metrics(values, notes=notes).with_examples(rows)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
