@@ -57,8 +57,8 @@ class PreferenceOptimization(PreferencePairs):
         chosen    Ada did . </s>      log p = -7.1    log q = -7.9
         rejected  go away . </s>      log p = -9.6    log q = -8.8    h = 1.6
 
-    `loss_type` chooses the first term; of "simpo" and "orpo" the reference is shown alone, and
-    log p is the mean over the tokens of a response:
+    `loss_type` chooses the first term. "simpo" and "orpo" have no reference, which is then for what
+    is shown alone, and their log p is the mean over the tokens of a response:
 
         sigmoid  - (1 - e) log sigmoid(beta h) - e log sigmoid(-beta h), e = label_smoothing
         hinge    max(0, 1 - beta h)
@@ -70,9 +70,9 @@ class PreferenceOptimization(PreferencePairs):
     `rejected`, log (p / q) of both in nats.
 
     Source: Rafailov et al. 2023 (DPO), equation 7; Mitchell 2023 (e); Zhao et al. 2023 (SLiC) for
-    hinge; Azar et al. 2023 (IPO), equation 17, where beta is tau; Meng et al. 2024 (SimPO),
-    equation 6; Hong et al. 2024 (ORPO), equations 6 and 7, where beta is lambda; Pang et al. 2024,
-    equation 1, for L_SFT.
+    hinge; Azar et al. 2023 (IPO), equation 17, where beta is tau (trl has means over tokens);
+    Meng et al. 2024 (SimPO), equation 6; Hong et al. 2024 (ORPO), equations 6 and 7, where beta is
+    lambda; Pang et al. 2024, equation 1, for L_SFT.
     """
 
     kind: Literal["preference"] = "preference"
@@ -81,7 +81,8 @@ class PreferenceOptimization(PreferencePairs):
     dropout: ClassVar[float] = 0.0
     epochs: ClassVar[float | None] = 1.0
     loss_type: LossType = Field(
-        "sigmoid", description="sigmoid (DPO), ipo, hinge, simpo or orpo; the last two need no tie"
+        "sigmoid",
+        description="sigmoid (DPO), ipo, hinge, or without a reference simpo or orpo",
     )
     beta: float | None = Field(
         None, gt=0, description="how strongly the reference holds the model; default: 0.1, simpo 2"

@@ -43,8 +43,6 @@ _SAMPLE_BYTES_PER_MINUTE, _SAMPLE_SHARE = 5_000_000, 0.2
 # Labelled examples are evaluated every epoch, within these bounds in steps; text that is generated
 # for an evaluation is that of so many examples.
 _SHORTEST_EPOCH, _LONGEST_EPOCH, _GENERATED_EXAMPLES = 10, 500, 400
-# Evaluations in an epoch of a task that is trained for few.
-_EVALUATIONS = 4
 # Epochs for at most so many labelled examples, and for more.
 _EPOCHS = ((500, 20.0), (3_000, 10.0), (30_000, 5.0))
 _FEWEST_EPOCHS = 3.0
@@ -158,8 +156,7 @@ def _labelled_train(
     tasks = _tasks(recipe)
     section = recipe.train
     batch = section.batch_examples or max(1, min(tasks[0].batch_examples, num_rows))
-    parts = _EVALUATIONS if tasks[0].epochs else 1
-    epoch = min(_LONGEST_EPOCH, max(_SHORTEST_EPOCH, num_rows // (batch * parts)))
+    epoch = min(_LONGEST_EPOCH, max(_SHORTEST_EPOCH, num_rows // batch))
     chosen: dict[str, Any] = {"batch_examples": batch, "eval_every": section.eval_every or epoch}
     chosen["save_every"] = section.save_every or chosen["eval_every"]
     if section.budget is None:
