@@ -6,7 +6,7 @@ import dataclasses
 import math
 import shlex
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -58,6 +58,7 @@ class Reward(PreferencePairs):
     """
 
     kind: Literal["reward"] = "reward"
+    rate_factor: ClassVar[float] = 0.2
     margin_field: str | None = Field(
         None,
         description="column of a number by which the rewards differ at least; default: margin "
