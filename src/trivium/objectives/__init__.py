@@ -18,7 +18,6 @@ from trivium.objectives.base import (
     Cut,
     LabelledObjective,
     LossTerms,
-    Monitor,
     Objective,
     TensorBatch,
     to_device,
@@ -32,6 +31,7 @@ from trivium.objectives.contrastive import Contrastive
 from trivium.objectives.denoising import Denoising
 from trivium.objectives.kto import KTO
 from trivium.objectives.masked import Masked
+from trivium.objectives.monitor import Monitor
 from trivium.objectives.permutation import Permutation
 from trivium.objectives.preference import PreferenceOptimization
 from trivium.objectives.prefix_lm import PrefixLM, Seq2SeqPrefixLM

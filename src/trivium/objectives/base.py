@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
-from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
@@ -30,17 +29,10 @@ from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule, build
 from trivium.objectives.excerpt import beginning, mask_middle
+from trivium.objectives.monitor import Monitor
 from trivium.objectives.task_metrics import Metrics
 from trivium.spec import Head, Spec
 from trivium.text.vocabulary import Vocabulary
-
-
-class Monitor(Protocol):
-    """Reads the records of a run, one by one."""
-
-    def warning(self, record: Mapping[str, Any]) -> str | None:
-        """What is wrong with the run, and what helps; None: nothing, or it was said."""
-
 
 LossTerms = dict[str, Tensor]
 """The terms of a loss by name, summed over labels; the only one of most objectives is "loss"."""

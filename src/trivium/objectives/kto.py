@@ -12,17 +12,18 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from trivium.data.batch import Batch, RowBatch
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import Record
-from trivium.data.row_order import RowRandom
+from trivium.data.row_order import RowRandom, derived_seed
 from trivium.errors import DataError
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
-from trivium.objectives.base import LabelledObjective, LossTerms, TensorBatch, column_key
+from trivium.objectives.base import Cut, LabelledObjective, LossTerms, TensorBatch, column_key
 from trivium.objectives.preference import generation_command, log_probabilities, measured
 from trivium.objectives.preference_pairs import (
     PROMPTS,
@@ -71,7 +72,7 @@ class KTO(LabelledObjective):
         response  Ada did . </s>     label  true
         other     a rose is red . </s>      of another prompt, for z
 
-    z needs all examples of a step: they are in one process, which computes them part by part.
+    z needs all examples of a step, which pass through the model part by part.
 
     Shown beside the loss: `good` and `bad`, r of both in nats, and `divergence`, z before the max.
 
@@ -154,20 +155,23 @@ class KTO(LabelledObjective):
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Losses of responses, and what is shown of them."""
         assert batch.sequence_labels is not None
-        sums, terms = [], {}
-        for part in _parts(batch):
+        seed, count = torch.initial_seed(), len(batch.sequence_labels)
+        sums, terms = torch.zeros((), device=batch.targets.device), {}
+        for cut, part in _parts(batch):
+            torch.manual_seed(derived_seed(seed, cut.number))  # dropout is that of the part
             outputs: Any = checkpoint(log_probabilities, model, part, use_reentrant=False)
-            sums.append(outputs[0])
-            terms = {term: loss + terms.get(term, 0.0) for term, loss in outputs[2].items()}
+            around = 0, 0, cut.start, count - cut.stop
+            sums = sums + F.pad(cut.weight * outputs[0], around)
+            terms = {n: cut.weight * one + terms.get(n, 0.0) for n, one in outputs[2].items()}
         reference, good = batch.sequence_labels[:, :2], batch.sequence_labels[:, 2] > 0
-        ratio, other = (torch.cat(sums) - reference).unbind(1)
+        ratio, other = (batch.sum_of_all(sums) - reference).unbind(1)
         fact, other = ratio.detach(), other.detach()
         return {
             "judgements": self.losses(ratio, other, good).sum(),
             "divergence": other.sum(),
             "good": fact[good].sum(),
             "bad": fact[~good].sum(),
-            **terms,
+            **{name: batch.sum_of_all(one) for name, one in terms.items()},
         }
 
     def losses(self, ratio: Tensor, other: Tensor, good: Tensor) -> Tensor:
@@ -241,18 +245,17 @@ def _sequences(
     return side_by_side(response_rows(lm, pairs))
 
 
-def _parts(batch: TensorBatch) -> Iterator[TensorBatch]:
+def _parts(batch: TensorBatch) -> Iterator[tuple[Cut, TensorBatch]]:
     """What passes through the model together: some rows, each half as wide as they need."""
     count, columns = batch.inputs["input_ids"].shape
     half, places = columns // 2, batch.label_positions
-    for start, stop, width in batch.cuts or ((0, count, half),):
-        width, inside = min(width, half), (places >= start * columns) & (places < stop * columns)
-        place = places[inside] - start * columns
-        yield TensorBatch(
-            inputs={
-                name: one[start:stop].reshape(-1, half)[:, :width].reshape(stop - start, -1)
-                for name, one in batch.inputs.items()
-            },
-            label_positions=place // half * width + place % half,
-            targets=batch.targets[inside],
-        )
+    for cut in batch.cuts or (Cut(0, 0, count, half),):
+        width, first = min(cut.width, half), cut.start * columns
+        inside = (places >= first) & (places < cut.stop * columns)
+        place = places[inside] - first
+        inputs = {
+            name: one[cut.start : cut.stop].reshape(-1, half)[:, :width].reshape(-1, 2 * width)
+            for name, one in batch.inputs.items()
+        }
+        positions = place // half * width + place % half
+        yield cut, TensorBatch(inputs, positions, batch.targets[inside])

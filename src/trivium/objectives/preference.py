@@ -24,6 +24,7 @@ from trivium.models import LanguageModule
 from trivium.nn.loss import token_cross_entropy
 from trivium.objectives.base import LossTerms, TensorBatch, read, to_device
 from trivium.objectives.causal import is_causal
+from trivium.objectives.monitor import PreferenceMonitor
 from trivium.objectives.preference_pairs import (
     Preference,
     PreferencePairs,
@@ -40,10 +41,6 @@ from trivium.text.vocabulary import Vocabulary
 LossType = Literal["sigmoid", "ipo", "hinge", "simpo", "orpo"]
 FACTS = ("pair_accuracy", "margin", "chosen", "rejected")
 _BATCH = 16
-_LN_2 = math.log(2)
-# In nats: a first loss so much above ln 2, a loss that near to it after so many steps, and log
-# ratios of the chosen responses so far below 0 are bad signs.
-_ABOVE, _STILL, _PATIENCE, _FALLEN = 0.05, 1e-3, 50, 1.0
 
 
 class PreferenceOptimization(PreferencePairs):
@@ -214,41 +211,6 @@ class PreferenceOptimization(PreferencePairs):
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """`chat`, or `generate` with a held-out prompt."""
         return generation_command(run, lm)
-
-
-class PreferenceMonitor:
-    """Reads the records of a run with the sigmoid loss; says once of each sign that it goes wrong.
-
-    A loss that looks well says little: it falls, too, where both responses become rarer.
-    """
-
-    def __init__(self) -> None:
-        self._said: set[str] = set()
-
-    def warning(self, record: Mapping[str, Any]) -> str | None:
-        """What is wrong, its usual causes and what helps; None: nothing, or it was said."""
-        loss, chosen = record.get("train_preference"), record.get("train_chosen")
-        if loss is None or chosen is None:
-            return None
-        signs = {
-            f"the first loss is {loss:.3f}, not ln 2 = {_LN_2:.3f}: the model differs from its "
-            "reference before it has learned. Usual cause: dropout. Set model.dropout = 0 and "
-            "adapter.dropout = 0.": not self._said and loss > _LN_2 + _ABOVE,
-            f"the loss is still ln 2 after {record['step']} steps: nothing is learned. Usual "
-            "causes: a learning rate near 0, frozen weights, or responses that are the same once "
-            "they are cut to data.length. Raise optimizer.lr.": record["step"] >= _PATIENCE
-            and abs(loss - _LN_2) < _STILL,
-            f"the chosen responses are less probable than at the start ({chosen:.1f} nats): good "
-            "answers become rarer, although the loss falls. Lower optimizer.lr, or raise "
-            "objective.sft_weight or objective.beta.": chosen < -_FALLEN,
-        }
-        self._said.add("read")
-        for text, holds in signs.items():
-            sign = text[:14]
-            if holds and sign not in self._said:
-                self._said.add(sign)
-                return text
-        return None
 
 
 def preference_losses(

@@ -300,12 +300,6 @@ def _check_parallel(recipe: Recipe, spec: Spec) -> None:
                 f'objective.kind = "{objective.kind}" needs the logits of single tokens, which '
                 "processes that share the vocabulary do not have: leave parallel.tensor out."
             )
-        if objective.in_batch_negatives and parallel.data_size > 1:
-            raise RecipeError(
-                f'objective.kind = "{objective.kind}" compares all examples of a step, which are '
-                f"in one process: start 1, not {parallel.data_size}. A larger "
-                "train.batch_examples needs no more memory."
-            )
 
 
 def _resumed_recipe(
