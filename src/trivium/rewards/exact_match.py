@@ -1,0 +1,32 @@
+"""Whether a response is the right answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from trivium.data.records import Record
+from trivium.errors import DataError
+from trivium.rewards import RewardFunction, Sample
+
+
+class ExactMatch(RewardFunction):
+    """1 for a response that the model ended and that equals the answer but for outer spaces."""
+
+    kind: Literal["exact"] = "exact"
+    column: str = Field("answer", description="column of the right answer, a text or a number")
+
+    def check(self, record: Record) -> None:
+        """The row must have an answer."""
+        if not self._answer(record):
+            raise DataError(f"{record.name(self.column)} is blank: nothing equals it.")
+
+    def scores(self, samples: Sequence[Sample]) -> list[float]:
+        """1 or 0."""
+        return [float(one.ended and one.response == self._answer(one.record)) for one in samples]
+
+    def _answer(self, record: Record) -> str:
+        value = record.value(self.column, "--set objective.rewards[].column=NAME")
+        return "" if value is None else str(value).strip()
