@@ -5,7 +5,8 @@ Shape letters: I inputs of a matrix, O its outputs, r rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from typing import Annotated
 
@@ -122,6 +123,20 @@ def merged_state(model: LanguageModule) -> dict[str, Tensor]:
 def adapted_layers(model: nn.Module) -> dict[str, LoRALinear]:
     """The layers with an adapter, by path."""
     return {name: m for name, m in model.named_modules() if isinstance(m, LoRALinear)}
+
+
+@contextmanager
+def without_adapter(model: nn.Module) -> Iterator[None]:
+    """Within, the model computes what it did before the adapter was added."""
+    layers = adapted_layers(model).values()
+    scales = [layer.scale for layer in layers]
+    try:
+        for layer in layers:
+            layer.scale = 0.0
+        yield
+    finally:
+        for layer, scale in zip(layers, scales):
+            layer.scale = scale
 
 
 def target_layers(model: LanguageModule, lora: LoRA) -> dict[str, nn.Linear]:

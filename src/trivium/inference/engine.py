@@ -314,6 +314,7 @@ class _RequestState:
         request = self.request
         choices, stop_ids = self.decoding.choices, self._rules.stop_ids
         if token_id in stop_ids:
+            request.end_id = token_id
             self.finish("stop")
             return
         if logprobs is not None:

@@ -50,6 +50,7 @@ class GenerationRequest:
 
     Attributes:
         output_ids: generated tokens, without a stop id; those of a stop string are among them.
+        end_id: the stop id that ended it, if one did.
         text: their text, as far as it is final: no stop string and no incomplete character.
         logprobs: one entry per token of `output_ids`, where `params.top_logprobs` is not None.
         finish_reason: None while generating; "stop" (end of text, a stop string or a complete
@@ -69,6 +70,7 @@ class GenerationRequest:
         self.answers = answers
         self.seed = secrets.randbits(31) if self.params.seed is None else self.params.seed
         self.output_ids: list[int] = []
+        self.end_id: int | None = None
         self.logprobs: list[TokenLogprob] = []
         self.text = ""
         self.finish_reason: FinishReason | None = None

@@ -100,11 +100,13 @@ def token_cross_entropy(
 
     Logits are computed again for the gradient, which may differ from target to target.
 
-    Shape: features [M, D], targets int64 [M] -> float32 [M].
+    Shape: features [M, D], targets int64 [M] -> float32 [M], of float64 logits float64.
     """
 
     def losses(rows: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(logits(rows).float(), labels, reduction="none")
+        scores = logits(rows)
+        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        return F.cross_entropy(scores, labels, reduction="none")
 
     chunks = _chunks(features, vocab_size) or [(0, 0)]
     parts: list[Any] = [
