@@ -37,6 +37,7 @@ PRESETS = {
     "reward": "gpt2-tiny",
     "preference": "gpt2-tiny",
     "kto": "gpt2-tiny",
+    "policy": "gpt2-tiny",
     "translation": "transformer-tiny",
     "text-to-text": "t5-tiny",
     "summarization": "bart-tiny",
@@ -67,6 +68,7 @@ def write_examples(folder: Path, text: Path) -> dict[str, Path]:
         records["preference"].append(answers)
         judged = {"prompt": f"{number}?", "completion": sentence, "label": number % 3 > 0}
         records["kto"].append(judged)
+        records["policy"].append({"prompt": f"{number}?", "answer": some[0]})
         turns = {"user": f"{number}?", "assistant": sentence}
         messages = [{"role": role, "content": content} for role, content in turns.items()]
         records["chat"].append({"messages": messages})

@@ -33,6 +33,7 @@ from trivium.objectives.kto import KTO
 from trivium.objectives.masked import Masked
 from trivium.objectives.monitor import Monitor
 from trivium.objectives.permutation import Permutation
+from trivium.objectives.policy import PolicyGradient
 from trivium.objectives.preference import PreferenceOptimization
 from trivium.objectives.prefix_lm import PrefixLM, Seq2SeqPrefixLM
 from trivium.objectives.question_answering import QuestionAnswering
@@ -84,6 +85,7 @@ AnyObjective = SerializeAsAny[
         | Reward
         | PreferenceOptimization
         | KTO
+        | PolicyGradient
         | Translation
         | TextToText
         | Summarization
@@ -117,6 +119,7 @@ __all__ = [
     "Metrics",
     "Monitor",
     "Objective",
+    "PolicyGradient",
     "PreferenceOptimization",
     "PrefixLM",
     "QuestionAnswering",

@@ -159,7 +159,8 @@ def say_forecast(
         else:
             seconds = 60.0 * minutes
     [seconds] = parallel.all_reduce_max(seconds)
-    if seconds <= _WORTH_SECONDS:
+    drawn = any(stream.objective.rolls_out for stream in trainer.loader.streams)
+    if seconds <= _WORTH_SECONDS or drawn:  # the tokens of samples are not known
         return {}
     line.update("measuring the speed")
     try:

@@ -27,7 +27,7 @@ from trivium.progress import ProgressLine
 from trivium.spec import Spec
 from trivium.train import defaults, hardware
 from trivium.train.callback import Callback
-from trivium.train.distributed import join_processes
+from trivium.train.distributed import Parallel, join_processes
 from trivium.train.recipe import ORIGINS, Recipe
 from trivium.train.recipe_loading import (
     AnyRecipe,
@@ -116,7 +116,7 @@ def pretrain(
             # Several processes build the model on the host, to divide it.
             start = device if parallel.size == 1 else torch.device("cpu")
             _check_model(recipe, spec, start, copies=parallel.local_size)
-            _check_parallel(recipe, spec)
+            _check_parallel(recipe, spec, parallel)
             with parallel.main_first():
                 if parallel.is_main:
                     if not resume and remove_other_preparation(run, recipe):
@@ -284,7 +284,7 @@ def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, copies: in
             )
 
 
-def _check_parallel(recipe: Recipe, spec: Spec) -> None:
+def _check_parallel(recipe: Recipe, spec: Spec, parallel: Parallel) -> None:
     """Refuse layouts that an objective cannot have, before any data is prepared.
 
     RNNs have no blocks that are computed twice: they may carry state with checkpointing.
@@ -299,6 +299,11 @@ def _check_parallel(recipe: Recipe, spec: Spec) -> None:
             raise RecipeError(
                 f'objective.kind = "{objective.kind}" needs the logits of single tokens, which '
                 "processes that share the vocabulary do not have: leave parallel.tensor out."
+            )
+        if objective.rolls_out and parallel.size > 1:
+            raise RecipeError(
+                f'objective.kind = "{objective.kind}" draws the samples of a step in one process: '
+                f"start 1, not {parallel.size}."
             )
 
 

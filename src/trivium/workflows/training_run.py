@@ -24,11 +24,12 @@ from trivium.train.carried_state import carried_state
 from trivium.train.checkpoint import Checkpoints
 from trivium.train.distributed import Parallel, parallelize_step
 from trivium.train.health import LossMonitor
-from trivium.train.loader import BatchStream, Loader
+from trivium.train.loader import BatchStream
 from trivium.train.loss_meter import joined
 from trivium.train.memory import fit_memory, resumed_micro_batch
 from trivium.train.optimizers import Optimizers
 from trivium.train.recipe import Recipe
+from trivium.train.rollout import RolloutLoader
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import RunLog
 from trivium.train.trainer import Hooks, Trainer, TrainState, TrainStep, validation_losses
@@ -85,6 +86,7 @@ def train_run(
             build_streams(recipe, corpus, setup, split, run.examples, parallel)
             for split in (TRAIN, VALIDATION)
         )
+    validation_streams = [one for one in validation_streams if not one.objective.rolls_out]
     corpus.free_examples()
     shares = source_shares(recipe, streams)
     memory = fit_memory(
@@ -143,12 +145,14 @@ def train_run(
     hooks = RunHooks(
         context, recipe, model, held_out, validation_streams, saved, optimizers, log_book
     )
-    loader = Loader(
+    loader = RolloutLoader(
         streams,
         list(shares.values()),
         seed=recipe.seed,
         micro_batch_tokens=memory.micro_batch_tokens,
         parallel=parallel,
+        lm=lm,
+        precision=precision,
     )
     trainer = Trainer(
         recipe,

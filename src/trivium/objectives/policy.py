@@ -1,0 +1,385 @@
+"""Policy gradient: a model learns from rewards of its own samples."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field, PrivateAttr
+from torch import Tensor
+
+from trivium.adapt.lora import adapted_layers, without_adapter
+from trivium.data.batch import IGNORE_INDEX, Batch, Floats, length_mask
+from trivium.data.encoded import EncodedExamples
+from trivium.data.records import Record
+from trivium.data.row_order import derived_seed
+from trivium.errors import DataError
+from trivium.inference.request import GenerationRequest
+from trivium.inference.sampling_params import SamplingParams
+from trivium.inference.text_model import GenerationRules
+from trivium.interop.settings import Settings
+from trivium.language_model import LanguageModel
+from trivium.models import LanguageModule
+from trivium.nn.loss import token_cross_entropy
+from trivium.objectives.base import (
+    LabelledObjective,
+    LossTerms,
+    TensorBatch,
+    column_key,
+    read,
+    to_device,
+)
+from trivium.objectives.chat import chat_template
+from trivium.objectives.preference import generation_command
+from trivium.objectives.preference_pairs import PROMPTS, Turn, joined, plain, read_turn
+from trivium.objectives.task_metrics import Metrics
+from trivium.rewards import AnyReward, Sample, all_scores, reward_names
+from trivium.rewards.exact_match import ExactMatch
+
+_COLUMNS = (*PROMPTS, "messages")
+_SLOTS = 64
+# Tokens that pass through a model together where no gradient is wanted.
+_TOKENS = 8192
+# Added to the deviation of a group, which may be 0.
+_LEAST_DEVIATION = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A text or messages to respond to, and the columns of its row, which rewards read."""
+
+    prompt: Turn
+    record: Record
+    where: str
+
+    @property
+    def group(self) -> str:
+        """Equal prompts share a side of the validation split."""
+        return plain(self.prompt)
+
+
+class PolicyGradient(LabelledObjective):
+    """L = - sum of A(y) log p(y) / texts, y drawn from p; A is the reward of y less a baseline.
+
+    A step draws `group` responses to each of its prompts, with the weights as they are; it is one
+    update, so that no ratio of probabilities needs a bound. log p is that of all drawn tokens, the
+    one that ends a text included, divided by `temperature` as when they were drawn.
+
+        prompt    2 + 2 =
+        responses 4 </s>    5 </s>    4 </s>    four
+        reward    1         0         1         0
+        A         2/3      -2/3       2/3      -2/3
+
+    The reward is the sum of `rewards` by their weights. `baseline` "group" is the mean reward of
+    the other responses to the prompt, with which the gradient is exact on average. "group-std"
+    divides the difference to the mean of all of them by their deviation (GRPO), which favours
+    prompts whose responses differ little.
+
+    `beta` holds the model to its reference, the model as it is when the run begins. With
+    `kl` = "reward" the reward loses beta log (p(y) / q(y)), whose gradient is that of the
+    divergence of p from q. With "k3" the loss gains beta (q / p - log (q / p) - 1) of every token.
+
+    Shown beside the loss: `reward`, each as `reward_KIND`; `kl`, log (p / q) of a text in nats;
+    `entropy`, - log p of a drawn token in nats, whose mean is the entropy; `same`, the share of
+    groups whose rewards are all the same, of which nothing is learned; `length` in tokens;
+    `ended`, the share that the model ended; `distinct_2`, different pairs of neighbouring tokens
+    among all, in one response a prompt.
+
+    Source: Williams 1992; Ahmadian et al. 2024 (RLOO), equation 6, for "group"; Shao et al. 2024
+    (GRPO), equations 3 and 4, for "group-std" and "k3", where texts are also divided by their own
+    lengths, which Liu et al. 2025 (Dr. GRPO) leave out as we do.
+    """
+
+    kind: Literal["policy"] = "policy"
+    rolls_out: ClassVar[bool] = True
+    generates: ClassVar[bool] = True
+    tensor_parallel: ClassVar[bool] = False
+    family: ClassVar[str | None] = "decoder-only"
+    such_as: ClassVar[str] = "gpt2-mini or llama-mini"
+    rate_factor: ClassVar[float] = 1 / 15
+    dropout: ClassVar[float] = 0.0
+    epochs: ClassVar[float | None] = 1.0
+    prompt_field: str | None = column_key("column of the prompt, text or messages", _COLUMNS)
+    rewards: tuple[AnyReward, ...] = Field(  # type: ignore
+        (ExactMatch.parse({}),), min_length=1, description="what responses are worth"
+    )
+    group: int = Field(8, gt=1, description="responses to a prompt")
+    baseline: Literal["group", "group-std"] = Field(
+        "group", description="mean of the other responses, or as GRPO divided by the deviation"
+    )
+    beta: float = Field(0.05, ge=0, description="how strongly the reference holds the model")
+    kl: Literal["reward", "k3"] = Field(
+        "reward", description="where the divergence counts: in the reward, or in the loss as k3"
+    )
+    temperature: float = Field(1.0, gt=0, description="of the samples and their log-probabilities")
+    max_new_tokens: int = Field(64, gt=0, description="tokens of a response at most")
+
+    _prompts: list[Prompt] = PrivateAttr(default_factory=list)
+    """Those of training and of validation that are encoded, by their number."""
+    _reference: Any = PrivateAttr(None)
+    """A frozen copy of the model; None: the model without its adapter."""
+    _rules: GenerationRules | None = PrivateAttr(None)
+
+    def example(self, record: Record) -> Prompt:
+        """A record with a prompt; of messages those up to the last one of a user."""
+        (name,) = self.columns(record, prompt=_COLUMNS)
+        prompt = read_turn(record, name, "prompt")
+        while isinstance(prompt, tuple) and prompt and prompt[-1]["role"] == "assistant":
+            prompt = prompt[:-1]
+        if not prompt:
+            raise DataError(f"{record.name(name)} has no message to respond to.")
+        for reward in self.rewards:
+            reward.check(record)
+        return Prompt(prompt, record, record.where)
+
+    def source_texts(self, examples: Sequence[Prompt]) -> Iterator[str]:
+        """The prompts."""
+        return (one.group for one in examples)
+
+    def settings(self, settings: Settings, examples: Sequence[Prompt]) -> Settings:
+        """The task; a model that chats goes on to chat."""
+        return settings.with_task("policy")
+
+    def encode(self, examples: Sequence[Prompt], lm: LanguageModel) -> EncodedExamples:
+        """The prompts; `sequence_labels` [N] are their numbers. The reference is made here."""
+        if self.beta and self._reference is None and not adapted_layers(lm.module):
+            self._reference = copy.deepcopy(lm.module).requires_grad_(False).eval()
+        self._rules = lm.generation_rules
+        for reward in self.rewards:
+            reward.open()
+        ids, first = [_ids(lm, one) for one in examples], len(self._prompts)
+        self._prompts += examples
+        numbers = np.arange(first, len(self._prompts))
+        pad = lm.text_tokenizer.pad_id or 0
+        return EncodedExamples({"input_ids": ids}, sequence_labels=numbers, pad_id=pad)
+
+    def rollout(self, lm: LanguageModel, batches: Sequence[Batch], seed: int) -> Batch:
+        """`group` responses to every prompt, as rows with labels at the responses.
+
+            input_ids  prompt prompt   response response
+            labels     -100   response response </s>
+
+        `sequence_labels` float32 [B, F + T] are what is known of a response (`_facts`), the
+        advantage first, then log q of the tokens where there is a reference.
+        """
+        prompts = [
+            self._prompts[number]
+            for batch in batches
+            if batch.sequence_labels is not None
+            for number in batch.sequence_labels
+            for _ in range(self.group)
+        ]
+        requests = self._drawn(lm, prompts, seed)
+        rows = [[*one.prompt_ids, *_response(one)] for one in requests]
+        starts, ends = (
+            np.array([len(each) for each in several])[:, None]
+            for several in ((one.prompt_ids for one in requests), rows)
+        )
+        ids = np.full((len(rows), int(ends.max())), lm.text_tokenizer.pad_id or 0)
+        for row, values in zip(ids, rows):
+            row[: len(values)] = values
+        column = np.arange(ids.shape[1])
+        labels = np.where((column >= starts) & (column < ends), ids, IGNORE_INDEX)[:, 1:]
+        mask = length_mask(ends[:, 0] - 1, ids.shape[1] - 1)
+        batch = Batch(ids[:, :-1], attention_mask=mask, labels=labels)
+        facts = self._facts(prompts, requests)
+        now, reference = self._log_probabilities(lm, batch) if self.beta else (None, None)
+        total, side = facts["reward"], np.zeros(labels.shape)
+        if now is not None and reference is not None:
+            side[labels != IGNORE_INDEX] = reference
+            if self.kl == "reward":
+                total = total - self.beta * _row_sums(now - reference, labels)
+        columns = np.column_stack((self._advantages(total), *facts.values(), side))
+        return dataclasses.replace(batch, sequence_labels=columns.astype(np.float32))
+
+    def label_counts(self, batch: Batch) -> dict[str, int]:
+        """Texts; of the entropy drawn tokens."""
+        return {**dict.fromkeys(self._terms, batch.num_rows), "entropy": batch.num_labels}
+
+    def term_weights(self) -> Mapping[str, float]:
+        """Beta of k3; what is shown has none."""
+        return {**dict.fromkeys(self._terms, 0.0), "policy": 1.0, "k3": self.beta}
+
+    def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
+        """- A times the ratio of p to itself, which is 1 and has the gradient of log p; facts."""
+        assert batch.sequence_labels is not None
+        logp, terms = self._token_log_probabilities(model, batch)
+        fixed, width = logp.detach(), batch.inputs["input_ids"].shape[1]
+        rows = batch.label_positions // width
+        advantage, *facts = batch.sequence_labels[:, :-width].T
+        terms["policy"] = -((logp - fixed).exp() * advantage[rows]).sum()
+        terms["entropy"] = -fixed.sum()
+        terms |= {name: fact.sum() for name, fact in zip(self._fact_names, facts, strict=True)}
+        if self.beta:
+            reference = batch.sequence_labels[:, -width:].flatten()[batch.label_positions]
+            ratio = reference - logp
+            terms["kl"] = -ratio.detach().sum()
+            if self.kl == "k3":
+                terms["k3"] = (ratio.exp() - ratio - 1).sum()
+        return terms
+
+    def answers(self, lm: LanguageModel, examples: Sequence[Prompt]) -> list[GenerationRequest]:
+        """A response to every prompt, drawn as in training, with the same numbers every time."""
+        return self._drawn(lm, examples, 0)
+
+    def metrics_of(
+        self, answers: list[GenerationRequest], examples: Sequence[Prompt], lm: LanguageModel
+    ) -> Metrics:
+        """Means of the rewards, and of what else is shown in training."""
+        facts = self._facts(examples, answers, group=1)
+        shown = {name: float(fact.mean()) for name, fact in facts.items() if name != "same"}
+        rows = [
+            {"prompt": one.group, "response": answer.text.strip(), "reward": float(reward)}
+            for one, answer, reward in zip(examples, answers, facts["reward"])
+        ]
+        return Metrics(shown).with_examples(rows)
+
+    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
+        """`chat`, or `generate` with a held-out prompt."""
+        return generation_command(run, lm)
+
+    @property
+    def _fact_names(self) -> tuple[str, ...]:
+        """What is known of a response apart from the model."""
+        rewards = (f"reward_{name}" for name in reward_names(self.rewards))
+        return ("reward", *rewards, "same", "length", "ended", "distinct_2")
+
+    @property
+    def _terms(self) -> tuple[str, ...]:
+        divergence = ("kl", "k3")[: 1 + (self.kl == "k3")] if self.beta else ()
+        return ("policy", *divergence, "entropy", *self._fact_names)
+
+    def _drawn(
+        self, lm: LanguageModel, prompts: Sequence[Prompt], seed: int
+    ) -> list[GenerationRequest]:
+        """A response to every prompt. Number n depends on the weights and (seed, n)."""
+        params = SamplingParams(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
+        requests = [
+            GenerationRequest(
+                _ids(lm, one),
+                params.replace(seed=derived_seed(seed, number) >> 1),
+                answers=not isinstance(one.prompt, str),
+            )
+            for number, one in enumerate(prompts)
+        ]
+        engine = lm.engine_for(requests, slots=_SLOTS)
+        for request in requests:
+            engine.add(request)
+        for _ in engine.run():
+            pass
+        return requests
+
+    def _facts(
+        self,
+        prompts: Sequence[Prompt],
+        requests: Sequence[GenerationRequest],
+        group: int | None = None,
+    ) -> dict[str, Floats]:
+        """By name, [B] each: rewards, and the rest of `_fact_names`."""
+        samples = [_sample(*pair) for pair in zip(prompts, requests)]
+        scores = all_scores(self.rewards, samples)
+        reward = scores @ np.array([one.weight for one in self.rewards])
+        group = group or self.group
+        grouped = reward.reshape(-1, group)
+        same = np.repeat(np.ptp(grouped, axis=1) < 1e-9, group)
+        pairs = [pair for one in requests[::group] for pair in itertools.pairwise(_response(one))]
+        values = (
+            reward,
+            *scores.T,
+            same.astype(float),
+            np.array([float(len(_response(one))) for one in requests]),
+            np.array([float(one.ended) for one in samples]),
+            np.full(len(samples), len(set(pairs)) / max(1, len(pairs))),
+        )
+        return dict(zip(self._fact_names, values, strict=True))
+
+    def _advantages(self, total: Floats) -> Floats:
+        """A of every response from the rewards of all, [B]."""
+        grouped = total.reshape(-1, self.group)
+        centred = grouped - grouped.mean(axis=1, keepdims=True)
+        if self.baseline == "group":  # the mean of the others is further off
+            return (centred * self.group / (self.group - 1)).ravel()
+        deviation = grouped.std(axis=1, ddof=1, keepdims=True)
+        return (centred / (deviation + _LEAST_DEVIATION)).ravel()
+
+    @torch.no_grad()
+    def _log_probabilities(self, lm: LanguageModel, batch: Batch) -> tuple[Floats, Floats]:
+        """Log p and log q of the labelled tokens, [M] each."""
+        size = max(1, _TOKENS // batch.input_ids.shape[1])
+        parts = [batch.rows(s, s + size) for s in range(0, batch.num_rows, size)]
+
+        def of(model: LanguageModule) -> Floats:
+            device = model.device
+            each = (self._token_log_probabilities(model, to_device(p, device)) for p in parts)
+            return torch.cat([logp for logp, _ in each]).double().cpu().numpy()
+
+        now, reference = of(lm.module), self._reference or lm.module
+        with without_adapter(reference):
+            return now, of(reference)
+
+    def _token_log_probabilities(
+        self, model: LanguageModule, batch: TensorBatch
+    ) -> tuple[Tensor, LossTerms]:
+        """Log p of the labelled tokens [M] as they are drawn; what layers add."""
+        assert self._rules is not None
+        hidden, terms = read(model, batch.inputs, select=batch.label_positions)
+        logits = self._drawn_logits(model, self._rules)
+        nats = token_cross_entropy(logits, hidden, batch.targets, self._rules.vocab_size)
+        return -nats, terms
+
+    def _drawn_logits(
+        self, model: LanguageModule, rules: GenerationRules
+    ) -> Callable[[Tensor], Tensor]:
+        """Of the ids that are drawn from, [M, D] -> [M, V]: no rows beyond the tokenizer's."""
+        banned = sorted(rules.banned_ids)
+
+        def logits(hidden: Tensor) -> Tensor:
+            scores = model.logits(hidden)[:, : rules.vocab_size] / self.temperature
+            if banned:
+                index = torch.tensor(banned, device=scores.device)
+                scores = scores.index_fill(1, index, -torch.inf)
+            return scores
+
+        return logits
+
+
+def _ids(lm: LanguageModel, one: Prompt) -> list[int]:
+    """A prompt as `generate` or `chat` reads it. Raises DataError where it is too long."""
+    if isinstance(one.prompt, str):
+        (ids,) = lm.prompts([one.prompt])
+    else:
+        text = chat_template(lm).render(one.prompt, add_generation_prompt=True)
+        (ids,) = lm.prompts([text])
+    limit = lm.context_length
+    if limit is not None and len(ids) >= limit:
+        raise DataError(
+            f"the prompt of {one.where} has {len(ids)} tokens, and the model's positions are "
+            f"{limit}, the response included: shorten it, or remove the row."
+        )
+    return ids
+
+
+def _response(request: GenerationRequest) -> list[int]:
+    """The drawn tokens, the one that ends the text included."""
+    return [*request.output_ids, *([] if request.end_id is None else [request.end_id])]
+
+
+def _sample(prompt: Prompt, request: GenerationRequest) -> Sample:
+    response, messages = request.text.strip(), ()
+    if not isinstance(prompt.prompt, str):
+        messages = (*prompt.prompt, {"role": "assistant", "content": response})
+    text = joined(prompt.group, response) if response else prompt.group
+    ended = request.finish_reason == "stop"
+    return Sample(prompt.group, response, text, prompt.record, messages, ended)
+
+
+def _row_sums(values: Floats, labels: np.ndarray) -> Floats:
+    """Sums [B] over the rows of values [M] of labelled positions."""
+    rows, _ = np.nonzero(labels != IGNORE_INDEX)
+    return np.bincount(rows, values, minlength=len(labels)).astype(np.float64)

@@ -1,0 +1,62 @@
+"""Steps of a model's own samples: prompts are read ahead, samples drawn when a step asks.
+
+They follow from (weights, seed, step): nothing is saved, and a resumed run draws the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from trivium.data.row_order import derived_seed
+from trivium.language_model import LanguageModel
+from trivium.objectives import BALANCE
+from trivium.train.loader import GlobalBatch, Loader, equal_parts
+
+
+@dataclass(kw_only=True)
+class RolloutLoader(Loader):
+    """A loader that lets objectives with `rolls_out` draw what their steps learn from.
+
+    Args:
+        lm: the model that is trained, in this process alone.
+        precision: of activations.
+    """
+
+    lm: LanguageModel
+    precision: torch.dtype = torch.float32
+
+    def steps_from(self, number: int) -> Iterator[GlobalBatch]:
+        """As `Loader.steps_from`; the weights are those at the time when a step is asked for."""
+        for step, batch in enumerate(super().steps_from(number), start=number):
+            yield self._rolled_out(batch, step)
+
+    def halve_micro_batches(self, number: int) -> GlobalBatch:
+        """As `Loader.halve_micro_batches`; the samples are the same."""
+        return self._rolled_out(super().halve_micro_batches(number), number)
+
+    def _rolled_out(self, batch: GlobalBatch, step: int) -> GlobalBatch:
+        objective, module = batch.stream.objective, self.lm.module
+        if not objective.rolls_out:
+            return batch
+        was_training, enabled = module.training, self.precision is not torch.float32
+        module.eval()
+        with torch.autocast(module.device.type, self.precision, enabled=enabled):
+            samples = objective.rollout(self.lm, batch.micro_batches, derived_seed(self.seed, step))
+        module.train(was_training)
+        most = max(1, batch.micro_batch_tokens // samples.input_ids.shape[1])
+        size = equal_parts(samples.num_rows, most)
+        starts = range(0, samples.num_rows, size)
+        counts = objective.label_counts(samples)
+        if batch.stream.adds_loss:
+            counts[BALANCE] = samples.num_tokens
+        return dataclasses.replace(
+            batch,
+            micro_batches=tuple(samples.rows(start, start + size) for start in starts),
+            shares=tuple((number, 1.0) for number, _ in enumerate(starts)),
+            label_counts=counts,
+            num_tokens=samples.num_tokens,
+        )

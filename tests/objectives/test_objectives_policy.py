@@ -1,0 +1,240 @@
+"""Policy gradient: against all texts there are, its samples, and runs that are resumed."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+
+import numpy as np
+import pytest
+import torch
+from overfit_tasks import word_tokenizer
+from run_settings import assert_equal_runs, quiet, settings
+
+from trivium.adapt.lora import LoRA, add_lora
+from trivium.data.batch import IGNORE_INDEX, Batch
+from trivium.data.records import Record
+from trivium.errors import DataError, RecipeError
+from trivium.language_model import LanguageModel
+from trivium.models import build
+from trivium.objectives import to_device
+from trivium.objectives.policy import PolicyGradient, Prompt
+from trivium.presets import presets
+from trivium.train import defaults
+from trivium.train.callback import Callback
+from trivium.train.recipe_loading import build_recipe
+from trivium.train.trainer import Interrupted
+from trivium.workflows.training import finetune
+
+CPU = torch.device("cpu")
+END, LENGTH = 0, 3
+PROMPTS = [
+    Prompt(text, Record({"answer": "b"}, f"x, line {n}"), "x") for n, text in enumerate("abc")
+]
+
+
+def model(dtype: torch.dtype = torch.float32) -> LanguageModel:
+    """Of five tokens, of which the first ends a text, and more rows; far from uniform."""
+    tokenizer = word_tokenizer("gpt2", ["a b c"])
+    assert (tokenizer.vocab_size, tokenizer.eos_id) == (5, END)
+    spec = presets["gpt2-tiny"].replace(vocab_size=8).with_dropout(0.0)
+    module = build(spec, seed=3).to(dtype)
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.mul_(4.0 if weight.ndim == 2 else 1.0)
+    return LanguageModel(spec, module, tokenizer)
+
+
+def every_text() -> list[tuple[int, ...]]:
+    """All that can be drawn: texts that end, or are cut."""
+    texts = (t for n in range(1, LENGTH + 1) for t in itertools.product(range(5), repeat=n))
+    return [t for t in texts if END not in t[:-1] and (t[-1] == END or len(t) == LENGTH)]
+
+
+def rows_of(texts, columns: np.ndarray) -> Batch:
+    """The texts after a prompt of one token; columns of `sequence_labels` [N, F + LENGTH]."""
+    rows = np.full((len(texts), LENGTH + 1), 1)
+    labels = np.full((len(texts), LENGTH), IGNORE_INDEX)
+    for row, label, text in zip(rows, labels, texts):
+        row[1 : len(text) + 1] = label[: len(text)] = text
+    return Batch(rows[:, :-1], labels=labels, sequence_labels=columns)
+
+
+def test_the_expected_gradient_is_exact():
+    """Of the reward less beta times the divergence, over all pairs of texts."""
+    lm, texts = model(torch.float64), every_text()
+    objective = PolicyGradient(group=2, beta=0.3, temperature=0.7, kl="k3")
+    objective.encode(PROMPTS, lm)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in lm.module.parameters():
+            weight.add_(0.05 * torch.randn_like(weight))
+    empty = rows_of(texts, np.zeros((len(texts), 7 + LENGTH)))
+    real = empty.labels != IGNORE_INDEX
+    now, reference = objective._log_probabilities(lm, empty)
+    side = np.zeros(real.shape)
+    side[real] = reference
+    k1 = np.zeros(real.shape)
+    k1[real] = now - reference
+    tensors = to_device(empty, CPU)
+    logp, _ = objective._token_log_probabilities(lm.module, tensors)
+    log_p = torch.zeros(len(texts), dtype=torch.float64)
+    log_p = log_p.index_add(0, tensors.label_positions // LENGTH, logp)
+    p = log_p.detach().exp().numpy()
+    assert p.sum() == pytest.approx(1, abs=1e-12)
+    reward = np.array([text.count(2) - 0.3 * len(text) for text in texts])
+    weights = [*lm.module.parameters()]
+    log_q = torch.tensor(side.sum(1))
+    for beta in (0.0, 0.3):
+        total = reward - beta * k1.sum(1)
+        exact = (log_p.exp() * (torch.tensor(reward) - beta * (log_p - log_q))).sum()
+        pairs = np.stack(np.meshgrid(total, total, indexing="ij"), -1)
+        advantages = objective._advantages(pairs.reshape(-1)).reshape(pairs.shape)
+        both = np.outer(p, p)
+        # A text is the first of some pairs and the second of others.
+        expected = (both * advantages[..., 0]).sum(1) + (both * advantages[..., 1]).sum(0)
+        columns = np.column_stack((expected / 2, np.zeros((len(texts), 6)), side))
+        terms = objective.loss(lm.module, to_device(rows_of(texts, columns), CPU))
+        found = torch.autograd.grad(-terms["policy"], weights, allow_unused=True)
+        wanted = torch.autograd.grad(exact, weights, retain_graph=True, allow_unused=True)
+        for one, other in zip(found, wanted):
+            assert (one is None) == (other is None)
+            assert one is None or torch.allclose(one, other, rtol=1e-9, atol=1e-12)
+    # The divergence is what k1 and k3 are on average; the divergence of the first update is 0.
+    divergence = (p * k1.sum(1)).sum()
+    k3 = np.where(real, np.exp(-k1) + k1 - 1, 0.0).sum(1)
+    assert (p * k3).sum() == pytest.approx(divergence, rel=1e-9)
+    assert divergence > 0.01
+    columns = np.column_stack((np.zeros((len(texts), 7)), side))
+    terms = objective.loss(lm.module, to_device(rows_of(texts, columns), CPU))
+    assert float(terms["k3"].detach()) == pytest.approx(k3.sum(), rel=1e-9)
+    assert float(terms["kl"]) == pytest.approx(k1.sum(), rel=1e-9)
+    pair = PolicyGradient(group=2, baseline="group-std")._advantages(np.array([1.0, 0.0, 2, 2]))
+    assert pair.tolist() == pytest.approx([0.5**0.5, -(0.5**0.5), 0, 0], abs=1e-3)
+
+
+def test_samples_follow_from_weights_and_seed():
+    lm = model()
+    rewards = ({"kind": "regex", "pattern": "b"},)
+    objective = PolicyGradient(group=6, max_new_tokens=4, rewards=rewards)
+    rows = objective.encode(PROMPTS, lm).take(range(3))
+    batches = [rows.to_batch().rows(0, 2), rows.to_batch().rows(2, 3)]
+    one, same, other = (objective.rollout(lm, batches, seed) for seed in (5, 5, 6))
+    for name, array in one.arrays().items():
+        assert np.array_equal(array, same.arrays()[name]), name
+    assert one.input_ids.shape != other.input_ids.shape or (one.input_ids != other.input_ids).any()
+    facts = dict(zip(("advantage", *objective._fact_names), one.sequence_labels.T))
+    for ids, labels, ended, length, reward in zip(
+        one.input_ids, one.labels, facts["ended"], facts["length"], facts["reward_regex"]
+    ):
+        response = labels[labels != IGNORE_INDEX].tolist()
+        assert (response[-1] == END) == bool(ended) or len(response) == 4
+        assert len(response) == length
+        assert ids[1 : len(response)].tolist() == response[:-1]
+        text = lm.tokenizer.decode([each for each in response if each != END])
+        assert reward == ("b" in text)
+    assert facts["advantage"].reshape(3, 6).sum(1) == pytest.approx(0, abs=1e-5)
+    tensors, counts = to_device(one, CPU), objective.label_counts(one)
+    terms = objective.loss(lm.module, tensors)
+    assert terms.keys() == counts.keys()
+    assert {name for name, w in objective.term_weights().items() if w} == {"policy", "k3"}
+    # The ratio is 1, to the last bit, and the model is its reference.
+    advantages = tensors.sequence_labels[:, 0][tensors.label_positions // one.input_ids.shape[1]]
+    assert float(terms["policy"].detach()) == -float(advantages.sum())
+    logp, _ = objective._token_log_probabilities(lm.module, tensors)
+    width = one.input_ids.shape[1]
+    reference = tensors.sequence_labels[:, -width:].flatten()[tensors.label_positions]
+    assert float((logp.detach() - reference).abs().max()) < 1e-4
+    assert abs(float(terms["kl"])) < 1e-3
+    # The base of an adapter is the reference, with no copy of it.
+    adapted = model()
+    add_lora(adapted.module, LoRA(rank=2))
+    with_adapter = PolicyGradient(**dict(objective))
+    with_adapter.encode(PROMPTS, adapted)
+    with torch.no_grad():
+        for name, weight in adapted.module.named_parameters():
+            weight.add_(1.0 if name.endswith("lora_b") else 0.0)
+    now, base = with_adapter._log_probabilities(adapted, one)
+    assert with_adapter._reference is None
+    assert np.abs(now - base).max() > 0.01
+    assert base == pytest.approx(reference.double().numpy(), abs=1e-5)
+    metrics = objective.metrics(lm, PROMPTS * 20)
+    assert metrics.main == "reward"
+    assert metrics.values["reward"] == np.mean([row["reward"] for row in metrics.predictions])
+
+
+def test_learns_what_is_rewarded():
+    lm = model()
+    objective = PolicyGradient(beta=0.0, group=16, max_new_tokens=4)
+    batches = [objective.encode(PROMPTS, lm).take(range(3)).to_batch()]
+    optimizer = torch.optim.AdamW(lm.module.parameters(), lr=2e-3)
+    before = objective.metrics(lm, PROMPTS * 20).values
+    for step in range(15):
+        batch = objective.rollout(lm, batches, step)
+        loss = objective.loss(lm.module, to_device(batch, CPU))["policy"] / batch.num_rows
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    after = objective.metrics(lm, PROMPTS * 20).values
+    assert before["reward"] < 0.4 < 0.9 < after["reward"]
+
+
+class Stop(Callback):
+    """Ctrl-C after a step."""
+
+    def on_log(self, record):
+        if record["step"] == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_resumed_run_is_bit_equal(tmp_path):
+    data = tmp_path / "a.jsonl"
+    rows = [{"prompt": f"{n} plus {n}", "answer": n} for n in range(14)]
+    user = {"role": "user", "content": "what is it"}
+    rows[3] = {"messages": [user, {"role": "assistant", "content": "ab"}], "answer": "ab"}
+    data.write_text("\n".join(map(json.dumps, rows)))
+    changes = settings(steps=4, log_every=1, eval_every=3, save_every=2, eval_examples=3)
+    changes["train"] |= {"batch_tokens": None, "eval_tokens": None, "batch_examples": 4}
+    changes["model"]["dropout"] = 0.0
+    length = {"kind": "length", "target": 5, "weight": 0.5}
+    changes["objective"] = {"max_new_tokens": 5, "rewards": [length, {"kind": "exact"}]}
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    keys = {"model": "gpt2-tiny", "data": data, "changes": changes, "console": quiet()}
+    finished = finetune("policy", out=whole, **keys)
+    with pytest.raises(Interrupted):
+        finetune("policy", out=run, callbacks=[Stop()], **keys)
+    assert_equal_runs(finetune("", out=run, resume=True, console=quiet()), finished)
+    logged = [one for one in finished.read_metrics() if "train_loss" in one]
+    names = {"reward", "reward_length", "reward_exact", "kl", "entropy", "same", "length", "ended"}
+    assert {f"train_{name}" for name in (*names, "distinct_2")} <= logged[0].keys()
+    assert logged[0]["train_kl"] == pytest.approx(0, abs=1e-3)
+
+
+def test_defaults_and_what_is_refused(tmp_path):
+    tree = {"model": {"preset": "gpt2-tiny"}, "objective": {"kind": "policy"}}
+    recipe = build_recipe(tree | {"data": {"paths": ["a"]}})
+    complete = defaults.complete(recipe, presets["gpt2-tiny"], num_examples=64)
+    rate = defaults.finetuning_rate(presets["gpt2-tiny"], new_weights=True, adapted=False)
+    assert (complete.model.dropout, complete.train.epochs) == (0.0, 1.0)
+    assert complete.optimizer.lr == pytest.approx(rate / 15, rel=0.01)
+    path, objective = tmp_path / "a.jsonl", PolicyGradient()
+    for record, problem in (
+        ({"text": "a", "answer": "b"}, "no column for the prompt"),
+        ({"prompt": "a"}, 'no column "answer"'),
+        ({"messages": [{"role": "assistant", "content": "a"}], "answer": "b"}, "no message"),
+    ):
+        path.write_text(json.dumps(record))
+        with pytest.raises(DataError, match=problem):
+            list(objective.read([str(path)]))
+    for rewards, problem in (
+        ([{"kind": "exct"}], 'Did you mean "exact"'),
+        ([{"kind": "exact", "pattern": "a"}], "rewards.*pattern"),
+        ([], "length 1 or more"),
+    ):
+        with pytest.raises(RecipeError, match=problem):
+            PolicyGradient.parse({"rewards": rewards})
+    long = Prompt("a " * 5000, PROMPTS[0].record, "x, line 9")
+    with pytest.raises(DataError, match="the prompt of x, line 9 has 5000 tokens"):
+        objective.encode([long], model())
