@@ -98,6 +98,13 @@ def recipe_keys() -> str:
             parts.append(inspect.getdoc(config) or "")
             own = {key: f for key, f in config.model_fields.items() if key != "kind"}
             parts.append(_keys(own, f"{name}."))
+            for key, inner in own.items():
+                is_list = "tuple" in str(inner.annotation)
+                for member in config_classes(inner.annotation) if is_list else ():
+                    kind = member.model_fields["kind"].default
+                    parts += [f'#### {name}.{key}, kind = "{kind}"', inspect.getdoc(member) or ""]
+                    keys = {k: f for k, f in member.model_fields.items() if k != "kind"}
+                    parts.append(_keys(keys, f"{name}.{key}[]."))
     parts.append(model_parts())
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -202,6 +209,8 @@ def _toml(value: object) -> str:
         return str(value).lower()
     if isinstance(value, str):
         return f'"{value}"'
+    if isinstance(value, BaseModel):
+        return f'{{kind = "{value.kind}"}}'  # type: ignore[attr-defined]
     if isinstance(value, tuple | list):
         return f"[{', '.join(_toml(one) for one in value)}]"
     return f"{value:_}" if isinstance(value, int) else str(value)

@@ -29,6 +29,7 @@ from trivium.objectives import (
     KTO,
     Chat,
     Contrastive,
+    PolicyGradient,
     QuestionAnswering,
     Reward,
     Tagging,
@@ -217,6 +218,7 @@ def test_the_examples_of_data_formats_are_read(tmp_path: Path) -> None:
         "chats.jsonl": Chat,
         "preferences.jsonl": Reward,
         "judgements.jsonl": KTO,
+        "sums.jsonl": PolicyGradient,
     }
     assert readers.keys() == {one for one in files_of("data.md") if "/" not in one}
     for name, objective in readers.items():

@@ -24,9 +24,10 @@ from trivium.objectives.policy import PolicyGradient, Prompt
 from trivium.presets import presets
 from trivium.train import defaults
 from trivium.train.callback import Callback
+from trivium.train.distributed import Parallel
 from trivium.train.recipe_loading import build_recipe
 from trivium.train.trainer import Interrupted
-from trivium.workflows.training import finetune
+from trivium.workflows.training import _check_parallel, finetune
 
 CPU = torch.device("cpu")
 END, LENGTH = 0, 3
@@ -219,6 +220,8 @@ def test_defaults_and_what_is_refused(tmp_path):
     rate = defaults.finetuning_rate(presets["gpt2-tiny"], new_weights=True, adapted=False)
     assert (complete.model.dropout, complete.train.epochs) == (0.0, 1.0)
     assert complete.optimizer.lr == pytest.approx(rate / 15, rel=0.01)
+    with pytest.raises(RecipeError, match="in one process: start 1, not 2"):
+        _check_parallel(recipe, presets["gpt2-tiny"], Parallel(size=2))
     path, objective = tmp_path / "a.jsonl", PolicyGradient()
     for record, problem in (
         ({"text": "a", "answer": "b"}, "no column for the prompt"),

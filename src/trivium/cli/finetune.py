@@ -28,6 +28,8 @@ Examples:
 
   trivium finetune kto --model runs/chat --data judgements.jsonl --set objective.bad_weight=1.5
 
+  trivium finetune policy --model runs/sums --data sums.jsonl --set objective.beta=0
+
   trivium finetune --resume --out runs/sentiment
 """
 

@@ -43,7 +43,7 @@ from trivium.rewards import AnyReward, Sample, all_scores, reward_names
 from trivium.rewards.exact_match import ExactMatch
 
 _COLUMNS = (*PROMPTS, "messages")
-_SLOTS = 64
+_SLOTS = 128
 # Tokens that pass through a model together where no gradient is wanted.
 _TOKENS = 8192
 # Added to the deviation of a group, which may be 0.
@@ -117,7 +117,9 @@ class PolicyGradient(LabelledObjective):
     kl: Literal["reward", "k3"] = Field(
         "reward", description="where the divergence counts: in the reward, or in the loss as k3"
     )
-    temperature: float = Field(1.0, gt=0, description="of the samples and their log-probabilities")
+    temperature: float = Field(
+        1.0, ge=0.01, le=100, description="of the samples and their log-probabilities"
+    )
     max_new_tokens: int = Field(64, gt=0, description="tokens of a response at most")
 
     _prompts: list[Prompt] = PrivateAttr(default_factory=list)
@@ -173,9 +175,8 @@ class PolicyGradient(LabelledObjective):
             for batch in batches
             if batch.sequence_labels is not None
             for number in batch.sequence_labels
-            for _ in range(self.group)
         ]
-        requests = self._drawn(lm, prompts, seed)
+        requests = self._drawn(lm, prompts, seed, self.group)
         rows = [[*one.prompt_ids, *_response(one)] for one in requests]
         starts, ends = (
             np.array([len(each) for each in several])[:, None]
@@ -188,7 +189,7 @@ class PolicyGradient(LabelledObjective):
         labels = np.where((column >= starts) & (column < ends), ids, IGNORE_INDEX)[:, 1:]
         mask = length_mask(ends[:, 0] - 1, ids.shape[1] - 1)
         batch = Batch(ids[:, :-1], attention_mask=mask, labels=labels)
-        facts = self._facts(prompts, requests)
+        facts = self._facts(prompts, requests, self.group)
         now, reference = self._log_probabilities(lm, batch) if self.beta else (None, None)
         total, side = facts["reward"], np.zeros(labels.shape)
         if now is not None and reference is not None:
@@ -232,7 +233,7 @@ class PolicyGradient(LabelledObjective):
         self, answers: list[GenerationRequest], examples: Sequence[Prompt], lm: LanguageModel
     ) -> Metrics:
         """Means of the rewards, and of what else is shown in training."""
-        facts = self._facts(examples, answers, group=1)
+        facts = self._facts(examples, answers, 1)
         shown = {name: float(fact.mean()) for name, fact in facts.items() if name != "same"}
         rows = [
             {"prompt": one.group, "response": answer.text.strip(), "reward": float(reward)}
@@ -256,20 +257,17 @@ class PolicyGradient(LabelledObjective):
         return ("policy", *divergence, "entropy", *self._fact_names)
 
     def _drawn(
-        self, lm: LanguageModel, prompts: Sequence[Prompt], seed: int
+        self, lm: LanguageModel, prompts: Sequence[Prompt], seed: int, group: int = 1
     ) -> list[GenerationRequest]:
-        """A response to every prompt. Number n depends on the weights and (seed, n)."""
+        """`group` responses to every prompt. Number n depends on the weights and (seed, n)."""
         params = SamplingParams(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
-        requests = [
-            GenerationRequest(
-                _ids(lm, one),
-                params.replace(seed=derived_seed(seed, number) >> 1),
-                answers=not isinstance(one.prompt, str),
-            )
-            for number, one in enumerate(prompts)
-        ]
+        requests = []
+        for one in prompts:
+            ids, answers = _ids(lm, one), not isinstance(one.prompt, str)
+            requests += [GenerationRequest(ids, params, answers=answers) for _ in range(group)]
         engine = lm.engine_for(requests, slots=_SLOTS)
-        for request in requests:
+        for number, request in enumerate(requests):
+            request.seed = derived_seed(seed, number)
             engine.add(request)
         for _ in engine.run():
             pass
@@ -279,13 +277,13 @@ class PolicyGradient(LabelledObjective):
         self,
         prompts: Sequence[Prompt],
         requests: Sequence[GenerationRequest],
-        group: int | None = None,
+        group: int,
     ) -> dict[str, Floats]:
-        """By name, [B] each: rewards, and the rest of `_fact_names`."""
-        samples = [_sample(*pair) for pair in zip(prompts, requests)]
+        """By name, [B] each: rewards, and the rest of `_fact_names`; `group` are of a prompt."""
+        several = (one for one in prompts for _ in range(group))
+        samples = [_sample(*pair) for pair in zip(several, requests, strict=True)]
         scores = all_scores(self.rewards, samples)
         reward = scores @ np.array([one.weight for one in self.rewards])
-        group = group or self.group
         grouped = reward.reshape(-1, group)
         same = np.repeat(np.ptp(grouped, axis=1) < 1e-9, group)
         pairs = [pair for one in requests[::group] for pair in itertools.pairwise(_response(one))]
