@@ -15,11 +15,11 @@ from run_settings import assert_equal_runs, quiet, settings
 
 from trivium.adapt.lora import LoRA, add_lora
 from trivium.data.batch import IGNORE_INDEX, Batch
-from trivium.data.records import Record
 from trivium.errors import DataError, RecipeError
 from trivium.language_model import LanguageModel
 from trivium.models import build
 from trivium.objectives import to_device
+from trivium.objectives.example_checks import check_examples
 from trivium.objectives.policy import PolicyGradient, Prompt
 from trivium.presets import presets
 from trivium.train import defaults
@@ -31,9 +31,7 @@ from trivium.workflows.training import _check_parallel, finetune
 
 CPU = torch.device("cpu")
 END, LENGTH = 0, 3
-PROMPTS = [
-    Prompt(text, Record({"answer": "b"}, f"x, line {n}"), "x") for n, text in enumerate("abc")
-]
+PROMPTS = [Prompt(text, {"answer": "b"}, "x, line 1") for text in "abc"]
 
 
 def model(dtype: torch.dtype = torch.float32) -> LanguageModel:
@@ -223,6 +221,8 @@ def test_defaults_and_what_is_refused(tmp_path):
     with pytest.raises(RecipeError, match="in one process: start 1, not 2"):
         _check_parallel(recipe, presets["gpt2-tiny"], Parallel(size=2))
     path, objective = tmp_path / "a.jsonl", PolicyGradient()
+    path.write_text(json.dumps({"prompt": "a", "answer": "b"}))
+    assert len(check_examples(objective, [str(path)], 0.0)) > 1
     for record, problem in (
         ({"text": "a", "answer": "b"}, "no column for the prompt"),
         ({"prompt": "a"}, 'no column "answer"'),
@@ -238,6 +238,6 @@ def test_defaults_and_what_is_refused(tmp_path):
     ):
         with pytest.raises(RecipeError, match=problem):
             PolicyGradient.parse({"rewards": rewards})
-    long = Prompt("a " * 5000, PROMPTS[0].record, "x, line 9")
+    long = Prompt("a " * 5000, {}, "x, line 9")
     with pytest.raises(DataError, match="the prompt of x, line 9 has 5000 tokens"):
         objective.encode([long], model())

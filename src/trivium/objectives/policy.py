@@ -55,7 +55,7 @@ class Prompt:
     """A text or messages to respond to, and the columns of its row, which rewards read."""
 
     prompt: Turn
-    record: Record
+    columns: dict[str, Any]
     where: str
 
     @property
@@ -138,7 +138,7 @@ class PolicyGradient(LabelledObjective):
             raise DataError(f"{record.name(name)} has no message to respond to.")
         for reward in self.rewards:
             reward.check(record)
-        return Prompt(prompt, record, record.where)
+        return Prompt(prompt, dict(record), record.where)
 
     def source_texts(self, examples: Sequence[Prompt]) -> Iterator[str]:
         """The prompts."""
@@ -374,7 +374,8 @@ def _sample(prompt: Prompt, request: GenerationRequest) -> Sample:
         messages = (*prompt.prompt, {"role": "assistant", "content": response})
     text = joined(prompt.group, response) if response else prompt.group
     ended = request.finish_reason == "stop"
-    return Sample(prompt.group, response, text, prompt.record, messages, ended)
+    record = Record(prompt.columns, prompt.where)
+    return Sample(prompt.group, response, text, record, messages, ended)
 
 
 def _row_sums(values: Floats, labels: np.ndarray) -> Floats:
