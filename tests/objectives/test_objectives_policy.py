@@ -54,7 +54,7 @@ def every_text() -> list[tuple[int, ...]]:
 
 def rows_of(texts, columns: np.ndarray) -> Batch:
     """The texts after a prompt of one token; columns of `sequence_labels` [N, F + LENGTH]."""
-    rows = np.full((len(texts), LENGTH + 1), 1)
+    rows = np.full((len(texts), LENGTH + 1), 2)
     labels = np.full((len(texts), LENGTH), IGNORE_INDEX)
     for row, label, text in zip(rows, labels, texts):
         row[1 : len(text) + 1] = label[: len(text)] = text
@@ -79,6 +79,13 @@ def test_the_expected_gradient_is_exact():
     k1[real] = now - reference
     tensors = to_device(empty, CPU)
     logp, _ = objective._token_log_probabilities(lm.module, tensors)
+    logits = lm.module.logits(lm.module(tensors.inputs["input_ids"]))[..., :5] / 0.7
+    formula = logits.log_softmax(-1).flatten(0, 1)[tensors.label_positions, tensors.targets]
+    assert torch.allclose(logp, formula, rtol=1e-9)
+    drawn = PolicyGradient(temperature=0.7, max_new_tokens=1)._drawn(lm, PROMPTS[:1], 3, 500)
+    firsts = [(one.output_ids or [END])[0] for one in drawn]
+    shares = np.bincount(firsts, minlength=5) / len(firsts)
+    assert shares == pytest.approx(logits[0, 0].softmax(-1).tolist(), abs=0.06)
     log_p = torch.zeros(len(texts), dtype=torch.float64)
     log_p = log_p.index_add(0, tensors.label_positions // LENGTH, logp)
     p = log_p.detach().exp().numpy()

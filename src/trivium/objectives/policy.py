@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -325,26 +325,16 @@ class PolicyGradient(LabelledObjective):
         self, model: LanguageModule, batch: TensorBatch
     ) -> tuple[Tensor, LossTerms]:
         """Log p of the labelled tokens [M] as they are drawn; what layers add."""
-        assert self._rules is not None
+        rules = self._rules
+        assert rules is not None
         hidden, terms = read(model, batch.inputs, select=batch.label_positions)
-        logits = self._drawn_logits(model, self._rules)
-        nats = token_cross_entropy(logits, hidden, batch.targets, self._rules.vocab_size)
-        return -nats, terms
+        banned = torch.tensor(sorted(rules.banned_ids), dtype=torch.int64, device=hidden.device)
 
-    def _drawn_logits(
-        self, model: LanguageModule, rules: GenerationRules
-    ) -> Callable[[Tensor], Tensor]:
-        """Of the ids that are drawn from, [M, D] -> [M, V]: no rows beyond the tokenizer's."""
-        banned = sorted(rules.banned_ids)
+        def logits(rows: Tensor) -> Tensor:  # [M, D] -> [M, V] of the ids that are drawn from
+            drawn = model.logits(rows)[:, : rules.vocab_size] / self.temperature
+            return drawn.index_fill(1, banned, -torch.inf)
 
-        def logits(hidden: Tensor) -> Tensor:
-            scores = model.logits(hidden)[:, : rules.vocab_size] / self.temperature
-            if banned:
-                index = torch.tensor(banned, device=scores.device)
-                scores = scores.index_fill(1, index, -torch.inf)
-            return scores
-
-        return logits
+        return -token_cross_entropy(logits, hidden, batch.targets, rules.vocab_size), terms
 
 
 def _ids(lm: LanguageModel, one: Prompt) -> list[int]:
