@@ -1,7 +1,7 @@
 """Mixers and positions, like for like: the same width, layers, data and budget.
 
 Every kind is the mixer of one small decoder; all else is equal, feed-forward networks too (which
-Mamba as published has not).
+neither Mamba nor RWKV as published has).
 
     python benchmarks/attention.py speed            # training and generating by length
     python benchmarks/attention.py learn            # loss after the same tokens and the same time
@@ -44,7 +44,7 @@ class Size:
 HEAD_DIM = 64
 SIZES = {"speed": Size(), "learn": Size(128, 2), "tasks": Size(128, 2, 64)}
 BATCH_TOKENS = 4096
-TASK_STEPS, TASK_ROWS = 1000, 32
+TASK_ROWS, TASK_RATE = 32, 2e-3
 HERE = Path(__file__).parent
 FIGURES, PICTURE = HERE / "attention.json", HERE.parent / "docs" / "pictures" / "attention.svg"
 
@@ -57,6 +57,7 @@ def main() -> None:
     )
     options.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 8192])
     options.add_argument("--minutes", type=float, default=3.0, help="of a core, of learn")
+    options.add_argument("--steps", type=int, default=300, help="of each task")
     options.add_argument("--tokens", type=int, default=1_000_000, help="the other budget of learn")
     arguments = options.parse_args()
     if is_child(arguments, {name: partial(run, name) for name in kinds()}):
@@ -69,7 +70,7 @@ def main() -> None:
         "learn": {budgets: {"length": 512}},
         "tasks": {task: {"task": task, "length": 64} for task in ("copying", "recall")},
     }[arguments.what]
-    common = {key: getattr(arguments, key) for key in ("what", "minutes", "tokens")}
+    common = {key: getattr(arguments, key) for key in ("what", "minutes", "tokens", "steps")}
     found = compare(arguments, kinds(), {name: {**job, **common} for name, job in jobs.items()})
     keep(found)
 
@@ -80,6 +81,7 @@ def kinds(size: Size = Size()) -> dict[str, Callable[[int], tuple[Any, Any]]]:
     from trivium.spec.mixers.mamba import Mamba
     from trivium.spec.mixers.performer import Performer
     from trivium.spec.mixers.segment_attention import SegmentAttention
+    from trivium.spec.mixers.time_mixing import TimeMixing
     from trivium.spec.patterns.fixed import Fixed
     from trivium.spec.positions.relative_scores import RelativeScores
 
@@ -109,6 +111,7 @@ def kinds(size: Size = Size()) -> dict[str, Callable[[int], tuple[Any, Any]]]:
         "segments": lambda t: (segments, None),
         "performer": lambda t: (performer, spec.Learned(max_length=t)),
         "mamba": lambda t: (mamba, None),
+        "rwkv": lambda t: (TimeMixing(d_inner=size.width), None),
     }
 
 
@@ -123,10 +126,12 @@ def described(size: Size, mixer: Any, positions: Any) -> Any:
     """The decoder that all kinds are put into."""
     from trivium import spec
 
+    # Sinusoids are as large as token vectors are after the scale of Vaswani et al. 2017.
+    scale = size.width**0.5 if isinstance(positions, spec.Sinusoidal) else 1.0
     return spec.ModelSpec(
         vocab_size=size.vocab_size,
         d_model=size.width,
-        embedding=spec.Embedding(positions=positions),
+        embedding=spec.Embedding(positions=positions, scale=scale),
         decoder=spec.Stack(
             num_layers=size.num_layers,
             mixer=mixer,
@@ -207,14 +212,14 @@ def tasks(job: argparse.Namespace, spec: Any) -> Figures:
 
     torch.set_num_threads(1)
     model = build(spec, seed=0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=TASK_RATE, weight_decay=0.01)
     generator = torch.Generator().manual_seed(0)
     example = {"copying": copying, "recall": recall}[job.task]
     start = time.process_time()
     right = []
-    for step in range(TASK_STEPS):
+    for step in range(job.steps):
         for group in optimizer.param_groups:
-            group["lr"] = 1e-3 * min(1.0, (step + 1) / 100) * (1.0 - step / TASK_STEPS)
+            group["lr"] = TASK_RATE * min(1.0, (step + 1) / 50) * (1.0 - step / job.steps)
         ids, asked = example(TASK_ROWS, job.length, generator)
         hidden = model(ids[:, :-1])[asked[:, 1:]]
         targets = ids[:, 1:][asked[:, 1:]]
