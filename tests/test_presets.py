@@ -10,9 +10,9 @@ from released_configs import CLASSES, CONFIGS
 from trivium.errors import SpecError
 from trivium.interop.families import FAMILIES
 from trivium.interop.spec_config import read_spec, simplify
-from trivium.models import active_parameters, num_parameters
+from trivium.models import active_parameters, build, num_parameters
 from trivium.presets import catalogue, did_you_mean_preset, presets
-from trivium.spec import ModelSpec, Normal, Spec
+from trivium.spec import ModelSpec, Normal
 
 transformers = pytest.importorskip("transformers")
 
@@ -171,39 +171,30 @@ LIKE = {
 }
 
 
-def total(spec: Spec) -> int:
-    """All weights; where mixers alternate at most, any two layers more add as many."""
-    stacks = spec.stacks if isinstance(spec, ModelSpec) else ()
-    [layers] = {stack.num_layers for stack in stacks} or [0]
-    alike = all(stack.num_distinct is None and period(stack.mixer) <= 2 for stack in stacks)
-    if layers < 8 or not alike:
-        return num_parameters(spec)
-    few, more = (num_parameters(shortened(spec, 2 + layers % 2 + n)) for n in (0, 2))
-    return few + (layers - 2 - layers % 2) // 2 * (more - few)
-
-
-def period(mixer: Any) -> int:
-    return len(mixer) if isinstance(mixer, tuple) else 1
-
-
-def shortened(spec: Any, layers: int) -> ModelSpec:
-    stacks = {slot: getattr(spec, slot) for slot in ("encoder", "decoder")}
-    return spec.replace(
-        **{s: each.replace(num_layers=layers) for s, each in stacks.items() if each}
-    )
-
-
 def test_published_totals():
     """Nothing is allocated: not even 405 billion parameters take a second."""
     for name, number in PUBLISHED.items():
-        assert total(presets[name]) == number, name
+        assert num_parameters(presets[name]) == number, name
     # Jiang et al. 2024 and the release of 8x22B say 13 and 39 billion.
     for name, billions in {"mixtral-8x7b": 12.9, "mixtral-8x22b": 39.2}.items():
         assert round(active_parameters(presets[name]) / 1e9, 1) == billions, name
     for name, number in BODIES.items():
-        assert total(presets[name].replace(heads=())) == number, name
+        assert num_parameters(presets[name].replace(heads=())) == number, name
     for name, (millions, tolerance) in ROUNDED.items():
-        assert total(presets[name]) / 1e6 == pytest.approx(millions, rel=tolerance), name
+        assert num_parameters(presets[name]) / 1e6 == pytest.approx(millions, rel=tolerance), name
+
+
+def test_parameters_of_layers_alike_are_counted_once_each():
+    for name in (
+        "jamba-mini",
+        "modernbert-base",
+        "gpt3-125m",
+        "albert-base",
+        "t5-small",
+        "bert-base",
+    ):
+        model = build(presets[name], device="meta")
+        assert num_parameters(presets[name]) == sum(w.numel() for w in model.parameters()), name
 
 
 def test_released_configurations_describe_the_presets():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cache
 from typing import overload
 
 import torch
+from torch import nn
 
 from trivium.errors import SpecError
 from trivium.models.base_model import LanguageModule
@@ -14,9 +16,9 @@ from trivium.models.logits_model import LogitsModel
 from trivium.models.ngram import NGramModel
 from trivium.models.rnn import RecurrentModel
 from trivium.models.transformer import Transformer
-from trivium.nn.feed_forwards import FeedForwardModule
+from trivium.nn.blocks.sequential import Block
 from trivium.nn.part_module import module_class
-from trivium.spec import ModelSpec, Spec
+from trivium.spec import ModelSpec, Spec, Stack
 
 __all__ = [
     "LanguageModule",
@@ -75,15 +77,47 @@ def num_parameters(spec: Spec) -> int:
     >>> num_parameters(presets["gpt2"])
     124439808
     """
-    return sum(weight.numel() for weight in build(spec, device="meta").parameters())
+    return _counts(spec)[0]  # type: ignore[arg-type]
 
 
 def active_parameters(spec: Spec) -> int:
     """Parameters that compute for a token: all but those of experts that it does not take."""
-    modules = [*build(spec, device="meta").modules()]
-    networks = [module for module in modules if isinstance(module, FeedForwardModule)]
-    idle = {id(w) for each in networks for module in each.idle for w in module.parameters()}
-    return sum(w.numel() for w in modules[0].parameters() if id(w) not in idle)
+    total, idle = _counts(spec)  # type: ignore[arg-type]
+    return total - idle
+
+
+@cache
+def _counts(spec: Spec) -> tuple[int, int]:
+    """Parameters, and those that do not compute for a token; of layers alike one is built."""
+    if not isinstance(spec, ModelSpec):
+        return _size(build(spec, device="meta")), 0
+    encoder, decoder = map(_one_of_each, (spec.encoder, spec.decoder))
+    few = spec.replace(encoder=encoder and encoder[0], decoder=decoder and decoder[0])
+    model = build(few, device="meta")
+    total, idle = _size(model), 0
+    repeats = [stack[1] for stack in (encoder, decoder) if stack is not None]
+    for stack, counts in zip(model.stacks, repeats, strict=True):
+        for layer, count in zip(stack.layers, counts, strict=True):
+            assert isinstance(layer, Block)
+            total += (count - 1) * _size(layer)
+            idle += count * sum(map(_size, layer.feed_forward.idle))
+    return total, idle
+
+
+def _one_of_each(stack: Stack | None) -> tuple[Stack, list[int]] | None:
+    """With the first layer and one of each mixer of the others, and how many there are of each."""
+    if stack is None:
+        return None
+    if stack.num_distinct:
+        return stack, [1] * stack.num_distinct
+    first, *others = stack.mixers
+    kinds = Counter(others)
+    few = stack.replace(num_layers=1 + len(kinds), mixer=(first, *kinds))
+    return few, [1, *kinds.values()]
+
+
+def _size(module: nn.Module) -> int:
+    return sum(weight.numel() for weight in module.parameters())
 
 
 @cache
