@@ -299,9 +299,10 @@ def plot(figures: dict[str, dict[str, Figures]]) -> None:
                 axes[1, 1].plot(x, y, marker=styles[kind][1], color=styles[kind][0], ms=5)
             axes[1, 1].set(title="validation loss, nats", xlabel=f"after {tokens}")
             axes[1, 1].set(ylabel=f"after {minutes}")
-    for offset, task in ((0.2, "copying"), (-0.2, "recall")):
-        rights = [figures.get(task, {}).get(kind, {}).get("right", 0.0) for kind in styles]
-        heights = [len(styles) - i + offset for i in range(len(styles))]
+    tasks = [task for task in ("copying", "recall") if task in figures]
+    for number, task in enumerate(tasks):
+        rights = [figures[task].get(kind, {}).get("right", 0.0) for kind in styles]
+        heights = [len(styles) - i - 0.4 * number for i in range(len(styles))]
         axes[1, 2].barh(heights, rights, 0.38, label=task)
     axes[1, 2].set(title="share of right tokens", yticks=range(len(styles), 0, -1))
     axes[1, 2].set_yticklabels(styles)
