@@ -28,8 +28,11 @@ def scores(*trees: dict) -> list[list[float]]:
     return all_scores(rewards, SAMPLES).T.tolist()
 
 
-def test_what_is_right_has_a_form_or_a_length(tmp_path):
+def test_what_is_right_has_a_form_or_a_length(tmp_path, monkeypatch):
     file = tmp_path / "mine.py"
+    with pytest.raises(RecipeError, match="TRIVIUM_RUN_CODE=1"):
+        scores({"kind": "python", "function": f"{file}:size"})
+    monkeypatch.setenv("TRIVIUM_RUN_CODE", "1")
     file.write_text(
         "def bad(prompts, responses, records):\n"
         "    return [1.0] * len(responses[1:])\n"

@@ -281,7 +281,7 @@ def test_processes_get_equal_parts_of_a_step():
 class Together(LabelledCausal):
     """A step is one batch, which passes through the model in parts."""
 
-    in_batch_negatives: ClassVar[bool] = True
+    needs_whole_step: ClassVar[bool] = True
 
 
 class OutOfMemory(Causal):

@@ -172,10 +172,10 @@ class Objective(Config, ABC):
     """Whether rows must be taken with `document_ids`."""
     prepares_steps: ClassVar[bool] = False
     """Whether what becomes of a row depends on the other rows of its step."""
-    in_batch_negatives: ClassVar[bool] = False
-    """Whether the rows of a step are each other's negatives: `loss` has all of a step, which passes
-    through the model in `TensorBatch.parts`, of several processes in those of each; `sum_of_all`
-    joins them. Its batches have the longest row first.
+    needs_whole_step: ClassVar[bool] = False
+    """Whether `loss` compares all rows of a step, such as in-batch negatives. They pass through the
+    model in `TensorBatch.parts`, of several processes in those of each; `sum_of_all` joins them.
+    Batches have the longest row first.
     """
     rolls_out: ClassVar[bool] = False
     """Whether a step learns from the model's own samples, which `rollout` draws."""

@@ -61,7 +61,7 @@ class Contrastive(TextPairs):
     and 5; Lee et al. 2019 (inverse cloze task), section 4; Gao et al. 2021 (GradCache), section 3.
     """
 
-    in_batch_negatives: ClassVar[bool] = True
+    needs_whole_step: ClassVar[bool] = True
     batch_examples: ClassVar[int] = 64
     kind: Literal["contrastive"] = "contrastive"
     pair_field: str | None = Field(

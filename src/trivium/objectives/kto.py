@@ -79,7 +79,7 @@ class KTO(LabelledObjective):
     Source: Ethayarajh et al. 2024, equations 7 and 8, section 4.1 for z.
     """
 
-    in_batch_negatives: ClassVar[bool] = True
+    needs_whole_step: ClassVar[bool] = True
     kind: Literal["kto"] = "kto"
     tensor_parallel: ClassVar[bool] = False
     family: ClassVar[str | None] = "decoder-only"

@@ -264,7 +264,7 @@ def planned_model(recipe: Recipe, paths: Sequence[str] = ()) -> tuple[Spec, Voca
 
 
 def _seconds_per_step(trainer: Trainer, batch: GlobalBatch) -> float:
-    part, together = batch.micro_batches[0], batch.stream.objective.in_batch_negatives
+    part, together = batch.micro_batches[0], batch.stream.objective.needs_whole_step
     parallel, share = trainer.parallel, trainer.parallel.data_size
     # Fewer rows at first, but where each number of them would be compiled anew.
     grows = trainer.device.type == "cpu" and not (trainer.recipe.train.compile or together)

@@ -22,7 +22,7 @@ class TrainingPlan:
 
     Args:
         name: of the model.
-        tokens: of the whole run; 0 where nobody knows, and then it has no FLOPs, hours and days.
+        tokens: of the whole run; 0 where they are unknown: then FLOPs, hours and days are 0, too.
         step: in the chosen layout.
         steps: in every layout.
         measured: tokens per second of each GPU, where a rate is used in place of the predicted one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,12 +13,16 @@ from pydantic import Field, PrivateAttr
 from trivium.errors import RecipeError
 from trivium.rewards import RewardFunction, Sample
 
+_ALLOWED = "TRIVIUM_RUN_CODE"
+
 
 class PythonFunction(RewardFunction):
     """What `function(prompts, responses, records)` returns: a number for every response.
 
     Prompts and responses are strings, records the columns of the prompts' rows. The same arguments
-    must give the same numbers, or a resumed run differs. The file is run, with all rights.
+    must give the same numbers, or a resumed run differs. The file is run with all rights of the
+    user, also by `eval` and `--resume`, and only where the environment variable TRIVIUM_RUN_CODE
+    is 1: a recipe may come from somebody else.
     """
 
     kind: Literal["python"] = "python"
@@ -28,10 +33,15 @@ class PythonFunction(RewardFunction):
     _call: Callable[..., Any] | None = PrivateAttr(None)
 
     def open(self) -> None:
-        """Run the file."""
+        """Run the file. Raises RecipeError where that is not allowed, or has no such function."""
         if self._call is not None:
             return
         file, _, name = self.function.rpartition(":")
+        if os.environ.get(_ALLOWED) != "1":
+            raise RecipeError(
+                f"objective.rewards names {file}, which would be run with all your rights. Read "
+                f"it, and if you trust it set the environment variable {_ALLOWED}=1."
+            )
         if not Path(file).is_file():
             raise RecipeError(f"objective.rewards: there is no file {file}.")
         call: Any = runpy.run_path(file).get(name)

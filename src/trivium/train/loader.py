@@ -77,7 +77,7 @@ class BatchStream:
             batch = self._in_lanes([number], self.rows_per_step, micro_batch_tokens, parallel)
             return dataclasses.replace(batch, is_first=number % self.lane_steps == 0)
         indices, keys = rows_of_step(self.seed, number, self.rows_per_step, len(self.data))
-        if self.objective.in_batch_negatives:
+        if self.objective.needs_whole_step:
             parts = _of_all([np.arange(len(indices))], parallel)
             return self._share(indices, keys, parts, micro_batch_tokens)
         if isinstance(self.data, EncodedExamples):
@@ -103,7 +103,7 @@ class BatchStream:
         else:
             indices = np.arange(len(self.data))
             groups = group_by_length(self.data.lengths, _HELD_OUT_TOKENS)
-            if self.objective.in_batch_negatives:  # as many as in a step
+            if self.objective.needs_whole_step:  # as many as in a step
                 groups = np.split(indices, indices[:: self.rows_per_step][1:])
                 parts = _of_all(groups, parallel)
                 return self._share(indices, indices, parts, _HELD_OUT_TOKENS)
@@ -204,7 +204,7 @@ class GlobalBatch:
     @property
     def sizes(self) -> list[int]:
         """Rows of everything that passes through the model at a time."""
-        if not self.stream.objective.in_batch_negatives:
+        if not self.stream.objective.needs_whole_step:
             return [one.num_rows for one in self.micro_batches]
         cuts = [cuts_of(one, self.micro_batch_tokens) for one in self.micro_batches]
         return [cut.stop - cut.start for each in cuts for cut in each]

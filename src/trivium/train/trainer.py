@@ -369,7 +369,7 @@ def _on_device(
 ) -> TensorBatch:
     """A micro-batch, whose rows go on with the state of their lanes; not where it is repeated."""
     tensors = to_device(batch.micro_batches[place], trainer.device)
-    if batch.stream.objective.in_batch_negatives:
+    if batch.stream.objective.needs_whole_step:
         parallel = trainer.parallel
         cuts = cuts_of(batch.micro_batches[place], batch.micro_batch_tokens, parallel)
         group = None if parallel.data is None else parallel.data.get_group()
