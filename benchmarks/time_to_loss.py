@@ -92,8 +92,8 @@ def masked_loss(folder: Path, share: float = 0.15) -> float:
     import trivium
     from trivium.data import Rows, Shards
     from trivium.data.shards import VALIDATION
-    from trivium.objectives import Masked
     from trivium.objectives.base import to_device
+    from trivium.objectives.masked import Masked
     from trivium.train.loader import BatchStream
 
     lm = trivium.load(folder)

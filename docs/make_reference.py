@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from trivium import spec
+from trivium.choice import Choice
 from trivium.cli import commands, load_command
 from trivium.config import config_classes
 from trivium.nn import ACTIVATIONS
@@ -146,9 +147,7 @@ def _part_rows(path: str, part: type[spec.Part]) -> Iterator[str]:
 
 def _parts_in(annotation: Any) -> Iterator[type[spec.Part]]:
     if isinstance(annotation, type) and issubclass(annotation, spec.Part):
-        is_choice = (
-            issubclass(annotation, spec.Choice) and annotation not in annotation.kinds.values()
-        )
+        is_choice = issubclass(annotation, Choice) and not annotation.is_member()
         yield from annotation.kinds.values() if is_choice else [annotation]
     for choice in getattr(annotation, "__args__", ()):
         yield from _parts_in(choice)

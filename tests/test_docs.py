@@ -25,17 +25,15 @@ import trivium
 from trivium.cli import commands, load_command
 from trivium.data.documents import read_documents
 from trivium.errors import MissingExtraError, TriviumError
-from trivium.objectives import (
-    KTO,
-    Chat,
-    Contrastive,
-    PolicyGradient,
-    QuestionAnswering,
-    Reward,
-    Tagging,
-    TextClassification,
-    Translation,
-)
+from trivium.objectives.chat import Chat
+from trivium.objectives.classification import TextClassification
+from trivium.objectives.contrastive import Contrastive
+from trivium.objectives.kto import KTO
+from trivium.objectives.policy import PolicyGradient
+from trivium.objectives.question_answering import QuestionAnswering
+from trivium.objectives.reward_model import Reward
+from trivium.objectives.seq2seq import Translation
+from trivium.objectives.tagging import Tagging
 from trivium.serve.security import PUBLIC
 from trivium.serve.server import allowed_hosts
 from trivium.train.recipe_loading import build_recipe

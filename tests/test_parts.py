@@ -17,7 +17,6 @@ from starlette.testclient import TestClient
 
 from trivium import nn, spec
 from trivium.data.samples import sample
-from trivium.objectives import OBJECTIVES
 
 PAGE = (Path(__file__).parent.parent / "docs" / "parts.md").read_text(encoding="utf-8")
 PROGRAMS = dict(re.findall(r'^```python title="(\S+)"\n(.*?)^```', PAGE, re.DOTALL | re.MULTILINE))
@@ -55,7 +54,7 @@ def shortened(text: str, changes: dict[str, str]) -> str:
 def run(command: str, monkeypatch) -> dict[str, object]:
     """Run a program as in a process of its own: what it defines."""
     name, *arguments = shlex.split(shortened(command, FEWER))
-    listed, modules = dict(OBJECTIVES), {*sys.modules}
+    modules = {*sys.modules}
     monkeypatch.setattr(sys, "argv", [name, *arguments])
     try:
         with own_kinds():
@@ -65,8 +64,6 @@ def run(command: str, monkeypatch) -> dict[str, object]:
             raise
         return {}
     finally:
-        OBJECTIVES.clear()
-        OBJECTIVES.update(listed)
         for module in {*sys.modules} - modules & {Path(one).stem for one in PROGRAMS}:
             del sys.modules[module]
 

@@ -12,7 +12,8 @@ from typing import Annotated, Any, NamedTuple, Self, Union, get_args, get_origin
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from trivium.errors import RecipeError, did_you_mean, nearest, shorten
+from trivium.choice import Choice
+from trivium.errors import RecipeError, nearest, shorten
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -33,10 +34,7 @@ OTHER_NAMES = {
 
 
 class Config(BaseModel):
-    """A part of a recipe: frozen, checked, and strict about its keys.
-
-    A member of a union has `kind: Literal["name"] = "name"`, which tells it apart.
-    """
+    """A part of a recipe: frozen, checked, and strict about its keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -59,9 +57,9 @@ class Config(BaseModel):
         try:
             cls.model_validate(tree)
         except ValidationError as error:
-            lines: dict[str, list[str]] = {}  # of a union each member has its own error
+            lines: dict[str, list[str]] = {}  # of `int | str` each member has its own error
             for one in error.errors():
-                if not partial or one["type"] not in ("missing", "union_tag_not_found"):
+                if not partial or one["type"] not in ("missing", "kind_missing"):
                     problem, allowed = _describe(cls, tree, one)
                     lines.setdefault(problem, []).extend([allowed] if allowed else [])
             return [
@@ -148,7 +146,7 @@ class Key(NamedTuple):
     """None where the key is required or derived."""
     description: str
     kind: str = ""
-    """The member of a union that has this key, such as "masked"; empty where there is no union."""
+    """The member of a choice that has this key, such as "masked"; empty where there is none."""
 
 
 def list_keys(config: type[BaseModel], prefix: str = "", kind: str = "") -> Iterator[Key]:
@@ -164,9 +162,12 @@ def list_keys(config: type[BaseModel], prefix: str = "", kind: str = "") -> Iter
 
 
 def config_classes(annotation: Any) -> Iterator[type[Config]]:
-    """The configuration classes in an annotation: of a field, a union or a list of them."""
+    """The configuration classes in an annotation: of a field, a choice or a list of them."""
     if isinstance(annotation, type) and issubclass(annotation, Config):
-        yield annotation
+        if issubclass(annotation, Choice) and not annotation.is_member():
+            yield from annotation.kinds.values()
+        else:
+            yield annotation
     elif get_origin(annotation) in (Annotated, Union, types.UnionType, tuple, list):
         for inner in get_args(annotation):
             yield from config_classes(inner)
@@ -181,14 +182,11 @@ def _describe(config: type[BaseModel], tree: Any, error: Any) -> tuple[str, str]
             return _unknown_key(config, tree, path, table, value), ""
         case "missing":
             return f'"{key}" is missing.', ""
-        case "union_tag_invalid":
-            allowed = context["expected_tags"].replace("'", '"')
-            near = did_you_mean(str(context["tag"]), context["expected_tags"].split("'")[1::2])
-            tag = shorten(str(context["tag"]), 100)
-            return f'{key}.kind = "{tag}" is not one of {allowed}.{near}', ""
-        case "union_tag_not_found":
-            kinds = (one.kind for one in list_keys(config) if one.name == f"{_plain(key)}.kind")
-            return f'"{key}" needs a kind, such as {key}.kind = "{next(kinds)}".', ""
+        case "no_such_kind":
+            allowed = f"{context['known']}.{context['near']}"
+            return f'{key}.kind = "{context["kind"]}" is not one of {allowed}', ""
+        case "kind_missing":
+            return f'"{key}" needs a kind: {key}.kind is one of {context["known"]}.', ""
         case "value_error":
             message = str(error["msg"]).removeprefix("Value error, ")
             return f"{key}: {message}" if key else message, ""
@@ -220,10 +218,6 @@ def expected(error: Any) -> str:
             return f"something of length {context['max_length']} or less"
         case "literal_error":
             return context["expected"].replace("'", '"')
-        case "union_tag_invalid":
-            return f"one of the kinds {context['expected_tags']}"
-        case "union_tag_not_found":
-            return "a table with a kind"
         case _ if message.startswith("Input should be"):
             allowed = message.removeprefix("Input should be ")
             return f"a number {allowed}" if "than" in allowed else allowed

@@ -18,7 +18,8 @@ MAY_IMPORT = {
     "errors": set(),
     "remote": {"errors"},
     "files": {"remote"},
-    "config": {"errors"},
+    "choice": {"errors"},
+    "config": {"choice"},
     "progress": set(),
     "spec": {"config"},
     "presets": {"spec"},
@@ -47,6 +48,7 @@ WITHOUT_TORCH = (
     "errors",
     "remote",
     "files",
+    "choice",
     "config",
     "progress",
     "spec",
@@ -76,8 +78,8 @@ OPTIONAL = {
 OF_SERVE = {"fastapi", "gradio", "pandas", "prometheus_client", "starlette", "uvicorn"}
 OPTIONAL_IN_SERVE = {"gradio", "trivium.serve.playground"}
 # These load modules by name: the first two so that the command line starts without torch, the
-# last for what is one module that no list names: kinds of parts, presets, Hugging Face families.
-BY_NAME = {"__init__.py", "cli/__init__.py", "spec/part.py"}
+# last for what is one module that no list names: kinds, presets, Hugging Face families.
+BY_NAME = {"__init__.py", "cli/__init__.py", "choice.py"}
 
 
 @dataclass(frozen=True)

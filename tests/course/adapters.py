@@ -32,7 +32,8 @@ from trivium.nn import (
 )
 from trivium.nn.feed_forwards.feed_forward import FeedForwardNetwork
 from trivium.nn.positions.rotary import RotaryPositions
-from trivium.objectives import Causal, to_device
+from trivium.objectives import to_device
+from trivium.objectives.causal import Causal
 from trivium.text import Vocabulary
 from trivium.train import Cosine, TrainState, restore, save_checkpoint
 

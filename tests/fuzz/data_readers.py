@@ -30,7 +30,7 @@ from trivium.data.records import RecordOptions
 from trivium.data.samples import sample
 from trivium.data.splitting import CorpusOptions
 from trivium.errors import DataError
-from trivium.objectives import OBJECTIVES
+from trivium.objectives import Objective
 from trivium.objectives.example_checks import check_examples
 
 _CONLLU = """# text = Ada wrote it .
@@ -114,7 +114,7 @@ def _examples(task: str, folder: Path, **keys: Any) -> None:
 
 
 def _check(task: str, paths: Sequence[Path], **keys: Any) -> None:
-    objective: Any = OBJECTIVES[task].parse({"kind": task, **keys})
+    objective: Any = Objective.kinds[task].parse({"kind": task, **keys})
     examples = list(objective.read([str(path) for path in paths]))
     if examples and task in ("classification", "tagging"):
         objective.label_names(examples)
@@ -276,7 +276,7 @@ def _check_data(folder: Path) -> None:
     paths = [str(path) for path in folder.iterdir()]
     check_texts(paths, CorpusOptions(), small_tokenizer("wordpiece"))
     if not paths[0].endswith(".txt"):
-        objective: Any = OBJECTIVES["classification"].parse({"kind": "classification"})
+        objective: Any = Objective.kinds["classification"].parse({"kind": "classification"})
         check_examples(objective, paths, 0.0)
 
 

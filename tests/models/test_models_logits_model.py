@@ -9,7 +9,7 @@ from torch import nn
 
 from trivium.errors import SpecError
 from trivium.language_model import LanguageModel
-from trivium.objectives import OBJECTIVES, TensorBatch
+from trivium.objectives import Objective, TensorBatch
 from trivium.text import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -55,7 +55,7 @@ def test_an_objective_trains_it():
     lm, own = make_pair()
     ids = torch.randint(256, (3, 7))
     batch = TensorBatch({"input_ids": ids}, torch.tensor([1, 5, 20]), torch.tensor([9, 8, 7]))
-    losses = [OBJECTIVES["causal"]().loss(model.module, batch)["loss"] for model in (lm, own)]
+    losses = [Objective.kinds["causal"]().loss(model.module, batch)["loss"] for model in (lm, own)]
     torch.testing.assert_close(losses[0], losses[1])
 
 

@@ -12,7 +12,8 @@ from trivium.nn import Context
 from trivium.nn.mixers import mamba
 from trivium.presets import presets
 from trivium.spec.mixers.mamba import Mamba
-from trivium.train.optimizers import AdamW, Muon
+from trivium.train.optimizers.adamw import AdamW
+from trivium.train.optimizers.muon import Muon
 
 INNER, STATES, RANK, WIDTH, LENGTH = 5, 3, 2, 7, 23
 

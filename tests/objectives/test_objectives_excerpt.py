@@ -9,7 +9,7 @@ import pytest
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import build
-from trivium.objectives import OBJECTIVES
+from trivium.objectives import Objective
 from trivium.objectives.excerpt import beginning, mask_middle
 from trivium.presets import presets
 from trivium.text import Tokenizer
@@ -50,9 +50,9 @@ def test_the_command_after_a_run_is_in_the_language_of_its_text():
         "causal": "generate r 北京大学创办",
     }
     for kind, command in expected.items():
-        shown = OBJECTIVES[kind]().try_it("r", None, CHINESE)  # type: ignore[arg-type]
+        shown = Objective.kinds[kind]().try_it("r", None, CHINESE)  # type: ignore[arg-type]
         assert " ".join(shlex.split(shown)) == command, kind
-        assert OBJECTIVES[kind]().try_it("r", None).isascii()  # type: ignore[arg-type]
+        assert Objective.kinds[kind]().try_it("r", None).isascii()  # type: ignore[arg-type]
 
 
 def test_no_sample_is_cut_within_a_character_or_goes_past_the_trained_length():
@@ -65,7 +65,7 @@ def test_no_sample_is_cut_within_a_character_or_goes_past_the_trained_length():
             lm = LanguageModel(spec, build(spec, seed=0), tokenizer, settings)
             generated = []
             lm.generate = lambda prompt, generated=generated, **options: generated.append(options)
-            sample = OBJECTIVES[kind]().sample(lm, CHINESE)
+            sample = Objective.kinds[kind]().sample(lm, CHINESE)
             if not room:
                 assert sample is None
                 continue

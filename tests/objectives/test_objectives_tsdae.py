@@ -14,8 +14,9 @@ from trivium.errors import RecipeError
 from trivium.interop.tensor_files import write_safetensors
 from trivium.language_model import LanguageModel
 from trivium.model_folder import read_module
-from trivium.objectives import TSDAE, to_device
+from trivium.objectives import to_device
 from trivium.objectives.text_pairs import TextPair
+from trivium.objectives.tsdae import TSDAE
 from trivium.presets import presets
 
 TEXTS = ["Ada wrote the first program .", "Grace left the old town", "he drank red wine ."]

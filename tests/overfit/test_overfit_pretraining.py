@@ -7,10 +7,10 @@ import torch
 
 from trivium.data.batch import RowBatch
 from trivium.data.row_order import RowRandom
-from trivium.objectives import OBJECTIVES, to_device
+from trivium.objectives import Objective, to_device
 from trivium.presets import presets
 from trivium.text.vocabulary import Vocabulary
-from trivium.train.optimizers import AdamW
+from trivium.train.optimizers.adamw import AdamW
 
 VOCABULARY, ROWS, LENGTH = 53, 5, 19
 CPU = torch.device("cpu")
@@ -35,13 +35,13 @@ CASES = {
 
 
 def test_every_pretraining_objective_overfits_one_batch():
-    assert set(CASES) == {kind for kind, cls in OBJECTIVES.items() if not cls.labelled}
+    assert set(CASES) == {kind for kind, cls in Objective.kinds.items() if not cls.labelled}
     generator = np.random.default_rng(1)
     ids = np.stack([generator.permutation(np.arange(4, 43))[:LENGTH] for _ in range(ROWS)])
     ids[:, 0] = np.arange(ROWS) + 4  # a beginning of its own tells each row
     documents, firsts = np.ones_like(ids), np.arange(ROWS)
     for kind, (preset, keys) in CASES.items():
-        objective = OBJECTIVES[kind](**keys)
+        objective = Objective.kinds[kind](**keys)
         if preset not in presets:
             preset = preset.replace("tiny", "mini")
         spec = presets[preset].replace(vocab_size=VOCABULARY).with_dropout(0.0)

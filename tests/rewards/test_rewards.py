@@ -10,7 +10,7 @@ from trivium.errors import DataError, RecipeError
 from trivium.objectives.classification import LabelledText, TextClassification
 from trivium.objectives.preference_pairs import Preference
 from trivium.objectives.reward_model import Reward
-from trivium.rewards import REWARDS, Sample, all_scores, reward_names
+from trivium.rewards import RewardFunction, Sample, all_scores, reward_names
 
 
 def sample(response: str, ended: bool = True, **record) -> Sample:
@@ -22,7 +22,7 @@ SAMPLES = [sample("4", answer=4), sample("4", False, answer="4"), sample("so 5",
 
 
 def scores(*trees: dict) -> list[list[float]]:
-    rewards = [REWARDS[tree["kind"]].parse(tree) for tree in trees]
+    rewards = [RewardFunction.kinds[tree["kind"]].parse(tree) for tree in trees]
     for one in rewards:
         one.open()
     return all_scores(rewards, SAMPLES).T.tolist()
@@ -53,7 +53,11 @@ def test_what_is_right_has_a_form_or_a_length(tmp_path, monkeypatch):
     assert found[1] == [1, 1, 0]
     assert found[2] == pytest.approx([1 / 3, 1 / 3, 2 / 3])
     assert found[3] == [4, 4, 4]
-    kinds = [REWARDS["exact"](), REWARDS["length"](target=1), REWARDS["exact"](column="b")]
+    kinds = [
+        RewardFunction.kinds["exact"](),
+        RewardFunction.kinds["length"](target=1),
+        RewardFunction.kinds["exact"](column="b"),
+    ]
     assert reward_names(kinds) == ("exact", "length", "exact_2")
     for name, problem in (
         ("bad", 'has 2 values for 3 responses, .* a.jsonl, line 1, response "4"'),
@@ -87,7 +91,7 @@ def test_what_a_model_says(tmp_path):
     [found] = scores({"kind": "model", "model": str(tmp_path / "judge")})
     assert found[2] == pytest.approx(judge.classify("2+2= so 5").score, abs=1e-6)
     messages = ({"role": "user", "content": "2+2="}, {"role": "assistant", "content": "4"})
-    reward = REWARDS["model"](model=str(tmp_path / "judge"))
+    reward = RewardFunction.kinds["model"](model=str(tmp_path / "judge"))
     chat = Sample("2+2=", "4", "", Record({}, "x"), messages)
     assert all_scores([reward], [chat]).shape == (1, 1)
     with pytest.raises(RecipeError, match=r'has no label "c"; it has .*a'):

@@ -37,6 +37,7 @@ class Split:
 class LabelledCausal(Causal):
     """Encoded examples with labels of their own."""
 
+    kind: None = None
     labelled = True
 
     def prepare(self, rows, rng, vocabulary):

@@ -5,14 +5,22 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from trivium.choice import Choice
 from trivium.nn import part_module
-from trivium.spec import Choice
+
+
+def choices(cls: type[Choice]) -> Iterator[type[Choice]]:
+    """The choices that inherit from a class."""
+    for each in cls.__subclasses__():
+        if not each.is_member():
+            yield each
+            yield from choices(each)
 
 
 @contextlib.contextmanager
 def own_kinds() -> Iterator[None]:
     """Parts and modules that are defined inside are forgotten."""
-    registries = [part_module._CLASSES, *(choice.kinds for choice in Choice.__subclasses__())]
+    registries = [part_module._CLASSES, *(choice.kinds for choice in choices(Choice))]
     before = [dict(registry) for registry in registries]
     try:
         yield

@@ -10,6 +10,7 @@ from hugging_face import normal
 from torch import Tensor
 
 from trivium import spec
+from trivium.choice import Choice
 from trivium.models import LanguageModule, build
 
 VOCABULARY, SOURCE_VOCABULARY, WIDTH, MAX_LENGTH = 43, 53, 22, 37
@@ -334,7 +335,7 @@ def _parts_in(part: spec.Part) -> Iterator[spec.Part]:
                 yield from _parts_in(each)
 
 
-def small_part(kind: type[spec.Choice]) -> spec.Choice:
+def small_part(kind: type[Choice]) -> Choice:
     """A part of a kind with usual numbers in its required fields."""
     required = {name for name, field in kind.model_fields.items() if field.is_required()}
     assert required <= _FIELDS.keys(), (
@@ -343,7 +344,7 @@ def small_part(kind: type[spec.Choice]) -> spec.Choice:
     return kind(**{name: _FIELDS[name] for name in required})
 
 
-def _spec_of(part: spec.Choice) -> spec.ModelSpec:
+def _spec_of(part: Choice) -> spec.ModelSpec:
     """A decoder with this part in its place, or an encoder if it reads both sides of a token."""
     embedding, stack = spec.Embedding(positions=_POSITIONS), _stack()
     match part:
@@ -367,7 +368,7 @@ def _spec_of(part: spec.Choice) -> spec.ModelSpec:
 def specs_of_other_kinds() -> dict[str, spec.ModelSpec]:
     """A small spec of every registered kind that none of SPECS has."""
     used = {type(part) for described in SPECS.values() for part in _parts_in(described)}
-    choices: tuple[type[spec.Choice], ...] = (
+    choices: tuple[type[Choice], ...] = (
         spec.Mixer,
         spec.Positions,
         spec.AbsolutePositions,

@@ -11,10 +11,10 @@ from tokenizers import models, pre_tokenizers, trainers
 
 from trivium.errors import TokenizerError
 from trivium.text import Tokenizer
-from trivium.text.bpe import explain_bpe_training, explain_merges
-from trivium.text.byte_bpe import explain_bytes
-from trivium.text.unigram import expected_counts, explain_lattice, explain_unigram_training
-from trivium.text.wordpiece import match_wordpiece
+from trivium.text.trainers.bpe import explain_bpe_training, explain_merges
+from trivium.text.trainers.byte_bpe import explain_bytes
+from trivium.text.trainers.unigram import expected_counts, explain_lattice, explain_unigram_training
+from trivium.text.trainers.wordpiece import match_wordpiece
 
 RATS = ["the car", "the cat", "the rat"]
 PROSE = [

@@ -14,13 +14,15 @@ import tokenizers
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
+from own_kinds import own_kinds
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoTokenizer
 
 from trivium.errors import DataError, TokenizerError, TriviumError
-from trivium.text import KINDS, AnyTokenizerConfig, ByteBPE, Tokenizer, WordPiece
+from trivium.text import Tokenizer, TokenizerConfig
 from trivium.text.reservoir import read_blocks, reservoir_sample
+from trivium.text.trainers.byte_bpe import ByteBPE
+from trivium.text.trainers.wordpiece import WordPiece
 
 ENGLISH = [
     "The quick brown fox jumps over the lazy dog, and the dog was not amused.",
@@ -49,14 +51,12 @@ def trained() -> dict[str, Tokenizer]:
 
 
 def test_every_kind_is_trained_the_same_way_twice(trained):
-    assert set(trained) == set(KINDS)
+    assert set(trained) == set(Tokenizer.kinds)
     for kind, tokenizer in trained.items():
         assert tokenizer.kind == kind
         assert len(tokenizer.tokens) == tokenizer.vocab_size == len(tokenizer)
         assert all(tokenizer.token_to_id(t) == i for i, t in enumerate(tokenizer.tokens))
-        config = TypeAdapter(AnyTokenizerConfig).validate_python(
-            {"kind": kind, "vocab_size": SIZES[kind]}
-        )
+        config = TokenizerConfig.parse({"kind": kind, "vocab_size": SIZES[kind]})
         assert type(config) is Tokenizer.config_of(kind)
         again = config.train((text for text in TEXTS), progress=False)
         assert again.fingerprint == tokenizer.fingerprint
@@ -233,7 +233,7 @@ def test_documents_get_their_special_tokens(trained):
 
 
 def test_a_vocabulary_larger_than_the_text_allows_shrinks_with_one_line(capsys):
-    for kind in KINDS:
+    for kind in Tokenizer.kinds:
         lines: list[str] = []
         tokenizer = Tokenizer.train(kind, texts=ENGLISH, vocab_size=5003, progress=lines.append)
         assert tokenizer.vocab_size < 5003
@@ -383,13 +383,15 @@ def test_truncation_in_a_file_is_switched_off(trained, tmp_path):
 
 
 def test_a_kind_of_ones_own_needs_no_edit_of_the_package():
-    class Letters(ByteBPE):
-        kind: str = "letters"
+    with own_kinds():
 
-        def build(self, texts):
-            backend = tokenizers.Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
-            backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-            return backend
+        class Letters(ByteBPE):
+            kind: str = "letters"
 
-    tokenizer = Tokenizer.train("letters", texts=["abc"], progress=False)
-    assert tokenizer.encode("aab").ids == (0, 0, 1)
+            def build(self, texts):
+                backend = tokenizers.Tokenizer(models.WordLevel({"a": 0, "?": 1}, unk_token="?"))
+                backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+                return backend
+
+        tokenizer = Tokenizer.train("letters", texts=["abc"], progress=False)
+        assert tokenizer.encode("aab").ids == (0, 0, 1)

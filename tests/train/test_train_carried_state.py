@@ -98,6 +98,8 @@ def test_the_loss_of_a_row_is_that_of_the_whole_text_before_it():
 class Answers(Causal):
     """The loss of answers alone: token 6 after a 2, 7 after a 3."""
 
+    kind: None = None
+
     def prepare(self, rows, rng, vocabulary):
         batch = super().prepare(rows, rng, vocabulary)
         labels = np.where(np.isin(batch.labels, (6, 7)), batch.labels, IGNORE_INDEX)

@@ -159,7 +159,7 @@ def test_a_change_of_attention_holds_for_all_layers_and_replaces_positions():
         assert [each.pattern for each in changed.decoder.attentions] == patterns
         assert changed.embedding.positions is None
         message = error_of({"model": {"preset": preset}}, "model.decoder.mixer.pattern.kind=sparse")
-        assert "pattern: there is no kind 'sparse'; allowed: \"fixed\", " in message
+        assert 'pattern: there is no kind "sparse"; allowed: "fixed", ' in message
     both = ["model.embedding.positions.kind=sinusoidal", alibi]
     assert load_recipe("gpt2-mini", both).model.build_spec().embedding.positions == Sinusoidal()
 

@@ -7,7 +7,7 @@ import math
 import pytest
 from run_settings import quiet
 
-from trivium.objectives import OBJECTIVES, Objective
+from trivium.objectives import Objective
 from trivium.progress import ProgressLine
 from trivium.report import read_run, summarize
 from trivium.train.health import LossMonitor, is_spike
@@ -56,7 +56,7 @@ def test_a_run_that_stands_still_is_called_out_once():
 
 def test_every_objective_says_how_long_it_may_stand_at_the_baseline():
     assert Objective.steps_to_context == 700  # and so one of your own
-    unwatched = [kind for kind, one in OBJECTIVES.items() if one.steps_to_context == math.inf]
+    unwatched = [kind for kind, one in Objective.kinds.items() if one.steps_to_context == math.inf]
     assert unwatched == ["sentence-pairs"]
 
 
@@ -64,7 +64,7 @@ def test_a_healthy_post_norm_decoder_is_not_called_stuck():
     # gpt1-tiny by default, every 50 steps after the warm-up, its baseline at 7.21.
     curve = [7.32, 7.28, 7.13, 7.03, 6.85, 6.70, 6.59, 6.47, 6.39, 6.23, 6.16, 6.14, 6.08, 6.05]
     losses = [7.35] * 5 + [loss - 0.21 for loss in curve for _ in range(5)]
-    assert warnings(losses, OBJECTIVES["causal"].steps_to_context) == []
+    assert warnings(losses, Objective.kinds["causal"].steps_to_context) == []
 
 
 def test_a_loss_that_rises_for_good_is_called_out():

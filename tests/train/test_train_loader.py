@@ -133,6 +133,8 @@ def test_processes_prepare_their_own_micro_batches_and_nothing_else():
     prepared = []
 
     class Noted(Causal):
+        kind: None = None
+
         def prepare(self, rows, rng, vocabulary):
             prepared.append(rows.num_rows)
             return super().prepare(rows, rng, vocabulary)
@@ -287,6 +289,8 @@ class Together(LabelledCausal):
 class OutOfMemory(Causal):
     """Fails once where a micro-batch is large, as a GPU would."""
 
+    kind: None = None
+
     def loss(self, model, batch) -> LossTerms:
         if len(batch.inputs["input_ids"]) > 4:
             raise torch.cuda.OutOfMemoryError("full")
@@ -333,6 +337,8 @@ def test_the_last_log_line_is_a_mean_over_as_many_steps_as_every_other():
 
 class Weighted(Causal):
     """A loss of two terms."""
+
+    kind: None = None
 
     def term_weights(self):
         return {"nsp": 2.0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,16 +12,15 @@ from small_models import SPECS, random_ids, small_model
 
 from trivium.adapt import count_parameters
 from trivium.train.memory import training_memory
-from trivium.train.muon import MatrixMuon, orthogonalized
 from trivium.train.optimizers import (
-    OPTIMIZERS,
-    AdamW,
-    Muon,
+    Optimizer,
     load_state_tensors,
     set_learning_rate,
     state_tensors,
 )
-from trivium.train.schedules import AnySchedule, Cosine, InverseSqrt, Linear, StableDecay
+from trivium.train.optimizers.adamw import AdamW
+from trivium.train.optimizers.muon import MatrixMuon, Muon, orthogonalized
+from trivium.train.schedules import Cosine, InverseSqrt, Linear, Schedule, StableDecay
 
 MATRICES = ("query", "key", "value", "output", "up", "down", "gate")
 KINDS = (AdamW(lr=3e-3, weight_decay=0.1), Muon(lr=3e-3, embedding_lr=0.02, weight_decay=0.1))
@@ -37,7 +35,7 @@ def train_step(model, built, number):
 
 
 def test_every_optimizer_is_tested_here():
-    assert {type(config) for config in KINDS} == set(OPTIMIZERS.values())
+    assert {type(config) for config in KINDS} == set(Optimizer.kinds.values())
 
 
 def test_memory_counts_the_numbers_that_an_optimizer_keeps():
@@ -96,7 +94,7 @@ def test_muon_trains_the_matrices_of_the_blocks_and_token_vectors_have_their_rat
 
 def test_muon_steps_like_that_of_pytorch(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.double)  # its only precision
-    monkeypatch.setattr("trivium.train.muon._STACKED", 2 * 5 * 7)
+    monkeypatch.setattr("trivium.train.optimizers.muon._STACKED", 2 * 5 * 7)
     shapes = ((5, 7), (7, 5), (5, 7), (11, 3), (5, 7), (13, 13))
     generator = torch.Generator().manual_seed(0)
     start = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
@@ -170,7 +168,7 @@ def test_the_schedule_scales_every_group():
 @pytest.mark.parametrize("warmup", [4, 0.2])
 def test_warm_up_reaches_the_peak_and_the_decay_begins_there(warmup):
     steps = 20
-    for kind in get_args(get_args(AnySchedule)[0]):
+    for kind in Schedule.kinds.values():
         schedule = kind(warmup=warmup)
         factors = [schedule.factor(step, step / steps) for step in range(steps + 1)]
         assert all(np.diff(factors[:4]) > 0), kind

@@ -10,7 +10,7 @@ import pytest
 from killed_runs import PRESETS, kill_and_resume, train_until, write_examples
 from run_settings import assert_equal_runs
 
-from trivium.objectives import OBJECTIVES
+from trivium.objectives import Objective
 from trivium.train.run_folder import RunFolder
 
 
@@ -25,9 +25,9 @@ def test_runs_that_are_killed_end_bit_equal(count, examples, tmp_path):
     """Every fourth run is one of two processes, where the objective may have them."""
     chance, kills = random.Random(count), 0
     kinds = chance.sample(sorted(PRESETS), len(PRESETS))
-    assert set(kinds) == OBJECTIVES.keys()
+    assert set(kinds) == Objective.kinds.keys()
     for number, kind in enumerate(itertools.cycle(kinds), start=1):
-        size = 2 if number % 4 == 0 and not OBJECTIVES[kind].rolls_out else 1
+        size = 2 if number % 4 == 0 and not Objective.kinds[kind].rolls_out else 1
         whole, run = (tmp_path / f"{kind}-{size}-{name}" for name in ("whole", number))
         if not whole.exists():
             train_until(size, (kind, examples[kind], whole), None, chance)

@@ -29,7 +29,7 @@ from trivium.data.shards import Shards, holds_shards
 from trivium.data.sources import file_format
 from trivium.data.splitting import CorpusOptions
 from trivium.errors import DataError, RecipeError
-from trivium.objectives import OBJECTIVES, task_kinds
+from trivium.objectives import Objective, task_kinds
 from trivium.objectives.example_checks import check_examples
 from trivium.text import Tokenizer
 from trivium.workflows.evaluate import check_task, task_objective
@@ -110,7 +110,7 @@ def _check_texts(
 
 
 def _not_for_examples(task: str) -> RecipeError:
-    fields = [name for name in OBJECTIVES[task].model_fields if name.endswith("_field")]
+    fields = [name for name in Objective.kinds[task].model_fields if name.endswith("_field")]
     return RecipeError(
         "--separator and --text-field are for texts; columns of labelled examples are named "
         f"by --set objective.KEY=NAME, where KEY is {', '.join(fields)}."

@@ -38,7 +38,7 @@ from trivium.data.splitting import CorpusOptions, training_texts, write_split_te
 from trivium.errors import DataError
 from trivium.files import STDIN, is_disk_full
 from trivium.progress import ProgressLine
-from trivium.text import KINDS, Tokenizer
+from trivium.text import Tokenizer
 
 _DEFAULT_KIND, _DEFAULT_VOCAB_SIZE = "wordpiece", 8192
 
@@ -56,7 +56,9 @@ def prepare(
     tokenizer: Path | None = None,
     kind: Annotated[
         str | None,
-        typer.Option(help=f"Kind to train: {', '.join(KINDS)}.", show_default=_DEFAULT_KIND),
+        typer.Option(
+            help=f"Kind to train: {', '.join(Tokenizer.kinds)}.", show_default=_DEFAULT_KIND
+        ),
     ] = None,
     vocab_size: Annotated[int | None, typer.Option(show_default=str(_DEFAULT_VOCAB_SIZE))] = None,
     validation: str = "0.1",

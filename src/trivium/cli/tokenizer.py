@@ -42,12 +42,12 @@ from trivium.cli import described
 from trivium.cli._shared import read_texts, show
 from trivium.data.documents import ReadOptions, read_documents
 from trivium.errors import TokenizerError, shorten
-from trivium.text import KINDS, Tokenizer
-from trivium.text.bpe import explain_bpe_training
-from trivium.text.byte_bpe import explain_bytes
+from trivium.text import Tokenizer
 from trivium.text.explanation import Explanation
-from trivium.text.unigram import explain_lattice, explain_unigram_training
-from trivium.text.wordpiece import match_wordpiece
+from trivium.text.trainers.bpe import explain_bpe_training
+from trivium.text.trainers.byte_bpe import explain_bytes
+from trivium.text.trainers.unigram import explain_lattice, explain_unigram_training
+from trivium.text.trainers.wordpiece import match_wordpiece
 
 app = typer.Typer(
     add_completion=False,
@@ -75,7 +75,7 @@ SourceOption = Annotated[
 @described
 @opt.with_options(ReadOptions)
 def train(
-    kind: Annotated[str, typer.Option(help=f"One of {', '.join(KINDS)}.")],
+    kind: Annotated[str, typer.Option(help=f"One of {', '.join(Tokenizer.kinds)}.")],
     data: Annotated[list[str], typer.Option()],
     out: Annotated[Path, typer.Option()],
     vocab_size: Annotated[int | None, typer.Option(show_default="8192")] = None,

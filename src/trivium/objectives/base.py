@@ -1,7 +1,7 @@
 """The protocol of objectives: rows -> `Batch` on the host, `Batch` -> sums of losses on the device.
 
 An objective is a configuration class: its fields are its recipe keys. To add one, write one module
-with one class and add it to the union in `trivium.objectives`.
+with one class that has a `kind`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from pydantic import Field
 from torch import Tensor, nn
 
+from trivium.choice import Choice
 from trivium.config import Config
 from trivium.data.batch import IGNORE_INDEX, Batch, Bools, Ints, RowBatch
 from trivium.data.encoded import EncodedExamples
@@ -152,15 +153,13 @@ def token_losses(model: LanguageModule, batch: TensorBatch, *, smoothing: float 
     return {"loss": model.lm_loss(hidden, batch.targets, smoothing=smoothing), **terms}
 
 
-class Objective(Config, ABC):
+class Objective(Choice, Config, ABC):
     """How a model learns from one kind of data.
 
     A subclass has `kind: Literal["name"] = "name"`, which recipes and commands call it by, and one
     field with a description for every recipe key.
     """
 
-    kind: Any
-    """A literal string in every subclass."""
     labelled: ClassVar[bool] = False
     fast: ClassVar[Mapping[str, Any]] = {}
     """Keys whose default is another with `defaults = "fast"`."""

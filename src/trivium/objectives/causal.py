@@ -16,6 +16,7 @@ from trivium.language_model import LanguageModel
 from trivium.objectives.base import Objective, positions_in_documents, real_tokens, row_inputs
 from trivium.objectives.excerpt import continue_beginning
 from trivium.spec import Head, Spec
+from trivium.spec.positions.two_dimensional import TwoDimensional
 from trivium.text.vocabulary import Vocabulary
 
 
@@ -117,8 +118,10 @@ class Causal(LeftToRight):
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Decoders, n-gram models and RNNs that read one way."""
-        return is_causal(spec) and any(head.kind == "lm" for head in spec.heads)
+        """Decoders, n-gram models and RNNs that read one way; GLM's positions are for blanks."""
+        fills_blanks = isinstance(spec.absolute_positions, TwoDimensional)
+        predicts = any(head.kind == "lm" for head in spec.heads)
+        return is_causal(spec) and predicts and not fills_blanks
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Shift by one: int64 [B, T] -> input_ids and labels [B, T]."""

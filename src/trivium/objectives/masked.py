@@ -148,8 +148,8 @@ class Masked(Masking):
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Encoders with a head over the vocabulary."""
-        return any(head.kind == "mlm" for head in spec.heads)
+        """Encoders with a head over the vocabulary; XLNet's predicts in any order."""
+        return any(head.kind == "mlm" for head in spec.heads) and not spec.query_stream
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """The head over the vocabulary."""

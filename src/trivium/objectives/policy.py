@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from pydantic import Field, PrivateAttr
+from pydantic import Field, PrivateAttr, SerializeAsAny
 from torch import Tensor
 
 from trivium.adapt.lora import adapted_layers, without_adapter
@@ -39,7 +39,7 @@ from trivium.objectives.chat import chat_template
 from trivium.objectives.preference import generation_command
 from trivium.objectives.preference_pairs import PROMPTS, Turn, joined, plain, read_turn
 from trivium.objectives.task_metrics import Metrics
-from trivium.rewards import AnyReward, Sample, all_scores, reward_names
+from trivium.rewards import RewardFunction, Sample, all_scores, reward_names
 from trivium.rewards.exact_match import ExactMatch
 
 _COLUMNS = (*PROMPTS, "messages")
@@ -106,7 +106,7 @@ class PolicyGradient(LabelledObjective):
     dropout: ClassVar[float] = 0.0
     epochs: ClassVar[float | None] = 1.0
     prompt_field: str | None = column_key("column of the prompt, text or messages", _COLUMNS)
-    rewards: tuple[AnyReward, ...] = Field(  # type: ignore
+    rewards: tuple[SerializeAsAny[RewardFunction], ...] = Field(
         (ExactMatch.parse({}),), min_length=1, description="what responses are worth"
     )
     group: int = Field(8, gt=1, description="responses to a prompt")

@@ -24,7 +24,7 @@ from trivium.errors import RecipeError
 from trivium.model_loading import load
 from trivium.progress import ProgressLine, short_duration
 from trivium.spec import Spec
-from trivium.text import Tokenizer
+from trivium.text import Tokenizer, TokenizerConfig
 from trivium.text.vocabulary import Vocabulary
 from trivium.train import defaults, hardware
 from trivium.train.carried_state import carried_state
@@ -245,10 +245,10 @@ def planned_model(recipe: Recipe, paths: Sequence[str] = ()) -> tuple[Spec, Voca
         return base.spec, known or Vocabulary(size=base.spec.vocab_size)
     spec, tokenizer = recipe.model.build_spec(), recipe.tokenizer
     assert spec is not None
-    assert tokenizer is not None
     if isinstance(tokenizer, TokenizerFile):
         vocabulary = Tokenizer.load(tokenizer.path).vocabulary
         return spec.replace(vocab_size=defaults.embedding_rows(vocabulary.size)), vocabulary
+    assert isinstance(tokenizer, TokenizerConfig)
     size = tokenizer.vocab_size
     if size is None and paths:
         data = recipe.data

@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from difflib import SequenceMatcher
 from typing import Never, TypeVar
 
+from trivium.choice import import_members
 from trivium.errors import SpecError, did_you_mean
 from trivium.presets.preset import Preset
 from trivium.spec import Spec
-from trivium.spec.part import import_members
 
 __all__ = ["Preset", "catalogue", "did_you_mean_preset", "is_own_size", "presets"]
 

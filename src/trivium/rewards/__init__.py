@@ -7,16 +7,15 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Union
 
 import numpy as np
 from pydantic import Field
 
+from trivium.choice import Choice, import_members
 from trivium.config import Config
 from trivium.data.batch import Floats
 from trivium.data.records import Record
 from trivium.errors import RecipeError, shorten
-from trivium.spec.part import import_members
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +42,13 @@ class Sample:
         return f'{self.record.where}, response "{shorten(self.response)}"'
 
 
-class RewardFunction(Config, ABC):
+class RewardFunction(Choice, Config, ABC):
     """A number for every response.
 
     A subclass has `kind: Literal["name"] = "name"`, which recipes call it by, and a field with a
     description for every key.
     """
 
-    kind: Any
-    """A literal string in every subclass."""
     weight: float = Field(
         1.0, allow_inf_nan=False, description="what it is multiplied by in the sum of all rewards"
     )
@@ -105,10 +102,3 @@ def all_scores(rewards: Sequence[RewardFunction], samples: Sequence[Sample]) -> 
 
 
 import_members(__name__, __path__)
-
-REWARDS: dict[str, type[RewardFunction]] = {
-    cls.model_fields["kind"].default: cls for cls in RewardFunction.__subclasses__()
-}
-"""Every reward by its `kind`."""
-
-AnyReward = Annotated[Union[tuple(REWARDS.values())], Field(discriminator="kind")]  # type: ignore  # noqa: UP007

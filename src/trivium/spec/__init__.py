@@ -30,7 +30,7 @@ from trivium.spec.mixers import Mixer
 from trivium.spec.mixers.attention import Attention
 from trivium.spec.model_spec import ModelSpec
 from trivium.spec.norms import LayerNorm, Norm, RMSNorm
-from trivium.spec.part import Choice, Part
+from trivium.spec.part import Part
 from trivium.spec.patterns import Pattern
 from trivium.spec.patterns.sliding import Sliding
 from trivium.spec.positions import AbsolutePositions, Positions
@@ -58,7 +58,6 @@ __all__ = [
     "Activation",
     "Attention",
     "BlockKind",
-    "Choice",
     "ClassifierHead",
     "Dense",
     "Disentangled",

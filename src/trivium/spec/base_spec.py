@@ -7,8 +7,9 @@ from typing import Any, Literal, Self
 
 from pydantic import ValidationError
 
+from trivium.choice import Choice
 from trivium.spec.heads import HeadInput, Heads
-from trivium.spec.part import Choice, Count
+from trivium.spec.part import Count, Part
 from trivium.spec.positions import AbsolutePositions
 from trivium.spec.stack import Stack
 from trivium.spec.validation_message import field_error
@@ -16,7 +17,7 @@ from trivium.spec.validation_message import field_error
 Family = Literal["encoder-only", "decoder-only", "encoder-decoder"]
 
 
-class Spec(Choice):
+class Spec(Choice, Part):
     """A whole model. `to_dict` and `from_dict` are plain data for JSON or TOML."""
 
     vocab_size: Count

@@ -36,6 +36,8 @@ def field_error(part: str, error: ValidationError, known: Iterable[str] = ()) ->
     if first["type"] == "extra_forbidden":
         near = did_you_mean(path, known) or f" Known: {', '.join(known)}."
         return FieldError(part, path, f"there is no such field.{near}")
+    if first["type"] in ("no_such_kind", "kind_missing"):
+        return FieldError(part, path, first["msg"])
     if first["type"] == "missing":
         return FieldError(part, path, "it is missing.")
     value = shorten(repr(first["input"]), 100)

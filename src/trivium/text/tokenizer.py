@@ -67,7 +67,7 @@ class Tokenizer:
     ) -> Tokenizer:
         """Train on text files or on an iterable of texts, which is read once.
 
-        `kind` is one of `KINDS`, such as "wordpiece"; `keys` are those of its
+        `kind` is one of `Tokenizer.kinds`, such as "wordpiece"; `keys` are those of its
         `TokenizerConfig`, such as `vocab_size` (None: the default). `progress` is explained there.
 
         Raises:
@@ -284,7 +284,7 @@ class Tokenizer:
 
     @functools.cached_property
     def kind(self) -> str:
-        """One of `KINDS`: of those whose components it has, the one with the most."""
+        """One of `Tokenizer.kinds`: of those whose components it has, the one with the most."""
         components = {name: each.component_types for name, each in self.kinds.items()}
         matching = [
             kind for kind in components if self._component_types.issuperset(components[kind])

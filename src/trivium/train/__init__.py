@@ -9,7 +9,9 @@ from trivium.model_folder import checkpoints
 from trivium.train.callback import Callback
 from trivium.train.checkpoint import restore, save_checkpoint
 from trivium.train.loader import BatchStream, GlobalBatch, Loader
-from trivium.train.optimizers import AdamW, Muon, Optimizer, set_learning_rate
+from trivium.train.optimizers import Optimizer, set_learning_rate
+from trivium.train.optimizers.adamw import AdamW
+from trivium.train.optimizers.muon import Muon
 from trivium.train.recipe import Recipe
 from trivium.train.recipe_loading import load_recipe
 from trivium.train.schedules import (

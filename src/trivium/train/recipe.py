@@ -12,7 +12,14 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 import torch
-from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PositiveInt,
+    SerializeAsAny,
+    model_validator,
+)
 
 from trivium.adapt import LoRA, add_lora, freeze
 from trivium.config import Config, merge
@@ -20,13 +27,13 @@ from trivium.errors import RecipeError, SpecError
 from trivium.files import check_encoding
 from trivium.models import LanguageModule
 from trivium.models.initialization import with_fast_initialization
-from trivium.objectives import AnyObjective, Objective
+from trivium.objectives import Objective
 from trivium.presets import presets
 from trivium.spec import ModelSpec, Spec
 from trivium.spec.validation_message import FieldError
-from trivium.text import AnyTokenizerConfig, TokenizerConfig
-from trivium.train.optimizers import AnyOptimizer
-from trivium.train.schedules import AnySchedule
+from trivium.text.trainers import TokenizerConfig, TokenizerSource
+from trivium.train.optimizers import Optimizer
+from trivium.train.schedules import Schedule
 
 BUDGETS = ("steps", "minutes", "tokens", "epochs")
 """The keys of `[train]` that say how long a run is; a recipe has exactly one."""
@@ -148,14 +155,11 @@ def _sets_relative_positions(changes: Mapping[str, Any]) -> bool:
     return any(isinstance(table, Mapping) and table.get("positions") for table in tables)
 
 
-class TokenizerFile(Config):
+class TokenizerFile(TokenizerSource):
     """A tokenizer that exists."""
 
     kind: Literal["file"] = "file"
     path: str = Field(description="tokenizer.json, or a folder that has one")
-
-
-AnyTokenizer = Annotated[AnyTokenizerConfig | TokenizerFile, Field(discriminator="kind")]
 
 
 class DataConfig(Config):
@@ -233,7 +237,9 @@ class MixConfig(Config):
     weight: float | None = Field(
         None, gt=0, description="share of the steps, relative to the others; by rows unless set"
     )
-    objective: AnyObjective = Field(description="how the model learns from this source")
+    objective: SerializeAsAny[Objective] = Field(
+        description="how the model learns from this source"
+    )
 
 
 class TrainConfig(Config):
@@ -391,13 +397,13 @@ class Recipe(Config):
         None, description="what is left open: as published, or as learns fastest (our own sizes)"
     )
     model: ModelConfig
-    tokenizer: AnyTokenizer | None = None
+    tokenizer: SerializeAsAny[TokenizerSource] | None = None
     data: DataConfig = DataConfig.parse({})
-    objective: AnyObjective | None = None
+    objective: SerializeAsAny[Objective] | None = None
     mix: tuple[MixConfig, ...] = ()
     adapter: AdapterConfig = AdapterConfig.parse({})
-    optimizer: AnyOptimizer
-    schedule: AnySchedule
+    optimizer: SerializeAsAny[Optimizer]
+    schedule: SerializeAsAny[Schedule]
     train: TrainConfig = TrainConfig.parse({})
     parallel: ParallelConfig = ParallelConfig.parse({})
 

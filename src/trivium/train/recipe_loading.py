@@ -18,12 +18,12 @@ from pydantic import ValidationError
 from trivium.config import list_keys, merge, several_problems
 from trivium.errors import RecipeError
 from trivium.model_loading import load
-from trivium.objectives import OBJECTIVES, Objective, default_objective
+from trivium.objectives import Objective, default_objective
 from trivium.presets import did_you_mean_preset, is_own_size, presets
 from trivium.spec import ModelSpec, Spec
 from trivium.text import Tokenizer
 from trivium.train import defaults
-from trivium.train.optimizers import OPTIMIZERS
+from trivium.train.optimizers import Optimizer
 from trivium.train.recipe import BUDGETS, ORIGINS, ModelConfig, Recipe, as_list
 
 AnyRecipe = str | os.PathLike[str] | Recipe | Mapping[str, Any]
@@ -218,8 +218,8 @@ def _choose_defaults(tree: dict[str, Any], spec: Spec) -> None:
         objective = table.setdefault("objective", {})
         if "kind" not in objective:
             objective["kind"] = default_objective(spec).kind
-        if str(objective["kind"]) in OBJECTIVES:
-            objectives.append((objective, OBJECTIVES[objective["kind"]]))
+        if str(objective["kind"]) in Objective.kinds:
+            objectives.append((objective, Objective.kinds[objective["kind"]]))
     kinds = [kind for _, kind in objectives]
     labelled = any(kind.labelled for kind in kinds)
     has_new_weights = "init_from" not in tree["model"] or tree["model"].get("new_weights", False)
@@ -241,8 +241,8 @@ def _choose_defaults(tree: dict[str, Any], spec: Spec) -> None:
     if has_new_weights:
         optimizer.setdefault("kind", defaults.optimizer_kind(spec, fast=fast))
     optimizer.setdefault("kind", "adamw")
-    if labelled and str(optimizer["kind"]) in OPTIMIZERS:
-        for key, value in OPTIMIZERS[optimizer["kind"]].fine_tuning.items():
+    if labelled and str(optimizer["kind"]) in Optimizer.kinds:
+        for key, value in Optimizer.kinds[optimizer["kind"]].fine_tuning.items():
             optimizer.setdefault(key, value)
     tree.setdefault("schedule", {}).setdefault("kind", "linear" if labelled else "stable-decay")
     if "init_from" not in tree["model"]:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
+from trivium.choice import Choice
 from trivium.config import Config, Fraction
 
 
-class Schedule(Config, ABC):
+class Schedule(Choice, Config, ABC):
     """The learning rate as a share of its peak: a linear warm-up to 1, then a decay from there."""
 
-    kind: Any
-    """A literal string in every subclass."""
     warmup: float | None = Field(
         None,
         ge=0,
@@ -105,12 +104,6 @@ class StableDecay(Schedule):
         decay = min(self.decay, 1.0 - warmup_end)
         left = 1.0 if decay <= 0.0 else min(1.0, (1.0 - progress) / decay)
         return self.final + (1.0 - self.final) * left
-
-
-AnySchedule = Annotated[
-    Constant | Linear | Cosine | InverseSqrt | StableDecay, Field(discriminator="kind")
-]
-"""The one list of schedules."""
 
 
 def _since(progress: float, warmup_end: float) -> float:

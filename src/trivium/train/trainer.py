@@ -27,8 +27,8 @@ from trivium.train.distributed import ALONE, Parallel, reducing
 from trivium.train.health import SPIKE_WINDOW, is_spike
 from trivium.train.loader import BatchStream, GlobalBatch, Loader, cuts_of
 from trivium.train.loss_meter import LossMeter, widened
-from trivium.train.muon import full_tensor
 from trivium.train.optimizers import Optimizers, set_learning_rate
+from trivium.train.optimizers.muon import full_tensor
 from trivium.train.recipe import Recipe
 
 # Steps between log lines.

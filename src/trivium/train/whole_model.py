@@ -14,7 +14,7 @@ from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.train import hardware
 from trivium.train.distributed import Parallel
-from trivium.train.muon import full_tensor
+from trivium.train.optimizers.muon import full_tensor
 
 
 @dataclass

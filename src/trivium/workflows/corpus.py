@@ -27,7 +27,7 @@ from trivium.objectives import LabelledObjective, Objective
 from trivium.objectives.example_split import read_examples
 from trivium.progress import ProgressLine, short_duration
 from trivium.spec import Spec
-from trivium.text import Tokenizer
+from trivium.text import Tokenizer, TokenizerConfig
 from trivium.train import defaults
 from trivium.train.recipe import MixConfig, Recipe, TokenizerFile
 from trivium.train.recipe_loading import read_recipe
@@ -332,7 +332,7 @@ def _with_vocabulary_size(recipe: Recipe, spec: Spec, sources: Sequence[_Source]
     """The recipe with the size of a new vocabulary: by the amount of text unless it is set."""
     config = recipe.tokenizer
     shards = any(isinstance(source, TextSource) for source in sources)
-    if config is None or isinstance(config, TokenizerFile) or config.vocab_size or shards:
+    if not isinstance(config, TokenizerConfig) or config.vocab_size or shards:
         return recipe
     size = defaults.vocabulary_size(spec, _num_bytes(sources))
     return recipe.replace(tokenizer=config.replace(vocab_size=size))
@@ -384,8 +384,7 @@ def _train_tokenizer(
     recipe: Recipe, sources: Sequence[_Source], side: str, line: ProgressLine
 ) -> Tokenizer:
     config = recipe.tokenizer
-    assert config is not None
-    assert not isinstance(config, TokenizerFile)
+    assert isinstance(config, TokenizerConfig)
     size = min(_num_bytes(sources, side), config.sample_bytes)
     shown = f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
     seconds = size / 1e6 * config.seconds_per_mb

@@ -22,7 +22,7 @@ from trivium.inference.text_model import TASK_OF_CAPABILITY
 from trivium.language_model import LanguageModel
 from trivium.model_folder import CHECKPOINTS, RECIPE
 from trivium.model_loading import load
-from trivium.objectives import OBJECTIVES, LabelledObjective, Metrics, task_kinds
+from trivium.objectives import LabelledObjective, Metrics, task_kinds
 from trivium.train.recipe import as_list
 from trivium.train.recipe_loading import Changes, changes_tree, check_tables, read_recipe
 
@@ -163,7 +163,7 @@ def _training_data(paths: Sequence[str], recipe: dict[str, Any]) -> tuple[str, .
 
 def task_of(lm: LanguageModel) -> str:
     """What a model was fine-tuned for, by its settings or capabilities; else "perplexity"."""
-    if lm.settings.task in OBJECTIVES:
+    if lm.settings.task in LabelledObjective.kinds:
         return str(lm.settings.task)
     tasks = (task for name, task in TASK_OF_CAPABILITY.items() if name in lm.capabilities)
     return next(tasks, PERPLEXITY)
@@ -178,7 +178,7 @@ def objective_of(
     """
     trees = [source.get("objective", {}) for source in (recipe, *recipe.get("mix", []))]
     tree = next((tree for tree in trees if tree.get("kind") == task), {})
-    fields = OBJECTIVES[task].model_fields
+    fields = LabelledObjective.kinds[task].model_fields
     options = {k: v for k, v in lm.settings.task_options(task).items() if k in fields}
     return task_objective(task, options | tree, changes)
 
@@ -193,7 +193,7 @@ def task_objective(task: str, keys: dict[str, Any], changes: Changes) -> Labelle
     if others:
         raise RecipeError(f"{others[0]} is not read here; write objective.KEY=VALUE.")
     own = changed.get("objective", {})
-    objective = OBJECTIVES[task].parse({"kind": task, **keys, **own}, where=task)
+    objective = LabelledObjective.kinds[task].parse({"kind": task, **keys, **own}, where=task)
     assert isinstance(objective, LabelledObjective)
     return objective
 

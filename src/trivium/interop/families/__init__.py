@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from trivium.choice import import_members
 from trivium.interop.family import Family
-from trivium.spec.part import import_members
 
 
 def _families() -> Iterator[Family]:

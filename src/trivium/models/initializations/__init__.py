@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trivium.choice import import_members
 from trivium.models.transformer import Transformer
 from trivium.nn.part_module import OfPart, PartModule
-from trivium.spec.part import import_members
 
 _TABLES = ("tokens", "source_tokens", "positions", "token_types")
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from trivium.spec.part import import_members
+from trivium.choice import import_members
 
 import_members(__name__, __path__)

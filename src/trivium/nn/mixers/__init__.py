@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from trivium.choice import import_members
 from trivium.errors import SpecError
 from trivium.nn.context import Context
 from trivium.nn.mask import limits_of
 from trivium.nn.part_module import PartModule
 from trivium.nn.state import State
-from trivium.spec.part import import_members
 
 
 class MixerModule(PartModule):

@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from trivium import spec
+from trivium.choice import import_members
 from trivium.nn.context import Context
 from trivium.nn.part_module import PartModule
-from trivium.spec.part import import_members
 
 
 class PositionsModule(PartModule):

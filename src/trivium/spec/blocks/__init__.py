@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from trivium.spec.part import Choice, import_members
+from trivium.choice import Choice, import_members
+from trivium.spec.part import Part
 
 
-class BlockKind(Choice):
+class BlockKind(Choice, Part):
     """The shape of a block; its module is in `nn/blocks`."""
 
     divides: ClassVar[bool] = False

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from trivium.spec.part import Choice, import_members
+from trivium.choice import Choice, import_members
+from trivium.spec.part import Part
 
 
-class Positionwise(Choice):
+class Positionwise(Choice, Part):
     """A function of one token's vector, [..., D] -> [..., D]; modules are in `nn/feed_forwards`."""
 
     adds_loss: ClassVar[bool] = False

@@ -7,13 +7,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, SerializeAsAny
 
+from trivium.choice import Choice, import_members
 from trivium.errors import SpecError
 from trivium.spec.feed_forwards.feed_forward import Activation
 from trivium.spec.norms import Norm
-from trivium.spec.part import Choice, Part, import_members
+from trivium.spec.part import Part
 
 
-class Head(Choice):
+class Head(Choice, Part):
     """What reads hidden states; its module is in `models/heads`."""
 
     reads_both_sides: ClassVar[bool] = False

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from trivium.spec.part import Choice, import_members
+from trivium.choice import Choice, import_members
+from trivium.spec.part import Part
 
 
-class Initialization(Choice):
+class Initialization(Choice, Part):
     """How weights start; its function is in `models/initializations`."""
 
     attention: Any

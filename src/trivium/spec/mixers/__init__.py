@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from trivium.spec.part import Choice, import_members
+from trivium.choice import Choice, import_members
+from trivium.spec.part import Part
 
 
-class Mixer(Choice):
+class Mixer(Choice, Part):
     """What mixes the tokens of a text, [B, T, D] -> [B, T, D]; its module is in `nn/mixers`."""
 
     encodes: ClassVar[bool] = True

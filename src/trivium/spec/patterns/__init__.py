@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from trivium.spec.part import Choice, import_members
+from trivium.choice import Choice, import_members
+from trivium.spec.part import Part
 
 
-class Pattern(Choice):
+class Pattern(Choice, Part):
     """A formula of two positions; the same for integers, and for tensors that broadcast."""
 
     @property

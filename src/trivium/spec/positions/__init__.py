@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from trivium.spec.part import Choice, import_members
+from trivium.choice import Choice, import_members
+from trivium.spec.part import Part
 
 
-class AbsolutePositions(Choice):
+class AbsolutePositions(Choice, Part):
     """A vector of each position, added to that of the token."""
 
     fills_blanks: ClassVar[bool] = False
@@ -16,7 +17,7 @@ class AbsolutePositions(Choice):
     """Where they end, in tokens; None: nowhere."""
 
 
-class Positions(Choice):
+class Positions(Choice, Part):
     """How attention knows where queries and keys are."""
 
     has_scores: ClassVar[bool] = False

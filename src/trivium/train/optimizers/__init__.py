@@ -1,36 +1,31 @@
-"""Optimizers as configuration classes: AdamW and Muon with parameters in groups."""
+"""Optimizers as configuration classes; a kind is one class in a file of its own here."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from trivium.choice import Choice, import_members
 from trivium.config import Config
-from trivium.nn.mixers.attention import AttentionMixer
 from trivium.nn.part_module import PartModule
-from trivium.train.muon import MatrixMuon
 
 Optimizers = list[torch.optim.Optimizer]
 """Those that together train a model."""
 
 _TOKEN_EMBEDDINGS = ("tokens", "source_tokens")
-# Beside Muon, AdamW trains token embeddings at so many times its rate.
-_EMBEDDING_RATE = 8.0
 
 
-class Optimizer(Config, ABC):
+class Optimizer(Choice, Config, ABC):
     """Keys that all optimizers have, since all leave some parameters to AdamW.
 
     `lr` follows from the model's width unless set.
     """
 
-    kind: Any
-    """A literal string in every subclass."""
     lr: float | None = Field(None, gt=0, description="peak learning rate; by width unless set")
     embedding_lr: float | None = Field(
         None,
@@ -60,7 +55,7 @@ class Optimizer(Config, ABC):
 
     def state_size(self, model: nn.Module) -> int:
         """Numbers that are kept of the weights that are trained: two moments of each (AdamW)."""
-        return 2 * sum(weight.numel() for weight in _trained(model).values())
+        return 2 * sum(weight.numel() for weight in trained(model).values())
 
     def _groups(
         self, parameters: Mapping[str, nn.Parameter], vectors: set[int]
@@ -85,9 +80,10 @@ class Optimizer(Config, ABC):
             groups.append({"params": tokens, "lr": self.embedding_lr, **decayed})
         return groups
 
-    def _adamw(
+    def adamw(
         self, model: nn.Module, parameters: Mapping[str, nn.Parameter]
     ) -> torch.optim.Optimizer:
+        """AdamW for these parameters, fused."""
         assert self.lr is not None
         return torch.optim.AdamW(
             self._groups(parameters, _vectors(model)),
@@ -96,63 +92,6 @@ class Optimizer(Config, ABC):
             eps=self.eps,
             fused=True,
         )
-
-
-class AdamW(Optimizer):
-    """Adam with decoupled weight decay (Loshchilov and Hutter 2017), fused."""
-
-    kind: Literal["adamw"] = "adamw"
-
-    def build(self, model: nn.Module, precision: torch.dtype = torch.float32) -> Optimizers:
-        """One AdamW for everything."""
-        return [self._adamw(model, _trained(model))]
-
-
-class Muon(Optimizer):
-    """Muon (Jordan et al. 2024) for the matrices of the blocks, AdamW for all other parameters."""
-
-    kind: Literal["muon"] = "muon"
-    matrix_lr: float = Field(0.02, gt=0, description="peak learning rate of Muon's matrices")
-    momentum: float = Field(0.95, ge=0, lt=1, description="momentum of Muon's matrices")
-
-    def complete(self, adamw_rate: float) -> Self:
-        """Token embeddings, which stay with AdamW, take larger steps."""
-        new = super().complete(adamw_rate)
-        assert new.lr is not None
-        return new.replace(embedding_lr=new.embedding_lr or new.lr * _EMBEDDING_RATE)
-
-    def build(self, model: nn.Module, precision: torch.dtype = torch.float32) -> Optimizers:
-        """Muon and AdamW; AdamW alone where no matrix of a block is trained."""
-        parameters = _trained(model)
-        matrices = _matrices(model)
-        rest = {name: weight for name, weight in parameters.items() if name not in matrices}
-        if not matrices:
-            return [self._adamw(model, rest)]
-        scales = _query_scales(model)
-        by_scale: dict[float, list[nn.Parameter]] = {}
-        for name, weight in matrices.items():
-            by_scale.setdefault(scales.get(name, 1.0), []).append(weight)
-        groups = [{"params": p, "lr": self.matrix_lr * scale} for scale, p in by_scale.items()]
-        muon = MatrixMuon(
-            groups,
-            lr=self.matrix_lr,
-            momentum=self.momentum,
-            weight_decay=self.weight_decay,
-            precision=precision,
-        )
-        return [muon, self._adamw(model, rest)]
-
-    def state_size(self, model: nn.Module) -> int:
-        """Of matrices only a momentum."""
-        return super().state_size(model) - sum(w.numel() for w in _matrices(model).values())
-
-
-AnyOptimizer = Annotated[AdamW | Muon, Field(discriminator="kind")]
-"""The one list of optimizers."""
-
-OPTIMIZERS: dict[str, type[Optimizer]] = {
-    cls.model_fields["kind"].default: cls for cls in get_args(get_args(AnyOptimizer)[0])
-}
 
 
 def set_learning_rate(optimizers: Optimizers, factor: float) -> None:
@@ -193,15 +132,16 @@ def load_state_tensors(
         owner[parameter].state[parameter][entry] = value.to(parameter.device)
 
 
-def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
+def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are trained, by name."""
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
-def _matrices(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Those of the blocks."""
+def block_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The matrices of the blocks that are trained, by name."""
     blocks = {id(p) for block in model.blocks for p in block.parameters()}  # type: ignore
     blocks -= _vectors(model)
-    return {n: p for n, p in _trained(model).items() if id(p) in blocks and p.ndim == 2}
+    return {n: p for n, p in trained(model).items() if id(p) in blocks and p.ndim == 2}
 
 
 def _vectors(model: nn.Module) -> set[int]:
@@ -210,13 +150,4 @@ def _vectors(model: nn.Module) -> set[int]:
     return {id(getattr(part, name)) for part in parts for name in part.vectors}
 
 
-def _query_scales(model: nn.Module) -> dict[str, float]:
-    """Smaller steps for queries whose scores are not divided by sqrt(head_dim) (T5).
-
-    Muon's steps have the same size for every matrix, and these queries are that much smaller.
-    """
-    return {
-        f"{name}.query.weight": module.head_dim**-0.5 / module.scale
-        for name, module in model.named_modules()
-        if isinstance(module, AttentionMixer)
-    }
+import_members(__name__, __path__)

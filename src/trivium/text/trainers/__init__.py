@@ -15,6 +15,7 @@ from pydantic import Field, field_validator
 from tokenizers import normalizers
 from tokenizers.trainers import Trainer
 
+from trivium.choice import Choice, import_members
 from trivium.config import Config
 from trivium.errors import DataError, TokenizerError
 from trivium.text.explanation import Explanation
@@ -35,7 +36,11 @@ SpecialTokens = Annotated[
 _DEFAULT_SIZE = 8192
 
 
-class TokenizerConfig(Config, ABC):
+class TokenizerSource(Choice, Config):
+    """Where a tokenizer comes from: it is trained, or read from a file."""
+
+
+class TokenizerConfig(TokenizerSource, ABC):
     """How to train one kind of tokenizer: the keys of `[tokenizer]` in a recipe.
 
     A kind is a subclass with its own `kind`, `component_types`, defaults, `build` and
@@ -44,7 +49,6 @@ class TokenizerConfig(Config, ABC):
 
     size_advice: ClassVar[str] = ""  # what else helps where `vocab_size` is too small
     seconds_per_mb: ClassVar[float] = 0.5  # of training, on one core
-    kind: Any  # a Literal in each kind
     component_types: ClassVar[tuple[str, ...]]
     """Types of model, pre-tokenizers and decoders in `tokenizer.json` that mark the kind."""
     vocab_size: int | None = Field(
@@ -80,12 +84,6 @@ class TokenizerConfig(Config, ABC):
         if len(set(tokens)) < len(tokens) or "" in tokens:
             raise ValueError(f"special tokens must differ and not be empty: {' '.join(tokens)}")
         return tokens
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **options: Any) -> None:
-        kind = cls.model_fields["kind"]
-        if not kind.is_required():
-            Tokenizer.kinds[kind.default] = cls
 
     def train(self, texts: Iterable[str], *, progress: Progress = True) -> Tokenizer:
         """Train on texts, which are read once.
@@ -219,3 +217,7 @@ class CharacterTokenizerConfig(TokenizerConfig):
             pattern = re.compile(f"[{re.escape(rare)}]")
             texts = [pattern.sub(" ", text) for text in texts]
         return texts, sorted(alphabet)
+
+
+import_members(__name__, __path__)
+Tokenizer.kinds = TokenizerConfig.kinds

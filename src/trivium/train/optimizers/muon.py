@@ -4,17 +4,62 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal, Self
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from pydantic import Field
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
+from trivium.nn.mixers.attention import AttentionMixer
+from trivium.train.optimizers import Optimizer, Optimizers, block_matrices, trained
+
+# Beside Muon, AdamW trains token embeddings at so many times its rate.
+_EMBEDDING_RATE = 8.0
 # Of the odd polynomial of degree 5 that takes singular values in (0, 1] close to 1 in five rounds.
 _COEFFICIENTS, _ROUNDS = (3.4445, -4.7750, 2.0315), 5
 # Matrices of equal shape are made orthogonal together, up to so many numbers.
 _STACKED = 1 << 24
+
+
+class Muon(Optimizer):
+    """Muon (Jordan et al. 2024) for the matrices of the blocks, AdamW for all other parameters."""
+
+    kind: Literal["muon"] = "muon"
+    matrix_lr: float = Field(0.02, gt=0, description="peak learning rate of Muon's matrices")
+    momentum: float = Field(0.95, ge=0, lt=1, description="momentum of Muon's matrices")
+
+    def complete(self, adamw_rate: float) -> Self:
+        """Token embeddings, which stay with AdamW, take larger steps."""
+        new = super().complete(adamw_rate)
+        assert new.lr is not None
+        return new.replace(embedding_lr=new.embedding_lr or new.lr * _EMBEDDING_RATE)
+
+    def build(self, model: nn.Module, precision: torch.dtype = torch.float32) -> Optimizers:
+        """Muon and AdamW; AdamW alone where no matrix of a block is trained."""
+        parameters = trained(model)
+        matrices = block_matrices(model)
+        rest = {name: weight for name, weight in parameters.items() if name not in matrices}
+        if not matrices:
+            return [self.adamw(model, rest)]
+        scales = _query_scales(model)
+        by_scale: dict[float, list[nn.Parameter]] = {}
+        for name, weight in matrices.items():
+            by_scale.setdefault(scales.get(name, 1.0), []).append(weight)
+        groups = [{"params": p, "lr": self.matrix_lr * scale} for scale, p in by_scale.items()]
+        muon = MatrixMuon(
+            groups,
+            lr=self.matrix_lr,
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            precision=precision,
+        )
+        return [muon, self.adamw(model, rest)]
+
+    def state_size(self, model: nn.Module) -> int:
+        """Of matrices only a momentum."""
+        return super().state_size(model) - sum(w.numel() for w in block_matrices(model).values())
 
 
 class MatrixMuon(torch.optim.Optimizer):
@@ -119,3 +164,15 @@ def _sharded_like(weight: Tensor, whole: Tensor) -> Tensor:
     mesh = weight.device_mesh
     copies = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
     return copies.redistribute(placements=weight.placements)
+
+
+def _query_scales(model: nn.Module) -> dict[str, float]:
+    """Smaller steps for queries whose scores are not divided by sqrt(head_dim) (T5).
+
+    Muon's steps have the same size for every matrix, and these queries are that much smaller.
+    """
+    return {
+        f"{name}.query.weight": module.head_dim**-0.5 / module.scale
+        for name, module in model.named_modules()
+        if isinstance(module, AttentionMixer)
+    }

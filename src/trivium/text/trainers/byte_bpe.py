@@ -13,12 +13,12 @@ import tokenizers
 from pydantic import Field
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
-from trivium.text.bpe import explain_by_merges
 from trivium.text.explanation import Explanation
 from trivium.text.roles import END_OF_TEXT
 from trivium.text.symbols import bytes_to_symbols, readable, symbols_to_bytes
 from trivium.text.tokenizer import Tokenizer
 from trivium.text.trainers import SpecialTokens, TokenizerConfig
+from trivium.text.trainers.bpe import explain_by_merges
 
 
 class ByteBPE(TokenizerConfig):

@@ -1,0 +1,75 @@
+"""Descriptions of which there are several kinds, each found by its `kind`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, ModelWrapValidatorHandler, model_validator
+from pydantic_core import PydanticCustomError
+
+from trivium.errors import TriviumError, did_you_mean, shorten
+
+
+class Choice(BaseModel):
+    """A description of which there are several kinds, such as `Mixer` or `Objective`.
+
+    A class with `kind: Literal["name"] = "name"` is a member of every choice that it inherits from,
+    by being defined; no list names it. A kind belongs to one class. Of kind None it is found by
+    none. Fields of a choice are written `SerializeAsAny[Mixer]`.
+    """
+
+    kind: Any
+    """A literal string in every member."""
+    kinds: ClassVar[dict[str, type[Any]]]
+    """The members of the choice, by kind."""
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        if not cls.is_member():
+            cls.kinds = {}
+            return
+        if (kind := cls.model_fields["kind"].default) is None:
+            return
+        for choice in (each for each in cls.__mro__ if "kinds" in vars(each)):
+            other = choice.kinds.get(kind, cls)
+            if other.__qualname__ != cls.__qualname__:  # the same name is a class defined again
+                raise TriviumError(
+                    f'{cls.__name__} and {other.__name__} are both of kind "{kind}": give one of '
+                    "them another."
+                )
+            choice.kinds[kind] = cls
+
+    @classmethod
+    def is_member(cls) -> bool:
+        """Whether the class is of a kind, not a choice of several."""
+        return not cls.model_fields["kind"].is_required()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _member(cls, data: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+        """A table with a kind becomes the member of that kind."""
+        if cls.is_member() or not isinstance(data, Mapping):
+            return validate(data)
+        kind = data.get("kind")
+        if isinstance(kind, str) and kind in cls.kinds:
+            return cls.kinds[kind].model_validate(data)
+        known = ", ".join(f'"{name}"' for name in sorted(cls.kinds))
+        if "kind" not in data:
+            raise PydanticCustomError(
+                "kind_missing", "its kind is missing; allowed: {known}.", {"known": known}
+            )
+        near = did_you_mean(str(kind), cls.kinds)
+        raise PydanticCustomError(
+            "no_such_kind",
+            'there is no kind "{kind}"; allowed: {known}.{near}',
+            {"kind": shorten(str(kind), 100), "known": known, "near": near},
+        )
+
+
+def import_members(package: str, path: Iterable[str]) -> list[Any]:
+    """Every module of a package, imported: what they define is registered by being defined."""
+    names = sorted(module.name for module in iter_modules(path))
+    return [import_module(f"{package}.{name}") for name in names]
