@@ -93,7 +93,7 @@ class LanguageModel(TextModel):
         """Write a Hugging Face folder, which `transformers` and `load` read.
 
         A decoder with a task head loses its head over the vocabulary, with a warning: no class of
-        `transformers` has both.
+        `transformers` has both. So does an encoder with a mask decoder (`MLMHead.late_positions`).
 
         Args:
             folder: a new or empty folder.

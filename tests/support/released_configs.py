@@ -303,7 +303,7 @@ CONFIGS = {
 }
 CLASSES = {
     "bert": "BertForPreTraining",
-    "deberta": "DebertaForMaskedLM",
+    "deberta": "DebertaModel",
     "deberta-v2": "DebertaV2Model",
     "roberta": "RobertaForMaskedLM",
     "longformer": "LongformerForMaskedLM",

@@ -156,6 +156,13 @@ SPECS = {
         encoder=_POST,
         heads=(_MASKED, spec.ReplacedTokenHead()),
     ),
+    "deberta": _model(
+        embedding=spec.Embedding(norm=spec.LayerNorm()),
+        encoder=_POST.replace(
+            mixer=_attention(positions=spec.Disentangled(span=4)), norm=spec.LayerNorm()
+        ),
+        heads=(_MASKED.replace(late_positions=_POSITIONS),),
+    ),
     "modernbert": _model(
         embedding=spec.Embedding(norm=_NO_BIAS),
         encoder=_stack(

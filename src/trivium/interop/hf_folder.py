@@ -112,7 +112,7 @@ def write_folder(
         raise SpecError(
             f"Hugging Face has no {type(module).__name__}: only Transformers can be exported."
         )
-    module = _with_one_head(module)
+    module = _with_known_heads(module)
     options, tensors = to_hugging_face(module)
     write_tensors(folder, tensors, max_shard_bytes=max_shard_bytes)
     config = _config(options, tensors, tokenizer, settings)
@@ -189,17 +189,19 @@ def _write_tokenizer(
         write_file(folder / CHAT_TEMPLATE, settings.chat_template)
 
 
-def _with_one_head(module: Transformer) -> Transformer:
-    """The module; a fine-tuned decoder without its head over the vocabulary."""
+def _with_known_heads(module: Transformer) -> Transformer:
+    """The module without a head over the vocabulary that no class has, with a warning."""
     spec = module.spec
     tasks = tuple(head for head in spec.heads if head.kind in ("classifier", "tagger"))
-    if spec.family != "decoder-only" or not tasks or len(tasks) == len(spec.heads):
+    if spec.family == "decoder-only" and 0 < len(tasks) < len(spec.heads):
+        lost = f"a {tasks[0].kind} and a head over the vocabulary"
+        left = "predicts labels, no longer the next token"
+    elif spec.late_positions:
+        tasks = tuple(head for head in spec.heads if head.kind != "mlm")
+        lost, left = "a mask decoder", "is the encoder, to be fine-tuned, and fills no masks"
+    else:
         return module
-    warnings.warn(
-        f"no Hugging Face class has a {tasks[0].kind} and a head over the vocabulary: the exported "
-        "model predicts labels, no longer the next token.",
-        stacklevel=4,
-    )
+    warnings.warn(f"no Hugging Face class has {lost}: the exported model {left}.", stacklevel=4)
     alone = build(spec.replace(heads=tasks), device="meta")
     weights = module.state_dict()
     alone.load_state_dict({name: weights[name] for name in alone.state_dict()}, assign=True)

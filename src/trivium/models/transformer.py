@@ -108,11 +108,13 @@ class TransformerStack(nn.Module):
         context: Context,
         *,
         token_type_ids: Tensor | None = None,
+        late_positions: nn.Module | None = None,
         cache: Cache | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Token vectors [B, T, E] -> hidden states [B, T, D], or [M, D] with `context.select`.
 
-        Also the loss that layers add together. `cache` holds earlier tokens.
+        Also the loss that layers add together. `late_positions` are those of a mask decoder, which
+        the last layer then is; `cache` holds earlier tokens.
         """
         x, total = self.embedding(tokens, context.positions, token_type_ids), None
         # Where networks read earlier tokens all are computed; what is wanted is chosen after.
@@ -125,9 +127,14 @@ class TransformerStack(nn.Module):
             if first not in prepared:
                 prepared[first] = block.prepare(here, own, self._table_of(i))
             mixing, crossing = prepared[first]
-            x, loss = block(x, here, replace(own, prepared=mixing, cross_prepared=crossing))
-            if loss is not None:
-                total = loss if total is None else total + loss
+            layer, runs = replace(own, prepared=mixing, cross_prepared=crossing), (here,)
+            if late_positions is not None and i == last:
+                runs = (replace(before_last, seen=x), replace(here, seen=x))
+                x = x + late_positions(context.positions).to(x.dtype)
+            for each in runs:
+                x, loss = block(x, each, layer)
+                if loss is not None:
+                    total = loss if total is None else total + loss
         if total is not None:
             total = self.every_layer[0].feed_forward.loss(total)
         return self.norm(context.chosen(x) if last is None else x), total
@@ -197,8 +204,11 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
                 weights = matrix_weights(block) - sum(map(matrix_weights, block.feed_forward.idle))
                 total += 6.0 * repeats * weights
             total += 6.0 * matrix_weights(stack.embedding)
-            attended = length / 2 if stack.causal else length
-            for mixer in stack.spec.mixers:
+            attended, mixers = length / 2 if stack.causal else length, stack.spec.mixers
+            if self.spec.late_positions:  # the last layer runs once more
+                total += 6.0 * matrix_weights(stack.layers[-1])
+                mixers += mixers[-1:]
+            for mixer in mixers:
                 total += mixer.flops(attended)
                 if stack.causal and self.encoder is not None and mixer.cross is not None:
                     total += mixer.cross.flops(length)
@@ -299,6 +309,7 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
                     predicted=predicted,
                     global_tokens=global_tokens,
                     select=select if self.decoder is None else None,
+                    late_positions=getattr(self.vocabulary_head, "late_positions", None),
                 )
                 if self.decoder is None:
                     refuse("an encoder takes no", cache=cache, prefix_lengths=prefix_lengths)
@@ -353,6 +364,7 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
         predicted: Tensor | None = None,
         global_tokens: Tensor | None = None,
         select: Tensor | None = None,
+        late_positions: nn.Module | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         if self.encoder is None:
             raise SpecError(f"this model is {self.spec.family}: it has no encoder.")
@@ -367,7 +379,12 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
         )
         if order is None or predicted is None:
             refuse("order and predicted are given together:", order=order, predicted=predicted)
-            return self.encoder(table(input_ids), context, token_type_ids=token_type_ids)
+            return self.encoder(
+                table(input_ids),
+                context,
+                token_type_ids=token_type_ids,
+                late_positions=late_positions,
+            )
         query, length = self.encoder.embedding.query, input_ids.shape[1]
         if query is None:
             raise SpecError("this model has no query stream (Embedding.query_stream): no order.")

@@ -48,6 +48,8 @@ class Context:
         global_tokens: bool [B, T], tokens that no pattern hides (Longformer).
         order: int64 [1 or B, T], when tokens become known, if not by column (XLNet).
         num_keys: so many first tokens are seen; the others only ask (XLNet's query stream).
+        seen: [B, T, D], what attention makes keys and values of, if not of its input (DeBERTa's
+            mask decoder).
         custom: bool, True where a token sees another: [T, T], or [B, N, T, T] with 1 for an axis
             along which it is the same.
         select: int64 [M], flat positions in B * T whose feed-forward network is wanted.
@@ -65,6 +67,7 @@ class Context:
     global_tokens: Tensor | None = None
     order: Tensor | None = None
     num_keys: int | None = None
+    seen: Tensor | None = None
     custom: Tensor | None = None
     select: Tensor | None = None
     span: Span | None = None

@@ -6,7 +6,9 @@ from trivium import spec
 from trivium.presets.preset import Preset
 
 _NORM = spec.LayerNorm(eps=1e-7)
-_MLM = spec.MLMHead(dense=spec.Dense(activation="gelu", norm=True))
+_MLM = spec.MLMHead(
+    dense=spec.Dense(activation="gelu", norm=True), late_positions=spec.Learned(max_length=512)
+)
 
 
 def _deberta(
@@ -19,14 +21,7 @@ def _deberta(
     positions: spec.Disentangled,
     head: spec.Head,
 ) -> Preset:
-    """A post-norm encoder that knows distances alone.
-
-    The published pretraining predicts masked tokens by an enhanced mask decoder (He et al. 2020,
-    section 3.2; in the released code two passes of the last layer, with the weights of the encoder:
-    queries are its input plus vectors of absolute positions, then what the first pass gave; keys
-    and values are its input). It is not here: masked tokens are predicted from the last layer,
-    as all other tasks are, and absolute positions are nowhere.
-    """
+    """A post-norm encoder that knows distances alone."""
     model = spec.ModelSpec(
         vocab_size=vocab_size,
         d_model=d_model,
@@ -50,7 +45,10 @@ def _deberta(
 
 
 def _v1(num_layers: int, d_model: int) -> Preset:
-    """A vector for each of 1,024 distances; matrices of their own make keys and queries of them."""
+    """A vector for each of 1,024 distances; matrices of their own make keys and queries of them.
+
+    Masked tokens are predicted by the enhanced mask decoder, which knows absolute positions.
+    """
     return _deberta(
         num_layers,
         d_model,
@@ -66,7 +64,7 @@ def _v3(num_layers: int, d_model: int) -> Preset:
     """256 buckets each way for distances up to 512, whose keys and queries content's matrices make.
 
     Trained as ELECTRA is; the generator fills masks. Published generators are as wide and half as
-    deep, those of the objective here as deep and narrower.
+    deep, and have a mask decoder; those of the objective here are as deep and narrower, without.
     """
     return _deberta(
         num_layers,

@@ -58,6 +58,22 @@ class ModelSpec(Spec):
         return self
 
     @model_validator(mode="after")
+    def _late_positions_fit(self) -> Self:
+        stack = self.encoder
+        if self.late_positions and (
+            self.family != "encoder-only"
+            or self.query_stream
+            or stack is None
+            or "before" in stack.norms
+            or stack.mixers[-1].kind != "attention"
+        ):
+            raise SpecError(
+                'heads: late_positions of "mlm" are for an encoder alone, without a query stream, '
+                'whose last layer is "attention" without a norm before it.'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _initialization_fits(self) -> Self:
         start = self.initialization.attention
         if start == "position_offsets" and not self.allows_position_offsets:
@@ -184,6 +200,12 @@ class ModelSpec(Spec):
         return self.embedding.positions
 
     @property
+    def late_positions(self) -> AbsolutePositions | None:
+        """Those of its mask decoder (`MLMHead.late_positions`)."""
+        late = (head.late_positions for head in self.heads if isinstance(head, MLMHead))
+        return next(late, None)
+
+    @property
     def d_embedding(self) -> int:
         """Width of the token vectors: d_model, unless they are factorised."""
         return self.embedding.factorised.width if self.embedding.factorised else self.d_model
@@ -191,8 +213,8 @@ class ModelSpec(Spec):
     @property
     def max_length(self) -> int | None:
         """Longest input in tokens, or None where positions have no end."""
-        positions = self.embedding.positions
-        return positions.max_length if positions else None
+        both = (self.embedding.positions, self.late_positions)
+        return min((each.max_length for each in both if each and each.max_length), default=None)
 
     @property
     def head_input(self) -> HeadInput:
@@ -244,7 +266,8 @@ class ModelSpec(Spec):
             crosses = stack is self.decoder and self.encoder is not None
             # The encoder's output, in another precision for keys and for values.
             memory = 2 * item * width if crosses and item < 4 else 0
-            for mixer in stack.mixers:
+            again = stack.mixers[-1:] if self.late_positions else ()
+            for mixer in (*stack.mixers, *again):
                 kept = mixer.kept_numbers(length, on_cpu=on_cpu, dropout=mask > 0)
                 one = added + item * (width + kept)
                 yield one * (1 + crosses) + memory + feeding

@@ -99,6 +99,11 @@ def _check_sizes(model: Transformer, processes: int, *, sequence_parallel: bool)
                 "parallel.sequence = true needs layers with weights of their own; those of this "
                 f"model share {stack.num_distinct} (num_distinct): set parallel.sequence = false."
             )
+    if model.spec.late_positions:
+        raise RecipeError(
+            f"parallel.tensor = {processes} cannot divide a model with a mask decoder "
+            "(late_positions): set parallel.tensor = 1."
+        )
     for name, size in (each for stack in model.spec.stacks for each in stack.divided):
         if size % processes:
             divisors = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from trivium import spec
 from trivium.models.dense import build_dense
-from trivium.nn.part_module import PartModule
+from trivium.nn.part_module import PartModule, module_class
 
 
 class VocabularyHead(PartModule):
@@ -30,6 +30,7 @@ class VocabularyHead(PartModule):
         self.weight = None if tied else nn.Parameter(torch.empty(shape))
         self.bias = nn.Parameter(torch.zeros(inputs.vocab_size)) if bias else None
         self.packed: nn.Module | None = None
+        self.late_positions: nn.Module | None = None
 
 
 class CausalHead(VocabularyHead, of=spec.LMHead):
@@ -54,6 +55,8 @@ class MaskedHead(VocabularyHead, of=spec.MLMHead):
     def __init__(self, head: spec.MLMHead, inputs: spec.HeadInput) -> None:
         super().__init__(inputs, tied=head.tied, bias=head.bias)
         self.dense = build_dense(head.dense, inputs, inputs.d_embedding)
+        if (late := head.late_positions) is not None:
+            self.late_positions = module_class(late)(late, inputs.d_model)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., D] -> [..., E]."""

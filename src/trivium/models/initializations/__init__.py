@@ -11,7 +11,7 @@ from trivium.choice import import_members
 from trivium.models.transformer import Transformer
 from trivium.nn.part_module import OfPart, PartModule
 
-_TABLES = ("tokens", "source_tokens", "positions", "token_types")
+_TABLES = ("tokens", "source_tokens", "positions", "late_positions", "token_types")
 
 
 class WeightStart(OfPart):

@@ -146,7 +146,8 @@ class AttentionMixer(MixerModule, of=spec.Attention):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Turned queries [B, N, T, H] and keys, and values [B, K, S, H], of one precision."""
         query = self.positions.turn(self._queries(x), prepared.positions)
-        key, value = self.project(x[:, : context.num_keys])
+        seen = x[:, : context.num_keys] if context.seen is None else context.seen
+        key, value = self.project(seen)
         key = self.positions.turn(key, prepared.positions)
         if context.span is not None and isinstance(state, KeysValues | Ring):
             key, value = state.append(context.span, key, value)

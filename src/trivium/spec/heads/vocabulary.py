@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from pydantic import SerializeAsAny
+
 from trivium.spec.heads import Dense, Head
 from trivium.spec.part import Positive
+from trivium.spec.positions import AbsolutePositions
 
 
 class LMHead(Head):
@@ -24,7 +27,11 @@ class LMHead(Head):
 class MLMHead(Head):
     """Logits of masked tokens: dense, activation, norm, projection with a bias (BERT).
 
-    Without a dense layer the projection reads the hidden states.
+    Without a dense layer the projection reads the hidden states. With `late_positions` these are
+    of an enhanced mask decoder (He et al. 2020, section 3.2): the last layer runs twice, its
+    queries are its input and vectors of absolute positions, then what the first run gave; its keys
+    and values are its input. In the paper the first queries are positions alone; as here, it is in
+    the released code.
     """
 
     reads_both_sides: ClassVar[bool] = True
@@ -32,3 +39,4 @@ class MLMHead(Head):
     dense: Dense | None = None
     tied: bool = True
     bias: bool = True
+    late_positions: SerializeAsAny[AbsolutePositions] | None = None
