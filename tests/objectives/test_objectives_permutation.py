@@ -102,3 +102,6 @@ def test_it_is_for_models_that_can_be_asked():
     assert isinstance(default_objective(presets["xlnet-tiny"]), Permutation)
     with pytest.raises(RecipeError, match="such as xlnet-mini"):
         Permutation().heads(presets["bert-tiny"])
+    Permutation(carry_state=True).heads(presets["xlnet-tiny"])
+    with pytest.raises(RecipeError, match="whose state goes on from row to row"):
+        Permutation(carry_state=True).heads(xlnet())

@@ -171,7 +171,8 @@ def qwen(name, layers, width, heads, d_ff, **options):
 
 
 def xlnet(layers, width):
-    return of("XLNet", n_layer=layers, d_model=width, n_head=width // 64, d_inner=4 * width)
+    sizes = {"n_layer": layers, "d_model": width, "n_head": width // 64, "d_inner": 4 * width}
+    return of("XLNet", mem_len=384, **sizes)
 
 
 # The released configurations, in the words of `transformers`; -tiny is our own.

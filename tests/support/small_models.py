@@ -328,6 +328,7 @@ _FIELDS = {
     "block_size": 2,
     "num_random": 1,
     "num_summary": 1,
+    "memory": 5,
     "patterns": (spec.Sliding(window=3),) * 3,
     "max_length": MAX_LENGTH,
 }

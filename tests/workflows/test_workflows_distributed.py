@@ -31,7 +31,7 @@ FAMILIES = ["bert", "gpt2", "llama", "t5", "reviews", "pairs"]
 KINDS = {
     "mamba": {},
     "mixtral": {},
-    "xlnet": {},
+    "xlnet": {"kind": "permutation", "carry_state": True},
     "longformer": {},
     "glm": {},
     "deberta-v3": {"kind": "replaced-token", "sharing": "gradient-disentangled"},

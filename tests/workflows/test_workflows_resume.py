@@ -65,7 +65,9 @@ def test_a_run_that_carries_state_ends_bit_equal(text, tmp_path, monkeypatch):
     """Interrupted after every step: within an epoch, and at the end of one."""
     short = tmp_path / "short.txt"
     short.write_text(text.read_text()[:3000])
-    for preset, stops in (("lstm-tiny", range(7)), ("transformer-xl-tiny", [4])):
+    for preset, stops in (
+        *(("lstm-tiny", range(7)), ("transformer-xl-tiny", [4]), ("xlnet-tiny", [4])),
+    ):
 
         def start(out, resume, preset=preset):
             changes = settings(steps=8, eval_every=4, save_every=8)

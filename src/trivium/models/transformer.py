@@ -216,11 +216,12 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
         """See `LanguageModule.new_cache`."""
-        if self.decoder is None:
+        stack = self.decoder or self.encoder
+        if stack is None or not (self.decoder or self.spec.carries):
             return super().new_cache(slots, slot_length)
         check_length(slot_length, self.spec.max_length)
-        like, layers = state_like(self.tokens.weight), self.decoder.every_layer
-        reading = layers if self.decoder.spec.feed_forward.reads_earlier else []
+        like, layers = state_like(self.tokens.weight), stack.every_layer
+        reading = layers if stack.spec.feed_forward.reads_earlier else []
         return Cache(
             slots,
             slot_length,
@@ -279,7 +280,8 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
                 or the question, which is what has token type 0.
             select: int64 [M], ascending flat positions in B * T (or B * A) whose hidden states are
                 wanted; the last feed-forward network runs for them alone.
-            cache: earlier tokens of the decoder, extended in place by its input.
+            cache: earlier tokens of the decoder, or of an encoder that carries its state
+                (`Spec.carries`), extended in place by its input.
             slots: int64 [B], with a cache: the slot of every row; None: the first B slots.
                 Neighbours are read without a copy.
             lengths: int64 [B], with a cache: real tokens of every row, which is padded on the
@@ -297,6 +299,9 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
             have = "needs" if decoder_input_ids is None else "takes no"
             raise SpecError(f"this model is {self.spec.family} and {have} decoder_input_ids.")
         encoded, encoder_loss = None, None
+        if self.decoder is None:
+            refuse("an encoder takes no", lengths=lengths, prefix_lengths=prefix_lengths)
+            refuse("an encoder takes no", cache=None if self.spec.carries else cache)
         if self.encoder is not None:
             if input_ids is not None:
                 hidden, encoder_loss = self._encode(
@@ -310,9 +315,10 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
                     global_tokens=global_tokens,
                     select=select if self.decoder is None else None,
                     late_positions=getattr(self.vocabulary_head, "late_positions", None),
+                    cache=cache if self.decoder is None else None,
+                    slots=slots,
                 )
                 if self.decoder is None:
-                    refuse("an encoder takes no", cache=cache, prefix_lengths=prefix_lengths)
                     return hidden, encoder_loss
                 encoded = EncoderOutput(hidden, attention_mask)
             input_ids, attention_mask = decoder_input_ids, decoder_attention_mask
@@ -365,36 +371,47 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
         global_tokens: Tensor | None = None,
         select: Tensor | None = None,
         late_positions: nn.Module | None = None,
+        cache: Cache | None = None,
+        slots: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         if self.encoder is None:
             raise SpecError(f"this model is {self.spec.family}: it has no encoder.")
         table = self.tokens if self.source_tokens is None else self.source_tokens
+        span = None
+        if cache is not None:
+            refuse("a cache takes no", document_ids=document_ids)
+            span = cache.begin(len(input_ids), input_ids.shape[1], slots, None)
         context = Context(
-            *self._positions(input_ids, position_ids, attention_mask, document_ids),
+            *self._positions(input_ids, position_ids, attention_mask, document_ids, span),
             real=attention_mask,
             documents=document_ids,
             types=token_type_ids,
             global_tokens=self._global(global_tokens, input_ids, token_type_ids, attention_mask),
             select=select,
+            span=span,
         )
+        tokens, given = table(input_ids), 0
         if order is None or predicted is None:
             refuse("order and predicted are given together:", order=order, predicted=predicted)
-            return self.encoder(
-                table(input_ids),
-                context,
-                token_type_ids=token_type_ids,
-                late_positions=late_positions,
-            )
-        query, length = self.encoder.embedding.query, input_ids.shape[1]
-        if query is None:
-            raise SpecError("this model has no query stream (Embedding.query_stream): no order.")
-        context = two_streams(context, order, predicted)
-        if select is not None:  # flat positions among queries, which are after the tokens
-            row = select.div(predicted.shape[1], rounding_mode="floor")
-            context = replace(context, select=select + (row + 1) * length)
-        tokens = torch.cat((table(input_ids), query(torch.zeros_like(predicted))), 1)
-        hidden, loss = self.encoder(tokens, context, token_type_ids=context.types)
-        return hidden if select is not None else hidden[:, length:], loss
+        else:
+            query, given = self.encoder.embedding.query, input_ids.shape[1]
+            if query is None:
+                raise SpecError("a model without a query stream (Embedding) takes no order.")
+            context = two_streams(context, order, predicted)
+            if select is not None:  # flat positions among queries, which are after the tokens
+                row = select.div(predicted.shape[1], rounding_mode="floor")
+                context = replace(context, select=select + (row + 1) * given)
+            tokens = torch.cat((tokens, query(torch.zeros_like(predicted))), 1)
+        hidden, loss = self.encoder(
+            tokens,
+            context,
+            token_type_ids=context.types,
+            late_positions=late_positions,
+            cache=cache,
+        )
+        if cache is not None and span is not None:
+            cache.advance(span)
+        return hidden if select is not None else hidden[:, given:], loss
 
     def _global(
         self, given: Tensor | None, ids: Tensor, types: Tensor | None, real: Tensor | None

@@ -14,6 +14,7 @@ from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.language_model import LanguageModel
 from trivium.objectives.base import Objective, positions_in_documents, real_tokens, row_inputs
+from trivium.objectives.carrying import Carrying
 from trivium.objectives.excerpt import continue_beginning
 from trivium.spec import Head, Spec
 from trivium.spec.positions.two_dimensional import TwoDimensional
@@ -37,7 +38,7 @@ class LeftToRight(Objective):
         return continue_beginning(lm, text, 10, temperature=0.8, top_k=40, seed=0)
 
 
-class Causal(LeftToRight):
+class Causal(Carrying, LeftToRight):
     """L = - sum_t log P(x_t | x_1 ... x_(t-1)).
 
         input_ids  once  upon  a     time
@@ -71,11 +72,6 @@ class Causal(LeftToRight):
     context: int | None = Field(
         None, gt=0, description="tokens that a prediction may see; all of the row unless set"
     )
-    carry_state: bool = Field(
-        False,
-        description="rows are read in order, each with the state that the row before has left: "
-        "for RNNs that read one way, and others whose layers keep a state of a fixed size",
-    )
 
     @model_validator(mode="after")
     def _no_windows_with_state(self) -> Self:
@@ -85,36 +81,11 @@ class Causal(LeftToRight):
             )
         return self
 
-    @property
-    def carries_state(self) -> bool:
-        """See `Objective.carries_state`."""
-        return self.carry_state
-
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """The head over the vocabulary."""
         heads = super().heads(spec, labels)
-        if self.carry_state and not spec.carries:
-            raise RecipeError(
-                "objective.carry_state = true needs a model whose state goes on from row to row, "
-                "such as lstm-mini or transformer-xl-mini; layers of this model keep whole texts "
-                "or read a few tokens: leave it out."
-            )
+        self.check_state(spec)
         return heads
-
-    def check_rows(self, packing: str, separate_documents: bool, *, is_mixed: bool) -> None:
-        """With state every row goes on with another one."""
-        super().check_rows(packing, separate_documents, is_mixed=is_mixed)
-        keys = {
-            "[[mix]]": is_mixed,
-            "data.separate_documents": separate_documents,
-            'data.packing = "truncate"': packing == "truncate",
-        }
-        apart = " and ".join(key for key, is_set in keys.items() if is_set)
-        if self.carry_state and apart:
-            raise RecipeError(
-                "objective.carry_state = true reads one text from its beginning to its end: leave "
-                f"{apart} out."
-            )
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:

@@ -12,6 +12,7 @@ from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.objectives.base import compact, real_tokens, row_inputs
+from trivium.objectives.carrying import Carrying
 from trivium.objectives.masked import Choosing
 from trivium.spec import Head, Spec
 from trivium.text.vocabulary import Vocabulary
@@ -22,7 +23,7 @@ _ORDER = 4
 _MULTIPLE = 8
 
 
-class Permutation(Choosing):
+class Permutation(Carrying, Choosing):
     """L = - sum over targets t of log P(x_t | what is known before t in a random order).
 
         row        the  cat  sat  on  it
@@ -40,9 +41,9 @@ class Permutation(Choosing):
     drawn independently, so that the number of targets varies around its share, where theirs is
     fixed; they are of tokens, not of words, unless `whole_words`.
 
-    No memory is kept of other rows, where the paper has one (section 2.4; as released, of the first
-    half of the row before): hidden states that are keys, too. `carry_state` is for models that read
-    one way; an encoder keeps no state.
+    With `carry_state` rows are read in order, as those of "causal", and the last hidden states of
+    the rows before are keys, too (section 2.4). As released, rows overlap by half, and only the
+    first half of each is remembered (`reuse_len`); here a row begins where the one before ends.
     """
 
     kind: Literal["permutation"] = "permutation"
@@ -68,6 +69,7 @@ class Permutation(Choosing):
                 f'objective.kind = "{self.kind}" is for encoders that can predict tokens in '
                 "any order, such as xlnet-mini."
             )
+        self.check_state(spec)
         return (self.require_head(spec, "mlm"),)
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from trivium import spec
 from trivium.presets.preset import Preset
+from trivium.spec.mixers.memory_attention import MemoryAttention
 from trivium.spec.positions.typed_relative_scores import TypedRelativeScores
 
 
@@ -14,6 +15,7 @@ def _xlnet(
     paper: str = "Yang et al. 2019 (XLNet)",
     **published: float,
 ) -> Preset:
+    """With a memory of 384 tokens, as released, for training with `objective.carry_state`."""
     norm = spec.LayerNorm(eps=1e-12)
     model = spec.ModelSpec(
         vocab_size=32_000,
@@ -21,8 +23,12 @@ def _xlnet(
         embedding=spec.Embedding(query_stream=True),
         encoder=spec.Stack(
             num_layers=num_layers,
-            mixer=spec.Attention(
-                num_heads=d_model // 64, head_dim=64, bias=False, positions=TypedRelativeScores()
+            mixer=MemoryAttention(
+                num_heads=d_model // 64,
+                head_dim=64,
+                bias=False,
+                positions=TypedRelativeScores(),
+                memory=384,
             ),
             feed_forward=spec.FeedForward(d_ff=4 * d_model, activation="gelu"),
             norm=norm,

@@ -134,9 +134,9 @@ class ModelSpec(Spec):
 
     @property
     def carries(self) -> bool:
-        """Whether it is a decoder every layer of which carries its state (`Mixer.carries`)."""
-        mixers = self.decoder.mixers if self.decoder and not self.encoder else ()
-        return bool(mixers) and all(mixer.carries for mixer in mixers)
+        """Whether it is one stack every layer of which carries its state (`Mixer.carries`)."""
+        one = len(self.stacks) == 1
+        return one and all(mixer.carries for mixer in self.stacks[0].mixers)
 
     @property
     def biases_encoder(self) -> bool:

@@ -1,18 +1,21 @@
 """XLNet (Yang et al. 2019): an encoder that predicts tokens in any order.
 
-Memory across rows (`mem_len` and the options beside it, which published configurations leave out)
-is not kept here. It changes no logits of a pass without `mems`, so that these options are read as
-if without effect.
+`mem_len` is the memory of earlier rows. What says how it is used in training (`reuse_len`,
+`use_mems_train`) changes no logits, and is not read.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from trivium.interop.family import (
     ACTIVATIONS,
     MULTIPLE_CHOICE,
     Architecture,
     Family,
+    Hook,
     Option,
+    SpecTree,
     attention_of,
     classes,
     head_dim,
@@ -22,6 +25,17 @@ from trivium.interop.hf_config import ConfigReader
 from trivium.spec import POST_NORM, ModelSpec
 
 _SUMMARY = {"sequence_summary.summary": "dense.linear", "logits_proj": "classifier"}
+
+
+def _read_memory(config: ConfigReader, tree: SpecTree) -> None:
+    length = config.get("mem_len", None if "mem_len" in config.named else 512)
+    if length:
+        tree.set("encoder.mixer.kind", "memory-attention")
+        tree.set("encoder.mixer.memory", length)
+
+
+def _write_memory(spec: ModelSpec, config: dict[str, Any]) -> None:
+    config["mem_len"] = getattr(attention_of(spec), "memory", None)
 
 
 def _head_dim(config: ConfigReader) -> int:
@@ -102,9 +116,10 @@ XLNET = Family(
         "untie_r": True,
         "summary_use_proj": True,
     },
-    ignored="mem_len reuse_len use_mems_eval use_mems_train same_length start_n_top end_n_top "
+    ignored="reuse_len use_mems_eval use_mems_train same_length start_n_top end_n_top "
     "summary_last_dropout",
     transposed=("q", "k", "v", "r"),
     stored=_stored,
     copies={"lm_loss.weight": "transformer.word_embedding.weight"},
+    hooks=(Hook(_read_memory, _write_memory),),
 )

@@ -82,5 +82,5 @@ class SegmentAttentionMixer(AttentionMixer, of=SegmentAttention):
     ) -> tuple[Tensor, Tensor, Tensor]:
         seen = x[:, : context.num_keys]
         if context.span is not None and state is not None:
-            seen = state.append(context.span, x)
+            seen = state.append(context.span, seen)
         return self._heads(self.query(x)), *self.project(seen)

@@ -1,0 +1,33 @@
+"""Attention that remembers earlier rows and sees both sides of a token."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from trivium.errors import SpecError
+from trivium.spec.mixers.attention import Attention
+from trivium.spec.part import Count
+
+
+class MemoryAttention(Attention):
+    """Attention of an encoder to its row and to the last `memory` inputs of its layer before it.
+
+    Rows that continue each other are read so in training with state (`objective.carry_state`);
+    elsewhere it is `Attention`. Source: Yang et al. 2019 (XLNet), section 2.4.
+    """
+
+    decodes: ClassVar[bool] = False
+    carries: ClassVar[bool] = True
+    kind: Literal["memory-attention"] = "memory-attention"  # type: ignore[assignment]
+    memory: Count
+
+    @model_validator(mode="after")
+    def _positions_are_in_scores(self) -> Self:
+        if self.positions and not self.positions.has_scores:
+            raise SpecError(
+                f'positions of kind "{self.positions.kind}" are in the keys of attention, which '
+                "memory-attention makes anew of what it remembers: give it RelativeScores()."
+            )
+        return self
