@@ -288,7 +288,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"feed_forward_proj": "gelu"},
     ],
     "BartForConditionalGeneration": [{"scale_embedding": True, "activation_function": "relu"}],
-    "XLNetLMHeadModel": [{"tie_word_embeddings": False, "ff_activation": "relu"}],
+    "XLNetLMHeadModel": [{"tie_word_embeddings": False, "ff_activation": "relu", "mem_len": None}],
     "XLNetForSequenceClassification": [{"summary_type": "first", "summary_activation": "gelu"}],
     "MarianMTModel": [{"scale_embedding": True, "activation_function": "swish"}],
 }

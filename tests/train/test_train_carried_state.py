@@ -156,7 +156,7 @@ def test_state_is_refused_where_it_means_nothing():
         ({"data": {"separate_documents": True}}, r"leave data\.separate_documents out"),
         ({"data": {"packing": "truncate"}}, r'leave data\.packing = "truncate" out'),
         ({"objective": {"context": 3}}, "remembers what context would forget"),
-        ({"objective": {"kind": "classification"}}, 'carry_state is a key of .*, "causal"'),
+        ({"objective": {"kind": "classification"}}, 'carry_state is a key of .* = "causal", '),
     ):
         objective = {"carry_state": True, **changes.get("objective", {})}
         with pytest.raises(RecipeError, match=message):
