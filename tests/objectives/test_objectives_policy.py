@@ -19,8 +19,10 @@ from trivium.errors import DataError, RecipeError
 from trivium.language_model import LanguageModel
 from trivium.models import build
 from trivium.objectives import to_device
+from trivium.objectives.advantages import by_deviation, leave_one_out
 from trivium.objectives.example_checks import check_examples
-from trivium.objectives.policy import PolicyGradient, Prompt
+from trivium.objectives.policy import PolicyGradient
+from trivium.objectives.responses import Prompt, drawn
 from trivium.presets import presets
 from trivium.train import defaults
 from trivium.train.callback import Callback
@@ -31,7 +33,7 @@ from trivium.workflows.training import _check_parallel, finetune
 
 CPU = torch.device("cpu")
 END, LENGTH = 0, 3
-PROMPTS = [Prompt(text, {"answer": "b"}, "x, line 1") for text in "abc"]
+PROMPTS = [Prompt(text, {"answer": "b"}, f"x, line {n}") for n, text in enumerate("abc" * 20)]
 
 
 def model(dtype: torch.dtype = torch.float32) -> LanguageModel:
@@ -52,13 +54,15 @@ def every_text() -> list[tuple[int, ...]]:
     return [t for t in texts if END not in t[:-1] and (t[-1] == END or len(t) == LENGTH)]
 
 
-def rows_of(texts, columns: np.ndarray) -> Batch:
-    """The texts after a prompt of one token; columns of `sequence_labels` [N, F + LENGTH]."""
+def rows_of(texts, advantage=0.0, reference=0.0) -> Batch:
+    """The texts after a prompt of one token; advantages and log q of their tokens [N, LENGTH]."""
     rows = np.full((len(texts), LENGTH + 1), 2)
     labels = np.full((len(texts), LENGTH), IGNORE_INDEX)
     for row, label, text in zip(rows, labels, texts):
         row[1 : len(text) + 1] = label[: len(text)] = text
-    return Batch(rows[:, :-1], labels=labels, sequence_labels=columns)
+    columns = [np.broadcast_to(one, labels.shape) for one in (advantage, reference)]
+    known = np.column_stack((np.arange(len(texts)), np.zeros((len(texts), 6)), *columns))
+    return Batch(rows[:, :-1], labels=labels, sequence_labels=known)
 
 
 def test_the_expected_gradient_is_exact():
@@ -70,7 +74,7 @@ def test_the_expected_gradient_is_exact():
     with torch.no_grad():
         for weight in lm.module.parameters():
             weight.add_(0.05 * torch.randn_like(weight))
-    empty = rows_of(texts, np.zeros((len(texts), 7 + LENGTH)))
+    empty = rows_of(texts)
     real = empty.labels != IGNORE_INDEX
     now, reference = objective._log_probabilities(lm, empty)
     side = np.zeros(real.shape)
@@ -82,8 +86,9 @@ def test_the_expected_gradient_is_exact():
     logits = lm.module.logits(lm.module(tensors.inputs["input_ids"]))[..., :5] / 0.7
     formula = logits.log_softmax(-1).flatten(0, 1)[tensors.label_positions, tensors.targets]
     assert torch.allclose(logp, formula, rtol=1e-9)
-    drawn = PolicyGradient(temperature=0.7, max_new_tokens=1)._drawn(lm, PROMPTS[:1], 3, 500)
-    firsts = [(one.output_ids or [END])[0] for one in drawn]
+    one_token = PolicyGradient(temperature=0.7, max_new_tokens=1)
+    responses = drawn(lm, [(PROMPTS[0], 3)], one_token._sampling, one_token.rewards, group=500)
+    firsts = [one.ids[0] for one in responses]
     shares = np.bincount(firsts, minlength=5) / len(firsts)
     assert shares == pytest.approx(logits[0, 0].softmax(-1).tolist(), abs=0.06)
     log_p = torch.zeros(len(texts), dtype=torch.float64)
@@ -97,12 +102,12 @@ def test_the_expected_gradient_is_exact():
         total = reward - beta * k1.sum(1)
         exact = (log_p.exp() * (torch.tensor(reward) - beta * (log_p - log_q))).sum()
         pairs = np.stack(np.meshgrid(total, total, indexing="ij"), -1)
-        advantages = objective._advantages(pairs.reshape(-1)).reshape(pairs.shape)
+        advantages = leave_one_out(pairs.reshape(-1), 2).reshape(pairs.shape)
         both = np.outer(p, p)
         # A text is the first of some pairs and the second of others.
         expected = (both * advantages[..., 0]).sum(1) + (both * advantages[..., 1]).sum(0)
-        columns = np.column_stack((expected / 2, np.zeros((len(texts), 6)), side))
-        terms = objective.loss(lm.module, to_device(rows_of(texts, columns), CPU))
+        batch = rows_of(texts, expected[:, None] / 2, side)
+        terms = objective.loss(lm.module, to_device(batch, CPU))
         found = torch.autograd.grad(-terms["policy"], weights, allow_unused=True)
         wanted = torch.autograd.grad(exact, weights, retain_graph=True, allow_unused=True)
         for one, other in zip(found, wanted):
@@ -113,11 +118,10 @@ def test_the_expected_gradient_is_exact():
     k3 = np.where(real, np.exp(-k1) + k1 - 1, 0.0).sum(1)
     assert (p * k3).sum() == pytest.approx(divergence, rel=1e-9)
     assert divergence > 0.01
-    columns = np.column_stack((np.zeros((len(texts), 7)), side))
-    terms = objective.loss(lm.module, to_device(rows_of(texts, columns), CPU))
+    terms = objective.loss(lm.module, to_device(rows_of(texts, reference=side), CPU))
     assert float(terms["k3"].detach()) == pytest.approx(k3.sum(), rel=1e-9)
     assert float(terms["kl"]) == pytest.approx(k1.sum(), rel=1e-9)
-    pair = PolicyGradient(group=2, baseline="group-std")._advantages(np.array([1.0, 0.0, 2, 2]))
+    pair = by_deviation(np.array([1.0, 0.0, 2, 2]), 2)
     assert pair.tolist() == pytest.approx([0.5**0.5, -(0.5**0.5), 0, 0], abs=1e-3)
 
 
@@ -131,7 +135,8 @@ def test_samples_follow_from_weights_and_seed():
     for name, array in one.arrays().items():
         assert np.array_equal(array, same.arrays()[name]), name
     assert one.input_ids.shape != other.input_ids.shape or (one.input_ids != other.input_ids).any()
-    facts = dict(zip(("advantage", *objective._fact_names), one.sequence_labels.T))
+    width = one.labels.shape[1]
+    facts = dict(zip(("number", *objective._fact_names, "advantage"), one.sequence_labels.T))
     for ids, labels, ended, length, reward in zip(
         one.input_ids, one.labels, facts["ended"], facts["length"], facts["reward_regex"]
     ):
@@ -147,10 +152,9 @@ def test_samples_follow_from_weights_and_seed():
     assert terms.keys() == counts.keys()
     assert {name for name, w in objective.term_weights().items() if w} == {"policy", "k3"}
     # The ratio is 1, to the last bit, and the model is its reference.
-    advantages = tensors.sequence_labels[:, 0][tensors.label_positions // one.input_ids.shape[1]]
+    advantages = torch.tensor(facts["advantage"])[tensors.label_positions // width]
     assert float(terms["policy"].detach()) == -float(advantages.sum())
     logp, _ = objective._token_log_probabilities(lm.module, tensors)
-    width = one.input_ids.shape[1]
     reference = tensors.sequence_labels[:, -width:].flatten()[tensors.label_positions]
     assert float((logp.detach() - reference).abs().max()) < 1e-4
     assert abs(float(terms["kl"])) < 1e-3
@@ -166,9 +170,45 @@ def test_samples_follow_from_weights_and_seed():
     assert with_adapter._reference is None
     assert np.abs(now - base).max() > 0.01
     assert base == pytest.approx(reference.double().numpy(), abs=1e-5)
-    metrics = objective.metrics(lm, PROMPTS * 20)
+    metrics = objective.metrics(lm, PROMPTS)
     assert metrics.main == "reward"
     assert metrics.values["reward"] == np.mean([row["reward"] for row in metrics.predictions])
+
+
+def test_several_updates_are_bounded():
+    """By the probabilities that the first update, whose ratios are 1, has computed."""
+    lm = model(torch.float64)
+    keys = {"clip": 0.1, "beta": 0.0, "max_new_tokens": 4}
+    rewards = ({"kind": "regex", "pattern": "b"},)
+    objective = PolicyGradient(group=4, updates=2, rewards=rewards, **keys)
+    rows = objective.encode(PROMPTS, lm).take(range(6)).to_batch()
+    batch = objective.rollout(lm, [rows], 1)
+    parts = [to_device(batch.rows(*ends), CPU) for ends in ((0, 5), (5, 24))]
+    logps, advantage = [], []
+    for part in parts:
+        terms = objective.loss(lm.module, part)
+        assert terms["clipped"] == 0
+        width = batch.labels.shape[1]
+        column = part.sequence_labels[:, 7 : 7 + width].flatten()
+        advantage.append(column[part.label_positions].double())
+        assert float(terms["policy"].detach()) == -float(advantage[-1].sum())
+        logps.append(objective._token_log_probabilities(lm.module, part)[0].detach())
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for weight in lm.module.parameters():
+            weight.add_(0.02 * torch.randn_like(weight))
+    for part, before, a in reversed([*zip(parts, logps, advantage)]):
+        terms = objective.loss(lm.module, part)
+        now = objective._token_log_probabilities(lm.module, part)[0].detach()
+        assert -float(terms["entropy"]) == pytest.approx(float(before.sum()), rel=1e-12)
+        expected, clipped = 0.0, 0
+        for ratio, one in zip((now - before).exp().tolist(), a.tolist()):
+            bound = 1.1 if one > 0 else 0.9
+            beyond = ratio > bound if one > 0 else ratio < bound
+            expected -= one * (bound if beyond else ratio)
+            clipped += beyond and one != 0
+        assert float(terms["policy"].detach()) == pytest.approx(expected, rel=1e-9)
+        assert terms["clipped"] == clipped > 0
 
 
 def test_learns_what_is_rewarded():
@@ -176,14 +216,14 @@ def test_learns_what_is_rewarded():
     objective = PolicyGradient(beta=0.0, group=16, max_new_tokens=4)
     batches = [objective.encode(PROMPTS, lm).take(range(3)).to_batch()]
     optimizer = torch.optim.AdamW(lm.module.parameters(), lr=2e-3)
-    before = objective.metrics(lm, PROMPTS * 20).values
+    before = objective.metrics(lm, PROMPTS).values
     for step in range(15):
         batch = objective.rollout(lm, batches, step)
         loss = objective.loss(lm.module, to_device(batch, CPU))["policy"] / batch.num_rows
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    after = objective.metrics(lm, PROMPTS * 20).values
+    after = objective.metrics(lm, PROMPTS).values
     assert before["reward"] < 0.4 < 0.9 < after["reward"]
 
 
@@ -205,7 +245,8 @@ def test_a_resumed_run_is_bit_equal(tmp_path):
     changes["train"] |= {"batch_tokens": None, "eval_tokens": None, "batch_examples": 4}
     changes["model"]["dropout"] = 0.0
     length = {"kind": "length", "target": 5, "weight": 0.5}
-    changes["objective"] = {"max_new_tokens": 5, "rewards": [length, {"kind": "exact"}]}
+    rewards = [length, {"kind": "exact"}]
+    changes["objective"] = {"max_new_tokens": 5, "updates": 2, "rewards": rewards}
     run, whole = tmp_path / "run", tmp_path / "whole"
     keys = {"model": "gpt2-tiny", "data": data, "changes": changes, "console": quiet()}
     finished = finetune("policy", out=whole, **keys)
@@ -214,7 +255,7 @@ def test_a_resumed_run_is_bit_equal(tmp_path):
     assert_equal_runs(finetune("", out=run, resume=True, console=quiet()), finished)
     logged = [one for one in finished.read_metrics() if "train_loss" in one]
     names = {"reward", "reward_length", "reward_exact", "kl", "entropy", "same", "length", "ended"}
-    assert {f"train_{name}" for name in (*names, "distinct_2")} <= logged[0].keys()
+    assert {f"train_{name}" for name in (*names, "distinct_2", "clipped")} <= logged[0].keys()
     assert logged[0]["train_kl"] == pytest.approx(0, abs=1e-3)
 
 

@@ -177,7 +177,7 @@ class Objective(Choice, Config, ABC):
     Batches have the longest row first.
     """
     rolls_out: ClassVar[bool] = False
-    """Whether a step learns from the model's own samples, which `rollout` draws."""
+    """Whether a step learns from the model's own samples (`OnPolicyObjective`)."""
     tensor_parallel: ClassVar[bool] = True
     """Whether `loss` works where processes share the head over the vocabulary."""
     shown_mask: ClassVar[str | None] = None
@@ -287,10 +287,6 @@ class Objective(Choice, Config, ABC):
     @abstractmethod
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Inputs and labels of the rows of a step: a pure function of its arguments."""
-
-    def rollout(self, lm: LanguageModel, batches: Sequence[Batch], seed: int) -> Batch:
-        """The model's samples for a step's prompts: a pure function of (weights, prompts, seed)."""
-        raise NotImplementedError
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
         """Labels of every term of the loss, counted on the host: what its sum is divided by."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -20,56 +20,33 @@ from trivium.data.encoded import EncodedExamples
 from trivium.data.records import Record
 from trivium.data.row_order import derived_seed
 from trivium.errors import DataError
-from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.text_model import GenerationRules
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.nn.loss import token_cross_entropy
-from trivium.objectives.base import (
-    LabelledObjective,
-    LossTerms,
-    TensorBatch,
-    column_key,
-    read,
-    to_device,
-)
-from trivium.objectives.chat import chat_template
+from trivium.objectives.advantages import by_deviation, clipped_loss, leave_one_out
+from trivium.objectives.base import LossTerms, TensorBatch, column_key, read, to_device
+from trivium.objectives.on_policy import OnPolicyObjective
 from trivium.objectives.preference import generation_command
-from trivium.objectives.preference_pairs import PROMPTS, Turn, joined, plain, read_turn
+from trivium.objectives.preference_pairs import PROMPTS, read_turn
+from trivium.objectives.responses import Prompt, Response, drawn, prompt_ids
 from trivium.objectives.task_metrics import Metrics
-from trivium.rewards import RewardFunction, Sample, all_scores, reward_names
+from trivium.rewards import RewardFunction, reward_names
 from trivium.rewards.exact_match import ExactMatch
 
 _COLUMNS = (*PROMPTS, "messages")
-_SLOTS = 128
 # Tokens that pass through a model together where no gradient is wanted.
 _TOKENS = 8192
-# Added to the deviation of a group, which may be 0.
-_LEAST_DEVIATION = 1e-4
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A text or messages to respond to, and the columns of its row, which rewards read."""
-
-    prompt: Turn
-    columns: dict[str, Any]
-    where: str
-
-    @property
-    def group(self) -> str:
-        """Equal prompts share a side of the validation split."""
-        return plain(self.prompt)
-
-
-class PolicyGradient(LabelledObjective):
+class PolicyGradient(OnPolicyObjective):
     """L = - sum of A(y) log p(y) / texts, y drawn from p; A is the reward of y less a baseline.
 
-    A step draws `group` responses to each of its prompts, with the weights as they are; it is one
-    update, so that no ratio of probabilities needs a bound. log p is that of all drawn tokens, the
-    one that ends a text included, divided by `temperature` as when they were drawn.
+    A step draws `group` responses to each of its prompts, with the weights as they are. log p is
+    that of all drawn tokens, the one that ends a text included, divided by `temperature` as when
+    they were drawn.
 
         prompt    2 + 2 =
         responses 4 </s>    5 </s>    4 </s>    four
@@ -85,19 +62,24 @@ class PolicyGradient(LabelledObjective):
     `kl` = "reward" the reward loses beta log (p(y) / q(y)), whose gradient is that of the
     divergence of p from q. With "k3" the loss gains beta (q / p - log (q / p) - 1) of every token.
 
+    With several `updates` of the weights from the samples of a step log p(y) becomes a sum over
+    tokens of min(r A, clamp(r, 1 - clip, 1 + clip) A), where r is the probability of a token now
+    over that before the first update, in which r is 1.
+
     Shown beside the loss: `reward`, each as `reward_KIND`; `kl`, log (p / q) of a text in nats;
     `entropy`, - log p of a drawn token in nats, whose mean is the entropy; `same`, the share of
     groups whose rewards are all the same, of which nothing is learned; `length` in tokens;
     `ended`, the share that the model ended; `distinct_2`, different pairs of neighbouring tokens
-    among all, in one response a prompt.
+    among all, in one response a prompt; of several updates `clipped`, the share of tokens from
+    which the last one learns nothing more.
 
     Source: Williams 1992; Ahmadian et al. 2024 (RLOO), equation 6, for "group"; Shao et al. 2024
     (GRPO), equations 3 and 4, for "group-std" and "k3", where texts are also divided by their own
-    lengths, which Liu et al. 2025 (Dr. GRPO) leave out as we do.
+    lengths, which Liu et al. 2025 (Dr. GRPO) leave out as we do; Schulman et al. 2017 (PPO),
+    equation 7, for `clip`.
     """
 
     kind: Literal["policy"] = "policy"
-    rolls_out: ClassVar[bool] = True
     generates: ClassVar[bool] = True
     tensor_parallel: ClassVar[bool] = False
     family: ClassVar[str | None] = "decoder-only"
@@ -121,12 +103,17 @@ class PolicyGradient(LabelledObjective):
         1.0, ge=0.01, le=100, description="of the samples and their log-probabilities"
     )
     max_new_tokens: int = Field(64, gt=0, description="tokens of a response at most")
+    clip: float = Field(
+        0.2, gt=0, lt=1, description="bound of the change of a token's probability, as a share"
+    )
 
     _prompts: list[Prompt] = PrivateAttr(default_factory=list)
     """Those of training and of validation that are encoded, by their number."""
     _reference: Any = PrivateAttr(None)
     """A frozen copy of the model; None: the model without its adapter."""
     _rules: GenerationRules | None = PrivateAttr(None)
+    _before: Any = PrivateAttr(None)
+    """Log p of the drawn tokens before a step's first update, [B * T], which computes it."""
 
     def example(self, record: Record) -> Prompt:
         """A record with a prompt; of messages those up to the last one of a user."""
@@ -155,7 +142,7 @@ class PolicyGradient(LabelledObjective):
         self._rules = lm.generation_rules
         for reward in self.rewards:
             reward.open()
-        ids, first = [_ids(lm, one) for one in examples], len(self._prompts)
+        ids, first = [prompt_ids(lm, one) for one in examples], len(self._prompts)
         self._prompts += examples
         numbers = np.arange(first, len(self._prompts))
         pad = lm.text_tokenizer.pad_id or 0
@@ -167,20 +154,20 @@ class PolicyGradient(LabelledObjective):
             input_ids  prompt prompt   response response
             labels     -100   response response </s>
 
-        `sequence_labels` float32 [B, F + T] are what is known of a response (`_facts`), the
-        advantage first, then log q of the tokens where there is a reference.
+        `sequence_labels` float32 [B, 1 + F + 2 T] are the number of the row, what is known of the
+        response (`_facts`), the advantages of its tokens, and their log q where there is a
+        reference.
         """
+        numbers = np.concatenate([batch.sequence_labels for batch in batches])  # type: ignore
         prompts = [
-            self._prompts[number]
-            for batch in batches
-            if batch.sequence_labels is not None
-            for number in batch.sequence_labels
+            (self._prompts[number], derived_seed(seed, place))
+            for place, number in enumerate(numbers)
         ]
-        requests = self._drawn(lm, prompts, seed, self.group)
-        rows = [[*one.prompt_ids, *_response(one)] for one in requests]
+        responses = drawn(lm, prompts, self._sampling, self.rewards, group=self.group)
+        rows = [[*one.prompt_ids, *one.ids] for one in responses]
         starts, ends = (
             np.array([len(each) for each in several])[:, None]
-            for several in ((one.prompt_ids for one in requests), rows)
+            for several in ((one.prompt_ids for one in responses), rows)
         )
         ids = np.full((len(rows), int(ends.max())), lm.text_tokenizer.pad_id or 0)
         for row, values in zip(ids, rows):
@@ -189,54 +176,70 @@ class PolicyGradient(LabelledObjective):
         labels = np.where((column >= starts) & (column < ends), ids, IGNORE_INDEX)[:, 1:]
         mask = length_mask(ends[:, 0] - 1, ids.shape[1] - 1)
         batch = Batch(ids[:, :-1], attention_mask=mask, labels=labels)
-        facts = self._facts(prompts, requests, self.group)
-        now, reference = self._log_probabilities(lm, batch) if self.beta else (None, None)
-        total, side = facts["reward"], np.zeros(labels.shape)
-        if now is not None and reference is not None:
-            side[labels != IGNORE_INDEX] = reference
+        facts = self._facts(responses, self.group)
+        total, reference = facts["reward"], np.zeros(labels.shape)
+        if self.beta:
+            now, logq = self._log_probabilities(lm, batch)
+            reference[labels != IGNORE_INDEX] = logq
             if self.kl == "reward":
-                total = total - self.beta * _row_sums(now - reference, labels)
-        columns = np.column_stack((self._advantages(total), *facts.values(), side))
-        return dataclasses.replace(batch, sequence_labels=columns.astype(np.float32))
+                total = total - self.beta * _row_sums(now - logq, labels)
+        of_group = leave_one_out if self.baseline == "group" else by_deviation
+        advantages = np.repeat(of_group(total, self.group)[:, None], labels.shape[1], axis=1)
+        columns = (np.arange(len(rows)), *facts.values(), advantages, reference)
+        known = np.column_stack(columns).astype(np.float32)
+        if self.updates > 1:
+            module = lm.module
+            precision = torch.promote_types(module.dtype, torch.float32)
+            self._before = torch.full((labels.size,), torch.nan, dtype=precision)
+            self._before = self._before.to(module.device)
+        return dataclasses.replace(batch, sequence_labels=known)
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Texts; of the entropy drawn tokens."""
-        return {**dict.fromkeys(self._terms, batch.num_rows), "entropy": batch.num_labels}
+        """Texts; of what is a mean over tokens these."""
+        of_tokens = ("entropy", "clipped")
+        return {
+            name: batch.num_labels if name in of_tokens else batch.num_rows for name in self._terms
+        }
 
     def term_weights(self) -> Mapping[str, float]:
         """Beta of k3; what is shown has none."""
         return {**dict.fromkeys(self._terms, 0.0), "policy": 1.0, "k3": self.beta}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """- A times the ratio of p to itself, which is 1 and has the gradient of log p; facts."""
+        """The clipped loss, and facts as they were when the samples were drawn."""
         assert batch.sequence_labels is not None
         logp, terms = self._token_log_probabilities(model, batch)
-        fixed, width = logp.detach(), batch.inputs["input_ids"].shape[1]
-        rows = batch.label_positions // width
-        advantage, *facts = batch.sequence_labels[:, :-width].T
-        terms["policy"] = -((logp - fixed).exp() * advantage[rows]).sum()
-        terms["entropy"] = -fixed.sum()
+        positions, width = batch.label_positions, batch.inputs["input_ids"].shape[1]
+        number, *facts = batch.sequence_labels[:, : -2 * width].T
+        columns = batch.sequence_labels[:, -2 * width :].unflatten(1, (2, width))
+        advantage, reference = columns.transpose(0, 1).flatten(1)[:, positions]
+        places = number.long()[positions // width] * width + positions % width
+        before = self._of_first_update(logp.detach(), places)
+        losses, clipped = clipped_loss(logp - before, advantage, self.clip)
+        terms["policy"], terms["entropy"] = losses.sum(), -before.sum()
         terms |= {name: fact.sum() for name, fact in zip(self._fact_names, facts, strict=True)}
+        if self.updates > 1:
+            terms["clipped"] = clipped.float().sum()
         if self.beta:
-            reference = batch.sequence_labels[:, -width:].flatten()[batch.label_positions]
-            ratio = reference - logp
-            terms["kl"] = -ratio.detach().sum()
+            terms["kl"] = (before - reference).sum()
             if self.kl == "k3":
+                ratio = reference - logp
                 terms["k3"] = (ratio.exp() - ratio - 1).sum()
         return terms
 
-    def answers(self, lm: LanguageModel, examples: Sequence[Prompt]) -> list[GenerationRequest]:
+    def answers(self, lm: LanguageModel, examples: Sequence[Prompt]) -> list[Response]:
         """A response to every prompt, drawn as in training, with the same numbers every time."""
-        return self._drawn(lm, examples, 0)
+        prompts = [(one, zlib.crc32(one.where.encode())) for one in examples]
+        return drawn(lm, prompts, self._sampling, self.rewards)
 
     def metrics_of(
-        self, answers: list[GenerationRequest], examples: Sequence[Prompt], lm: LanguageModel
+        self, answers: list[Response], examples: Sequence[Prompt], lm: LanguageModel
     ) -> Metrics:
         """Means of the rewards, and of what else is shown in training."""
-        facts = self._facts(examples, answers, 1)
+        facts = self._facts(answers, 1)
         shown = {name: float(fact.mean()) for name, fact in facts.items() if name != "same"}
         rows = [
-            {"prompt": one.group, "response": answer.text.strip(), "reward": float(reward)}
+            {"prompt": one.group, "response": answer.text, "reward": float(reward)}
             for one, answer, reward in zip(examples, answers, facts["reward"])
         ]
         return Metrics(shown).with_examples(rows)
@@ -254,57 +257,36 @@ class PolicyGradient(LabelledObjective):
     @property
     def _terms(self) -> tuple[str, ...]:
         divergence = ("kl", "k3")[: 1 + (self.kl == "k3")] if self.beta else ()
-        return ("policy", *divergence, "entropy", *self._fact_names)
+        bound = ("clipped",) if self.updates > 1 else ()
+        return ("policy", *divergence, "entropy", *bound, *self._fact_names)
 
-    def _drawn(
-        self, lm: LanguageModel, prompts: Sequence[Prompt], seed: int, group: int = 1
-    ) -> list[GenerationRequest]:
-        """`group` responses to every prompt. Number n depends on the weights and (seed, n)."""
-        params = SamplingParams(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
-        requests = []
-        for one in prompts:
-            ids, answers = _ids(lm, one), not isinstance(one.prompt, str)
-            requests += [GenerationRequest(ids, params, answers=answers) for _ in range(group)]
-        engine = lm.engine_for(requests, slots=_SLOTS)
-        for number, request in enumerate(requests):
-            request.seed = derived_seed(seed, number)
-            engine.add(request)
-        for _ in engine.run():
-            pass
-        return requests
+    @property
+    def _sampling(self) -> SamplingParams:
+        return SamplingParams(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
 
-    def _facts(
-        self,
-        prompts: Sequence[Prompt],
-        requests: Sequence[GenerationRequest],
-        group: int,
-    ) -> dict[str, Floats]:
+    def _facts(self, responses: Sequence[Response], group: int) -> dict[str, Floats]:
         """By name, [B] each: rewards, and the rest of `_fact_names`; `group` are of a prompt."""
-        several = (one for one in prompts for _ in range(group))
-        samples = [_sample(*pair) for pair in zip(several, requests, strict=True)]
-        scores = all_scores(self.rewards, samples)
+        scores = np.array([one.scores for one in responses])
         reward = scores @ np.array([one.weight for one in self.rewards])
-        grouped = reward.reshape(-1, group)
-        same = np.repeat(np.ptp(grouped, axis=1) < 1e-9, group)
-        pairs = [pair for one in requests[::group] for pair in itertools.pairwise(_response(one))]
+        same = np.repeat(np.ptp(reward.reshape(-1, group), axis=1) < 1e-9, group)
+        pairs = [pair for one in responses[::group] for pair in itertools.pairwise(one.ids)]
         values = (
             reward,
             *scores.T,
             same.astype(float),
-            np.array([float(len(_response(one))) for one in requests]),
-            np.array([float(one.ended) for one in samples]),
-            np.full(len(samples), len(set(pairs)) / max(1, len(pairs))),
+            np.array([float(len(one.ids)) for one in responses]),
+            np.array([float(one.ended) for one in responses]),
+            np.full(len(responses), len(set(pairs)) / max(1, len(pairs))),
         )
         return dict(zip(self._fact_names, values, strict=True))
 
-    def _advantages(self, total: Floats) -> Floats:
-        """A of every response from the rewards of all, [B]."""
-        grouped = total.reshape(-1, self.group)
-        centred = grouped - grouped.mean(axis=1, keepdims=True)
-        if self.baseline == "group":  # the mean of the others is further off
-            return (centred * self.group / (self.group - 1)).ravel()
-        deviation = grouped.std(axis=1, ddof=1, keepdims=True)
-        return (centred / (deviation + _LEAST_DEVIATION)).ravel()
+    def _of_first_update(self, logp: Tensor, places: Tensor) -> Tensor:
+        """Log p of drawn tokens [M] as the first update from them has computed it."""
+        if self.updates == 1:
+            return logp
+        before = self._before[places]
+        self._before[places] = before = torch.where(before.isnan(), logp, before)
+        return before
 
     @torch.no_grad()
     def _log_probabilities(self, lm: LanguageModel, batch: Batch) -> tuple[Floats, Floats]:
@@ -335,37 +317,6 @@ class PolicyGradient(LabelledObjective):
             return drawn.index_fill(1, banned, -torch.inf)
 
         return -token_cross_entropy(logits, hidden, batch.targets, rules.vocab_size), terms
-
-
-def _ids(lm: LanguageModel, one: Prompt) -> list[int]:
-    """A prompt as `generate` or `chat` reads it. Raises DataError where it is too long."""
-    if isinstance(one.prompt, str):
-        (ids,) = lm.prompts([one.prompt])
-    else:
-        text = chat_template(lm).render(one.prompt, add_generation_prompt=True)
-        (ids,) = lm.prompts([text])
-    limit = lm.context_length
-    if limit is not None and len(ids) >= limit:
-        raise DataError(
-            f"the prompt of {one.where} has {len(ids)} tokens, and the model's positions are "
-            f"{limit}, the response included: shorten it, or remove the row."
-        )
-    return ids
-
-
-def _response(request: GenerationRequest) -> list[int]:
-    """The drawn tokens, the one that ends the text included."""
-    return [*request.output_ids, *([] if request.end_id is None else [request.end_id])]
-
-
-def _sample(prompt: Prompt, request: GenerationRequest) -> Sample:
-    response, messages = request.text.strip(), ()
-    if not isinstance(prompt.prompt, str):
-        messages = (*prompt.prompt, {"role": "assistant", "content": response})
-    text = joined(prompt.group, response) if response else prompt.group
-    ended = request.finish_reason == "stop"
-    record = Record(prompt.columns, prompt.where)
-    return Sample(prompt.group, response, text, record, messages, ended)
 
 
 def _row_sums(values: Floats, labels: np.ndarray) -> Floats:

@@ -190,6 +190,7 @@ class GlobalBatch:
             summed them, in the whole step; `num_tokens`, the real tokens, too.
         lanes: where the objective carries state, the lanes that the rows of each go on with.
         is_first: all lanes begin anew.
+        updates: of the weights, one after the other, that learn from it.
     """
 
     stream: BatchStream
@@ -200,6 +201,7 @@ class GlobalBatch:
     num_tokens: int
     lanes: tuple[np.ndarray, ...] = ()
     is_first: bool = False
+    updates: int = 1
 
     @property
     def sizes(self) -> list[int]:

@@ -7,19 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
+from trivium.data.batch import Batch
 from trivium.data.row_order import derived_seed
 from trivium.language_model import LanguageModel
 from trivium.objectives import BALANCE
+from trivium.objectives.on_policy import OnPolicyObjective
 from trivium.train.loader import GlobalBatch, Loader, equal_parts
 
 
 @dataclass(kw_only=True)
 class RolloutLoader(Loader):
-    """A loader that lets objectives with `rolls_out` draw what their steps learn from.
+    """A loader that lets an `OnPolicyObjective` draw what its steps learn from.
 
     Args:
         lm: the model that is trained, in this process alone.
@@ -28,6 +30,7 @@ class RolloutLoader(Loader):
 
     lm: LanguageModel
     precision: torch.dtype = torch.float32
+    _drawn: tuple[int, Batch] | None = field(default=None, init=False)
 
     def steps_from(self, number: int) -> Iterator[GlobalBatch]:
         """As `Loader.steps_from`; the weights are those at the time when a step is asked for."""
@@ -40,13 +43,16 @@ class RolloutLoader(Loader):
 
     def _rolled_out(self, batch: GlobalBatch, step: int) -> GlobalBatch:
         objective, module = batch.stream.objective, self.lm.module
-        if not objective.rolls_out:
+        if not isinstance(objective, OnPolicyObjective):
             return batch
-        was_training, enabled = module.training, self.precision is not torch.float32
-        module.eval()
-        with torch.autocast(module.device.type, self.precision, enabled=enabled):
-            samples = objective.rollout(self.lm, batch.micro_batches, derived_seed(self.seed, step))
-        module.train(was_training)
+        if self._drawn is None or self._drawn[0] != step:
+            was_training, enabled = module.training, self.precision is not torch.float32
+            module.eval()
+            with torch.autocast(module.device.type, self.precision, enabled=enabled):
+                seed = derived_seed(self.seed, step)
+                self._drawn = step, objective.rollout(self.lm, batch.micro_batches, seed)
+            module.train(was_training)
+        _, samples = self._drawn
         most = max(1, batch.micro_batch_tokens // samples.input_ids.shape[1])
         size = equal_parts(samples.num_rows, most)
         starts = range(0, samples.num_rows, size)
@@ -59,4 +65,5 @@ class RolloutLoader(Loader):
             shares=tuple((number, 1.0) for number, _ in enumerate(starts)),
             label_counts=counts,
             num_tokens=samples.num_tokens,
+            updates=objective.updates,
         )

@@ -249,24 +249,34 @@ class Trainer:
     def _take_step(
         self, batch: GlobalBatch, state: TrainState, lr: float
     ) -> tuple[LossTerms, Tensor]:
-        """The losses of a step, none where a spike is skipped, and the norm of its gradient."""
+        """The losses of a step, none where a spike is skipped, and the norm of its gradient.
+
+        Of several updates from the same batch those of the last one.
+        """
+        losses, norm = {}, torch.zeros(())
+        for _ in range(batch.updates):
+            batch, losses = self._gradients(batch, state.step)
+            clip = self.recipe.train.clip
+            norm = full_tensor(nn.utils.clip_grad_norm_(self.train_step.parameters(), clip))
+            if self._is_skipped(state, norm):
+                losses = {}
+            elif self.device.type == "cpu":
+                _check_finite(sum(map(float, losses.values())), norm, state.step, lr)
+            for optimizer in self.optimizers:
+                if losses:
+                    optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+        return losses, norm
+
+    def _gradients(self, batch: GlobalBatch, step: int) -> tuple[GlobalBatch, LossTerms]:
+        """The losses of a batch, whose gradients are computed; it is cut where memory runs out."""
         losses = None
         while losses is None:
             with suppress(torch.cuda.OutOfMemoryError):
-                losses = forward_backward(self, batch, state.step)
+                losses = forward_backward(self, batch, step)
             if losses is None:  # what the failed pass held is free here
-                batch = self._halved_micro_batches(batch, state.step)
-        clip = self.recipe.train.clip
-        norm = full_tensor(nn.utils.clip_grad_norm_(self.train_step.parameters(), clip))
-        if self._is_skipped(state, norm):
-            losses = {}
-        elif self.device.type == "cpu":
-            _check_finite(sum(map(float, losses.values())), norm, state.step, lr)
-        for optimizer in self.optimizers:
-            if losses:
-                optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        return losses, norm
+                batch = self._halved_micro_batches(batch, step)
+        return batch, losses
 
     def _is_skipped(self, state: TrainState, norm: Tensor) -> bool:
         """Whether the gradient norm is a spike that is to be skipped; notes it in the state."""

@@ -1,0 +1,24 @@
+"""Objectives whose steps learn from samples that the model draws itself."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from pydantic import Field
+
+from trivium.data.batch import Batch
+from trivium.language_model import LanguageModel
+from trivium.objectives.base import LabelledObjective
+
+
+class OnPolicyObjective(LabelledObjective):
+    """A labelled objective whose examples are prompts; a step draws its samples."""
+
+    rolls_out: ClassVar[bool] = True
+    updates: int = Field(1, gt=0, description="updates of the weights from the samples of a step")
+
+    @abstractmethod
+    def rollout(self, lm: LanguageModel, batches: Sequence[Batch], seed: int) -> Batch:
+        """The model's samples for a step's prompts: a pure function of (weights, prompts, seed)."""
