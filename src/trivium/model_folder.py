@@ -273,8 +273,10 @@ def read_module(folder: Path) -> LanguageModule:
             for name, tensor in tensors.items()
             if name.startswith(_DISCRIMINATOR)
         } | _whole_table(tensors)
-    if module.spec.family == "encoder-only":  # of TSDAE, whose decoder is there in training alone
-        tensors = {n: tensor for n, tensor in tensors.items() if not n.startswith("decoder.")}
+    # What is there in training alone: the decoder of TSDAE, the values of a policy.
+    alone = "decoder." if module.spec.family == "encoder-only" else "heads.tagger."
+    if "tagger" not in module.heads:
+        tensors = {n: tensor for n, tensor in tensors.items() if not n.startswith(alone)}
     try:
         module.load_state_dict(tensors, assign=True)
     except RuntimeError as error:

@@ -17,15 +17,16 @@ from trivium.adapt.lora import LoRA, add_lora
 from trivium.data.batch import IGNORE_INDEX, Batch
 from trivium.errors import DataError, RecipeError
 from trivium.language_model import LanguageModel
+from trivium.model_folder import checkpoints
+from trivium.model_loading import load
 from trivium.models import build
 from trivium.objectives import to_device
-from trivium.objectives.advantages import by_deviation, leave_one_out
+from trivium.objectives.advantages import by_deviation, clipped_value_loss, leave_one_out
 from trivium.objectives.example_checks import check_examples
 from trivium.objectives.policy import PolicyGradient
 from trivium.objectives.responses import Prompt, drawn
 from trivium.presets import presets
 from trivium.train import defaults
-from trivium.train.callback import Callback
 from trivium.train.distributed import Parallel
 from trivium.train.recipe_loading import build_recipe
 from trivium.train.trainer import Interrupted
@@ -60,7 +61,7 @@ def rows_of(texts, advantage=0.0, reference=0.0) -> Batch:
     labels = np.full((len(texts), LENGTH), IGNORE_INDEX)
     for row, label, text in zip(rows, labels, texts):
         row[1 : len(text) + 1] = label[: len(text)] = text
-    columns = [np.broadcast_to(one, labels.shape) for one in (advantage, reference)]
+    columns = [np.broadcast_to(one, labels.shape) for one in (advantage, reference, 0, 0)]
     known = np.column_stack((np.arange(len(texts)), np.zeros((len(texts), 6)), *columns))
     return Batch(rows[:, :-1], labels=labels, sequence_labels=known)
 
@@ -76,13 +77,14 @@ def test_the_expected_gradient_is_exact():
             weight.add_(0.05 * torch.randn_like(weight))
     empty = rows_of(texts)
     real = empty.labels != IGNORE_INDEX
-    now, reference = objective._log_probabilities(lm, empty)
+    now, _ = objective._measured(lm.module, empty)
+    reference, _ = objective._measured(objective._reference, empty)
     side = np.zeros(real.shape)
     side[real] = reference
     k1 = np.zeros(real.shape)
     k1[real] = now - reference
     tensors = to_device(empty, CPU)
-    logp, _ = objective._token_log_probabilities(lm.module, tensors)
+    logp, *_ = objective._of_tokens(lm.module, tensors)
     logits = lm.module.logits(lm.module(tensors.inputs["input_ids"]))[..., :5] / 0.7
     formula = logits.log_softmax(-1).flatten(0, 1)[tensors.label_positions, tensors.targets]
     assert torch.allclose(logp, formula, rtol=1e-9)
@@ -131,12 +133,12 @@ def test_samples_follow_from_weights_and_seed():
     objective = PolicyGradient(group=6, max_new_tokens=4, rewards=rewards)
     rows = objective.encode(PROMPTS, lm).take(range(3))
     batches = [rows.to_batch().rows(0, 2), rows.to_batch().rows(2, 3)]
-    one, same, other = (objective.rollout(lm, batches, seed) for seed in (5, 5, 6))
+    one, same, other = (objective.rollout(lm, lm.module, batches, seed) for seed in (5, 5, 6))
     for name, array in one.arrays().items():
         assert np.array_equal(array, same.arrays()[name]), name
     assert one.input_ids.shape != other.input_ids.shape or (one.input_ids != other.input_ids).any()
     width = one.labels.shape[1]
-    facts = dict(zip(("number", *objective._fact_names, "advantage"), one.sequence_labels.T))
+    facts = dict(zip(("number", *objective._fact_names), one.sequence_labels.T))
     for ids, labels, ended, length, reward in zip(
         one.input_ids, one.labels, facts["ended"], facts["length"], facts["reward_regex"]
     ):
@@ -146,16 +148,18 @@ def test_samples_follow_from_weights_and_seed():
         assert ids[1 : len(response)].tolist() == response[:-1]
         text = lm.tokenizer.decode([each for each in response if each != END])
         assert reward == ("b" in text)
-    assert facts["advantage"].reshape(3, 6).sum(1) == pytest.approx(0, abs=1e-5)
+    first = one.sequence_labels[np.arange(18), 6 + (one.labels != IGNORE_INDEX).argmax(1) + 1]
+    assert first.reshape(3, 6).sum(1) == pytest.approx(0, abs=1e-5)
     tensors, counts = to_device(one, CPU), objective.label_counts(one)
     terms = objective.loss(lm.module, tensors)
     assert terms.keys() == counts.keys()
-    assert {name for name, w in objective.term_weights().items() if w} == {"policy", "k3"}
+    assert {name for name, w in objective.term_weights().items() if w} == {"policy", "k3", "value"}
     # The ratio is 1, to the last bit, and the model is its reference.
-    advantages = torch.tensor(facts["advantage"])[tensors.label_positions // width]
+    advantages = torch.tensor(first)[tensors.label_positions // width]
     assert float(terms["policy"].detach()) == -float(advantages.sum())
-    logp, _ = objective._token_log_probabilities(lm.module, tensors)
-    reference = tensors.sequence_labels[:, -width:].flatten()[tensors.label_positions]
+    logp, *_ = objective._of_tokens(lm.module, tensors)
+    reference = tensors.sequence_labels[:, 7 + width : 7 + 2 * width].flatten()
+    reference = reference[tensors.label_positions]
     assert float((logp.detach() - reference).abs().max()) < 1e-4
     assert abs(float(terms["kl"])) < 1e-3
     # The base of an adapter is the reference, with no copy of it.
@@ -166,7 +170,9 @@ def test_samples_follow_from_weights_and_seed():
     with torch.no_grad():
         for name, weight in adapted.module.named_parameters():
             weight.add_(1.0 if name.endswith("lora_b") else 0.0)
-    now, base = with_adapter._log_probabilities(adapted, one)
+    now, _ = with_adapter._measured(adapted.module, one)
+    base = with_adapter._columns(adapted, adapted.module, one, np.zeros(18))[1]
+    base = base[one.labels != IGNORE_INDEX]
     assert with_adapter._reference is None
     assert np.abs(now - base).max() > 0.01
     assert base == pytest.approx(reference.double().numpy(), abs=1e-5)
@@ -182,7 +188,7 @@ def test_several_updates_are_bounded():
     rewards = ({"kind": "regex", "pattern": "b"},)
     objective = PolicyGradient(group=4, updates=2, rewards=rewards, **keys)
     rows = objective.encode(PROMPTS, lm).take(range(6)).to_batch()
-    batch = objective.rollout(lm, [rows], 1)
+    batch = objective.rollout(lm, lm.module, [rows], 1)
     parts = [to_device(batch.rows(*ends), CPU) for ends in ((0, 5), (5, 24))]
     logps, advantage = [], []
     for part in parts:
@@ -192,14 +198,14 @@ def test_several_updates_are_bounded():
         column = part.sequence_labels[:, 7 : 7 + width].flatten()
         advantage.append(column[part.label_positions].double())
         assert float(terms["policy"].detach()) == -float(advantage[-1].sum())
-        logps.append(objective._token_log_probabilities(lm.module, part)[0].detach())
+        logps.append(objective._of_tokens(lm.module, part)[0].detach())
     torch.manual_seed(2)
     with torch.no_grad():
         for weight in lm.module.parameters():
             weight.add_(0.02 * torch.randn_like(weight))
     for part, before, a in reversed([*zip(parts, logps, advantage)]):
         terms = objective.loss(lm.module, part)
-        now = objective._token_log_probabilities(lm.module, part)[0].detach()
+        now = objective._of_tokens(lm.module, part)[0].detach()
         assert -float(terms["entropy"]) == pytest.approx(float(before.sum()), rel=1e-12)
         expected, clipped = 0.0, 0
         for ratio, one in zip((now - before).exp().tolist(), a.tolist()):
@@ -218,7 +224,7 @@ def test_learns_what_is_rewarded():
     optimizer = torch.optim.AdamW(lm.module.parameters(), lr=2e-3)
     before = objective.metrics(lm, PROMPTS).values
     for step in range(15):
-        batch = objective.rollout(lm, batches, step)
+        batch = objective.rollout(lm, lm.module, batches, step)
         loss = objective.loss(lm.module, to_device(batch, CPU))["policy"] / batch.num_rows
         optimizer.zero_grad()
         loss.backward()
@@ -227,36 +233,92 @@ def test_learns_what_is_rewarded():
     assert before["reward"] < 0.4 < 0.9 < after["reward"]
 
 
-class Stop(Callback):
-    """Ctrl-C after a step."""
+def test_values_and_advantages_of_tokens():
+    """Sums of the paper, the returns that they leave, and the model that is kept."""
+    objective = PolicyGradient(
+        baseline="value", group=1, beta=0.2, gamma=0.9, gae_lambda=0.7, max_new_tokens=4
+    )
+    plain = model(torch.float64)
+    module = objective.build(plain.spec, seed=1, device=CPU).double()
+    policy = objective.models(module)[""]
+    assert policy.state_dict().keys() == plain.module.state_dict().keys()
+    assert {*module.state_dict()} - {*policy.state_dict()} == {
+        "heads.tagger.classifier.weight", "heads.tagger.classifier.bias",
+    }  # fmt: skip
+    policy.load_state_dict(plain.module.state_dict())
+    lm = LanguageModel(plain.spec, policy, plain.tokenizer)
+    rows = objective.encode(PROMPTS, lm).take(range(9)).to_batch()
+    assert objective._reference is not None
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.add_(0.05 * torch.randn_like(weight))
+    batch = objective.rollout(lm, module, [rows], 1)
+    width, tensors = batch.labels.shape[1], to_device(batch, CPU)
+    known = batch.sequence_labels[:, 6:].reshape(9, 4, width)
+    hidden = module(**tensors.inputs)
+    values = module.logits(hidden, head="tagger")[..., 0].detach().numpy()
+    expected, returns = np.zeros((9, width)), np.zeros((9, width))
+    real = batch.labels != IGNORE_INDEX
+    for row in range(9):
+        columns = np.flatnonzero(real[row])
+        logits = module.logits(hidden[row, columns])[:, :5].log_softmax(-1)
+        logp = logits[range(len(columns)), batch.labels[row, columns]].detach().numpy()
+        r = -0.2 * (logp - known[row, 1, columns])
+        r[-1] += batch.sequence_labels[row, 1]
+        v = [*values[row, columns], 0.0]
+        d = [r[t] + 0.9 * v[t + 1] - v[t] for t in range(len(r))]
+        for t, column in enumerate(columns):
+            expected[row, column] = sum(0.63 ** (k - t) * d[k] for k in range(t, len(r)))
+            returns[row, column] = expected[row, column] + v[t]
+    centred = expected[real] - expected[real].mean()
+    expected[real] = centred / (centred.var() * len(centred) / (len(centred) - 1)) ** 0.5
+    for column, wanted in ((0, expected), (2, np.where(real, values, 0)), (3, returns)):
+        assert known[:, column] == pytest.approx(wanted, abs=1e-5)
+    terms, counts = objective.loss(module, tensors), objective.label_counts(batch)
+    assert terms.keys() == counts.keys()
+    assert counts["policy"] == counts["value"] == real.sum()
+    # The bound is on the same side of the return, or does not count.
+    before, target = torch.tensor([0.0, 0.0, 0.0]), torch.tensor([2.0, -2.0, 0.1])
+    losses = clipped_value_loss(torch.tensor([1.0, 1.0, 0.2]), before, target, 0.5)
+    assert losses.tolist() == pytest.approx([1.125, 4.5, 0.005])
 
-    def on_log(self, record):
-        if record["step"] == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
 
-
-def test_a_resumed_run_is_bit_equal(tmp_path):
+def test_a_run_that_is_stopped_after_every_step_is_bit_equal(tmp_path, monkeypatch):
     data = tmp_path / "a.jsonl"
     rows = [{"prompt": f"{n} plus {n}", "answer": n} for n in range(14)]
     user = {"role": "user", "content": "what is it"}
     rows[3] = {"messages": [user, {"role": "assistant", "content": "ab"}], "answer": "ab"}
     data.write_text("\n".join(map(json.dumps, rows)))
-    changes = settings(steps=4, log_every=1, eval_every=3, save_every=2, eval_examples=3)
+    changes = settings(steps=4, log_every=1, eval_every=3, save_every=2, eval_examples=3, average=2)
     changes["train"] |= {"batch_tokens": None, "eval_tokens": None, "batch_examples": 4}
     changes["model"]["dropout"] = 0.0
     length = {"kind": "length", "target": 5, "weight": 0.5}
     rewards = [length, {"kind": "exact"}]
     changes["objective"] = {"max_new_tokens": 5, "updates": 2, "rewards": rewards}
+    changes["objective"] |= {"baseline": "value", "group": 2}
     run, whole = tmp_path / "run", tmp_path / "whole"
     keys = {"model": "gpt2-tiny", "data": data, "changes": changes, "console": quiet()}
     finished = finetune("policy", out=whole, **keys)
-    with pytest.raises(Interrupted):
-        finetune("policy", out=run, callbacks=[Stop()], **keys)
-    assert_equal_runs(finetune("", out=run, resume=True, console=quiet()), finished)
+    draw = PolicyGradient.rollout
+
+    def stopped(*arguments):  # Ctrl-C in every step
+        os.kill(os.getpid(), signal.SIGTERM)
+        return draw(*arguments)
+
+    monkeypatch.setattr(PolicyGradient, "rollout", stopped)
+    for step in range(1, 4):
+        with pytest.raises(Interrupted, match=f"step {step} is saved"):
+            finetune("policy", out=run, resume="auto", **keys)
+    resumed = finetune("policy", out=run, resume="auto", **keys)
+    assert_equal_runs(resumed, finished)
     logged = [one for one in finished.read_metrics() if "train_loss" in one]
     names = {"reward", "reward_length", "reward_exact", "kl", "entropy", "same", "length", "ended"}
-    assert {f"train_{name}" for name in (*names, "distinct_2", "clipped")} <= logged[0].keys()
+    names |= {"distinct_2", "clipped", "value"}
+    assert {f"train_{name}" for name in names} <= logged[0].keys()
     assert logged[0]["train_kl"] == pytest.approx(0, abs=1e-3)
+    # The values are there in training alone.
+    for folder in (whole, next(checkpoints(finished.checkpoints))):
+        assert [*load(folder).module.heads] == ["lm"]
 
 
 def test_defaults_and_what_is_refused(tmp_path):
@@ -279,6 +341,8 @@ def test_defaults_and_what_is_refused(tmp_path):
         path.write_text(json.dumps(record))
         with pytest.raises(DataError, match=problem):
             list(objective.read([str(path)]))
+    with pytest.raises(RecipeError, match='group = 1 needs baseline = "value"'):
+        PolicyGradient.parse({"group": 1})
     for rewards, problem in (
         ([{"kind": "exct"}], 'Did you mean "exact"'),
         ([{"kind": "exact", "pattern": "a"}], "rewards.*pattern"),

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from trivium.data.batch import Batch
 from trivium.language_model import LanguageModel
+from trivium.models import LanguageModule
 from trivium.objectives.base import LabelledObjective
 
 
@@ -20,5 +21,10 @@ class OnPolicyObjective(LabelledObjective):
     updates: int = Field(1, gt=0, description="updates of the weights from the samples of a step")
 
     @abstractmethod
-    def rollout(self, lm: LanguageModel, batches: Sequence[Batch], seed: int) -> Batch:
-        """The model's samples for a step's prompts: a pure function of (weights, prompts, seed)."""
+    def rollout(
+        self, lm: LanguageModel, model: LanguageModule, batches: Sequence[Batch], seed: int
+    ) -> Batch:
+        """The samples for a step's prompts: a pure function of (weights, prompts, seed).
+
+        `model` is what is trained, of which that of `lm` is a part.
+        """

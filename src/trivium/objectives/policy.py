@@ -7,38 +7,49 @@ import dataclasses
 import itertools
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field, PrivateAttr, SerializeAsAny
-from torch import Tensor
+from pydantic import Field, PrivateAttr, SerializeAsAny, model_validator
+from torch import Tensor, nn
 
 from trivium.adapt.lora import adapted_layers, without_adapter
 from trivium.data.batch import IGNORE_INDEX, Batch, Floats, length_mask
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import Record
 from trivium.data.row_order import derived_seed
-from trivium.errors import DataError
+from trivium.errors import DataError, RecipeError
 from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.text_model import GenerationRules
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
-from trivium.models import LanguageModule
+from trivium.models import LanguageModule, build
 from trivium.nn.loss import token_cross_entropy
-from trivium.objectives.advantages import by_deviation, clipped_loss, leave_one_out
+from trivium.objectives.advantages import (
+    by_deviation,
+    clipped_loss,
+    clipped_value_loss,
+    generalized_advantages,
+    leave_one_out,
+    whitened,
+)
 from trivium.objectives.base import LossTerms, TensorBatch, column_key, read, to_device
 from trivium.objectives.on_policy import OnPolicyObjective
 from trivium.objectives.preference import generation_command
 from trivium.objectives.preference_pairs import PROMPTS, read_turn
 from trivium.objectives.responses import Prompt, Response, drawn, prompt_ids
+from trivium.objectives.task_heads import require_encoding
 from trivium.objectives.task_metrics import Metrics
 from trivium.rewards import RewardFunction, reward_names
 from trivium.rewards.exact_match import ExactMatch
+from trivium.spec import Head, Spec, TaggerHead
 
 _COLUMNS = (*PROMPTS, "messages")
 # Tokens that pass through a model together where no gradient is wanted.
 _TOKENS = 8192
+# The head of values, which reads every token.
+_VALUE = "tagger"
 
 
 class PolicyGradient(OnPolicyObjective):
@@ -56,7 +67,10 @@ class PolicyGradient(OnPolicyObjective):
     The reward is the sum of `rewards` by their weights. `baseline` "group" is the mean reward of
     the other responses to the prompt, with which the gradient is exact on average. "group-std"
     divides the difference to the mean of all of them by their deviation (GRPO), which favours
-    prompts whose responses differ little.
+    prompts whose responses differ little. "value" (PPO) is what a head of the model expects after
+    every token: A is that of a token by GAE, whitened over the step, and the
+    loss a mean over tokens. The head learns along by its squared error, and is not saved with the
+    model.
 
     `beta` holds the model to its reference, the model as it is when the run begins. With
     `kl` = "reward" the reward loses beta log (p(y) / q(y)), whose gradient is that of the
@@ -76,7 +90,7 @@ class PolicyGradient(OnPolicyObjective):
     Source: Williams 1992; Ahmadian et al. 2024 (RLOO), equation 6, for "group"; Shao et al. 2024
     (GRPO), equations 3 and 4, for "group-std" and "k3", where texts are also divided by their own
     lengths, which Liu et al. 2025 (Dr. GRPO) leave out as we do; Schulman et al. 2017 (PPO),
-    equation 7, for `clip`.
+    equations 7 and 9, for `clip` and the value, and 2016 for A.
     """
 
     kind: Literal["policy"] = "policy"
@@ -91,9 +105,10 @@ class PolicyGradient(OnPolicyObjective):
     rewards: tuple[SerializeAsAny[RewardFunction], ...] = Field(
         (ExactMatch.parse({}),), min_length=1, description="what responses are worth"
     )
-    group: int = Field(8, gt=1, description="responses to a prompt")
-    baseline: Literal["group", "group-std"] = Field(
-        "group", description="mean of the other responses, or as GRPO divided by the deviation"
+    group: int = Field(8, gt=0, description="responses to a prompt")
+    baseline: Literal["group", "group-std", "value"] = Field(
+        "group",
+        description="mean of the other responses, as GRPO divided by the deviation, or as PPO",
     )
     beta: float = Field(0.05, ge=0, description="how strongly the reference holds the model")
     kl: Literal["reward", "k3"] = Field(
@@ -104,8 +119,16 @@ class PolicyGradient(OnPolicyObjective):
     )
     max_new_tokens: int = Field(64, gt=0, description="tokens of a response at most")
     clip: float = Field(
-        0.2, gt=0, lt=1, description="bound of the change of a token's probability, as a share"
+        0.2,
+        gt=0,
+        lt=1,
+        description="bound of the change of a token's probability, as a share, and of a value",
     )
+    gamma: float = Field(1.0, ge=0, le=1, description="discount of rewards a token later")
+    gae_lambda: float = Field(
+        1.0, ge=0, le=1, description="how far rewards count, and from where on the value does"
+    )
+    value_weight: float = Field(0.1, ge=0, description="weight of the loss of the value")
 
     _prompts: list[Prompt] = PrivateAttr(default_factory=list)
     """Those of training and of validation that are encoded, by their number."""
@@ -114,6 +137,46 @@ class PolicyGradient(OnPolicyObjective):
     _rules: GenerationRules | None = PrivateAttr(None)
     _before: Any = PrivateAttr(None)
     """Log p of the drawn tokens before a step's first update, [B * T], which computes it."""
+
+    @model_validator(mode="after")
+    def _others_in_a_group(self) -> Self:
+        if self.group == 1 and self.baseline != "value":
+            raise ValueError('group = 1 needs baseline = "value": there are no other responses')
+        return self
+
+    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+        """The head over the vocabulary."""
+        if self.baseline == "value":
+            require_encoding(spec, "a value of every token")
+        return super().heads(spec, labels)
+
+    def check_rows(self, packing: str, separate_documents: bool, *, is_mixed: bool) -> None:
+        """A value is trained where its source is the only one."""
+        super().check_rows(packing, separate_documents, is_mixed=is_mixed)
+        if is_mixed and self.baseline == "value":
+            raise RecipeError(
+                'objective.baseline = "value" has a head that other sources of [[mix]] have not: '
+                'set "group", or leave [[mix]] out.'
+            )
+
+    def build(self, spec: Spec, *, seed: int, device: torch.device) -> nn.Module:
+        """The model, with a head of one number where there is a value."""
+        if self.baseline == "value":
+            spec = spec.replace(heads=(*spec.heads, TaggerHead(num_labels=1)))
+        return super().build(spec, seed=seed, device=device)
+
+    def models(self, module: nn.Module) -> dict[str, LanguageModule]:
+        """The model without the value, whose weights are those of the module."""
+        assert isinstance(module, LanguageModule)
+        if _VALUE not in module.heads:
+            return {"": module}
+        heads = tuple(head for head in module.spec.heads if head.kind != _VALUE)
+        model = build(module.spec.replace(heads=heads), device="meta")
+        for name, part in module.named_children():
+            if name != "heads":
+                setattr(model, name, part)
+        model.heads.update({kind: module.heads[kind] for kind in model.heads})
+        return {"": model}
 
     def example(self, record: Record) -> Prompt:
         """A record with a prompt; of messages those up to the last one of a user."""
@@ -148,15 +211,16 @@ class PolicyGradient(OnPolicyObjective):
         pad = lm.text_tokenizer.pad_id or 0
         return EncodedExamples({"input_ids": ids}, sequence_labels=numbers, pad_id=pad)
 
-    def rollout(self, lm: LanguageModel, batches: Sequence[Batch], seed: int) -> Batch:
+    def rollout(
+        self, lm: LanguageModel, model: LanguageModule, batches: Sequence[Batch], seed: int
+    ) -> Batch:
         """`group` responses to every prompt, as rows with labels at the responses.
 
             input_ids  prompt prompt   response response
             labels     -100   response response </s>
 
-        `sequence_labels` float32 [B, 1 + F + 2 T] are the number of the row, what is known of the
-        response (`_facts`), the advantages of its tokens, and their log q where there is a
-        reference.
+        `sequence_labels` float32 [B, 1 + F + 4 T] are the number of the row, what is known of the
+        response (`_facts`), and of its tokens advantage, log q, value and return.
         """
         numbers = np.concatenate([batch.sequence_labels for batch in batches])  # type: ignore
         prompts = [
@@ -177,47 +241,44 @@ class PolicyGradient(OnPolicyObjective):
         mask = length_mask(ends[:, 0] - 1, ids.shape[1] - 1)
         batch = Batch(ids[:, :-1], attention_mask=mask, labels=labels)
         facts = self._facts(responses, self.group)
-        total, reference = facts["reward"], np.zeros(labels.shape)
-        if self.beta:
-            now, logq = self._log_probabilities(lm, batch)
-            reference[labels != IGNORE_INDEX] = logq
-            if self.kl == "reward":
-                total = total - self.beta * _row_sums(now - logq, labels)
-        of_group = leave_one_out if self.baseline == "group" else by_deviation
-        advantages = np.repeat(of_group(total, self.group)[:, None], labels.shape[1], axis=1)
-        columns = (np.arange(len(rows)), *facts.values(), advantages, reference)
-        known = np.column_stack(columns).astype(np.float32)
+        columns = self._columns(lm, model, batch, facts["reward"])
+        known = np.column_stack((np.arange(len(rows)), *facts.values(), *columns))
         if self.updates > 1:
-            module = lm.module
-            precision = torch.promote_types(module.dtype, torch.float32)
+            precision = torch.promote_types(model.dtype, torch.float32)
             self._before = torch.full((labels.size,), torch.nan, dtype=precision)
-            self._before = self._before.to(module.device)
-        return dataclasses.replace(batch, sequence_labels=known)
+            self._before = self._before.to(model.device)
+        return dataclasses.replace(batch, sequence_labels=known.astype(np.float32))
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
         """Texts; of what is a mean over tokens these."""
-        of_tokens = ("entropy", "clipped")
+        of_tokens = {"entropy", "clipped"}
+        if self.baseline == "value":
+            of_tokens |= {"policy", "value", "k3"}
         return {
             name: batch.num_labels if name in of_tokens else batch.num_rows for name in self._terms
         }
 
     def term_weights(self) -> Mapping[str, float]:
-        """Beta of k3; what is shown has none."""
-        return {**dict.fromkeys(self._terms, 0.0), "policy": 1.0, "k3": self.beta}
+        """Beta of k3, the weight of the value; what is shown has none."""
+        learned = {"policy": 1.0, "k3": self.beta, "value": self.value_weight}
+        return {**dict.fromkeys(self._terms, 0.0), **learned}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """The clipped loss, and facts as they were when the samples were drawn."""
         assert batch.sequence_labels is not None
-        logp, terms = self._token_log_probabilities(model, batch)
+        logp, value, terms = self._of_tokens(model, batch)
         positions, width = batch.label_positions, batch.inputs["input_ids"].shape[1]
-        number, *facts = batch.sequence_labels[:, : -2 * width].T
-        columns = batch.sequence_labels[:, -2 * width :].unflatten(1, (2, width))
-        advantage, reference = columns.transpose(0, 1).flatten(1)[:, positions]
+        number, *facts = batch.sequence_labels[:, : -4 * width].T
+        columns = batch.sequence_labels[:, -4 * width :].unflatten(1, (4, width))
+        columns = columns.transpose(0, 1).flatten(1)[:, positions]
+        advantage, reference, value_before, returns = columns
         places = number.long()[positions // width] * width + positions % width
         before = self._of_first_update(logp.detach(), places)
         losses, clipped = clipped_loss(logp - before, advantage, self.clip)
         terms["policy"], terms["entropy"] = losses.sum(), -before.sum()
         terms |= {name: fact.sum() for name, fact in zip(self._fact_names, facts, strict=True)}
+        if self.baseline == "value":
+            terms["value"] = clipped_value_loss(value, value_before, returns, self.clip).sum()
         if self.updates > 1:
             terms["clipped"] = clipped.float().sum()
         if self.beta:
@@ -252,13 +313,15 @@ class PolicyGradient(OnPolicyObjective):
     def _fact_names(self) -> tuple[str, ...]:
         """What is known of a response apart from the model."""
         rewards = (f"reward_{name}" for name in reward_names(self.rewards))
-        return ("reward", *rewards, "same", "length", "ended", "distinct_2")
+        same = ("same",) if self.group > 1 else ()
+        return ("reward", *rewards, "length", "ended", "distinct_2", *same)
 
     @property
     def _terms(self) -> tuple[str, ...]:
         divergence = ("kl", "k3")[: 1 + (self.kl == "k3")] if self.beta else ()
+        value = ("value",) if self.baseline == "value" else ()
         bound = ("clipped",) if self.updates > 1 else ()
-        return ("policy", *divergence, "entropy", *bound, *self._fact_names)
+        return ("policy", *value, *divergence, "entropy", *bound, *self._fact_names)
 
     @property
     def _sampling(self) -> SamplingParams:
@@ -268,17 +331,45 @@ class PolicyGradient(OnPolicyObjective):
         """By name, [B] each: rewards, and the rest of `_fact_names`; `group` are of a prompt."""
         scores = np.array([one.scores for one in responses])
         reward = scores @ np.array([one.weight for one in self.rewards])
-        same = np.repeat(np.ptp(reward.reshape(-1, group), axis=1) < 1e-9, group)
         pairs = [pair for one in responses[::group] for pair in itertools.pairwise(one.ids)]
-        values = (
+        values = [
             reward,
             *scores.T,
-            same.astype(float),
             np.array([float(len(one.ids)) for one in responses]),
             np.array([float(one.ended) for one in responses]),
             np.full(len(responses), len(set(pairs)) / max(1, len(pairs))),
-        )
-        return dict(zip(self._fact_names, values, strict=True))
+        ]
+        if group > 1:
+            alike = np.ptp(reward.reshape(-1, group), axis=1) < 1e-9
+            values.append(np.repeat(alike.astype(float), group))
+        return dict(zip(self._fact_names, values))
+
+    def _columns(
+        self, lm: LanguageModel, model: LanguageModule, batch: Batch, reward: Floats
+    ) -> tuple[Floats, Floats, Floats, Floats]:
+        """Advantage, log q, value and return of every token, [B, T] each."""
+        assert batch.labels is not None
+        real = batch.labels != IGNORE_INDEX
+        rewards, reference, values = (np.zeros(real.shape) for _ in range(3))
+        rewards[np.arange(len(real)), real.shape[1] - 1 - real[:, ::-1].argmax(axis=1)] = reward
+        with_value = self.baseline == "value"
+        if self.beta or with_value:
+            logp, values[real] = self._measured(model, batch)
+            if self.beta:
+                base = self._reference or lm.module
+                with without_adapter(base):
+                    reference[real], _ = self._measured(base, batch)
+                if self.kl == "reward":
+                    rewards[real] -= self.beta * (logp - reference[real])
+        if with_value:
+            advantages = generalized_advantages(
+                rewards, values, gamma=self.gamma, gae_lambda=self.gae_lambda
+            )
+            advantages = np.where(real, advantages, 0.0)
+            return whitened(advantages, real), reference, values, advantages + values
+        of_group = leave_one_out if self.baseline == "group" else by_deviation
+        advantages = of_group(rewards.sum(axis=1), self.group)[:, None]
+        return np.where(real, advantages, 0.0), reference, values, values
 
     def _of_first_update(self, logp: Tensor, places: Tensor) -> Tensor:
         """Log p of drawn tokens [M] as the first update from them has computed it."""
@@ -289,24 +380,21 @@ class PolicyGradient(OnPolicyObjective):
         return before
 
     @torch.no_grad()
-    def _log_probabilities(self, lm: LanguageModel, batch: Batch) -> tuple[Floats, Floats]:
-        """Log p and log q of the labelled tokens, [M] each."""
+    def _measured(self, model: LanguageModule, batch: Batch) -> Floats:
+        """Log p and values of the labelled tokens, [2, M]."""
         size = max(1, _TOKENS // batch.input_ids.shape[1])
         parts = [batch.rows(s, s + size) for s in range(0, batch.num_rows, size)]
+        each = (self._of_tokens(model, to_device(part, model.device)) for part in parts)
+        columns = [torch.stack((logp, value)) for logp, value, _ in each]
+        return torch.cat(columns, dim=1).double().cpu().numpy()
 
-        def of(model: LanguageModule) -> Floats:
-            device = model.device
-            each = (self._token_log_probabilities(model, to_device(p, device)) for p in parts)
-            return torch.cat([logp for logp, _ in each]).double().cpu().numpy()
-
-        now, reference = of(lm.module), self._reference or lm.module
-        with without_adapter(reference):
-            return now, of(reference)
-
-    def _token_log_probabilities(
+    def _of_tokens(
         self, model: LanguageModule, batch: TensorBatch
-    ) -> tuple[Tensor, LossTerms]:
-        """Log p of the labelled tokens [M] as they are drawn; what layers add."""
+    ) -> tuple[Tensor, Tensor, LossTerms]:
+        """Log p of the labelled tokens as they are drawn, their values, [M]; what layers add.
+
+        Without a head for values these are 0.
+        """
         rules = self._rules
         assert rules is not None
         hidden, terms = read(model, batch.inputs, select=batch.label_positions)
@@ -316,10 +404,7 @@ class PolicyGradient(OnPolicyObjective):
             drawn = model.logits(rows)[:, : rules.vocab_size] / self.temperature
             return drawn.index_fill(1, banned, -torch.inf)
 
-        return -token_cross_entropy(logits, hidden, batch.targets, rules.vocab_size), terms
-
-
-def _row_sums(values: Floats, labels: np.ndarray) -> Floats:
-    """Sums [B] over the rows of values [M] of labelled positions."""
-    rows, _ = np.nonzero(labels != IGNORE_INDEX)
-    return np.bincount(rows, values, minlength=len(labels)).astype(np.float64)
+        logp = -token_cross_entropy(logits, hidden, batch.targets, rules.vocab_size)
+        if _VALUE not in model.heads:
+            return logp, torch.zeros_like(logp), terms
+        return logp, model.logits(hidden, head=_VALUE)[:, 0].to(logp.dtype), terms

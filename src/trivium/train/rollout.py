@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -24,11 +25,13 @@ class RolloutLoader(Loader):
     """A loader that lets an `OnPolicyObjective` draw what its steps learn from.
 
     Args:
-        lm: the model that is trained, in this process alone.
+        lm: the model that draws, in this process alone.
+        module: what is trained.
         precision: of activations.
     """
 
     lm: LanguageModel
+    module: Any
     precision: torch.dtype = torch.float32
     _drawn: tuple[int, Batch] | None = field(default=None, init=False)
 
@@ -42,7 +45,7 @@ class RolloutLoader(Loader):
         return self._rolled_out(super().halve_micro_batches(number), number)
 
     def _rolled_out(self, batch: GlobalBatch, step: int) -> GlobalBatch:
-        objective, module = batch.stream.objective, self.lm.module
+        objective, module = batch.stream.objective, self.module
         if not isinstance(objective, OnPolicyObjective):
             return batch
         if self._drawn is None or self._drawn[0] != step:
@@ -50,7 +53,7 @@ class RolloutLoader(Loader):
             module.eval()
             with torch.autocast(module.device.type, self.precision, enabled=enabled):
                 seed = derived_seed(self.seed, step)
-                self._drawn = step, objective.rollout(self.lm, batch.micro_batches, seed)
+                self._drawn = step, objective.rollout(self.lm, module, batch.micro_batches, seed)
             module.train(was_training)
         _, samples = self._drawn
         most = max(1, batch.micro_batch_tokens // samples.input_ids.shape[1])

@@ -222,7 +222,8 @@ class FinishedRun:
             return {}
         candidates: list[dict[str, Tensor]] = [merged_state(module)]
         if self.recipe.train.average > 1 and not config.rank:
-            candidates.append(average_weights(self.run.checkpoints, self.recipe.train.average))
+            average = average_weights(self.run.checkpoints, self.recipe.train.average)
+            candidates.append({name: average[name] for name in candidates[0]})
         self.lm = copy.copy(self.model.lm)
         self.lm.module = build(self.lm.spec, seed=0, device=module.device)
         self.lm.module.load_state_dict(candidates[0])

@@ -152,6 +152,7 @@ def train_run(
         micro_batch_tokens=memory.micro_batch_tokens,
         parallel=parallel,
         lm=lm,
+        module=module,
         precision=precision,
     )
     trainer = Trainer(
