@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
@@ -10,121 +9,27 @@ import signal
 import numpy as np
 import pytest
 import torch
-from overfit_tasks import word_tokenizer
+from policies import CPU, END, PROMPTS, model
 from run_settings import assert_equal_runs, quiet, settings
 
 from trivium.adapt.lora import LoRA, add_lora
-from trivium.data.batch import IGNORE_INDEX, Batch
+from trivium.data.batch import IGNORE_INDEX
 from trivium.errors import DataError, RecipeError
 from trivium.language_model import LanguageModel
 from trivium.model_folder import checkpoints
 from trivium.model_loading import load
-from trivium.models import build
 from trivium.objectives import to_device
-from trivium.objectives.advantages import by_deviation, clipped_value_loss, leave_one_out
+from trivium.objectives.advantages import clipped_value_loss
 from trivium.objectives.example_checks import check_examples
 from trivium.objectives.policy import PolicyGradient
-from trivium.objectives.responses import Prompt, drawn
+from trivium.objectives.responses import Prompt
 from trivium.presets import presets
 from trivium.train import defaults
-from trivium.train.distributed import Parallel
+from trivium.train.distributed import ALONE
 from trivium.train.recipe_loading import build_recipe
 from trivium.train.trainer import Interrupted
-from trivium.workflows.training import _check_parallel, finetune
-
-CPU = torch.device("cpu")
-END, LENGTH = 0, 3
-PROMPTS = [Prompt(text, {"answer": "b"}, f"x, line {n}") for n, text in enumerate("abc" * 20)]
-
-
-def model(dtype: torch.dtype = torch.float32) -> LanguageModel:
-    """Of five tokens, of which the first ends a text, and more rows; far from uniform."""
-    tokenizer = word_tokenizer("gpt2", ["a b c"])
-    assert (tokenizer.vocab_size, tokenizer.eos_id) == (5, END)
-    spec = presets["gpt2-tiny"].replace(vocab_size=8).with_dropout(0.0)
-    module = build(spec, seed=3).to(dtype)
-    with torch.no_grad():
-        for weight in module.parameters():
-            weight.mul_(4.0 if weight.ndim == 2 else 1.0)
-    return LanguageModel(spec, module, tokenizer)
-
-
-def every_text() -> list[tuple[int, ...]]:
-    """All that can be drawn: texts that end, or are cut."""
-    texts = (t for n in range(1, LENGTH + 1) for t in itertools.product(range(5), repeat=n))
-    return [t for t in texts if END not in t[:-1] and (t[-1] == END or len(t) == LENGTH)]
-
-
-def rows_of(texts, advantage=0.0, reference=0.0) -> Batch:
-    """The texts after a prompt of one token; advantages and log q of their tokens [N, LENGTH]."""
-    rows = np.full((len(texts), LENGTH + 1), 2)
-    labels = np.full((len(texts), LENGTH), IGNORE_INDEX)
-    for row, label, text in zip(rows, labels, texts):
-        row[1 : len(text) + 1] = label[: len(text)] = text
-    columns = [np.broadcast_to(one, labels.shape) for one in (advantage, reference, 0, 0)]
-    known = np.column_stack((np.arange(len(texts)), np.zeros((len(texts), 6)), *columns))
-    return Batch(rows[:, :-1], labels=labels, sequence_labels=known)
-
-
-def test_the_expected_gradient_is_exact():
-    """Of the reward less beta times the divergence, over all pairs of texts."""
-    lm, texts = model(torch.float64), every_text()
-    objective = PolicyGradient(group=2, beta=0.3, temperature=0.7, kl="k3")
-    objective.encode(PROMPTS, lm)
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for weight in lm.module.parameters():
-            weight.add_(0.05 * torch.randn_like(weight))
-    empty = rows_of(texts)
-    real = empty.labels != IGNORE_INDEX
-    now, _ = objective._measured(lm.module, empty)
-    reference, _ = objective._measured(objective._reference, empty)
-    side = np.zeros(real.shape)
-    side[real] = reference
-    k1 = np.zeros(real.shape)
-    k1[real] = now - reference
-    tensors = to_device(empty, CPU)
-    logp, *_ = objective._of_tokens(lm.module, tensors)
-    logits = lm.module.logits(lm.module(tensors.inputs["input_ids"]))[..., :5] / 0.7
-    formula = logits.log_softmax(-1).flatten(0, 1)[tensors.label_positions, tensors.targets]
-    assert torch.allclose(logp, formula, rtol=1e-9)
-    one_token = PolicyGradient(temperature=0.7, max_new_tokens=1)
-    responses = drawn(lm, [(PROMPTS[0], 3)], one_token._sampling, one_token.rewards, group=500)
-    firsts = [one.ids[0] for one in responses]
-    shares = np.bincount(firsts, minlength=5) / len(firsts)
-    assert shares == pytest.approx(logits[0, 0].softmax(-1).tolist(), abs=0.06)
-    log_p = torch.zeros(len(texts), dtype=torch.float64)
-    log_p = log_p.index_add(0, tensors.label_positions // LENGTH, logp)
-    p = log_p.detach().exp().numpy()
-    assert p.sum() == pytest.approx(1, abs=1e-12)
-    reward = np.array([text.count(2) - 0.3 * len(text) for text in texts])
-    weights = [*lm.module.parameters()]
-    log_q = torch.tensor(side.sum(1))
-    for beta in (0.0, 0.3):
-        total = reward - beta * k1.sum(1)
-        exact = (log_p.exp() * (torch.tensor(reward) - beta * (log_p - log_q))).sum()
-        pairs = np.stack(np.meshgrid(total, total, indexing="ij"), -1)
-        advantages = leave_one_out(pairs.reshape(-1), 2).reshape(pairs.shape)
-        both = np.outer(p, p)
-        # A text is the first of some pairs and the second of others.
-        expected = (both * advantages[..., 0]).sum(1) + (both * advantages[..., 1]).sum(0)
-        batch = rows_of(texts, expected[:, None] / 2, side)
-        terms = objective.loss(lm.module, to_device(batch, CPU))
-        found = torch.autograd.grad(-terms["policy"], weights, allow_unused=True)
-        wanted = torch.autograd.grad(exact, weights, retain_graph=True, allow_unused=True)
-        for one, other in zip(found, wanted):
-            assert (one is None) == (other is None)
-            assert one is None or torch.allclose(one, other, rtol=1e-9, atol=1e-12)
-    # The divergence is what k1 and k3 are on average; the divergence of the first update is 0.
-    divergence = (p * k1.sum(1)).sum()
-    k3 = np.where(real, np.exp(-k1) + k1 - 1, 0.0).sum(1)
-    assert (p * k3).sum() == pytest.approx(divergence, rel=1e-9)
-    assert divergence > 0.01
-    terms = objective.loss(lm.module, to_device(rows_of(texts, reference=side), CPU))
-    assert float(terms["k3"].detach()) == pytest.approx(k3.sum(), rel=1e-9)
-    assert float(terms["kl"]) == pytest.approx(k1.sum(), rel=1e-9)
-    pair = by_deviation(np.array([1.0, 0.0, 2, 2]), 2)
-    assert pair.tolist() == pytest.approx([0.5**0.5, -(0.5**0.5), 0, 0], abs=1e-3)
+from trivium.workflows.training import finetune
+from trivium.workflows.training_run import _check_divided
 
 
 def test_samples_follow_from_weights_and_seed():
@@ -133,7 +38,9 @@ def test_samples_follow_from_weights_and_seed():
     objective = PolicyGradient(group=6, max_new_tokens=4, rewards=rewards)
     rows = objective.encode(PROMPTS, lm).take(range(3))
     batches = [rows.to_batch().rows(0, 2), rows.to_batch().rows(2, 3)]
-    one, same, other = (objective.rollout(lm, lm.module, batches, seed) for seed in (5, 5, 6))
+    one, same, other = (
+        objective.rollout(lm, lm.module, batches, seed, ALONE.map) for seed in (5, 5, 6)
+    )
     for name, array in one.arrays().items():
         assert np.array_equal(array, same.arrays()[name]), name
     assert one.input_ids.shape != other.input_ids.shape or (one.input_ids != other.input_ids).any()
@@ -170,8 +77,8 @@ def test_samples_follow_from_weights_and_seed():
     with torch.no_grad():
         for name, weight in adapted.module.named_parameters():
             weight.add_(1.0 if name.endswith("lora_b") else 0.0)
-    now, _ = with_adapter._measured(adapted.module, one)
-    base = with_adapter._columns(adapted, adapted.module, one, np.zeros(18))[1]
+    now, _ = with_adapter._measured(adapted.module, one, ALONE.map)
+    base = with_adapter._columns(adapted, adapted.module, one, np.zeros(18), ALONE.map)[1]
     base = base[one.labels != IGNORE_INDEX]
     assert with_adapter._reference is None
     assert np.abs(now - base).max() > 0.01
@@ -188,7 +95,7 @@ def test_several_updates_are_bounded():
     rewards = ({"kind": "regex", "pattern": "b"},)
     objective = PolicyGradient(group=4, updates=2, rewards=rewards, **keys)
     rows = objective.encode(PROMPTS, lm).take(range(6)).to_batch()
-    batch = objective.rollout(lm, lm.module, [rows], 1)
+    batch = objective.rollout(lm, lm.module, [rows], 1, ALONE.map)
     parts = [to_device(batch.rows(*ends), CPU) for ends in ((0, 5), (5, 24))]
     logps, advantage = [], []
     for part in parts:
@@ -224,7 +131,7 @@ def test_learns_what_is_rewarded():
     optimizer = torch.optim.AdamW(lm.module.parameters(), lr=2e-3)
     before = objective.metrics(lm, PROMPTS).values
     for step in range(15):
-        batch = objective.rollout(lm, lm.module, batches, step)
+        batch = objective.rollout(lm, lm.module, batches, step, ALONE.map)
         loss = objective.loss(lm.module, to_device(batch, CPU))["policy"] / batch.num_rows
         optimizer.zero_grad()
         loss.backward()
@@ -252,7 +159,7 @@ def test_values_and_advantages_of_tokens():
     with torch.no_grad():
         for weight in module.parameters():
             weight.add_(0.05 * torch.randn_like(weight))
-    batch = objective.rollout(lm, module, [rows], 1)
+    batch = objective.rollout(lm, module, [rows], 1, ALONE.map)
     width, tensors = batch.labels.shape[1], to_device(batch, CPU)
     known = batch.sequence_labels[:, 6:].reshape(9, 4, width)
     hidden = module(**tensors.inputs)
@@ -328,8 +235,8 @@ def test_defaults_and_what_is_refused(tmp_path):
     rate = defaults.finetuning_rate(presets["gpt2-tiny"], new_weights=True, adapted=False)
     assert (complete.model.dropout, complete.train.epochs) == (0.0, 1.0)
     assert complete.optimizer.lr == pytest.approx(rate / 15, rel=0.01)
-    with pytest.raises(RecipeError, match="in one process: start 1, not 2"):
-        _check_parallel(recipe, presets["gpt2-tiny"], Parallel(size=2))
+    with pytest.raises(RecipeError, match=r'samples with a whole model.*data = "ddp"'):
+        _check_divided(recipe)
     path, objective = tmp_path / "a.jsonl", PolicyGradient()
     path.write_text(json.dumps({"prompt": "a", "answer": "b"}))
     assert len(check_examples(objective, [str(path)], 0.0)) > 1

@@ -80,6 +80,18 @@ def task_job(name, encoder, file, out, dropout, **parallel):
     return names | {"data": file, "out": out, "changes": changes}
 
 
+def policy_job(file, out, **parallel):
+    """Four steps, each of eleven prompts with three responses."""
+    changes = small(0.0, **parallel)
+    del changes["data"], changes["train"]["batch_tokens"], changes["train"]["eval_tokens"]
+    changes["train"] |= {"batch_examples": 11, "steps": 4}
+    rewards = [{"kind": "length", "target": 3}, {"kind": "exact"}]
+    changes["objective"] = {"baseline": "value", "group": 3, "updates": 2, "rewards": rewards}
+    changes["objective"]["max_new_tokens"] = 6
+    names = {"command": "finetune", "task": "policy", "model": "gpt2-tiny"}
+    return names | {"data": file, "out": out, "changes": changes}
+
+
 @pytest.fixture(scope="session")
 def pairs(text, tmp_path_factory):
     """Lines of the text and those after them; every third has a hard negative."""
@@ -110,8 +122,16 @@ def test_two_processes_train_as_one_and_one_goes_on(text, encoder, pairs, tmp_pa
     for out, layout in zip(searches, ({}, FSDP)):
         jobs.append(task_job("contrastive", encoder, pairs, out, 0.1, **layout))
     train([jobs.pop(-2)])
+    # Responses of both processes, several updates from them, and values.
+    sums = tmp_path / "sums.jsonl"
+    sums.write_text("\n".join(f'{{"prompt": "{n}+{n}=", "answer": {n}}}' for n in range(60)))
+    policies = [tmp_path / "policy", tmp_path / "policy-2"]
+    for out, layout in zip(policies, ({}, DDP)):
+        jobs.append(policy_job(sums, out, **layout))
+    train([jobs.pop(-2)])
     run_processes(2, jobs)
     assert_same_losses(*searches)
+    assert curve(policies[1]) == pytest.approx(curve(policies[0]), rel=1e-4, abs=1e-4)
     for model in layouts:
         assert_same_curve(tmp_path / f"{model}-2", tmp_path / model)
         assert RunFolder(tmp_path / f"{model}-2").read_facts()["forecast"]["tokens_per_second"] > 0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -12,6 +12,9 @@ from trivium.data.batch import Batch
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.objectives.base import LabelledObjective
+
+Divided = Callable[[Callable[[Sequence[Any]], list[Any]], Sequence[Any]], list[Any]]
+"""(function, items) -> function(items), of which each process of a run has computed a part."""
 
 
 class OnPolicyObjective(LabelledObjective):
@@ -22,9 +25,15 @@ class OnPolicyObjective(LabelledObjective):
 
     @abstractmethod
     def rollout(
-        self, lm: LanguageModel, model: LanguageModule, batches: Sequence[Batch], seed: int
+        self,
+        lm: LanguageModel,
+        model: LanguageModule,
+        batches: Sequence[Batch],
+        seed: int,
+        divided: Divided,
     ) -> Batch:
         """The samples for a step's prompts: a pure function of (weights, prompts, seed).
 
-        `model` is what is trained, of which that of `lm` is a part.
+        `model` is what is trained, of which that of `lm` is a part. All processes have the same
+        prompts and get the same samples, which they have `divided` among them.
         """

@@ -35,7 +35,7 @@ from trivium.objectives.advantages import (
     whitened,
 )
 from trivium.objectives.base import LossTerms, TensorBatch, column_key, read, to_device
-from trivium.objectives.on_policy import OnPolicyObjective
+from trivium.objectives.on_policy import Divided, OnPolicyObjective
 from trivium.objectives.preference import generation_command
 from trivium.objectives.preference_pairs import PROMPTS, read_turn
 from trivium.objectives.responses import Prompt, Response, drawn, prompt_ids
@@ -212,7 +212,12 @@ class PolicyGradient(OnPolicyObjective):
         return EncodedExamples({"input_ids": ids}, sequence_labels=numbers, pad_id=pad)
 
     def rollout(
-        self, lm: LanguageModel, model: LanguageModule, batches: Sequence[Batch], seed: int
+        self,
+        lm: LanguageModel,
+        model: LanguageModule,
+        batches: Sequence[Batch],
+        seed: int,
+        divided: Divided,
     ) -> Batch:
         """`group` responses to every prompt, as rows with labels at the responses.
 
@@ -227,7 +232,9 @@ class PolicyGradient(OnPolicyObjective):
             (self._prompts[number], derived_seed(seed, place))
             for place, number in enumerate(numbers)
         ]
-        responses = drawn(lm, prompts, self._sampling, self.rewards, group=self.group)
+        responses: list[Response] = divided(
+            lambda some: drawn(lm, some, self._sampling, self.rewards, group=self.group), prompts
+        )
         rows = [[*one.prompt_ids, *one.ids] for one in responses]
         starts, ends = (
             np.array([len(each) for each in several])[:, None]
@@ -241,7 +248,7 @@ class PolicyGradient(OnPolicyObjective):
         mask = length_mask(ends[:, 0] - 1, ids.shape[1] - 1)
         batch = Batch(ids[:, :-1], attention_mask=mask, labels=labels)
         facts = self._facts(responses, self.group)
-        columns = self._columns(lm, model, batch, facts["reward"])
+        columns = self._columns(lm, model, batch, facts["reward"], divided)
         known = np.column_stack((np.arange(len(rows)), *facts.values(), *columns))
         if self.updates > 1:
             precision = torch.promote_types(model.dtype, torch.float32)
@@ -345,7 +352,12 @@ class PolicyGradient(OnPolicyObjective):
         return dict(zip(self._fact_names, values))
 
     def _columns(
-        self, lm: LanguageModel, model: LanguageModule, batch: Batch, reward: Floats
+        self,
+        lm: LanguageModel,
+        model: LanguageModule,
+        batch: Batch,
+        reward: Floats,
+        divided: Divided,
     ) -> tuple[Floats, Floats, Floats, Floats]:
         """Advantage, log q, value and return of every token, [B, T] each."""
         assert batch.labels is not None
@@ -354,11 +366,13 @@ class PolicyGradient(OnPolicyObjective):
         rewards[np.arange(len(real)), real.shape[1] - 1 - real[:, ::-1].argmax(axis=1)] = reward
         with_value = self.baseline == "value"
         if self.beta or with_value:
-            logp, values[real] = self._measured(model, batch)
+            logp, values[real] = self._measured(model, batch, divided)
             if self.beta:
-                base = self._reference or lm.module
+                base = lm.module
+                if self._reference is not None:
+                    base = self._reference.to(model.device)
                 with without_adapter(base):
-                    reference[real], _ = self._measured(base, batch)
+                    reference[real], _ = self._measured(base, batch, divided)
                 if self.kl == "reward":
                     rewards[real] -= self.beta * (logp - reference[real])
         if with_value:
@@ -380,13 +394,16 @@ class PolicyGradient(OnPolicyObjective):
         return before
 
     @torch.no_grad()
-    def _measured(self, model: LanguageModule, batch: Batch) -> Floats:
+    def _measured(self, model: LanguageModule, batch: Batch, divided: Divided) -> Floats:
         """Log p and values of the labelled tokens, [2, M]."""
         size = max(1, _TOKENS // batch.input_ids.shape[1])
-        parts = [batch.rows(s, s + size) for s in range(0, batch.num_rows, size)]
-        each = (self._of_tokens(model, to_device(part, model.device)) for part in parts)
-        columns = [torch.stack((logp, value)) for logp, value, _ in each]
-        return torch.cat(columns, dim=1).double().cpu().numpy()
+
+        def of_rows(rows: Sequence[int]) -> list[Floats]:
+            parts = (batch.rows(s, min(s + size, rows[-1] + 1)) for s in rows[::size])
+            each = (self._of_tokens(model, to_device(part, model.device)) for part in parts)
+            return [torch.stack((logp, value)).cpu().double().numpy() for logp, value, _ in each]
+
+        return np.concatenate(divided(of_rows, range(batch.num_rows)), axis=1)
 
     def _of_tokens(
         self, model: LanguageModule, batch: TensorBatch

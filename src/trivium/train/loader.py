@@ -63,6 +63,8 @@ class BatchStream:
 
     def balanced_micro_batch(self, processes: int, most: int) -> int:
         """Tokens of micro-batches, at most `most`, with which all processes have equal work."""
+        if self.objective.rolls_out:  # the samples are divided
+            return most
         rows = -(-self.rows_per_step // processes)
         length = self.longest if isinstance(self.data, Rows) else float(self.data.lengths.mean())
         return max(1, int(equal_parts(rows, max(1, int(most / length))) * length))

@@ -17,6 +17,7 @@ from trivium.data.row_order import derived_seed
 from trivium.language_model import LanguageModel
 from trivium.objectives import BALANCE
 from trivium.objectives.on_policy import OnPolicyObjective
+from trivium.train.distributed import ALONE, Parallel
 from trivium.train.loader import GlobalBatch, Loader, equal_parts
 
 
@@ -25,7 +26,7 @@ class RolloutLoader(Loader):
     """A loader that lets an `OnPolicyObjective` draw what its steps learn from.
 
     Args:
-        lm: the model that draws, in this process alone.
+        lm: the model that draws, whole in every process.
         module: what is trained.
         precision: of activations.
     """
@@ -40,6 +41,12 @@ class RolloutLoader(Loader):
         for step, batch in enumerate(super().steps_from(number), start=number):
             yield self._rolled_out(batch, step)
 
+    def step(self, number: int, parallel: Parallel | None = None) -> GlobalBatch:
+        """As `Loader.step`; all processes have all prompts, whose samples they divide."""
+        index, _ = self._source_of_step(number)
+        drawn = self.streams[index].objective.rolls_out
+        return super().step(number, ALONE if drawn else parallel)
+
     def halve_micro_batches(self, number: int) -> GlobalBatch:
         """As `Loader.halve_micro_batches`; the samples are the same."""
         return self._rolled_out(super().halve_micro_batches(number), number)
@@ -53,19 +60,24 @@ class RolloutLoader(Loader):
             module.eval()
             with torch.autocast(module.device.type, self.precision, enabled=enabled):
                 seed = derived_seed(self.seed, step)
-                self._drawn = step, objective.rollout(self.lm, module, batch.micro_batches, seed)
+                self._drawn = (
+                    step,
+                    objective.rollout(
+                        self.lm, module, batch.micro_batches, seed, self.parallel.map
+                    ),
+                )
             module.train(was_training)
         _, samples = self._drawn
         most = max(1, batch.micro_batch_tokens // samples.input_ids.shape[1])
-        size = equal_parts(samples.num_rows, most)
-        starts = range(0, samples.num_rows, size)
+        size = equal_parts(-(-samples.num_rows // self.parallel.data_size), most)
+        parts = [*self.parallel.share(range(0, samples.num_rows, size))]
         counts = objective.label_counts(samples)
         if batch.stream.adds_loss:
             counts[BALANCE] = samples.num_tokens
         return dataclasses.replace(
             batch,
-            micro_batches=tuple(samples.rows(start, start + size) for start in starts),
-            shares=tuple((number, 1.0) for number, _ in enumerate(starts)),
+            micro_batches=tuple(samples.rows(start, start + size) for _, start, _ in parts),
+            shares=tuple((number, weight) for number, _, weight in parts),
             label_counts=counts,
             num_tokens=samples.num_tokens,
             updates=objective.updates,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -44,12 +45,14 @@ def build_streams(
             if examples:
                 encoded = folder / f"{number}-{split}"
                 with parallel.main_first():
+                    # In chunks: their ids as Python integers take ten times the memory.
+                    starts = range(0, len(examples), _EXAMPLES_AT_ONCE)
+                    parts = (examples[start : start + _EXAMPLES_AT_ONCE] for start in starts)
+                    chunks = (source.objective.encode(one, setup.lm) for one in parts)
                     if parallel.is_main:
-                        # In chunks: their ids as Python integers take ten times the memory.
-                        chunks = range(0, len(examples), _EXAMPLES_AT_ONCE)
-                        parts = (examples[start : start + _EXAMPLES_AT_ONCE] for start in chunks)
-                        encode = source.objective.encode
-                        EncodedExamples.store((encode(one, setup.lm) for one in parts), encoded)
+                        EncodedExamples.store(chunks, encoded)
+                    elif source.objective.rolls_out:  # every process keeps the prompts
+                        deque(chunks, maxlen=0)
                     data = EncodedExamples.open(encoded)
             rows_per_step = recipe.train.batch_examples
         else:

@@ -300,11 +300,6 @@ def _check_parallel(recipe: Recipe, spec: Spec, parallel: Parallel) -> None:
                 f'objective.kind = "{objective.kind}" needs the logits of single tokens, which '
                 "processes that share the vocabulary do not have: leave parallel.tensor out."
             )
-        if objective.rolls_out and parallel.size > 1:
-            raise RecipeError(
-                f'objective.kind = "{objective.kind}" draws the samples of a step in one process: '
-                f"start 1, not {parallel.size}."
-            )
 
 
 def _resumed_recipe(

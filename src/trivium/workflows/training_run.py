@@ -102,6 +102,8 @@ def train_run(
     if recipe.train.compiles(device):
         module.compile_blocks()  # type: ignore[operator]
     divided = parallel.size > 1 and memory.data == "fsdp"
+    if divided:
+        _check_divided(recipe)
     held_out = HeldOutMetrics(corpus, recipe, precision, parallel, divided=divided)
     held_out.prepare(lm, before.get("eval_limit"))
     model = WholeModel(module, lm, recipe.objectives[0].models, parallel, divided=divided)
@@ -275,6 +277,17 @@ class RunHooks(Hooks):
             self.checkpoints.wait()
         for callback in self.context.callbacks if self.log_book is not None else ():
             callback.on_save(self.context.run.checkpoints / f"step-{state.step:08}")
+
+
+def _check_divided(recipe: Recipe) -> None:
+    """Refuse objectives that draw samples, where no process has a whole model."""
+    for objective in recipe.objectives:
+        if objective.rolls_out:
+            raise RecipeError(
+                f'objective.kind = "{objective.kind}" draws samples with a whole model in every '
+                'process: set parallel.data = "ddp" and leave parallel.replicas out; where memory '
+                "does not suffice, take a smaller model, or train an adapter (adapter.rank = 8)."
+            )
 
 
 def _open_log(
