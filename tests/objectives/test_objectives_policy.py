@@ -235,8 +235,10 @@ def test_defaults_and_what_is_refused(tmp_path):
     rate = defaults.finetuning_rate(presets["gpt2-tiny"], new_weights=True, adapted=False)
     assert (complete.model.dropout, complete.train.epochs) == (0.0, 1.0)
     assert complete.optimizer.lr == pytest.approx(rate / 15, rel=0.01)
-    with pytest.raises(RecipeError, match=r'samples with a whole model.*data = "ddp"'):
+    with pytest.raises(RecipeError, match=r'whole model in every process.*"ddp"'):
         _check_divided(recipe)
+    with pytest.raises(RecipeError, match=r"other sources of \[\[mix\]\] have not"):
+        PolicyGradient(baseline="value").check_rows("packed", False, is_mixed=True)
     path, objective = tmp_path / "a.jsonl", PolicyGradient()
     path.write_text(json.dumps({"prompt": "a", "answer": "b"}))
     assert len(check_examples(objective, [str(path)], 0.0)) > 1

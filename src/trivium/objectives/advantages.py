@@ -39,7 +39,7 @@ def by_deviation(rewards: Floats, group: int) -> Floats:
 
 
 def generalized_advantages(
-    rewards: Floats, values: Floats, *, gamma: float, gae_lambda: float
+    rewards: Floats, values: Floats, gamma: float, gae_lambda: float
 ) -> Floats:
     """GAE, [B, T]: A_t = d_t + gamma lambda A_(t+1), where d_t = r_t + gamma V_(t+1) - V_t.
 

@@ -39,11 +39,10 @@ from trivium.objectives.on_policy import Divided, OnPolicyObjective
 from trivium.objectives.preference import generation_command
 from trivium.objectives.preference_pairs import PROMPTS, read_turn
 from trivium.objectives.responses import Prompt, Response, drawn, prompt_ids
-from trivium.objectives.task_heads import require_encoding
 from trivium.objectives.task_metrics import Metrics
 from trivium.rewards import RewardFunction, reward_names
 from trivium.rewards.exact_match import ExactMatch
-from trivium.spec import Head, Spec, TaggerHead
+from trivium.spec import Spec, TaggerHead
 
 _COLUMNS = (*PROMPTS, "messages")
 # Tokens that pass through a model together where no gradient is wanted.
@@ -68,9 +67,8 @@ class PolicyGradient(OnPolicyObjective):
     the other responses to the prompt, with which the gradient is exact on average. "group-std"
     divides the difference to the mean of all of them by their deviation (GRPO), which favours
     prompts whose responses differ little. "value" (PPO) is what a head of the model expects after
-    every token: A is that of a token by GAE, whitened over the step, and the
-    loss a mean over tokens. The head learns along by its squared error, and is not saved with the
-    model.
+    every token: A is that of a token by GAE, whitened over the step, and the loss a mean over
+    tokens. The head learns along by its squared error, and is not saved with the model.
 
     `beta` holds the model to its reference, the model as it is when the run begins. With
     `kl` = "reward" the reward loses beta log (p(y) / q(y)), whose gradient is that of the
@@ -78,14 +76,14 @@ class PolicyGradient(OnPolicyObjective):
 
     With several `updates` of the weights from the samples of a step log p(y) becomes a sum over
     tokens of min(r A, clamp(r, 1 - clip, 1 + clip) A), where r is the probability of a token now
-    over that before the first update, in which r is 1.
+    over that before the first update, in which r is 1. The loss of the last update is shown.
 
     Shown beside the loss: `reward`, each as `reward_KIND`; `kl`, log (p / q) of a text in nats;
     `entropy`, - log p of a drawn token in nats, whose mean is the entropy; `same`, the share of
     groups whose rewards are all the same, of which nothing is learned; `length` in tokens;
     `ended`, the share that the model ended; `distinct_2`, different pairs of neighbouring tokens
     among all, in one response a prompt; of several updates `clipped`, the share of tokens from
-    which the last one learns nothing more.
+    which the last one learns nothing more; with a value its loss, `value`.
 
     Source: Williams 1992; Ahmadian et al. 2024 (RLOO), equation 6, for "group"; Shao et al. 2024
     (GRPO), equations 3 and 4, for "group-std" and "k3", where texts are also divided by their own
@@ -143,12 +141,6 @@ class PolicyGradient(OnPolicyObjective):
         if self.group == 1 and self.baseline != "value":
             raise ValueError('group = 1 needs baseline = "value": there are no other responses')
         return self
-
-    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The head over the vocabulary."""
-        if self.baseline == "value":
-            require_encoding(spec, "a value of every token")
-        return super().heads(spec, labels)
 
     def check_rows(self, packing: str, separate_documents: bool, *, is_mixed: bool) -> None:
         """A value is trained where its source is the only one."""
@@ -251,9 +243,9 @@ class PolicyGradient(OnPolicyObjective):
         columns = self._columns(lm, model, batch, facts["reward"], divided)
         known = np.column_stack((np.arange(len(rows)), *facts.values(), *columns))
         if self.updates > 1:
-            precision = torch.promote_types(model.dtype, torch.float32)
-            self._before = torch.full((labels.size,), torch.nan, dtype=precision)
-            self._before = self._before.to(model.device)
+            dtype = torch.promote_types(model.dtype, torch.float32)
+            empty = torch.empty(labels.size, dtype=dtype, device=model.device)
+            self._before = empty.fill_(torch.nan)
         return dataclasses.replace(batch, sequence_labels=known.astype(np.float32))
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
@@ -376,9 +368,7 @@ class PolicyGradient(OnPolicyObjective):
                 if self.kl == "reward":
                     rewards[real] -= self.beta * (logp - reference[real])
         if with_value:
-            advantages = generalized_advantages(
-                rewards, values, gamma=self.gamma, gae_lambda=self.gae_lambda
-            )
+            advantages = generalized_advantages(rewards, values, self.gamma, self.gae_lambda)
             advantages = np.where(real, advantages, 0.0)
             return whitened(advantages, real), reference, values, advantages + values
         of_group = leave_one_out if self.baseline == "group" else by_deviation

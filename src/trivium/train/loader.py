@@ -75,6 +75,8 @@ class BatchStream:
         Steps take the next rows of an endless sequence of epochs, each in an order of its own; with
         an objective that carries state each in the order of the text.
         """
+        if self.objective.rolls_out:  # all processes have the prompts, and divide the samples
+            parallel = ALONE
         if self.objective.carries_state:
             batch = self._in_lanes([number], self.rows_per_step, micro_batch_tokens, parallel)
             return dataclasses.replace(batch, is_first=number % self.lane_steps == 0)

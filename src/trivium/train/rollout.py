@@ -17,7 +17,6 @@ from trivium.data.row_order import derived_seed
 from trivium.language_model import LanguageModel
 from trivium.objectives import BALANCE
 from trivium.objectives.on_policy import OnPolicyObjective
-from trivium.train.distributed import ALONE, Parallel
 from trivium.train.loader import GlobalBatch, Loader, equal_parts
 
 
@@ -41,12 +40,6 @@ class RolloutLoader(Loader):
         for step, batch in enumerate(super().steps_from(number), start=number):
             yield self._rolled_out(batch, step)
 
-    def step(self, number: int, parallel: Parallel | None = None) -> GlobalBatch:
-        """As `Loader.step`; all processes have all prompts, whose samples they divide."""
-        index, _ = self._source_of_step(number)
-        drawn = self.streams[index].objective.rolls_out
-        return super().step(number, ALONE if drawn else parallel)
-
     def halve_micro_batches(self, number: int) -> GlobalBatch:
         """As `Loader.halve_micro_batches`; the samples are the same."""
         return self._rolled_out(super().halve_micro_batches(number), number)
@@ -57,16 +50,12 @@ class RolloutLoader(Loader):
             return batch
         if self._drawn is None or self._drawn[0] != step:
             was_training, enabled = module.training, self.precision is not torch.float32
+            seed, divided = derived_seed(self.seed, step), self.parallel.map
             module.eval()
             with torch.autocast(module.device.type, self.precision, enabled=enabled):
-                seed = derived_seed(self.seed, step)
-                self._drawn = (
-                    step,
-                    objective.rollout(
-                        self.lm, module, batch.micro_batches, seed, self.parallel.map
-                    ),
-                )
+                samples = objective.rollout(self.lm, module, batch.micro_batches, seed, divided)
             module.train(was_training)
+            self._drawn = step, samples
         _, samples = self._drawn
         most = max(1, batch.micro_batch_tokens // samples.input_ids.shape[1])
         size = equal_parts(-(-samples.num_rows // self.parallel.data_size), most)

@@ -284,9 +284,8 @@ def _check_divided(recipe: Recipe) -> None:
     for objective in recipe.objectives:
         if objective.rolls_out:
             raise RecipeError(
-                f'objective.kind = "{objective.kind}" draws samples with a whole model in every '
-                'process: set parallel.data = "ddp" and leave parallel.replicas out; where memory '
-                "does not suffice, take a smaller model, or train an adapter (adapter.rank = 8)."
+                f'objective.kind = "{objective.kind}" needs a whole model in every process: set '
+                'parallel.data = "ddp", without replicas, or, to save memory, adapter.rank = 8.'
             )
 
 
