@@ -153,6 +153,8 @@ def test_values_and_advantages_of_tokens():
         "heads.tagger.classifier.weight", "heads.tagger.classifier.bias",
     }  # fmt: skip
     policy.load_state_dict(plain.module.state_dict())
+    assert not any(weight.any() for weight in module.heads["tagger"].parameters())
+    torch.manual_seed(1)
     lm = LanguageModel(plain.spec, policy, plain.tokenizer)
     rows = objective.encode(PROMPTS, lm).take(range(9)).to_batch()
     assert objective._reference is not None

@@ -152,10 +152,17 @@ class PolicyGradient(OnPolicyObjective):
             )
 
     def build(self, spec: Spec, *, seed: int, device: torch.device) -> nn.Module:
-        """The model, with a head of one number where there is a value."""
-        if self.baseline == "value":
-            spec = spec.replace(heads=(*spec.heads, TaggerHead(num_labels=1)))
-        return super().build(spec, seed=seed, device=device)
+        """The model, where there is a value with a head of one number, which is 0 at first.
+
+        Random values would be all that is whitened where no response has a reward yet.
+        """
+        if self.baseline != "value":
+            return super().build(spec, seed=seed, device=device)
+        heads = (*spec.heads, TaggerHead(num_labels=1))
+        module = build(spec.replace(heads=heads), seed=seed, device=device)
+        for weight in module.heads[_VALUE].parameters():
+            nn.init.zeros_(weight)
+        return module
 
     def models(self, module: nn.Module) -> dict[str, LanguageModule]:
         """The model without the value, whose weights are those of the module."""
