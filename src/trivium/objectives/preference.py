@@ -69,7 +69,7 @@ class PreferenceOptimization(PreferencePairs):
     Source: Rafailov et al. 2023 (DPO), equation 7; Mitchell 2023 (e); Zhao et al. 2023 (SLiC) for
     hinge; Azar et al. 2023 (IPO), equation 17, where beta is tau (trl has means over tokens);
     Meng et al. 2024 (SimPO), equation 6; Hong et al. 2024 (ORPO), equations 6 and 7, where beta is
-    lambda; Pang et al. 2024, equation 1, for L_SFT.
+    lambda (L_SFT of trl has the prompt, too); Pang et al. 2024, equation 1, for L_SFT.
     """
 
     kind: Literal["preference"] = "preference"
