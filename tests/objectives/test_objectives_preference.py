@@ -247,23 +247,24 @@ def test_judgements_one_by_one(tmp_path):
 
 
 def test_a_step_of_judgements_in_parts_is_one_step():
-    objective, lm = untrained(KTO(), JUDGEMENTS, "gpt2")
-    batch = batch_of(objective, lm, JUDGEMENTS)
-    first = terms_of(objective, lm, JUDGEMENTS)
-    assert first["judgements"] == pytest.approx(0.5, abs=1e-4)
-    rows = objective.answers(lm, JUDGEMENTS)
-    tensors = to_device(batch, CPU)
-    tensors.sequence_labels[:, :2] -= torch.arange(5)[:, None] / 4  # as if it had learned
-    gradients = []
-    for cuts in ((), cuts_of(batch, 20)):
-        assert len(cuts) != 1
-        terms = objective.loss(lm.module, replace(tensors, cuts=cuts))
-        terms["judgements"].backward()
-        gradients.append([terms["judgements"].item(), terms["good"].item()])
-        gradients.append([float(p.grad.abs().sum()) for p in lm.module.parameters()])
-        lm.module.zero_grad()
-    assert gradients[:2] == [pytest.approx(one, rel=1e-3, abs=1e-4) for one in gradients[2:]]
-    objective, lm, _ = overfit(objective, JUDGEMENTS, "gpt2", steps=30, lr=3e-3)
+    for family in ("gpt2", "t5"):
+        objective, lm = untrained(KTO(), JUDGEMENTS, family)
+        batch = batch_of(objective, lm, JUDGEMENTS)
+        first = terms_of(objective, lm, JUDGEMENTS)
+        assert first["judgements"] == pytest.approx(0.5, abs=1e-4)
+        rows = objective.answers(lm, JUDGEMENTS)
+        tensors = to_device(batch, CPU)
+        tensors.sequence_labels[:, :2] -= torch.arange(5)[:, None] / 4  # as if it had learned
+        gradients = []
+        for cuts in ((), cuts_of(batch, 20)):
+            assert len(cuts) != 1
+            terms = objective.loss(lm.module, replace(tensors, cuts=cuts))
+            terms["judgements"].backward()
+            gradients.append([terms["judgements"].item(), terms["good"].item()])
+            gradients.append([float(p.grad.abs().sum()) for p in lm.module.parameters()])
+            lm.module.zero_grad()
+        assert gradients[:2] == [pytest.approx(one, rel=1e-3, abs=1e-4) for one in gradients[2:]]
+    objective, lm, _ = overfit(objective, JUDGEMENTS, "t5", steps=30, lr=3e-3)
     after = objective.answers(lm, JUDGEMENTS)
     for one, (before, _), (now, _) in zip(JUDGEMENTS, rows, after):
         assert (now > before) == one.good

@@ -24,7 +24,12 @@ from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.objectives.base import Cut, LabelledObjective, LossTerms, TensorBatch, column_key
-from trivium.objectives.preference import generation_command, log_probabilities, measured
+from trivium.objectives.preference import (
+    generation_command,
+    log_probabilities,
+    measured,
+    require_generation,
+)
 from trivium.objectives.preference_pairs import (
     PROMPTS,
     Turn,
@@ -38,6 +43,7 @@ from trivium.objectives.preference_pairs import (
     with_prompt,
 )
 from trivium.objectives.task_metrics import Metrics
+from trivium.spec import Head, Spec
 from trivium.text.vocabulary import Vocabulary
 
 RESPONSES = ("completion", "response", "answer", "output")
@@ -82,8 +88,6 @@ class KTO(LabelledObjective):
     needs_whole_step: ClassVar[bool] = True
     kind: Literal["kto"] = "kto"
     tensor_parallel: ClassVar[bool] = False
-    family: ClassVar[str | None] = "decoder-only"
-    such_as: ClassVar[str] = 'gpt2-mini or llama-mini; an encoder-decoder learns with "preference"'
     rate_factor: ClassVar[float] = 0.01
     dropout: ClassVar[float] = 0.0
     epochs: ClassVar[float | None] = 1.0
@@ -116,6 +120,11 @@ class KTO(LabelledObjective):
     def source_texts(self, examples: Sequence[Judgement]) -> Iterator[str]:
         """Each prompt with its response."""
         return map(self.input_of, examples)
+
+    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+        """The head over the vocabulary."""
+        require_generation(self.kind, spec)
+        return super().heads(spec)
 
     def settings(self, settings: Settings, examples: Sequence[Judgement]) -> Settings:
         """The task; a model that chats goes on to chat."""
@@ -246,16 +255,23 @@ def _sequences(
 
 
 def _parts(batch: TensorBatch) -> Iterator[tuple[Cut, TensorBatch]]:
-    """What passes through the model together: some rows, each half as wide as they need."""
-    count, columns = batch.inputs["input_ids"].shape
+    """What passes through the model together: some rows, each half as wide as they need.
+
+    Of an encoder-decoder, whose rows are ordered by their prompts, as wide as that of the step.
+    """
+    reads_prompts = "decoder_input_ids" in batch.inputs
+    columns = batch.inputs["decoder_input_ids" if reads_prompts else "input_ids"].shape[1]
     half, places = columns // 2, batch.label_positions
+    count = len(batch.inputs["input_ids"])
     for cut in batch.cuts or (Cut(0, 0, count, half),):
-        width, first = min(cut.width, half), cut.start * columns
+        width, first = half if reads_prompts else min(cut.width, half), cut.start * columns
         inside = (places >= first) & (places < cut.stop * columns)
         place = places[inside] - first
-        inputs = {
-            name: one[cut.start : cut.stop].reshape(-1, half)[:, :width].reshape(-1, 2 * width)
-            for name, one in batch.inputs.items()
-        }
+        inputs = {name: one[cut.start : cut.stop] for name, one in batch.inputs.items()}
+        if width < half:
+            inputs = {
+                name: one.reshape(-1, half)[:, :width].reshape(-1, 2 * width)
+                for name, one in inputs.items()
+            }
         positions = place // half * width + place % half
         yield cut, TensorBatch(inputs, positions, batch.targets[inside])

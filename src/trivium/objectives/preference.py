@@ -111,11 +111,7 @@ class PreferenceOptimization(PreferencePairs):
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """The head over the vocabulary."""
-        if spec.family != "encoder-decoder" and not is_causal(spec):
-            raise RecipeError(
-                f'objective.kind = "{self.kind}" is for models that generate text, such as '
-                f"gpt2-mini or t5-mini; this model is {spec.family}."
-            )
+        require_generation(self.kind, spec)
         return super().heads(spec)
 
     def settings(self, settings: Settings, examples: Sequence[Preference]) -> Settings:
@@ -211,6 +207,15 @@ class PreferenceOptimization(PreferencePairs):
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """`chat`, or `generate` with a held-out prompt."""
         return generation_command(run, lm)
+
+
+def require_generation(kind: str, spec: Spec) -> None:
+    """Raise RecipeError for a model that does not generate text."""
+    if spec.family != "encoder-decoder" and not is_causal(spec):
+        raise RecipeError(
+            f'objective.kind = "{kind}" is for models that generate text, such as gpt2-mini or '
+            f"t5-mini; this model is {spec.family}."
+        )
 
 
 def preference_losses(
