@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from typing import Any
 
 import httpx
 import pytest
 from double import FLOAT32
+from run_settings import quiet, settings
 from serving import KINDS, running
 
 from trivium.inference.tag import find_words, merge_entities
+from trivium.model_loading import load
 from trivium.serve.endpoints import ENDPOINTS
+from trivium.workflows.training import finetune
 
 TEXT = "The weather was cloudy yesterday."
 
@@ -48,6 +52,24 @@ def test_classify(served, models):
     assert refused.json()["error"]["code"] == "context_length_exceeded"
     cut = served.post("classify", {**long, "truncate": True})
     assert (cut.status_code, cut.json()["usage"]["prompt_tokens"]) == (200, 61)
+
+
+def test_the_number_of_a_reward_model(tmp_path):
+    texts = ["a rose is red", "a rose is green"]
+    data = tmp_path / "pairs.jsonl"
+    rows = [{"prompt": str(n), "chosen": texts[0], "rejected": texts[1]} for n in range(9)]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    changes = settings(steps=1, batch_examples=4, batch_tokens=None, eval_tokens=None)
+    keys = {"data": data, "out": tmp_path / "run", "changes": changes, "console": quiet()}
+    run = finetune("reward", model="bert-tiny", **keys)
+    expected = [one.score for one in load(run.path).classify(texts)]
+    assert expected[0] != expected[1]
+    with running({"reward": str(run.path)}) as server:
+        data = server.post("classify", {"model": "reward", "text": texts}).json()["data"]
+        pair = server.post("classify", {"model": "reward", "text": "a", "pair": "b"})
+    assert [one["score"] for one in data] == pytest.approx(expected, rel=FLOAT32)
+    assert all((one["label"], one["scores"]) == ("", {}) for one in data)
+    assert (pair.status_code, "single texts" in pair.text) == (400, True)
 
 
 def test_tag(served, models):

@@ -158,7 +158,7 @@ class Reward(PreferencePairs):
             for text, other, (first, second) in zip(texts[::2], texts[1::2], rewards.tolist())
         ]
         mistakes = (
-            Mistake(one.where, row["text"], "higher", f"lower by {-each:.2f}", abs(float(each)))
+            Mistake(one.where, row["text"], "higher", f"lower by {-each:.2g}", abs(float(each)))
             for one, row, each in zip(examples, rows, gain)
             if each <= 0
         )
