@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from overfit_tasks import untrained
+from run_settings import quiet, settings
 
 from trivium.data.records import Record
 from trivium.errors import DataError, RecipeError
@@ -11,6 +14,7 @@ from trivium.objectives.classification import LabelledText, TextClassification
 from trivium.objectives.preference_pairs import Preference
 from trivium.objectives.reward_model import Reward
 from trivium.rewards import RewardFunction, Sample, all_scores, reward_names
+from trivium.workflows.training import finetune
 
 
 def sample(response: str, ended: bool = True, **record) -> Sample:
@@ -98,3 +102,19 @@ def test_what_a_model_says(tmp_path):
         scores({"kind": "label", "model": folder, "label": "c"})
     with pytest.raises(RecipeError, match=r'has labels, not one number: .* "label"'):
         scores({"kind": "model", "model": folder})
+
+
+def test_a_run_goes_on_with_the_same_code_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRIVIUM_RUN_CODE", "1")
+    file, data = tmp_path / "mine.py", tmp_path / "a.jsonl"
+    code = "def own(prompts, responses, records):\n    return [len(one) for one in responses]\n"
+    file.write_text(code)
+    data.write_text("\n".join(json.dumps({"prompt": f"{n} plus {n}"}) for n in range(6)))
+    changes = settings(steps=1, batch_examples=4, batch_tokens=None, eval_tokens=None)
+    reward = {"kind": "python", "function": f"{file}:own"}
+    changes["objective"] = {"rewards": [reward], "max_new_tokens": 2, "group": 2}
+    keys = {"out": tmp_path / "run", "console": quiet()}
+    finetune("policy", model="gpt2-tiny", data=data, changes=changes, **keys)
+    file.write_text(f"{code}\n")
+    with pytest.raises(RecipeError, match=r"changed since this run began: \S+mine.py"):
+        finetune("", resume=True, **keys)

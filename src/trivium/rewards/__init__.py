@@ -53,6 +53,11 @@ class RewardFunction(Choice, Config, ABC):
         1.0, allow_inf_nan=False, description="what it is multiplied by in the sum of all rewards"
     )
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Code of the user's that it runs: a run is resumed with the same alone."""
+        return ()
+
     def open(self) -> None:
         """Load what it needs, before the run begins.
 

@@ -20,9 +20,9 @@ class PythonFunction(RewardFunction):
     """What `function(prompts, responses, records)` returns: a number for every response.
 
     Prompts and responses are strings, records the columns of the prompts' rows. The same arguments
-    must give the same numbers, or a resumed run differs. The file is run with all rights of the
-    user, also by `eval` and `--resume`, and only where the environment variable TRIVIUM_RUN_CODE
-    is 1: a recipe may come from somebody else.
+    must give the same numbers, or a resumed run differs; it is refused where the file has changed.
+    The file is run with all rights of the user, also by `eval` and `--resume`, and only where the
+    environment variable TRIVIUM_RUN_CODE is 1: a recipe may come from somebody else.
     """
 
     kind: Literal["python"] = "python"
@@ -31,6 +31,11 @@ class PythonFunction(RewardFunction):
     )
 
     _call: Callable[..., Any] | None = PrivateAttr(None)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The file; not what it imports."""
+        return (self.function.rpartition(":")[0],)
 
     def open(self) -> None:
         """Run the file. Raises RecipeError where that is not allowed, or has no such function."""

@@ -185,6 +185,9 @@ class Corpus:
             "token shards": (source.shards.manifest for source in self.texts),
             "labelled files": (e for s in self.examples for e in itertools.chain(s.train, s.valid)),
         }
+        for source in self.examples:
+            for reward in getattr(source.objective, "rewards", ()):
+                contents |= {file: [Path(file).read_bytes()] for file in reward.files}
         digests = {}
         for name, parts in contents.items():
             digest = hashlib.blake2b(digest_size=16)
