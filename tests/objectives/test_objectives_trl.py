@@ -25,6 +25,7 @@ from trivium.objectives.preference import (
 )
 from trivium.objectives.preference_pairs import Preference
 from trivium.objectives.reward_model import Reward
+from trivium.train.distributed import ALONE
 from trivium.workflows.training import finetune
 
 pytestmark = [pytest.mark.usefixtures("double_precision"), pytest.mark.filterwarnings("ignore")]
@@ -250,7 +251,7 @@ def test_a_batch_of_samples(trl, tmp_path):
         reference, tokenizer = exported(lm, tmp_path / f"{name}-reference")
         encoded = objective.encode(prompts, lm).take(range(2)).to_batch()
         model, _ = exported(shaken(lm), tmp_path / f"{name}-model")
-        batch = objective.rollout(lm, [encoded], 3)
+        batch = objective.rollout(lm, lm.module, [encoded], 3, ALONE.map)
         facts = batch.sequence_labels[:, 1:].T
         scores = {one: facts[objective._fact_names.index(f"reward_{one}")] for one in KINDS}
         trainer = trainer_of(
