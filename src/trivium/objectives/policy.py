@@ -251,8 +251,7 @@ class PolicyGradient(OnPolicyObjective):
         known = np.column_stack((np.arange(len(rows)), *facts.values(), *columns))
         if self.updates > 1:
             dtype = torch.promote_types(model.dtype, torch.float32)
-            empty = torch.empty(labels.size, dtype=dtype, device=model.device)
-            self._before = empty.fill_(torch.nan)
+            self._before = torch.full((labels.size,), torch.nan).to(model.device, dtype)
         return dataclasses.replace(batch, sequence_labels=known.astype(np.float32))
 
     def label_counts(self, batch: Batch) -> dict[str, int]:

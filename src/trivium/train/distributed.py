@@ -41,7 +41,6 @@ _TIMEOUT = timedelta(minutes=30)
 _HOST_TIMEOUT = timedelta(days=1)
 
 T = TypeVar("T")
-U = TypeVar("U")
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ class Parallel:
             dist.gather_object(items, parts, group=self.host_group)
         return items if parts is None else [one for part in parts for one in part]
 
-    def map(self, function: Callable[[Sequence[T]], list[U]], items: Sequence[T]) -> list[U]:
+    def map(self, function: Callable[[Sequence[T]], list[Any]], items: Sequence[T]) -> list[Any]:
         """What a function makes of all items: each process calls it with a part, all get all."""
         ends = [len(items) * number // self.size for number in range(self.size + 1)]
         own = items[ends[self.rank] : ends[self.rank + 1]]
