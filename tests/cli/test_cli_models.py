@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
+import math
 import sys
 import types
 import warnings
@@ -11,6 +13,8 @@ import warnings
 import numpy as np
 import pytest
 from double import FLOAT32
+from overfit_tasks import untrained
+from run_settings import quiet
 from small_models import small_spec
 from task_models import VOCABULARY, as_ours, theirs
 from their_tokenizers import TEXT, ours
@@ -25,8 +29,12 @@ from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 from trivium.models import build
+from trivium.objectives.preference import PreferenceOptimization
+from trivium.objectives.preference_pairs import Preference, joined, plain
+from trivium.objectives.reward_model import Reward
 from trivium.text import Tokenizer
-from trivium.text.chat_template import ChatTemplate
+from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
+from trivium.workflows.training import finetune
 
 LABELS = {"0": "bad", "1": "good", "2": "so so"}
 
@@ -268,6 +276,64 @@ def test_generate(saved, run, stdin, capsys):
     output = capsys.readouterr()
     assert output.out.rstrip("\n") == f"Ada{expected[0]}"
     assert "reads at most" in output.err
+
+
+def test_ranked_samples_train_a_preference(saved, run, tmp_path, monkeypatch):
+    """Of a decoder and of one that chats: rewards are those of the texts, pairs are read back."""
+    judge, pairs = str(tmp_path / "judge"), tmp_path / "pairs.jsonl"
+    _, classifier = untrained(Reward(), [Preference("Ada", "wrote it", "is open", "x")], "gpt2")
+    classifier.save(judge)
+    lm, prompts = load(saved["generate"]), ["Ada", "the weather "]
+    flags = ("--num-samples", "3", "--seed", "5", "--max-new-tokens", "6", "--json")
+    for template, reward in ((None, judge), (PLAIN_TEMPLATE, '{kind="length", target=9}')):
+        lm.settings = dataclasses.replace(lm.settings, chat_template=template)
+        monkeypatch.setitem(saved, "generate", str(lm.save(tmp_path / f"chats-{bool(template)}")))
+        lines = run("generate", *prompts, *flags, "--rank", reward, "--pairs", str(pairs))
+        rows = as_json(lines)
+        assert [row["prompt"] for row in rows] == [one for one in prompts for _ in range(3)]
+        assert sorted(row["seed"] for row in rows[:3]) == [5, 6, 7]
+        examples = list(PreferenceOptimization().read([str(pairs)]))
+        for some, one in zip((rows[:3], rows[3:]), examples, strict=True):
+            prompt, best, worst = some[0]["prompt"], some[0], some[-1]
+            rewards = [row["reward"] for row in some]
+            assert rewards == sorted(rewards, reverse=True)
+            assert best["reward"] > worst["reward"]
+            if template is None:
+                texts = [prompt + row["text"] for row in some]
+                judged = [classifier.classify(text.rstrip()).score for text in texts]
+                assert rewards == pytest.approx(judged, abs=1e-5)
+                assert joined(one.prompt, one.chosen) == texts[0]
+                assert joined(one.prompt, one.rejected) == texts[-1]
+                params = {"seed": best["seed"], "max_new_tokens": 6}
+                assert best["text"] == lm.generate(prompt, **params)
+            else:
+                lengths = [abs(len(row["text"].strip()) - 9) for row in some]
+                assert lengths == sorted(lengths)
+                messages = plain(one.prompt), plain(one.chosen), plain(one.rejected)
+                assert messages == (prompt, best["text"].strip(), worst["text"].strip())
+    rows = [pairs.read_text("utf-8")] * 4  # rows enough to hold some out
+    pairs.write_text("".join(rows), "utf-8")
+    changes = {"train": {"steps": 1, "batch_examples": 2, "log_every": 1}}
+    trained = finetune(
+        *("preference",),
+        model=saved["generate"],
+        data=pairs,
+        out=tmp_path / "run",
+        changes=changes,
+        overwrite=True,
+        console=quiet(),
+    )
+    assert trained.read_metrics()[0]["train_preference"] == pytest.approx(math.log(2), abs=1e-4)
+    lines = run("generate", "Ada", *flags[:-1], "--rank", '{kind="regex", pattern="^"}')
+    assert lines[0] == "Ada"
+    assert [line.partition("\t")[0] for line in lines[1:]] == ["1.0000"] * 3
+    for reward, problem in (
+        ('{kind="exact"}', 'the prompt "Ada" has no column "answer"'),
+        ('{kind="lenth"}', 'Did you mean "length"'),
+        ("{length}", "not valid TOML"),
+        (saved["generate"], "`trivium finetune reward` makes one"),
+    ):
+        assert problem in run("generate", "Ada", *flags, "--rank", reward, code=1)[0]
 
 
 def test_score(saved, run):

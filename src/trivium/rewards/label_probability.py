@@ -28,7 +28,10 @@ class LabelProbability(RewardFunction):
         if self._lm is not None:
             return
         lm = load(self.model)
-        lm.require("classify")
+        if "classify" not in lm.capabilities:
+            raise RecipeError(
+                f"{self.model} is no classifier: `trivium finetune classification` makes one."
+            )
         names = lm.classify("a text").scores
         if self.label not in names:
             known = ", ".join(names) or "none: its answers are numbers"

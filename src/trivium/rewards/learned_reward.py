@@ -31,7 +31,10 @@ class LearnedReward(RewardFunction):
         if self._lm is not None:
             return
         lm = load(self.model)
-        lm.require("classify")
+        if "classify" not in lm.capabilities:
+            raise RecipeError(
+                f"{self.model} is no reward model: `trivium finetune reward` makes one."
+            )
         if lm.classify("a text").scores:
             raise RecipeError(
                 f"{self.model} has labels, not one number: take the reward of kind "
