@@ -16,6 +16,7 @@ from trivium.data.row_order import RowRandom
 from trivium.errors import DataError, RecipeError
 from trivium.objectives import to_device
 from trivium.objectives.kto import KTO, Judgement
+from trivium.objectives.policy import PolicyGradient
 from trivium.objectives.preference import PreferenceOptimization, preference_losses
 from trivium.objectives.preference_pairs import Preference
 from trivium.objectives.reward_model import Reward
@@ -137,6 +138,50 @@ def test_bad_signs_are_called_out_once():
     assert warnings(*[(0.5, -3.0)] * 9) == [fallen]
     assert warnings((0.96, 0.0), (0.8, 0.0)) == ["the first loss is 0.960, not ln 2 = 0.693"]
     assert PreferenceOptimization(loss_type="ipo").monitor() is None
+
+
+def test_bad_signs_of_kto_and_policies_are_called_out_once():
+    def signs(objective, **columns):
+        """The beginning of every warning, for values of 12 records."""
+        monitor = objective.monitor()
+        rows = ({f"train_{name}": value(n) for name, value in columns.items()} for n in range(12))
+        found = [monitor.warning({"step": 10 * n + 10, **row}) for n, row in enumerate(rows)]
+        return [" ".join(text.split()[:3]) for text in found if text]
+
+    def kto(good, loss):
+        return signs(KTO(), judgements=loss, good=good)
+
+    assert kto(lambda n: 0.01 * n, lambda n: 0.49) == []
+    assert KTO(bad_weight=2.0).monitor() is None
+    assert kto(lambda n: 1e-5, lambda n: 0.5) == ["the loss is"]
+    assert kto(lambda n: -0.2 * n, lambda n: 0.49) == ["the good responses"]
+
+    def policy(**columns):
+        healthy = {  # sums, rewarded where they are right, with a divergence of 4 nats in the end
+            "policy": lambda n: 0.001,
+            "reward": lambda n: 0.04 + 0.05 * n + 0.004 * (-1) ** n,
+            "same": lambda n: 0.76 - 0.04 * n,
+            "kl": lambda n: 0.4 * n,
+            "length": lambda n: 3.4 - 0.01 * n,
+            "ended": lambda n: 0.99,
+            "distinct_2": lambda n: 0.56 - 0.01 * n,
+        }
+        return signs(PolicyGradient(max_new_tokens=10), **{**healthy, **columns})
+
+    assert policy() == []
+    assert policy(same=lambda n: 0.97) == ["in 97% of"]
+    assert policy(kl=lambda n: 4.0 * n) == ["the model is"]
+    assert policy(distinct_2=lambda n: 0.9 / (n + 1)) == ["responses repeat themselves"]
+    assert policy(length=lambda n: min(10, 3 + n)) == ["responses grew from"]
+    assert policy(length=lambda n: 9.9) == []
+    assert policy(ended=lambda n: 0.2) == ["the model ends"]
+    noise = [0.041, 0.052, 0.038, 0.047, 0.044, 0.039, 0.051, 0.043, 0.048, 0.036, 0.045, 0.042]
+    assert policy(reward=noise.__getitem__) == []
+    assert policy(reward=lambda n: noise[n] - 0.01 * n) == ["the reward falls,"]
+    falling = {"reward": lambda n: noise[n] - 0.01 * n, "kl": lambda n: 30.0}
+    both = policy(same=lambda n: 0.9 * (n < 5), **falling)
+    assert both == ["in 90% of", "the model is", "the reward falls,"]
+    assert PolicyGradient().monitor().warning({"step": 9, "valid_reward": 0.3}) is None
 
 
 def test_the_first_loss_is_ln_2_and_labels_are_the_responses():

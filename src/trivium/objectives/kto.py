@@ -24,6 +24,7 @@ from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.objectives.base import Cut, LabelledObjective, LossTerms, TensorBatch, column_key
+from trivium.objectives.monitor import KTOMonitor
 from trivium.objectives.preference import (
     generation_command,
     log_probabilities,
@@ -197,6 +198,10 @@ class KTO(LabelledObjective):
             self.good_weight * (1 - gain.sigmoid()),
             self.bad_weight * (1 - (-gain).sigmoid()),
         )
+
+    def monitor(self) -> KTOMonitor | None:
+        """See `Objective.monitor`."""
+        return KTOMonitor() if self.good_weight == self.bad_weight == 1 else None
 
     def answers(self, lm: LanguageModel, examples: Sequence[Judgement]) -> list[tuple[float, int]]:
         """Log-probabilities of responses in nats, and their tokens."""

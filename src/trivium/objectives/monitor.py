@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, Protocol
+import statistics
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Protocol
 
-_LN_2 = math.log(2)
-# In nats: a first loss so much above ln 2, a loss that near to it after so many steps, and log
-# ratios of the chosen responses so far below 0 are bad signs.
+# In nats: a first loss so much above that of equal models, a loss that near to it after so many
+# steps, and log ratios of the good responses so far below 0 are bad signs.
 _ABOVE, _STILL, _PATIENCE, _FALLEN = 0.05, 1e-3, 50, 1.0
+# Of policies: a share of groups without a difference, nats a text from the reference, a share of
+# texts that end, and shares of the longest length that are short and long.
+_SAME, _FAR, _ENDED, _SHORT, _LONG = 0.8, 20.0, 0.5, 0.6, 0.9
+# A reward falls where the mean of so many records is so many standard errors below the first ones.
+_RECORDS, _ERRORS = 5, 4.0
 
 
 class Monitor(Protocol):
@@ -20,45 +26,134 @@ class Monitor(Protocol):
         ...
 
 
-class PreferenceMonitor:
-    """Reads the records of a run of DPO; says once of each sign that it goes wrong.
+class SignMonitor(ABC):
+    """Looks in every record for signs that a run goes wrong, each of which is said once."""
 
-    A loss that looks well says little: it falls, too, where both responses become rarer.
-    """
+    term: ClassVar[str]
+    """A key that the records of such a run have."""
 
     def __init__(self) -> None:
+        self.first: Mapping[str, Any] = {}
         self._said: set[str] = set()
 
     def warning(self, record: Mapping[str, Any]) -> str | None:
         """See `Monitor`."""
-        if "train_preference" not in record:
+        if self.term not in record:
             return None
-        loss, chosen = record["train_preference"], record["train_chosen"]
-        if not self._said and loss > _LN_2 + _ABOVE:
-            return self._once(
-                "first",
-                f"the first loss is {loss:.3f}, not ln 2 = {_LN_2:.3f}: the model differs from its "
-                "reference before it has learned. Usual cause: dropout. Set model.dropout = 0 and "
-                "adapter.dropout = 0.",
-            )
-        self._said.add("read")
-        if record["step"] >= _PATIENCE and abs(loss - _LN_2) < _STILL:
-            return self._once(
-                "still",
-                f"the loss is still ln 2 after {record['step']} steps: nothing is learned. Usual "
-                "causes: a learning rate near 0, frozen weights, or responses that are the same "
-                "once they are cut to data.length. Raise optimizer.lr.",
-            )
-        if chosen < -_FALLEN:
-            return self._once(
-                "fallen",
-                f"the chosen responses are less probable than at the start ({chosen:.1f} nats): "
-                "good answers become rarer, although the loss falls. Lower optimizer.lr, or raise "
-                "objective.sft_weight or objective.beta.",
-            )
+        self.first = self.first or record
+        for what, advice in self.signs(record):
+            if advice not in self._said:
+                self._said.add(advice)
+                return f"{what} {advice}"
         return None
 
-    def _once(self, sign: str, text: str) -> str | None:
-        known = sign in self._said
-        self._said |= {sign, "read"}
-        return None if known else text
+    @abstractmethod
+    def signs(self, record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """What is wrong by a record, with its numbers; and the rest, the same for every record."""
+
+
+class PreferenceMonitor(SignMonitor):
+    """Reads the records of a run of DPO.
+
+    A loss that looks well says little: it falls, too, where both responses become rarer.
+    """
+
+    term = "train_preference"
+    good: ClassVar[str] = "chosen"
+    start: ClassVar[tuple[str, float]] = "ln 2", math.log(2)
+    weight: ClassVar[str] = "sft_weight"
+
+    def signs(self, record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """See `SignMonitor`."""
+        loss, good, (name, start) = record[self.term], record[f"train_{self.good}"], self.start
+        if record is self.first and loss > start + _ABOVE:
+            yield (
+                f"the first loss is {loss:.3f}, not {name} = {start:.3f}: the model differs",
+                "from its reference before it has learned. Usual cause: dropout. Set "
+                "model.dropout = 0 and adapter.dropout = 0.",
+            )
+        if record["step"] >= _PATIENCE and abs(loss - start) < _STILL:
+            yield (
+                f"the loss is still {name} after {record['step']} steps:",
+                "nothing is learned. Usual causes: a learning rate near 0, frozen weights, or "
+                "responses that are the same once they are cut to data.length. Raise optimizer.lr.",
+            )
+        if good < -_FALLEN:
+            yield (
+                f"the {self.good} responses are less probable than at the start ({good:.1f} nats):",
+                "good answers become rarer, although the loss falls. Lower optimizer.lr, or raise "
+                f"objective.{self.weight} or objective.beta.",
+            )
+
+
+class KTOMonitor(PreferenceMonitor):
+    """Reads the records of a run of KTO with both weights 1."""
+
+    term = "train_judgements"
+    good = "good"
+    start = "1/2", 0.5
+    weight = "good_weight"
+
+
+class PolicyMonitor(SignMonitor):
+    """Reads the records of a policy run.
+
+    A reward that grows says little: it grows, too, where the model finds a fault of it.
+
+    Args:
+        max_new_tokens: of a response.
+    """
+
+    term = "train_policy"
+
+    def __init__(self, max_new_tokens: int) -> None:
+        super().__init__()
+        self.max_new_tokens = max_new_tokens
+        self._rewards: list[float] = []
+
+    def signs(self, record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """See `SignMonitor`."""
+        self._rewards.append(record["train_reward"])
+        first, now = (
+            {name.removeprefix("train_"): value for name, value in one.items()}
+            for one in (self.first, record)
+        )
+        if now["same"] > _SAME:
+            yield (
+                f"in {now['same']:.0%} of the groups all rewards are the same, {now['reward']:.2f} "
+                "on average,",
+                "and nothing is learned of them: the prompts are too easy or too hard. Take prompts"
+                " that the model solves now and then, or raise objective.group or temperature.",
+            )
+        hacking = (
+            "it probably finds what the reward overlooks (reward hacking). Read the samples in the "
+            "report; raise objective.beta, lower optimizer.lr, or stop earlier."
+        )
+        if now.get("kl", 0.0) > _FAR:
+            yield f"the model is {now['kl']:.0f} nats a text from its reference:", hacking
+        if now["distinct_2"] < first["distinct_2"] / 2:
+            yield f"responses repeat themselves (distinct_2 {now['distinct_2']:.2f}):", hacking
+        short, long = _SHORT * self.max_new_tokens, _LONG * self.max_new_tokens
+        grown = first["length"] < short and now["length"] > long
+        if grown and now["reward"] > first["reward"]:
+            yield (
+                f"responses grew from {first['length']:.0f} to {now['length']:.0f} tokens,",
+                "their bound, while the reward rose: it probably favours long texts (length "
+                'hacking). Add a reward of kind "length", or raise objective.beta.',
+            )
+        if first["ended"] < _ENDED:
+            yield (
+                f"the model ends only {now['ended']:.0%} of its responses;",
+                f"the others are cut at {self.max_new_tokens} tokens. Raise "
+                "objective.max_new_tokens, unless the reward is meant for beginnings of texts.",
+            )
+        parts = self._rewards[:_RECORDS], self._rewards[_RECORDS:][-_RECORDS:]
+        if len(parts[1]) == _RECORDS:
+            before, after = map(statistics.fmean, parts)
+            variance = sum(map(statistics.variance, parts))
+            if before - after > _ERRORS * math.sqrt(variance / _RECORDS):
+                yield (
+                    f"the reward falls, from {before:.3f} to {after:.3f}:",
+                    "the steps are too large, or the divergence outweighs it. Lower optimizer.lr, "
+                    "raise train.batch_examples, or lower objective.beta.",
+                )
