@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import signal
@@ -228,6 +229,13 @@ def test_a_run_that_is_stopped_after_every_step_is_bit_equal(tmp_path, monkeypat
     # The values are there in training alone.
     for folder in (whole, next(checkpoints(finished.checkpoints))):
         assert [*load(folder).module.heads] == ["lm"]
+    first, last = (one["samples"] for one in finished.read_metrics() if "samples" in one)
+    assert [one["prompt"] for one in first] == [one["prompt"] for one in last]
+    page = finished.report.read_text("utf-8")
+    for one in first:
+        assert html.escape(one["prompt"]) in page
+        assert f"{one['reward']:.4f}" in page
+    assert '"title": "kl"' in page
 
 
 def test_defaults_and_what_is_refused(tmp_path):

@@ -49,6 +49,7 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
         loss_chart=line_chart(f"Loss ({run.unit})", losses, levels=run.baselines),
         metric_chart=_metric_chart(run),
         training_charts=[
+            *(line_chart(name, {name: run.series(f"train_{name}")}) for name in run.step_terms),
             line_chart("Learning rate", {"lr": run.series("lr")}, from_zero=True),
             line_chart("Tokens/s", {"tokens/s": run.series("tokens_per_second")}, from_zero=True),
             line_chart("Gradient norm before clipping", {"norm": run.series("grad_norm")}),

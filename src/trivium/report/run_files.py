@@ -35,6 +35,16 @@ class _Facts(_Shape):
     samples: list[_Sample] | None = None
 
 
+class _Response(_Shape):
+    prompt: str
+    response: str
+    reward: float
+
+
+class _Record(_Shape):
+    samples: list[_Response] = []
+
+
 class _LabelScores(_Shape):
     label: str
     precision: float
@@ -137,10 +147,21 @@ class RunFiles:
 
     @property
     def loss_terms(self) -> list[str]:
-        """The sources and terms of the loss that have `train_NAME` and `valid_NAME` records."""
+        """The sources and terms of the loss that have `train_NAME` and `valid_NAME` records.
+
+        Those of a policy, which has no validation loss, are `step_terms`.
+        """
         keys = dict.fromkeys(key for record in self.metrics for key in record)
         names = (key.removeprefix("valid_") for key in keys if key.startswith("valid_"))
-        return [name for name in names if name != "loss" and f"train_{name}" in keys]
+        both = [name for name in names if name != "loss" and f"train_{name}" in keys]
+        return both if "valid_loss" in keys else []
+
+    @property
+    def step_terms(self) -> list[str]:
+        """What is logged of the steps of a policy: rewards, divergence, length, ..."""
+        keys = dict.fromkeys(key for record in self.metrics for key in record)
+        names = (key.removeprefix("train_") for key in keys if key.startswith("train_"))
+        return [name for name in names if name != "loss"] if "train_policy" in keys else []
 
     @property
     def unfinished(self) -> bool:
@@ -193,6 +214,8 @@ def read_run(folder: str | Path) -> RunFiles:
         )
     try:
         metrics = tuple(read_json_lines(folder / METRICS))
+        for record in metrics:
+            _Record.model_validate(record)
         recipe_text = (folder / RECIPE).read_text("utf-8") if (folder / RECIPE).is_file() else ""
         recipe = tomllib.loads(recipe_text)
         tokenizer, source = (folder / f"{name}tokenizer.json" for name in ("", "source_"))

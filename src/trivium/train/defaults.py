@@ -43,6 +43,8 @@ _SAMPLE_BYTES_PER_MINUTE, _SAMPLE_SHARE = 5_000_000, 0.2
 # Labelled examples are evaluated every epoch, within these bounds in steps; text that is generated
 # for an evaluation is that of so many examples.
 _SHORTEST_EPOCH, _LONGEST_EPOCH, _GENERATED_EXAMPLES = 10, 500, 400
+# A step of a policy draws as many texts as an evaluation: these are more frequent.
+_POLICY_STEPS = 25
 # Epochs for at most so many labelled examples, and for more.
 _EPOCHS = ((500, 20.0), (3_000, 10.0), (30_000, 5.0))
 _FEWEST_EPOCHS = 3.0
@@ -156,7 +158,8 @@ def _labelled_train(
     tasks = _tasks(recipe)
     section = recipe.train
     batch = section.batch_examples or max(1, min(tasks[0].batch_examples, num_rows))
-    epoch = min(_LONGEST_EPOCH, max(_SHORTEST_EPOCH, num_rows // batch))
+    longest = _POLICY_STEPS if tasks[0].rolls_out else _LONGEST_EPOCH
+    epoch = min(longest, max(_SHORTEST_EPOCH, num_rows // batch))
     chosen: dict[str, Any] = {"batch_examples": batch, "eval_every": section.eval_every or epoch}
     chosen["save_every"] = section.save_every or chosen["eval_every"]
     if section.budget is None:

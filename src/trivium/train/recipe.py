@@ -288,7 +288,7 @@ class TrainConfig(Config):
         "are all shown if it is set, else one in 20 seconds",
     )
     eval_every: PositiveInt | None = Field(
-        None, description="steps between evaluations; 200, or an epoch of examples, unless set"
+        None, description="steps between evaluations; 200, or an epoch (policies: 25), unless set"
     )
     eval_tokens: PositiveInt = Field(32_768, description="held-out tokens of text per evaluation")
     eval_examples: PositiveInt | None = Field(

@@ -68,7 +68,7 @@ class RunLog:
         self.run.append_metrics(record | ({"warning": warning} if warning else {}))
         if self._events is not None:
             for name, value in record.items():
-                if name not in ("step", "tokens", "seconds"):
+                if name not in ("step", "tokens", "seconds", "samples"):
                     self._events.add_scalar(name, value, record["step"])
         if "train_loss" in record:
             self._show_step(record, progress)

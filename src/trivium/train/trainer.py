@@ -83,7 +83,7 @@ class Hooks:
     def log(self, record: dict[str, Any], progress: float) -> None:
         """Write a record of `metrics.jsonl`."""
 
-    def evaluate(self, trainer: Trainer, state: TrainState) -> tuple[dict[str, float], bool]:
+    def evaluate(self, trainer: Trainer, state: TrainState) -> tuple[dict[str, Any], bool]:
         """Metrics on held-out data, and whether to stop early; notes the best in the state."""
         return {}, False
 

@@ -40,6 +40,9 @@ from trivium.workflows.introduction import introduce, run_facts, say_finished
 from trivium.workflows.model_setup import ModelSetup
 from trivium.workflows.streams import build_streams, source_shares
 
+# Prompts whose responses in the course of a policy run are kept.
+_SAMPLES = 3
+
 
 @dataclass(frozen=True)
 class RunContext:
@@ -238,7 +241,7 @@ class RunHooks(Hooks):
             "rounding, nothing else."
         )
 
-    def evaluate(self, trainer: Trainer, state: TrainState) -> tuple[dict[str, float], bool]:
+    def evaluate(self, trainer: Trainer, state: TrainState) -> tuple[dict[str, Any], bool]:
         """Validation losses and, of labelled objectives, metrics, whose best weights are kept."""
         self.context.line.update("evaluating")
         record, measured = validation_losses(trainer, self.validation_streams), self.held_out
@@ -253,6 +256,8 @@ class RunHooks(Hooks):
             prefix = f"valid_{name}/" if name else "valid_"
             record = joined(record, {prefix + key: v for key, v in one.values.items()})
         name, first = next(iter(metrics.items()))
+        if measured.sources[0].objective.rolls_out:
+            record = {**record, "samples": first.predictions[:_SAMPLES]}
         if not self.log_book.metric:
             self.log_book.metric = f"{name}/{first.main}" if name else first.main
             known = {"metric": self.log_book.metric, "higher_is_better": first.higher_is_better}
