@@ -59,6 +59,9 @@ class Config(BaseModel):
         except ValidationError as error:
             lines: dict[str, list[str]] = {}  # of `int | str` each member has its own error
             for one in error.errors():
+                least = one.get("ctx", {}).get("min_length", 0)
+                if one["type"] == "too_short" and len(one["input"]) >= least:
+                    continue  # some of its members are wrong, which have errors of their own
                 if not partial or one["type"] not in ("missing", "kind_missing"):
                     problem, allowed = _describe(cls, tree, one)
                     lines.setdefault(problem, []).extend([allowed] if allowed else [])
@@ -187,6 +190,10 @@ def _describe(config: type[BaseModel], tree: Any, error: Any) -> tuple[str, str]
             return f'{key}.kind = "{context["kind"]}" is not one of {allowed}', ""
         case "kind_missing":
             return f'"{key}" needs a kind: {key}.kind is one of {context["known"]}.', ""
+        case "list_type" | "tuple_type":
+            kinds = [one.kind for one in list_keys(config) if one.name == f"{_plain(key)}.kind"]
+            such = f' of tables, such as [{{kind = "{kinds[0]}"}}]' if kinds else ""
+            return f"{key} = {_shown(value)}", f"a list{such}"
         case "value_error":
             message = str(error["msg"]).removeprefix("Value error, ")
             return f"{key}: {message}" if key else message, ""

@@ -266,9 +266,12 @@ def test_defaults_and_what_is_refused(tmp_path):
         ([{"kind": "exct"}], 'Did you mean "exact"'),
         ([{"kind": "exact", "pattern": "a"}], "rewards.*pattern"),
         ([], "length 1 or more"),
+        ("exact", r'a list of tables, such as \[{kind = "exact"}\]'),
+        ([{"kind": "python", "function": "a.b"}], "a text that matches"),
     ):
-        with pytest.raises(RecipeError, match=problem):
+        with pytest.raises(RecipeError, match=problem) as refused:
             PolicyGradient.parse({"rewards": rewards})
+        assert "\n" not in str(refused.value), "one error"
     long = Prompt("a " * 5000, {}, "x, line 9")
     with pytest.raises(DataError, match="the prompt of x, line 9 has 5000 tokens"):
         objective.encode([long], model())

@@ -14,11 +14,12 @@ from overfit_tasks import overfit, untrained
 from trivium.data.batch import IGNORE_INDEX
 from trivium.data.row_order import RowRandom
 from trivium.errors import DataError, RecipeError
+from trivium.interop.settings import Settings
 from trivium.objectives import to_device
 from trivium.objectives.kto import KTO, Judgement
 from trivium.objectives.policy import PolicyGradient
 from trivium.objectives.preference import PreferenceOptimization, preference_losses
-from trivium.objectives.preference_pairs import Preference
+from trivium.objectives.preference_pairs import Preference, response_rows
 from trivium.objectives.reward_model import Reward
 from trivium.presets import presets
 from trivium.train import defaults
@@ -67,10 +68,21 @@ def test_reads_texts_and_messages(tmp_path):
         ({"prompt": "q", "chosen": "a", "rejected": "a"}, "are the same: .*bad_records=skip"),
         ({"prompt": "q", "chosen": "a", "rejected": " "}, '"rejected" of .*line 1 is blank'),
         ({"prompt": 3, "chosen": "a", "rejected": "b"}, "is a number, not a list of messages"),
-        ({"prompt": "q", "chosen": "a", "rejected": "b", "margin": "x"}, "is no number"),
+        (
+            {"prompt": "q", "chosen": "a", "rejected": "b", "margin": "x"},
+            "a string, not a finite",
+        ),
     ):
         with pytest.raises(DataError, match=problem):
             read(tmp_path, record)
+    [finding] = Reward().findings([Preference("q", "longer", "long", "x")] * 9)
+    assert (finding.count, finding.total, finding.wrong) == (9, 9, True)
+    both = [Preference("q", "a", "bc", "x"), Preference("q", "abc", "d", "x")]
+    assert not Reward().findings(both)[0].wrong
+    _, lm = untrained(PreferenceOptimization(), PAIRS, "gpt2")
+    lm.settings = Settings(config={"trained_length": 5})
+    with pytest.warns(UserWarning, match="of 2 of 3 responses nothing is left, .* the 5 tokens"):
+        response_rows(lm, [("who wrote it", "Ada"), ("it " * 9, "Ada"), ("it " * 6, "Ada")])
 
 
 def log_sigmoid(x: float) -> float:
@@ -280,8 +292,10 @@ def test_judgements_one_by_one(tmp_path):
     user, yes = message("user", "q"), message("assistant", "yes")
     one = read(tmp_path, {"completion": [user, yes], "label": 1}, KTO())
     assert (one.prompt, one.response, one.good) == ((user,), (yes,), True)
-    with pytest.raises(DataError, match="neither true or 1 nor false or 0"):
+    with pytest.raises(DataError, match=r'is "5": give true or 1 .* false or 0'):
         read(tmp_path, {"prompt": "q", "completion": "a", "label": 5}, KTO())
+    with pytest.raises(DataError, match=r"all 2 responses are good, .* compares both"):
+        KTO().resolve(presets["gpt2-tiny"], [one, one])
     ratio = torch.tensor([1.3, -0.4, 0.2], dtype=torch.float64)
     for others, point in (([0.9, 0.5, 0.1], 0.5), ([-3.0, 1.0, 0.5], 0.0)):
         other, good = torch.tensor(others, dtype=torch.float64), torch.tensor([1, 0, 1]) > 0

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from trivium.choice import Choice
 from trivium.config import Config
 from trivium.data.batch import IGNORE_INDEX, Batch, Bools, Ints, RowBatch
+from trivium.data.checks import Finding
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import Record, RecordOptions, read_records
 from trivium.data.row_order import RowRandom
@@ -354,10 +355,7 @@ class LabelledObjective(Objective):
     """Metrics need generated text, which is slow: evaluations in training use fewer examples."""
 
     def read(self, paths: Sequence[str], options: RecordOptions | None = None) -> Iterator[Any]:
-        """The examples of some files.
-
-        Raises DataError, with file and line, for a bad record, unless `options` count those.
-        """
+        """The examples of some files. Raises DataError at a bad one, unless `options` count it."""
         options = options or RecordOptions()
         for record in self.records(paths, options):
             with options.skipping():
@@ -379,6 +377,10 @@ class LabelledObjective(Objective):
     def input_of(self, example: Any) -> str:
         """What the model reads of an example; for checks: equal ones repeat each other."""
         return example.group
+
+    def findings(self, examples: Sequence[Any]) -> list[Finding]:
+        """What `check` finds in examples of this task, beside what may be wrong with any."""
+        return []
 
     def labels_of(self, examples: Sequence[Any]) -> list[Sequence[str]]:
         """The labels of every example, of which validation gets its share; none for most tasks."""
@@ -423,10 +425,7 @@ class LabelledObjective(Objective):
 
     @abstractmethod
     def answers(self, lm: LanguageModel, examples: Sequence[Any]) -> list[Any]:
-        """The model's answers in order, through the methods of `lm` that users call too.
-
-        Those of parts of the examples are joined, where several processes answer.
-        """
+        """The model's answers in order, as users get them; those of processes are joined."""
 
     @abstractmethod
     def metrics_of(self, answers: list[Any], examples: Sequence[Any], lm: LanguageModel) -> Metrics:

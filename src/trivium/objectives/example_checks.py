@@ -68,6 +68,7 @@ def check_examples(
                 once.add(f"{label} ({where[label]})", MESSAGE_LENGTH)
         findings.append(once.finding("labels with one example", len(known), 0, "give more of them"))
         findings.append(_rare(counts[TRAIN]))
+    findings += objective.findings(examples)
     if heldout:
         findings.append(keys.overlap("validation texts in training", 0))
     return [*findings, *words.findings("is this what you meant?")]

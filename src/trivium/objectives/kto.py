@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from trivium.data.batch import Batch, RowBatch
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import Record
 from trivium.data.row_order import RowRandom, derived_seed
-from trivium.errors import DataError
+from trivium.errors import DataError, shorten
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
@@ -104,7 +104,10 @@ class KTO(LabelledObjective):
         response, label = self.columns(record, response=RESPONSES, label=LABELS)
         value = str(record.value(label)).strip().lower()
         if value not in (*_GOOD, *_BAD):
-            raise DataError(f"{record.name(label)} is neither true or 1 nor false or 0.")
+            raise DataError(
+                f'{record.name(label)} is "{shorten(value)}": give true or 1 for a good response, '
+                "false or 0 for a bad one."
+            )
         prompt, turn = (
             read_prompt(record, self.prompt_field),
             read_turn(record, response, "response"),
@@ -126,6 +129,15 @@ class KTO(LabelledObjective):
         """The head over the vocabulary."""
         require_generation(self.kind, spec)
         return super().heads(spec)
+
+    def resolve(self, spec: Spec, examples: Sequence[Judgement]) -> Self:
+        """The same. Raises DataError where all responses are good, or all are bad."""
+        if len({one.good for one in examples}) == 1:
+            raise DataError(
+                f"all {len(examples)} responses are {'good' if examples[0].good else 'bad'}, and "
+                "KTO compares both kinds: add the others."
+            )
+        return self
 
     def settings(self, settings: Settings, examples: Sequence[Judgement]) -> Settings:
         """The task; a model that chats goes on to chat."""

@@ -41,6 +41,7 @@ from trivium.text.vocabulary import Vocabulary
 LossType = Literal["sigmoid", "ipo", "hinge", "simpo", "orpo"]
 FACTS = ("pair_accuracy", "margin", "chosen", "rejected")
 _BATCH = 16
+_SHOWN_TEXT = 200  # characters of a prompt in a command
 
 
 class PreferenceOptimization(PreferencePairs):
@@ -268,7 +269,8 @@ def generation_command(run: str, lm: LanguageModel) -> str:
     if lm.settings.chat_template is not None:
         return f"chat {run}"
     command = "translate" if lm.spec.family == "encoder-decoder" else "generate"
-    return f"{command} {run} {shlex.quote(first_prediction(run).get('prompt', 'a prompt'))}"
+    prompt = str(first_prediction(run).get("prompt", "a prompt"))[:_SHOWN_TEXT]
+    return f"{command} {run} {shlex.quote(prompt)}"
 
 
 def _sequences(

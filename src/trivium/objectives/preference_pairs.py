@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from trivium.data.batch import IGNORE_INDEX, Batch, Ints, RowBatch
+from trivium.data.checks import Finding
 from trivium.data.records import Record
 from trivium.errors import DataError
 from trivium.language_model import LanguageModel
@@ -24,6 +26,9 @@ from trivium.text.symbols import is_unspaced
 PROMPTS = ("prompt", "question", "instruction", "query", "input")
 CHOSEN = ("chosen", "preferred", "chosen_response", "response_chosen")
 REJECTED = ("rejected", "dispreferred", "rejected_response", "response_rejected")
+
+# Of pairs whose chosen response is the longer one, a bad sign.
+_MOSTLY = 0.8
 
 Turn = str | tuple[dict[str, str], ...]
 """A text, or messages {"role", "content"}."""
@@ -87,6 +92,13 @@ class PreferencePairs(LabelledObjective):
         for one in examples:
             for response in (one.chosen, one.rejected):
                 yield joined(plain(one.prompt), plain(response))
+
+    def findings(self, examples: Sequence[Preference]) -> list[Finding]:
+        """Whether the length of a response tells which one is chosen."""
+        lengths = ((len(plain(one.chosen)), len(plain(one.rejected))) for one in examples)
+        longer = sum(chosen > rejected for chosen, rejected in lengths)
+        advice = "a model may learn length alone: add pairs whose better response is shorter"
+        return [Finding("chosen response is longer", longer, len(examples), _MOSTLY, advice)]
 
     def input_of(self, example: Preference) -> str:
         """The prompt with both responses."""
@@ -157,6 +169,13 @@ def response_rows(
     if lm.spec.family == "encoder-decoder":
         return pair_rows(lm, [(plain(prompt), plain(response)) for prompt, response in pairs])
     rows = [_row(lm, prompt, response) for prompt, response in pairs]
+    cut = sum(all(one == IGNORE_INDEX for one in labels) for _, labels in rows)
+    if cut:
+        warnings.warn(
+            f"of {cut} of {len(rows)} responses nothing is left, since their prompts fill the "
+            f"{lm.max_length} tokens that are read at once: raise data.length, or remove them.",
+            stacklevel=2,
+        )
     return {"input_ids": [ids for ids, _ in rows], "labels": [labels for _, labels in rows]}
 
 

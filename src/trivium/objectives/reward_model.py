@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from trivium.data.batch import Batch, RowBatch
 from trivium.data.encoded import EncodedExamples
-from trivium.data.records import Record
+from trivium.data.records import Record, json_type
 from trivium.data.row_order import RowRandom
 from trivium.errors import DataError, RecipeError
 from trivium.interop.settings import Settings
@@ -39,6 +39,7 @@ from trivium.text.inputs import encode_inputs
 from trivium.text.vocabulary import Vocabulary
 
 _MARGIN = "margin"
+_SHOWN_TEXT = 500  # characters of a text in a command
 
 
 class Reward(PreferencePairs):
@@ -82,7 +83,8 @@ class Reward(PreferencePairs):
         except (TypeError, ValueError):
             margin = math.nan
         if not math.isfinite(margin):
-            raise DataError(f"{record.name(name or _MARGIN)} is no number.")
+            kind = json_type(value)
+            raise DataError(f"{record.name(name or _MARGIN)} is {kind}, not a finite number.")
         return dataclasses.replace(one, margin=margin)
 
     def settings(self, settings: Settings, examples: Sequence[Preference]) -> Settings:
@@ -173,7 +175,8 @@ class Reward(PreferencePairs):
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """`classify` with a held-out pair."""
         example = first_prediction(run)
-        texts = [str(example.get(name, "a text of yours")) for name in ("text", "rejected")]
+        both = (str(example.get(name, "a text of yours")) for name in ("text", "rejected"))
+        texts = [one[:_SHOWN_TEXT] for one in both]
         return f"classify {run} {' '.join(map(shlex.quote, dict.fromkeys(texts)))}"
 
     def _texts(self, examples: Sequence[Preference], lm: LanguageModel) -> list[str]:

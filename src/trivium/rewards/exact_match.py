@@ -28,5 +28,6 @@ class ExactMatch(RewardFunction):
         return [float(one.ended and one.response == self._answer(one.record)) for one in samples]
 
     def _answer(self, record: Record) -> str:
-        value = record.value(self.column, "--set objective.rewards[].column=NAME")
+        option = """--set 'objective.rewards=[{kind="exact", column="NAME"}]'"""
+        value = record.value(self.column, option)
         return "" if value is None else str(value).strip()
