@@ -23,11 +23,14 @@ _TABLE_ROWS = 20
 
 @dataclass(frozen=True)
 class EvaluationPoint:
-    """Losses in nats at one step, the training loss from the log step before; the main metric."""
+    """Losses in nats at one step, the training loss from the log step before; the main metric.
+
+    A policy has no validation loss.
+    """
 
     step: int
     train_loss: float | None
-    valid_loss: float
+    valid_loss: float | None
     metric: float | None = None
 
 
@@ -118,8 +121,8 @@ def _evaluations(run: RunFiles) -> list[EvaluationPoint]:
     for record in run.metrics:
         train = number(record.get("train_loss")) or train
         step, valid = number(record.get("step")), number(record.get("valid_loss"))
-        if step is not None and valid is not None:
-            metric = number(record.get(f"valid_{run.metric}"))
+        metric = number(record.get(f"valid_{run.metric}"))
+        if step is not None and (valid, metric) != (None, None):
             points.append(EvaluationPoint(int(step), train, valid, metric))
     return points
 
@@ -127,7 +130,7 @@ def _evaluations(run: RunFiles) -> list[EvaluationPoint]:
 def _rank(run: RunFiles, point: EvaluationPoint) -> float:
     """The smaller, the better: by the metric, without one by the loss."""
     if point.metric is None:
-        return point.valid_loss
+        return math.inf if point.valid_loss is None else point.valid_loss
     return -point.metric if run.higher_is_better else point.metric
 
 
@@ -147,7 +150,8 @@ def _task_verdict(
     if len(evaluations) > 1:
         sentence += f", with the weights of step {best.step:,}, best of {len(evaluations)}"
     generated = metric.endswith(("bleu", "rouge_l"))
-    if run.higher_is_better and run.score < (_NOTHING_GENERATED if generated else _NOTHING_LEARNED):
+    least = _NOTHING_GENERATED if generated else _NOTHING_LEARNED
+    if run.higher_is_better and metric != "reward" and run.score < least:  # that is any number
         return f"{sentence}: next to nothing was learned. {_task_advice(run)}", True
     majority = _majority_label(run)
     if metric != "accuracy" or majority is None:
@@ -210,9 +214,11 @@ def _verdict(
 
 def _worse_since(best: EvaluationPoint | None, evaluations: tuple[EvaluationPoint, ...]) -> str:
     """A sentence where the model, which has the last weights, is worse than it was."""
-    if best is None or evaluations[-1].valid_loss <= best.valid_loss + _OVERFITTING:
+    if best is None or best.valid_loss is None:
         return ""
     last = evaluations[-1]
+    if last.valid_loss is None or last.valid_loss <= best.valid_loss + _OVERFITTING:
+        return ""
     sentence = (
         f" The last evaluation is worse ({last.valid_loss:.4f}) than the best at step {best.step:,}"
     )
