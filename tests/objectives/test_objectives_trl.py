@@ -17,13 +17,14 @@ from trivium.data.row_order import RowRandom
 from trivium.interop.convert import to_hugging_face
 from trivium.objectives import to_device
 from trivium.objectives.kto import KTO, Judgement
-from trivium.objectives.policy import PolicyGradient, Prompt
+from trivium.objectives.policy import PolicyGradient
 from trivium.objectives.preference import (
     PreferenceOptimization,
     log_probabilities,
     preference_losses,
 )
 from trivium.objectives.preference_pairs import Preference
+from trivium.objectives.responses import Prompt
 from trivium.objectives.reward_model import Reward
 from trivium.train.distributed import ALONE
 from trivium.workflows.training import finetune
@@ -240,11 +241,11 @@ def test_a_batch_of_samples(trl, tmp_path):
     keys = {"group": 4, "beta": 0.3, "temperature": 0.8, "max_new_tokens": 5, "rewards": rewards}
     same = {"num_generations": 4, "beta": 0.3, "temperature": 0.8, "max_completion_length": 5}
     # By default theirs multiplies k3 by the ratio, which GRPO's paper does not.
-    grpo = {"loss_type": "dr_grpo", "use_bias_correction_kl": False}
+    grpo = {"loss_type": "dr_grpo", "use_bias_correction_kl": False, "num_iterations": 2}
     rows = [{"prompt": one.prompt} for one in prompts for _ in range(4)]
     for name, changes, options in (
         ("RLOO", {}, {}),
-        ("GRPO", {"baseline": "group-std", "kl": "k3"}, grpo),
+        ("GRPO", {"baseline": "group-std", "kl": "k3", "updates": 2}, grpo),
     ):
         objective = PolicyGradient(**keys, **changes)
         _, lm = untrained(PreferenceOptimization(), PAIRS, "gpt2")
@@ -269,11 +270,17 @@ def test_a_batch_of_samples(trl, tmp_path):
         trainer._generate = lambda *_, drawn=drawn: drawn
         trainer.current_gradient_accumulation_steps = 1
         model.train()
-        loss = trainer.compute_loss(model, trainer._generate_and_score_completions(rows))
-        if name == "GRPO":  # theirs is divided by the tokens that a text may have, too
-            loss = 5 * loss
+        inputs = trainer._generate_and_score_completions(rows)
         # RLOO has the ratio of whole texts: where it is 1, another value and the same gradient.
+        # Dr. GRPO is divided by the tokens that a text may have, too.
+        scale = {"RLOO": 1, "GRPO": 5}[name]
+        loss = scale * trainer.compute_loss(model, inputs)
         assert_equal_steps(objective, lm, batch, model, loss, value=name == "GRPO")
+    # The next update from the samples of GRPO, with PPO's bound.
+    again, _ = exported(shaken(lm), tmp_path / "again")
+    model.load_state_dict(again.state_dict())
+    assert_equal_steps(objective, lm, batch, model, scale * trainer.compute_loss(model, inputs))
+    assert objective.loss(lm.module, to_device(batch, CPU))["clipped"] > 0
 
 
 def test_ten_steps_of_dpo(trl, tmp_path):
