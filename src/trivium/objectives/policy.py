@@ -35,7 +35,6 @@ from trivium.objectives.advantages import (
     whitened,
 )
 from trivium.objectives.base import LossTerms, TensorBatch, column_key, read, to_device
-from trivium.objectives.monitor import PolicyMonitor
 from trivium.objectives.on_policy import Divided, OnPolicyObjective
 from trivium.objectives.preference import generation_command
 from trivium.objectives.preference_pairs import PROMPTS, read_turn
