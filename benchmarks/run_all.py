@@ -33,6 +33,7 @@ PROGRAMS = (
     "windows",
     "scan",
     "attention",
+    "sums",
 )
 
 

@@ -32,12 +32,12 @@ from trivium.inference.sampling_params import SamplingParams
 Sum = tuple[str, str]
 """A prompt and its answer."""
 
-HELD_OUT, SAMPLES = 2_000, 4
+HELD_OUT, HELD_OUT_PAIRS, SAMPLES = 2_000, 100, 4
 START = (
     *("tokenizer.vocab_size=257", "data.separator=line", "data.packing=truncate"),
     *("data.length=12", "train.batch_tokens=3072", "schedule.kind=constant"),
 )
-POLICY = ("objective.max_new_tokens=4", "train.batch_examples=64")
+POLICY = ("objective.max_new_tokens=4", "train.batch_examples=64", "train.eval_examples=100")
 # Of all runs: what is learned is measured here, at their end.
 ALL = ("train.eval_every=1000000", "train.precision=fp32")
 
@@ -66,11 +66,11 @@ def table(seed: int, folder: Path, options: argparse.Namespace) -> Iterable[tupl
     folder.mkdir(parents=True, exist_ok=True)
     train, held_out = task()
     train, held_out = train[: options.prompts], held_out[: options.held_out]
-    texts = [write(folder / f"{name}.txt", [p + a for p, a in part]) for name, part in (
-        ("train", train), ("valid", held_out))]  # fmt: skip
+    parts = {"train": train, "valid": held_out}
+    texts = [write(folder / f"{n}.txt", [p + a for p, a in part]) for n, part in parts.items()]
     prompts = [
-        write(folder / f"{name}.jsonl", [json.dumps({"prompt": p, "answer": a}) for p, a in part])
-        for name, part in (("train", train), ("valid", held_out[:100]))
+        write(folder / f"{n}.jsonl", [json.dumps({"prompt": p, "answer": a}) for p, a in part])
+        for n, part in parts.items()
     ]
 
     def run(name: str, task: str, data: Sequence[Path], *changes: str) -> tuple[Any, ...]:
@@ -89,16 +89,14 @@ def table(seed: int, folder: Path, options: argparse.Namespace) -> Iterable[tupl
     yield run("start", "pretrain", texts, *START, f"train.steps={options.start_steps}")
     steps = f"train.steps={options.policy_steps}"
     yield run("policy", "policy", prompts, *POLICY, steps)
-    yield run("policy, beta 0", "policy", prompts, *POLICY, steps, "objective.beta=0")
+    yield run("policy-beta-0", "policy", prompts, *POLICY, steps, "objective.beta=0")
     started = time.process_time()
     pairs = [json.dumps(one) for one in preferences(trivium.load(folder / "start"), train, seed)]
-    files = [
-        write(folder / "pairs.jsonl", pairs[100:]),
-        write(folder / "others.jsonl", pairs[:100]),
-    ]
+    parts = {"pairs": pairs[HELD_OUT_PAIRS:], "valid-pairs": pairs[:HELD_OUT_PAIRS]}
+    files = [write(folder / f"{n}.jsonl", part) for n, part in parts.items()]
     drawn = time.process_time() - started
-    *row, seconds = run("preference", "preference", files)
-    yield *row, seconds + drawn
+    name, sampled, greedy, seconds = run("preference", "preference", files)
+    yield name, sampled, greedy, seconds + drawn
 
 
 def task() -> tuple[list[Sum], list[Sum]]:

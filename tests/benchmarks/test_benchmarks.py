@@ -251,3 +251,15 @@ def test_windows():
     windows = program("windows")
     for side in windows.SIDES.values():
         assert all(figure > 0 for figure in side(argparse.Namespace(length=17, window=5)).values())
+
+
+@pytest.mark.slow
+def test_sums(tmp_path, monkeypatch, capsys):
+    sums = program("sums")
+    pair = {"prompt": "1+1= ", "chosen": "2", "rejected": "3"}
+    monkeypatch.setattr(sums, "preferences", lambda *_: [pair] * 120)
+    sizes = ["--start-steps", "2", "--policy-steps", "1", "--prompts", "64", "--held-out", "8"]
+    arguments = ["sums.py", "--seeds", "0", *sizes, "--folder", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    sums.main()
+    assert capsys.readouterr().out.count("\n| p") == 3

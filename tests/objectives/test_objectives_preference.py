@@ -241,7 +241,7 @@ def test_overfits_preferences():
     complete = defaults.complete(recipe, presets["gpt2-tiny"], num_examples=64)
     rate = defaults.finetuning_rate(presets["gpt2-tiny"], new_weights=True, adapted=False)
     assert (complete.model.dropout, complete.train.epochs) == (0.0, 1.0)
-    assert complete.optimizer.lr == pytest.approx(rate / 100, rel=0.01)
+    assert complete.optimizer.lr == pytest.approx(rate / 10, rel=0.01)
 
 
 def test_conversations_are_written_by_the_chat_template():

@@ -89,7 +89,7 @@ class KTO(LabelledObjective):
     needs_whole_step: ClassVar[bool] = True
     kind: Literal["kto"] = "kto"
     tensor_parallel: ClassVar[bool] = False
-    rate_factor: ClassVar[float] = 0.01
+    rate_factor: ClassVar[float] = 1 / 300
     dropout: ClassVar[float] = 0.0
     epochs: ClassVar[float | None] = 1.0
     prompt_field: str | None = column_key("column of the prompt, text or messages", PROMPTS)

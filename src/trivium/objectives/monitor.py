@@ -118,7 +118,7 @@ class PolicyMonitor(SignMonitor):
             {name.removeprefix("train_"): value for name, value in one.items()}
             for one in (self.first, record)
         )
-        if now["same"] > _SAME:
+        if now.get("same", 0) > _SAME:
             yield (
                 f"in {now['same']:.0%} of the groups all rewards are the same, {now['reward']:.2f} "
                 "on average,",

@@ -75,7 +75,7 @@ class PreferenceOptimization(PreferencePairs):
 
     kind: Literal["preference"] = "preference"
     tensor_parallel: ClassVar[bool] = False
-    rate_factor: ClassVar[float] = 0.01
+    rate_factor: ClassVar[float] = 0.1
     dropout: ClassVar[float] = 0.0
     epochs: ClassVar[float | None] = 1.0
     loss_type: LossType = Field(
