@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 
@@ -33,18 +34,20 @@ def train(spec) -> None:
         optimizer.zero_grad(set_to_none=True)
 
 
+def peak(profiler: profile) -> int:
+    """Bytes of all tensors, when they were most."""
+    events = profiler.profiler.kineto_results.events()  # type: ignore[union-attr]
+    sizes = sorted((one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]")
+    return max(itertools.accumulate(size for _, size in sizes))
+
+
 def main() -> None:
     spec = presets[sys.argv[1]].with_dropout(0.0)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         train(spec)
-    events = profiler.profiler.kineto_results.events()
-    sizes = sorted((one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]")
-    now = peak = 0
-    for _, size in sizes:
-        now += size
-        peak = max(peak, now)
+    measured = peak(profiler)
     planned = training_memory(spec, rows=ROWS, length=LENGTH, precision=torch.float32, device="cpu")
-    print(json.dumps({"measured": peak, "planned": sum(planned.values())}))
+    print(json.dumps({"measured": measured, "planned": sum(planned.values())}))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,13 @@ class OnPolicyObjective(LabelledObjective):
 
     rolls_out: ClassVar[bool] = True
     updates: int = Field(1, gt=0, description="updates of the weights from the samples of a step")
+    group: int = Field(8, gt=0, description="responses to a prompt")
+    max_new_tokens: int = Field(64, gt=0, description="tokens of a response at most")
+
+    @property
+    @abstractmethod
+    def has_reference(self) -> bool:
+        """Whether log-probabilities of the model as it was before the run are needed."""
 
     @abstractmethod
     def rollout(

@@ -103,7 +103,6 @@ class PolicyGradient(OnPolicyObjective):
     rewards: tuple[SerializeAsAny[RewardFunction], ...] = Field(
         (ExactMatch.parse({}),), min_length=1, description="what responses are worth"
     )
-    group: int = Field(8, gt=0, description="responses to a prompt")
     baseline: Literal["group", "group-std", "value"] = Field(
         "group",
         description="mean of the other responses, as GRPO divided by the deviation, or as PPO",
@@ -115,7 +114,6 @@ class PolicyGradient(OnPolicyObjective):
     temperature: float = Field(
         1.0, ge=0.01, le=100, description="of the samples and their log-probabilities"
     )
-    max_new_tokens: int = Field(64, gt=0, description="tokens of a response at most")
     clip: float = Field(
         0.2,
         gt=0,
@@ -315,6 +313,11 @@ class PolicyGradient(OnPolicyObjective):
         return generation_command(run, lm)
 
     @property
+    def has_reference(self) -> bool:
+        """With beta."""
+        return self.beta > 0
+
+    @property
     def _fact_names(self) -> tuple[str, ...]:
         """What is known of a response apart from the model."""
         rewards = (f"reward_{name}" for name in reward_names(self.rewards))
@@ -417,7 +420,7 @@ class PolicyGradient(OnPolicyObjective):
             drawn = model.logits(rows)[:, : rules.vocab_size] / self.temperature
             return drawn.index_fill(1, banned, -torch.inf)
 
-        logp = -token_cross_entropy(logits, hidden, batch.targets, rules.vocab_size)
+        logp = -token_cross_entropy(logits, hidden, batch.targets, model.spec.vocab_size)
         if _VALUE not in model.heads:
             return logp, torch.zeros_like(logp), terms
         return logp, model.logits(hidden, head=_VALUE)[:, 0].to(logp.dtype), terms

@@ -17,7 +17,7 @@ from trivium.objectives.chat import chat_template
 from trivium.objectives.preference_pairs import Turn, joined, plain
 from trivium.rewards import RewardFunction, Sample, all_scores
 
-_SLOTS = 128
+SLOTS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def drawn(
             request = GenerationRequest(ids, params, answers=answers)
             request.seed = derived_seed(seed, number)
             requests.append(request)
-    engine = lm.engine_for(requests, slots=_SLOTS)
+    engine = lm.engine_for(requests, slots=SLOTS)
     for request in requests:
         engine.add(request)
     for _ in engine.run():

@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from trivium.adapt import count_parameters
+from trivium.data.batch import IGNORE_INDEX
+from trivium.data.rows import Rows
 from trivium.errors import RecipeError
 from trivium.models import build
+from trivium.objectives.on_policy import OnPolicyObjective
+from trivium.objectives.responses import SLOTS
 from trivium.spec import Spec
 from trivium.train.distributed import Parallel
 from trivium.train.hardware import free_memory
@@ -25,6 +30,8 @@ _ACTIVATION_FRACTION = 0.6
 _CPU_TOKENS, _GPU_TOKENS = 4096, 1 << 20
 # Logits that `nn/loss.py` makes at a time.
 _CPU_LOGITS, _GPU_LOGITS = 2**22, 2**28
+# Examples whose labels are counted.
+_SOME_EXAMPLES = 64
 # Every process holds the whole model where it takes at most this fraction of the free memory.
 _STATE_FRACTION = 0.5
 
@@ -71,8 +78,11 @@ def training_memory(
     gpus: int = 1,
     trained: float = 1.0,
     moments: float = 2.0,
+    references: int = 0,
+    texts: int = 0,
+    labelled: float = 1.0,
 ) -> dict[str, float]:
-    """Bytes of a device that trains, at their peak: the end of a forward pass.
+    """Bytes of a device that trains, at their peak: the end of a forward pass, or sampling.
 
     Args:
         spec: the model.
@@ -85,6 +95,9 @@ def training_memory(
         trained: fraction of the parameters that are trained. What frozen ones spare of the
             activations is not counted.
         moments: numbers that the optimizer keeps of each trained parameter.
+        references: frozen copies of the model.
+        texts: that the model draws together, of `length` tokens, before it learns from them.
+        labelled: fraction of the tokens that have labels, for which logits are made.
     """
     sizes = model_sizes(spec)  # type: ignore[arg-type]
     item, tensor = precision.itemsize, layout.tensor
@@ -95,12 +108,13 @@ def training_memory(
         copies = 8 * sizes.outside + 2 * (item + 4) * sizes.largest_block
     else:
         copies = item * sizes.parameters if precision is not torch.float32 else 0
-    chunk = min(_CPU_LOGITS if device == "cpu" else _GPU_LOGITS, rows * length * spec.vocab_size)
+    most = _CPU_LOGITS if device == "cpu" else _GPU_LOGITS
+    chunk = min(most, labelled * rows * length * spec.vocab_size)
     table = spec.vocab_size * spec.head_input.d_embedding
     kept = spec.kept_bytes(
         length, item, on_cpu=device == "cpu", recompute=layout.activation_checkpointing
     )
-    return {
+    memory = {
         "weights": 4 * sizes.parameters / shards,
         "gradients": 4 * trained * sizes.parameters / shards,
         "optimizer": 4 * moments * trained * sizes.parameters / shards,
@@ -109,6 +123,25 @@ def training_memory(
         "logits": ((4 + 2 * item) * chunk + 8 * table) / tensor,
         "activations": kept * rows * length / tensor,
     }
+    if references:
+        memory["reference"] = 4.0 * references * sizes.parameters
+    if texts:  # drawn, then read again: what that takes beyond what is free then
+        free = sum(memory[name] for name in ("gradients", "logits", "activations"))
+        read = 12.0 * min(most, labelled * texts * length * spec.vocab_size)
+        drawn = sampling_memory(spec, texts, length)  # type: ignore[arg-type]
+        memory["samples"] = max(0.0, drawn - free, read - free)
+    return memory
+
+
+@cache
+def sampling_memory(spec: Spec, texts: int, length: int) -> float:
+    """Bytes to draw so many texts together: what layers keep of them, and of their next tokens.
+
+    Those are float32 logits and probabilities, and in float64 probabilities and their sums.
+    """
+    slots = build(spec, device="meta").new_cache(texts, min(length, spec.max_length or length))
+    kept = sum(one.nbytes for state in slots.states for one in state.tensors)
+    return kept + 24.0 * texts * spec.vocab_size
 
 
 @dataclass(frozen=True)
@@ -162,8 +195,18 @@ def fit_memory(
     config, parameters, objective = recipe.parallel, count_parameters(module), recipe.objectives[0]
     free = free_memory(device) // (parallel.local_size if device.type == "cpu" else 1)
     # The weights may be there already.
-    free += sum(one.nbytes for one in module.parameters() if one.device.type == device.type)
+    weights = sum(one.nbytes for one in module.parameters() if one.device.type == device.type)
+    free += weights
     length = max(stream.longest for stream in streams)
+    most_rows, texts, references = max(stream.rows_per_step for stream in streams), 0, 0
+    labelled = max(map(_labelled, streams))
+    if isinstance(objective, OnPolicyObjective):
+        length += objective.max_new_tokens
+        labelled = objective.max_new_tokens / length
+        most_rows *= objective.group
+        texts = min(SLOTS, most_rows)
+        references = int(objective.has_reference and not recipe.adapter.rank)
+        free += references * weights
     moments = recipe.optimizer.state_size(module) / max(1, parameters.trained)
 
     def parts(rows: int, data: DataParallelism) -> dict[str, float]:
@@ -179,6 +222,9 @@ def fit_memory(
                 gpus=parallel.size // config.replicas,
                 trained=parameters.trained / sum(parameters),
                 moments=moments,
+                references=references,
+                texts=texts,
+                labelled=labelled,
             )
             for spec in objective.specs(objective.models(module)[""].spec)
         ]
@@ -218,7 +264,7 @@ def fit_memory(
             f"train.micro_batch_tokens = {micro_batch_tokens:,} leaves some of the {parallel.size} "
             f"processes without work: leave it out, or set at most {most:,}."
         )
-    rows = min(micro_batch_tokens // length, max(stream.rows_per_step for stream in streams))
+    rows = min(micro_batch_tokens // length, most_rows)
     use = sum(parts(max(1, rows), data).values())
     return MemoryUse(data, micro_batch_tokens, use, free, idle)
 
@@ -226,3 +272,13 @@ def fit_memory(
 def _balanced(streams: Sequence[BatchStream], parallel: Parallel, most: int) -> int:
     """The largest micro-batch of at most `most` tokens that gives all processes equal work."""
     return min(stream.balanced_micro_batch(parallel.data_size, most) for stream in streams)
+
+
+def _labelled(stream: BatchStream) -> float:
+    """The fraction of tokens with labels in some examples; 1 where these are made later."""
+    if isinstance(stream.data, Rows):
+        return 1.0
+    rows = stream.data.take(np.arange(min(len(stream.data), _SOME_EXAMPLES)))
+    if rows.labels is None:
+        return 1.0
+    return float((rows.labels != IGNORE_INDEX).sum() / rows.lengths.sum())
