@@ -43,6 +43,7 @@ READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
 PAGES = sorted(DOCS.rglob("*.md"))
 NAMES = [page.relative_to(DOCS).as_posix() for page in PAGES]
 TUTORIALS = [name for name in NAMES if name.startswith("tutorials/")]
+RUN = ["index.md", "concepts.md", "plan.md", "serving.md", "book/zh/alignment.md", *TUTORIALS]
 
 # What pages take from those before them.
 _SAMPLES = "trivium samples samples"
@@ -251,7 +252,7 @@ def test_forms_of_output() -> None:
 @pytest.mark.slow
 # Of models of a few steps, and of vocabularies learned from a little text.
 @pytest.mark.filterwarnings("ignore:a text ends at its limit", "ignore:the vocabulary does not")
-@pytest.mark.parametrize("name", ["index.md", "concepts.md", "plan.md", "serving.md", *TUTORIALS])
+@pytest.mark.parametrize("name", RUN)
 def test_the_examples_of_a_page_run_and_print_what_it_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -174,6 +174,25 @@ def test_finetune(tmp_path):
             assert finetune.METRICS[task] in figures
 
 
+@pytest.mark.slow
+def test_sentiment(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("sklearn")
+    sentiment = program("sentiment")
+    path = tmp_path / "sentences.jsonl"
+    sides = enumerate(("bad", "good"))
+    lines = [
+        {"text": f"a {word} film number {n} .", "label": label}
+        for label, word in sides
+        for n in range(20)
+    ]
+    sentiment.write(path, lines[::2] + lines[1::2])
+    arguments = ["", str(path), "--out", str(tmp_path / "runs"), "--pretrain=train.steps=1"]
+    monkeypatch.setattr(sys, "argv", [*arguments, "--steps=1"])
+    sentiment.main()
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert len(rows) == 1 + len(sentiment.POLICIES)
+
+
 def test_generate(tmp_path, capsys):
     generate = program("generate")
     for model, beams in (("gpt2", 1), ("marian", 2)):

@@ -121,7 +121,7 @@ class SmallRunner(run_examples.Runner):
 
 def smaller(arguments: list[str]) -> list[str]:
     """A command with tiny models and few steps; a resumed run takes one more."""
-    line = re.sub(r" --set train\.minutes=\d+", "", shlex.join(arguments))
+    line = re.sub(r" --set train\.(minutes|epochs)=\d+", "", shlex.join(arguments))
     tiny = [re.sub(r"(?<=-)mini$", "tiny", argument) for argument in shlex.split(line)]
     match arguments[0]:
         case "pretrain" if "--resume" in arguments:
