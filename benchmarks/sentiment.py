@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("sentences", help="JSON lines: text, label (1 and positive: good)")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--pretrain", default="train.minutes=2.5", help="budget of the decoder")
-    parser.add_argument("--steps", type=int, default=80, help="of a policy")
+    parser.add_argument("--steps", type=int, default=100, help="of a policy")
     job = parser.parse_args()
 
     import trivium
@@ -78,7 +78,7 @@ def main() -> None:
     once(trivium.finetune, "classification", model=film, data=labelled, out=label)
     changes = [
         f'objective.rewards=[{{kind="label", model="{label}", label="good"}}]',
-        *("objective.max_new_tokens=24", "optimizer.lr=7e-4", "train.batch_examples=16"),
+        *("objective.max_new_tokens=24", "optimizer.lr=1.5e-3", "train.batch_examples=16"),
         *(f"train.steps={job.steps}", "train.eval_examples=128"),
     ]
     print("|", " | ".join(("", *SHOWN)), "|\n" + "|---" * (len(SHOWN) + 1) + "|")
