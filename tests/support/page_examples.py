@@ -24,8 +24,8 @@ FINETUNE = ("train.steps=2", "train.batch_examples=8", "data.validation=0.02")
 FINETUNE_GENERATED = (*FINETUNE, "train.eval_examples=2")
 SLOW = ("prepared ", "encoding", "forecast ", "warning ")
 """Lines that appear only where something takes long, or is short."""
-TEXT_BYTES = 300_000
-"""What is kept of the bundled text."""
+TEXT_BYTES, SENTENCES = 300_000, 200
+"""What is kept of the bundled text, and of the sentences of reviews."""
 
 
 def load_script(name: str) -> ModuleType:
@@ -107,6 +107,9 @@ class SmallRunner(run_examples.Runner):
         for path in self.folder.glob("samples/[ec]*.txt"):
             text = path.read_text(encoding="utf-8")[:TEXT_BYTES]
             path.write_text(text.rpartition("\n\n")[0], encoding="utf-8")
+        for path in self.folder.glob("samples/movies.jsonl"):
+            lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+            path.write_text("".join(lines[:SENTENCES]), encoding="utf-8")
 
     def post(self, arguments: list[str]) -> str:
         address = next(one for one in arguments if one.startswith("http"))
