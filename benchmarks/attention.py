@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from side_by_side import Figures, compare, is_child, parser, read_metrics
 
@@ -39,12 +39,32 @@ class Size:
     width: int = 256
     num_layers: int = 4
     vocab_size: int = 2048
+    head_dim: int = 64
+    window: int = 127
+    std: float = 0.02
+    residual_init: Literal["full", "scaled"] = "scaled"
+    scale: float = 1.0
 
 
-HEAD_DIM = 64
-SIZES = {"speed": Size(), "learn": Size(128, 2), "tasks": Size(128, 2, 64)}
+@dataclass(frozen=True)
+class Task:
+    """Rows of a step, the learning rate, and the last share of steps, in which it falls."""
+
+    length: int = 64
+    rows: int = 32
+    rate: float = 2e-3
+    decay: float = 1.0
+
+
+SIZES = {
+    "speed": Size(),
+    "learn": Size(128, 2),
+    "copying": Size(128, 2, 64),
+    # Token vectors have to stay visible beside what layers of large weights add to them.
+    "recall": Size(64, 2, 17, 16, window=15, std=0.1, residual_init="full", scale=8.0),
+}
 BATCH_TOKENS = 4096
-TASK_ROWS, TASK_RATE = 32, 2e-3
+TASKS = {"copying": Task(), "recall": Task(32, 64, 4e-3, 0.5)}
 HERE = Path(__file__).parent
 FIGURES, PICTURE = HERE / "attention.json", HERE.parent / "docs" / "pictures" / "attention.svg"
 
@@ -58,6 +78,7 @@ def main() -> None:
     options.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 8192])
     options.add_argument("--minutes", type=float, default=3.0, help="of a core, of learn")
     options.add_argument("--steps", type=int, default=300, help="of each task")
+    options.add_argument("--tasks", nargs="+", default=[*TASKS])
     options.add_argument("--tokens", type=int, default=1_000_000, help="the other budget of learn")
     arguments = options.parse_args()
     if is_child(arguments, {name: partial(run, name) for name in kinds()}):
@@ -68,7 +89,7 @@ def main() -> None:
     jobs: dict[str, dict[str, Any]] = {
         "speed": {f"{length} tokens": {"length": length} for length in arguments.lengths},
         "learn": {budgets: {"length": 512}},
-        "tasks": {task: {"task": task, "length": 64} for task in ("copying", "recall")},
+        "tasks": {task: {"task": task, "length": TASKS[task].length} for task in arguments.tasks},
     }[arguments.what]
     common = {key: getattr(arguments, key) for key in ("what", "minutes", "tokens", "steps")}
     found = compare(arguments, kinds(), {name: {**job, **common} for name, job in jobs.items()})
@@ -85,16 +106,16 @@ def kinds(size: Size = Size()) -> dict[str, Callable[[int], tuple[Any, Any]]]:
     from trivium.spec.patterns.fixed import Fixed
     from trivium.spec.positions.relative_scores import RelativeScores
 
-    heads = size.width // HEAD_DIM
-    performer = Performer(num_heads=heads, head_dim=HEAD_DIM, num_features=HEAD_DIM)
+    heads, head_dim = size.width // size.head_dim, size.head_dim
+    performer = Performer(num_heads=heads, head_dim=head_dim, num_features=64)
     mamba = Mamba(d_inner=2 * size.width, dt_rank=size.width // 16)
-    sliding = spec.Sliding(window=127)
+    sliding = spec.Sliding(window=size.window)
     segments = SegmentAttention(
-        num_heads=heads, head_dim=HEAD_DIM, positions=RelativeScores(), pattern=sliding
+        num_heads=heads, head_dim=head_dim, positions=RelativeScores(), pattern=sliding
     )
 
     def attention(positions: Any = None, **fields: Any) -> spec.Attention:
-        return spec.Attention(num_heads=heads, head_dim=HEAD_DIM, positions=positions, **fields)
+        return spec.Attention(num_heads=heads, head_dim=head_dim, positions=positions, **fields)
 
     return {
         "learned positions": lambda t: (attention(), spec.Learned(max_length=t)),
@@ -117,7 +138,7 @@ def kinds(size: Size = Size()) -> dict[str, Callable[[int], tuple[Any, Any]]]:
 
 def run(kind: str, job: argparse.Namespace) -> Figures:
     """The figures of one kind."""
-    size = SIZES[job.what]
+    size = SIZES[job.task if job.what == "tasks" else job.what]
     model = described(size, *kinds(size)[kind](job.length))
     return {"speed": speed, "learn": learn, "tasks": tasks}[job.what](job, model)
 
@@ -127,7 +148,8 @@ def described(size: Size, mixer: Any, positions: Any) -> Any:
     from trivium import spec
 
     # Sinusoids are as large as token vectors are after the scale of Vaswani et al. 2017.
-    scale = size.width**0.5 if isinstance(positions, spec.Sinusoidal) else 1.0
+    scale = size.width**0.5 if isinstance(positions, spec.Sinusoidal) else size.scale
+    start = spec.Normal(std=size.std, embedding_std=size.std, residual_init=size.residual_init)
     return spec.ModelSpec(
         vocab_size=size.vocab_size,
         d_model=size.width,
@@ -140,7 +162,7 @@ def described(size: Size, mixer: Any, positions: Any) -> Any:
             norms=spec.PRE_NORM,
         ),
         heads=(spec.LMHead(tied=True),),
-        initialization=spec.Normal(residual_init="scaled"),
+        initialization=start,
     )
 
 
@@ -212,15 +234,16 @@ def tasks(job: argparse.Namespace, spec: Any) -> Figures:
 
     torch.set_num_threads(1)
     model = build(spec, seed=0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=TASK_RATE, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0, weight_decay=0.01)
     generator = torch.Generator().manual_seed(0)
-    example = {"copying": copying, "recall": recall}[job.task]
+    task, example = TASKS[job.task], {"copying": copying, "recall": recall}[job.task]
     start = time.process_time()
     right = []
     for step in range(job.steps):
         for group in optimizer.param_groups:
-            group["lr"] = TASK_RATE * min(1.0, (step + 1) / 50) * (1.0 - step / job.steps)
-        ids, asked = example(TASK_ROWS, job.length, generator)
+            share = min(1.0, (step + 1) / 50) * min(1.0, (1.0 - step / job.steps) / task.decay)
+            group["lr"] = task.rate * share
+        ids, asked = example(task.rows, task.length, generator)
         hidden = model(ids[:, :-1])[asked[:, 1:]]
         targets = ids[:, 1:][asked[:, 1:]]
         (model.lm_loss(hidden, targets) / len(targets)).backward()
@@ -243,13 +266,16 @@ def copying(rows: int, length: int, generator: Any) -> tuple[Any, Any]:
 
 
 def recall(rows: int, length: int, generator: Any) -> tuple[Any, Any]:
-    """Pairs of a key and a value, then the keys in another order (Arora et al. 2023, MQAR)."""
+    """Pairs of a key and a value, then keys of them at random (Arora et al. 2023, MQAR).
+
+    A quarter of the row is pairs; there are twice as many keys, and as many values.
+    """
     import torch
 
-    count = min(31, length // 4)
-    keys = torch.rand(rows, 31, generator=generator).argsort(1)[:, :count] + 1
-    values = torch.randint(32, 64, (rows, count), generator=generator)
-    order = torch.rand(rows, count, generator=generator).argsort(1)
+    count = length // 8
+    keys = torch.rand(rows, 2 * count, generator=generator).argsort(1)[:, :count] + 1
+    values = torch.randint(2 * count + 1, 4 * count + 1, (rows, count), generator=generator)
+    order = torch.randint(count, (rows, length // 2 - count), generator=generator)
     pairs = torch.stack((keys, values), 2).flatten(1)
     again = torch.stack((keys.gather(1, order), values.gather(1, order)), 2).flatten(1)
     ids = torch.cat((pairs, again), 1)
