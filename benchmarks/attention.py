@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import nan
 from pathlib import Path
 from typing import Any, Literal
 
@@ -327,7 +328,7 @@ def plot(figures: dict[str, dict[str, Figures]]) -> None:
             axes[1, 1].set(ylabel=f"after {minutes}")
     tasks = [task for task in ("copying", "recall") if task in figures]
     for number, task in enumerate(tasks):
-        rights = [figures[task].get(kind, {}).get("right", 0.0) for kind in styles]
+        rights = [figures[task].get(kind, {}).get("right", nan) for kind in styles]
         heights = [len(styles) - i - 0.4 * number for i in range(len(styles))]
         axes[1, 2].barh(heights, rights, 0.38, label=task)
     axes[1, 2].set(title="share of right tokens", yticks=range(len(styles), 0, -1))
