@@ -34,6 +34,8 @@ PROGRAMS = (
     "scan",
     "attention",
     "sums",
+    "sentiment",
+    "loss_curves",
 )
 
 

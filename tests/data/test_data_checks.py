@@ -161,7 +161,7 @@ def test_tags_and_wrong_options(capsys, tmp_path):
     for arguments, message in (
         (("--set", "objective.column=1"), "name it with --task"),
         (("--task", "tagging", "--text-field", "words"), "words_field"),
-        (("--task", "taging"), "known are .*classification"),
+        (("--task", "taging"), 'Did you mean "tagging"'),
         (("--task", "tagging", "--set", "train.steps=1"), "write objective.KEY"),
     ):
         assert main(["check", str(path), *arguments]) == 1

@@ -64,6 +64,8 @@ def attention_weights(model: LanguageModule, input_ids: Tensor, **inputs: Any) -
             if isinstance(module, AttentionMixer):
                 hook = partial(record, name.partition(".")[0])
                 ended.callback(module.register_forward_pre_hook(hook).remove)
-        # Without hooks of the model: a server's decodes other requests before a pass.
-        model.eval().forward(input_ids, **inputs)
+        # Without hooks of the model (a server's decodes other requests before a pass), and without
+        # a mask decoder.
+        model.eval()
+        (model.encode if model.decoder is None else model.forward)(input_ids, **inputs)
     return AttentionWeights(**{kind: tuple(layers) for kind, layers in weights.items()})

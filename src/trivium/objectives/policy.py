@@ -35,6 +35,7 @@ from trivium.objectives.advantages import (
     whitened,
 )
 from trivium.objectives.base import LossTerms, TensorBatch, column_key, read, to_device
+from trivium.objectives.monitor import PolicyMonitor
 from trivium.objectives.on_policy import Divided, OnPolicyObjective
 from trivium.objectives.preference import generation_command
 from trivium.objectives.preference_pairs import PROMPTS, read_turn
@@ -265,6 +266,10 @@ class PolicyGradient(OnPolicyObjective):
         """Beta of k3, the weight of the value; what is shown has none."""
         learned = {"policy": 1.0, "k3": self.beta, "value": self.value_weight}
         return {**dict.fromkeys(self._terms, 0.0), **learned}
+
+    def monitor(self) -> PolicyMonitor:
+        """See `Objective.monitor`."""
+        return PolicyMonitor(self.max_new_tokens)
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """The clipped loss, and facts as they were when the samples were drawn."""
