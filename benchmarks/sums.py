@@ -46,8 +46,8 @@ def main() -> None:
     """A table for every seed."""
     options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     options.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    options.add_argument("--start-steps", type=int, default=120, help="of pretraining")
-    options.add_argument("--policy-steps", type=int, default=100, help="of 64 prompts, 8 answers")
+    options.add_argument("--start-steps", type=int, default=123, help="of pretraining")
+    options.add_argument("--policy-steps", type=int, default=130, help="of 64 prompts, 8 answers")
     options.add_argument("--prompts", type=int, default=8_000, help="that are trained on")
     options.add_argument("--held-out", type=int, default=HELD_OUT)
     options.add_argument("--folder", type=Path, help="where runs are kept")

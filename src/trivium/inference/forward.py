@@ -93,8 +93,6 @@ def hidden_states(
         SpecError: an input longer than the model's context length.
     """
     module = lm.module
-    # Without the decoder that an encoder may have for masked tokens alone.
-    read = module.encode if module.spec.family == "encoder-only" else module
     for batch in length_batches([len(ids) for ids in inputs], _BATCH_TOKENS):
         ids, lengths = pad_rows([inputs[index] for index in batch], module.device)
         mask = padding_mask(lengths, ids.shape[1])
@@ -105,7 +103,7 @@ def hidden_states(
         if module.spec.family == "encoder-decoder":
             first = ids.new_full((len(ids), 1), lm.generation_rules.decoder_start[0])
             model_inputs["decoder_input_ids"] = torch.cat((first, ids[:, :-1]), 1)
-        hidden = read(ids, **model_inputs)
+        hidden = module(ids, **model_inputs)
         yield batch, hidden, torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
 
 
