@@ -3,7 +3,7 @@
 A decoder is trained on film sentences, and a copy of it to tell positive ones from negative ones by
 half of them. The other half teaches a judge, a bag of words, which no policy sees. Prompts are the
 first three words of sentences. The table has means over 128 held-out prompts, of `kl` over the last
-ten steps, and seconds of the processor. A run that is there is kept.
+steps, and seconds of the processor. A run that is there is kept.
 
     OMP_NUM_THREADS=1 python benchmarks/sentiment.py sentences.jsonl --out runs/sentiment
 """
@@ -87,7 +87,8 @@ def main() -> None:
         settings = {"model": film, "data": prompts, "changes": [*changes, *own]}
         seconds = once(trivium.finetune, "policy", out=out, **settings)
         values = json.loads((out / "evaluation.json").read_text(encoding="utf-8"))["values"]
-        last = json.loads((out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+        lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        last = [row for row in map(json.loads, lines) if "train_reward" in row][-1]
         drawn = read_records(str(out / "predictions.jsonl"))
         values["judge"] = judge([f"{one['prompt']} {one['response']}" for one in drawn]).mean()
         values |= {"kl": last.get("train_kl", float("nan")), "seconds": seconds}
