@@ -183,7 +183,7 @@ def test_sentiment(tmp_path, monkeypatch, capsys):
     lines = [
         {"text": f"a {word} film number {n} .", "label": label}
         for label, word in sides
-        for n in range(20)
+        for n in range(200)
     ]
     sentiment.write(path, lines[::2] + lines[1::2])
     arguments = ["", str(path), "--out", str(tmp_path / "runs"), "--pretrain=train.steps=1"]

@@ -214,7 +214,8 @@ class ModelSpec(Spec):
     def max_length(self) -> int | None:
         """Longest input in tokens, or None where positions have no end."""
         both = (self.embedding.positions, self.late_positions)
-        return min((each.max_length for each in both if each and each.max_length), default=None)
+        limits = [each.max_length for each in both if each and each.max_length]
+        return min(limits) if limits else None
 
     @property
     def head_input(self) -> HeadInput:
