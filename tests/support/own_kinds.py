@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+import trivium.workflows.training  # noqa: F401  all kinds there are, which stay
 from trivium.choice import Choice
 from trivium.nn import part_module
 
