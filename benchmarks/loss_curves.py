@@ -2,7 +2,7 @@
 
 The smallest preset of each is trained on the bundled English text with its defaults. The baseline
 is the loss of a unigram model; of contrastive learning that of chance among the 64 texts of a step.
-Of replaced-token detection it is that of the generator, whose loss stands in the table.
+Of replaced-token detection it is that of the generator, whose loss is in the table.
 
     python benchmarks/loss_curves.py --steps 400
     python benchmarks/loss_curves.py --only permutation --steps 100
@@ -41,17 +41,17 @@ def train(
 ) -> tuple[list[dict[str, float]], float | None]:
     """The records of all evaluations, and the unigram loss where there is one."""
     with tempfile.TemporaryDirectory() as folder:
-        given: dict[str, Any] = {
+        options: dict[str, Any] = {
             "data": sample("en"),
             "out": Path(folder, "run"),
             "changes": {"train": {"steps": steps, "eval_every": max(1, steps // points)}},
             "console": Console(file=io.StringIO()),
         }
         if objective is None:
-            run = trivium.finetune(name, model=preset, **given)
+            run = trivium.finetune(name, model=preset, **options)
         else:
-            given["changes"]["objective"] = objective
-            run = trivium.pretrain(preset, **given)
+            options["changes"]["objective"] = objective
+            run = trivium.pretrain(preset, **options)
         records = [record for record in run.read_metrics() if "valid_loss" in record]
         return records, run.read_facts().get("unigram_loss")
 

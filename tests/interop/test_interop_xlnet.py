@@ -29,11 +29,11 @@ def test_targets_in_an_order_have_the_logits_of_perm_mask_and_target_mapping():
         perm_mask=(~(known | alike)).double(),
         target_mapping=torch.nn.functional.one_hot(predicted, length).double(),
     ).logits
-    found = local.logits(local(**inputs, order=order, predicted=predicted))
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+    logits = local.logits(local(**inputs, order=order, predicted=predicted))
+    torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9)
     some = torch.tensor([0, 8, 15, 34])
-    found = local.logits(local(**inputs, order=order, predicted=predicted, select=some))
-    torch.testing.assert_close(found, expected.flatten(0, 1)[some], rtol=1e-9, atol=1e-9)
+    logits = local.logits(local(**inputs, order=order, predicted=predicted, select=some))
+    torch.testing.assert_close(logits, expected.flatten(0, 1)[some], rtol=1e-9, atol=1e-9)
 
 
 @torch.no_grad()
@@ -54,6 +54,6 @@ def test_rows_after_others_have_the_logits_of_mems():
         ordered = {"perm_mask": mask.double(), "target_mapping": target} if step != 2 else {}
         expected = original(**inputs, **ordered, mems=mems)
         ordered = {"order": order, "predicted": predicted} if step != 2 else {}
-        found = local.logits(local(**inputs, **ordered, cache=cache, slots=slots))
-        torch.testing.assert_close(found, expected.logits, rtol=1e-9, atol=1e-9)
+        logits = local.logits(local(**inputs, **ordered, cache=cache, slots=slots))
+        torch.testing.assert_close(logits, expected.logits, rtol=1e-9, atol=1e-9)
         mems = expected.mems

@@ -59,17 +59,17 @@ def test_masks_are_decoded_by_two_runs_of_the_last_layer_whose_queries_know_posi
     plain = model.encode(ids)
     hook.remove()
     late = model.get_parameter("heads.mlm.late_positions.weight")[:LENGTH]
-    found, select = model(ids), torch.tensor([3, 4, 17])
+    states, select = model(ids), torch.tensor([3, 4, 17])
     for row, hidden in enumerate(inputs[0]):
         query = hidden + late
         for _ in range(2):
             query = decoder_layer(model, query, hidden)
-        torch.testing.assert_close(found[row], query, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(states[row], query, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(
             plain[row], decoder_layer(model, hidden, hidden), rtol=1e-9, atol=1e-9
         )
     torch.testing.assert_close(
-        model(ids, select=select), found.flatten(0, 1)[select], rtol=1e-9, atol=1e-9
+        model(ids, select=select), states.flatten(0, 1)[select], rtol=1e-9, atol=1e-9
     )
 
 
@@ -90,5 +90,5 @@ def test_it_stays_behind_in_an_export(tmp_path):
     with pytest.warns(UserWarning, match=r"class has a mask decoder.*is the encoder"):
         folder = LanguageModel(model.spec, model).save_hf(tmp_path / "hf")
     theirs, ids = transformers.AutoModel.from_pretrained(folder).eval(), random_ids(2, LENGTH)
-    found = theirs.double()(ids).last_hidden_state
-    torch.testing.assert_close(found, model.encode(ids), rtol=1e-9, atol=1e-9)
+    hidden = theirs.double()(ids).last_hidden_state
+    torch.testing.assert_close(hidden, model.encode(ids), rtol=1e-9, atol=1e-9)

@@ -134,7 +134,7 @@ def test_losses_of_given_log_probabilities(trl):
     reference = torch.tensor([[-4.0, -8.1], [-5.9, -3.3], [-13.5, -16.0]])
     tokens = torch.tensor([[3, 7], [5, 2], [13, 11]])
     ratios, means = policy - reference, policy / tokens
-    for kind, given in (
+    for kind, logps in (
         *(("sigmoid", ratios), ("hinge", ratios), ("ipo", ratios)),
         *(("simpo", means), ("orpo", means)),
     ):
@@ -144,10 +144,10 @@ def test_losses_of_given_log_probabilities(trl):
         trainer = SimpleNamespace(**keys, simpo_gamma=0.3, alpha=0.0)
         trainer.accelerator = SimpleNamespace(device=CPU)
         if kind == "orpo":
-            losses, *_ = trl.experimental.orpo.ORPOTrainer.odds_ratio_loss(trainer, *given.T)
+            losses, *_ = trl.experimental.orpo.ORPOTrainer.odds_ratio_loss(trainer, *logps.T)
             losses = -losses
         else:
-            losses, *_ = trl.experimental.cpo.CPOTrainer.cpo_loss(trainer, *given.T)
+            losses, *_ = trl.experimental.cpo.CPOTrainer.cpo_loss(trainer, *logps.T)
         ours = preference_losses(objective, policy, reference, tokens)
         assert ours.tolist() == pytest.approx(losses.tolist(), rel=1e-12), kind
 
@@ -170,8 +170,8 @@ def test_a_batch_of_pairs(trl, tmp_path):
     assert (own == chosen[..., 1:].bool()).all()
     assert (labels[..., :-1][own] == ids[..., 1:][own]).all()
     assert (tensors.inputs["attention_mask"].view(mask.shape) == mask).all()
-    given = tensors.inputs["input_ids"].view(mask.shape)
-    assert (given[mask > 0] == ids[mask > 0]).all()
+    input_ids = tensors.inputs["input_ids"].view(mask.shape)
+    assert (input_ids[mask > 0] == ids[mask > 0]).all()
     for kind in ("sigmoid", "hinge"):
         trainer.loss_types, trainer.loss_weights = [kind, "sft"], [1.0, 0.2]
         objective = PreferenceOptimization(loss_type=kind).resolve(lm.spec, ())

@@ -24,6 +24,7 @@ from __future__ import annotations
 import json
 import secrets
 import sys
+import tomllib
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -38,7 +39,7 @@ from trivium.cli import UsageError
 from trivium.cli import _options as opt
 from trivium.cli._shared import batched, known_texts, print_json, read_texts, show, tab_separated
 from trivium.config import Config
-from trivium.errors import TriviumError
+from trivium.errors import RecipeError, TriviumError
 from trivium.evaluate.best_of import best_and_worst, ranked
 from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import SamplingParams
@@ -47,7 +48,6 @@ from trivium.inference.text_model import prompt_ids
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 from trivium.rewards import RewardFunction
-from trivium.train.recipe_loading import changes_tree
 
 Generated = Iterator[tuple[str, GenerationRequest, Iterator[str]]]
 """Each prompt in its turn with its request and pieces of text; all generate together."""
@@ -130,10 +130,13 @@ class _Ranking(Config):
 
 def _reward(rank: str) -> RewardFunction:
     """A reward model by its name, or a reward as a recipe has it."""
-    reward = changes_tree([f"reward={rank}"])["reward"]
-    if isinstance(reward, str):
-        reward = {"kind": "model", "model": reward}
-    reward = _Ranking.parse({"reward": reward}, where="--rank").reward
+    tree: Any = {"kind": "model", "model": rank}
+    if rank.startswith("{"):
+        try:
+            tree = tomllib.loads(f"reward = {rank}")["reward"]
+        except tomllib.TOMLDecodeError as error:
+            raise RecipeError(f"--rank {rank} is not valid TOML: {error}.") from None
+    reward = _Ranking.parse({"reward": tree}, where="--rank").reward
     reward.open()
     return reward
 

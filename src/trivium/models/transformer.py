@@ -390,17 +390,17 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
             select=select,
             span=span,
         )
-        tokens, given = table(input_ids), 0
+        tokens, first_query = table(input_ids), 0
         if order is None or predicted is None:
             refuse("order and predicted are given together:", order=order, predicted=predicted)
         else:
-            query, given = self.encoder.embedding.query, input_ids.shape[1]
+            query, first_query = self.encoder.embedding.query, input_ids.shape[1]
             if query is None:
                 raise SpecError("a model without a query stream (Embedding) takes no order.")
             context = two_streams(context, order, predicted)
             if select is not None:  # flat positions among queries, which are after the tokens
                 row = select.div(predicted.shape[1], rounding_mode="floor")
-                context = replace(context, select=select + (row + 1) * given)
+                context = replace(context, select=select + (row + 1) * first_query)
             tokens = torch.cat((tokens, query(torch.zeros_like(predicted))), 1)
         hidden, loss = self.encoder(
             tokens,
@@ -411,22 +411,22 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
         )
         if cache is not None and span is not None:
             cache.advance(span)
-        return hidden if select is not None else hidden[:, given:], loss
+        return hidden if select is not None else hidden[:, first_query:], loss
 
     def _global(
-        self, given: Tensor | None, ids: Tensor, types: Tensor | None, real: Tensor | None
+        self, global_tokens: Tensor | None, ids: Tensor, types: Tensor | None, real: Tensor | None
     ) -> Tensor | None:
         """Bool [B, T], which tokens see all; None: none."""
         if not self.spec.has_global_tokens:
-            refuse("this model has no", global_tokens=given)
-        if given is None and self.spec.global_tokens == "first":
-            given = torch.zeros_like(ids)
-            given[:, 0] = 1
-        elif given is None and self.spec.global_tokens == "question" and types is not None:
-            given = types == 0
-        if given is None or real is None:
-            return None if given is None else given.bool()
-        return given.bool() & real.bool()
+            refuse("this model has no", global_tokens=global_tokens)
+        if global_tokens is None and self.spec.global_tokens == "first":
+            global_tokens = torch.zeros_like(ids)
+            global_tokens[:, 0] = 1
+        elif global_tokens is None and self.spec.global_tokens == "question" and types is not None:
+            global_tokens = types == 0
+        if global_tokens is None or real is None:
+            return None if global_tokens is None else global_tokens.bool()
+        return global_tokens.bool() & real.bool()
 
     def _positions(
         self,

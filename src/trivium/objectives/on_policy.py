@@ -30,6 +30,11 @@ class OnPolicyObjective(LabelledObjective):
     def has_reference(self) -> bool:
         """Whether log-probabilities of the model as it was before the run are needed."""
 
+    @property
+    @abstractmethod
+    def files(self) -> tuple[str, ...]:
+        """Code of the user's that it runs: a run is resumed with the same alone."""
+
     @abstractmethod
     def rollout(
         self,

@@ -280,8 +280,8 @@ class PolicyGradient(OnPolicyObjective):
         columns = batch.sequence_labels[:, -4 * width :].unflatten(1, (4, width))
         columns = columns.transpose(0, 1).flatten(1)[:, positions]
         advantage, reference, value_before, returns = columns
-        places = number.long()[positions // width] * width + positions % width
-        before = self._of_first_update(logp.detach(), places)
+        indices = number.long()[positions // width] * width + positions % width
+        before = self._of_first_update(logp.detach(), indices)
         losses, clipped = clipped_loss(logp - before, advantage, self.clip)
         terms["policy"], terms["entropy"] = losses.sum(), -before.sum()
         terms |= {name: fact.sum() for name, fact in zip(self._fact_names, facts, strict=True)}
@@ -321,6 +321,11 @@ class PolicyGradient(OnPolicyObjective):
     def has_reference(self) -> bool:
         """With beta."""
         return self.beta > 0
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Those of its rewards."""
+        return tuple(file for reward in self.rewards for file in reward.files)
 
     @property
     def _fact_names(self) -> tuple[str, ...]:
@@ -389,12 +394,12 @@ class PolicyGradient(OnPolicyObjective):
         advantages = of_group(rewards.sum(axis=1), self.group)[:, None]
         return np.where(real, advantages, 0.0), reference, values, values
 
-    def _of_first_update(self, logp: Tensor, places: Tensor) -> Tensor:
+    def _of_first_update(self, logp: Tensor, indices: Tensor) -> Tensor:
         """Log p of drawn tokens [M] as the first update from them has computed it."""
         if self.updates == 1:
             return logp
-        before = self._before[places]
-        self._before[places] = before = torch.where(before.isnan(), logp, before)
+        before = self._before[indices]
+        self._before[indices] = before = torch.where(before.isnan(), logp, before)
         return before
 
     @torch.no_grad()

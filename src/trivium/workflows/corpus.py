@@ -25,6 +25,7 @@ from trivium.files import replace_file
 from trivium.language_model import LanguageModel
 from trivium.objectives import LabelledObjective, Objective
 from trivium.objectives.example_split import read_examples
+from trivium.objectives.on_policy import OnPolicyObjective
 from trivium.progress import ProgressLine, short_duration
 from trivium.spec import Spec
 from trivium.text import Tokenizer, TokenizerConfig
@@ -186,8 +187,8 @@ class Corpus:
             "labelled files": (e for s in self.examples for e in itertools.chain(s.train, s.valid)),
         }
         for source in self.examples:
-            for reward in getattr(source.objective, "rewards", ()):
-                contents |= {file: [Path(file).read_bytes()] for file in reward.files}
+            if isinstance(source.objective, OnPolicyObjective):
+                contents |= {file: [Path(file).read_bytes()] for file in source.objective.files}
         digests = {}
         for name, parts in contents.items():
             digest = hashlib.blake2b(digest_size=16)
