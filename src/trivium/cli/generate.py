@@ -175,9 +175,9 @@ def _rank(
             lm.warn_of_lengths(requests)
     if pairs is not None:
         typer.echo(
-            f"{counts['pairs']:,} pairs in {pairs}; {counts['equal']:,} prompts without one, since "
-            f"all rewards are equal; {counts['cut']:,} samples are cut, where `finetune preference`"
-            " would teach to end: --max-new-tokens is their bound.",
+            f"{counts['pairs']:,} pairs in {pairs}; {counts['equal']:,} prompts have none, since "
+            f"their samples have equal rewards; {counts['cut']:,} samples are cut at "
+            "--max-new-tokens, and `finetune preference` would train the model to end there.",
             err=True,
         )
 
