@@ -45,12 +45,13 @@ def test_files_stay_short():
 
 
 def test_no_two_modules_or_public_classes_have_one_name():
-    """A command's module has the name of what it calls, a Hugging Face family's its own.
+    """A command's module has the name of what it calls, those of a Hugging Face family and of
+    a topic that is explained their own.
 
     A part, such as `spec/mixers/attention.py`, and its module in `nn/mixers` have one name.
     """
     choices = {path.parent.name for path in SOURCE.glob("spec/*/__init__.py")}
-    named_alike = {"cli", "families", *choices}
+    named_alike = {"cli", "families", "topics", *choices}
     files = [f for f in FILES if f.stem != "__init__" and f.parent.name not in named_alike]
     modules = Counter(f.stem for f in files)
     assert [name for name, count in modules.items() if count > 1] == []

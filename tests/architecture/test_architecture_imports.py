@@ -40,7 +40,8 @@ MAY_IMPORT = {
     "evaluate": {"objectives"},
     "report": {"text", "progress"},
     "workflows": {"train", "plan", "evaluate", "report"},
-    "serve": {"objectives", "report"},
+    "explain": {"workflows"},
+    "serve": {"explain"},
 }
 # The public API and the command line may import every package.
 UNLIMITED = {"__init__", "__main__", "cli"}
@@ -78,8 +79,8 @@ OPTIONAL = {
 OF_SERVE = {"fastapi", "gradio", "pandas", "prometheus_client", "starlette", "uvicorn"}
 OPTIONAL_IN_SERVE = {"gradio", "trivium.serve.playground"}
 # These load modules by name: the first two so that the command line starts without torch, the
-# last for what is one module that no list names: kinds, presets, Hugging Face families.
-BY_NAME = {"__init__.py", "cli/__init__.py", "choice.py"}
+# others for what is one module that no list names: kinds, presets, Hugging Face families, topics.
+BY_NAME = {"__init__.py", "cli/__init__.py", "choice.py", "explain/__init__.py"}
 
 
 @dataclass(frozen=True)

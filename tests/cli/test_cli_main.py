@@ -85,7 +85,7 @@ def test_every_command_has_help_with_examples(capsys):
         assert line.endswith(".")
         assert cli.main([command, "-h"]) == 0
         text = capsys.readouterr().out
-        assert "Examples" in text or command == "tokenizer"
+        assert "Examples" in text or hasattr(cli.load_command(command), "commands")
         assert "bool" not in text  # a flag takes no value
 
 
@@ -123,7 +123,8 @@ def test_wrong_usage_exits_with_2(capsys):
         (["pretrian"], "there is no command 'pretrian'. Did you mean \"pretrain\"?"),
         (["--nonsense"], "--nonsense"),
         (["presets", "--nonsense"], "--nonsense"),
-        (["explain"], "did you mean `trivium tokenizer explain`?"),
+        (["encode"], "Did you mean `trivium tokenizer encode`?"),
+        (["explain", "nrom"], "Did you mean 'norm'?"),
         (["pretrain", "bert-tiny", "--minutes", "3"], "--set train.minutes=VALUE"),
         (["finetune", "qa", "--batch-size", "3"], "--set train.batch_examples=VALUE"),
         (["generate", "runs/x", "--num-beams", "3"], "These commands have it: translate."),

@@ -1,0 +1,90 @@
+"""`trivium explain`: see how a mechanism works, in numbers and pictures.
+
+Examples:
+
+  trivium explain
+
+  trivium explain norm 1 2 3 6
+
+  trivium explain norm --language zh --html norm.html
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from trivium.cli import described
+from trivium.cli._shared import print_json
+from trivium.explain import load_topic, topic_names
+from trivium.explain.page import Language, Page, say, terminal_language
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode=None,
+    invoke_without_command=True,
+    help="See how a mechanism works, in numbers and pictures.",
+)
+
+_LANGUAGE = Annotated[
+    Literal["en", "zh"] | None,
+    typer.Option(help="English or Chinese.", show_default="the terminal's"),
+]
+_SHARED = {
+    "language": _LANGUAGE,
+    "html": Annotated[Path | None, typer.Option(help="Write the page with pictures to this file.")],
+    "as_json": Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")],
+}
+
+
+@app.callback()
+def explain(context: typer.Context, language: _LANGUAGE = None) -> None:
+    """List the topics."""
+    if context.invoked_subcommand is None:
+        width = max(map(len, topic_names()))
+        for name in topic_names():
+            summary = say(load_topic(name).SUMMARY, language or terminal_language())
+            typer.echo(f"{name:<{width}}  {summary}")
+
+
+def _command(topic: Callable[..., Page]) -> Callable[..., None]:
+    """A topic as a command: its first parameter is an argument, others are options."""
+
+    def command(
+        language: Language | None, html: Path | None, as_json: bool, **options: Any
+    ) -> None:
+        page = topic(**{name: value for name, value in options.items() if value is not None})
+        language = language or terminal_language()
+        if html is not None:
+            page.save(html, language)
+            typer.echo(str(html), err=True)
+        elif as_json:
+            print_json(page.facts)
+        else:
+            typer.echo(page.text(language))
+
+    own = list(inspect.signature(topic, eval_str=True).parameters.values())
+    if own:
+        own[0] = own[0].replace(annotation=Annotated[own[0].annotation, typer.Argument()])
+    shared = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=annotation,
+            default=False if name == "as_json" else None,
+        )
+        for name, annotation in _SHARED.items()
+    ]
+    keyword = [one.replace(kind=one.KEYWORD_ONLY) for one in own]
+    command.__signature__ = inspect.Signature([*keyword, *shared])  # type: ignore[attr-defined]
+    command.__doc__ = topic.__doc__
+    return described(command)
+
+
+for _name in topic_names():
+    _module = load_topic(_name)
+    app.command(_name, short_help=_module.SUMMARY.en)(_command(_module.explain))

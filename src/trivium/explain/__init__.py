@@ -1,0 +1,66 @@
+"""How a mechanism works, in numbers and pictures, through the code that trains.
+
+A topic is one module of `topics/`: its function `explain` takes a reader's own text or model where
+that makes sense, and returns a `Page`. Its first parameter is what stands first on a command line.
+`SUMMARY` is its line in the list of topics. No list names it.
+
+>>> from trivium.explain import explain
+>>> print(explain("norm", vector=[1, 2, 3]).text())  # doctest: +ELLIPSIS
+Normalization of one vector
+...
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from trivium.errors import TriviumError, did_you_mean
+from trivium.explain.page import (
+    Bilingual,
+    Curves,
+    Formula,
+    Grid,
+    Heading,
+    Page,
+    Table,
+    Token,
+    TokenRow,
+    Tree,
+)
+
+__all__ = [
+    "Bilingual",
+    "Curves",
+    "Formula",
+    "Grid",
+    "Heading",
+    "Page",
+    "Table",
+    "Token",
+    "TokenRow",
+    "Tree",
+    "explain",
+    "load_topic",
+    "topic_names",
+]
+
+
+def topic_names() -> list[str]:
+    """The names of all topics: `byte-bpe` is the module `topics/byte_bpe.py`."""
+    files = (Path(__file__).parent / "topics").glob("[!_]*.py")
+    return sorted(file.stem.replace("_", "-") for file in files)
+
+
+def load_topic(name: str) -> Any:
+    """The module of a topic. Raises TriviumError: there is none."""
+    if name not in topic_names():
+        near = did_you_mean(name, topic_names())
+        raise TriviumError(f'there is no topic "{name}"; topics: {", ".join(topic_names())}.{near}')
+    return import_module(f"trivium.explain.topics.{name.replace('-', '_')}")
+
+
+def explain(topic: str, *args: Any, **options: Any) -> Page:
+    """The page of a topic; the options are those of `trivium explain TOPIC --help`."""
+    return load_topic(topic).explain(*args, **options)

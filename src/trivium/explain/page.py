@@ -1,0 +1,219 @@
+"""What an explanation shows: text, formulas, tables, grids, curves, tokens, trees.
+
+A page knows its words in English and in Chinese, and is written as text, HTML or JSON.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from jinja2 import Environment, PackageLoader
+
+from trivium.explain.svg import curves_svg, grid_svg
+from trivium.explain.text_format import curves_text, grid_text, table_text, tokens_text, tree_text
+
+Language: TypeAlias = Literal["en", "zh"]
+
+
+class Bilingual(NamedTuple):
+    """The same in English and Chinese."""
+
+    en: str
+    zh: str
+
+
+Label: TypeAlias = Bilingual | str
+"""What needs no translation, a token or a symbol, is a string."""
+
+
+def say(label: Any, language: Language) -> str:
+    """A label in a language; of numbers the first four digits that count."""
+    if isinstance(label, Bilingual):
+        return getattr(label, language)
+    if isinstance(label, float):
+        return f"{label:.4g}"
+    return str(label)
+
+
+def terminal_language() -> Language:
+    """That of the environment's locale."""
+    names = (os.environ.get(key) for key in ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"))
+    return "zh" if next((name for name in names if name), "").startswith("zh") else "en"
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A section's title."""
+
+    words: Label
+
+    def text(self, language: Language) -> str:
+        """For a terminal."""
+        words = say(self.words, language)
+        return f"\n{words}"
+
+
+@dataclass(frozen=True)
+class Formula:
+    """Lines of a formula or of symbols, in a font of one width."""
+
+    lines: str
+
+    def text(self, language: Language) -> str:
+        """For a terminal."""
+        return "\n".join(f"    {line}" for line in self.lines.splitlines())
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of labels and numbers under the names of the columns."""
+
+    columns: Sequence[Label]
+    rows: Sequence[Sequence[Any]]
+    caption: Label = ""
+
+    def cells(self, language: Language) -> list[list[str]]:
+        """All cells in a language, the columns' names first."""
+        return [[say(cell, language) for cell in row] for row in (self.columns, *self.rows)]
+
+    def text(self, language: Language) -> str:
+        """For a terminal."""
+        return table_text(say(self.caption, language), self.cells(language))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A matrix [rows, columns] of numbers, shaded by size from 0 to the largest.
+
+    With `digits` the text shows numbers, else a filled or an empty square: for masks.
+    """
+
+    values: Sequence[Sequence[float]]
+    rows: Sequence[Label]
+    columns: Sequence[Label]
+    caption: Label = ""
+    digits: bool = True
+
+    def text(self, language: Language) -> str:
+        """For a terminal."""
+        rows, columns = self.labels(language)
+        caption = say(self.caption, language)
+        return grid_text(caption, self.values, rows, columns, digits=self.digits)
+
+    def labels(self, language: Language) -> tuple[list[str], list[str]]:
+        """The names of rows and columns."""
+        rows, columns = ([say(one, language) for one in side] for side in (self.rows, self.columns))
+        return rows, columns
+
+    def svg(self, language: Language) -> str:
+        """The grid as a picture."""
+        return grid_svg(self.values, *self.labels(language), digits=self.digits)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Functions of x: name -> a value at each x."""
+
+    x: Sequence[float]
+    series: Mapping[Label, Sequence[float]]
+    x_label: Label
+    caption: Label = ""
+
+    def named(self, language: Language) -> dict[str, Sequence[float]]:
+        """The series by their names in a language."""
+        return {say(name, language): values for name, values in self.series.items()}
+
+    def text(self, language: Language) -> str:
+        """For a terminal."""
+        caption, x_label = say(self.caption, language), say(self.x_label, language)
+        return curves_text(caption, x_label, self.x, self.named(language))
+
+    def svg(self, language: Language) -> str:
+        """The curves as a picture."""
+        return curves_svg(self.x, self.named(language), say(self.x_label, language))
+
+
+class Token(NamedTuple):
+    """A token, what is written under it, and its colour."""
+
+    text: str
+    note: Label = ""
+    tone: Literal["", "predicted", "changed", "special", "dim"] = ""
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """A row of tokens with notes: what a loss predicts is `predicted`, what replaces a token of the
+    text `changed`."""
+
+    tokens: Sequence[Token]
+    caption: Label = ""
+
+    def cells(self, language: Language) -> list[tuple[str, str, str]]:
+        """Each token with its note and tone."""
+        return [(one.text, say(one.note, language), one.tone) for one in self.tokens]
+
+    def text(self, language: Language) -> str:
+        """For a terminal."""
+        return tokens_text(say(self.caption, language), self.cells(language))
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A label with branches."""
+
+    label: Label
+    branches: Sequence[Tree] = ()
+
+    def text(self, language: Language) -> str:
+        """For a terminal."""
+        return tree_text(self.shape(language))
+
+    def shape(self, language: Language) -> tuple[str, list[Any]]:
+        """The label and the shapes of the branches."""
+        return say(self.label, language), [one.shape(language) for one in self.branches]
+
+
+Part: TypeAlias = Label | Heading | Formula | Table | Grid | Curves | TokenRow | Tree
+
+
+@dataclass(frozen=True)
+class Page:
+    """An explanation: its parts to show, and the same as plain values in `facts`, for JSON."""
+
+    title: Label
+    parts: Sequence[Part]
+    facts: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def text(self, language: Language = "en") -> str:
+        """The page for a terminal."""
+        parts = [
+            say(part, language) if isinstance(part, str | Bilingual) else part.text(language)
+            for part in self.parts
+        ]
+        return "\n".join([say(self.title, language), *parts])
+
+    def html(self, language: Language = "en", *, whole: bool = True) -> str:
+        """The page as one file without links, or as a fragment for a page that has others."""
+        loader = PackageLoader("trivium", "explain")
+        environment = Environment(loader=loader, autoescape=True, trim_blocks=True)
+        environment.filters["say"] = lambda label: say(label, language)
+        template = environment.get_template("page.html.j2")
+        return template.render(
+            page=self,
+            parts=[(type(part).__name__, part) for part in self.parts],
+            language=language,
+            whole=whole,
+        )
+
+    def save(self, path: str | Path, language: Language = "en") -> None:
+        """Write the page as an HTML file."""
+        Path(path).write_text(self.html(language), encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return self.html(terminal_language(), whole=False)

@@ -1,0 +1,81 @@
+"""Parts of a page as text; characters of Chinese take two columns of a terminal."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_WIDTH, _CURVE_ROWS = 96, 9
+
+
+def _columns(text: str) -> int:
+    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
+    narrow = sum(not unicodedata.combining(character) for character in text)
+    return narrow + wide
+
+
+def _padded(text: str, width: int, *, right: bool = False) -> str:
+    space = " " * (width - _columns(text))
+    return space + text if right else text + space
+
+
+def _is_number(text: str) -> bool:
+    return text.strip("-+.0123456789e,% ") == ""
+
+
+def table_text(caption: str, cells: Sequence[Sequence[str]]) -> str:
+    """Aligned columns, those of numbers on the right; the first row has their names."""
+    widths = [max(map(_columns, column)) for column in zip(*cells)]
+    numeric = [all(map(_is_number, column[1:])) for column in zip(*cells)]
+    lines = [
+        "  ".join(
+            map(lambda cell, width, right: _padded(cell, width, right=right), *parts)
+        ).rstrip()
+        for parts in ((row, widths, numeric) for row in cells)
+    ]
+    return "\n".join(([caption] if caption else []) + ["    " + line for line in lines])
+
+
+def grid_text(
+    caption: str,
+    values: Sequence[Sequence[float]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    *,
+    digits: bool,
+) -> str:
+    """A matrix as a table of numbers, or of squares that are filled where it is not 0."""
+    shown = "{:.2f}".format if digits else lambda value: "\u25a0" if value else "\u00b7"
+    cells = [["", *columns], *([row, *map(shown, line)] for row, line in zip(rows, values))]
+    return table_text(caption, cells)
+
+
+def curves_text(
+    caption: str, x_label: str, x: Sequence[float], series: Mapping[str, Sequence[float]]
+) -> str:
+    """The values at some of the points."""
+    step = max(1, -(-(len(x) - 1) // (_CURVE_ROWS - 1)))
+    lines = list(zip(x, *series.values()))[::step]
+    cells = [[x_label, *series], *([f"{value:.4g}" for value in line] for line in lines)]
+    return table_text(caption, cells)
+
+
+def tokens_text(caption: str, cells: Sequence[tuple[str, str, str]]) -> str:
+    """TokenRow with their notes below, wrapped; what is predicted is in brackets."""
+    lines = [caption] if caption else []
+    above, below = "    ", "    "
+    for token, note, tone in cells:
+        token = f"[{token}]" if tone == "predicted" else f"*{token}" if tone == "changed" else token
+        width = max(_columns(token), _columns(note)) + 1
+        if _columns(above) + width > _WIDTH:
+            lines += [above.rstrip(), below.rstrip()]
+            above, below = "    ", "    "
+        above, below = above + _padded(token, width), below + _padded(note, width)
+    return "\n".join(line for line in [*lines, above.rstrip(), below.rstrip()] if line)
+
+
+def tree_text(shape: tuple[str, list[Any]], indent: str = "    ") -> str:
+    """A line a node, under the node that it belongs to."""
+    label, branches = shape
+    return "\n".join([indent + label, *(tree_text(branch, indent + "  ") for branch in branches)])

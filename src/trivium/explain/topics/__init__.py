@@ -1,0 +1,1 @@
+"""The topics, a module each."""
