@@ -273,3 +273,20 @@ def test_memory_of_training_is_what_is_measured(name):
     )
     figures = json.loads(done.stdout.splitlines()[-1])
     assert figures["planned"] == pytest.approx(figures["measured"], rel=0.1)
+
+
+def test_a_policy_has_a_reference_and_draws_samples(capsys, tmp_path):
+    recipe = tmp_path / "policy.toml"
+    recipe.write_text(
+        '[model]\npreset = "llama3.2-1b"\n[data]\npaths = ["p.jsonl"]\n[objective]\n'
+        'kind = "policy"\n[[objective.rewards]]\nkind = "length"\ntarget = 30\n'
+    )
+    batch = ["--gpus", "8", "--length", "1024", "--batch-tokens", "65536"]
+    policy = planned(capsys, str(recipe), *batch)
+    alone = planned(capsys, str(recipe), *batch, "--set", "objective.beta=0")
+    assert [layout["data"] for layout in policy["layouts"]] == ["ddp"]
+    reference = policy["memory_per_gpu_bytes"] - alone["memory_per_gpu_bytes"]
+    assert reference == 4 * policy["parameters"]
+    step = Step(Workload(presets["gpt2"], 1024, 2**30, GPUS["t4"], 1, samples=128), Layout())
+    caches = 2 * 12 * 768 * 1024 * 128 * 4
+    assert step.memory_bytes > caches

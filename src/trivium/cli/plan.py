@@ -39,6 +39,7 @@ from trivium.presets import Preset, catalogue, is_own_size
 from trivium.progress import short_duration
 from trivium.train import defaults
 from trivium.train.gpus import GPUS, find_gpu
+from trivium.train.memory import own_samples
 from trivium.train.recipe_loading import load_recipe
 
 _LONGEST = 8192  # tokens of a row; longer ones are for the end of training
@@ -106,7 +107,7 @@ def plan(
         paths = [f"data.paths={json.dumps(data)}"] if data else []
         _forecast(name, [*(changes or ()), *paths], as_json=as_json)
         return
-    sizes, state = {} if changes or is_own_size(name) else _published(name), (1.0, 2.0)
+    sizes, state = {} if changes or is_own_size(name) else _published(name), dict[str, Any]()
     if not sizes:
         sizes[name], state = _of_recipe(name, changes or ())
     plans = []
@@ -120,7 +121,7 @@ def plan(
                 "labelled examples only the data does: give "
                 f"{' '.join(one for one, value in examples.items() if not value)}, for instance."
             )
-        work = Workload(size.spec, row, step, find_gpu(options.gpu), options.gpus or 1, *state)
+        work = Workload(size.spec, row, step, find_gpu(options.gpu), options.gpus or 1, **state)
         work = fewest_gpus(work) if options.gpus is None else work
         rate = options.tokens_per_second_per_gpu
         plans.append(plan_training(label, work, total, measured=rate))
@@ -149,8 +150,8 @@ def _published(name: str) -> dict[str, Preset]:
     return {} if is_path else published or family
 
 
-def _of_recipe(name: str, changes: Sequence[str]) -> tuple[Preset, tuple[float, float]]:
-    """What a recipe trains, which fraction of its parameters, and how many moments of each.
+def _of_recipe(name: str, changes: Sequence[str]) -> tuple[Preset, dict[str, Any]]:
+    """What a recipe trains, and what else of it a `Workload` has.
 
     What the changes of a published size do not set is as published. Raises RecipeError for
     replicas.
@@ -171,13 +172,19 @@ def _of_recipe(name: str, changes: Sequence[str]) -> tuple[Preset, tuple[float, 
     recipe.freeze_weights(module)
     parameters = count_parameters(module)
     moments = recipe.optimizer.state_size(module) / max(1, parameters.trained)
+    references, samples = own_samples(recipe)
     return dataclasses.replace(
         size,
         spec=spec,
         context=recipe.data.length or size.context,
         tokens=tokens.get(kind),
         batch=batch,
-    ), (parameters.trained / sum(parameters), moments)
+    ), {
+        "trained": parameters.trained / sum(parameters),
+        "moments": moments,
+        "references": references,
+        "samples": samples,
+    }
 
 
 def _forecast(name: str, changes: Sequence[str], *, as_json: bool) -> None:
@@ -234,7 +241,7 @@ def _show_plan(plan: TrainingPlan, gpu: str, paper: str) -> None:
         f"{step.utilization(plan.tokens_per_second):.1%} of its peak\n"
         f"memory     {step.memory_bytes / 2**30:.1f} GiB of each GPU: "
         + ", ".join(f"{name} {size / 2**30:.1f}" for name, size in step.memory.items())
-        + f"\n           {_LEFT_OUT}"
+        + f"\n           {_LEFT_OUT}{', and drawing samples' if work.samples else ''}"
     )
 
 

@@ -65,6 +65,9 @@ class Workload:
         trained: fraction of the parameters that are trained, which have gradients and optimizer
             state. Products are counted as if all were.
         moments: numbers that the optimizer keeps of each trained parameter; AdamW's two.
+        references: frozen copies of the model.
+        samples: rows that the model draws together itself, at most. Their time is not counted, and
+            such a run has whole copies of the model on all GPUs.
     """
 
     spec: Spec
@@ -74,6 +77,8 @@ class Workload:
     gpus: int
     trained: float = 1.0
     moments: float = 2.0
+    references: int = 0
+    samples: int = 0
 
     @property
     def precision(self) -> torch.dtype:
@@ -96,7 +101,7 @@ class Workload:
 
     def _layouts(self) -> Iterator[Layout]:
         tensors, checkpointings = [1], [False]
-        if stacks := self.spec.stacks:
+        if (stacks := self.spec.stacks) and not self.samples:
             divided = [size for stack in stacks for _, size in stack.divided]
             sizes = [self.gpus, *divided] if all(stack.divided for stack in stacks) else [1]
             divisible = (t for t in (2, 4, 8) if all(n % t == 0 for n in sizes))
@@ -105,7 +110,7 @@ class Workload:
             for checkpointing in checkpointings:
                 if tensor == 1:
                     yield Layout("ddp", tensor, checkpointing)
-                if self.gpus > 1:
+                if self.gpus > 1 and not self.samples:
                     yield Layout("fsdp", tensor, checkpointing)
 
 
@@ -230,6 +235,8 @@ class Step:
             gpus=work.gpus,
             trained=work.trained,
             moments=work.moments,
+            references=work.references,
+            texts=min(work.samples, self.rows),
         )
 
     @property

@@ -144,6 +144,14 @@ def sampling_memory(spec: Spec, texts: int, length: int) -> float:
     return kept + 24.0 * texts * spec.vocab_size
 
 
+def own_samples(recipe: Recipe) -> tuple[int, int]:
+    """Frozen copies of the model, and texts that it draws together at most, in a run on them."""
+    objective = recipe.objectives[0]
+    if not isinstance(objective, OnPolicyObjective):
+        return 0, 0
+    return int(objective.has_reference and not recipe.adapter.rank), SLOTS
+
+
 @dataclass(frozen=True)
 class MemoryUse:
     """How a run fits into memory.
@@ -198,14 +206,14 @@ def fit_memory(
     weights = sum(one.nbytes for one in module.parameters() if one.device.type == device.type)
     free += weights
     length = max(stream.longest for stream in streams)
-    most_rows, texts, references = max(stream.rows_per_step for stream in streams), 0, 0
+    most_rows = max(stream.rows_per_step for stream in streams)
+    references, texts = own_samples(recipe)
     labelled = max(map(_labelled, streams))
     if isinstance(objective, OnPolicyObjective):
         length += objective.max_new_tokens
         labelled = objective.max_new_tokens / length
         most_rows *= objective.group
-        texts = min(SLOTS, most_rows)
-        references = int(objective.has_reference and not recipe.adapter.rank)
+        texts = min(texts, most_rows)
         free += references * weights
     moments = recipe.optimizer.state_size(module) / max(1, parameters.trained)
 
