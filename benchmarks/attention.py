@@ -7,6 +7,7 @@ neither Mamba nor RWKV as published has).
     python benchmarks/attention.py learn            # loss after the same tokens and the same time
     python benchmarks/attention.py tasks            # copying, and recall of pairs
     python benchmarks/attention.py speed --sides mamba performer --lengths 512 2048
+    python benchmarks/attention.py speed --device cuda --rows 8
     python benchmarks/attention.py plot             # docs/pictures/attention.svg
 
 Figures are kept in `attention.json` beside this file, those of a kind until it is measured again.
@@ -77,6 +78,8 @@ def main() -> None:
         "what", nargs="?", choices=("speed", "learn", "tasks", "plot"), default="speed"
     )
     options.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 8192])
+    options.add_argument("--device", default="cpu", help="of speed")
+    options.add_argument("--rows", type=int, default=1, help="of a training step of speed")
     options.add_argument("--minutes", type=float, default=3.0, help="of a core, of learn")
     options.add_argument("--steps", type=int, default=300, help="of each task")
     options.add_argument("--tasks", nargs="+", default=[*TASKS])
@@ -87,12 +90,14 @@ def main() -> None:
     if arguments.what == "plot":
         return plot(json.loads(FIGURES.read_text()))
     budgets = f"{arguments.minutes:g} minutes, {arguments.tokens:,} tokens of English"
+    place = "" if arguments.device == "cpu" else f", {arguments.device}"
     jobs: dict[str, dict[str, Any]] = {
-        "speed": {f"{length} tokens": {"length": length} for length in arguments.lengths},
+        "speed": {f"{length} tokens{place}": {"length": length} for length in arguments.lengths},
         "learn": {budgets: {"length": 512}},
         "tasks": {task: {"task": task, "length": TASKS[task].length} for task in arguments.tasks},
     }[arguments.what]
-    common = {key: getattr(arguments, key) for key in ("what", "minutes", "tokens", "steps")}
+    names = ("what", "minutes", "tokens", "steps", "device", "rows")
+    common = {name: getattr(arguments, name) for name in names}
     found = compare(arguments, kinds(), {name: {**job, **common} for name, job in jobs.items()})
     keep(found)
 
@@ -168,28 +173,38 @@ def described(size: Size, mixer: Any, positions: Any) -> Any:
 
 
 def speed(job: argparse.Namespace, spec: Any) -> Figures:
-    """Training steps of one row, and a text that is continued after `length` tokens."""
+    """Training steps of some rows, and a text that is continued after `length` tokens.
+
+    On a GPU in bfloat16, with the memory of its tensors.
+    """
     import torch
 
     from trivium.models import build
 
     torch.set_num_threads(1)
-    model = build(spec, seed=0)
-    ids = torch.arange(job.length)[None] % spec.vocab_size
+    on_gpu = job.device != "cpu"
+    model = build(spec, seed=0).to(job.device)
+    ids = torch.arange(job.length, device=job.device)[None] % spec.vocab_size
+    rows = ids.expand(job.rows, -1)
 
     def train() -> None:
         model.zero_grad()
-        hidden = model(ids[:, :-1])
-        model.lm_loss(hidden.flatten(0, 1), ids[:, 1:].flatten()).backward()
+        with torch.autocast(job.device, torch.bfloat16, enabled=on_gpu):
+            hidden = model(rows[:, :-1])
+            loss = model.lm_loss(hidden.flatten(0, 1), rows[:, 1:].flatten())
+        loss.backward()
 
-    before = _peak()
-    trained = job.length / _seconds(train, 3 if job.length < 4096 else 1)
-    figures = {"trained tokens/s": trained, "training MiB": _peak() - before}
+    before = _peak(job.device)
+    times = 10 if on_gpu else 3 if job.length < 4096 else 1
+    trained = rows.numel() / _seconds(train, times, job.device)
+    figures = {"trained tokens/s": trained, "training MiB": _peak(job.device) - before}
+    model.zero_grad(set_to_none=True)
     with torch.inference_mode():
         model.eval()
         cache = model.new_cache(1, job.length)
         model(ids[:, : job.length - 40], cache=cache)
-        figures["ms per new token"] = 1000 * _seconds(lambda: model(ids[:, :1], cache=cache), 32)
+        step = _seconds(lambda: model(ids[:, :1], cache=cache), 32, job.device)
+        figures["ms per new token"] = 1000 * step
     kept = sum(each.nbytes for state in cache.states for each in state.tensors)
     return {**figures, "state MiB": kept / 2**20}
 
@@ -338,18 +353,27 @@ def plot(figures: dict[str, dict[str, Figures]]) -> None:
     figure.savefig(PICTURE, metadata={"Date": None})
 
 
-def _seconds(work: Callable[[], object], times: int) -> float:
-    """Of one core: the median after one run."""
+def _seconds(work: Callable[[], object], times: int, device: str) -> float:
+    """The median after one run: of one core, or of the GPU with its waiting for the program."""
+    import torch
+
+    clock = time.process_time if device == "cpu" else time.perf_counter
     taken = []
     for _ in range(times + 1):
-        start = time.process_time()
+        start = clock()
         work()
-        taken.append(time.process_time() - start)
+        if device != "cpu":
+            torch.cuda.synchronize()
+        taken.append(clock() - start)
     return statistics.median(taken[1:])
 
 
-def _peak() -> float:
-    """MiB that the process has taken at most."""
+def _peak(device: str) -> float:
+    """MiB that the process, or on a GPU its tensors, have taken at most."""
+    import torch
+
+    if device != "cpu":
+        return torch.cuda.max_memory_allocated() / 2**20
     unit = 2**20 if os.uname().sysname == "Darwin" else 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 

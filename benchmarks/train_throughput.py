@@ -198,6 +198,7 @@ def make_job(
     *,
     length: int,
     batch_tokens: int,
+    micro_tokens: int,
     vocab_size: int,
     **options: Any,
 ) -> dict[str, Any]:
@@ -213,7 +214,7 @@ def make_job(
         "folder": export(model, folder, vocab_size=vocab_size),
         "length": length,
         "rows": rows,
-        "micro_rows": min(rows, 8192 // length),
+        "micro_rows": min(rows, micro_tokens // length),
         **options,
     }
 
@@ -224,6 +225,10 @@ def main() -> None:
     options.add_argument("--warmup", type=int, default=5, help="steps before the clock starts")
     options.add_argument("--precision", choices=("bf16", "fp32"), default="bf16", help="of both")
     options.add_argument("--full-size", action="store_true", help=", ".join(FULL_SIZE))
+    options.add_argument("--micro-tokens", type=int, default=8192, help="of a micro-batch")
+    options.add_argument("--batch-tokens", type=int, help="of a step")
+    options.add_argument("--lengths", type=int, nargs="+", help="of the rows of --models")
+    options.add_argument("--folder", type=Path, help="where shards and weights are kept")
     options.add_argument("--models", nargs="+", help="only these; any presets")
     chosen = options.parse_args()
     if is_child(chosen, SIDES):
@@ -238,15 +243,17 @@ def main() -> None:
     if not chosen.full_size:
         chosen.sides = chosen.sides or ["trivium", "transformers"]  # compiling takes minutes
     lengths = FULL_SIZE if chosen.full_size else SMALL
+    lengths |= dict(zip(chosen.models or (), chosen.lengths or ()))
     with tempfile.TemporaryDirectory() as place:
         jobs = {}
         for model in chosen.models or lengths:
             jobs[model] = make_job(
                 model,
                 sample("en"),
-                Path(place),
+                chosen.folder or Path(place),
                 length=lengths.get(model, 512 if chosen.full_size else 128),
-                batch_tokens=32_768 if chosen.full_size else 4096,
+                batch_tokens=chosen.batch_tokens or (32_768 if chosen.full_size else 4096),
+                micro_tokens=chosen.micro_tokens,
                 vocab_size=presets[model].vocab_size if chosen.full_size else VOCABULARY,
                 steps=chosen.steps,
                 warmup=chosen.warmup,
