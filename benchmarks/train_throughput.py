@@ -155,14 +155,7 @@ def figures(job: argparse.Namespace, times: Sequence[float]) -> Figures:
     found["peak GB"] = torch.cuda.max_memory_allocated() / 1e9
     peak = peak_flops(torch.device("cuda"), torch.bfloat16)
     if peak is not None:
-        batch = objective_batch(job, rows=job.rows)
-        sources, targets = batch.input_ids.shape[1], batch.labels.shape[1]
-        flops = sources * flops_per_token(
-            spec_of(job.model, job.vocab_size),
-            sources,
-            target_length=targets,
-            labelled=batch.num_labels / batch.labels.size,
-        )
+        flops = job.length * flops_per_token(spec_of(job.model, job.vocab_size), job.length)
         found["% of peak"] = 100 * job.rows * flops / seconds / peak
     return found
 
@@ -200,6 +193,7 @@ def make_job(
     batch_tokens: int,
     micro_tokens: int,
     vocab_size: int,
+    peer: bool = True,
     **options: Any,
 ) -> dict[str, Any]:
     """What both sides train; its shards and the peer's weights are made in the folder."""
@@ -211,7 +205,7 @@ def make_job(
         "model": model,
         "vocab_size": vocab_size,
         "shards": str(shards),
-        "folder": export(model, folder, vocab_size=vocab_size),
+        "folder": export(model, folder, vocab_size=vocab_size) if peer else "",
         "length": length,
         "rows": rows,
         "micro_rows": min(rows, micro_tokens // length),
@@ -254,6 +248,7 @@ def main() -> None:
                 length=lengths.get(model, 512 if chosen.full_size else 128),
                 batch_tokens=chosen.batch_tokens or (32_768 if chosen.full_size else 4096),
                 micro_tokens=chosen.micro_tokens,
+                peer=chosen.sides != ["trivium"],
                 vocab_size=presets[model].vocab_size if chosen.full_size else VOCABULARY,
                 steps=chosen.steps,
                 warmup=chosen.warmup,
