@@ -132,7 +132,7 @@ def _by_kernel(
         scale=scale,
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    return mixed.view(len(mixed), heads, 1, -1) if fold_groups else mixed
+    return mixed.reshape(len(mixed), heads, 1, -1) if fold_groups else mixed
 
 
 def _cast(bias: Tensor, dtype: torch.dtype) -> Tensor:
