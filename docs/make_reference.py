@@ -1,5 +1,7 @@
 """Write docs/cli.md, docs/recipe.md and the shell's completion from the program: `make docs`.
 
+The book's index of names is written from the list of what its chapters have.
+
 A test compares the pages with what this would write, so that they cannot be out of date.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -269,7 +272,27 @@ def _description(parameter: Any) -> str:
     return f"{text} Default: `{parameter.opts[0] if default is True else default}`."
 
 
+def names(language: str) -> str:
+    """docs/book/LANGUAGE/names.md: systems and terms in both languages, by page and command."""
+    listed = tomllib.loads((DOCS / "book" / "coverage.toml").read_text(encoding="utf-8"))["items"]
+    named = [item for item in listed if item["kind"] in ("system", "term")]
+    other = "zh" if language == "en" else "en"
+    rows = sorted(
+        f"| {item[language]} | {item[other]} | [{item['page']}]({item['page']}.md) | "
+        + (f"`{item['command']}` |" if "command" in item else f"{item['reason']} |")
+        for item in named
+    )
+    heading = {
+        "en": "# Names\n\n| name | in Chinese | chapter | command |",
+        "zh": "# 名称索引\n\n| 名称 | 英文 | 章 | 命令 |",
+    }[language]
+    return "\n".join([NOTE, "", heading, "|---|---|---|---|", *rows]) + "\n"
+
+
 if __name__ == "__main__":
+    for language in ("en", "zh"):
+        page = DOCS / "book" / language / "names.md"
+        page.write_text(names(language), encoding="utf-8")
     (DOCS / "cli.md").write_text(command_line(), encoding="utf-8")
     COMPLETION.write_text(completion(), encoding="utf-8")
     (DOCS / "recipe.md").write_text(recipe_keys(), encoding="utf-8")

@@ -1,7 +1,8 @@
-"""Hooks of MkDocs: a source file that a page links to becomes a page of the site.
+"""Hooks of MkDocs: a source file that a page links to becomes a page of the site, TeX MathML.
 
 On a code host `[trainer](../src/trivium/train/trainer.py)` leads to the file; here to a page with
-its text, so that the site needs nothing outside its folder.
+its text, so that the site needs nothing outside its folder. Formulas between dollar signs
+are rendered by the code host; here they become MathML, which browsers show without a script.
 """
 
 from __future__ import annotations
@@ -11,9 +12,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
+# Blocks and spans of code, which stay, or a formula in a line of its own or within one.
+FORMULA = re.compile(r"(^```.*?^```|`[^`\n]*`)|\$\$(.+?)\$\$|\$([^$\n]+?)\$", re.S | re.M)
 LINK = re.compile(r"\]\(((?:\.\./)+[\w./-]+)(#[^)]*)?\)")
 
 
@@ -30,8 +34,10 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Lead links to files outside docs/ to their pages."""
+    """Lead links to files outside docs/ to their pages; make formulas of the book MathML."""
     here = page.file.src_uri
+    if here.startswith("book/"):
+        markdown = FORMULA.sub(_mathml, markdown)
 
     def replace(match: re.Match[str]) -> str:
         target = _target(here, match[1])
@@ -41,6 +47,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"]({path}{match[2] or ''})"
 
     return LINK.sub(replace, markdown)
+
+
+def _mathml(match: re.Match[str]) -> str:
+    code, block, inline = match.groups()
+    if code is not None:
+        return code
+    return convert((block or inline).strip(), display="block" if block else "inline")
 
 
 def _target(page: str, link: str) -> str:

@@ -43,7 +43,8 @@ READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
 PAGES = sorted(DOCS.rglob("*.md"))
 NAMES = [page.relative_to(DOCS).as_posix() for page in PAGES]
 TUTORIALS = [name for name in NAMES if name.startswith("tutorials/")]
-RUN = ["index.md", "concepts.md", "plan.md", "serving.md", "book/zh/alignment.md", *TUTORIALS]
+BOOK = [name for name in NAMES if name.startswith("book/") and name != "book/en/alignment.md"]
+RUN = ["index.md", "concepts.md", "plan.md", "serving.md", *BOOK, *TUTORIALS]
 
 # What pages take from those before them.
 _SAMPLES = "trivium samples samples"
@@ -73,6 +74,9 @@ def test_reference_pages_are_up_to_date(reference: ModuleType) -> None:
     ):
         written = page.read_text(encoding="utf-8")
         assert written == getattr(reference, make)(), f"{page} is out of date: `make docs`"
+    for language in ("en", "zh"):
+        page = DOCS / "book" / language / "names.md"
+        assert page.read_text(encoding="utf-8") == reference.names(language), "`make docs`"
 
 
 def test_every_recipe_key_has_a_description(reference: ModuleType) -> None:

@@ -1,0 +1,54 @@
+"""The chapters of the book: in both languages, with what the list of the textbooks says."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from page_examples import run_examples
+
+BOOK = Path(__file__).parent.parent / "docs" / "book"
+ITEMS = tomllib.loads((BOOK / "coverage.toml").read_text(encoding="utf-8"))["items"]
+CHAPTERS = sorted(page.stem for page in (BOOK / "en").glob("*.md"))
+WRITTEN = [name for name in CHAPTERS if name not in ("index", "names")]
+KINDS = {"listing", "formula", "example", "table", "system", "term"}
+
+
+def commands(language: str, name: str) -> list[str]:
+    """The commands of a chapter, without the language they are shown in."""
+    text = (BOOK / language / f"{name}.md").read_text(encoding="utf-8")
+    lines = [line for one in run_examples.examples(text) for line in one.commands]
+    lines += re.findall(r"`(trivium [^`\n]+)`", text)
+    return [line.replace(" --language zh", "") for line in lines]
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_a_chapter_is_the_same_in_both_languages(name):
+    assert sorted(page.stem for page in (BOOK / "zh").glob("*.md")) == CHAPTERS
+    assert set(commands("zh", name)) == set(commands("en", name))
+    pages = [(BOOK / language / f"{name}.md").read_text("utf-8") for language in ("en", "zh")]
+    headings, formulas = r"^(#+) ", r"\$\$(.+?)\$\$"
+    english, chinese = (re.findall(headings, page, re.MULTILINE) for page in pages)
+    assert english == chinese
+    english, chinese = (re.findall(formulas, page, re.DOTALL) for page in pages)
+    assert len(english) == len(chinese)
+
+
+def test_every_item_is_on_its_page():
+    for item in ITEMS:
+        assert item["kind"] in KINDS, item
+        assert item["page"] in WRITTEN, item
+        if "command" in item:
+            assert item["command"] in commands("en", item["page"]), item
+        else:
+            assert item["reason"], item
+    assert {item["page"] for item in ITEMS} == {*WRITTEN}
+
+
+def test_the_index_has_every_chapter():
+    for language in ("en", "zh"):
+        index = (BOOK / language / "index.md").read_text(encoding="utf-8")
+        assert re.findall(r"\]\(([a-z-]+)\.md\)", index) != []
+        assert {*re.findall(r"\]\(([a-z-]+)\.md\)", index)} == {*CHAPTERS} - {"index"}
