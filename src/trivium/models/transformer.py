@@ -167,7 +167,7 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
-        self.spec = model
+        self.spec, self.max_length = model, model.max_length
         self.tokens = empty_table(model.vocab_size, model.d_embedding)
         self.source_tokens = None
         if model.source_vocab_size:
@@ -219,7 +219,7 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
         stack = self.decoder or self.encoder
         if stack is None or not (self.decoder or self.spec.carries):
             return super().new_cache(slots, slot_length)
-        check_length(slot_length, self.spec.max_length)
+        check_length(slot_length, self.max_length)
         like, layers = state_like(self.tokens.weight), stack.every_layer
         reading = layers if stack.spec.feed_forward.reads_earlier else []
         return Cache(
@@ -440,7 +440,7 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
 
         Positions are `position_ids`, or the number of tokens before.
         """
-        length, end = input_ids.shape[1], self.spec.max_length
+        length, end = input_ids.shape[1], self.max_length
         if document_ids is not None and not self.spec.packs:
             raise SpecError(
                 "a layer of this model does not keep packed documents apart: leave document_ids "

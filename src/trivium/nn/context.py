@@ -109,8 +109,8 @@ class Context:
         """The context of the tokens that are seen, of this pass alone."""
         return self if self.num_keys is None else self.cut(slice(self.num_keys))
 
-    def cut(self, some: slice | Tensor, keys: slice | Tensor = slice(None)) -> Context:
-        """The context of some of the tokens, with `custom` of some of the keys."""
+    def cut(self, some: slice | Tensor, keys: slice | Tensor | None = None) -> Context:
+        """The context of some of the tokens, with `custom` of some of the keys; None: of all."""
 
         def of(x: Tensor | None) -> Tensor | None:
             return None if x is None else x[:, some]
@@ -118,7 +118,8 @@ class Context:
         custom = self.custom
         if custom is not None:
             rows, columns = (size > 1 for size in custom.shape[-2:])
-            custom = custom[..., some if rows else slice(None), keys if columns else slice(None)]
+            custom = custom[..., some, :] if rows else custom
+            custom = custom[..., keys] if columns and keys is not None else custom
         return replace(
             self,
             positions=self.positions[:, some],

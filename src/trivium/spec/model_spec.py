@@ -113,14 +113,15 @@ class ModelSpec(Spec):
     @property
     def family(self) -> Literal["encoder-only", "decoder-only", "encoder-decoder"]:
         """An encoder alone is bidirectional, a decoder alone causal; both translate."""
-        if self.encoder and self.decoder:
+        # "is None", also below: torch.compile of PyTorch 2.11 does not trace the truth of a spec.
+        if self.encoder is not None and self.decoder is not None:
             return "encoder-decoder"
-        return "encoder-only" if self.encoder else "decoder-only"
+        return "decoder-only" if self.encoder is None else "encoder-only"
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
         """The stacks there are, encoder first."""
-        return tuple(stack for stack in (self.encoder, self.decoder) if stack)
+        return tuple(stack for stack in (self.encoder, self.decoder) if stack is not None)
 
     @property
     def attends(self) -> bool:
