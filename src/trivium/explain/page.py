@@ -14,7 +14,17 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from jinja2 import Environment, PackageLoader
 
 from trivium.explain.svg import curves_svg, grid_svg
-from trivium.explain.text_format import curves_text, grid_text, table_text, tokens_text, tree_text
+from trivium.explain.text_format import (
+    curves_text,
+    grid_text,
+    numeric_columns,
+    paragraph,
+    squares,
+    table_text,
+    tokens_text,
+    tree_text,
+    underlined,
+)
 
 Language: TypeAlias = Literal["en", "zh"]
 
@@ -35,7 +45,7 @@ def say(label: Any, language: Language) -> str:
     if isinstance(label, Bilingual):
         return getattr(label, language)
     if isinstance(label, float):
-        return f"{label:.4g}"
+        return f"{label + 0.0:.4g}"  # no -0
     return str(label)
 
 
@@ -53,8 +63,7 @@ class Heading:
 
     def text(self, language: Language) -> str:
         """For a terminal."""
-        words = say(self.words, language)
-        return f"\n{words}"
+        return underlined(say(self.words, language), "-")
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,10 @@ class Table:
         """All cells in a language, the columns' names first."""
         return [[say(cell, language) for cell in row] for row in (self.columns, *self.rows)]
 
+    def numeric(self, language: Language) -> list[bool]:
+        """Which columns have numbers."""
+        return numeric_columns(self.cells(language))
+
     def text(self, language: Language) -> str:
         """For a terminal."""
         return table_text(say(self.caption, language), self.cells(language))
@@ -89,7 +102,8 @@ class Table:
 class Grid:
     """A matrix [rows, columns] of numbers, shaded by size from 0 to the largest.
 
-    With `digits` the text shows numbers, else a filled or an empty square: for masks.
+    With `digits` numbers are shown; else, as for masks, the text has a filled square, an empty one
+    where a number is negative, and a dot where it is 0.
     """
 
     values: Sequence[Sequence[float]]
@@ -100,9 +114,8 @@ class Grid:
 
     def text(self, language: Language) -> str:
         """For a terminal."""
-        rows, columns = self.labels(language)
-        caption = say(self.caption, language)
-        return grid_text(caption, self.values, rows, columns, digits=self.digits)
+        cells = self.numbers() if self.digits else squares(self.values)
+        return grid_text(say(self.caption, language), cells, *self.labels(language))
 
     def labels(self, language: Language) -> tuple[list[str], list[str]]:
         """The names of rows and columns."""
@@ -111,7 +124,14 @@ class Grid:
 
     def svg(self, language: Language) -> str:
         """The grid as a picture."""
-        return grid_svg(self.values, *self.labels(language), digits=self.digits)
+        cells = self.numbers() if self.digits else [[""] * len(row) for row in self.values]
+        return grid_svg(self.values, *self.labels(language), cells)
+
+    def numbers(self) -> list[list[str]]:
+        """The values as text, with two decimals unless all are whole."""
+        whole = all(value == round(value) for row in self.values for value in row)
+        decimals = 0 if whole else 2
+        return [[f"{round(v, decimals) + 0.0:.{decimals}f}" for v in row] for row in self.values]
 
 
 @dataclass(frozen=True)
@@ -192,10 +212,12 @@ class Page:
     def text(self, language: Language = "en") -> str:
         """The page for a terminal."""
         parts = [
-            say(part, language) if isinstance(part, str | Bilingual) else part.text(language)
+            paragraph(say(part, language))
+            if isinstance(part, str | Bilingual)
+            else part.text(language)
             for part in self.parts
         ]
-        return "\n".join([say(self.title, language), *parts])
+        return "\n\n".join([underlined(say(self.title, language), "="), *parts])
 
     def html(self, language: Language = "en", *, whole: bool = True) -> str:
         """The page as one file without links, or as a fragment for a page that has others."""

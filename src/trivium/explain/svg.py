@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import unicodedata
 from collections.abc import Mapping, Sequence
 from html import escape
 
-_CELL, _LETTER = 26, 8
-_WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 640, 300, 60, 12, 44
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b07800", "#56b4e9", "#7a4fc9", "#6b6b6b")
+_COLOURS = ("#2b8ad6", "#e0662b", "#12a37a", "#c65fa0", "#b8860b", "#3fb0e0", "#8d6be0", "#808080")
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 480, 300, 46, 40
+_FEW, _MANY = 12, 30  # columns whose numbers have room, columns without numbers
 
 
-def _svg(width: float, height: float, body: list[str]) -> str:
+def _svg(width: float, height: float, body: list[str], shown: float) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
-        f'width="{width:g}" role="img" fill="currentColor" font-size="12" '
+        f'width="{shown:g}" role="img" fill="currentColor" font-size="12" '
         f'font-family="system-ui, sans-serif">{"".join(body)}</svg>'
     )
 
@@ -22,58 +24,99 @@ def _write(x: float, y: float, text: str, anchor: str = "middle", more: str = ""
     return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}"{more}>{escape(text)}</text>'
 
 
+def _wide(text: str) -> int:
+    """About how many pixels a text takes."""
+    return sum(13 if unicodedata.east_asian_width(one) in "WF" else 7 for one in text)
+
+
 def grid_svg(
-    values: Sequence[Sequence[float]], rows: Sequence[str], columns: Sequence[str], *, digits: bool
+    values: Sequence[Sequence[float]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    cells: Sequence[Sequence[str]],
 ) -> str:
-    """A matrix of shaded cells; its columns are named upwards."""
-    left = _LETTER * max((len(row) for row in rows), default=0) + 12
-    top = _LETTER * max((len(column) for column in columns), default=0) + 12
+    """A matrix of shaded cells with what is written in them; long names of columns stand upright.
+
+    Where there are many columns, numbers are only shown for the cell under the pointer.
+    """
+    digits, longest = any(map(any, cells)), max(map(_wide, columns), default=0)
+    width = 38 if digits and len(columns) <= _FEW else 27 if len(columns) <= _MANY else 14
+    height = min(width, 26)
+    upright = longest > width
+    size = 12 if height > 14 else 9
+    left, top = max(map(_wide, rows), default=0) + 8, (longest if upright else 14) + 8
     largest = max((abs(value) for row in values for value in row), default=0.0) or 1.0
-    cell = _CELL if digits or len(columns) < 40 else 10
-    size = 9 if digits else 12
-    body = [_write(left - 6, top + cell * (i + 0.65), name, "end") for i, name in enumerate(rows)]
+    more = f' font-size="{size}"'
+    body = [
+        _write(left - 6, top + height * (i + 0.5) + 4, name, "end", more)
+        for i, name in enumerate(rows)
+    ]
     for j, name in enumerate(columns):
-        x, y = left + cell * (j + 0.65), top - 6
-        body.append(_write(x, y, name, "start", f' transform="rotate(-90 {x:g} {y:g})"'))
+        x, y = left + width * (j + 0.5), top - 6
+        turn = f'{more} transform="rotate(-90 {x + 4:g} {y:g})"'
+        body.append(
+            _write(x + 4, y, name, "start", turn) if upright else _write(x, y, name, more=more)
+        )
     for i, row in enumerate(values):
         for j, value in enumerate(row):
-            x, y = left + cell * j, top + cell * i
-            colour = _COLOURS[0] if value >= 0 else _COLOURS[1]
+            x, y = left + width * j, top + height * i
+            colour, share = _COLOURS[value < 0], 0.8 * abs(value) / largest
             body.append(
-                f'<rect x="{x:g}" y="{y:g}" width="{cell - 1}" height="{cell - 1}" fill="{colour}" '
-                f'fill-opacity="{abs(value) / largest:.3f}" stroke="currentColor" '
+                f'<rect x="{x:g}" y="{y:g}" width="{width - 1}" height="{height - 1}" '
+                f'fill="{colour}" fill-opacity="{share:.3f}" stroke="currentColor" '
                 f'stroke-opacity=".2"><title>{value:.4g}</title></rect>'
             )
-            if digits:
-                number = _write(x + cell / 2, y + cell * 0.62, f"{value:.2f}")
-                body.append(number.replace("<text", f'<text font-size="{size}"'))
-    return _svg(left + cell * len(columns) + 4, top + cell * len(rows) + 4, body)
+            if len(columns) <= _MANY and cells[i][j]:
+                small = f' font-size="{11 if width > 30 else 9}"'
+                body.append(_write(x + width / 2, y + height / 2 + 4, cells[i][j], more=small))
+    wide, high = left + width * len(columns) + 4, top + height * len(rows) + 4
+    return _svg(wide, high, body, wide)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Four to nine round numbers from low to high."""
+    rough = (high - low) / 5 or 1.0
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * one for one in (1, 2, 5, 10) if power * one >= rough * 0.99)
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [step * number for number in range(first, last + 1)]
 
 
 def curves_svg(x: Sequence[float], series: Mapping[str, Sequence[float]], x_label: str) -> str:
-    """Lines over x with two axes and a legend."""
+    """Lines over x with two axes, their names above."""
     values = [value for line in series.values() for value in line]
-    low, high = min(values), max(values)
-    first, last = min(x), max(x)
-    across, up = (_WIDTH - _LEFT - 10) / ((last - first) or 1), _HEIGHT - _TOP - _BOTTOM
+    low, high, first, last = min(values), max(values), min(x), max(x)
+    names, x_at, y_at = [], _LEFT, 14
+    for index, name in enumerate(series):
+        if x_at > _LEFT and x_at + 26 + _wide(name) > _WIDTH:
+            x_at, y_at = _LEFT, y_at + 18
+        colour = _COLOURS[index % len(_COLOURS)]
+        names.append(
+            f'<line x1="{x_at}" x2="{x_at + 16}" y1="{y_at - 4}" y2="{y_at - 4}" '
+            f'stroke="{colour}" stroke-width="3"/>' + _write(x_at + 21, y_at, name, "start")
+        )
+        x_at += 40 + _wide(name)
+    top, right = y_at + 14, _WIDTH - 14
+    across, up = (right - _LEFT) / ((last - first) or 1), (_HEIGHT - top - _BOTTOM)
 
     def at(number: float, value: float) -> tuple[float, float]:
-        return _LEFT + (number - first) * across, _TOP + (high - value) / ((high - low) or 1) * up
+        return _LEFT + (number - first) * across, top + (high - value) / ((high - low) or 1) * up
 
-    body = []
-    for share in (0, 0.25, 0.5, 0.75, 1):
-        value, number = low + share * (high - low), first + share * (last - first)
-        (left, y), (xtick, _) = at(first, value), at(number, low)
+    body = names
+    for value in _ticks(low, high):
+        y = at(first, value)[1]
         body += [
-            f'<line x1="{left:g}" x2="{_WIDTH - 10}" y1="{y:g}" y2="{y:g}" stroke="currentColor" '
+            f'<line x1="{_LEFT}" x2="{right}" y1="{y:g}" y2="{y:g}" stroke="currentColor" '
             'stroke-opacity=".15"/>',
-            _write(left - 6, y + 4, f"{value:.3g}", "end"),
-            _write(xtick, _HEIGHT - _BOTTOM + 18, f"{number:.4g}"),
+            _write(_LEFT - 6, y + 4, f"{value:.4g}", "end"),
         ]
-    body.append(_write(_LEFT + (_WIDTH - _LEFT) / 2, _HEIGHT - 8, x_label))
-    for index, (name, line) in enumerate(series.items()):
-        colour = _COLOURS[index % len(_COLOURS)]
+    body += [
+        _write(at(number, low)[0], _HEIGHT - _BOTTOM + 18, f"{number:.4g}")
+        for number in _ticks(first, last)
+    ]
+    body.append(_write((_LEFT + right) / 2, _HEIGHT - 6, x_label))
+    for index, line in enumerate(series.values()):
         points = " ".join("{:.1f},{:.1f}".format(*at(*point)) for point in zip(x, line))
+        colour = _COLOURS[index % len(_COLOURS)]
         body.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        body.append(_write(_LEFT + 10, _TOP + 14 + 16 * index, name, "start", f' fill="{colour}"'))
-    return _svg(_WIDTH, _HEIGHT, body)
+    return _svg(_WIDTH, _HEIGHT, body, 1.25 * _WIDTH)

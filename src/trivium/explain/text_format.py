@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -24,10 +25,25 @@ def _is_number(text: str) -> bool:
     return text.strip("-+.0123456789e,% ") == ""
 
 
+def underlined(title: str, line: str) -> str:
+    """A title over a line of its length."""
+    return f"{title}\n{line * _columns(title)}"
+
+
+def paragraph(words: str) -> str:
+    """Words in lines of a terminal's width; Chinese is left to the terminal, which breaks it."""
+    return words if _columns(words) > len(words) else textwrap.fill(words, _WIDTH)
+
+
+def numeric_columns(cells: Sequence[Sequence[str]]) -> list[bool]:
+    """Which columns have numbers alone under their names, which are the first row."""
+    return [all(map(_is_number, column[1:])) for column in zip(*cells)]
+
+
 def table_text(caption: str, cells: Sequence[Sequence[str]]) -> str:
     """Aligned columns, those of numbers on the right; the first row has their names."""
     widths = [max(map(_columns, column)) for column in zip(*cells)]
-    numeric = [all(map(_is_number, column[1:])) for column in zip(*cells)]
+    numeric = numeric_columns(cells)
     lines = [
         "  ".join(
             map(lambda cell, width, right: _padded(cell, width, right=right), *parts)
@@ -38,17 +54,19 @@ def table_text(caption: str, cells: Sequence[Sequence[str]]) -> str:
 
 
 def grid_text(
-    caption: str,
-    values: Sequence[Sequence[float]],
-    rows: Sequence[str],
-    columns: Sequence[str],
-    *,
-    digits: bool,
+    caption: str, cells: Sequence[Sequence[str]], rows: Sequence[str], columns: Sequence[str]
 ) -> str:
-    """A matrix as a table of numbers, or of squares that are filled where it is not 0."""
-    shown = "{:.2f}".format if digits else lambda value: "\u25a0" if value else "\u00b7"
-    cells = [["", *columns], *([row, *map(shown, line)] for row, line in zip(rows, values))]
-    return table_text(caption, cells)
+    """A matrix as a table under the names of its columns."""
+    return table_text(caption, [["", *columns], *([row, *line] for row, line in zip(rows, cells))])
+
+
+def squares(values: Sequence[Sequence[float]]) -> list[list[str]]:
+    """A filled square for a number above 0, an empty one below, a dot for 0."""
+
+    def square(value: float) -> str:
+        return "\u25a0" if value > 0 else "\u25a1" if value < 0 else "\u00b7"
+
+    return [list(map(square, row)) for row in values]
 
 
 def curves_text(

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import gradio as gr
-import numpy as np
 import pandas as pd
-import torch
 
 from trivium.errors import TriviumError
-from trivium.inference.text_model import document_ids, prompt_ids
+from trivium.explain.attended_text import MAX_TOKENS, AttentionPicture, attended_text
 from trivium.language_model import LanguageModel
 from trivium.serve.models import ModelRegistry
 from trivium.serve.playground import tabs
@@ -20,15 +18,6 @@ from trivium.serve.playground.examples import Examples
 from trivium.serve.playground.texts import label
 
 _KINDS = ("encoder", "decoder", "cross")
-_MAX_TOKENS, _TARGET_TOKENS = 64, 32
-
-
-class AttentionPicture(NamedTuple):
-    """Tokens that attend, tokens attended to, and weights [L, N, T, S]."""
-
-    queries: list[str]
-    keys: list[str]
-    weights: np.ndarray
 
 
 def attention_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None:
@@ -71,7 +60,7 @@ def attention_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> 
                 served = await registry.ready(name)
                 with served.in_use():
                     (pictures,) = await served.thread.call(
-                        attention_pictures, [(source, target)], _MAX_TOKENS
+                        attention_pictures, [(source, target)], MAX_TOKENS
                     )
             picture = pictures.get(kind) or next(iter(pictures.values()))
             return _shaded(picture, layer, head)
@@ -124,28 +113,4 @@ def attention_pictures(
     Raises:
         TriviumError: more tokens than a picture shows.
     """
-    return [_pictures(lm, source, target) for source, target in items]
-
-
-def _pictures(lm: LanguageModel, source: str, target: str) -> dict[str, AttentionPicture]:
-    has_both, decodes = lm.spec.family == "encoder-decoder", lm.spec.family == "decoder-only"
-    tokenizer, reader = lm.text_tokenizer, lm.source_tokenizer
-    ids = prompt_ids(lm, source) if decodes else document_ids(reader, source)
-    targets = list[int]()
-    if has_both:
-        longest = None if target.strip() else _TARGET_TOKENS
-        target = target if target.strip() else lm.translate(source, max_new_tokens=longest)
-        tokens = tokenizer.encode(target, add_special_tokens=False).ids[:longest]
-        targets = [*lm.generation_rules.decoder_start, *tokens]
-    if max(len(ids), len(targets)) > _MAX_TOKENS:
-        raise TriviumError(f"the text has more than the {_MAX_TOKENS} tokens that fit a picture.")
-    attention = lm.attention_weights([ids], decoder_input_ids=[targets] if has_both else None)
-    keys = [reader.readable_tokens[index] for index in ids]
-    queries = [tokenizer.readable_tokens[index] for index in targets] if has_both else keys
-    axes = {"encoder": (keys, keys), "decoder": (queries, queries), "cross": (queries, keys)}
-    pictures: dict[str, AttentionPicture] = {}
-    for kind, tokens in axes.items():
-        if layers := getattr(attention, kind):
-            weights = torch.stack([layer[0] for layer in layers]).float().cpu().numpy()
-            pictures[kind] = AttentionPicture(*tokens, weights)
-    return pictures
+    return [attended_text(lm, *item) for item in items]

@@ -1,0 +1,139 @@
+"""Where the parameters, the computation and the memory of a preset go."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+
+import torch
+
+from trivium.explain.page import Bilingual, Heading, Page, Table
+from trivium.models import build, flops_per_token
+from trivium.presets import catalogue
+from trivium.train.memory import training_memory
+
+SUMMARY = Bilingual(
+    "where a model's parameters and memory go", "模型的参数量、计算量与显存花在哪里"
+)
+
+_PARTS = {  # what the name of a weight has, the first that fits -> the part
+    "norm|residual": Bilingual("norms", "归一化"),
+    "mixer|cross_attention": Bilingual("attention (mixer)", "注意力"),
+    "feed_forward": Bilingual("feed-forward", "前馈层"),
+    "heads": Bilingual("head", "输出层"),
+    "^rnn|^backward_rnn|^hidden": Bilingual("recurrent or hidden layer", "循环层、隐藏层"),
+    "": Bilingual("embeddings", "嵌入层"),
+}
+_MEMORY = {
+    "weights": (Bilingual("weights, float32", "权重（float32）"), "4 P"),
+    "gradients": (Bilingual("gradients, float32", "梯度（float32）"), "4 P"),
+    "optimizer": (Bilingual("Adam's two moments", "Adam 的两个动量"), "8 P"),
+    "copies": (Bilingual("weights, bfloat16", "权重的 bfloat16 副本"), "2 P"),
+    "activations": (Bilingual("activations of one text", "一条文本的激活值"), ""),
+    "logits": (Bilingual("logits and their gradient", "logits 及其梯度"), ""),
+}
+
+
+def explain(preset: str = "llama-7b", *, length: int | None = None) -> Page:
+    """Count where the parameters, FLOPs, training memory and cache of a preset go.
+
+    Args:
+        preset: One of `trivium presets`.
+        length: Tokens of a text. Default: as published, 2048 at most.
+    """
+    found = catalogue[preset]
+    spec, length = found.spec, length or min(found.context or 2048, 2048)
+    model = build(spec, device="meta")
+    shapes, parts = Counter[tuple[str, tuple[int, ...]]](), Counter[Bilingual]()
+    for name, weight in model.named_parameters():
+        part = next(part for pattern, part in _PARTS.items() if re.search(pattern, name))
+        parts[part] += weight.numel()
+        if weight.ndim > 1:
+            shapes[re.sub(r"\.\d+(?=\.)", "", name), tuple(weight.shape)] += 1
+    total = sum(parts.values())
+    counts = {key: times * math.prod(key[1]) for key, times in shapes.items()}
+    products = flops_per_token(spec, 0)  # type: ignore[arg-type]
+    flops = flops_per_token(spec, length)  # type: ignore[arg-type]
+    memory = training_memory(spec, rows=1, length=length, precision=torch.bfloat16)
+    cache = 0
+    if spec.family != "encoder-only":
+        states = model.new_cache(1, length).states
+        cache = 2 * sum(one.numel() for state in states for one in state.tensors)
+    work: list[list[str | Bilingual]] = [
+        [Bilingual("matrix products", "矩阵乘法"), "6 x weights", f"{products:.3e}"],
+        [
+            Bilingual("scores and sums of attention", "注意力分数与加权和"),
+            "12 L N H x tokens seen",
+            f"{flops - products:.3e}",
+        ],
+        [Bilingual("together", "合计"), "", f"{flops:.3e}"],
+    ]
+    if found.tokens:
+        run = f"{flops * found.tokens:.3e}"
+        work.append(
+            [Bilingual(f"{found.tokens:.3g} tokens", f"{found.tokens:.3g} 个词元"), "x tokens", run]
+        )
+    number = Bilingual("parameters", "参数量")
+    name, share, formula = (
+        Bilingual("part", "部分"),
+        Bilingual("share", "占比"),
+        Bilingual("formula", "公式"),
+    )
+    facts = {"parameters": total, "flops_per_token": flops, "memory": memory, "cache": cache}
+    return Page(
+        Bilingual(f"{preset}: {total:,} parameters P", f"{preset}：参数量 P = {total:,}"),
+        [
+            Table(
+                [name, number, share],
+                [[part, f"{n:,}", f"{n / total:.1%}"] for part, n in parts.most_common()],
+            ),
+            Table(
+                [Bilingual("matrix", "矩阵"), formula, number],
+                [
+                    [matrix, _product(shape, shapes[matrix, shape]), f"{n:,}"]
+                    for (matrix, shape), n in sorted(counts.items(), key=lambda item: -item[1])
+                ],
+                Bilingual("Matrices: rows x columns x how many", "各矩阵：行 x 列 x 个数"),
+            ),
+            Heading(Bilingual("FLOPs to train on a token", "训练一个词元的浮点运算次数")),
+            Table([name, formula, "FLOPs"], work),
+            Heading(
+                Bilingual(
+                    f"Memory, a text of {length} tokens", f"显存（一条 {length} 个词元的文本）"
+                )
+            ),
+            Table(
+                [name, formula, "GiB"],
+                [[*_MEMORY[key], f"{size / 2**30:,.2f}"] for key, size in memory.items()]
+                + [
+                    [
+                        Bilingual("training together", "训练合计"),
+                        "",
+                        f"{sum(memory.values()) / 2**30:,.2f}",
+                    ],
+                    [
+                        Bilingual("to generate: weights, bfloat16", "生成时：权重（bfloat16）"),
+                        "2 P",
+                        f"{2 * total / 2**30:,.2f}",
+                    ],
+                    [
+                        Bilingual("to generate: cache of the text", "生成时：该文本的键值缓存"),
+                        "2 x 2 L K H T",
+                        f"{cache / 2**30:,.2f}",
+                    ],
+                ],
+            ),
+            Bilingual(
+                "N heads and K key-value heads of width H, L layers, T tokens; bfloat16 has 2 "
+                "bytes. Each weight costs 2 FLOPs in the forward pass and 4 in the backward pass.",
+                "N 个注意力头、K 个键值头，每个头 H 维；L 层，T 个词元；bfloat16 每个数占 2 字节。"
+                "每个权重前向计 2 次、反向计 4 次浮点运算，共 6 次。",
+            ),
+        ],
+        facts | {"parts": {part.en: n for part, n in parts.items()}},
+    )
+
+
+def _product(shape: tuple[int, ...], times: int) -> str:
+    return " x ".join(f"{size}" for size in (*shape, times) if size > 1)
