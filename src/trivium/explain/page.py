@@ -41,11 +41,13 @@ Label: TypeAlias = Bilingual | str
 
 
 def say(label: Any, language: Language) -> str:
-    """A label in a language; of numbers the first four digits that count."""
+    """A label in a language; of numbers the first four digits that count, of a list (a, b, ...)."""
     if isinstance(label, Bilingual):
         return getattr(label, language)
     if isinstance(label, float):
         return f"{label + 0.0:.4g}"  # no -0
+    if isinstance(label, list):
+        return f"({', '.join(say(one, language) for one in label)})"
     return str(label)
 
 
@@ -102,13 +104,14 @@ class Table:
 class Grid:
     """A matrix [rows, columns] of numbers, shaded by size from 0 to the largest.
 
+    Rows and columns without names are counted from 1.
     With `digits` numbers are shown; else, as for masks, the text has a filled square, an empty one
     where a number is negative, and a dot where it is 0.
     """
 
     values: Sequence[Sequence[float]]
-    rows: Sequence[Label]
-    columns: Sequence[Label]
+    rows: Sequence[Label | int] = ()
+    columns: Sequence[Label | int] = ()
     caption: Label = ""
     digits: bool = True
 
@@ -119,8 +122,9 @@ class Grid:
 
     def labels(self, language: Language) -> tuple[list[str], list[str]]:
         """The names of rows and columns."""
-        rows, columns = ([say(one, language) for one in side] for side in (self.rows, self.columns))
-        return rows, columns
+        rows = self.rows or range(1, len(self.values) + 1)
+        columns = self.columns or range(1, len(self.values[0]) + 1)
+        return [say(one, language) for one in rows], [say(one, language) for one in columns]
 
     def svg(self, language: Language) -> str:
         """The grid as a picture."""

@@ -6,12 +6,11 @@ Shape letters: N heads, T queries, H head_dim.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from trivium import spec
 from trivium.errors import TriviumError
 from trivium.explain.attended_text import attended_text
-from trivium.explain.page import Bilingual, Formula, Grid, Heading, Page, Part, Table
+from trivium.explain.page import Bilingual, Formula, Grid, Heading, Page, Part, Table, say
 from trivium.model_loading import load
 from trivium.nn.attend import attention_probabilities
 from trivium.nn.context import Context
@@ -73,10 +72,9 @@ def explain(
     q, k, v = query[0, 0], key[0, 0], value[0, 0]  # of the first head, [T, H]
     e, heads = k @ q[_ASKING], scaled @ value[0]
     alpha, usual = plain[0, _ASKING], scaled[0, _ASKING]
-    axes, names = [[f"{mark}{number}" for number in range(1, 5)] for mark in ("", "x_")]
+    names = [f"x_{number}" for number in range(1, 5)]
     steps = [
-        [j + 1, _numbers(q[j]), _numbers(k[j]), _numbers(v[j])]
-        + [each[j].item() for each in (e, alpha, e * mixer.scale, usual)]
+        [j + 1, *(each[j].tolist() for each in (q, k, v, e, alpha, e * mixer.scale, usual))]
         for j in range(4)
     ]
     return Page(
@@ -88,9 +86,9 @@ def explain(
                 "alpha_j = exp(e_j) / sum_i exp(e_i)\n"
                 "Attention(x_3) = sum_j alpha_j v_j"
             ),
-            Grid(_X, names, axes, Bilingual("vectors X", "输入向量 X")),
+            Grid(_X, names, caption=Bilingual("vectors X", "输入向量 X")),
             *(
-                Grid(_MATRICES[name], axes, axes, f"W_{name[0].upper()}")
+                Grid(_MATRICES[name], caption=f"W_{name[0].upper()}")
                 for name in ("query", "key", "value")
             ),
             Heading(Bilingual("What x_3 attends to, head 1", "计算 x_3 的表示（第 1 个头）")),
@@ -98,8 +96,8 @@ def explain(
                 ["j", "q_j", "k_j", "v_j", "e_j", "alpha_j", "e_j / sqrt(d_k)", "alpha_j "], steps
             ),
             Formula(
-                f"sum_j alpha_j v_j = {_numbers(alpha @ v):<14}  e_j = q_3 . k_j\n"
-                f"sum_j alpha_j v_j = {_numbers(usual @ v):<14}  e_j = q_3 . k_j / sqrt(d_k)"
+                f"e_j = q_3 . k_j:              {say((alpha @ v).tolist(), 'en')}\n"
+                f"e_j = q_3 . k_j / sqrt(d_k):  {say((usual @ v).tolist(), 'en')}"
             ),
             Bilingual(
                 "The example of a textbook leaves out 1 / sqrt(d_k), which its formula has, as "
@@ -121,10 +119,7 @@ def explain(
             ),
             Table(
                 ["i", *(Bilingual(f"head {n}", f"头 {n}") for n in (1, 2)), "Concat(head) W_O"],
-                [
-                    [i + 1, *(_numbers(each[i]) for each in heads), _numbers(output[i])]
-                    for i in range(4)
-                ],
+                [[i + 1, *heads[:, i].tolist(), output[i].tolist()] for i in range(4)],
             ),
         ],
         {
@@ -176,9 +171,5 @@ def _of_model(model: str, text: str, target: str, layer: int | None, head: int |
 
 def _chosen(what: str, number: int, most: int) -> int:
     if not 1 <= number <= most:
-        raise TriviumError(f"there is no {what} {number}: the model has 1 to {most}.")
+        raise TriviumError(f"the model has no {what} {number}: choose 1 to {most}.")
     return number
-
-
-def _numbers(vector: Tensor) -> str:
-    return " ".join(f"{number:.4g}" for number in vector.tolist())

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from trivium import spec
-from trivium.explain.page import Bilingual, Formula, Grid, Heading, Page, Table
+from trivium.explain.page import Bilingual, Formula, Grid, Heading, Page, Table, say
 from trivium.nn.feed_forwards.feed_forward import FeedForwardNetwork
 
 SUMMARY = Bilingual("a feed-forward network step by step", "逐步计算前馈层：ReLU 与 SwiGLU")
@@ -44,12 +44,8 @@ def explain(vector: list[float] | None = None, *, width: int = 4096, seed: int =
                 ("FFN(x) = (Swish(x W) * x V) W_2", swiglu(x)[0]),
             ],
         }
-    most = max(_HIDDEN, len(x))
     tables = [
-        Table(
-            [name, *("" for _ in range(most))],
-            [[what, *row.tolist(), *[""] * (most - len(row))] for what, row in rows],
-        )
+        Table([name, ""], [[what, row.tolist()] for what, row in rows])
         for name, rows in steps.items()
     ]
     d_ff = -(-8 * width // (3 * 256)) * 256
@@ -68,14 +64,9 @@ def explain(vector: list[float] | None = None, *, width: int = 4096, seed: int =
                 "FFN_ReLU(x)   = max(0, x W_1) W_2\n"
                 "FFN_SwiGLU(x) = (Swish(x W) * x V) W_2    Swish(z) = z * sigmoid(z)"
             ),
-            Formula("x = " + "  ".join(f"{number:g}" for number in vector)),
+            Formula(f"x = {say(vector, 'en')}"),
             *(
-                Grid(
-                    matrix.weight.T.tolist(),
-                    [f"x{i + 1}" for i in range(len(x))],
-                    [""] * _HIDDEN,
-                    name,
-                )
+                Grid(matrix.weight.T.tolist(), caption=name)
                 for name, matrix in (("W_1", relu.up), ("W", swiglu.gate), ("V", swiglu.up))
             ),
             *tables,

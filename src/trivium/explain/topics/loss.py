@@ -47,21 +47,10 @@ def explain(
         [f"{i}" + (" *" if i == label else ""), one, math.exp(one), p, -math.log(p)]
         for i, (one, p) in enumerate(zip(logits, probabilities), start=1)
     ]
-    book = [
-        [
-            Bilingual("all tokens alike: ln 30522", "均匀猜测：ln 30522"),
-            math.log(_VOCABULARY),
-            float(_VOCABULARY),
-        ],
-        *(
-            [
-                Bilingual(f"a book's BERT, {step} steps", f"教材中的 BERT，{step} 步"),
-                loss,
-                math.exp(loss),
-            ]
-            for step, loss in _BOOK.items()
-        ),
-    ]
+    book = [[Bilingual("all alike: ln 30522", "均匀猜测：ln 30522"), math.log(_VOCABULARY)]]
+    for step, loss in _BOOK.items():
+        book.append([Bilingual(f"BERT, {step} steps", f"BERT，{step} 步"), loss])
+    perplexities = Bilingual("perplexity", "困惑度")
     facts = {"logits": logits, "probabilities": probabilities, "nats": nats}
     parts: list[Part] = [
         Formula(
@@ -73,28 +62,31 @@ def explain(
             Bilingual("One position; * is the label", "一个位置；* 为标签"),
         ),
         Table(
-            [
-                Bilingual("nats", "奈特（nat）"),
-                Bilingual("bits", "比特"),
-                Bilingual("perplexity", "困惑度"),
-            ],
+            [Bilingual("nats", "奈特"), Bilingual("bits", "比特"), perplexities],
             [[nats, nats / math.log(2), math.exp(nats)]],
         ),
         Bilingual(
             "A perplexity of 2 is a choice between two tokens that are alike.",
             "困惑度为 2，相当于在两个同样可能的词元之间选择。",
         ),
-        Table(["", Bilingual("loss", "损失"), Bilingual("perplexity", "困惑度")], book),
+        Table(
+            [
+                Bilingual("a book's training", "教材的训练结果"),
+                Bilingual("loss", "损失"),
+                perplexities,
+            ],
+            [[name, loss, f"{math.exp(loss):,.1f}"] for name, loss in book],
+        ),
         Heading(Bilingual("Of a text", "一段文本")),
         Formula(
-            "loss          = mean of -ln p(token | tokens before)\n"
-            "perplexity    = exp(loss)\n"
-            "bits per byte = sum of -ln p / (ln 2 * bytes in UTF-8)"
+            "loss = -(1 / n) sum_i ln p(x_i | x_1 ... x_(i-1))\n"
+            "PPL  = exp(loss)\n"
+            "BPB  = n loss / (ln 2 * bytes)"
         ),
         Bilingual(
-            "Losses compare only where the tokens are the same. Bits per byte do not depend on the "
-            "tokenizer.",
-            "词元分析器不同，损失和困惑度就不能直接比较；每字节比特数与词元分析器无关。",
+            "Of different tokenizers losses and perplexities (PPL) do not compare, bits per byte "
+            "of UTF-8 (BPB) do.",
+            "词元分析器不同时，损失和困惑度（PPL）不能直接比较；UTF-8 每字节的比特数（BPB）可以。",
         ),
     ]
     if model is not None:

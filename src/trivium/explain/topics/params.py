@@ -32,6 +32,9 @@ _MEMORY = {
     "copies": (Bilingual("weights, bfloat16", "权重的 bfloat16 副本"), "2 P"),
     "activations": (Bilingual("activations of one text", "一条文本的激活值"), ""),
     "logits": (Bilingual("logits and their gradient", "logits 及其梯度"), ""),
+    "training": (Bilingual("training together", "训练合计"), ""),
+    "generating": (Bilingual("to generate: weights, bfloat16", "生成时：权重（bfloat16）"), "2 P"),
+    "cache": (Bilingual("to generate: cache of the text", "生成时：键值缓存"), "2 x 2 L K H T"),
 }
 
 
@@ -56,31 +59,21 @@ def explain(preset: str = "llama-7b", *, length: int | None = None) -> Page:
     products = flops_per_token(spec, 0)  # type: ignore[arg-type]
     flops = flops_per_token(spec, length)  # type: ignore[arg-type]
     memory = training_memory(spec, rows=1, length=length, precision=torch.bfloat16)
-    cache = 0
+    memory |= {"training": sum(memory.values()), "generating": 2 * total}
     if spec.family != "encoder-only":
         states = model.new_cache(1, length).states
-        cache = 2 * sum(one.numel() for state in states for one in state.tensors)
-    work: list[list[str | Bilingual]] = [
-        [Bilingual("matrix products", "矩阵乘法"), "6 x weights", f"{products:.3e}"],
-        [
-            Bilingual("scores and sums of attention", "注意力分数与加权和"),
-            "12 L N H x tokens seen",
-            f"{flops - products:.3e}",
-        ],
-        [Bilingual("together", "合计"), "", f"{flops:.3e}"],
+        memory["cache"] = 2 * sum(one.numel() for state in states for one in state.tensors)
+    work = [
+        (Bilingual("matrix products", "矩阵乘法"), "6", products),
+        (Bilingual("scores of attention", "注意力分数与加权和"), "12 L N H", flops - products),
+        (Bilingual("together", "合计"), "", flops),
     ]
     if found.tokens:
-        run = f"{flops * found.tokens:.3e}"
-        work.append(
-            [Bilingual(f"{found.tokens:.3g} tokens", f"{found.tokens:.3g} 个词元"), "x tokens", run]
-        )
+        words = Bilingual(f"{found.tokens:.3g} tokens", f"{found.tokens:.3g} 个词元")
+        work.append((words, "", flops * found.tokens))
     number = Bilingual("parameters", "参数量")
-    name, share, formula = (
-        Bilingual("part", "部分"),
-        Bilingual("share", "占比"),
-        Bilingual("formula", "公式"),
-    )
-    facts = {"parameters": total, "flops_per_token": flops, "memory": memory, "cache": cache}
+    name, formula = Bilingual("part", "部分"), Bilingual("formula", "公式")
+    share = Bilingual("share", "占比")
     return Page(
         Bilingual(f"{preset}: {total:,} parameters P", f"{preset}：参数量 P = {total:,}"),
         [
@@ -97,41 +90,27 @@ def explain(preset: str = "llama-7b", *, length: int | None = None) -> Page:
                 Bilingual("Matrices: rows x columns x how many", "各矩阵：行 x 列 x 个数"),
             ),
             Heading(Bilingual("FLOPs to train on a token", "训练一个词元的浮点运算次数")),
-            Table([name, formula, "FLOPs"], work),
-            Heading(
-                Bilingual(
-                    f"Memory, a text of {length} tokens", f"显存（一条 {length} 个词元的文本）"
-                )
-            ),
+            Table([name, formula, "FLOPs"], [[*row, f"{n:.3e}"] for *row, n in work]),
+            Heading(Bilingual(f"Memory, {length} tokens", f"显存（{length} 个词元的文本）")),
             Table(
                 [name, formula, "GiB"],
-                [[*_MEMORY[key], f"{size / 2**30:,.2f}"] for key, size in memory.items()]
-                + [
-                    [
-                        Bilingual("training together", "训练合计"),
-                        "",
-                        f"{sum(memory.values()) / 2**30:,.2f}",
-                    ],
-                    [
-                        Bilingual("to generate: weights, bfloat16", "生成时：权重（bfloat16）"),
-                        "2 P",
-                        f"{2 * total / 2**30:,.2f}",
-                    ],
-                    [
-                        Bilingual("to generate: cache of the text", "生成时：该文本的键值缓存"),
-                        "2 x 2 L K H T",
-                        f"{cache / 2**30:,.2f}",
-                    ],
-                ],
+                [[*_MEMORY[key], f"{size / 2**30:,.2f}"] for key, size in memory.items()],
             ),
             Bilingual(
-                "N heads and K key-value heads of width H, L layers, T tokens; bfloat16 has 2 "
-                "bytes. Each weight costs 2 FLOPs in the forward pass and 4 in the backward pass.",
-                "N 个注意力头、K 个键值头，每个头 H 维；L 层，T 个词元；bfloat16 每个数占 2 字节。"
-                "每个权重前向计 2 次、反向计 4 次浮点运算，共 6 次。",
+                "A weight costs 6 FLOPs, 2 in the forward pass and 4 in the backward pass; a token "
+                "that attention sees, 12 for each of N heads of width H in L layers. K: key-value "
+                "heads, T: tokens; bfloat16 has 2 bytes.",
+                "每个权重前向计 2 次、反向计 4 次浮点运算，共 6 次；注意力每看到一个词元，"
+                "L 层、N 个 H 维的头每一维各计 12 次。K 为键值头数，T 为词元数；"
+                "bfloat16 每个数占 2 字节。",
             ),
         ],
-        facts | {"parts": {part.en: n for part, n in parts.items()}},
+        {
+            "parameters": total,
+            "parts": {part.en: n for part, n in parts.items()},
+            "flops_per_token": flops,
+            "memory": memory,
+        },
     )
 
 

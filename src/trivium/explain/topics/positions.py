@@ -57,8 +57,8 @@ def _sinusoids(width: int, base: float) -> tuple[list[Part], dict[str, Any]]:
         ),
         Grid(
             table.tolist(),
-            [str(p) for p in range(32)],
-            [str(i) for i in range(width)],
+            range(32),
+            range(width),
             Bilingual("32 positions (rows) in all dimensions", "32 个位置（行）的所有维度（列）"),
             digits=False,
         ),

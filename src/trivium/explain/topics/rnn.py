@@ -36,7 +36,7 @@ def explain(sequence: list[float] | None = None, *, distance: int = 60, seed: in
         h = layers(x[None])[0][0]
     before = torch.cat((torch.zeros(1, 2), h[:-1]))
     rows = [
-        [f"{t + 1}", x[t].item(), *(_numbers(each[t]) for each in (before @ u.T, x @ v.T, h))]
+        [f"{t + 1}", x[t].item(), *(each[t].tolist() for each in (before @ u.T, x @ v.T, h))]
         for t in range(len(x))
     ]
     norms = {
@@ -52,8 +52,7 @@ def explain(sequence: list[float] | None = None, *, distance: int = 60, seed: in
         Bilingual("A recurrent network", "循环神经网络"),
         [
             Formula(
-                "h_t = sigma(U h_(t-1) + V x_t + b),    h_0 = 0\n"
-                "U = 0.5 0.25 / -0.25 0.5    V = 1 / 0.5    b = 0 / 0.1"
+                f"h_t = sigma(U h_(t-1) + V x_t + b),    h_0 = 0\nU = {_U}    V = {_V}    b = {_B}"
             ),
             Table(["t", "x_t", "U h_(t-1)", "V x_t", "h_t"], rows),
             Bilingual(
@@ -114,7 +113,3 @@ def _gradients(
     (gradient,) = torch.autograd.grad((model.rnn.layers(x)[0][:, -1] * w).sum(), x)
     norm = gradient.norm(dim=-1).mean(0).flip(0)
     return norm / norm[0]
-
-
-def _numbers(vector: Tensor) -> str:
-    return " ".join(f"{number:.4g}" for number in vector.tolist())

@@ -1,0 +1,147 @@
+"""Numbers of the topics on mechanisms, beside formulas, PyTorch and transformers."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from support.overfit_tasks import word_tokenizer
+from torch.nn import functional as F
+from transformers.models.t5.modeling_t5 import T5Attention
+
+from trivium.errors import TriviumError
+from trivium.explain import Grid, explain
+from trivium.language_model import LanguageModel
+from trivium.models import build
+from trivium.presets import presets
+
+
+def of(numbers) -> torch.Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def saved(family: str, folder) -> str:
+    """A tiny model of three words that is not trained."""
+    tokenizer = word_tokenizer(family, ["the cat sat"])
+    spec = presets[f"{family}-tiny"].replace(vocab_size=tokenizer.vocab_size)
+    LanguageModel(spec, build(spec, seed=0), tokenizer).save(folder)
+    return str(folder)
+
+
+def test_attention_is_that_of_pytorch():
+    facts = explain("attention").facts
+    q, k, v = (of(facts[name]) for name in "qkv")
+    torch.testing.assert_close(of(facts["heads"]), F.scaled_dot_product_attention(q, k, v))
+    plain = F.scaled_dot_product_attention(q[0], k[0], v[0], scale=1.0)[2]
+    torch.testing.assert_close(of(facts["attention"]), plain)
+    # x_3 = (1, 1, 0, 0) with the first two columns of W_Q.
+    assert facts["q"][0][2] == [2.0, 1.0]
+    assert facts["e"] == [4.0, 4.0, 3.0, 5.0]
+    e = of(facts["e"]).exp()
+    torch.testing.assert_close(of(facts["alpha"]), e / e.sum())
+
+
+@pytest.mark.parametrize(
+    ("family", "kinds"), [("bert", ["encoder"]), ("t5", ["encoder", "decoder", "cross"])]
+)
+def test_attention_of_a_model(family, kinds, tmp_path):
+    model = saved(family, tmp_path)
+    page = explain("attention", "the cat sat", model=model, target="the cat", head=1)
+    assert [*page.facts] == kinds
+    assert sum(isinstance(part, Grid) for part in page.parts) == len(page.facts)
+    rows = of(page.facts["encoder"]["head 1"]).sum(-1)
+    torch.testing.assert_close(rows, torch.ones_like(rows))
+    with pytest.raises(TriviumError, match="no layer 0: choose 1 to"):
+        explain("attention", "the cat", model=model, layer=0)
+
+
+def test_a_text_without_a_model_is_refused():
+    with pytest.raises(TriviumError, match="give --model"):
+        explain("attention", "the cat")
+
+
+def test_masks():
+    facts = explain("mask", "a b c d", prefix=2, window=1).facts
+    masks = {name: fact["mask"] for name, fact in facts.items()}
+    assert masks["padding"] == [[1, 1, 1, 1, 0, 0]] * 6
+    assert masks["cross-attention"] == [[1, 1, 1, 1, 0, 0]] * 4
+    assert masks["prefix"] == [[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]
+    assert masks["packed documents"] == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
+    assert masks["sliding window"] == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+
+
+def test_positions():
+    facts = explain("positions", 32).facts
+    assert facts["sinusoids"][3][4] == pytest.approx(math.sin(3 / 10_000 ** (4 / 32)), abs=1e-6)
+    assert facts["sinusoids"][3][5] == pytest.approx(math.cos(3 / 10_000 ** (4 / 32)), abs=1e-6)
+    theta = [10_000 ** (-2 * i / 32) for i in range(16)]
+    assert facts["rotary_theta"] == pytest.approx(theta, rel=1e-6)
+    # Of q = k = 1 every pair gives 2 cos(distance theta).
+    expected = [sum(math.cos(distance * t) for t in theta) / 16 for distance in range(201)]
+    assert facts["rotary_scores"] == pytest.approx(expected, abs=1e-5)
+    assert facts["alibi_slopes"] == [2.0**-n for n in range(1, 9)]
+
+
+def test_buckets_are_those_of_transformers_and_not_of_the_book():
+    facts = explain("positions").facts
+    before = -torch.tensor(facts["t5_distances"])
+    for side, both in (("encoder", True), ("decoder", False)):
+        theirs = T5Attention._relative_position_bucket(before, bidirectional=both).tolist()
+        assert facts["t5_buckets"][side] == theirs
+    book = dict(zip(facts["t5_distances"], facts["book_buckets"]))
+    assert (book[7], book[8], book[9], book[128]) == (7, 8, 13, 148)
+    assert max(facts["t5_buckets"]["encoder"]) == 15
+
+
+def test_norm_of_the_listing():
+    x, results = of([1, 2, 3, 6]), explain("norm", [1, 2, 3, 6]).facts["results"]
+    listing = (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6)
+    torch.testing.assert_close(of(results["Norm"]), listing)
+    torch.testing.assert_close(of(results["LayerNorm"]), F.layer_norm(x, [4]))
+    torch.testing.assert_close(listing, of(results["LayerNorm"]) * 0.75**0.5, rtol=0, atol=1e-5)
+
+
+def test_activations():
+    facts = explain("activation", [0.1, 10.0]).facts
+    x = of(facts["x"])
+    for beta in (0.1, 10.0):
+        swish = x / (1 + (-beta * x).exp())
+        torch.testing.assert_close(of(facts["values"][f"Swish, beta = {beta:g}"]), swish)
+    gelu = x * (1 + torch.erf(x / 2**0.5)) / 2
+    torch.testing.assert_close(of(facts["values"]["GELU"]), gelu)
+
+
+def test_the_feed_forward_network_step_by_step():
+    steps = explain("feed-forward", [1.0, -1.0, 2.0]).facts["SwiGLU"]
+    gate, value = of(steps["x W"]), of(steps["x V"])
+    torch.testing.assert_close(of(steps["Swish(x W) * x V"]), gate * gate.sigmoid() * value)
+
+
+def test_gradients_reach_further_through_gates():
+    facts = explain("rnn", [1.0, 0.0]).facts
+    assert facts["hidden"][0] == pytest.approx([math.tanh(1.0), math.tanh(0.6)])
+    far = [norm[60] for norm in facts["gradient_norms"].values()]
+    assert far == sorted(far)
+    assert far[0] < 1e-12
+    assert far[-1] > 0.1
+
+
+def test_parameters_of_llama():
+    facts = explain("params", "llama-7b", length=2048).facts
+    assert facts["parameters"] == sum(facts["parts"].values()) == 6_738_415_616
+    assert facts["parts"]["feed-forward"] == 3 * 4096 * 11008 * 32
+    cache = 2 * 32 * 32 * 128 * 2 * 2048  # a slot has room for a few tokens more
+    assert facts["memory"]["cache"] == pytest.approx(cache, rel=1e-3)
+    products = 6 * (facts["parameters"] - 32_000 * 4096 - 65 * 4096)
+    assert facts["flops_per_token"] == products + 12 * 32 * 4096 * 1024
+
+
+def test_the_loss(tmp_path):
+    facts = explain("loss", [3.0, 1.0, 0.0, -1.0], label=2).facts
+    total = sum(math.exp(z) for z in (3, 1, 0, -1))
+    assert facts["nats"] == pytest.approx(math.log(total) - 1, abs=1e-6)
+    with pytest.raises(TriviumError, match="label is 5"):
+        explain("loss", [3.0, 1.0, 0.0, -1.0], label=5)
+    text = explain("loss", text="the cat sat", model=saved("gpt2", tmp_path)).facts["text"]
+    assert text["bits_per_byte"] == pytest.approx(text["loss"] * 3 / math.log(2) / 11)
