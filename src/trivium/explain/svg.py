@@ -26,7 +26,7 @@ def _write(x: float, y: float, text: str, anchor: str = "middle", more: str = ""
 
 def _wide(text: str) -> int:
     """About how many pixels a text takes."""
-    return sum(13 if unicodedata.east_asian_width(one) in "WF" else 7 for one in text)
+    return sum(13 if unicodedata.east_asian_width(one) in "WF" else 8 for one in text)
 
 
 def grid_svg(
