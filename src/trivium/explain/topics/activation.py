@@ -70,7 +70,7 @@ def explain(betas: list[float] | None = None) -> Page:
                 f"GELU 在 x = {lowest[1]:.2f} 附近取最小值 {lowest[0]:.3f}。tanh 近似式与精确式至多"
                 f"相差 {apart:.1e}：BERT 发布的配置用精确式，GPT-2 用近似式。",
             ),
-            Table(["f(x)", *(f"x = {point:g}" for point in _POINTS)], rows),
+            Table(["x", *(f"{point:g}" for point in _POINTS)], rows),
         ],
         {"x": x.tolist(), "values": values},
     )

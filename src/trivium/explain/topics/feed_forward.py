@@ -49,13 +49,9 @@ def explain(vector: list[float] | None = None, *, width: int = 4096, seed: int =
         for name, rows in steps.items()
     ]
     d_ff = -(-8 * width // (3 * 256)) * 256
-    sizes = [
-        ("ReLU", "2 d d_ff", 4 * width, False),
-        ("SwiGLU", "3 d d_ff", 4 * width, True),
-        ("SwiGLU", "3 d d_ff", d_ff, True),
-    ]
     counts = [
-        [name, formula, n, f"{_count(width, n, gated):,}"] for name, formula, n, gated in sizes
+        [name, f"{n} d d_ff", size, f"{n * width * size:,}"]
+        for name, n, size in (("ReLU", 2, 4 * width), ("SwiGLU", 3, 4 * width), ("SwiGLU", 3, d_ff))
     ]
     return Page(
         Bilingual("The feed-forward network of one vector", "一个向量经过前馈层"),
@@ -67,7 +63,13 @@ def explain(vector: list[float] | None = None, *, width: int = 4096, seed: int =
             Formula(f"x = {say(vector, 'en')}"),
             *(
                 Grid(matrix.weight.T.tolist(), caption=name)
-                for name, matrix in (("W_1", relu.up), ("W", swiglu.gate), ("V", swiglu.up))
+                for name, matrix in (
+                    ("W_1", relu.up),
+                    ("W_2", relu.down),
+                    ("W", swiglu.gate),
+                    ("V", swiglu.up),
+                    ("W_2, SwiGLU", swiglu.down),
+                )
             ),
             *tables,
             Bilingual(
@@ -106,9 +108,3 @@ def _network(
         nn.init.normal_(weight, generator=generator)
         weight.data.round_(decimals=1)
     return network
-
-
-def _count(width: int, d_ff: int, gated: bool) -> int:
-    part = spec.FeedForward(d_ff=d_ff, activation="relu", gated=gated, bias=False)
-    with torch.device("meta"):
-        return sum(weight.numel() for weight in FeedForwardNetwork(part, width).parameters())

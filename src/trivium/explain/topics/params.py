@@ -53,7 +53,8 @@ def explain(preset: str = "llama-7b", *, length: int | None = None) -> Page:
         part = next(part for pattern, part in _PARTS.items() if re.search(pattern, name))
         parts[part] += weight.numel()
         if weight.ndim > 1:
-            shapes[re.sub(r"\.\d+(?=\.)", "", name), tuple(weight.shape)] += 1
+            matrix = re.sub(r"(\.layers)?\.\d+(?=\.)|\.weight$", "", name)
+            shapes[matrix, tuple(weight.shape)] += 1
     total = sum(parts.values())
     counts = {key: times * math.prod(key[1]) for key, times in shapes.items()}
     products = flops_per_token(spec, 0)  # type: ignore[arg-type]
@@ -98,10 +99,10 @@ def explain(preset: str = "llama-7b", *, length: int | None = None) -> Page:
             ),
             Bilingual(
                 "A weight costs 6 FLOPs, 2 in the forward pass and 4 in the backward pass; a token "
-                "that attention sees, 12 for each of N heads of width H in L layers. K: key-value "
-                "heads, T: tokens; bfloat16 has 2 bytes.",
+                "that attention sees, 12 H in each of N heads and L layers. K: key-value heads, T: "
+                "tokens; bfloat16 has 2 bytes.",
                 "每个权重前向计 2 次、反向计 4 次浮点运算，共 6 次；注意力每看到一个词元，"
-                "L 层、N 个 H 维的头每一维各计 12 次。K 为键值头数，T 为词元数；"
+                "L 层中的 N 个头各计 12 H 次（每个头 H 维）。K 为键值头数，T 为词元数；"
                 "bfloat16 每个数占 2 字节。",
             ),
         ],
