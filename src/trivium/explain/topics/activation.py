@@ -65,10 +65,10 @@ def explain(betas: list[float] | None = None) -> Page:
             ),
             Bilingual(
                 f"GELU is lowest near x = {lowest[1]:.2f}, at {lowest[0]:.3f}. The tanh formula "
-                f"differs from it by {apart:.1e} at most: BERT uses the exact one, GPT-2 that of "
-                "tanh.",
-                f"GELU 在 x = {lowest[1]:.2f} 附近取最小值 {lowest[0]:.3f}。tanh 近似式与精确式至多"
-                f"相差 {apart:.1e}：BERT 发布的配置用精确式，GPT-2 用近似式。",
+                f"differs from it by {apart:.1e} at most. In transformers BERT has the exact one, "
+                "GPT-2 that of tanh.",
+                f"GELU 在 x = {lowest[1]:.2f} 附近取最小值 {lowest[0]:.3f}。tanh 近似式与精确式"
+                f"至多相差 {apart:.1e}。在 transformers 库中，BERT 用精确式，GPT-2 用近似式。",
             ),
             Table(["x", *(f"{point:g}" for point in _POINTS)], rows),
         ],

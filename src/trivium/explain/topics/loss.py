@@ -66,7 +66,7 @@ def explain(
             [[nats, nats / math.log(2), math.exp(nats)]],
         ),
         Bilingual(
-            "A perplexity of 2 is a choice between two tokens that are alike.",
+            "A perplexity of 2 is a choice between two tokens of equal probability.",
             "困惑度为 2，相当于在两个同样可能的词元之间选择。",
         ),
         Table(
