@@ -63,6 +63,7 @@ OPTIONAL = {
     "datatrove",
     "fsspec",
     "lm_eval",
+    "nltk",
     "py3langid",
     "pyarrow",
     "ray",

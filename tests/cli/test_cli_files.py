@@ -105,26 +105,11 @@ def test_tokenizer(capsys, tmp_path, text_file):
     assert output(capsys, "tokenizer", "decode", "-t", path, numbers) == ["Ada wrote it"]
     (record,) = map(json.loads, output(capsys, "tokenizer", "encode", "-t", path, "Ada", "--json"))
     assert record["text"] == "Ada"
-    for arguments in (
-        ["bpe", "the car | the cat", "--merges", "3"],
-        ["bytes", "\u4eca\u5929"],
-        ["wordpiece", "unaffable", "--vocab", "un ##aff ##able"],
-        ["unigram", "ababc", "--vocab", "ab c"],
-        ["unigram", "hug pug | hugs", "--vocab-size", "8"],
-        ["bpe", "lower", "--tokenizer", path],
-        ["bytes", "lower", "--tokenizer", path],
-    ):
-        assert output(capsys, "tokenizer", "explain", *arguments)
-        assert json.loads(output(capsys, "tokenizer", "explain", *arguments, "--json")[0])
-    for arguments in (
-        ["wordpiece", "a"],
-        ["whitespace", "a"],
-        ["unigram", "a"],
-        ["unigram", "a", "--vocab", "a=2"],
-    ):
-        assert output(capsys, "tokenizer", "explain", *arguments, code=1)[0].startswith("error: ")
-    arguments = ["unigram", "lower", "--tokenizer", path]
-    assert "explain bpe" in output(capsys, "tokenizer", "explain", *arguments, code=1)[0]
+    assert output(capsys, "explain", "bpe", "lower", "--tokenizer", path)[0].startswith("How a ")
+    (facts,) = output(capsys, "explain", "unigram", "ababc", "--vocab", "ab c", "--json")
+    assert json.loads(facts)["texts"][0]["likelihood"] == pytest.approx(4 / 27)
+    (error,) = output(capsys, "explain", "unigram", "lower", "--tokenizer", path, code=1)
+    assert "trivium explain byte-bpe" in error
 
 
 def test_prepare(capsys, tmp_path, text_file):

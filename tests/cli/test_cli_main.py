@@ -68,7 +68,7 @@ def test_a_shell_completes_commands_options_and_files_without_torch():
         ("trivium pretr", "pretrain"),
         ("trivium pretrain --data a.txt --ov", "--overwrite"),
         ("trivium pretrain book", ""),  # a name of a file, which the shell completes
-        ("trivium tokenizer exp", "explain"),
+        ("trivium tokenizer enc", "encode"),
         ("trivium tokenizer train --voc", "--vocab-size"),
     ):
         words = {"COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}

@@ -26,6 +26,7 @@ from trivium.data import Shards
 from trivium.data.prepare import prepare
 from trivium.data.splitting import CorpusOptions
 from trivium.errors import CheckpointError, SpecError
+from trivium.explain import explain
 from trivium.files import write_json
 from trivium.interop.convert import config_of, from_hugging_face
 from trivium.interop.hf_config import read_object
@@ -89,7 +90,7 @@ def _load_tokenizer(folder: Path) -> None:
     vocabulary = tokenizer.vocabulary
     _ = vocabulary.continues_word, vocabulary.ends_sentence, vocabulary.regular_ids
     _ = tokenizer.readable_tokens, tokenizer.fingerprint, tokenizer.merges, tokenizer.kind
-    tokenizer.explain("The caf\u00e9")
+    explain(tokenizer.kind, ["The caf\u00e9"], tokenizer=folder)
 
 
 for _kind in ("byte-bpe", "bpe", "unigram", "wordpiece", "whitespace"):

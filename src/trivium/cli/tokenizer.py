@@ -1,4 +1,4 @@
-"""`trivium tokenizer`: train one, encode, decode, and explain how it works.
+"""`trivium tokenizer`: train one, encode, decode.
 
 Examples:
 
@@ -17,23 +17,12 @@ Examples:
 
   trivium tokenizer encode -t t/ --ids "Hello" | trivium tokenizer decode -t t/
 
-  trivium tokenizer explain bpe "the car | the cat | the rat" --merges 5
-
-  trivium tokenizer explain bytes "\u4eca\u5929"
-
-  trivium tokenizer explain wordpiece "unaffable" --vocab "un ##aff ##able"
-
-  trivium tokenizer explain unigram "ababc" --vocab "ab c"
-
-  trivium tokenizer explain unigram "hug pug | pun bun | hugs" --vocab-size 8
-
-  trivium tokenizer explain bpe "lower" --tokenizer gpt2/
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -43,17 +32,12 @@ from trivium.cli._shared import read_texts, show
 from trivium.data.documents import ReadOptions, read_documents
 from trivium.errors import TokenizerError, shorten
 from trivium.text import Tokenizer
-from trivium.text.explanation import Explanation
-from trivium.text.trainers.bpe import explain_bpe_training
-from trivium.text.trainers.byte_bpe import explain_bytes
-from trivium.text.trainers.unigram import explain_lattice, explain_unigram_training
-from trivium.text.trainers.wordpiece import match_wordpiece
 
 app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
     no_args_is_help=True,
-    help="Train a tokenizer, use it, see how it works.",
+    help="Train a tokenizer and use it.",
 )
 
 _SOURCE_TOKENIZER = "source_tokenizer.json"
@@ -170,90 +154,6 @@ def decode(
             )
         text = loaded.decode(numbers, skip_special_tokens=not keep_special)
         show({"ids": numbers, "text": text}, text, as_json=as_json)
-
-
-@app.command()
-@described
-def explain(
-    method: Literal["bpe", "bytes", "wordpiece", "unigram", "whitespace"],
-    texts: Annotated[list[str] | None, typer.Argument()] = None,
-    tokenizer: Annotated[Path | None, typer.Option("--tokenizer", "-t")] = None,
-    vocab: str | None = None,
-    merges: Annotated[int, typer.Option(min=0)] = 10,
-    vocab_size: int | None = None,
-    as_json: opt.Json = False,
-) -> None:
-    """Show how a tokenizer is trained and how it encodes, step by step.
-
-    bpe: the merges learned from the texts. bytes: code points and UTF-8. wordpiece: greedy
-    longest-match-first against --vocab. unigram: the lattice and Viterbi path over --vocab, or
-    with --vocab-size the rounds of training. With --tokenizer: how it encodes the texts; METHOD is
-    its kind, bpe or bytes for byte-bpe.
-
-    Args:
-        method: What to explain; with --tokenizer, its kind.
-        texts: Texts, separated by |. Default: stdin.
-        tokenizer: Explain how this tokenizer encodes.
-        vocab: Tokens separated by spaces; for unigram also PIECE=PROBABILITY.
-        merges: bpe: merges to learn.
-        vocab_size: unigram: prune the vocabulary to this size.
-    """
-    parts = [part.strip() for text in read_texts(texts) for part in text.split("|") if part.strip()]
-    if not parts:
-        raise TokenizerError("there is no text to explain.")
-    if tokenizer is None:
-        explanations = _explain(method, parts, vocab, merges, vocab_size)
-    else:
-        loaded = Tokenizer.load(tokenizer)
-        methods = ("bpe", "bytes") if loaded.kind == "byte-bpe" else (loaded.kind,)
-        if method not in methods:
-            raise TokenizerError(
-                f'{tokenizer} is a tokenizer of kind "{loaded.kind}", which {method} does not '
-                f"explain: trivium tokenizer explain {methods[0]} ... --tokenizer {tokenizer}"
-            )
-        explain_part = explain_bytes if method == "bytes" else loaded.explain
-        explanations = [explain_part(part) for part in parts]
-    for number, explanation in enumerate(explanations):
-        lines = ("\n" if number else "") + explanation.render()
-        show(explanation.facts, lines, as_json=as_json)
-
-
-def _explain(
-    method: str, parts: list[str], vocab: str | None, merges: int, vocab_size: int | None
-) -> list[Explanation]:
-    match method:
-        case "bpe":
-            return [explain_bpe_training(parts, merges=merges)]
-        case "bytes":
-            return [explain_bytes(part) for part in parts]
-        case "wordpiece" if vocab is not None:
-            words = [word for part in parts for word in part.split()]
-            return [match_wordpiece(word, set(vocab.split())) for word in words]
-        case "unigram" if vocab is not None:
-            return [explain_lattice(part, _pieces(vocab)) for part in parts]
-        case "unigram" if vocab_size is not None:
-            return [explain_unigram_training(parts, vocab_size=vocab_size)]
-        case _:
-            raise TokenizerError(
-                f"{method} needs a vocabulary: --tokenizer; of wordpiece and unigram also --vocab "
-                '"un ##able"; of unigram --vocab-size shows the training.'
-            )
-
-
-def _pieces(vocab: str) -> dict[str, float] | list[str]:
-    """Pieces, with probabilities where every one has its own."""
-    entries = [entry.rpartition("=") for entry in vocab.split()]
-    if not any(equals for _, equals, _ in entries):
-        return vocab.split()
-    try:
-        pieces = {piece: float(value) for piece, _, value in entries}
-    except ValueError:
-        pieces = {}
-    if not pieces or any(not piece or not 0.0 < value <= 1.0 for piece, value in pieces.items()):
-        raise TokenizerError(
-            f"--vocab takes pieces, or PIECE=PROBABILITY for every one (0 to 1), not {vocab!r}."
-        )
-    return pieces
 
 
 def _load(path: Path, *, source: bool) -> Tokenizer:

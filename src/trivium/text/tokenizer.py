@@ -17,7 +17,6 @@ from trivium.errors import TokenizerError, did_you_mean
 from trivium.files import write_file, write_json
 from trivium.text.byte_level import build_byte_level
 from trivium.text.encoding import Encoding
-from trivium.text.explanation import Explanation, explain_text, split_words
 from trivium.text.loading import load_backend, text_errors
 from trivium.text.reservoir import read_blocks
 from trivium.text.roles import RoleId, hf_files, named_roles, read_options, role_tokens
@@ -214,10 +213,14 @@ class Tokenizer:
         except (OverflowError, TypeError) as error:
             raise TokenizerError(f"Token ids are whole numbers from 0 on: {error}.") from error
 
-    def explain(self, text: str) -> Explanation:
-        """How each word of `text` becomes tokens: merges, matches or a lattice."""
-        words = split_words(self.backend, text)
-        return explain_text(text, self.config_of(self.kind).explain_words(self, words))
+    def split_words(self, text: str) -> list[str]:
+        """The words that the model encodes one by one: normalized and pre-tokenized."""
+        with text_errors():
+            if self.backend.normalizer is not None:
+                text = self.backend.normalizer.normalize_str(text)
+            if self.backend.pre_tokenizer is None:
+                return [text] if text else []
+            return [word for word, _ in self.backend.pre_tokenizer.pre_tokenize_str(text)]
 
     @functools.cached_property
     def vocab_size(self) -> int:

@@ -18,7 +18,6 @@ from tokenizers.trainers import Trainer
 from trivium.choice import Choice, import_members
 from trivium.config import Config
 from trivium.errors import DataError, TokenizerError
-from trivium.text.explanation import Explanation
 from trivium.text.reservoir import reservoir_sample
 from trivium.text.roles import (
     SENTINELS,
@@ -43,8 +42,7 @@ class TokenizerSource(Choice, Config):
 class TokenizerConfig(TokenizerSource, ABC):
     """How to train one kind of tokenizer: the keys of `[tokenizer]` in a recipe.
 
-    A kind is a subclass with its own `kind`, `component_types`, defaults, `build` and
-    `explain_words`.
+    A kind is a subclass with its own `kind`, `component_types`, defaults and `build`.
     """
 
     size_advice: ClassVar[str] = ""  # what else helps where `vocab_size` is too small
@@ -171,11 +169,6 @@ class TokenizerConfig(TokenizerSource, ABC):
     def hints(self, texts: Sequence[str]) -> tuple[str, ...]:
         """Lines for the user, where the kind does not suit the text."""
         return ()
-
-    @classmethod
-    @abstractmethod
-    def explain_words(cls, tokenizer: Tokenizer, words: Sequence[str]) -> list[Explanation]:
-        """How each pre-tokenized word is encoded."""
 
 
 class CharacterTokenizerConfig(TokenizerConfig):

@@ -10,10 +10,8 @@ import tokenizers
 from pydantic import Field
 from tokenizers import models, pre_tokenizers, trainers
 
-from trivium.text.explanation import Explanation, explain_word
 from trivium.text.roles import TEXT_SPECIALS
 from trivium.text.symbols import is_unspaced
-from trivium.text.tokenizer import Tokenizer
 from trivium.text.trainers import SpecialTokens, TokenizerConfig
 
 
@@ -39,9 +37,3 @@ class Whitespace(TokenizerConfig):
         if 2 * sum(map(is_unspaced, start)) < len(start):
             return ()
         return ('words: this text has few spaces between them; kind = "unigram" suits it better.',)
-
-    @classmethod
-    def explain_words(cls, tokenizer: Tokenizer, words: Sequence[str]) -> list[Explanation]:
-        """Look words up."""
-        known, unknown = tokenizer.model["vocab"], str(tokenizer.model["unk_token"])
-        return [explain_word(word, (word if word in known else unknown,)) for word in words]

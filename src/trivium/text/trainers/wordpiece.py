@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import tokenizers
 from pydantic import Field
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from trivium.text.explanation import Explanation
 from trivium.text.roles import BERT_SPECIALS
 from trivium.text.symbols import WORDPIECE_PREFIX, is_single_word
-from trivium.text.tokenizer import Tokenizer
 from trivium.text.trainers import CharacterTokenizerConfig, SpecialTokens
 
 
@@ -64,14 +61,6 @@ class WordPiece(CharacterTokenizerConfig):
         content["model"]["vocab"] = {token: index for index, token in enumerate(order)}
         return tokenizers.Tokenizer.from_str(json.dumps(content))
 
-    @classmethod
-    def explain_words(cls, tokenizer: Tokenizer, words: Sequence[str]) -> list[Explanation]:
-        """Match greedily."""
-        model = tokenizer.model
-        names = ("unk_token", "continuing_subword_prefix", "max_input_chars_per_word")
-        unknown, prefix, most = (model[name] for name in names)
-        return [match_wordpiece(word, model["vocab"], unknown, prefix, most) for word in words]
-
 
 def _character_order(token: str) -> tuple[bool, bool, str]:
     """Sorts characters, then ## characters, then longer tokens, which keep their order."""
@@ -79,35 +68,3 @@ def _character_order(token: str) -> tuple[bool, bool, str]:
     if len(token.removeprefix(WORDPIECE_PREFIX)) != 1:
         return True, False, ""
     return False, inner, token
-
-
-def match_wordpiece(
-    word: str,
-    vocabulary: Collection[str],
-    unknown: str = "[UNK]",
-    prefix: str = WORDPIECE_PREFIX,
-    max_characters: int = 100,
-) -> Explanation:
-    """Take the longest token that starts the rest of the word, until nothing is left.
-
-    Where no token matches, and in words longer than `max_characters`, the whole word is unknown.
-
-    >>> match_wordpiece("unaffable", {"un", "##aff", "##able"}).tokens
-    ('un', '##aff', '##able')
-    """
-    tokens, steps, lines, rest = [], [], [], word
-    while rest and len(word) <= max_characters:
-        starts = [(prefix if tokens else "") + rest[:end] for end in range(len(rest), 0, -1)]
-        missed = list(itertools.takewhile(lambda token: token not in vocabulary, starts))
-        token = starts[len(missed)] if len(missed) < len(starts) else None
-        tried = missed if token is None else [*missed, token]
-        steps.append({"rest": rest, "tried": tried, "token": token})
-        note = f" (not in the vocabulary: {' '.join(missed)})" if missed else ""
-        lines.append(f"    {rest}: {token or 'no match'}{note}")
-        if token is None:
-            break
-        tokens.append(token)
-        rest = rest[len(rest) - len(missed) :]
-    outcome = (unknown,) if rest else tuple(tokens)
-    lines = [f"{word} -> {' '.join(outcome)}", *lines]
-    return Explanation(lines, {"word": word, "tokens": outcome, "steps": steps})

@@ -1,0 +1,48 @@
+"""What topics on tokenizers share: how a given one encodes texts, word by word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from trivium.errors import TokenizerError
+from trivium.explain.page import Bilingual, Heading, Page, Part, Token, TokenRow
+from trivium.text import Tokenizer
+
+Word: TypeAlias = tuple[Part, dict[str, Any]]
+"""How a word becomes tokens, to show, and as facts, which have the `word` and its `tokens`."""
+
+
+def load_tokenizer(path: Path, kinds: Container[str]) -> Tokenizer:
+    """A tokenizer of one of the kinds. Raises TokenizerError: it is of another."""
+    tokenizer = Tokenizer.load(path)
+    if tokenizer.kind not in kinds:
+        raise TokenizerError(
+            f"{path} is a tokenizer of another kind, which has its own topic: "
+            f'trivium explain {tokenizer.kind} "some text" --tokenizer {path}'
+        )
+    return tokenizer
+
+
+def encoding_page(
+    tokenizer: Tokenizer, texts: Iterable[str], explain_word: Callable[[str], Word]
+) -> Page:
+    """How each word of the texts becomes tokens, then all tokens of a text with their ids."""
+    parts, facts = list[Part](), []
+    for text in texts:
+        words = [explain_word(word) for word in tokenizer.split_words(text)]
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        tokens = [
+            Token(token, str(index), "changed" if index == tokenizer.unk_id else "")
+            for token, index in zip(encoding.tokens, encoding.ids)
+        ]
+        caption = Bilingual("tokens and their ids", "词元及其编号")
+        parts += [Heading(text), *(part for part, _ in words), TokenRow(tokens, caption)]
+        facts.append(
+            {"text": text, "words": [fact for _, fact in words], "tokens": encoding.tokens}
+        )
+    title = Bilingual(
+        f"How a {tokenizer.kind} tokenizer encodes", f"{tokenizer.kind} 词元分析器如何切分文本"
+    )
+    return Page(title, parts, {"texts": facts})

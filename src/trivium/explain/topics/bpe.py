@@ -1,0 +1,48 @@
+"""Byte-pair encoding on characters: which merges a text gives, and how a tokenizer applies its."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from trivium.explain.merges import TIES_NOTE, Ties, merging_page, training_page
+from trivium.explain.page import Bilingual, Page
+from trivium.text.symbols import SPACE
+
+SUMMARY = Bilingual("BPE: merges of characters and their counts", "BPE：字符的合并与次数")
+
+_RATS = ["the car", "the cat", "the rat"]
+_BOOK = Bilingual(
+    "A textbook's listing of this example also joins r and a in its last step; that pair occurs "
+    "once and is not merged there. Its c + a comes third only where no merge crosses a space: "
+    "with --spaces the + ▁ is as frequent as th + e.",
+    "有教材在此例的最后一步把 r 和 a 也合在了一起，而这一对只出现一次，此时并不会合并。"
+    "另外，只有合并不跨越空格时，第三步才是 c + a；加上 --spaces，the + ▁ 出现三次，先于 c + a。",
+)
+
+
+def explain(
+    texts: list[str] | None = None,
+    *,
+    merges: int = 5,
+    ties: Ties = "first",
+    spaces: bool = False,
+    tokenizer: Path | None = None,
+) -> Page:
+    """Learn merges from texts, or apply those of a tokenizer.
+
+    Args:
+        texts: Small texts. Default: the car, the cat, the rat.
+        merges: How many to learn.
+        ties: Which of pairs that are as frequent.
+        spaces: A space is a symbol like others, and merges cross it.
+        tokenizer: Show how this one encodes the texts; a file, or the folder of a run.
+    """
+    given = texts or _RATS
+    if tokenizer is not None:
+        return merging_page(tokenizer, given)
+    words = [text.replace(" ", SPACE) for text in given] if spaces else " ".join(given).split()
+    notes = [TIES_NOTE] if texts else [TIES_NOTE, _BOOK]
+    title = Bilingual("BPE learns merges", "BPE 学习合并规则")
+    counts = Counter(filter(None, words))
+    return training_page(title, counts, merges=merges, ties=ties, byte_level=False, notes=notes)
