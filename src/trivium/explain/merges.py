@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from trivium.errors import TokenizerError
 from trivium.explain.page import Bilingual, Page, Part, Table, Token, TokenRow
 from trivium.explain.tokens import Word, encoding_page, load_tokenizer
 from trivium.text.symbols import readable, symbols_to_bytes
@@ -19,7 +18,10 @@ from trivium.text.symbols import readable, symbols_to_bytes
 Pair: TypeAlias = tuple[str, str]
 Ties: TypeAlias = Literal["first", "frequent-then-bytes", "lowest-ids"]
 _SHOWN_WORDS, _SHOWN_TIES = 6, 2
-TIES_NOTE = Bilingual(
+_MERGE, _COUNT = Bilingual("merge", "合并"), Bilingual("count", "次数")
+_TIES = Bilingual("as frequent", "次数相同")
+_ENCODING = [_MERGE, Bilingual("rank", "次序"), Bilingual("symbols", "符号")]
+_NOTE = Bilingual(
     "Each time the most frequent pair is merged. Of pairs as frequent the paper takes any: --ties "
     "first the one seen first, frequent-then-bytes the greatest in the order of bytes (as a course "
     "asks), lowest-ids the one whose symbols have the lowest ids, as training here does (the "
@@ -79,72 +81,58 @@ def learn_merges(
 
 
 def training_page(
-    title: Bilingual,
-    words: Mapping[str, int],
-    *,
-    merges: int,
-    ties: Ties,
-    byte_level: bool,
-    notes: Sequence[Part],
+    words: Mapping[str, int], merges: int, ties: Ties, *, byte_level: bool, notes: Sequence[Part]
 ) -> Page:
     """How merges are learned from words with their counts."""
-    if not words:
-        raise TokenizerError("There is no text to learn merges from.")
-    show, to_bytes = (show_bytes, symbols_to_bytes) if byte_level else (str, str.encode)
+    show, to_bytes = (_readable, symbols_to_bytes) if byte_level else (str, str.encode)
     steps = learn_merges(words, merges, ties, to_bytes)
     shown = list(words)[:_SHOWN_WORDS]
 
     def join(symbols: Sequence[str], between: str = " ") -> str:
         return between.join(map(show, symbols))
 
-    rows = []
+    rows: list[list[Any]] = [["", "", "", *(join(word) for word in shown)]]
     for step in steps:
         tied = [join(pair, " + ") for pair in step["ties"]]
         as_frequent = ", ".join(tied[:_SHOWN_TIES]) + (", ..." if tied[_SHOWN_TIES:] else "")
         merge = f"{join(step['pair'], ' + ')} -> {show(''.join(step['pair']))}"
         words_now = (join(step["words"][word]) for word in shown)
         rows.append([merge, step["count"], as_frequent, *words_now])
-    columns = [
-        Bilingual("merge", "合并"),
-        Bilingual("count", "次数"),
-        Bilingual("as frequent", "次数相同"),
-        *(f"{show(word)} x{words[word]}" for word in shown),
-    ]
+    names = [f"{show(word)} x{words[word]}" for word in shown]
     alphabet = sorted(set("".join(words)))
     vocabulary = list(dict.fromkeys([*alphabet, *("".join(step["pair"]) for step in steps)]))
-    learned = [Token(show(one), tone="" if one in alphabet else "changed") for one in vocabulary]
+    tokens = [Token(show(one), tone="" if one in alphabet else "changed") for one in vocabulary]
     caption = Bilingual(
         f"vocabulary: {len(alphabet)} symbols of the text, {len(vocabulary)} with merges",
         f"词表：文本中的符号 {len(alphabet)} 个，加上合并所得共 {len(vocabulary)} 个",
     )
-    facts = {"words": dict(words), "alphabet": alphabet, "merges": steps, "vocabulary": vocabulary}
-    start = ["", "", "", *(join(word) for word in shown)]
-    return Page(title, [Table(columns, [start, *rows]), TokenRow(learned, caption), *notes], facts)
+    return Page(
+        Bilingual("Learning merges", "学习合并规则"),
+        [Table([_MERGE, _COUNT, _TIES, *names], rows), TokenRow(tokens, caption), _NOTE, *notes],
+        {"words": dict(words), "merges": steps, "vocabulary": vocabulary},
+    )
 
 
 def merging_page(path: Path, texts: Sequence[str]) -> Page:
     """How a trained BPE tokenizer, of characters or bytes, merges each word of the texts."""
     tokenizer = load_tokenizer(path, ("bpe", "byte-bpe"))
-    show = show_bytes if tokenizer.kind == "byte-bpe" else str
+    show = _readable if tokenizer.kind == "byte-bpe" else str
     ranks = {(left, right): rank for rank, (left, right) in enumerate(tokenizer.model["merges"])}
     whole_words = tokenizer.model["vocab"] if tokenizer.model.get("ignore_merges") else {}
-    columns = [Bilingual("merge", "合并"), Bilingual("rank", "次序"), Bilingual("symbols", "符号")]
 
     def explain_word(word: str) -> Word:
-        start = [word] if word in whole_words else list(word)
-        steps = merge_steps(start, ranks)
-        rows = [
-            [" + ".join(map(show, pair)), ranks[pair], " ".join(map(show, symbols))]
-            for pair, symbols in steps
-        ]
-        tokens = [*map(show, steps[-1][1] if steps else start)]
-        facts = {"word": show(word), "tokens": tokens, "merges": rows}
-        return Table(columns, [["", "", " ".join(map(show, start))], *rows], show(word)), facts
+        symbols = [word] if word in whole_words else list(word)
+        rows: list[list[Any]] = [["", "", " ".join(map(show, symbols))]]
+        for pair, merged in merge_steps(symbols, ranks):
+            symbols = merged
+            rows.append([" + ".join(map(show, pair)), ranks[pair], " ".join(map(show, symbols))])
+        facts = {"word": show(word), "tokens": [*map(show, symbols)], "merges": rows[1:]}
+        return Table(_ENCODING, rows, show(word)), facts
 
     return encoding_page(tokenizer, texts, explain_word)
 
 
-def show_bytes(symbols: str) -> str:
+def _readable(symbols: str) -> str:
     """Symbols of a byte-level vocabulary as text, bytes that are no whole character as numbers."""
     data = symbols_to_bytes(symbols)
     return symbols if data is None else readable(data)

@@ -9,9 +9,20 @@ from typing import Any, TypeAlias
 from trivium.errors import TokenizerError
 from trivium.explain.page import Bilingual, Heading, Page, Part, Token, TokenRow
 from trivium.text import Tokenizer
+from trivium.text.loading import text_errors
 
 Word: TypeAlias = tuple[Part, dict[str, Any]]
 """How a word becomes tokens, to show, and as facts, which have the `word` and its `tokens`."""
+
+
+def given_texts(texts: list[str] | None, default: list[str]) -> list[str]:
+    """The texts to explain. Raises TokenizerError: they are empty, or not valid Unicode."""
+    texts = texts or default
+    with text_errors():
+        whole = "".join(texts).encode()
+    if not whole.strip():
+        raise TokenizerError("There is no text to explain.")
+    return texts
 
 
 def load_tokenizer(path: Path, kinds: Container[str]) -> Tokenizer:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from trivium.explain.merges import TIES_NOTE, Ties, merging_page, training_page
+from trivium.explain.merges import Ties, merging_page, training_page
 from trivium.explain.page import Bilingual, Page
+from trivium.explain.tokens import given_texts
 from trivium.text.symbols import SPACE
 
 SUMMARY = Bilingual("BPE: merges of characters and their counts", "BPE：字符的合并与次数")
 
 _RATS = ["the car", "the cat", "the rat"]
 _BOOK = Bilingual(
-    "A textbook's listing of this example also joins r and a in its last step; that pair occurs "
-    "once and is not merged there. Its c + a comes third only where no merge crosses a space: "
-    "with --spaces the + ▁ is as frequent as th + e.",
-    "有教材在此例的最后一步把 r 和 a 也合在了一起，而这一对只出现一次，此时并不会合并。"
-    "另外，只有合并不跨越空格时，第三步才是 c + a；加上 --spaces，the + ▁ 出现三次，先于 c + a。",
+    "A textbook's listing of this example also joins r and a in its last step, a pair that occurs "
+    "once. Its c + a comes third only where no merge crosses a space: see --spaces.",
+    "有教材在此例的最后一步把 r 和 a 也合在了一起，而这一对只出现一次。"
+    "只有合并不跨越空格时，第三步才是 c + a，可用 --spaces 对照。",
 )
 
 
@@ -38,11 +38,9 @@ def explain(
         spaces: A space is a symbol like others, and merges cross it.
         tokenizer: Show how this one encodes the texts; a file, or the folder of a run.
     """
-    given = texts or _RATS
+    given = given_texts(texts, _RATS)
     if tokenizer is not None:
         return merging_page(tokenizer, given)
     words = [text.replace(" ", SPACE) for text in given] if spaces else " ".join(given).split()
-    notes = [TIES_NOTE] if texts else [TIES_NOTE, _BOOK]
-    title = Bilingual("BPE learns merges", "BPE 学习合并规则")
-    counts = Counter(filter(None, words))
-    return training_page(title, counts, merges=merges, ties=ties, byte_level=False, notes=notes)
+    notes = [] if texts else [_BOOK]
+    return training_page(Counter(words), merges, ties, byte_level=False, notes=notes)

@@ -7,19 +7,18 @@ from pathlib import Path
 
 from tokenizers import pre_tokenizers
 
-from trivium.explain.merges import TIES_NOTE, Ties, merging_page, training_page
+from trivium.explain.merges import Ties, merging_page, training_page
 from trivium.explain.page import Bilingual, Page
+from trivium.explain.tokens import given_texts
 
 SUMMARY = Bilingual("byte-level BPE: merges of UTF-8 bytes", "字节级 BPE：UTF-8 字节的合并")
 
 _NOTE = Bilingual(
-    "The words are those of GPT-2's splits: a space belongs to the word after it, written ▁. A "
-    "vocabulary begins with all 256 bytes, here only those of the text are listed. What is no "
-    "whole character is written as \\xe4; a character becomes one token when its bytes occur "
-    "together often enough.",
+    "Words are those of GPT-2's splits: a space belongs to the word after it, written ▁. A "
+    "vocabulary begins with all 256 bytes; here only those of the text are listed, as \\xe4 where "
+    "they are no whole character.",
     "先按 GPT-2 的规则切成词：空格归入后面的词，写作 ▁。词表以全部 256 个字节开头，"
-    "这里只列出文本中出现的字节。不成完整字符的字节写作 \\xe4；"
-    "一个汉字的几个字节一起出现得足够多，才会合并成一个词元。",
+    "这里只列出文本中出现的字节；不成完整字符的字节写作 \\xe4。",
 )
 
 
@@ -38,11 +37,9 @@ def explain(
         ties: Which of pairs that are as frequent.
         tokenizer: Show how this one encodes the texts; a file, or the folder of a run.
     """
-    texts = texts or ["今天", "今天", "天气", "the cat"]
+    texts = given_texts(texts, ["今天", "今天", "天气", "the cat"])
     if tokenizer is not None:
         return merging_page(tokenizer, texts)
     split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
     words = Counter(word for text in texts for word, _ in split(text))
-    title = Bilingual("Byte-level BPE learns merges", "字节级 BPE 学习合并规则")
-    notes = [_NOTE, TIES_NOTE]
-    return training_page(title, words, merges=merges, ties=ties, byte_level=True, notes=notes)
+    return training_page(words, merges, ties, byte_level=True, notes=[_NOTE])

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import unicodedata
-
-from trivium.errors import TokenizerError
-from trivium.explain.page import Bilingual, Formula, Page, Table
+from trivium.explain.page import Bilingual, Page, Table
+from trivium.explain.tokens import given_texts
 from trivium.text.symbols import bytes_to_symbols
 
 SUMMARY = Bilingual("a text as bytes, in UTF-8 and UTF-16", "文本的字节：UTF-8 与 UTF-16")
 
+_COLUMNS = [Bilingual("character", "字符"), Bilingual("code point", "码点"), "UTF-8", "UTF-16"]
+_SYMBOLS = Bilingual("in a byte-level vocabulary", "字节级词表中的写法")
 _WHY = Bilingual(
     "Byte-level BPE takes UTF-8: letters of ASCII stay one byte each, there is no order of bytes "
-    "to agree on, and no byte of one character looks like another character. 256 symbols write "
-    "every text, so that nothing is unknown. GPT-2 writes each byte as a printable symbol:",
-    "字节级 BPE 采用 UTF-8：ASCII 字符仍各占一个字节，没有字节序问题，"
-    "一个字符的字节也不会与另一个字符混淆。256 个符号足以写出任何文本，因此没有未知词元。"
-    "GPT-2 把每个字节写成一个可打印的符号：",
+    "to agree on, and 256 symbols write every text, so that nothing is unknown.",
+    "字节级 BPE 采用 UTF-8：ASCII 字符仍各占一个字节，没有字节序问题；"
+    "256 个符号足以写出任何文本，因此没有未知词元。",
 )
 _BOOK = Bilingual(
-    "A textbook prints 62 11 4e ca for this text. These are the bytes of 我今 in UTF-16; 今天 is "
-    "4e ca 59 29 there, and e4 bb 8a e5 a4 a9 in UTF-8.",
-    "有教材把“今天”的字节印作 62 11 4e ca，那其实是“我今”的 UTF-16 编码。"
-    "“今天”的 UTF-16 编码是 4e ca 59 29，UTF-8 编码是 e4 bb 8a e5 a4 a9。",
+    "A textbook prints 62 11 4e ca for 今天. These are the bytes of 我今 in UTF-16.",
+    "有教材把“今天”的字节印作 62 11 4e ca，那其实是“我今”的 UTF-16 编码。",
 )
 
 
@@ -32,47 +28,19 @@ def explain(text: str = "今天") -> Page:
     Args:
         text: Any text.
     """
-    try:
-        utf8, utf16 = text.encode(), text.encode("utf-16-be")
-    except UnicodeEncodeError as error:
-        raise TokenizerError(f"This text has no bytes, it is not valid Unicode: {error}.") from None
-    characters = [
-        {
-            "character": character,
-            "code_point": f"U+{ord(character):04X}",
-            "name": unicodedata.name(character, ""),
-            "utf8": character.encode().hex(" "),
-            "utf16": character.encode("utf-16-be").hex(" "),
-            "symbols": bytes_to_symbols(character.encode()),
-        }
-        for character in text
+    rows = [
+        [c, f"U+{ord(c):04X}", c.encode(), c.encode("utf-16-be"), bytes_to_symbols(c.encode())]
+        for c in given_texts([text], [])[0]
     ]
-    columns = [
-        Bilingual("character", "字符"),
-        Bilingual("code point", "码点"),
-        Bilingual("name", "名称"),
-        "UTF-8",
-        "UTF-16",
-        Bilingual("symbols", "符号"),
-    ]
-    rows = [[*one.values()] for one in characters]
+    shown = [[one.hex(" ") if isinstance(one, bytes) else one for one in row] for row in rows]
+    utf8, utf16 = (b"".join(row[column] for row in rows) for column in (2, 3))
     caption = Bilingual(
         f"{len(text)} characters, {len(utf8)} bytes in UTF-8, {len(utf16)} in UTF-16",
         f"{len(text)} 个字符，UTF-8 编码 {len(utf8)} 个字节，UTF-16 编码 {len(utf16)} 个字节",
     )
-    symbols = bytes_to_symbols(utf8)
+    notes = [_WHY, _BOOK] if text == "今天" else [_WHY]
     return Page(
         Bilingual("A text as bytes", "文本的字节"),
-        [
-            Table(columns, rows, caption),
-            _WHY,
-            Formula(symbols),
-            *([_BOOK] if text == "今天" else []),
-        ],
-        {
-            "characters": characters,
-            "utf8": utf8.hex(" "),
-            "utf16": utf16.hex(" "),
-            "symbols": symbols,
-        },
+        [Table([*_COLUMNS, _SYMBOLS], shown, caption), *notes],
+        {"utf8": utf8.hex(" "), "utf16": utf16.hex(" "), "symbols": bytes_to_symbols(utf8)},
     )

@@ -10,43 +10,43 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from trivium.errors import TokenizerError
 from trivium.explain.page import Bilingual, Formula, Heading, Page, Part, Table
-from trivium.explain.tokens import Word, encoding_page, load_tokenizer
+from trivium.explain.tokens import Word, encoding_page, given_texts, load_tokenizer
 
-SUMMARY = Bilingual(
-    "Unigram: a lattice of pieces, EM and pruning", "Unigram：切分的似然值、EM 与剪枝"
-)
+SUMMARY = Bilingual("Unigram: likelihood, EM and pruning", "Unigram：似然值、EM 算法与剪枝")
 
 _MAX_PIECE_LENGTH = 16  # characters, as in sentencepiece
+_UNKNOWN_PENALTY = 10.0  # nats below the worst piece, as in sentencepiece
 _EM_STEPS, _SHOWN_EM_STEPS = 100, (0, 1, 2, 10, 100)  # for the pieces of a single text
 _ROUND_EM_STEPS = 2
-_UNKNOWN_PENALTY = 10.0  # nats below the worst piece, as in sentencepiece
 _SHOWN_PATHS = 10
-_PIECE, _PROBABILITY = Bilingual("piece", "词元"), Bilingual("probability", "概率")
-_EXPECTED = Bilingual("expected count", "期望次数")
-_LIKELIHOOD = Bilingual("likelihood", "似然值")
 _EXAMPLE = ["hug hug hug pug pug pun bun hugs"]
+_PROBABILITY, _REMOVED = Bilingual("probability", "概率"), Bilingual("removed", "删去")
+_FITTING = [Bilingual("EM steps", "EM 步数"), Bilingual("likelihood", "似然值")]
+_PATHS = [Bilingual("segmentation", "切分"), Bilingual("product", "乘积"), _PROBABILITY]
+_PIECES = [Bilingual("piece", "词元"), Bilingual("expected count", "期望次数"), _PROBABILITY]
+_FORMULA = Formula("p(x) = p(x_1) * p(x_2) * ... * p(x_M)\np(text) = sum of p(x) over all x")
 _NOTE = Bilingual(
     "The E step counts each piece over all segmentations, weighted by their probabilities; the M "
     "step divides by the total. The loss of a piece is by how many nats the log-likelihood falls "
-    "without it; those with the least go, characters stay. Training here (the library tokenizers) "
-    "keeps 75% of the pieces in a round unless the tokenizer's key keep says else.",
+    "without it; those with the least go, characters stay. A tokenizer is trained alike; its key "
+    "keep is the share that stays, 0.75 unless set.",
     "E 步按各种切分的概率加权，统计每个词元的期望次数；M 步将其除以总数，得到新的概率。"
-    "词元的损失是去掉它之后对数似然下降的量（单位为奈特）；损失最小的词元被删去，单个字符始终保留。"
-    "实际训练（tokenizers 库）每轮默认保留 75% 的词元，可用词元分析器的 keep 键更改。",
+    "词元的损失是去掉它之后对数似然的下降量；损失最小的词元被删去，单个字符始终保留。"
+    "词元分析器的训练与此相同，每轮保留的比例由 keep 键给出，默认为 0.75。",
 )
 
 
 def explain(
     texts: list[str] | None = None,
     *,
-    vocab: str | None = None,
+    vocab: str = "ab c",
     vocab_size: int | None = None,
     keep: float = 0.8,
     tokenizer: Path | None = None,
@@ -54,41 +54,26 @@ def explain(
     """Show the segmentations of a text with their probabilities, or the training on texts.
 
     Args:
-        texts: Texts. Default: ababc with the pieces ab and c, and a training.
-        vocab: Pieces of the lattice separated by spaces, or PIECE=PROBABILITY for every one.
+        texts: Texts. Default: ababc, and a small training.
+        vocab: Pieces of the lattice, separated by spaces.
         vocab_size: Show how the texts' words are pruned to as many pieces.
         keep: Share of the pieces that a round of pruning keeps.
         tokenizer: Show how this one encodes the texts; a file, or the folder of a run.
     """
     if tokenizer is not None:
-        return _encoding(tokenizer, texts or _EXAMPLE)
-    formula = Formula("p(x) = p(x_1) * p(x_2) * ... * p(x_M);   p(text) = sum of p(x) over all x")
-    parts, facts = [formula], dict[str, Any]()
+        return _encoding(tokenizer, given_texts(texts, _EXAMPLE))
+    parts, facts = list[Part]([_FORMULA]), dict[str, Any]()
     if vocab_size is None:
-        pieces = _pieces(vocab or "ab c")
-        lattices = [lattice(text, pieces) for text in texts or ["ababc"]]
-        parts += [part for some, _ in lattices for part in some]
-        facts["texts"] = [one for _, one in lattices]
+        facts["texts"] = []
+        for text in given_texts(texts, ["ababc"]):
+            probabilities, fitting = fit(text, vocab.split())
+            paths, fact = lattice(text, probabilities)
+            parts += [Heading(text), fitting, paths]
+            facts["texts"].append(fact)
     if vocab_size is not None or texts is None:
-        some, facts["training"] = train(texts or _EXAMPLE, vocab_size or 9, keep)
-        parts += [*some, _NOTE]
+        rounds, facts["training"] = train(given_texts(texts, _EXAMPLE), vocab_size or 9, keep)
+        parts += [Heading(Bilingual("Training", "训练")), *rounds, _NOTE]
     return Page(Bilingual("The Unigram model", "Unigram 模型"), parts, facts)
-
-
-def _pieces(vocab: str) -> dict[str, float] | list[str]:
-    """Pieces, with probabilities where every one has its own."""
-    entries = [entry.rpartition("=") for entry in vocab.split()]
-    if not any(equals for _, equals, _ in entries):
-        return vocab.split()
-    try:
-        pieces = {piece: float(value) for piece, _, value in entries}
-    except ValueError:
-        pieces = {}
-    if not pieces or any(not piece or not 0.0 < value <= 1.0 for piece, value in pieces.items()):
-        raise TokenizerError(
-            f"--vocab takes pieces, or PIECE=PROBABILITY for every one (0 to 1), not {vocab!r}."
-        )
-    return pieces
 
 
 def _encoding(path: Path, texts: Sequence[str]) -> Page:
@@ -100,92 +85,55 @@ def _encoding(path: Path, texts: Sequence[str]) -> Page:
     probabilities = {piece: math.exp(min(score, 99.0)) for piece, score in scores.items()}
 
     def explain_word(word: str) -> Word:
-        (*_, paths), facts = lattice(word, dict.fromkeys(word, unknown) | probabilities)
-        return paths, facts
+        return lattice(word, dict.fromkeys(word, unknown) | probabilities)
 
     return encoding_page(tokenizer, texts, explain_word)
 
 
-class _Edge(NamedTuple):
-    """A piece that matches the text from `start` to `end` (characters), and its probability."""
+def fit(text: str, pieces: Sequence[str]) -> tuple[dict[str, float], Table]:
+    """The probabilities that maximise the likelihood of a text, by EM from equal ones.
 
-    start: int
-    end: int
-    piece: str
-    probability: float
+    With {ab, c}, ababc has one segmentation, p(ab) = 2/3, p(c) = 1/3, and the likelihood
+    2/3 x 2/3 x 1/3 = 4/27.
+    """
+    probabilities, rows = dict.fromkeys(pieces, 1.0 / max(1, len(pieces))), []
+    for step in range(_EM_STEPS + 1):
+        counts, likelihood = expected_counts(text, probabilities)
+        if step in _SHOWN_EM_STEPS:
+            rows.append([step, *map(_number, (likelihood, *probabilities.values()))])
+        if step < _EM_STEPS and counts:
+            probabilities = dict.fromkeys(pieces, 0.0) | _normalized(counts)
+    names = [f"p({piece})" for piece in probabilities]
+    return probabilities, Table([*_FITTING, *names], rows, Bilingual("EM", "EM 算法"))
 
 
-def lattice(
-    text: str, vocabulary: Mapping[str, float] | Sequence[str]
-) -> tuple[list[Part], dict[str, Any]]:
-    """The segmentations of a text over pieces and their probabilities.
+def lattice(text: str, probabilities: Mapping[str, float]) -> Word:
+    """The segmentations of a text over pieces and their probabilities, the most probable first.
 
-    Pieces without probabilities get those that maximise the likelihood of the text, by EM from
-    equal ones: with {ab, c}, ababc has one segmentation, p(ab) = 2/3, p(c) = 1/3, and the
-    likelihood 2/3 x 2/3 x 1/3 = 4/27.
-
-    The facts: the `edges`, `forward[i]`, the probability of the first i characters summed over
-    segmentations, whose last is the `likelihood`, the `expected_counts` of the pieces,
-    `path_count`, the number of segmentations, and `paths`, the most probable ones, best first.
+    The facts: the `likelihood`, summed over segmentations, `path_count`, how many there are, and
+    `paths`, the best of them.
 
     Raises TokenizerError: no path covers the text.
     """
-    parts: list[Part] = [Heading(text)]
-    history = list[list[Any]]()
-    if isinstance(vocabulary, Mapping):
-        probabilities = dict(vocabulary)
-    else:
-        probabilities = {piece: 1.0 / len(vocabulary) for piece in vocabulary}
-        for step in range(_EM_STEPS + 1):
-            counts, likelihood = expected_counts(text, probabilities)
-            if step in _SHOWN_EM_STEPS:
-                history.append([step, _number(likelihood), *map(_number, probabilities.values())])
-            if step < _EM_STEPS and counts:
-                total = sum(counts.values())
-                probabilities = {piece: counts.get(piece, 0.0) / total for piece in probabilities}
-        columns = [Bilingual("step", "步"), _LIKELIHOOD, *(f"p({piece})" for piece in vocabulary)]
-        parts.append(
-            Table(columns, history, Bilingual("EM on this text alone", "仅在此文本上做 EM"))
-        )
-    edges = _edges(text, probabilities)
-    path_count = _forward(text, [edge._replace(probability=1) for edge in edges])[-1]
+    path_count = _forward(text, {p: 1 for p, value in probabilities.items() if value})[-1]
     if not path_count:
-        pieces = " ".join(sorted(vocabulary)[:20])
+        pieces = " ".join(sorted(probabilities)[:20])
         raise TokenizerError(
             f"{text!r} cannot be written with the pieces {pieces}. Give others with --vocab."
         )
-    forward, best = _forward(text, edges), _best_paths(text, edges, _SHOWN_PATHS)
-    counts, likelihood = expected_counts(text, probabilities)
-    rows = [
-        [piece, _number(probabilities[piece]), _number(count)] for piece, count in counts.items()
-    ]
-    parts.append(Table([_PIECE, _PROBABILITY, _EXPECTED], rows))
-    columns = [
-        Bilingual("segmentation, best first", "切分（由高到低）"),
-        Bilingual("product", "乘积"),
-        _PROBABILITY,
-    ]
-    rows = [
-        [
-            " ".join(pieces),
-            " x ".join(_number(probabilities[piece]) for piece in pieces),
-            _number(math.exp(nats)),
-        ]
-        for pieces, nats in best
-    ]
+    likelihood, best = _forward(text, probabilities)[-1], _best_paths(text, probabilities)
+    rows = []
+    for pieces, nats in best:
+        product = " x ".join(_number(probabilities[piece]) for piece in pieces)
+        rows.append([" ".join(pieces), product, _number(math.exp(nats))])
     caption = Bilingual(
-        f"{text}: segmentations {path_count}, likelihood {_number(likelihood)}",
-        f"{text}：共 {path_count} 种切分，似然值 {_number(likelihood)}",
+        f"{text}: likelihood {_number(likelihood)}, segmentations: {path_count}",
+        f"{text}：似然值 {_number(likelihood)}，切分方式 {path_count} 种",
     )
-    parts.append(Table(columns, rows, caption))
-    return parts, {
+    return Table(_PATHS, rows, caption), {
         "word": text,
         "tokens": best[0][0],
-        "probabilities": probabilities,
-        "edges": [edge._asdict() for edge in edges],
-        "forward": forward,
         "likelihood": likelihood,
-        "expected_counts": counts,
         "path_count": path_count,
         "paths": [{"pieces": pieces, "log_probability": nats} for pieces, nats in best],
     }
@@ -198,60 +146,58 @@ def _number(value: float) -> str:
     return str(near) if exact else f"{value:.4g}"
 
 
-def _edges(text: str, probabilities: Mapping[str, float]) -> list[_Edge]:
-    """Every piece that matches somewhere in `text`, sorted by start."""
-    longest = max(map(len, probabilities), default=0)
+def _spans(text: str, pieces: Mapping[str, float]) -> list[tuple[int, int]]:
+    """Where a piece matches in a text: from a character to before another, sorted by the latter."""
+    longest = max(map(len, pieces), default=0)
     return [
-        _Edge(start, end, text[start:end], probabilities[text[start:end]])
-        for start in range(len(text))
-        for end in range(start + 1, min(len(text), start + longest) + 1)
-        if probabilities.get(text[start:end], 0.0) > 0.0
+        (start, end)
+        for end in range(1, len(text) + 1)
+        for start in range(max(0, end - longest), end)
+        if pieces.get(text[start:end], 0.0) > 0.0
     ]
 
 
-def _forward(text: str, edges: Iterable[_Edge]) -> list[float]:
+def _forward(text: str, pieces: Mapping[str, float]) -> list[float]:
     """The probability of the first i characters, summed over segmentations, for every i.
 
     Where every piece has 1, the number of segmentations, of any size.
     """
     forward: list[float] = [1, *[0] * len(text)]
-    for edge in sorted(edges, key=lambda edge: edge.end):
-        forward[edge.end] += forward[edge.start] * edge.probability
+    for start, end in _spans(text, pieces):
+        forward[end] += forward[start] * pieces[text[start:end]]
     return forward
 
 
-def _best_paths(text: str, edges: Sequence[_Edge], top: int) -> list[tuple[tuple[str, ...], float]]:
-    """The `top` best segmentations and their log-probabilities in nats.
+def _best_paths(text: str, pieces: Mapping[str, float]) -> list[tuple[tuple[str, ...], float]]:
+    """The best segmentations and their log-probabilities in nats.
 
     Viterbi's algorithm, keeping as many up to each character.
     """
-    best: list[list[tuple[tuple[str, ...], float]]] = [[((), 0.0)]]
-    for end in range(1, len(text) + 1):
+    best: list[list[tuple[tuple[str, ...], float]]] = [[((), 0.0)], *([] for _ in text)]
+    for end, spans in itertools.groupby(_spans(text, pieces), key=lambda span: span[1]):
         paths = [
-            ((*pieces, edge.piece), nats + math.log(edge.probability))
-            for edge in edges
-            if edge.end == end
-            for pieces, nats in best[edge.start]
+            ((*path, text[start:end]), nats + math.log(pieces[text[start:end]]))
+            for start, _ in spans
+            for path, nats in best[start]
         ]
         paths.sort(key=lambda path: (-path[1], len(path[0]), path[0]))
-        best.append(paths[:top])
+        best[end] = paths[:_SHOWN_PATHS]
     return best[-1]
 
 
-def expected_counts(
-    text: str, probabilities: Mapping[str, float]
-) -> tuple[dict[str, float], float]:
+def expected_counts(text: str, pieces: Mapping[str, float]) -> tuple[dict[str, float], float]:
     """The E step: how often each piece occurs on average over segmentations, and the likelihood.
 
     E[count(x)] = sum over matches of x of alpha[start] p(x) beta[end] / likelihood, with alpha and
     beta the summed probabilities of the paths before and after.
     """
-    edges, size = _edges(text, probabilities), len(text)
-    mirrored = [e._replace(start=size - e.end, end=size - e.start) for e in edges]
-    alpha, beta = _forward(text, edges), _forward(text, mirrored)[::-1]
+    alpha = _forward(text, pieces)
+    mirrored = {piece[::-1]: probability for piece, probability in pieces.items()}
+    beta = _forward(text[::-1], mirrored)[::-1]
     counts: defaultdict[str, float] = defaultdict(float)
-    for edge in edges if alpha[-1] else ():
-        counts[edge.piece] += alpha[edge.start] * edge.probability * beta[edge.end] / alpha[-1]
+    for start, end in _spans(text, pieces) if alpha[-1] else ():
+        piece = text[start:end]
+        counts[piece] += alpha[start] * pieces[piece] * beta[end] / alpha[-1]
     return dict(counts), alpha[-1]
 
 
@@ -271,16 +217,14 @@ def train(texts: Sequence[str], vocab_size: int, keep: float) -> tuple[list[Part
     The facts: the `seed`, in `rounds` a row for each piece, and the final `probabilities`. The loss
     of a piece is None for characters, which always stay.
     """
-    words = Counter(word for text in texts for word in text.split())
-    characters = {character for word in words for character in word}
-    if not words:
-        raise TokenizerError("There is no text to learn pieces from.")
-    if not 0 < keep < 1:
-        raise TokenizerError(f"--keep is a share between 0 and 1, not {keep}.")
+    words = Counter(" ".join(texts).split())
+    characters = {*"".join(words)}
     if vocab_size < len(characters):
         raise TokenizerError(
             f"A vocabulary of {vocab_size} cannot hold {len(characters)} different characters."
         )
+    if not 0 < keep < 1:
+        raise TokenizerError(f"--keep is a share between 0 and 1, not {keep}.")
     counts: Counter[str] = Counter()
     for word, times in words.items():
         for start, end in itertools.combinations(range(len(word) + 1), 2):
@@ -288,21 +232,8 @@ def train(texts: Sequence[str], vocab_size: int, keep: float) -> tuple[list[Part
                 counts[word[start:end]] += times
     seed = {piece: n for piece, n in counts.items() if len(piece) == 1 or n > 1}
     probabilities, rounds = _normalized(seed), []
-    columns = [
-        _PIECE,
-        _EXPECTED,
-        _PROBABILITY,
-        Bilingual("loss", "损失"),
-        Bilingual("removed", "删去"),
-    ]
-    character, removed = Bilingual("character", "字符"), Bilingual("removed", "删去")
-    parts: list[Part] = [
-        Heading(Bilingual("Training", "训练")),
-        Bilingual(
-            f"seed vocabulary ({len(seed)}): {' '.join(seed)}",
-            f"种子词表（{len(seed)} 个词元）：{' '.join(seed)}",
-        ),
-    ]
+    english, chinese = f"seed vocabulary ({len(seed)})", f"种子词表（{len(seed)} 个）"
+    parts: list[Part] = [Bilingual(*(f"{name}: {' '.join(seed)}" for name in (english, chinese)))]
     while True:
         expected: dict[str, float] = {}
         for _ in range(_ROUND_EM_STEPS):
@@ -319,35 +250,17 @@ def train(texts: Sequence[str], vocab_size: int, keep: float) -> tuple[list[Part
         order = sorted(probabilities, key=lambda p: (-probabilities[p], p))
         ranked = sorted(order, key=lambda p: -losses.get(p, math.inf))
         kept = ranked[: max(vocab_size, math.floor(keep * len(order)), len(characters))]
-        rounds.append(
-            [
-                {
-                    "piece": piece,
-                    "expected_count": expected[piece],
-                    "probability": probabilities[piece],
-                    "loss": losses.get(piece),
-                    "kept": piece in kept,
-                }
-                for piece in order
-            ]
-        )
-        rows = [
-            [
-                piece,
-                expected[piece],
-                probabilities[piece],
-                losses.get(piece, character),
-                "" if piece in kept else removed,
-            ]
-            for piece in order
-        ]
+        names = ("piece", "expected_count", "probability", "loss", "kept")
+        rows = [(p, expected[p], probabilities[p], losses.get(p), p in kept) for p in order]
+        rounds.append([dict(zip(names, row)) for row in rows])
         caption = Bilingual(
             f"round {len(rounds)}, after {_ROUND_EM_STEPS} EM steps: log-likelihood {whole:.4f}, "
             f"{len(kept)} of {len(order)} pieces stay",
             f"第 {len(rounds)} 轮，{_ROUND_EM_STEPS} 步 EM 之后：对数似然 {whole:.4f}，"
             f"{len(order)} 个词元中保留 {len(kept)} 个",
         )
-        parts.append(Table(columns, rows, caption))
+        shown = [[*row[:3], row[3] or "", "" if row[4] else _REMOVED] for row in rows]
+        parts.append(Table([*_PIECES, Bilingual("loss", "损失"), _REMOVED], shown, caption))
         if len(kept) == len(order):
             break
         probabilities = _normalized({piece: probabilities[piece] for piece in kept})

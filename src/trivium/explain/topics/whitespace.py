@@ -6,12 +6,14 @@ from collections import Counter
 from pathlib import Path
 
 from trivium.errors import TokenizerError
-from trivium.explain.page import Bilingual, Page, Part, Table, Token, TokenRow
-from trivium.explain.tokens import load_tokenizer
+from trivium.explain.page import Bilingual, Page, Table, Token, TokenRow
+from trivium.explain.tokens import given_texts, load_tokenizer
 from trivium.text import Tokenizer
 
 SUMMARY = Bilingual("words between spaces and their counts", "基于空格的分词与词频")
 
+_COLUMNS = [Bilingual("word", "词"), Bilingual("count", "次数"), Bilingual("kept", "进入词表")]
+_YES, _NO = Bilingual("yes", "是"), Bilingual("no", "否")
 _NOTE = Bilingual(
     "Words beyond the vocabulary share one token, and words of one stem share nothing. Text "
     "without spaces, such as Chinese, is one word a clause.",
@@ -29,34 +31,28 @@ def explain(
         kept: Words in the vocabulary.
         tokenizer: Show how this one encodes the texts; a file, or the folder of a run.
     """
-    texts = texts or ["the mouse ate the cheese", "the cat ate the mouse"]
-    counts = Counter(word for text in texts for word in text.split())
-    if not counts or kept < 1:
-        raise TokenizerError("A vocabulary of words needs a text with words, and to keep one.")
-    if tokenizer is None:
-        loaded = Tokenizer.train(
-            "whitespace", texts=texts, vocab_size=kept + 1, special_tokens=["<unk>"], progress=False
-        )
-    else:
+    texts = given_texts(texts, ["the mouse ate the cheese", "the cat ate the mouse"])
+    counts = Counter(" ".join(texts).split())
+    if kept < 1:
+        raise TokenizerError(f"A vocabulary keeps one word at least, not {kept}.")
+    if tokenizer is not None:
         loaded = load_tokenizer(tokenizer, ("whitespace",))
+    else:
+        options = {"vocab_size": kept + 1, "special_tokens": ["<unk>"], "progress": False}
+        loaded = Tokenizer.train("whitespace", texts=texts, **options)
     known, unknown = loaded.model["vocab"], str(loaded.model["unk_token"])
-
-    rows, facts = list[Part](), []
-    for text in texts:
-        words = loaded.split_words(text)
-        tokens = [word if word in known else unknown for word in words]
-        row = [Token(w, t, "" if w in known else "changed") for w, t in zip(words, tokens)]
-        rows.append(TokenRow(row, text))
-        facts.append({"text": text, "tokens": tokens})
-    columns = [
-        Bilingual("word", "词"),
-        Bilingual("count", "次数"),
-        Bilingual("in the vocabulary", "在词表中"),
+    encoded = [
+        [(word, word if word in known else unknown) for word in loaded.split_words(text)]
+        for text in texts
     ]
-    yes, no = Bilingual("yes", "是"), Bilingual("no", "否")
-    numbers = [[word, n, yes if word in known else no] for word, n in counts.most_common()]
+    rows = [
+        TokenRow([Token(w, token, "" if w in known else "changed") for w, token in words])
+        for words in encoded
+    ]
+    numbers = [[word, n, _YES if word in known else _NO] for word, n in counts.most_common()]
+    tokens = [{"tokens": [token for _, token in words]} for words in encoded]
     return Page(
         Bilingual("Words between spaces", "基于空格的分词"),
-        [Table(columns, numbers), *rows, _NOTE],
-        {"counts": dict(counts), "vocabulary": list(known), "texts": facts},
+        [Table(_COLUMNS, numbers), *rows, _NOTE],
+        {"counts": dict(counts), "vocabulary": list(known), "texts": tokens},
     )

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from trivium.explain.page import Bilingual, Formula, Page, Table
-from trivium.explain.tokens import Word, encoding_page, load_tokenizer
+from trivium.explain.tokens import Word, encoding_page, given_texts, load_tokenizer
 from trivium.text.symbols import WORDPIECE_PREFIX
 
 SUMMARY = Bilingual("WordPiece: the longest match first", "WordPiece：最长匹配优先")
 
+_BERT = {
+    "unk_token": "[UNK]",
+    "continuing_subword_prefix": WORDPIECE_PREFIX,
+    "max_input_chars_per_word": 100,
+}
+_COLUMNS = [
+    Bilingual("rest of the word", "剩余部分"),
+    Bilingual("token", "词元"),
+    Bilingual("longer ones, not in the vocabulary", "更长而不在词表中的"),
+]
+_NONE = Bilingual("no match", "无法匹配")
 _NOTE = Bilingual(
-    "From the left the longest token of the vocabulary is taken; inside a word tokens begin with "
-    "##. Where nothing matches the whole word is unknown. Training of the original takes the pair "
-    "with the greatest ratio below, the libraries of today (this one, too) the most frequent pair, "
-    "as BPE does.",
-    "从左到右，每次取词表中能匹配的最长词元；词内部的词元以 ## 开头。"
-    "若某处无法匹配，整个词记为未知词元。"
-    "训练时，原始算法选下式比值最大的一对；如今的库（包括这里）与 BPE 一样，选出现次数最多的一对。",
+    "Inside a word tokens begin with ##. Where nothing matches the whole word is unknown. Training "
+    "of the original merges the pair with the greatest score below, the libraries of today (here, "
+    "too) the most frequent pair, as BPE does.",
+    "词内部的词元以 ## 开头；若某处无法匹配，整个词记为未知词元。"
+    "训练时，原始算法合并下式得分最高的一对；"
+    "如今的库（包括这里）与 BPE 一样，合并出现次数最多的一对。",
 )
 
 
@@ -36,57 +47,36 @@ def explain(
         vocab: Tokens, separated by spaces.
         tokenizer: Show how this one encodes the texts; a file, or the folder of a run.
     """
-    words = words or ["playing", "unaffable", "player"]
+    words = given_texts(words, ["playing", "unaffable", "player"])
     if tokenizer is not None:
         loaded = load_tokenizer(tokenizer, ("wordpiece",))
-        model = loaded.model
-        names = ("unk_token", "continuing_subword_prefix", "max_input_chars_per_word")
-        unknown, prefix, most = (model[name] for name in names)
-        return encoding_page(
-            loaded, words, lambda word: match(word, model["vocab"], unknown, prefix, most)
-        )
-    tokens = vocab.split()
-    matches = [match(word, tokens) for text in words for word in text.split()]
+        return encoding_page(loaded, words, lambda word: match(word, loaded.model))
+    model = _BERT | {"vocab": vocab.split()}
+    matches = [match(word, model) for word in " ".join(words).split()]
+    parts = [part for part, _ in matches]
+    formula = Formula("score(a, b) = count(ab) / (count(a) * count(b))")
     return Page(
         Bilingual("WordPiece takes the longest match", "WordPiece 最长匹配"),
-        [
-            Bilingual(f"vocabulary: {vocab}", f"词表：{vocab}"),
-            *(part for part, _ in matches),
-            _NOTE,
-            Formula("score(a, b) = count(ab) / (count(a) * count(b))"),
-        ],
-        {"vocabulary": tokens, "words": [facts for _, facts in matches]},
+        [Bilingual(f"vocabulary: {vocab}", f"词表：{vocab}"), *parts, _NOTE, formula],
+        {"words": [facts for _, facts in matches]},
     )
 
 
-def match(
-    word: str,
-    vocabulary: Collection[str],
-    unknown: str = "[UNK]",
-    prefix: str = WORDPIECE_PREFIX,
-    max_characters: int = 100,
-) -> Word:
+def match(word: str, model: Mapping[str, Any]) -> Word:
     """Take the longest token that starts the rest of the word, until nothing is left.
 
-    Where no token matches, and in words longer than `max_characters`, the whole word is unknown.
+    Where no token matches, and in words that are too long, the whole word is unknown.
     """
-    tokens, steps, rest = [], [], word
-    while rest and len(word) <= max_characters:
-        starts = [(prefix if tokens else "") + rest[:end] for end in range(len(rest), 0, -1)]
-        missed = list(itertools.takewhile(lambda token: token not in vocabulary, starts))
-        token = starts[len(missed)] if len(missed) < len(starts) else None
-        steps.append({"rest": rest, "missed": missed, "token": token})
-        if token is None:
+    tokens, rows, rest = [], [], word
+    while rest and len(word) <= model["max_input_chars_per_word"]:
+        prefix = model["continuing_subword_prefix"] if tokens else ""
+        starts = [prefix + rest[:end] for end in range(len(rest), 0, -1)]
+        missed = list(itertools.takewhile(lambda token: token not in model["vocab"], starts))
+        if len(missed) == len(rest):
+            rows.append([rest, _NONE, " ".join(missed)])
             break
-        tokens.append(token)
+        tokens.append(starts[len(missed)])
+        rows.append([rest, tokens[-1], " ".join(missed)])
         rest = rest[len(rest) - len(missed) :]
-    tokens = [unknown] if rest else tokens
-    columns = [
-        Bilingual("rest of the word", "剩余部分"),
-        Bilingual("token", "词元"),
-        Bilingual("longer ones, not in the vocabulary", "更长而不在词表中的"),
-    ]
-    none = Bilingual("no match", "无法匹配")
-    rows = [[one["rest"], one["token"] or none, " ".join(one["missed"])] for one in steps]
-    facts = {"word": word, "tokens": tokens, "steps": steps}
-    return Table(columns, rows, f"{word} -> {' '.join(tokens)}"), facts
+    tokens = [model["unk_token"]] if rest else tokens
+    return Table(_COLUMNS, rows, f"{word} -> {' '.join(tokens)}"), {"word": word, "tokens": tokens}
