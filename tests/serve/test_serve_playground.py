@@ -19,6 +19,7 @@ from serving import running
 gr = pytest.importorskip("gradio")
 
 from trivium.data.prepare import prepare  # noqa: E402
+from trivium.explain import explain, load_topic  # noqa: E402
 from trivium.inference.sampling_params import SamplingParams  # noqa: E402
 from trivium.language_model import LanguageModel  # noqa: E402
 from trivium.model_loading import load  # noqa: E402
@@ -43,6 +44,7 @@ TABS = {
     "Answer": "问答",
     "Tokenizers": "分词器",
     "Attention": "注意力",
+    "Learn": "学习",
     "Runs": "训练记录",
 }
 SENTENCE = "The weather was cloudy yesterday."
@@ -281,6 +283,20 @@ def test_attention_of_every_kind(functions, models):
         functions("look", "decoder", SENTENCE * 20, "", "decoder", 1, 0, ENGLISH)
 
 
+def test_a_topic_explains_a_text_in_the_language_of_the_page(functions):
+    page = functions("learn", "bpe", "the car\nthe cat\n", CHINESE)
+    assert page == explain("bpe", ["the car", "the cat"]).html("zh", whole=False)
+    assert "<html" not in page
+    row, words, page = functions("choose", "norm", ENGLISH)
+    assert (row.visible, words) == (False, "")
+    assert page == explain("norm").html("en", whole=False)
+    assert functions("choose", "bytes", ENGLISH)[0].visible
+    names = dict(functions("begin", CHINESE).choices)
+    assert f"bpe: {load_topic('bpe').SUMMARY.zh}" in names
+    with pytest.raises(gr.Error, match="at most 1,000"):
+        functions("learn", "bytes", "a" * 1001, ENGLISH)
+
+
 def test_the_curves_of_runs_grow(paths, runs_folder):
     from trivium.serve.playground.runs import run_names
 
@@ -404,6 +420,8 @@ def test_the_page_in_a_browser(paths, models, runs_folder):
         seen(page, "#completions-table", "%")
         run(page, "Attention", "attention")
         seen(page, "#attention-table", "0.00")
+        page.get_by_role("tab", name="Learn", exact=True).click()
+        page.locator("#learn-shown .explain h1").wait_for()
         page.get_by_role("tab", name="Runs", exact=True).click()
         page.locator("#runs-valid_loss canvas, #runs-valid_loss svg").first.wait_for()
         page.get_by_role("tab", name="Translate", exact=True).click()

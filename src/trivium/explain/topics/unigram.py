@@ -46,32 +46,32 @@ _NOTE = Bilingual(
 def explain(
     texts: list[str] | None = None,
     *,
-    vocab: str = "ab c",
+    vocab: str | None = None,
     vocab_size: int | None = None,
     keep: float = 0.8,
     tokenizer: Path | None = None,
 ) -> Page:
-    """Show the segmentations of a text with their probabilities, or the training on texts.
+    """Train on the words of texts, or show all segmentations of texts.
 
     Args:
-        texts: Texts. Default: ababc, and a small training.
-        vocab: Pieces of the lattice, separated by spaces.
-        vocab_size: Show how the texts' words are pruned to as many pieces.
+        texts: Small texts. Default: segmentations of ababc, and a training.
+        vocab: Show segmentations into these pieces, separated by spaces.
+        vocab_size: Pieces that are left by training. Default: two more than characters.
         keep: Share of the pieces that a round of pruning keeps.
         tokenizer: Show how this one encodes the texts; a file, or the folder of a run.
     """
     if tokenizer is not None:
         return _encoding(tokenizer, given_texts(texts, _EXAMPLE))
     parts, facts = list[Part]([_FORMULA]), dict[str, Any]()
-    if vocab_size is None:
+    if vocab is not None or texts is None:
         facts["texts"] = []
         for text in given_texts(texts, ["ababc"]):
-            probabilities, fitting = fit(text, vocab.split())
+            probabilities, fitting = fit(text, (vocab or "ab c").split())
             paths, fact = lattice(text, probabilities)
             parts += [Heading(text), fitting, paths]
             facts["texts"].append(fact)
-    if vocab_size is not None or texts is None:
-        rounds, facts["training"] = train(given_texts(texts, _EXAMPLE), vocab_size or 9, keep)
+    if vocab is None:
+        rounds, facts["training"] = train(given_texts(texts, _EXAMPLE), vocab_size, keep)
         parts += [Heading(Bilingual("Training", "训练")), *rounds, _NOTE]
     return Page(Bilingual("The Unigram model", "Unigram 模型"), parts, facts)
 
@@ -206,7 +206,9 @@ def _normalized(counts: Mapping[str, float]) -> dict[str, float]:
     return {piece: count / total for piece, count in counts.items()}
 
 
-def train(texts: Sequence[str], vocab_size: int, keep: float) -> tuple[list[Part], dict[str, Any]]:
+def train(
+    texts: Sequence[str], vocab_size: int | None, keep: float
+) -> tuple[list[Part], dict[str, Any]]:
     """Learn pieces from the whitespace-separated words of small texts.
 
     The seed holds every character and every substring that occurs twice. Each round makes two EM
@@ -219,6 +221,7 @@ def train(texts: Sequence[str], vocab_size: int, keep: float) -> tuple[list[Part
     """
     words = Counter(" ".join(texts).split())
     characters = {*"".join(words)}
+    vocab_size = len(characters) + 2 if vocab_size is None else vocab_size
     if vocab_size < len(characters):
         raise TokenizerError(
             f"A vocabulary of {vocab_size} cannot hold {len(characters)} different characters."
@@ -232,8 +235,8 @@ def train(texts: Sequence[str], vocab_size: int, keep: float) -> tuple[list[Part
                 counts[word[start:end]] += times
     seed = {piece: n for piece, n in counts.items() if len(piece) == 1 or n > 1}
     probabilities, rounds = _normalized(seed), []
-    english, chinese = f"seed vocabulary ({len(seed)})", f"种子词表（{len(seed)} 个）"
-    parts: list[Part] = [Bilingual(*(f"{name}: {' '.join(seed)}" for name in (english, chinese)))]
+    listed = f"({len(seed)}): {' '.join(seed)}"
+    parts: list[Part] = [Bilingual(f"seed vocabulary {listed}", f"种子词表 {listed}")]
     while True:
         expected: dict[str, float] = {}
         for _ in range(_ROUND_EM_STEPS):

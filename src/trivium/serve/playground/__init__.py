@@ -20,6 +20,7 @@ from trivium.serve.endpoints import ENDPOINTS
 from trivium.serve.models import ModelRegistry, ServedModel
 from trivium.serve.playground.attention_tab import attention_tab
 from trivium.serve.playground.chat_tab import chat_tab
+from trivium.serve.playground.learn_tab import learn_tab
 from trivium.serve.playground.runs import runs_tab
 from trivium.serve.playground.tabs import EVENT, TABS, AddTab
 from trivium.serve.playground.texts import LANGUAGES, TRANSLATIONS, label, text
@@ -94,7 +95,7 @@ def mount_playground(
 
 
 def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
-    """The tabs of `TABS` that a served model can answer, chat, attention, and reports of runs.
+    """The tabs of `TABS` that a served model can answer, chat, attention, topics, and runs.
 
     A tab shows an example of its first model when it is opened first.
     """
@@ -109,7 +110,7 @@ def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
         if name == "translate":  # one that was only pretrained has not learned it: last
             able.sort(key=lambda each: outlines[each].settings.task is None)
     with_attention = [name for name, lm in outlines.items() if lm.spec.attends]
-    tabs.append(("attention", attention_tab, with_attention))
+    tabs += [("attention", attention_tab, with_attention), ("learn", learn_tab, [*outlines])]
     first = True
     with _Page(title="Trivium", analytics_enabled=False) as page:
         gr.Markdown("# Trivium")

@@ -8,6 +8,8 @@ from typing import Any
 
 import gradio as gr
 
+from trivium.explain.page import Language
+
 _TEXTS: dict[str, list[str]] = tomllib.loads(
     Path(__file__).with_name("texts.toml").read_text(encoding="utf-8")
 )
@@ -32,7 +34,11 @@ def label(key: str) -> Any:
     return TRANSLATIONS(f"trivium.{key}")
 
 
+def language(request: gr.Request) -> Language:
+    """The one that the browser of a request prefers."""
+    return "zh" if request.headers.get("accept-language", "").startswith("zh") else "en"
+
+
 def text(key: str, request: gr.Request, **values: object) -> str:
     """A text in the language that the browser of a request prefers."""
-    chinese = request.headers.get("accept-language", "").startswith("zh")
-    return (_ZH if chinese else _EN)[key].format(**values)
+    return (_ZH if language(request) == "zh" else _EN)[key].format(**values)

@@ -1,0 +1,56 @@
+"""The pages of `trivium explain`: a topic with its example, or with a text of one's own."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import gradio as gr
+
+from trivium.errors import TriviumError
+from trivium.explain import explain, load_topic, topic_names
+from trivium.explain.page import say
+from trivium.serve.models import ModelRegistry
+from trivium.serve.playground import tabs
+from trivium.serve.playground.texts import label, language
+
+_MAX_CHARACTERS = 1000
+_LINES = (list[str], list[str] | None)
+
+
+def learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None:
+    """A topic, a field where it takes a text, and its page."""
+    topic = gr.Dropdown(topic_names(), label=label("learn.topic"), elem_id="learn-topic")
+    with gr.Row(visible=False) as of_text:
+        words = tabs.text_box("learn", "text", key="learn.text", lines=2)
+        run = tabs.run_button("learn")
+    shown = gr.HTML(elem_id="learn-shown")
+
+    def learn(name: str, words: str, request: gr.Request) -> str:
+        kind, given = _first_type(name), words.strip()
+        try:
+            if len(given) > _MAX_CHARACTERS:
+                raise TriviumError(f"{len(given):,} characters, of at most {_MAX_CHARACTERS:,}.")
+            own = [given.splitlines() if kind in _LINES else given] if given else []
+            return explain(name, *own).html(language(request), whole=False)
+        except Exception as error:
+            raise tabs.plain_error(error, request) from error
+
+    def choose(name: str, request: gr.Request) -> tuple[Any, str, str]:
+        takes_text = _first_type(name) in (str, *_LINES)
+        return gr.Row(visible=takes_text), "", learn(name, "", request)
+
+    def begin(request: gr.Request) -> Any:
+        summaries = {name: say(load_topic(name).SUMMARY, language(request)) for name in topics}
+        return gr.Dropdown([(f"{name}: {summaries[name]}", name) for name in topics])
+
+    topics = topic_names()
+    gr.on([opened], begin, None, topic, **tabs.EVENT)
+    gr.on([opened, topic.input], choose, topic, [of_text, words, shown], **tabs.EVENT)
+    gr.on([run.click, words.submit], learn, [topic, words], shown, **tabs.EVENT)
+
+
+def _first_type(name: str) -> Any:
+    """The type of the first parameter of a topic, which stands first on a command line, too."""
+    parameters = inspect.signature(load_topic(name).explain, eval_str=True).parameters.values()
+    return next((one.annotation for one in parameters), None)
