@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -46,13 +47,8 @@ def explain(texts: list[str] | None = None, *, tokenizer: list[Path] | None = No
         ways["Penn Treebank"] = TreebankWordTokenizer().tokenize
     except ModuleNotFoundError:
         notes.append(_MISSING)
-    if tokenizer:
-        tokenizers = {str(path): Tokenizer.load(path) for path in tokenizer}
-    else:
-        corpus = [next(read_blocks([sample(language)])) for language in SAMPLES]
-        options = {"vocab_size": _VOCAB_SIZE, "progress": False}
-        tokenizers = {k: Tokenizer.train(k, texts=corpus, **options) for k in Tokenizer.kinds}
-    for name, one in tokenizers.items():
+    given = {str(path): Tokenizer.load(path) for path in tokenizer or ()}
+    for name, one in (given or _trained()).items():
         ways[name] = lambda text, one=one: one.encode(text, add_special_tokens=False).tokens
     facts = {t: {name: [*way(t)] for name, way in ways.items()} for t in texts}
     tables = [
@@ -60,3 +56,11 @@ def explain(texts: list[str] | None = None, *, tokenizer: list[Path] | None = No
         for text, cuts in facts.items()
     ]
     return Page(Bilingual("Where words are cut", "词在哪里切开"), [*tables, *notes], facts)
+
+
+@functools.cache  # The playground asks again and again.
+def _trained() -> dict[str, Tokenizer]:
+    """A tokenizer of every kind."""
+    corpus = [next(read_blocks([sample(language)])) for language in SAMPLES]
+    options = {"vocab_size": _VOCAB_SIZE, "progress": False}
+    return {kind: Tokenizer.train(kind, texts=corpus, **options) for kind in Tokenizer.kinds}
