@@ -76,7 +76,7 @@ def load_command(name: str) -> Any:
         group: Any = typer.main.get_command(module.app)
         for inner, command in getattr(group, "commands", {}).items():
             own = [one for one in examples.split("\n\n") if f" {name} {inner} " in one]
-            command.epilog = "\n\n".join(["Examples:", *own])
+            command.epilog = "\n\n".join(["Examples:", *own]) if own else None
         return group
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     decorate = single.command(name, cls=getattr(module, "Command", None), epilog=examples)
