@@ -33,6 +33,7 @@ import typer
 from trivium.cli import _options as opt
 from trivium.cli._shared import run_folder
 from trivium.data.documents import ReadOptions
+from trivium.explain.batch_parts import ShowBatch
 from trivium.train.run_folder import Resume
 from trivium.workflows.training import pretrain as run_pretraining
 
@@ -47,6 +48,7 @@ def pretrain(
     auto_resume: opt.AutoResume = False,
     overwrite: opt.Overwrite = False,
     no_verify: opt.NoVerify = False,
+    show_batch: bool = False,
     **reading: Any,
 ) -> None:
     """Train a model from raw text: tokenizer, token shards, training, checkpoints, report.
@@ -65,6 +67,7 @@ def pretrain(
             model to continue from, also a Hugging Face one.
         data: Text: files, folders, globs, - (stdin), hf:NAME, or a folder of shards.
         out: The run folder.
+        show_batch: Print what the loss sees of the first batch: tokens, labels, weights.
     """
     advice = (
         "name a preset or a recipe, such as `trivium pretrain bert-small --data my_texts/`; "
@@ -81,4 +84,5 @@ def pretrain(
         changes=changes,
         resume=resumed,
         overwrite=overwrite,
+        callbacks=[ShowBatch()] if show_batch else [],
     )

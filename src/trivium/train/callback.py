@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from trivium.language_model import LanguageModel
+from trivium.train.loader import GlobalBatch
 
 
 class Callback:
-    """What to do when a run logs, evaluates and saves; override the methods that you need.
+    """What to do when a run starts, logs, evaluates and saves; override the methods that you need.
 
     They are called in the first process of a run. An exception ends the run, which `--resume`
     continues from its last checkpoint.
@@ -20,6 +21,9 @@ class Callback:
 
         trivium.pretrain("gpt2-mini", data="my_texts/", out="runs/mine", callbacks=[Show()])
     """
+
+    def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
+        """Before the first step of this start: what this process learns from in it."""
 
     def on_log(self, record: dict[str, Any]) -> None:
         """After a log line: `step`, `tokens`, `train_loss`, `lr`, ... as in `metrics.jsonl`."""

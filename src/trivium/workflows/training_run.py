@@ -178,6 +178,8 @@ def train_run(
         if parallel.is_main:
             run.write_facts(facts)
     run.training = True
+    for callback in context.callbacks if parallel.is_main else ():
+        callback.on_start(loader.step(state.step), lm)
     if resume and trainer.progress(state) >= 1.0:
         say_finished(line, recipe, state)
     elif log_book is not None and log_book.metric != "":

@@ -1,0 +1,282 @@
+"""What the loss of an objective sees of a batch: inputs, labels, weights, position by position."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from trivium.data.batch import IGNORE_INDEX, Batch, Ints, RowBatch
+from trivium.data.row_order import RowRandom
+from trivium.explain.page import (
+    Bilingual,
+    Label,
+    Page,
+    Part,
+    Table,
+    Token,
+    TokenRow,
+    terminal_language,
+)
+from trivium.language_model import LanguageModel
+from trivium.objectives import Objective
+from trivium.objectives.masked import Masking
+from trivium.text import Tokenizer
+from trivium.text.roles import SENTINELS, TEXT_SPECIALS
+from trivium.text.symbols import UNSPACED
+from trivium.train import Callback
+from trivium.train.loader import GlobalBatch
+
+WITH_SENTINELS = (*TEXT_SPECIALS, *SENTINELS[:9])
+_ROWS, _TOKENS = 2, 64  # of a batch of training that are shown
+# Words, Chinese and Japanese characters one by one, and punctuation marks.
+_UNITS = re.compile(rf"{UNSPACED.pattern}|(?:(?!{UNSPACED.pattern})[\w'\u2019])+|[^\w\s]")
+
+_SIDES = {
+    "input": Bilingual("input", "输入"),
+    "encoder": Bilingual("encoder input", "编码器输入"),
+    "decoder": Bilingual("decoder input", "解码器输入"),
+    "left": Bilingual("input, read from the left", "输入，从左向右读"),
+    "right": Bilingual("input, read from the right", "输入，从右向左读"),
+}
+
+
+def text_rows(
+    texts: Sequence[str],
+    tokenizer: str | None,
+    special_tokens: Sequence[str],
+    *,
+    draws: int = 1,
+    ends: bool = True,
+) -> tuple[Tokenizer, RowBatch]:
+    """A tokenizer, and every text as a document and row of its own, `draws` times in a row.
+
+    Unless a file or a model's folder has one, the tokens are the words of the texts, Chinese
+    characters and punctuation marks one by one. With `ends` the tokens that begin and end
+    documents are there, too; rows of packed text seldom have them.
+    """
+    if tokenizer is not None:
+        chosen = Tokenizer.load(tokenizer)
+    else:
+        texts = [" ".join(_UNITS.findall(text)) for text in texts]
+        chosen = Tokenizer.train(
+            "whitespace", texts=texts, special_tokens=special_tokens, progress=False
+        )
+    vocabulary = chosen.vocabulary
+    before, after = (vocabulary.prefix_ids, vocabulary.suffix_ids) if ends else ((), ())
+    rows = [[*before, *ids, *after] for ids in chosen.encode_ids_batch(texts)] * draws
+    lengths = np.array([len(row) for row in rows])
+    ids = np.full((len(rows), lengths.max()), vocabulary.pad_id or 0)
+    real = np.arange(ids.shape[1]) < lengths[:, None]
+    ids[real] = np.concatenate(rows)
+    documents = np.tile(np.arange(len(texts)), draws)
+    return chosen, RowBatch(ids, lengths, real.astype(np.int64), documents)
+
+
+def objective_page(
+    title: Label,
+    objective: Objective,
+    tokenizer: Tokenizer,
+    rows: RowBatch,
+    *notes: Part,
+    seed: int = 0,
+) -> Page:
+    """A page of what the loss sees of rows, each with noise of its own; notes stand at the end.
+
+    Raises RecipeError where the tokenizer lacks a special token.
+    """
+    objective.check_tokens(tokenizer.vocabulary)
+    if not objective.needs_documents:
+        rows = dataclasses.replace(rows, document_ids=None, first_documents=None)
+    rng = RowRandom(seed, np.arange(rows.num_rows))
+    batch = objective.prepare(rows, rng, tokenizer.vocabulary)
+    parts = batch_parts(objective, batch, tokenizer, details=True)
+    return Page(title, [*parts, *notes], batch_facts(objective, batch, tokenizer))
+
+
+def batch_parts(
+    objective: Objective,
+    batch: Batch,
+    tokenizer: Tokenizer,
+    *,
+    source_tokenizer: Tokenizer | None = None,
+    label_names: Sequence[str] = (),
+    most_rows: int | None = None,
+    most_tokens: int | None = None,
+    details: bool = False,
+) -> list[Part]:
+    """Rows of a batch as tokens with the label of each below it, and the weight of a label.
+
+    Args:
+        objective: that made the batch.
+        batch: its arrays.
+        tokenizer: of its ids, but for those of `source_tokenizer`, which an encoder reads.
+        label_names: of an objective whose labels are no tokens.
+        most_rows: that are shown; None: all.
+        most_tokens: of each that are shown; None: all.
+        details: also a table of all that the batch has of each position of the first row.
+    """
+    labels = label_names or tokenizer.readable_tokens
+    parts: list[Part] = []
+    for row in range(min(batch.num_rows, most_rows or batch.num_rows)):
+        for side, ids, targets in _sides(batch, row):
+            reads = source_tokenizer if side == "encoder" else None
+            view = _Side(objective, reads or tokenizer, labels, ids, targets)
+            parts.append(TokenRow(view.tokens(most_tokens), _caption(batch, row, side, targets)))
+            if details and row == 0 and targets is not None:
+                parts.append(view.table(batch))
+    return [*parts, _weights(objective, batch)]
+
+
+def batch_facts(objective: Objective, batch: Batch, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The arrays of a batch by name, and inputs and labels as tokens, None where no loss is."""
+    names = tokenizer.readable_tokens
+    rows = [
+        {
+            "side": side,
+            "tokens": [names[i] for i in ids],
+            "labels": None if targets is None else [_name(names, one) or None for one in targets],
+        }
+        for row in range(batch.num_rows)
+        for side, ids, targets in _sides(batch, row)
+    ]
+    arrays = {name: array.tolist() for name, array in batch.arrays().items()}
+    return {"objective": objective.kind, "rows": rows, "batch": arrays}
+
+
+class ShowBatch(Callback):
+    """Shows what the loss of a run's first step sees."""
+
+    def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
+        """Print the first rows to standard error, where the progress of a run is."""
+        objective = batch.stream.objective
+        labels = lm.settings.labels if objective.labelled else ()
+        parts = batch_parts(
+            objective,
+            batch.micro_batches[0],
+            lm.text_tokenizer,
+            source_tokenizer=lm.source_tokenizer,
+            label_names=labels,
+            most_rows=_ROWS,
+            most_tokens=_TOKENS,
+        )
+        title = Bilingual(
+            f"first batch of {objective.kind}: what its loss sees",
+            f"{objective.kind} 的第一个批次：损失看到什么",
+        )
+        print(Page(title, parts).text(terminal_language()), file=sys.stderr)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Side:
+    """A row as one side of the model reads it, and the targets of its positions."""
+
+    objective: Objective
+    tokenizer: Tokenizer
+    labels: Sequence[str]
+    ids: Ints
+    targets: Ints | None
+
+    @property
+    def size(self) -> int:
+        """Tokens without the padding at the end of a row."""
+        used = self.ids != self.tokenizer.pad_id
+        if self.targets is not None:
+            used |= self.targets != IGNORE_INDEX
+        return int(np.flatnonzero(used).max(initial=-1)) + 1
+
+    def tokens(self, most: int | None) -> list[Token]:
+        """Tokens with their labels."""
+        size = self.size
+        shown = [self._token(column) for column in range(min(size, most or size))]
+        return shown if len(shown) == size else [*shown, Token("...", f"+{size - len(shown)}")]
+
+    def _token(self, column: int) -> Token:
+        name = self.tokenizer.readable_tokens[self.ids[column]]
+        if self.targets is None or self.targets[column] == IGNORE_INDEX:
+            special = self.tokenizer.vocabulary.is_special[self.ids[column]]
+            return Token(name, "", "special" if special else "")
+        # Only these objectives have the label of a token where it stands.
+        replaces = isinstance(self.objective, Masking)
+        changed = replaces and self.targets[column] != self.ids[column]
+        tone = "changed" if changed else "predicted"
+        return Token(name, _name(self.labels, self.targets[column]), tone)
+
+    def table(self, batch: Batch) -> Table:
+        """What the batch has of each position of its first row."""
+        assert self.targets is not None
+        count = max(1, batch.num_labels)
+        others = {
+            name: array[0].tolist()
+            for name, array in batch.arrays().items()
+            if array.shape[:2] == (batch.num_rows, len(self.ids))
+            and name not in ("input_ids", "decoder_input_ids", "labels", "attention_mask")
+        }
+        rows = [
+            [
+                column,
+                self.tokenizer.readable_tokens[self.ids[column]],
+                _name(self.labels, target),
+                "0" if target == IGNORE_INDEX else f"1/{count}",
+                *(str(values[column]) for values in others.values()),
+            ]
+            for column, target in enumerate(self.targets[: self.size])
+        ]
+        columns = [
+            Bilingual("position", "位置"),
+            Bilingual("input", "输入"),
+            Bilingual("label", "标签"),
+            Bilingual("weight", "权重"),
+        ]
+        return Table([*columns, *others], rows, Bilingual("row 1 by position", "第 1 行，逐个位置"))
+
+
+def _sides(batch: Batch, row: int) -> Iterator[tuple[str, Ints, Ints | None]]:
+    """What each side of a model reads of a row, with targets [T], `IGNORE_INDEX` without loss."""
+    ids, labels = batch.input_ids[row], None if batch.labels is None else batch.labels[row]
+    if batch.decoder_input_ids is not None:
+        yield "encoder", ids, None
+        yield "decoder", batch.decoder_input_ids[row], labels
+    elif labels is not None and batch.predicted is not None:  # labels of some columns
+        targets, known = np.full_like(ids, IGNORE_INDEX), labels != IGNORE_INDEX
+        targets[batch.predicted[row][known]] = labels[known]
+        yield "input", ids, targets
+    elif labels is not None and labels.ndim == 2:  # two directions
+        yield "left", ids, labels[0]
+        yield "right", ids, labels[1]
+    else:
+        yield "input", ids, labels
+
+
+def _name(names: Sequence[str], label: int) -> str:
+    return "" if label == IGNORE_INDEX else names[label]
+
+
+def _caption(batch: Batch, row: int, side: str, targets: Ints | None) -> Bilingual:
+    en, zh = f"row {row + 1}, {_SIDES[side].en}", f"第 {row + 1} 行，{_SIDES[side].zh}"
+    if targets is not None:
+        en, zh = f"{en}; below it the label", f"{zh}；下方是标签"
+    if batch.sequence_labels is not None:
+        label = batch.sequence_labels[row].tolist()
+        en, zh = f"{en}; label of the row: {label}", f"{zh}；整行的标签：{label}"
+    return Bilingual(en, zh)
+
+
+def _weights(objective: Objective, batch: Batch) -> Table:
+    """The terms of the loss: a mean over their labels."""
+    weights = objective.term_weights()
+    rows = [
+        [term, count, weights.get(term, 1.0), weights.get(term, 1.0) / max(1, count)]
+        for term, count in objective.label_counts(batch).items()
+    ]
+    columns = [
+        Bilingual("term of the loss", "损失项"),
+        Bilingual("labels", "标签数"),
+        Bilingual("its weight", "该项权重"),
+        Bilingual("weight of one label", "每个标签的权重"),
+    ]
+    return Table(columns, rows)

@@ -1,0 +1,63 @@
+"""XLNet's permutation language modelling of the reader's text."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from trivium.explain.batch_parts import objective_page, text_rows
+from trivium.explain.page import Bilingual, Page, Table
+from trivium.objectives.permutation import Permutation
+from trivium.text.roles import TEXT_SPECIALS
+
+SUMMARY = Bilingual(
+    "what XLNet's loss sees: tokens in a random order", "XLNet 的损失看到什么：按随机顺序预测词元"
+)
+
+
+def explain(
+    text: list[str] | None = None,
+    *,
+    probability: float = 0.4,
+    max_span: int = 2,
+    tokenizer: str | None = None,
+    seed: int = 0,
+) -> Page:
+    """Targets are predicted one after another in a random order, each from all known before.
+
+    Args:
+        text: Texts, each a row.
+        probability: Share of tokens that are predicted; 1/6 in XLNet, here more, for a short text.
+        max_span: Tokens in a row that are chosen together, at most; 5 in XLNet.
+        tokenizer: A tokenizer, or a model's folder. Default: words.
+        seed: Of targets and order.
+    """
+    texts = text or ["The cat sat on the mat and it slept."]
+    chosen, rows = text_rows(texts, tokenizer, TEXT_SPECIALS)
+    page = objective_page(
+        Bilingual("Permutation language modelling", "排列语言模型（XLNet）"),
+        Permutation.parse({"probability": probability, "max_span": max_span}),
+        chosen,
+        rows,
+        seed=seed,
+    )
+    order = np.array(page.facts["batch"]["order"][0])[: rows.lengths[0]]
+    first = page.facts["rows"][0]
+    targets = [i for i in np.argsort(order, kind="stable").tolist() if first["labels"][i]]
+    steps = [
+        [first["labels"][i], " ".join(first["tokens"][j] for j in np.flatnonzero(order < order[i]))]
+        for i in targets
+    ]
+    columns = [
+        Bilingual("predicted", "预测"),
+        Bilingual("from what is known before", "依据（此前已知的词元）"),
+    ]
+    note = Bilingual(
+        "The text keeps its order and its positions; what is random is the order in which tokens "
+        "become known: 0 is known from the beginning. No mask token is needed, so pretraining and "
+        "fine-tuning read the same.",
+        "文本的顺序和位置编码都不变，随机的只是词元变为已知的次序：0 表示一开始就已知。"
+        "不需要掩码词元，"
+        "因此预训练与微调的输入一致。",
+    )
+    facts = {**page.facts, "steps": steps}
+    return Page(page.title, [*page.parts, Table(columns, steps), note], facts)
