@@ -21,8 +21,8 @@ from small_models import DECODERS, random_ids, small_model
 
 from trivium.errors import SpecError, TriviumError
 from trivium.inference.beam import (
+    Beam,
     Hypothesis,
-    _Beam,
     _Search,
     beam_search,
 )
@@ -189,7 +189,7 @@ def test_under_a_negative_length_penalty_longer_texts_are_worse():
     lm = text_model(hf_pair("gpt2")[1])
     for worst, final in ((-4.0, False), (-2.5, True)):
         params = BeamSearchParams(2, -1.0, early_stopping="never")
-        search = _Search([5], 9, params, lm.generation_rules, [_Beam((3, 4, 5), -1.0)] * 2)
+        search = _Search([5], 9, params, lm.generation_rules, [Beam((3, 4, 5), -1.0)] * 2)
         search.finished = [Hypothesis((3,), -2.0), Hypothesis((4,), worst)]
         assert search.is_final is final
 

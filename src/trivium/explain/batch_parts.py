@@ -33,7 +33,6 @@ from trivium.train.loader import GlobalBatch
 
 WITH_SENTINELS = (*TEXT_SPECIALS, *SENTINELS[:9])
 _ROWS, _TOKENS = 2, 64  # of a batch of training that are shown
-# Words, Chinese and Japanese characters one by one, and punctuation marks.
 _UNITS = re.compile(rf"{UNSPACED.pattern}|(?:(?!{UNSPACED.pattern})[\w'\u2019])+|[^\w\s]")
 
 _SIDES = {
@@ -43,6 +42,15 @@ _SIDES = {
     "left": Bilingual("input, read from the left", "输入，从左向右读"),
     "right": Bilingual("input, read from the right", "输入，从右向左读"),
 }
+
+
+def split_units(text: str) -> list[str]:
+    """Words, Chinese and Japanese characters one by one, and punctuation marks.
+
+    >>> split_units("It's late.")
+    ["It's", 'late', '.']
+    """
+    return _UNITS.findall(text)
 
 
 def text_rows(
@@ -62,7 +70,7 @@ def text_rows(
     if tokenizer is not None:
         chosen = Tokenizer.load(tokenizer)
     else:
-        texts = [" ".join(_UNITS.findall(text)) for text in texts]
+        texts = [" ".join(split_units(text)) for text in texts]
         chosen = Tokenizer.train(
             "whitespace", texts=texts, special_tokens=special_tokens, progress=False
         )

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_WIDTH, _CURVE_ROWS = 96, 9
+_WIDTH, _CURVE_ROWS = 79, 9
 
 
 def _columns(text: str) -> int:

@@ -29,6 +29,13 @@ from trivium.inference.text_model import GenerationRules, TextModel
 from trivium.models import LanguageModule
 
 
+class Beam(NamedTuple):
+    """An unfinished text: its new ids and the sum of their log-probabilities."""
+
+    ids: tuple[int, ...]
+    log_p: float
+
+
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
     """A finished text: its new ids without the one that ended it, and its score.
@@ -42,6 +49,9 @@ class Hypothesis:
     finish_reason: FinishReason = "stop"
 
 
+Watch = Callable[[Sequence[Beam], Sequence[Hypothesis]], None]
+
+
 def beam_search(
     lm: TextModel,
     prompts: Sequence[Ids],
@@ -51,6 +61,7 @@ def beam_search(
     rules: GenerationRules | None = None,
     batch_tokens: int = 32768,
     progress: Callable[[int, int], None] | None = None,
+    watch: Watch | None = None,
 ) -> list[list[Hypothesis]]:
     """The best continuations of every prompt, or outputs for every source, best first.
 
@@ -65,6 +76,8 @@ def beam_search(
         rules: stop ids, decoder start and so on; None: those of the model.
         batch_tokens: tokens of one batch: padded prompts and new tokens, for every beam.
         progress: called after every batch with the prompts done and their number.
+        watch: called after every new token of every prompt with its unfinished texts and the
+            finished ones; again from the first token on where a text is longer than usual.
 
     Returns:
         At most `params.num_return` hypotheses per prompt.
@@ -96,7 +109,7 @@ def beam_search(
             searches = {}
             for i in (rest[row] for row in batch):
                 limit = rules.max_tokens(prompts[i], limits[i], lm.module.spec.max_length)
-                searches[i] = _Search(prompts[i], limit, params, rules)
+                searches[i] = _Search(prompts[i], limit, params, rules, watch=watch)
             _run(lm.module, list(searches.values()), max(lengths[i] for i in searches))
             for i, search in searches.items():
                 if search.is_final:
@@ -104,13 +117,6 @@ def beam_search(
             if progress is not None:
                 progress(len(results), len(prompts))
     return [results[index] for index in range(len(prompts))]
-
-
-class _Beam(NamedTuple):
-    """An unfinished text: its new ids and the sum of their log-probabilities."""
-
-    ids: tuple[int, ...]
-    log_p: float
 
 
 class _Candidate(NamedTuple):
@@ -133,14 +139,16 @@ class _Search:
         limit: new tokens at most.
         params: options.
         rules: how texts begin and end.
+        watch: is told of every step.
     """
 
     prompt: Ids
     limit: int
     params: BeamSearchParams
     rules: GenerationRules
-    beams: list[_Beam] = field(default_factory=lambda: [_Beam((), 0.0)])
+    beams: list[Beam] = field(default_factory=lambda: [Beam((), 0.0)])
     finished: list[Hypothesis] = field(default_factory=list)
+    watch: Watch | None = None
 
     @property
     def decoder_prompt(self) -> Ids:
@@ -173,13 +181,15 @@ class _Search:
                     reason = "length" if cut else "stop"
                     self.finished.append(Hypothesis(new_ids, score, reason))
             elif len(beams) < num_beams:
-                beams.append(_Beam((*ids, token_id), log_p))
+                beams.append(Beam((*ids, token_id), log_p))
                 origins.append(beam)
         self.finished = sorted(self.finished, key=lambda one: -one.score)[:num_beams]
         while len(beams) < num_beams:  # fewer candidates than beams: beams that cannot win
-            beams.append(_Beam((*self.beams[0].ids, 0), -math.inf))
+            beams.append(Beam((*self.beams[0].ids, 0), -math.inf))
             origins.append(0)
         self.beams = beams
+        if self.watch is not None:
+            self.watch(self.beams, self.finished)
         return origins
 
     @property

@@ -1,0 +1,200 @@
+"""Beam search as a tree, beside the greedy choice."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+
+from trivium.errors import TriviumError
+from trivium.explain.batch_parts import split_units
+from trivium.explain.page import Bilingual, Formula, Page, Table, Tree
+from trivium.inference.beam import Beam, Hypothesis, beam_search
+from trivium.inference.sampling_params import BeamSearchParams
+from trivium.inference.text_model import prompt_ids
+from trivium.language_model import LanguageModel
+from trivium.model_loading import load
+from trivium.models import build
+from trivium.spec import LMHead, NGramSpec
+from trivium.text import Tokenizer
+from trivium.text.roles import TEXT_SPECIALS
+
+SUMMARY = Bilingual("beam search as a tree with scores", "束搜索：带得分的树")
+
+_END = "</s>"
+_TABLE = {
+    "I": {"am": 0.5, "like": 0.4, "see": 0.1},
+    "am": {"here": 0.4, "tired": 0.3, "late": 0.3},
+    "like": {"tea": 0.9, "it": 0.1},
+    "see": {"it": 1.0},
+    **{word: {_END: 1.0} for word in ("here", "tired", "late", "tea", "it")},
+}
+
+
+def explain(
+    prompt: str = "I",
+    *,
+    beams: int = 3,
+    length_penalty: float = 1.0,
+    max_new_tokens: int = 6,
+    text: str | None = None,
+    model: str | None = None,
+) -> Page:
+    """Search for the most probable text, by default in a small table of P(word | word before).
+
+    Args:
+        prompt: What the text begins with.
+        beams: Texts kept at every step.
+        length_penalty: Scores are sums of log p divided by length to this power.
+        max_new_tokens: Tokens at most.
+        text: Count the table in this text.
+        model: Search with this model.
+    """
+    lm = _table_model(_count(text) if text else _TABLE) if model is None else load(model)
+    lm.require("generate")
+    ids = prompt_ids(lm, prompt)
+    if model is None and lm.text_tokenizer.unk_id in ids:
+        raise TriviumError(
+            f'the table has no probabilities for every word of "{prompt}"; its words are: '
+            f"{_known(lm)}."
+        )
+    params = BeamSearchParams(num_beams=beams, length_penalty=length_penalty, num_return=beams)
+    growth = _Growth(length_penalty)
+    rules = lm.generation_rules
+    [found] = beam_search(
+        lm, [ids], params, max_new_tokens=max_new_tokens, rules=rules, watch=growth.watch
+    )
+    greedy = params.replace(num_beams=1, num_return=1)
+    [chosen] = beam_search(lm, [ids], greedy, max_new_tokens=max_new_tokens, rules=rules)
+    decode = lm.text_tokenizer.decode
+    rows = [
+        [name, decode(one.ids), math.exp(growth.log_p(one)), growth.log_p(one), one.score]
+        for name, several in (("greedy", chosen), ("beam", found))
+        for one in several
+    ]
+    columns = [
+        "",
+        Bilingual("continuation", "续写"),
+        "P",
+        "log P",
+        Bilingual("score", "得分"),
+    ]
+    names = {
+        "greedy": Bilingual("greedy", "贪心搜索"),
+        "beam": Bilingual("beam search", "束搜索"),
+    }
+    note = Bilingual(
+        f"At every step the {beams} best texts stay, over all continuations of all of them. What "
+        "is greedy takes the best next token and never comes back. The score divides log P by "
+        "length ** length_penalty, or short texts would always win.",
+        f"每一步在所有候选续写中只保留最好的 {beams} 个。贪心搜索每步取概率最大的词元，不能回头。"
+        "得分等于 log P 除以长度的 length_penalty 次方，否则短文本总占便宜。",
+    )
+    return Page(
+        Bilingual("Beam search", "束搜索（Beam Search）"),
+        [
+            Formula("score = sum_t log P(y_t | y_1 ... y_(t-1)) / length ** length_penalty"),
+            growth.tree(prompt, lm.text_tokenizer.readable_tokens, found[0] if found else None),
+            Table(columns, [[names[row[0]], *row[1:]] for row in rows]),
+            note,
+        ],
+        {"prompt": prompt, "found": [dict(zip(_FACTS, row)) for row in rows]},
+    )
+
+
+_FACTS = ("search", "text", "probability", "log_p", "score")
+
+
+@dataclass
+class _Growth:
+    """The texts that a search has kept: ids -> sum of log p; and those that ended."""
+
+    length_penalty: float
+    kept: dict[tuple[int, ...], float] = field(default_factory=dict)
+    ended: dict[tuple[int, ...], Hypothesis] = field(default_factory=dict)
+
+    def watch(self, beams: Sequence[Beam], finished: Sequence[Hypothesis]) -> None:
+        """Note a step."""
+        self.kept |= {beam.ids: beam.log_p for beam in beams if math.exp(beam.log_p)}
+        self.ended |= {one.ids: one for one in finished}
+
+    def log_p(self, one: Hypothesis) -> float:
+        """The sum of its log p."""
+        length = len(one.ids) + (one.finish_reason == "stop")
+        return one.score * length**self.length_penalty
+
+    def tree(self, root: str, names: Sequence[str], best: Hypothesis | None) -> Tree:
+        """All that was kept, under what it continues."""
+        sums = {(): 0.0, **self.kept, **{k: self.log_p(v) for k, v in self.ended.items()}}
+        # A text that ended has a last token that its ids leave out.
+        paths = sorted({*sums} - {()}, key=lambda ids: -sums[ids])
+
+        def grown(ids: tuple[int, ...]) -> Tree:
+            branches = [grown(one) for one in paths if one[:-1] == ids]
+            label = f"{names[ids[-1]]}  log P {sums[ids]:.3f}, P {math.exp(sums[ids]):.4f}"
+            end = self.ended.get(ids)
+            if end is not None:
+                star = "  *" if end is best else ""
+                return Tree(
+                    Bilingual(
+                        f"{label}; ends, score {end.score:.3f}{star}",
+                        f"{label}；结束，得分 {end.score:.3f}{star}",
+                    ),
+                    branches,
+                )
+            dropped = Bilingual(f"{label}; dropped", f"{label}；淘汰")
+            return Tree(label if branches else dropped, branches)
+
+        return Tree(root, [grown(one) for one in paths if len(one) == 1])
+
+
+def _count(text: str) -> dict[str, dict[str, float]]:
+    """P(word | word before) of a text, whose lines end."""
+    pairs = Counter(
+        pair for line in text.splitlines() for pair in pairwise([*split_units(line), _END])
+    )
+    totals = Counter[str]()
+    for (first, _), count in pairs.items():
+        totals[first] += count
+    table: dict[str, dict[str, float]] = {}
+    for (first, second), count in pairs.items():
+        table.setdefault(first, {})[second] = count / totals[first]
+    return table
+
+
+def _table_model(table: Mapping[str, Mapping[str, float]]) -> LanguageModel:
+    """A bigram model whose weights are log P(word | word before)."""
+    words = [*table, *(word for row in table.values() for word in row if word != _END)]
+    tokenizer = Tokenizer.train(
+        "whitespace", texts=[" ".join(words)], special_tokens=TEXT_SPECIALS, progress=False
+    )
+    size = tokenizer.vocab_size
+    spec = NGramSpec(
+        vocab_size=size,
+        d_model=size,
+        order=2,
+        d_hidden=1,
+        connections="direct",
+        heads=(LMHead(tied=False),),
+    )
+    module = build(spec, seed=0)
+    scores = torch.full((size, size), -1e4)
+    ids = {token: index for index, token in enumerate(tokenizer.tokens)}
+    for word, row in table.items():
+        for following, probability in row.items():
+            scores[ids[following], ids[word]] = math.log(probability)
+    weights = {name: torch.zeros_like(one) for name, one in module.state_dict().items()}
+    weights["tokens.weight"] = torch.eye(size)
+    head = next(name for name, one in weights.items() if one.shape == (size, size + 1))
+    weights[head][:, 1:] = scores
+    module.load_state_dict(weights)
+    return LanguageModel(spec, module, tokenizer)
+
+
+def _known(lm: LanguageModel) -> str:
+    tokenizer = lm.text_tokenizer
+    return " ".join(tokenizer.tokens[i] for i in tokenizer.vocabulary.regular_ids[:20])

@@ -1,0 +1,125 @@
+"""What temperature, top-k, top-p and min-p make of the probabilities of the next token."""
+
+from __future__ import annotations
+
+import random
+
+import torch
+from torch import Tensor
+
+from trivium.errors import TriviumError
+from trivium.explain.page import Bilingual, Formula, Grid, Page, Table
+from trivium.inference.logits_processors import DecodingState, process_logits
+from trivium.inference.sampling import RESTRICTIONS, restrict, sample
+from trivium.inference.sampling_params import SamplingParams
+from trivium.inference.text_model import GenerationRules, prompt_ids
+from trivium.model_loading import load
+
+SUMMARY = Bilingual("temperature, top-k, top-p and min-p", "采样：温度、top-k、top-p 与 min-p")
+
+_WORDS = {"mat": 4.0, "sofa": 3.4, "floor": 3.0, "table": 2.2, "roof": 1.5, "moon": 0.2}
+_PROMPT = "The cat sat on the"
+_TEMPERATURES = (0.2, 0.5, 1.0, 1.5, 3.0)
+_SHOWN, _DRAWS = 12, 1000
+
+
+def explain(
+    logits: list[float] | None = None,
+    *,
+    words: list[str] | None = None,
+    temperature: float = 0.8,
+    top_k: int | None = 5,
+    top_p: float | None = 0.9,
+    min_p: float | None = None,
+    model: str | None = None,
+    prompt: str = _PROMPT,
+    seed: int = 0,
+) -> Page:
+    """The probabilities after each step, and how often tokens are drawn.
+
+    Args:
+        logits: Of the next token. Default: those of six words, or of the model.
+        words: The tokens that the logits are of.
+        temperature: Logits are divided by it.
+        top_k: Keep the k most probable tokens.
+        top_p: Keep the fewest tokens whose probabilities reach p.
+        min_p: Keep tokens at least this fraction as probable as the best.
+        model: A model whose next token it is.
+        prompt: What the model continues.
+        seed: Of the draws.
+    """
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    if params.greedy:
+        raise TriviumError("temperature 0 takes the most probable token: give one above 0.")
+    if model is not None:
+        names, scores = _of_model(model, prompt)
+    else:
+        names, scores = _given(logits, words)
+    order = scores.argsort(descending=True)
+    names, scores = [names[i] for i in order.tolist()], scores[order]
+    stages = {"T = 1": scores[None].softmax(-1)[0]}
+    setting = SamplingParams(temperature=temperature)
+    for name in ("temperature", *RESTRICTIONS):
+        value = getattr(params, name)
+        if value is not None:
+            setting = setting.replace(**{name: value})
+            label = f"{name.replace('_', '-')} {value:g}".replace("temperature", "T =")
+            stages[label] = restrict(scores[None], setting).softmax(-1)[0]
+    final, chance = [*stages.values()][-1], random.Random(seed)
+    uniforms = [chance.random() for _ in range(_DRAWS)]
+    drawn = sample(final.expand(_DRAWS, -1), uniforms).bincount(minlength=len(names)).tolist()
+    table = Table(
+        [Bilingual("token", "词元"), "logit", *stages, Bilingual("1,000 draws", "抽取 1,000 次")],
+        [
+            [name, *(float(one[i]) for one in (scores, *stages.values())), drawn[i]]
+            for i, name in enumerate(names[:_SHOWN])
+        ],
+    )
+    temperatures = Grid(
+        [(scores[:_SHOWN] / t - (scores / t).logsumexp(-1)).exp().tolist() for t in _TEMPERATURES],
+        [f"T = {t:g}" for t in _TEMPERATURES],
+        names[:_SHOWN],
+        Bilingual("probabilities by temperature", "不同温度下的概率"),
+    )
+    note = Bilingual(
+        "A low temperature sharpens the distribution (towards the greedy choice), a high one "
+        "flattens it. top-k keeps a number of tokens, top-p a mass of probability: few where the "
+        "model is sure, many where it is not. What is left is made to sum to 1 again.",
+        "温度低则分布更尖锐（趋于贪心选择），温度高则更平坦。top-k 固定保留的词元个数，"
+        "top-p 固定保留的概率质量："
+        "模型有把握时保留得少，没把握时保留得多。留下的概率重新归一化为 1。",
+    )
+    facts = {
+        "tokens": names,
+        "logits": scores.tolist(),
+        "probabilities": {name: one.tolist() for name, one in stages.items()},
+        "draws": drawn,
+    }
+    formula = Formula("p_i = exp(z_i / T) / sum_j exp(z_j / T)")
+    title = Bilingual("Sampling the next token", "下一个词元的采样")
+    return Page(title, [formula, table, temperatures, note], facts)
+
+
+def _given(logits: list[float] | None, words: list[str] | None) -> tuple[list[str], Tensor]:
+    values = list(_WORDS.values()) if logits is None else logits
+    names = list(_WORDS) if logits is None else [f"w{i}" for i in range(1, len(values) + 1)]
+    if words is not None:
+        names = words
+    if len(names) != len(values) or len(values) < 2:
+        raise TriviumError(
+            f"{len(values)} logits and {len(names)} words: give two or more, as many of each."
+        )
+    return names, torch.tensor(values, dtype=torch.float64)
+
+
+def _of_model(model: str, prompt: str) -> tuple[list[str], Tensor]:
+    """The tokens of a model's vocabulary, and their logits after a prompt."""
+    lm = load(model)
+    lm.require("generate")
+    ids, rules = prompt_ids(lm, prompt), lm.generation_rules
+    start = rules.target_start
+    all_logits = lm.logits([ids], decoder_input_ids=[start]) if start else lm.logits([ids])
+    logits = all_logits[:, -1, : rules.vocab_size].double().cpu()
+    state = DecodingState(SamplingParams(), start or ids, ids, (), 1)
+    process_logits(logits, [state], GenerationRules(rules.vocab_size, banned_ids=rules.banned_ids))
+    return list(lm.text_tokenizer.readable_tokens[: rules.vocab_size]), logits[0]
