@@ -11,6 +11,7 @@ Examples:
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +23,11 @@ from trivium.cli._shared import read_texts
 from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import SamplingParams
 from trivium.model_loading import load
+
+with contextlib.suppress(ImportError):  # not on Windows
+    import readline  # noqa: F401  (input() then edits lines, and knows earlier ones)
+
+_GREETING = "Write a message. /new begins anew, Ctrl-C stops an answer, /exit or Ctrl-D leaves."
 
 
 @opt.with_options(
@@ -39,7 +45,7 @@ def chat(
 ) -> None:
     """Answer each line of the terminal, or of stdin, as a message of one conversation.
 
-    /exit or the end of the input ends it.
+    /new begins another conversation; /exit or the end of the input ends the program.
 
     Args:
         system: The first message, which says how to answer.
@@ -49,16 +55,26 @@ def chat(
         model, device=device, dtype=dtype, quantize=quantize, pack=not compile, compile=compile
     )
     options = {**opt.only_set(options), "max_new_tokens": max_new_tokens}
-    messages = [] if system is None else [{"role": "system", "content": system}]
+    beginning = [] if system is None else [{"role": "system", "content": system}]
+    messages = [*beginning]
+    lm.conversation_ids([*messages, {"role": "user", "content": "Hello"}])  # or says why not
     for line in _lines():
         if line.strip() == "/exit":
             break
+        if line.strip() == "/new":
+            messages = [*beginning]
+            continue
         messages.append({"role": "user", "content": line})
         ids = lm.conversation_ids(messages)
         request = GenerationRequest(ids, lm.sampling_params(ids, options), answers=True)
         engine = lm.engine_for([request], slots=1)
-        for piece in engine.stream(engine.add(request)):
-            typer.echo(piece, nl=False)
+        try:
+            for piece in engine.stream(engine.add(request)):
+                typer.echo(piece, nl=False)
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+            engine.cancel(request)
         typer.echo()
         lm.warn_of_lengths([request])
         messages.append({"role": "assistant", "content": request.text})
@@ -69,6 +85,7 @@ def _lines() -> Iterator[str]:
     if not sys.stdin.isatty():
         yield from read_texts(None)
         return
+    typer.echo(_GREETING, err=True)
     while True:
         try:
             line = input("> ")

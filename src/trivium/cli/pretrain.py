@@ -33,7 +33,7 @@ import typer
 from trivium.cli import _options as opt
 from trivium.cli._shared import run_folder
 from trivium.data.documents import ReadOptions
-from trivium.explain.batch_parts import ShowBatch
+from trivium.explain.show_batch import ShowBatch
 from trivium.train.run_folder import Resume
 from trivium.workflows.training import pretrain as run_pretraining
 

@@ -35,6 +35,7 @@ def prompt(
     template: Annotated[str | None, typer.Option(show_default="a line per column")] = None,
     options: str | None = None,
     examples: Path | None = None,
+    instruction: str = "",
     normalise: Normalise = "sum",
     max_new_tokens: opt.Positive = 32,
     limit: Annotated[int | None, typer.Option(min=1)] = None,
@@ -54,6 +55,7 @@ def prompt(
         template: The text of an example, with {column} and {answer}.
         options: Words for labels 0, 1, ..., separated by commas.
         examples: Draw solved examples from this file instead.
+        instruction: Stands once before the examples and the question.
         normalise: Compare options in all, per token or per byte.
         max_new_tokens: Of a generated answer.
         limit: Only the first questions.
@@ -70,6 +72,7 @@ def prompt(
         template=template.replace("\\n", "\n") if template else None,
         options=words,
         examples=examples,
+        instruction=instruction.replace("\\n", "\n"),
     )
     if show:
         typer.echo(next(prompts)[1])

@@ -41,6 +41,7 @@ def read_prompts(
     template: str | None = None,
     options: Sequence[str] = (),
     examples: Paths | None = None,
+    instruction: str = "",
 ) -> Iterator[tuple[PromptQuestion, str]]:
     """Every question with its prompt: some solved examples, then the question itself.
 
@@ -53,15 +54,40 @@ def read_prompts(
             default: a line "Column: value" for each, the answer last.
         options: the words for labels 0, 1, ...; or the only answers there are.
         examples: records that solved examples are drawn from; default: the other questions.
+        instruction: stands once before them.
 
     Raises:
         DataError: a file that cannot be read, a column that is missing, an answer that is no
             option, too few examples.
     """
-    questions = _questions(read_records(data), template, options)
-    if not questions:
+    records = list(read_records(data))
+    if not records:
         raise DataError(f"{data} holds no question.")
-    pool = questions if examples is None else _questions(read_records(examples), template, options)
+    solved = None if examples is None else read_records(examples)
+    return fill_prompts(
+        records,
+        shots=shots,
+        seed=seed,
+        template=template,
+        options=options,
+        examples=solved,
+        instruction=instruction,
+    )
+
+
+def fill_prompts(
+    records: Iterable[Record],
+    *,
+    shots: int = 0,
+    seed: int = 0,
+    template: str | None = None,
+    options: Sequence[str] = (),
+    examples: Iterable[Record] | None = None,
+    instruction: str = "",
+) -> Iterator[tuple[PromptQuestion, str]]:
+    """As `read_prompts`, of records."""
+    questions = _questions(records, template, options)
+    pool = questions if examples is None else _questions(examples, template, options)
     count = len(pool) - 1 if examples is None else len(pool)  # without the question itself
     if not 0 <= shots <= count:
         raise DataError(f"{shots} shots, but there are only {count} examples.")
@@ -70,7 +96,8 @@ def read_prompts(
         if examples is None:
             drawn = [i + 1 if i >= index else i for i in drawn]
         solved = [f"{pool[i].before}{pool[i].answer}{pool[i].after}" for i in drawn]
-        yield one, "\n\n".join([*solved, one.before])
+        head = [instruction] if instruction else []
+        yield one, "\n\n".join([*head, *solved, one.before])
 
 
 def _questions(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,19 +19,14 @@ from trivium.explain.page import (
     Table,
     Token,
     TokenRow,
-    terminal_language,
 )
-from trivium.language_model import LanguageModel
 from trivium.objectives import Objective
 from trivium.objectives.masked import Masking
 from trivium.text import Tokenizer
 from trivium.text.roles import SENTINELS, TEXT_SPECIALS
 from trivium.text.symbols import UNSPACED
-from trivium.train import Callback
-from trivium.train.loader import GlobalBatch
 
 WITH_SENTINELS = (*TEXT_SPECIALS, *SENTINELS[:9])
-_ROWS, _TOKENS = 2, 64  # of a batch of training that are shown
 _UNITS = re.compile(rf"{UNSPACED.pattern}|(?:(?!{UNSPACED.pattern})[\w'\u2019])+|[^\w\s]")
 
 _SIDES = {
@@ -113,6 +107,7 @@ def batch_parts(
     *,
     source_tokenizer: Tokenizer | None = None,
     label_names: Sequence[str] = (),
+    label_counts: Mapping[str, int] | None = None,
     most_rows: int | None = None,
     most_tokens: int | None = None,
     details: bool = False,
@@ -124,6 +119,7 @@ def batch_parts(
         batch: its arrays.
         tokenizer: of its ids, but for those of `source_tokenizer`, which an encoder reads.
         label_names: of an objective whose labels are no tokens.
+        label_counts: those of the whole step, where it has more than this batch.
         most_rows: that are shown; None: all.
         most_tokens: of each that are shown; None: all.
         details: also a table of all that the batch has of each position of the first row.
@@ -137,7 +133,7 @@ def batch_parts(
             parts.append(TokenRow(view.tokens(most_tokens), _caption(batch, row, side, targets)))
             if details and row == 0 and targets is not None:
                 parts.append(view.table(batch))
-    return [*parts, _weights(objective, batch)]
+    return [*parts, _weights(objective, label_counts or objective.label_counts(batch))]
 
 
 def batch_facts(objective: Objective, batch: Batch, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -154,29 +150,6 @@ def batch_facts(objective: Objective, batch: Batch, tokenizer: Tokenizer) -> dic
     ]
     arrays = {name: array.tolist() for name, array in batch.arrays().items()}
     return {"objective": objective.kind, "rows": rows, "batch": arrays}
-
-
-class ShowBatch(Callback):
-    """Shows what the loss of a run's first step sees."""
-
-    def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
-        """Print the first rows to standard error, where the progress of a run is."""
-        objective = batch.stream.objective
-        labels = lm.settings.labels if objective.labelled else ()
-        parts = batch_parts(
-            objective,
-            batch.micro_batches[0],
-            lm.text_tokenizer,
-            source_tokenizer=lm.source_tokenizer,
-            label_names=labels,
-            most_rows=_ROWS,
-            most_tokens=_TOKENS,
-        )
-        title = Bilingual(
-            f"first batch of {objective.kind}: what its loss sees",
-            f"{objective.kind} 的第一个批次：损失看到什么",
-        )
-        print(Page(title, parts).text(terminal_language()), file=sys.stderr)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,12 +247,12 @@ def _caption(batch: Batch, row: int, side: str, targets: Ints | None) -> Bilingu
     return Bilingual(en, zh)
 
 
-def _weights(objective: Objective, batch: Batch) -> Table:
+def _weights(objective: Objective, label_counts: Mapping[str, int]) -> Table:
     """The terms of the loss: a mean over their labels."""
     weights = objective.term_weights()
     rows = [
         [term, count, weights.get(term, 1.0), weights.get(term, 1.0) / max(1, count)]
-        for term, count in objective.label_counts(batch).items()
+        for term, count in label_counts.items()
     ]
     columns = [
         Bilingual("term of the loss", "损失项"),

@@ -72,11 +72,11 @@ class Heading:
 class Formula:
     """Lines of a formula or of symbols, in a font of one width."""
 
-    lines: str
+    lines: Label
 
     def text(self, language: Language) -> str:
         """For a terminal."""
-        return "\n".join(f"    {line}" for line in self.lines.splitlines())
+        return "\n".join(f"    {line}" for line in say(self.lines, language).splitlines())
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,37 @@
+"""`ShowBatch`: what the loss of a run's first step sees, printed before it."""
+
+from __future__ import annotations
+
+import sys
+
+from trivium.explain.batch_parts import batch_parts
+from trivium.explain.page import Bilingual, Page, terminal_language
+from trivium.language_model import LanguageModel
+from trivium.train import Callback
+from trivium.train.loader import GlobalBatch
+
+_ROWS, _TOKENS = 2, 64  # that are shown
+
+
+class ShowBatch(Callback):
+    """Shows what the loss of a run's first step sees."""
+
+    def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
+        """Print the first rows to standard error, where the progress of a run is."""
+        objective = batch.stream.objective
+        labels = lm.settings.labels if objective.labelled else ()
+        parts = batch_parts(
+            objective,
+            batch.micro_batches[0],
+            lm.text_tokenizer,
+            source_tokenizer=lm.source_tokenizer,
+            label_names=labels,
+            label_counts=batch.label_counts,
+            most_rows=_ROWS,
+            most_tokens=_TOKENS,
+        )
+        title = Bilingual(
+            f"first batch of {objective.kind}: what its loss sees",
+            f"{objective.kind} 的第一个批次：损失看到什么",
+        )
+        print(Page(title, parts).text(terminal_language()), file=sys.stderr)
