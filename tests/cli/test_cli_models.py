@@ -232,11 +232,15 @@ def test_chat_keeps_the_conversation(saved, run, stdin, tmp_path):
     source = "{% for m in messages %}{{ m.content }}{{ '.' if m.role == 'user' }} {% endfor %}"
     lm.settings = Settings(chat_template=source)
     saved["chat"] = str(lm.save(tmp_path / "chat"))
-    stdin("Ada\nwrote\n/exit\nnever read\n")
+    stdin("first\n/new\nAda\nwrote\n/exit\nnever read\n")
     flags = ["--system", "notes", "--temperature", "2", "--seed", "3", "--max-new-tokens", "3"]
     answers = "\n".join(run("chat", *flags))
-    messages, expected = [{"role": "system", "content": "notes"}], []
-    for text in ("Ada", "wrote"):
+    beginning, expected = [{"role": "system", "content": "notes"}], []
+    messages = [*beginning]
+    for text in ("first", "/new", "Ada", "wrote"):
+        if text == "/new":
+            messages = [*beginning]
+            continue
         messages.append({"role": "user", "content": text})
         ids, template = lm.conversation_ids(messages), ChatTemplate.of(source, lm.tokenizer)
         prompt = template.render(messages, add_generation_prompt=True)

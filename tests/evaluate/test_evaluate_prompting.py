@@ -46,6 +46,8 @@ def test_prompts_have_solved_examples_of_other_questions(tmp_path):
     pool = write(tmp_path / "pool.jsonl", rows[3:4])
     _, texts = prompts(tmp_path, *rows, shots=1, examples=pool, **how)
     assert texts[0] == "t3 is good.\n\nt0 is "
+    _, told = prompts(tmp_path, *rows, shots=1, examples=pool, instruction="Judge.", **how)
+    assert told == [f"Judge.\n\n{text}" for text in texts]
     with pytest.raises(DataError, match="7 shots, but there are only 6 examples"):
         prompts(tmp_path, *rows, shots=7)
 

@@ -1,0 +1,115 @@
+"""Numbers of the topics of objectives and decoding, and the batch that a run shows."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from run_settings import quiet, settings
+
+from trivium.errors import RecipeError, TriviumError
+from trivium.explain import explain
+from trivium.explain.show_batch import ShowBatch
+from trivium.train.rollout import RolloutLoader
+from trivium.workflows.training import pretrain
+
+
+def test_masks_come_in_the_shares_of_the_paper():
+    text = " ".join(f"w{i}" for i in range(60))
+    shares = explain("masked", [text], draws=4000).facts["shares"]
+    own = 0.1 / 60  # a random token is the token itself
+    expected = {"chosen": 0.15, "masked": 0.8, "replaced": 0.1 - own, "kept": 0.1 + own}
+    for name, share in expected.items():
+        count = 4000 * 60 * (1 if name == "chosen" else 0.15)
+        assert abs(shares[name] - share) < 4 * math.sqrt(share * (1 - share) / count)
+
+
+def test_spans_put_back_give_the_text():
+    text = "The man in the long coat walked slowly to the store of his old friend"
+    rows = explain("span-corruption", [text]).facts["rows"]
+    for encoder, decoder in zip(rows[::2], rows[1::2]):
+        spans, span = {}, []
+        for token in decoder["labels"][:-1]:
+            if token.startswith("<extra_id"):
+                span = spans.setdefault(token, [])
+            elif token is not None:
+                span.append(token)
+        whole = [word for token in encoder["tokens"] for word in spans.get(token, [token])]
+        assert " ".join(whole[:-1]) == text
+
+
+def test_a_beam_finds_what_is_most_probable_and_greedy_does_not():
+    from trivium.explain.topics.beam import _TABLE
+
+    def texts(word):
+        for following, p in _TABLE[word].items():
+            if following == "</s>":
+                yield [], p
+            else:
+                yield from (([following, *rest], p * q) for rest, q in texts(following))
+
+    best, probability = max(texts("I"), key=lambda one: one[1])
+    greedy, *found = explain("beam", "I", beams=2, length_penalty=0.0).facts["found"]
+    assert found[0]["text"] == " ".join(best)
+    assert math.isclose(found[0]["probability"], probability, rel_tol=1e-5)
+    assert greedy["text"] == "am here"
+    with pytest.raises(TriviumError, match='every word of "we"'):
+        explain("beam", "we")
+
+
+def test_a_beam_of_a_text_counts_its_pairs():
+    facts = explain("beam", "the", text="the cat sat\nthe cat sat\nthe dog ran").facts
+    assert facts["found"][0]["text"] == "cat sat"
+    assert math.isclose(facts["found"][0]["probability"], 2 / 3, rel_tol=1e-5)
+
+
+def test_what_top_p_leaves_is_as_the_paper_says():
+    logits = [2.0, 1.0, 0.0, -1.0]
+    facts = explain("sampling", logits, temperature=2.0, top_k=3, top_p=0.8).facts
+    p = np.exp(np.array(logits) / 2)
+    p[3] = 0.0
+    p /= p.sum()
+    p[2] = 0.0 if p[:2].sum() >= 0.8 else p[2]
+    expected = p / p.sum()
+    assert np.allclose(facts["probabilities"]["top-p 0.8"], expected)
+    assert np.abs(np.array(facts["draws"]) / 1000 - expected).max() < 0.06
+
+
+def test_a_tokenizer_without_a_mask_is_refused(tmp_path):
+    from trivium.text import Tokenizer
+
+    path = Tokenizer.train("byte-bpe", texts=["some text"], progress=False).save(tmp_path)
+    with pytest.raises(RecipeError, match="needs the special token"):
+        explain("masked", ["some text"], tokenizer=str(path))
+
+
+def test_the_batch_shown_is_the_one_that_is_trained_on(tmp_path, monkeypatch, capsys):
+    trained, shown = [], []
+    steps_from, on_start = RolloutLoader.steps_from, ShowBatch.on_start
+
+    def noting(loader, number):
+        for batch in steps_from(loader, number):
+            trained.append(batch)
+            yield batch
+
+    def start(callback, batch, lm):
+        shown.append(batch)
+        on_start(callback, batch, lm)
+
+    monkeypatch.setattr(RolloutLoader, "steps_from", noting)
+    monkeypatch.setattr(ShowBatch, "on_start", start)
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"the cat {i} sat on mat {i * i} and slept" for i in range(300)))
+    out, changes = tmp_path / "run", settings(steps=1)
+    pretrain(
+        "bert-tiny", data=text, out=out, changes=changes, callbacks=[ShowBatch()], console=quiet()
+    )
+    [one] = shown
+    for ours, theirs in zip(one.micro_batches, trained[0].micro_batches, strict=True):
+        for name, array in theirs.arrays().items():
+            assert np.array_equal(ours.arrays()[name], array)
+    assert one.label_counts == trained[0].label_counts
+    printed = capsys.readouterr().err
+    assert "first batch of masked" in printed
+    assert f"{one.label_counts['loss']}" in printed.splitlines()[-1]
