@@ -12,6 +12,7 @@ from trivium.errors import RecipeError, TriviumError
 from trivium.explain import explain
 from trivium.explain.show_batch import ShowBatch
 from trivium.train.rollout import RolloutLoader
+from trivium.train.run_folder import RunFolder
 from trivium.workflows.training import pretrain
 
 
@@ -84,6 +85,11 @@ def test_a_tokenizer_without_a_mask_is_refused(tmp_path):
         explain("masked", ["some text"], tokenizer=str(path))
 
 
+def shown_tokens(run):
+    """The rows of the first batch that a run keeps."""
+    return [row["tokens"] for row in RunFolder(run).read_facts()["first_batch"]]
+
+
 def test_the_batch_shown_is_the_one_that_is_trained_on(tmp_path, monkeypatch, capsys):
     trained, shown = [], []
     steps_from, on_start = RolloutLoader.steps_from, ShowBatch.on_start
@@ -103,13 +109,21 @@ def test_the_batch_shown_is_the_one_that_is_trained_on(tmp_path, monkeypatch, ca
     text.write_text("\n\n".join(f"the cat {i} sat on mat {i * i} and slept" for i in range(300)))
     out, changes = tmp_path / "run", settings(steps=1)
     pretrain(
-        "bert-tiny", data=text, out=out, changes=changes, callbacks=[ShowBatch()], console=quiet()
+        "bert-tiny",
+        data=text,
+        out=out,
+        changes=changes,
+        callbacks=[ShowBatch(out)],
+        console=quiet(),
     )
     [one] = shown
     for ours, theirs in zip(one.micro_batches, trained[0].micro_batches, strict=True):
         for name, array in theirs.arrays().items():
             assert np.array_equal(ours.arrays()[name], array)
     assert one.label_counts == trained[0].label_counts
+    page = (out / "report.html").read_text()
+    assert "What the loss sees of the first batch" in page
+    assert page.count('<span class="token') == sum(map(len, shown_tokens(out)))
     printed = capsys.readouterr().err
     assert "first batch of masked" in printed
     assert f"{one.label_counts['loss']}" in printed.splitlines()[-1]

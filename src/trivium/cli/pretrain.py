@@ -67,7 +67,7 @@ def pretrain(
             model to continue from, also a Hugging Face one.
         data: Text: files, folders, globs, - (stdin), hf:NAME, or a folder of shards.
         out: The run folder.
-        show_batch: Print what the loss sees of the first batch: tokens, labels, weights.
+        show_batch: Print what the loss sees of the first batch; the report has it, too.
     """
     advice = (
         "name a preset or a recipe, such as `trivium pretrain bert-small --data my_texts/`; "
@@ -84,5 +84,5 @@ def pretrain(
         changes=changes,
         resume=resumed,
         overwrite=overwrite,
-        callbacks=[ShowBatch()] if show_batch else [],
+        callbacks=[ShowBatch(out)] if show_batch else [],
     )

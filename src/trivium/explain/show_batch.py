@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from trivium.explain.batch_parts import batch_parts
-from trivium.explain.page import Bilingual, Page, terminal_language
+from trivium.explain.page import Bilingual, Page, TokenRow, say, terminal_language
 from trivium.language_model import LanguageModel
 from trivium.train import Callback
 from trivium.train.loader import GlobalBatch
+from trivium.train.run_folder import RunFolder
 
 _ROWS, _TOKENS = 2, 64  # that are shown
 
 
 class ShowBatch(Callback):
-    """Shows what the loss of a run's first step sees."""
+    """Shows what the loss of a run's first step sees, on the terminal and in its report.
+
+    Args:
+        run: the folder of the run.
+    """
+
+    def __init__(self, run: str | Path) -> None:
+        self.run = RunFolder(run)
 
     def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
         """Print the first rows to standard error, where the progress of a run is."""
@@ -35,3 +44,9 @@ class ShowBatch(Callback):
             f"{objective.kind} 的第一个批次：损失看到什么",
         )
         print(Page(title, parts).text(terminal_language()), file=sys.stderr)
+        rows = [
+            {"caption": say(part.caption, "en"), "tokens": part.cells("en")}
+            for part in parts
+            if isinstance(part, TokenRow)
+        ]
+        self.run.write_facts(self.run.read_facts() | {"first_batch": rows})

@@ -8,9 +8,9 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from trivium.errors import CheckpointError, DataError
 from trivium.files import did_you_mean_folder, read_json, read_json_lines
@@ -31,8 +31,14 @@ class _Sample(_Shape):
     output: str
 
 
+class _ShownRow(_Shape):
+    caption: str
+    tokens: list[Annotated[list[str], Field(min_length=3, max_length=3)]]
+
+
 class _Facts(_Shape):
     samples: list[_Sample] | None = None
+    first_batch: list[_ShownRow] | None = None
 
 
 class _Response(_Shape):
