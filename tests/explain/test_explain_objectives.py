@@ -59,12 +59,6 @@ def test_a_beam_finds_what_is_most_probable_and_greedy_does_not():
         explain("beam", "we")
 
 
-def test_a_beam_of_a_text_counts_its_pairs():
-    facts = explain("beam", "the", text="the cat sat\nthe cat sat\nthe dog ran").facts
-    assert facts["found"][0]["text"] == "cat sat"
-    assert math.isclose(facts["found"][0]["probability"], 2 / 3, rel_tol=1e-5)
-
-
 def test_what_top_p_leaves_is_as_the_paper_says():
     logits = [2.0, 1.0, 0.0, -1.0]
     facts = explain("sampling", logits, temperature=2.0, top_k=3, top_p=0.8).facts

@@ -11,15 +11,7 @@ import numpy as np
 
 from trivium.data.batch import IGNORE_INDEX, Batch, Ints, RowBatch
 from trivium.data.row_order import RowRandom
-from trivium.explain.page import (
-    Bilingual,
-    Label,
-    Page,
-    Part,
-    Table,
-    Token,
-    TokenRow,
-)
+from trivium.explain.page import Bilingual, Label, Page, Part, Table, Token, TokenRow
 from trivium.objectives import Objective
 from trivium.objectives.masked import Masking
 from trivium.text import Tokenizer
@@ -27,6 +19,7 @@ from trivium.text.roles import SENTINELS, TEXT_SPECIALS
 from trivium.text.symbols import UNSPACED
 
 WITH_SENTINELS = (*TEXT_SPECIALS, *SENTINELS[:9])
+# Words, Chinese and Japanese characters one by one, and punctuation marks.
 _UNITS = re.compile(rf"{UNSPACED.pattern}|(?:(?!{UNSPACED.pattern})[\w'\u2019])+|[^\w\s]")
 
 _SIDES = {
@@ -36,15 +29,6 @@ _SIDES = {
     "left": Bilingual("input, read from the left", "输入，从左向右读"),
     "right": Bilingual("input, read from the right", "输入，从右向左读"),
 }
-
-
-def split_units(text: str) -> list[str]:
-    """Words, Chinese and Japanese characters one by one, and punctuation marks.
-
-    >>> split_units("It's late.")
-    ["It's", 'late', '.']
-    """
-    return _UNITS.findall(text)
 
 
 def text_rows(
@@ -64,7 +48,7 @@ def text_rows(
     if tokenizer is not None:
         chosen = Tokenizer.load(tokenizer)
     else:
-        texts = [" ".join(split_units(text)) for text in texts]
+        texts = [" ".join(_UNITS.findall(text)) for text in texts]
         chosen = Tokenizer.train(
             "whitespace", texts=texts, special_tokens=special_tokens, progress=False
         )

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import torch
 
 from trivium.errors import TriviumError
-from trivium.explain.batch_parts import split_units
 from trivium.explain.page import Bilingual, Formula, Page, Table, Tree
 from trivium.inference.beam import Beam, Hypothesis, beam_search
 from trivium.inference.sampling_params import BeamSearchParams
@@ -41,7 +38,6 @@ def explain(
     beams: int = 3,
     length_penalty: float = 1.0,
     max_new_tokens: int = 6,
-    text: str | None = None,
     model: str | None = None,
 ) -> Page:
     """Search for the most probable text, by default in a small table of P(word | word before).
@@ -51,16 +47,15 @@ def explain(
         beams: Texts kept at every step.
         length_penalty: Scores are sums of log p divided by length to this power.
         max_new_tokens: Tokens at most.
-        text: Count the table in this text.
         model: Search with this model.
     """
-    lm = _table_model(_count(text) if text else _TABLE) if model is None else load(model)
+    lm = _table_model(_TABLE) if model is None else load(model)
     lm.require("generate")
     ids = prompt_ids(lm, prompt)
     if model is None and lm.text_tokenizer.unk_id in ids:
         raise TriviumError(
             f'the table has no probabilities for every word of "{prompt}"; its words are: '
-            f"{_known(lm)}."
+            f"{' '.join(_TABLE)}."
         )
     params = BeamSearchParams(num_beams=beams, length_penalty=length_penalty, num_return=beams)
     growth = _Growth(length_penalty)
@@ -76,17 +71,8 @@ def explain(
         for name, several in (("greedy", chosen), ("beam", found))
         for one in several
     ]
-    columns = [
-        "",
-        Bilingual("continuation", "续写"),
-        "P",
-        "log P",
-        Bilingual("score", "得分"),
-    ]
-    names = {
-        "greedy": Bilingual("greedy", "贪心搜索"),
-        "beam": Bilingual("beam search", "束搜索"),
-    }
+    columns = ["", Bilingual("continuation", "续写"), "P", "log P", Bilingual("score", "得分")]
+    names = {"greedy": Bilingual("greedy", "贪心搜索"), "beam": Bilingual("beam search", "束搜索")}
     note = Bilingual(
         f"At every step the {beams} best texts stay, over all continuations of all of them. What "
         "is greedy takes the best next token and never comes back. The score divides log P by "
@@ -138,32 +124,13 @@ class _Growth:
             label = f"{names[ids[-1]]}  log P {sums[ids]:.3f}, P {math.exp(sums[ids]):.4f}"
             end = self.ended.get(ids)
             if end is not None:
-                star = "  *" if end is best else ""
-                return Tree(
-                    Bilingual(
-                        f"{label}; ends, score {end.score:.3f}{star}",
-                        f"{label}；结束，得分 {end.score:.3f}{star}",
-                    ),
-                    branches,
-                )
+                score = f"{end.score:.3f}{'  *' * (end is best)}"
+                ends = Bilingual(f"{label}; ends, score {score}", f"{label}；结束，得分 {score}")
+                return Tree(ends, branches)
             dropped = Bilingual(f"{label}; dropped", f"{label}；淘汰")
             return Tree(label if branches else dropped, branches)
 
         return Tree(root, [grown(one) for one in paths if len(one) == 1])
-
-
-def _count(text: str) -> dict[str, dict[str, float]]:
-    """P(word | word before) of a text, whose lines end."""
-    pairs = Counter(
-        pair for line in text.splitlines() for pair in pairwise([*split_units(line), _END])
-    )
-    totals = Counter[str]()
-    for (first, _), count in pairs.items():
-        totals[first] += count
-    table: dict[str, dict[str, float]] = {}
-    for (first, second), count in pairs.items():
-        table.setdefault(first, {})[second] = count / totals[first]
-    return table
 
 
 def _table_model(table: Mapping[str, Mapping[str, float]]) -> LanguageModel:
@@ -193,8 +160,3 @@ def _table_model(table: Mapping[str, Mapping[str, float]]) -> LanguageModel:
     weights[head][:, 1:] = scores
     module.load_state_dict(weights)
     return LanguageModel(spec, module, tokenizer)
-
-
-def _known(lm: LanguageModel) -> str:
-    tokenizer = lm.text_tokenizer
-    return " ".join(tokenizer.tokens[i] for i in tokenizer.vocabulary.regular_ids[:20])
