@@ -226,13 +226,15 @@ def variations(model: spec.ModelSpec) -> list[spec.ModelSpec]:
     if isinstance(network, Experts):
         networks = [*networks, *(network.replace(expert=each) for each in networks)]
         networks.append(network.replace(num_experts=4, num_chosen=3, balance=0.2))
-    norms = [spec.LayerNorm(eps=3e-3), spec.LayerNorm(bias=False), spec.RMSNorm()]
+    norms = [spec.LayerNorm(eps=3e-3), spec.LayerNorm(bias=False)]
+    norms += [spec.RMSNorm(), spec.RMSNorm(bias=True), spec.DeviationNorm()]
     stacks = [
         *({"mixer": each} for each in attentions),
         *({"feed_forward": each} for each in networks),
         *({"norm": norm} for norm in norms),
         {"norms": spec.PRE_NORM if "after" in stack.norms else spec.POST_NORM},
         {"first_norm": not stack.first_norm},
+        {"last_norm": not stack.ends_with_norm},
         {"dropout": 0.3},
     ]
     embeddings = [

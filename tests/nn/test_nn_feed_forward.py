@@ -54,6 +54,14 @@ def test_norms():
         rms = randomised(build_norm(spec.RMSNorm(eps=eps), WIDTH))
         root = np.sqrt((array(x) ** 2).mean(-1, keepdims=True) + eps)
         np.testing.assert_allclose(array(rms(x)), array(x) / root * array(rms.weight), rtol=1e-10)
+        for offset in (0, 1):
+            rms = randomised(build_norm(spec.RMSNorm(eps=eps, offset=offset, bias=True), WIDTH))
+            expected = array(x) / root * (offset + array(rms.weight)) + array(rms.bias)
+            np.testing.assert_allclose(array(rms(x)), expected, rtol=1e-9)
+        own = randomised(build_norm(spec.DeviationNorm(eps=eps), WIDTH))
+        deviation = array(x).std(-1, ddof=1, keepdims=True)
+        expected = (array(x) - mean) / (deviation + eps) * array(own.weight) + array(own.bias)
+        np.testing.assert_allclose(array(own(x)), expected, rtol=1e-9)
 
 
 def test_feed_forward_networks():

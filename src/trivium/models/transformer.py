@@ -74,7 +74,7 @@ class InputEmbedding(nn.Module):
 
 
 class TransformerStack(nn.Module):
-    """Positions, the blocks of an encoder or a decoder and, after pre-norm blocks, a last norm."""
+    """Positions, the blocks of an encoder or a decoder and, where they have one, a last norm."""
 
     def __init__(self, model: spec.ModelSpec, stack: spec.Stack, *, is_decoder: bool) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class TransformerStack(nn.Module):
         self.layers = nn.ModuleList(
             block(stack, i, width, crosses=crosses) for i in range(stack.distinct_layers)
         )
-        self.norm = build_norm(None if "after" in stack.norms else stack.norm, width)
+        self.norm = build_norm(stack.norm if stack.ends_with_norm else None, width)
         # A table for each key that layers have in common, where their mixers have one.
         mixers = {each.mixer.table_key: each.mixer for each in self.every_layer}
         tables = {key: mixer.new_table() for key, mixer in mixers.items()}

@@ -29,7 +29,7 @@ from trivium.spec.initializations.xavier import Xavier
 from trivium.spec.mixers import Mixer
 from trivium.spec.mixers.attention import Attention
 from trivium.spec.model_spec import ModelSpec
-from trivium.spec.norms import LayerNorm, Norm, RMSNorm
+from trivium.spec.norms import DeviationNorm, LayerNorm, Norm, RMSNorm
 from trivium.spec.part import Part
 from trivium.spec.patterns import Pattern
 from trivium.spec.patterns.sliding import Sliding
@@ -60,6 +60,7 @@ __all__ = [
     "BlockKind",
     "ClassifierHead",
     "Dense",
+    "DeviationNorm",
     "Disentangled",
     "Embedding",
     "Factorised",

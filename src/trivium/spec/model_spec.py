@@ -13,7 +13,7 @@ from trivium.spec.heads import HeadInput
 from trivium.spec.heads.vocabulary import MLMHead
 from trivium.spec.initializations import Initialization
 from trivium.spec.initializations.normal import Normal
-from trivium.spec.norms import RMSNorm
+from trivium.spec.norms import DeviationNorm, RMSNorm
 from trivium.spec.part import Count
 from trivium.spec.positions import AbsolutePositions
 from trivium.spec.positions.learned import Learned
@@ -235,7 +235,7 @@ class ModelSpec(Spec):
         """The same model with this dropout in every stack."""
         stacks = {"encoder": self.encoder, "decoder": self.decoder}
         return self.replace(
-            **{name: stack.replace(dropout=dropout) for name, stack in stacks.items() if stack}
+            **{name: stack.with_dropout(dropout) for name, stack in stacks.items() if stack}
         )
 
     def kept_bytes(self, length: int, item: int, *, on_cpu: bool, recompute: bool = False) -> int:
@@ -275,5 +275,10 @@ class ModelSpec(Spec):
                 yield one * (1 + crosses) + memory + feeding
 
     def _norm_bytes(self, stack: Stack, *, on_cpu: bool) -> int:
-        """Its input; RMSNorm without a kernel also keeps its output before the weight."""
+        """Its input; RMSNorm without a kernel also its output before the weight.
+
+        One that is written out keeps three vectors.
+        """
+        if isinstance(stack.norm, DeviationNorm):
+            return 12 * self.d_model
         return self.d_model * (8 if on_cpu and isinstance(stack.norm, RMSNorm) else 4)

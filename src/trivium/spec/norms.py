@@ -17,8 +17,18 @@ class LayerNorm(Part):
     bias: bool = True
 
 
+class DeviationNorm(Part):
+    """(x - mean) / (deviation + eps) * weight + bias, the deviation that of a sample (n - 1).
+
+    LayerNorm as textbooks write it, after the Annotated Transformer (Rush 2018).
+    """
+
+    kind: Literal["deviation"] = "deviation"
+    eps: Positive = 1e-6
+
+
 class RMSNorm(Part):
-    """x / sqrt(mean(x^2) + eps) * (offset + weight) (Zhang and Sennrich 2019).
+    """x / sqrt(mean(x^2) + eps) * (offset + weight) + bias (Zhang and Sennrich 2019).
 
     With offset 1 the weight is a difference from 1 and starts at 0 (Gemma).
     """
@@ -26,6 +36,7 @@ class RMSNorm(Part):
     kind: Literal["rms"] = "rms"
     eps: Positive = 1e-6
     offset: Literal[0, 1] = 0
+    bias: bool = False
 
 
-Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]
+Norm = Annotated[LayerNorm | DeviationNorm | RMSNorm, Field(discriminator="kind")]

@@ -29,7 +29,8 @@ class Stack(Part):
     "branch", on what the function adds (with "before" the sandwich of Gemma 2), "after" the sum
     (post-norm, BERT); with () none has. With `num_distinct` the blocks share weights in that many
     runs of neighbours (ALBERT: 1). `first_norm` False: the first mixer of a pre-norm stack has no
-    norm before it, since the embedding ends with one (ModernBERT).
+    norm before it, since the embedding ends with one (ModernBERT). `last_norm`: whether a norm is
+    after the last block; unless set where the blocks do not end with one.
     """
 
     num_layers: NumLayers
@@ -40,6 +41,7 @@ class Stack(Part):
     norms: Norms
     block: SerializeAsAny[BlockKind] = SequentialLayers()
     first_norm: bool = True
+    last_norm: bool | None = None
     dropout: DropoutRate = 0.0
 
     @property
@@ -74,6 +76,15 @@ class Stack(Part):
         if not self.block.divides or not all(part.divided for part in parts):
             return []
         return [size for part in parts for size in part.divided.items()]
+
+    @property
+    def ends_with_norm(self) -> bool:
+        """Whether a norm is after the last block."""
+        return "after" not in self.norms if self.last_norm is None else self.last_norm
+
+    def with_dropout(self, dropout: float) -> Self:
+        """The same with this dropout, also of hidden units where the network has such."""
+        return self.replace(dropout=dropout, feed_forward=self.feed_forward.with_dropout(dropout))
 
     @property
     def feed_forward_norms(self) -> Norms:

@@ -12,7 +12,7 @@ from trivium.models.initializations import WeightStart, draw_uniform, is_table
 
 
 class XavierStart(WeightStart, of=spec.Xavier):
-    """Tables are normal; see `spec.Xavier`."""
+    """See `spec.Xavier`."""
 
     def deviation(self, name: str, weight: Tensor) -> float:
         """That of tables."""
@@ -20,7 +20,7 @@ class XavierStart(WeightStart, of=spec.Xavier):
 
     def draw(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
         """See `WeightStart.draw`."""
-        if is_table(name):
+        if is_table(name) and self.start.tables == "normal":
             super().draw(name, weight, generator)
         else:
             draw_uniform(weight, math.sqrt(6.0 / sum(weight.shape)), generator)

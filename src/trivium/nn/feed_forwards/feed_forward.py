@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from trivium import spec
 from trivium.nn.activations import build_activation
@@ -37,5 +38,7 @@ class FeedForwardNetwork(FeedForwardModule, of=spec.FeedForward):
     ) -> tuple[Tensor, Tensor | None]:
         """[..., D] -> [..., D], and no loss."""
         if self.gate is None:
-            return self.down(self.activation(self.up(x))), None
-        return self.down(self.activation(self.gate(x)) * self.up(x)), None
+            hidden = self.activation(self.up(x))
+        else:
+            hidden = self.activation(self.gate(x)) * self.up(x)
+        return self.down(F.dropout(hidden, self.part.dropout, self.training)), None

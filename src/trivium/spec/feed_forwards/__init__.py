@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from trivium.choice import Choice, import_members
 from trivium.spec.part import Part
@@ -30,6 +30,10 @@ class Positionwise(Choice, Part):
         Its input, `width` numbers, and its norm are counted by the block.
         """
         raise NotImplementedError
+
+    def with_dropout(self, dropout: float) -> Self:
+        """The same with this dropout of its hidden units, where it has any."""
+        return self
 
     def narrower(self, fraction: float) -> Positionwise:
         """The same with this fraction of its hidden units."""

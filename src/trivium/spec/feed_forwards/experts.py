@@ -47,6 +47,10 @@ class Experts(Positionwise):
         one = 3 * width + self.expert.kept_numbers(width)
         return self.num_experts + self.num_chosen * one
 
+    def with_dropout(self, dropout: float) -> Self:
+        """See `Positionwise.with_dropout`."""
+        return self.replace(expert=self.expert.with_dropout(dropout))
+
     def narrower(self, fraction: float) -> Self:
         """See `Positionwise.narrower`."""
         return self.replace(expert=self.expert.narrower(fraction))

@@ -11,8 +11,9 @@ class Xavier(Initialization):
     """Start: uniform in +-sqrt(6 / (inputs + outputs)) (Glorot and Bengio 2010), biases 0.
 
     Token vectors are normal with deviation d_model^-0.5, as the scaled, tied embeddings of the
-    first Transformer want them.
+    first Transformer want them; with `tables` "uniform" they start as matrices do.
     """
 
     kind: Literal["xavier"] = "xavier"
+    tables: Literal["normal", "uniform"] = "normal"
     attention: Literal["random"] = "random"

@@ -1,0 +1,46 @@
+"""Models as textbooks write them, where that is not what the papers say."""
+
+from __future__ import annotations
+
+from trivium import spec
+from trivium.presets.preset import Preset
+
+_TRANSFORMER = "after Vaswani et al. 2017 (Transformer, as a textbook lists it"
+
+
+def _transformer(*, pre_norm: bool = False) -> Preset:
+    """The Transformer of a textbook's PyTorch listings.
+
+    Unlike the paper's it has biases in attention, an untied output with a bias, norms that divide
+    by the deviation of a sample, one more after each stack, dropout of hidden units, and token
+    vectors that start uniform as matrices do. With `pre_norm` it is another book's: LayerNorm
+    before each sublayer, no dropout of hidden units.
+    """
+    d_model = 512
+    stack = spec.Stack(
+        num_layers=6,
+        mixer=spec.Attention(num_heads=8, head_dim=64),
+        feed_forward=spec.FeedForward(
+            d_ff=4 * d_model, activation="relu", dropout=0.0 if pre_norm else 0.1
+        ),
+        norm=spec.LayerNorm() if pre_norm else spec.DeviationNorm(),
+        norms=spec.PRE_NORM if pre_norm else spec.POST_NORM,
+        last_norm=True,
+        dropout=0.1,
+    )
+    model = spec.ModelSpec(
+        vocab_size=37_000,
+        d_model=d_model,
+        embedding=spec.Embedding(positions=spec.Sinusoidal(), scale=d_model**0.5),
+        encoder=stack,
+        decoder=stack,
+        heads=(spec.LMHead(tied=False, bias=True),),
+        initialization=spec.Xavier(tables="uniform"),
+    )
+    return Preset(model, f"{_TRANSFORMER}{', pre-norm' if pre_norm else ''})", None)
+
+
+PRESETS: dict[str, Preset] = {
+    "textbook-transformer-base": _transformer(),
+    "textbook-transformer-base-pre-norm": _transformer(pre_norm=True),
+}
