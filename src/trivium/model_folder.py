@@ -103,6 +103,8 @@ def write_description(
         else:
             write_file(folder / name, one.to_json())
             names.append(name)
+    for name, text in tokenizer.other_files.items() if tokenizer else ():
+        write_file(folder / name, text)
     (settings or Settings()).write(folder)
     return names
 

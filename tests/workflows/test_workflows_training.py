@@ -427,6 +427,32 @@ def test_quickstart_trains_an_encoder_and_a_decoder(text, tmp_path, monkeypatch)
         quickstart(minutes=1.0, out=tmp_path / "quick", console=quiet())
 
 
+def test_all_checkpoints_the_best_weights_and_the_texts_are_kept(text, tmp_path):
+    """What a textbook's run of BERT leaves: its split as text, `vocab.txt`, every checkpoint."""
+    train = {"steps": 5, "log_every": 1, "eval_every": 1, "eval_tokens": 64, "save_every": 1}
+    changes = settings(**train, keep_checkpoints="all", keep_best=True)
+    changes["data"] = {**changes.get("data", {}), "keep_text": True, "validation": 0.3}
+    changes["optimizer"] = {"lr": 0.5}  # more than it bears: the last weights are not the best
+    run = pretrain("bert-tiny", data=text, out=tmp_path / "run", changes=changes, console=quiet())
+    losses = {r["step"]: r["valid_loss"] for r in run.read_metrics() if "valid_loss" in r}
+    best = min(losses, key=losses.__getitem__)
+    assert best < len(losses) == 5
+    for step in losses:
+        kept = load(run.checkpoints / f"step-{step:08}").module.state_dict()
+        same = all(torch.equal(w, kept[name]) for name, w in load_file(run.weights).items())
+        assert same == (step == best), step
+    tokenizer = trivium.Tokenizer.load(run.tokenizer)
+    assert (run.path / "vocab.txt").read_text().splitlines() == list(tokenizer.tokens)
+    texts = [
+        (run.texts / name).read_text().split("\n\n")[:-1]
+        for name in ("train.txt", "validation.txt")
+    ]
+    splits = json.loads((run.shards / "manifest.json").read_text())["splits"]
+    assert [len(some) for some in texts] == [
+        splits[name]["documents"] for name in ("train", "validation")
+    ]
+
+
 def test_generator_and_discriminator_resume_and_go_on_from_a_run(text, tmp_path):
     """With token vectors that are a sum while they are trained, and a plain table in the end."""
     short = {**SHORT, "steps": 4, "save_every": 2, "keep_checkpoints": 2}

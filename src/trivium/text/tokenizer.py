@@ -294,6 +294,11 @@ class Tokenizer:
         ]
         return max(matching, key=lambda kind: len(components[kind]))
 
+    @property
+    def other_files(self) -> dict[str, str]:
+        """Texts by the names of files that other programs read in place of `tokenizer.json`."""
+        return self.config_of(self.kind).other_files(self)
+
     @functools.cached_property
     def fingerprint(self) -> str:
         """SHA-256 over everything that decides the ids; equal after saving and loading."""

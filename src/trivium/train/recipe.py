@@ -8,6 +8,7 @@ complete recipe to its folder.
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
@@ -52,6 +53,7 @@ TEXT_KEYS = {
     "train.eval_tokens": "train.eval_examples",
     **dict.fromkeys(("data.packing", "data.separate_documents", "data.separator"), ""),
     **dict.fromkeys(("data.text_field", "data.errors", "data.keep_duplicates"), ""),
+    **dict.fromkeys(("data.keep_text", "train.keep_best"), ""),
 }
 """Keys that have an effect on text only -> the key for labelled examples, or ""."""
 
@@ -193,6 +195,9 @@ class DataConfig(Config):
         description="labelled examples that cannot be read: an error, or counted and left out",
     )
     keep_duplicates: bool = Field(False, description="keep exact repeats of documents")
+    keep_text: bool = Field(
+        False, description="also write train.txt and validation.txt to texts/ in the run's folder"
+    )
     temperature: float = Field(
         1.0, gt=0, description="sources of [[mix]] without weights: by rows ** (1 / temperature)"
     )
@@ -301,7 +306,12 @@ class TrainConfig(Config):
         description="steps between checkpoints; 500, or as eval_every, unless set; where "
         "steps are slow also one after half a minute and every two minutes, unless average is set",
     )
-    keep_checkpoints: PositiveInt = Field(3, description="older ones are deleted")
+    keep_checkpoints: PositiveInt | Literal["all"] = Field(3, description="older ones are deleted")
+    keep_best: bool = Field(
+        False,
+        description="of text: end with the weights of the evaluation with the lowest validation "
+        "loss, not with the last ones",
+    )
     metric: str | None = Field(
         None,
         description="metric by which the best weights are kept and patience counts, of the first "
@@ -325,6 +335,11 @@ class TrainConfig(Config):
         """The name of the budget and its size; None while it is open."""
         sizes = ((name, getattr(self, name)) for name in BUDGETS)
         return next(((name, size) for name, size in sizes if size is not None), None)
+
+    @property
+    def most_checkpoints(self) -> int:
+        """How many are kept."""
+        return sys.maxsize if self.keep_checkpoints == "all" else self.keep_checkpoints
 
     def compiles(self, device: torch.device) -> bool:
         """Whether the blocks are compiled on this device."""

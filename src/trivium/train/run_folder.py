@@ -29,7 +29,7 @@ class RunFolder:
     """The files of one run, `runs/NAME/`.
 
     `recipe.toml` (complete), the files of a model folder, `shards/` (of several sources
-    `shards/NAME/`), `examples/` (labelled ones, encoded), `metrics.jsonl`, `run.json` (facts for
+    `shards/NAME/`), `texts/` (its splits, if they are kept), `examples/` (labelled ones, encoded), `metrics.jsonl`, `run.json` (facts for
     the report), `report.html`, `checkpoints/step-{n:08}/`; of fine-tuning `evaluation.json` and
     `predictions.jsonl`.
     """
@@ -46,6 +46,7 @@ class RunFolder:
         self.standard_input = self.path / "standard_input.txt"
         self.weights = self.path / model_folder.WEIGHTS
         self.shards = self.path / "shards"
+        self.texts = self.path / "texts"
         self.examples = self.path / "examples"
         self.metrics = self.path / "metrics.jsonl"
         self.facts = self.path / model_folder.FACTS
@@ -133,7 +134,7 @@ class RunFolder:
 
     def remove_preparation(self) -> None:
         """Remove what a start makes before its first step, and nothing else."""
-        texts = self.standard_input, self.shards, partial_folder(self.shards), self.examples
+        texts = self.standard_input, self.texts, self.shards, partial_folder(self.shards), self.examples
         logs = self.metrics, self.facts, self.path / "tensorboard"
         for entry in (self.recipe, *self.model_files, *texts, *logs):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)

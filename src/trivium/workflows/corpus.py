@@ -19,7 +19,7 @@ from trivium.data.documents import text_bytes
 from trivium.data.prepare import PrepareProgress, prepare, texts_changed
 from trivium.data.records import BadRecords, RecordOptions
 from trivium.data.shards import TRAIN, VALIDATION, Shards, holds_shards, unigram_loss
-from trivium.data.splitting import CorpusOptions, training_texts
+from trivium.data.splitting import CorpusOptions, training_texts, write_split_texts
 from trivium.errors import DataError, RecipeError
 from trivium.files import replace_file
 from trivium.language_model import LanguageModel
@@ -90,6 +90,8 @@ class RawText:
 
     config: MixConfig
     options: CorpusOptions
+    keep: bool
+    """Whether its splits are written as text, too."""
 
     def texts(self, side: str = "texts") -> Iterator[str]:
         """The training texts."""
@@ -306,7 +308,8 @@ def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder) -> _Source:
         return TextSource(config, Shards.open(config.paths[0]))
     keys = {"separator", "text_field", "errors", "encoding", "keep_duplicates"}
     options = recipe.data.model_dump(include=keys)
-    return RawText(config, CorpusOptions(**options, validation=config.validation or 0.0))
+    options = CorpusOptions(**options, validation=config.validation or 0.0)
+    return RawText(config, options, recipe.data.keep_text)
 
 
 def _without_stdin(config: MixConfig, run: RunFolder) -> MixConfig:
@@ -427,4 +430,6 @@ def _encode(
             )
     else:
         shards = prepare(paths, tokenizer, out, options=source.options, progress=show)
+        if source.keep:
+            write_split_texts(paths, run.texts / config.name, source.options)
     return TextSource(config, shards)

@@ -174,6 +174,8 @@ class FinishedRun:
             f"{short_duration(state.seconds - preparation)}"
             + (f" after {short_duration(preparation)} of preparation" if preparation > 10 else "")
         )
+        if state.best_step and not self.held_out.sources:
+            say(f"best       at step {state.best_step:,}, by validation loss")
         if metrics:
             if state.best_step:
                 some = self.corpus.num_measured(self.held_out.limit)

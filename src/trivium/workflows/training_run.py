@@ -133,7 +133,7 @@ def train_run(
         parallel,
         carried=carried,
         files=run.model_files,
-        keep=max(recipe.train.keep_checkpoints, recipe.train.average),
+        keep=max(recipe.train.most_checkpoints, recipe.train.average),
     )
     state = TrainState()
     if resume and next(checkpoints(run.checkpoints), None) is not None:
@@ -247,8 +247,11 @@ class RunHooks(Hooks):
         """Validation losses and, of labelled objectives, metrics, whose best weights are kept."""
         self.context.line.update("evaluating")
         record, measured = validation_losses(trainer, self.validation_streams), self.held_out
-        if measured.sources or self.context.callbacks:
+        by_loss = self.recipe.train.keep_best and "valid_loss" in record
+        if measured.sources or self.context.callbacks or by_loss:
             self.model.gather(self.context.device if measured.sources else torch.device("cpu"))
+        if by_loss and self.log_book is not None:
+            self._keep_if_best(state, -record["valid_loss"])
         if not measured.sources or not measured.answers_here:
             return record, False
         metrics = measured.measure(self.model.lm, measured.limit)
@@ -264,15 +267,19 @@ class RunHooks(Hooks):
             self.log_book.metric = f"{name}/{first.main}" if name else first.main
             known = {"metric": self.log_book.metric, "higher_is_better": first.higher_is_better}
             self.context.run.write_facts(self.context.run.read_facts() | known)
-        if math.isfinite(first.score) and (state.best is None or first.score > state.best):
-            state.best, state.best_step, state.evals_since_best = first.score, state.step, 0
+        self._keep_if_best(state, first.score)
+        self.model.release()
+        patience = self.recipe.train.patience
+        return record, patience is not None and state.evals_since_best >= patience
+
+    def _keep_if_best(self, state: TrainState, score: float) -> None:
+        """Write the weights if no evaluation before had a higher score; note it in the state."""
+        if math.isfinite(score) and (state.best is None or score > state.best):
+            state.best, state.best_step, state.evals_since_best = score, state.step, 0
             self.context.run.checkpoints.mkdir(exist_ok=True)
             tensor_files.write_safetensors(self.context.run.best, self.model.lm.module.state_dict())
         else:
             state.evals_since_best += 1
-        self.model.release()
-        patience = self.recipe.train.patience
-        return record, patience is not None and state.evals_since_best >= patience
 
     def save(self, state: TrainState) -> None:
         """Write a checkpoint."""

@@ -170,6 +170,11 @@ class TokenizerConfig(TokenizerSource, ABC):
         """Lines for the user, where the kind does not suit the text."""
         return ()
 
+    @classmethod
+    def other_files(cls, tokenizer: Tokenizer) -> dict[str, str]:
+        """As `Tokenizer.other_files`."""
+        return {}
+
 
 class CharacterTokenizerConfig(TokenizerConfig):
     """A kind whose alphabet is the characters of the text."""

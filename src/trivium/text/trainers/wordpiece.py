@@ -12,6 +12,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from trivium.text.roles import BERT_SPECIALS
 from trivium.text.symbols import WORDPIECE_PREFIX, is_single_word
+from trivium.text.tokenizer import Tokenizer
 from trivium.text.trainers import CharacterTokenizerConfig, SpecialTokens
 
 
@@ -60,6 +61,11 @@ class WordPiece(CharacterTokenizerConfig):
         order = [*self.special_tokens, *learned]
         content["model"]["vocab"] = {token: index for index, token in enumerate(order)}
         return tokenizers.Tokenizer.from_str(json.dumps(content))
+
+    @classmethod
+    def other_files(cls, tokenizer: Tokenizer) -> dict[str, str]:
+        """BERT's `vocab.txt`, a token a line."""
+        return {"vocab.txt": "".join(f"{token}\n" for token in tokenizer.tokens)}
 
 
 def _character_order(token: str) -> tuple[bool, bool, str]:
