@@ -117,11 +117,11 @@ def test_a_family_is_the_table_of_its_paper(capsys):
     assert cli.main(["plan", "llama"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:5]]
     # Touvron et al. 2023, table 2, with the parameters of all weights.
-    assert [row[:8] for row in rows] == [
-        ["llama-7b", "6.7B", "4096", "32", "32", "3.0e-04", "4.0M", "1.0T"],
-        ["llama-13b", "13.0B", "5120", "40", "40", "3.0e-04", "4.0M", "1.0T"],
-        ["llama-33b", "32.5B", "6656", "52", "60", "1.5e-04", "4.0M", "1.4T"],
-        ["llama-65b", "65.3B", "8192", "64", "80", "1.5e-04", "4.0M", "1.4T"],
+    assert [row[:10] for row in rows] == [
+        ["llama-7b", "6.7B", "4096", "32", "32", "11008", "-", "3.0e-04", "4.0M", "1.0T"],
+        ["llama-13b", "13.0B", "5120", "40", "40", "13824", "-", "3.0e-04", "4.0M", "1.0T"],
+        ["llama-33b", "32.5B", "6656", "52", "60", "17920", "-", "1.5e-04", "4.0M", "1.4T"],
+        ["llama-65b", "65.3B", "8192", "64", "80", "22016", "-", "1.5e-04", "4.0M", "1.4T"],
     ]
 
 

@@ -12,8 +12,10 @@ from trivium.errors import RecipeError
 from trivium.presets import presets
 from trivium.spec import ALiBi, Sinusoidal, Spec
 from trivium.train import defaults
+from trivium.train.optimizers.adamw import AdamW
 from trivium.train.recipe import Recipe
 from trivium.train.recipe_loading import build_recipe, load_recipe, shipped_recipes
+from trivium.train.schedules import Cosine, Linear
 
 
 def error_of(tree, *changes) -> str:
@@ -127,6 +129,31 @@ def test_sizes_of_our_own_train_as_learns_fastest_and_those_of_papers_as_publish
     assert 'defaults = "fast" is for' in error_of(
         {"model": {"preset": "lstm-mini"}}, "defaults=fast"
     )
+
+
+def test_sizes_whose_papers_say_all_of_it_train_with_their_numbers():
+    """Touvron et al. 2023, table 2 and section 2.3; Brown et al. 2020, table 2.1, appendix B."""
+    llama = load_recipe("llama-65b")
+    assert llama.optimizer == AdamW(lr=1.5e-4, betas=(0.9, 0.95), weight_decay=0.1)
+    assert llama.schedule == Cosine(warmup=2000, final=0.1)
+    train = llama.train
+    assert (train.batch_tokens, train.tokens, train.clip) == (4_000_000, 1.4e12, 1.0)
+    assert llama.data.length == 2048
+    assert load_recipe("llama2-7b").optimizer.eps == 1e-5
+    gpt3 = load_recipe("gpt3-175b")
+    assert (gpt3.optimizer.lr, gpt3.train.batch_tokens) == (0.6e-4, 3_200_000)
+    assert gpt3.schedule.warmup * gpt3.train.tokens == 375e6
+    # What is set wins; a table of another kind is its own, and sizes of our own are.
+    changes = ["optimizer.lr=1e-3", "train.steps=5", "schedule.kind=linear", "data.length=128"]
+    changed = load_recipe("llama-7b", changes)
+    assert changed.optimizer == AdamW(lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    assert (changed.schedule, changed.data.length) == (Linear(), 128)
+    assert (changed.train.steps, changed.train.tokens) == (5, None)
+    for name, *more in (("llama1-mini",), ("llama-7b", "defaults=fast"), ("gpt2-xl",)):
+        free = load_recipe(name, more)
+        assert (free.optimizer.lr, free.train.budget) == (None, None), name
+    labelled = load_recipe("llama-7b", ["objective.kind=classification"])
+    assert labelled.train.batch_tokens is None
 
 
 def test_parts_of_a_preset_can_be_changed():

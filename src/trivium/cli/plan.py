@@ -37,6 +37,7 @@ from trivium.plan.layouts import Workload
 from trivium.plan.training_plan import TrainingPlan, fewest_gpus, plan_training
 from trivium.presets import Preset, catalogue, is_own_size
 from trivium.progress import short_duration
+from trivium.spec import Spec
 from trivium.train import defaults
 from trivium.train.gpus import GPUS, find_gpu
 from trivium.train.memory import own_samples
@@ -129,7 +130,7 @@ def plan(
         facts = [one.to_dict() for one in plans]
         print_json(facts[0] if len(facts) == 1 else facts)
     elif len(plans) == 1:
-        _show_plan(plans[0], options.gpu, sizes[name].paper)
+        _show_plan(plans[0], options.gpu, sizes[plans[0].name])
     else:
         print_table(_family_table(plans, sizes))
         typer.echo(f"\non {options.gpu}; {_LEFT_OUT}")
@@ -211,14 +212,19 @@ def _forecast(name: str, changes: Sequence[str], *, as_json: bool) -> None:
         typer.echo(f"warning    {forecast.warning}")
 
 
-def _show_plan(plan: TrainingPlan, gpu: str, paper: str) -> None:
+def _show_plan(plan: TrainingPlan, gpu: str, size: Preset) -> None:
     step, work = plan.step, plan.step.work
     parameters = work.sizes.parameters
     trained = f", {work.trained:.2%} of them trained" if work.trained < 1 else ""
     active = active_parameters(work.spec)
     used = f", {active:,} of them active for a token" if active < parameters else ""
+    paper = f", {size.paper}" if size.paper else ""
+    typer.echo(f"model      {plan.name}: {parameters:,} parameters{used}{trained}{paper}")
+    width, heads, layers = shape_cells(work.spec)
+    text = f"; trained on {size.text_bytes / 1e9:,.0f} GB of text" if size.text_bytes else ""
     typer.echo(
-        f"model      {plan.name}: {parameters:,} parameters{used}{trained}{paper and f', {paper}'}"
+        f"           {layers} layers of width {width}, feed-forward {_feed_forward(work.spec)}, "
+        f"{heads} heads{text}"
     )
     rows, flops = f"per step, in rows of {work.length:,}", f"{work.flops_per_token:.3g}"
     run = f"{work.batch_tokens:,.0f} tokens {rows}: {flops} FLOPs per token"
@@ -270,11 +276,18 @@ def _layout_table(plan: TrainingPlan) -> Table:
     return table
 
 
+def _feed_forward(spec: Spec) -> str:
+    """Hidden units of the feed-forward network, or of a recurrent or n-gram model."""
+    units = spec.stacks[-1].d_ff if spec.stacks else getattr(spec, "d_hidden", None)
+    return str(units or "-")
+
+
 def _family_table(plans: Sequence[TrainingPlan], sizes: Mapping[str, Preset]) -> Table:
     """The table of sizes in a family's paper, and what each of them takes."""
     table = new_table(
-        "preset", "parameters", "width", "heads", "layers", "learning rate", "batch", "tokens",
-        "FLOPs", "GPU-hours", "GPUs", "days", "GiB per GPU", "layout", wrap=True,
+        "preset", "parameters", "width", "heads", "layers", "feed-forward", "text, GB",
+        "learning rate", "batch", "tokens", "FLOPs", "GPU-hours", "GPUs", "days",
+        "GiB per GPU", "layout", wrap=True,
     )  # fmt: skip
     for plan in plans:
         work, size = plan.step.work, sizes[plan.name]
@@ -282,6 +295,8 @@ def _family_table(plans: Sequence[TrainingPlan], sizes: Mapping[str, Preset]) ->
             plan.name,
             short_count(work.sizes.parameters),
             *shape_cells(work.spec),
+            _feed_forward(work.spec),
+            f"{size.text_bytes / 1e9:,.0f}" if size.text_bytes else "-",
             f"{size.lr:.1e}" if size.lr else "-",
             f"{work.batch_tokens / 1e6:.1f}M",
             short_count(plan.tokens) if plan.tokens else "-",

@@ -4,9 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from trivium import spec
 from trivium.presets.preset import Preset
+
+# Brown et al. 2020, appendix B: warm-up over 375 of 300,000 million tokens, the batch growing all
+# the while, which is left out here, and cosine to the end, there over the first 260.
+_GPT3_TRAINING = {
+    "optimizer": {"kind": "adamw", "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1},
+    "schedule": {"kind": "cosine", "warmup": 0.00125, "final": 0.1},
+    "train": {"clip": 1.0},
+}
+# Touvron et al. 2023, section 2.3; its successor's (section 2.2) names eps, too.
+_LLAMA_TRAINING = {
+    "optimizer": {"kind": "adamw", "betas": [0.9, 0.95], "weight_decay": 0.1},
+    "schedule": {"kind": "cosine", "warmup": 2000, "final": 0.1},
+    "train": {"clip": 1.0},
+}
+_LLAMA2_TRAINING = _LLAMA_TRAINING | {"optimizer": {**_LLAMA_TRAINING["optimizer"], "eps": 1e-5}}
 
 _ROTARY, _SCALED = spec.Rotary(), spec.Normal(residual_init="scaled")
 
@@ -26,7 +42,7 @@ def _gpt(
     learned: Callable[..., spec.Learned] = spec.Learned,
     factorised: spec.Factorised | None = None,
     dropout: float = 0.1,
-    **published: float,
+    **published: Any,
 ) -> Preset:
     """A decoder with learned positions, LayerNorm and biases: GPT-1 to GPT-3, Jurassic-1, OPT."""
     num_heads = num_heads or d_model // 64
@@ -66,7 +82,7 @@ def _llama(
     positions: spec.Rotary = _ROTARY,
     pattern: spec.Pattern | None = None,
     tied: bool = False,
-    **published: float,
+    **published: Any,
 ) -> Preset:
     """A decoder with rotary positions, RMSNorm and SwiGLU: LLaMA and Mistral."""
     model = spec.ModelSpec(
@@ -102,6 +118,7 @@ _gpt1 = partial(
     initialization=spec.Normal(),
 )
 _gpt2 = partial(_gpt, paper="Radford et al. 2019 (GPT-2)", vocab_size=50_257, max_length=1024)
+_gpt2_published = partial(_gpt2, batch=512 * 1024, text_bytes=40e9)
 # Dense and locally banded layers alternate. The paper does not give the width of the bands: 256
 # positions here, as in GPT-Neo. Its table 2.1 gives XL 24 heads and 13B a width of 5140, neither of
 # which fits the totals of its table D.1: those of 16 heads and of 5120 do.
@@ -113,6 +130,8 @@ _gpt3 = partial(
     patterns=(None, spec.Sliding(window=255)),
     dropout=0.0,
 )
+# The text is filtered Common Crawl, its largest part (section 2.2).
+_gpt3_published = partial(_gpt3, tokens=300e9, text_bytes=570e9, training=_GPT3_TRAINING)
 # GPT-3 with dense layers alone and a larger vocabulary; Jumbo is wider and less deep than 175B
 # (sections 2.1 to 2.3).
 _jurassic = partial(
@@ -131,8 +150,14 @@ _opt = partial(
     initialization=spec.Normal(std=0.006, embedding_std=0.006, residual_init="scaled"),
     learned=partial(spec.Learned, offset=2, counted="attended"),
 )
-_llama1 = partial(_llama, eps=1e-6)
-_llama2 = partial(_llama, paper="Touvron et al. 2023 (Llama 2)", context=4096, tokens=2e12)
+_llama1 = partial(_llama, eps=1e-6, training=_LLAMA_TRAINING)
+_llama2 = partial(
+    _llama,
+    paper="Touvron et al. 2023 (Llama 2)",
+    context=4096,
+    tokens=2e12,
+    training=_LLAMA2_TRAINING,
+)
 _llama3 = partial(
     _llama,
     paper="Grattafiori et al. 2024 (Llama 3)",
@@ -163,24 +188,24 @@ _mistral_small = partial(_mistral, num_kv_heads=2, pattern=spec.Sliding(window=6
 PRESETS: dict[str, Preset] = {
     "gpt1-tiny": _gpt1(2, 128),
     "gpt1-mini": _gpt1(4, 256),
-    "gpt1": _gpt1(12, 768, lr=2.5e-4, batch=64 * 512),
+    "gpt1": _gpt1(12, 768, lr=2.5e-4, batch=64 * 512, text_bytes=5e9),
     "gpt2-tiny": _gpt2(2, 128),
     "gpt2-mini": _gpt2(4, 256),
     "gpt2-small": _gpt2(6, 512),
-    "gpt2": _gpt2(12, 768, batch=512 * 1024),
-    "gpt2-medium": _gpt2(24, 1024, batch=512 * 1024),
-    "gpt2-large": _gpt2(36, 1280, batch=512 * 1024),
-    "gpt2-xl": _gpt2(48, 1600, batch=512 * 1024),
+    "gpt2": _gpt2_published(12, 768),
+    "gpt2-medium": _gpt2_published(24, 1024),
+    "gpt2-large": _gpt2_published(36, 1280),
+    "gpt2-xl": _gpt2_published(48, 1600),
     "gpt3-tiny": _gpt3(2, 128),
     "gpt3-mini": _gpt3(4, 256),
-    "gpt3-125m": _gpt3(12, 768, 12, tokens=300e9, lr=6e-4, batch=0.5e6),
-    "gpt3-350m": _gpt3(24, 1024, 16, tokens=300e9, lr=3e-4, batch=0.5e6),
-    "gpt3-760m": _gpt3(24, 1536, 16, tokens=300e9, lr=2.5e-4, batch=0.5e6),
-    "gpt3-1.3b": _gpt3(24, 2048, 16, tokens=300e9, lr=2e-4, batch=1e6),
-    "gpt3-2.7b": _gpt3(32, 2560, 32, tokens=300e9, lr=1.6e-4, batch=1e6),
-    "gpt3-6.7b": _gpt3(32, 4096, 32, tokens=300e9, lr=1.2e-4, batch=2e6),
-    "gpt3-13b": _gpt3(40, 5120, 40, tokens=300e9, lr=1e-4, batch=2e6),
-    "gpt3-175b": _gpt3(96, 12_288, 96, tokens=300e9, lr=0.6e-4, batch=3.2e6),
+    "gpt3-125m": _gpt3_published(12, 768, 12, lr=6e-4, batch=0.5e6),
+    "gpt3-350m": _gpt3_published(24, 1024, 16, lr=3e-4, batch=0.5e6),
+    "gpt3-760m": _gpt3_published(24, 1536, 16, lr=2.5e-4, batch=0.5e6),
+    "gpt3-1.3b": _gpt3_published(24, 2048, 16, lr=2e-4, batch=1e6),
+    "gpt3-2.7b": _gpt3_published(32, 2560, 32, lr=1.6e-4, batch=1e6),
+    "gpt3-6.7b": _gpt3_published(32, 4096, 32, lr=1.2e-4, batch=2e6),
+    "gpt3-13b": _gpt3_published(40, 5120, 40, lr=1e-4, batch=2e6),
+    "gpt3-175b": _gpt3_published(96, 12_288, 96, lr=0.6e-4, batch=3.2e6),
     "jurassic1-tiny": _jurassic(2, 128),
     "jurassic1-mini": _jurassic(4, 256),
     "jurassic1-large": _jurassic(32, 4096, 32, tokens=300e9, lr=1.2e-4, batch=2e6),
@@ -209,12 +234,16 @@ PRESETS: dict[str, Preset] = {
     "llama-tiny": _llama1(2, 128, 4, 344, num_kv_heads=2),
     "llama-mini": _llama1(4, 256, 4, 688, num_kv_heads=2),
     "llama-small": _llama1(8, 512, 8, 1376, num_kv_heads=4),
+    "llama1-tiny": _llama1(2, 128, 2, 344),
+    "llama1-mini": _llama1(4, 256, 4, 688),
+    "llama1-small": _llama1(8, 512, 8, 1376),
     "llama-7b": _llama1(32, 4096, 32, 11_008, tokens=1.0e12, lr=3e-4, batch=4e6),
     "llama-13b": _llama1(40, 5120, 40, 13_824, tokens=1.0e12, lr=3e-4, batch=4e6),
     "llama-33b": _llama1(60, 6656, 52, 17_920, tokens=1.4e12, lr=1.5e-4, batch=4e6),
     "llama-65b": _llama1(80, 8192, 64, 22_016, tokens=1.4e12, eps=1e-5, lr=1.5e-4, batch=4e6),
     "llama2-7b": _llama2(32, 4096, 32, 11_008, lr=3e-4, batch=4e6),
     "llama2-13b": _llama2(40, 5120, 40, 13_824, lr=3e-4, batch=4e6),
+    "llama2-34b": _llama2(48, 8192, 64, 22_016, num_kv_heads=8, lr=1.5e-4, batch=4e6),
     "llama2-70b": _llama2(80, 8192, 64, 28_672, num_kv_heads=8, lr=1.5e-4, batch=4e6),
     "llama3-8b": _llama3(32, 4096, 32, 14_336, lr=3e-4),
     "llama3-70b": _llama3(80, 8192, 64, 28_672, lr=1.5e-4),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
+from typing import Any
 
 from trivium.spec import Spec
 
@@ -18,6 +20,9 @@ class Preset:
         tokens: seen in training, repetitions counted, where published.
         lr: the peak learning rate, where published.
         batch: tokens of a step, where published; the last, where it grows.
+        text_bytes: of the text that it was trained on, where published.
+        training: the other keys of a recipe that the paper gives, as a nested dict, where it gives
+            all that matter; else None.
     """
 
     spec: Spec
@@ -26,3 +31,25 @@ class Preset:
     tokens: float | None = None
     lr: float | None = None
     batch: float | None = None
+    text_bytes: float | None = None
+    training: Any = None
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The keys of a recipe that trains it as published; none where the paper lacks some.
+
+        >>> from trivium.presets import catalogue
+        >>> catalogue["llama-7b"].recipe["optimizer"]["lr"], catalogue["bert-base"].recipe
+        (0.0003, {})
+        """
+        if not (self.training and self.lr and self.batch and self.context and self.tokens):
+            return {}
+        tree: dict[str, Any] = copy.deepcopy(self.training)
+        tree["optimizer"]["lr"] = self.lr
+        tree["data"] = {"length": self.context}
+        tree["train"] = {
+            **tree["train"],
+            "batch_tokens": int(self.batch),
+            "tokens": int(self.tokens),
+        }
+        return tree

@@ -40,7 +40,30 @@ def _transformer(*, pre_norm: bool = False) -> Preset:
     return Preset(model, f"{_TRANSFORMER}{', pre-norm' if pre_norm else ''})", None)
 
 
+def _gpt3() -> Preset:
+    """GPT-3 as a textbook composes it: post-norm blocks on sinusoids, in place of learned
+    positions and pre-norm blocks; dense attention alone, relu.
+    """
+    model = spec.ModelSpec(
+        vocab_size=50_257,
+        d_model=12_288,
+        embedding=spec.Embedding(positions=spec.Sinusoidal(max_length=2048)),
+        decoder=spec.Stack(
+            num_layers=96,
+            mixer=spec.Attention(num_heads=96, head_dim=128, bias=False),
+            feed_forward=spec.FeedForward(d_ff=49_152, activation="relu"),
+            norm=spec.LayerNorm(),
+            norms=spec.POST_NORM,
+        ),
+        heads=(spec.LMHead(tied=True),),
+    )
+    paper = "after Brown et al. 2020 (GPT-3, as a textbook composes it)"
+    published = {"tokens": 300e9, "lr": 0.6e-4, "batch": 3.2e6, "text_bytes": 570e9}
+    return Preset(model, paper, 2048, **published)
+
+
 PRESETS: dict[str, Preset] = {
     "textbook-transformer-base": _transformer(),
     "textbook-transformer-base-pre-norm": _transformer(pre_norm=True),
+    "gpt3-175b-textbook": _gpt3(),
 }

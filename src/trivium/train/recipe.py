@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from trivium.adapt import LoRA, add_lora, freeze
+from trivium.adapt import add_lora, freeze
 from trivium.config import Config, merge
 from trivium.errors import RecipeError, SpecError
 from trivium.files import check_encoding
@@ -33,6 +33,7 @@ from trivium.presets import presets
 from trivium.spec import ModelSpec, Spec
 from trivium.spec.validation_message import FieldError
 from trivium.text.trainers import TokenizerConfig, TokenizerSource
+from trivium.train.adapter_config import AdapterConfig
 from trivium.train.optimizers import Optimizer
 from trivium.train.schedules import Schedule
 
@@ -384,24 +385,6 @@ class ParallelConfig(Config):
         if self.sequence and self.tensor == 1:
             raise ValueError("sequence = true needs tensor > 1")
         return self
-
-
-class AdapterConfig(Config):
-    """LoRA (Hu et al. 2021): low-rank updates of some matrices in place of full training."""
-
-    rank: int = Field(0, ge=0, description="0 trains the model itself")
-    alpha: float = Field(16.0, gt=0, description="the update is scaled by alpha / rank")
-    dropout: float = Field(0.0, ge=0, lt=1, description="of the adapters' inputs")
-    targets: tuple[str, ...] = Field(
-        ("query", "value"),
-        description='linear layers by parts of their paths ("decoder.*.value"), or "all-linear"',
-    )
-    save_separately: bool = Field(False, description="also save the adapter in PEFT's format")
-
-    @property
-    def lora(self) -> LoRA:
-        """The adapter to add."""
-        return LoRA(rank=self.rank, alpha=self.alpha, dropout=self.dropout, targets=self.targets)
 
 
 class Recipe(Config):

@@ -19,7 +19,7 @@ from trivium.config import list_keys, merge, several_problems
 from trivium.errors import RecipeError
 from trivium.model_loading import load
 from trivium.objectives import Objective, default_objective
-from trivium.presets import did_you_mean_preset, is_own_size, presets
+from trivium.presets import catalogue, did_you_mean_preset, is_own_size, presets
 from trivium.spec import ModelSpec, Spec
 from trivium.text import Tokenizer
 from trivium.train import defaults
@@ -227,6 +227,7 @@ def _choose_defaults(tree: dict[str, Any], spec: Spec) -> None:
     if has_new_weights and not labelled and spec is not None and spec.stacks:
         own = is_own_size(tree["model"].get("preset") or "")
         tree.setdefault("defaults", "fast" if own else "published")
+        _set_published(tree)
     fast = tree.get("defaults") == "fast"
     if fast:
         if not has_new_weights or not isinstance(spec, ModelSpec):
@@ -252,6 +253,23 @@ def _choose_defaults(tree: dict[str, Any], spec: Spec) -> None:
         kind = Tokenizer.kinds.get(str(tokenizer["kind"]))
         if isinstance(minutes, int | float) and kind is not None:
             tokenizer.setdefault("sample_bytes", defaults.sample_bytes(kind, minutes))
+
+
+def _set_published(tree: dict[str, Any]) -> None:
+    """Set what the preset's paper says and a recipe leaves open, in place.
+
+    Nothing in a table of another kind, and no budget beside one.
+    """
+    preset = tree["model"].get("preset")
+    if preset is None or tree["defaults"] != "published":
+        return
+    for name, keys in catalogue[preset].recipe.items():
+        table = tree.setdefault(name, {})
+        if table.get("kind") in (None, keys.get("kind")):
+            has_budget = any(table.get(budget) is not None for budget in BUDGETS)
+            for key, value in keys.items():
+                if not (has_budget and key in BUDGETS):
+                    table.setdefault(key, value)
 
 
 def _choose_tokenizer(

@@ -29,9 +29,9 @@ class RunFolder:
     """The files of one run, `runs/NAME/`.
 
     `recipe.toml` (complete), the files of a model folder, `shards/` (of several sources
-    `shards/NAME/`), `texts/` (its splits, if they are kept), `examples/` (labelled ones, encoded), `metrics.jsonl`, `run.json` (facts for
-    the report), `report.html`, `checkpoints/step-{n:08}/`; of fine-tuning `evaluation.json` and
-    `predictions.jsonl`.
+    `shards/NAME/`), `texts/` (with `data.keep_text`), `examples/` (labelled ones, encoded),
+    `metrics.jsonl`, `run.json` (facts for the report), `report.html`,
+    `checkpoints/step-{n:08}/`; of fine-tuning `evaluation.json` and `predictions.jsonl`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -134,9 +134,10 @@ class RunFolder:
 
     def remove_preparation(self) -> None:
         """Remove what a start makes before its first step, and nothing else."""
-        texts = self.standard_input, self.texts, self.shards, partial_folder(self.shards), self.examples
+        texts = self.standard_input, self.texts, self.examples
+        shards = self.shards, partial_folder(self.shards)
         logs = self.metrics, self.facts, self.path / "tensorboard"
-        for entry in (self.recipe, *self.model_files, *texts, *logs):
+        for entry in (self.recipe, *self.model_files, *texts, *shards, *logs):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
 
     def write_facts(self, facts: dict[str, Any]) -> None:
