@@ -13,7 +13,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -23,6 +23,7 @@ from trivium.choice import Choice
 from trivium.cli import commands, load_command
 from trivium.config import config_classes
 from trivium.nn import ACTIVATIONS
+from trivium.spec.sequence_spec import Cell
 from trivium.train import defaults
 from trivium.train.recipe import Recipe
 from trivium.train.recipe_loading import load_recipe, shipped_recipes
@@ -122,7 +123,8 @@ def model_parts() -> str:
         "model.decoder.mixer.pattern.window=128`. Where a place has several kinds, a new kind "
         "starts without the keys of the old one. Stacks of an encoder are as those of a decoder. "
         f"An activation is one of {', '.join(f'`{name}`' for name in ACTIVATIONS)}, or a table "
-        "of kind `swish`. An RNN preset takes `model.cell`: `elman`, `lstm` or `gru`.",
+        "of kind `swish`. An RNN preset takes `model.cell`: "
+        f"{', '.join(f'`{cell}`' for cell in get_args(Cell))}.",
         "| key | default | takes |\n|---|---|---|",
     ]
     for path, part in (("model.embedding", spec.Embedding), ("model.decoder", spec.Stack)):

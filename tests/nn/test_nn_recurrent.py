@@ -41,7 +41,20 @@ def gru(x, state, inner, recurrent, bias, recurrent_bias):
     return ((1.0 - update) * np.tanh(n_x + sigmoid(r_x + r_h) * n_h) + update * hidden,)
 
 
-FORMULAS = {"elman": elman, "lstm": lstm, "gru": gru}
+def elman_of(function):
+    """The same with another function than tanh."""
+    return lambda x, state, inner, recurrent, bias, recurrent_bias: (
+        function(inner @ x + bias + recurrent @ state[0] + recurrent_bias),
+    )
+
+
+FORMULAS = {
+    "elman": elman,
+    "elman-relu": elman_of(lambda z: np.maximum(z, 0.0)),
+    "elman-logistic": elman_of(sigmoid),
+    "lstm": lstm,
+    "gru": gru,
+}
 
 
 def described(cell, direction="forward"):
@@ -93,3 +106,20 @@ def test_sequences_of_packed_and_padded_rows():
     real = torch.tensor([[1, 1, 0, 1, 1], [0, 0, 0, 0, 0]]).bool()
     assert Sequences.find(real).flat.tolist() == [0, 1, 3, 4]
     assert Sequences.find(real).lengths == [4]
+
+
+def test_sequences_are_read_as_if_alone():
+    """PyTorch's cells, and the one that is a loop here: both ways, from states of their own."""
+    x = torch.randn(2, 5, WIDTH)
+    sequences = Sequences.find(torch.tensor([[1, 1, 0, 1, 1], [1, 1, 1, 0, 0]]).bool())
+    state = torch.randn(2 * LAYERS, 2, HIDDEN)
+    for cell in ("elman", "elman-logistic"):
+        layers = RecurrentLayers(described(cell, "both"))
+        y, after = layers(x, sequences=sequences, state=(state,))
+        for row, real in enumerate(([0, 1, 3, 4], [0, 1, 2])):
+            own, last = layers(
+                x[row : row + 1, real], state=(state[:, row : row + 1].contiguous(),)
+            )
+            torch.testing.assert_close(y[row, real], own[0])
+            torch.testing.assert_close(after[0][:, row], last[0][:, 0])
+        assert not y[0, 2].any()

@@ -76,7 +76,7 @@ def test_the_loss_of_a_row_is_that_of_the_whole_text_before_it():
     """Also of the held-out rows, in the next epoch, and where a step is computed once more."""
     stream = row_stream(CARRY)  # 37 rows of 11 tokens, 7 lanes: an epoch is six steps
     starts = lanes_of_step(0, 7, 37)[0]
-    for cell in ("elman", "lstm", "gru"):
+    for cell in ("elman", "elman-logistic", "lstm", "gru"):
         model = random_model(rnn(cell))
         trainer = trainer_of(model, stream, 33, eval_tokens=7 * 5 * 11)
         lanes = torch.from_numpy(stream.data.split.tokens[starts[:, None] * 11 + np.arange(66)])  # type: ignore[union-attr]

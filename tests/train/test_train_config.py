@@ -168,7 +168,7 @@ def test_parts_of_a_preset_can_be_changed():
         model = {"preset": preset, "initialization": "fast"}
         assert 'initialization = "fast" is' in error_of({"model": model})
     assert load_recipe("lstm-mini", ["model.cell=gru"]).model.build_spec().cell == "gru"
-    assert 'expected "elman", "lstm" or "gru"' in error_of(
+    assert 'expected "elman", "elman-relu", "elman-logistic", "lstm"' in error_of(
         {"model": {"preset": "lstm-mini"}}, "model.cell=gruu"
     )
     described = {"model": {"spec": presets["gpt2-mini"].to_dict()}}

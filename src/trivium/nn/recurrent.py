@@ -7,11 +7,19 @@ an output (C, or 2 C where layers are bidirectional).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_sequence, unpack_sequence
+from torch.nn import functional as F
+from torch.nn.utils.rnn import (
+    PackedSequence,
+    pack_padded_sequence,
+    pack_sequence,
+    pad_packed_sequence,
+    unpack_sequence,
+)
 
 from trivium import spec
 from trivium.errors import SpecError
@@ -19,8 +27,45 @@ from trivium.errors import SpecError
 CellState = tuple[Tensor, ...]
 """States after the last token of N sequences: [layers, N, C], in an LSTM two of them."""
 
-_CELLS: dict[str, type[nn.RNN] | type[nn.LSTM] | type[nn.GRU]] = {
+
+class LogisticRNN(nn.RNN):
+    """h_t = 1 / (1 + exp(-(W x_t + U h_t-1 + b))), as `nn.RNN`, which has no such function."""
+
+    def forward(self, input: Any, hx: Tensor | None = None) -> tuple[Any, Tensor]:
+        """Packed sequences or [N, T, D] -> the same of outputs, and [layers, N, C]."""
+        x, lengths, real = input, None, None
+        if isinstance(input, PackedSequence):
+            x, lengths = pad_packed_sequence(input, batch_first=True)
+            real = torch.arange(x.shape[1], device=x.device) < lengths.to(x.device)[:, None]
+        steps, after = range(x.shape[1]), list[Tensor]()
+        for layer in range(self.num_layers):
+            ways = []
+            for suffix in ("", "_reverse")[: 1 + self.bidirectional]:
+                inner, recurrent, bias, recurrent_bias = (
+                    getattr(self, f"{name}_l{layer}{suffix}")
+                    for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+                )
+                read = F.linear(x, inner, bias + recurrent_bias)
+                h = read.new_zeros(len(x), self.hidden_size) if hx is None else hx[len(after)]
+                outputs: dict[int, Tensor] = {}
+                for t in reversed(steps) if suffix else steps:
+                    new = torch.sigmoid(read[:, t] + F.linear(h, recurrent))
+                    # Padding leaves the state as it was.
+                    outputs[t] = h = new if real is None else torch.where(real[:, t, None], new, h)
+                ways.append(torch.stack([outputs[t] for t in steps], 1))
+                after.append(h)
+            x = torch.cat(ways, -1)
+            if layer + 1 < self.num_layers:
+                x = F.dropout(x, self.dropout, self.training)
+        if lengths is not None:
+            x = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return x, torch.stack(after)
+
+
+_CELLS: dict[str, Any] = {
     "elman": nn.RNN,
+    "elman-relu": partial(nn.RNN, nonlinearity="relu"),
+    "elman-logistic": LogisticRNN,
     "lstm": nn.LSTM,
     "gru": nn.GRU,
 }
@@ -63,8 +108,9 @@ class Sequences:
 class RecurrentLayers(nn.Module):
     """h_t = f(x_t, h_t-1), layer upon layer; with "both", every layer is bidirectional.
 
-    Elman: tanh(W x + U h + b) (Elman 1990); LSTM with a forget gate (Gers et al. 1999); GRU with
-    the reset gate after the product with U (Cho et al. 2014, in the form that cuDNN computes).
+    Elman: f(W x + U h + b) (Elman 1990), f tanh, relu or logistic; LSTM with a forget gate (Gers
+    et al. 1999); GRU with the reset gate after the product with U (Cho et al. 2014, in the form
+    that cuDNN computes).
     """
 
     def __init__(self, rnn: spec.RNNSpec) -> None:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from trivium.presets.preset import Preset
 from trivium.spec import LMHead, MLMHead, NGramSpec, RNNSpec
+from trivium.spec.sequence_spec import Cell
 
 
 def _ngram(order: int, d_model: int, d_hidden: int) -> Preset:
@@ -24,7 +25,7 @@ def _ngram(order: int, d_model: int, d_hidden: int) -> Preset:
 
 
 def _rnn(
-    cell: Literal["elman", "lstm", "gru"],
+    cell: Cell,
     d_model: int,
     d_hidden: int,
     paper: str,

@@ -13,9 +13,14 @@ from trivium.spec.heads.vocabulary import LMHead
 from trivium.spec.norms import LayerNorm
 from trivium.spec.part import Count, DropoutRate, NumLayers, Positive
 
+Cell = Literal["elman", "elman-relu", "elman-logistic", "lstm", "gru"]
+
 
 class RNNSpec(Spec):
     """A recurrent network: Elman 1990, LSTM (Hochreiter and Schmidhuber 1997), GRU (Cho 2014).
+
+    Cells of Elman's network have tanh; "elman-relu" and "elman-logistic" (as Mikolov et al. 2010)
+    have these functions in its place.
 
     `direction` "forward" reads from left to right: a language model. "both" makes every layer
     bidirectional (Schuster and Paliwal 1997): an encoder. "two-way" is a forward and a backward
@@ -28,7 +33,7 @@ class RNNSpec(Spec):
     """
 
     kind: Literal["rnn"] = "rnn"
-    cell: Literal["elman", "lstm", "gru"]
+    cell: Cell
     d_hidden: Count
     num_layers: NumLayers
     direction: Literal["forward", "both", "two-way"] = "forward"

@@ -105,7 +105,7 @@ class ModelConfig(Config):
         "`export` needs a joint one",
     )
     d_model: PositiveInt | None = Field(None, description="width of the preset's hidden states")
-    cell: str | None = Field(None, description='of an RNN preset: "elman", "lstm" or "gru"')
+    cell: str | None = Field(None, description="of an RNN preset, as in RNNSpec")
     embedding: dict[str, Any] | None = Field(None, description="changes of the preset's embedding")
     encoder: dict[str, Any] | None = Field(None, description="changes of the preset's encoder")
     decoder: dict[str, Any] | None = Field(None, description="changes of the preset's decoder")
