@@ -101,11 +101,13 @@ def test_standard_input_and_the_hub(monkeypatch):
     assert [(d.text, d.source) for d in read_documents("-")] == [("one", "-"), ("two", "-")]
     with pytest.raises(DataError, match="Standard input is empty"):
         texts("-")
-    module = types.SimpleNamespace(
-        load_dataset=lambda *_, **__: [{"text": "one"}, {"text": "  "}, {"text": "two"}]
-    )
+    sets = {
+        "set": [{"text": "one"}, {"text": "  "}, {"text": "two"}],
+        "org/wiki": [{"id": "7", "title": "Three", "text": "three"}],
+    }
+    module = types.SimpleNamespace(load_dataset=lambda name, *_, **__: sets[name])
     monkeypatch.setitem(sys.modules, "datasets", module)
-    assert texts("hf:set") == ["one", "two"]
+    assert texts(["hf:set", "hf:org/wiki:20231101.en"]) == ["one", "two", "three"]
 
 
 def test_empty_files_of_a_folder_are_skipped_but_not_an_empty_corpus(tmp_path):

@@ -86,7 +86,7 @@ def test_hub(monkeypatch):
 
     def load_dataset(name, config, *, split, revision, streaming):
         calls.append((name, config, split, revision, streaming))
-        if name == "script":
+        if name in ("script", "bookcorpus", "legacy-datasets/wikipedia"):
             raise RuntimeError("Dataset scripts are no longer supported")
         return [{"body": "one"}, {"body": "two"}]
 
@@ -102,6 +102,12 @@ def test_hub(monkeypatch):
     message = "hf:script cannot be read: Dataset scripts are no longer.*hf:script@refs/convert"
     with pytest.raises(DataError, match=message):
         list(read_records("hf:script"))
+    for script, twin in (
+        ("bookcorpus", "rojagtap/bookcorpus."),
+        ("legacy-datasets/wikipedia:20220301.fr", "wikimedia/wikipedia:20231101.fr."),
+    ):
+        with pytest.raises(DataError, match=f"{script} cannot be read:.*as Parquet: hf:{twin}$"):
+            list(read_records(f"hf:{script}"))
     with pytest.raises(DataError, match="is not a data set"):
         list(read_records("hf:a:b:c:d"))
     monkeypatch.setitem(sys.modules, "datasets", None)

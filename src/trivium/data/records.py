@@ -418,6 +418,12 @@ RECORD_FORMATS: dict[str, Callable[[str, RecordOptions], Iterator[Record]]] = {
 
 RECORD_SUFFIXES = tuple(RECORD_FORMATS)
 
+# Data sets that have a script -> those that have their text, or newer text, as Parquet.
+_PARQUET_TWINS = {
+    "bookcorpus": "rojagtap/bookcorpus",
+    "wikipedia": "wikimedia/wikipedia:20231101.{language}",
+}
+
 
 def _read_hub(name: str) -> Iterator[Record]:
     """The rows of `hf:NAME[@REVISION][:CONFIG][:SPLIT]`; the split is "train" by default."""
@@ -438,9 +444,14 @@ def _read_hub(name: str) -> Iterator[Record]:
         for number, row in enumerate(rows, start=1):
             yield Record(dict(row), f"{name}, row {number}")
     except RuntimeError as error:  # A loading script, which is never executed.
-        raise DataError(
-            f"{name} cannot be read: {error}. The hub often has its rows as Parquet, too: try "
-            f"hf:{dataset}@refs/convert/parquet."
-        ) from error
+        twin = _PARQUET_TWINS.get(dataset.rpartition("/")[2], "")
+        language = (config or "en").rpartition(".")[2]
+        advice = (
+            f"The hub has such text as Parquet: hf:{twin.format(language=language)}"
+            if twin
+            else "The hub often has its rows as Parquet, too: try "
+            f"hf:{dataset}@refs/convert/parquet"
+        )
+        raise DataError(f"{name} cannot be read: {error}. {advice}.") from error
     except (OSError, ValueError) as error:
         raise DataError(f"{name} cannot be read: {error}") from error
