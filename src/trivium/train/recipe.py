@@ -305,7 +305,8 @@ class TrainConfig(Config):
     save_every: PositiveInt | None = Field(
         None,
         description="steps between checkpoints; 500, or as eval_every, unless set; where "
-        "steps are slow also one after half a minute and every two minutes, unless average is set",
+        "steps are slow also one after half a minute and every two minutes, unless average is set "
+        "or all are kept",
     )
     keep_checkpoints: PositiveInt | Literal["all"] = Field(3, description="older ones are deleted")
     keep_best: bool = Field(

@@ -34,8 +34,7 @@ from trivium.train.recipe import Recipe
 # Steps between log lines.
 _LOG_EVERY = 10
 # Save also after so many seconds, the first time after a quarter of them, or after 20 times what
-# the last save took if that is longer; not with train.average, which takes the mean of checkpoints
-# at equal distances.
+# the last save took if that is longer.
 _SAVE_SECONDS, _SAVE_SHARE = 120.0, 1 / 20
 
 
@@ -178,9 +177,10 @@ class Trainer:
                 if losses:
                     meter.add(batch.stream.name, losses, batch.label_counts)
                 timer.tokens += batch.num_tokens
-                # What all processes decide by. The mean of the last checkpoints must not depend on
-                # the clock.
-                due = config.average == 1 and timer.save_is_due()
+                # What all processes decide by. Checkpoints that all stay, or whose mean is taken,
+                # must not depend on the clock.
+                by_steps = config.keep_checkpoints == "all" or config.average > 1
+                due = not by_steps and timer.save_is_due()
                 state.seconds, eval_seconds, due, stop = self.parallel.all_reduce_max(
                     clock(), timer.eval_seconds, due, stopped()
                 )
