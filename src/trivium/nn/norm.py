@@ -29,8 +29,9 @@ def build_norm(norm: spec.Norm | None, width: int) -> nn.Module:
 class SampleLayerNorm(nn.LayerNorm):
     """See `spec.DeviationNorm`."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
+        x = input
         scores = (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + self.eps)
         return scores * self.weight + self.bias
 
