@@ -124,7 +124,7 @@ def test_wrong_usage_exits_with_2(capsys):
         (["--nonsense"], "--nonsense"),
         (["presets", "--nonsense"], "--nonsense"),
         (["encode"], "Did you mean `trivium tokenizer encode`?"),
-        (["explain", "nrom"], "Did you mean 'norm'?"),
+        (["explain", "nrom"], "Did you mean 'norm'"),
         (["pretrain", "bert-tiny", "--minutes", "3"], "--set train.minutes=VALUE"),
         (["finetune", "qa", "--batch-size", "3"], "--set train.batch_examples=VALUE"),
         (["generate", "runs/x", "--num-beams", "3"], "These commands have it: translate."),

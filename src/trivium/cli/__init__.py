@@ -74,14 +74,21 @@ def load_command(name: str) -> Any:
     _, _, examples = str(module.__doc__).partition("\n\n")
     if hasattr(module, "app"):
         group: Any = typer.main.get_command(module.app)
-        for inner, command in getattr(group, "commands", {}).items():
-            own = [one for one in examples.split("\n\n") if f" {name} {inner} " in one]
-            command.epilog = "\n\n".join(["Examples:", *own]) if own else None
+        inside = getattr(group, "commands", {})
+        if isinstance(inside, dict):  # another mapping imports them one by one
+            for inner, command in inside.items():
+                add_examples(command, f"{name} {inner}", examples)
         return group
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     decorate = single.command(name, cls=getattr(module, "Command", None), epilog=examples)
     decorate(described(getattr(module, path.rpartition(".")[2])))
     return typer.main.get_command(single)
+
+
+def add_examples(command: Any, name: str, examples: str) -> None:
+    """End the help of a command inside another with those of the examples that name it."""
+    own = [one for one in examples.split("\n\n") if f" {name} " in f"{one} "]
+    command.epilog = "\n\n".join(["Examples:", *own]) if own else None
 
 
 def described(command: Command) -> Command:

@@ -12,18 +12,47 @@ Examples:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
 
-from trivium.cli import described
+from trivium.cli import add_examples, described
 from trivium.cli._shared import print_json
 from trivium.explain import load_topic, topic_names
 from trivium.explain.page import Language, Page, say, terminal_language
 
+
+class _TopicCommands(Mapping[str, Any]):
+    """Topic -> its command, imported when it is asked for."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(topic_names())
+
+    def __len__(self) -> int:
+        return len(topic_names())
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in topic_names():
+            raise KeyError(name)
+        topic = load_topic(name)
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command(name, short_help=topic.SUMMARY.en)(_command(topic.explain))
+        command = typer.main.get_command(single)
+        add_examples(command, f"explain {name}", str(__doc__).partition("\n\n")[2])
+        return command
+
+
+class _TopicGroup(TyperGroup):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands: Any = _TopicCommands()
+
+
 app = typer.Typer(
+    cls=_TopicGroup,
     add_completion=False,
     rich_markup_mode=None,
     invoke_without_command=True,
@@ -83,8 +112,3 @@ def _command(topic: Callable[..., Page]) -> Callable[..., None]:
     command.__signature__ = inspect.Signature([*keyword, *shared])  # type: ignore[attr-defined]
     command.__doc__ = topic.__doc__
     return described(command)
-
-
-for _name in topic_names():
-    _module = load_topic(_name)
-    app.command(_name, short_help=_module.SUMMARY.en)(_command(_module.explain))

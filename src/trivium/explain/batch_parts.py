@@ -18,6 +18,7 @@ from trivium.text import Tokenizer
 from trivium.text.roles import SENTINELS, TEXT_SPECIALS
 from trivium.text.symbols import UNSPACED
 
+_SEEDS = 20
 WITH_SENTINELS = (*TEXT_SPECIALS, *SENTINELS[:9])
 # Words, Chinese and Japanese characters one by one, and punctuation marks.
 _UNITS = re.compile(rf"{UNSPACED.pattern}|(?:(?!{UNSPACED.pattern})[\w'\u2019])+|[^\w\s]")
@@ -73,15 +74,26 @@ def objective_page(
 ) -> Page:
     """A page of what the loss sees of rows, each with noise of its own; notes stand at the end.
 
+    In short texts a seed may choose nothing to predict: then the next one is taken.
+
     Raises RecipeError where the tokenizer lacks a special token.
     """
     objective.check_tokens(tokenizer.vocabulary)
     if not objective.needs_documents:
         rows = dataclasses.replace(rows, document_ids=None, first_documents=None)
-    rng = RowRandom(seed, np.arange(rows.num_rows))
-    batch = objective.prepare(rows, rng, tokenizer.vocabulary)
+    numbers = np.arange(rows.num_rows)
+    batches = [
+        objective.prepare(rows, RowRandom(each, numbers), tokenizer.vocabulary)
+        for each in range(seed, seed + _SEEDS)
+    ]
+    batch = next((each for each in batches if _predicts(each)), batches[0])
     parts = batch_parts(objective, batch, tokenizer, details=True)
     return Page(title, [*parts, *notes], batch_facts(objective, batch, tokenizer))
+
+
+def _predicts(batch: Batch) -> bool:
+    """Whether each row has a label."""
+    return batch.labels is None or bool((batch.labels != IGNORE_INDEX).any(-1).all())
 
 
 def batch_parts(
