@@ -14,6 +14,7 @@ from trivium.models.base_model import LanguageModule
 from trivium.models.initialization import initialize, with_fast_initialization
 from trivium.models.logits_model import LogitsModel
 from trivium.models.ngram import NGramModel
+from trivium.models.ngram_counts import NGramCounts
 from trivium.models.rnn import RecurrentModel
 from trivium.models.transformer import Transformer
 from trivium.nn.blocks.sequential import Block
@@ -23,6 +24,7 @@ from trivium.spec import ModelSpec, Spec, Stack
 __all__ = [
     "LanguageModule",
     "LogitsModel",
+    "NGramCounts",
     "NGramModel",
     "RecurrentModel",
     "Transformer",

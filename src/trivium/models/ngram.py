@@ -61,44 +61,55 @@ class NGramModel(LanguageModule, of=spec.NGramSpec):
         Raises:
             SpecError: a mask or documents together with a cache.
         """
-        length = input_ids.shape[1]
-        real = None if attention_mask is None else attention_mask.bool()
-        if cache is not None:
-            refuse("a cache takes no", attention_mask=attention_mask, document_ids=document_ids)
-            input_ids, real = self._with_cached(input_ids, cache, slots, lengths)
-        context = self._contexts(input_ids, real, document_ids)[:, -length:]
+        earlier = earlier_tokens(
+            input_ids,
+            self.spec.order - 1,
+            attention_mask=attention_mask,
+            document_ids=document_ids,
+            cache=cache,
+            slots=slots,
+            lengths=lengths,
+        )
         if select is not None:
-            context = context.flatten(0, 1).index_select(0, select)
+            earlier = earlier.flatten(0, 1).index_select(0, select)
+        vectors = self.tokens(earlier.clamp(min=0))
+        context = torch.where(earlier[..., None] >= 0, vectors, self.before).flatten(-2)
         context = F.dropout(context, self.spec.dropout, self.training)
         hidden = F.dropout(torch.tanh(self.hidden(context)), self.spec.dropout, self.training)
         if self.spec.connections == "hidden":
             return hidden
         return torch.cat((hidden, context.to(hidden.dtype)), -1)
 
-    def _with_cached(
-        self, ids: Tensor, cache: Cache, slots: Tensor | None, lengths: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """The ids with the n-2 before them, [B, n-2 + T], and which of these are in the text."""
-        texts, new = append_tokens(cache, ids, slots, lengths)
-        back = torch.arange(2 - self.spec.order, 0, device=ids.device)
-        earlier = new[:, :1] + back
-        before = texts.gather(1, earlier.clamp(min=0))
-        real = torch.cat((earlier >= 0, torch.ones_like(ids, dtype=torch.bool)), 1)
-        return torch.cat((before, ids), 1), real
 
-    def _contexts(
-        self, input_ids: Tensor, real: Tensor | None, document_ids: Tensor | None
-    ) -> Tensor:
-        """The vectors of the n-1 tokens up to each position, the last first: [B, T, (n-1) m]."""
-        vectors, length = self.tokens(input_ids), input_ids.shape[1]
-        if real is not None:
-            vectors = torch.where(real[..., None], vectors, self.before)
-        outside = self.before.expand(len(input_ids), self.spec.order - 2, -1)
-        padded, parts = torch.cat((outside, vectors), 1), []
-        for back in range(self.spec.order - 1):
-            earlier = padded[:, self.spec.order - 2 - back :][:, :length]
-            if document_ids is not None:
-                same = F.pad(document_ids, (back, 0), value=-1)[:, :length] == document_ids
-                earlier = torch.where(same[..., None], earlier, self.before)
-            parts.append(earlier)
-        return torch.cat(parts, -1)
+def earlier_tokens(
+    input_ids: Tensor,
+    count: int,
+    *,
+    attention_mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    document_ids: Tensor | None = None,
+    cache: Cache | None = None,
+    slots: Tensor | None = None,
+    lengths: Tensor | None = None,
+) -> Tensor:
+    """The `count` tokens up to each position, the last first, -1 before a text: [B, T, count].
+
+    Arguments and errors are as of `NGramModel.forward`.
+    """
+    length, texts = input_ids.shape[1], input_ids
+    columns = torch.arange(length, device=input_ids.device).expand_as(input_ids)
+    if cache is not None:
+        refuse("a cache takes no", attention_mask=attention_mask, document_ids=document_ids)
+        texts, columns = append_tokens(cache, input_ids, slots, lengths)
+    elif attention_mask is not None:
+        texts = torch.where(attention_mask.bool(), input_ids, -1)
+    back = torch.arange(count, device=input_ids.device)
+    place = columns[..., None] - back  # [B, T, count]
+    # Padding of a cache may be after the texts.
+    inside = place.clamp(0, texts.shape[1] - 1).flatten(1)
+    earlier = texts.gather(1, inside).view_as(place)
+    outside = place < 0
+    if document_ids is not None:
+        theirs = document_ids.gather(1, inside).view_as(place)
+        outside |= theirs != document_ids[..., None]
+    return earlier.masked_fill(outside, -1)

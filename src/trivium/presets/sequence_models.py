@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from trivium.presets.preset import Preset
-from trivium.spec import LMHead, MLMHead, NGramSpec, RNNSpec
+from trivium.spec import LMHead, MLMHead, NGramCountsSpec, NGramSpec, RNNSpec
 from trivium.spec.sequence_spec import Cell
 
 
@@ -59,6 +59,7 @@ def _penn_treebank(d_hidden: int, dropout: float) -> Preset:
 
 
 _BENGIO = "Bengio et al. 2003 (A Neural Probabilistic Language Model)"
+_COUNTS = "Chen and Goodman 1998 (An Empirical Study of Smoothing Techniques)"
 _ELMAN = "Elman 1990 and Mikolov et al. 2010 (RNNLM)"
 _LSTM = "Hochreiter and Schmidhuber 1997 (LSTM)"
 _GRU = "Cho et al. 2014 (GRU)"
@@ -66,6 +67,10 @@ _BOTH = "Schuster and Paliwal 1997 (bidirectional RNN)"
 _ELMO = "Peters et al. 2018 (ELMo)"
 
 PRESETS: dict[str, Preset] = {
+    "ngram-add-k": Preset(
+        NGramCountsSpec(vocab_size=16_384, order=2, smoothing="add-k", k=0.01), _COUNTS, None
+    ),
+    "ngram-kneser-ney": Preset(NGramCountsSpec(vocab_size=16_384, order=5), _COUNTS, None),
     "ngram-tiny": _ngram(5, 128, 512),
     "ngram-mini": _ngram(5, 256, 2048),
     "ngram-ap-news": Preset(

@@ -16,6 +16,7 @@ from trivium.spec.base_spec import Spec
 from trivium.spec.blocks import BlockKind
 from trivium.spec.blocks.parallel import ParallelLayers
 from trivium.spec.blocks.sequential import SequentialLayers
+from trivium.spec.counts_spec import NGramCountsSpec
 from trivium.spec.feed_forwards import Positionwise
 from trivium.spec.feed_forwards.feed_forward import Activation, FeedForward, Swish
 from trivium.spec.heads import Dense, Head, HeadInput
@@ -77,6 +78,7 @@ __all__ = [
     "MLMHead",
     "Mixer",
     "ModelSpec",
+    "NGramCountsSpec",
     "NGramSpec",
     "NSPHead",
     "Norm",

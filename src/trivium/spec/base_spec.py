@@ -80,6 +80,11 @@ class Spec(Choice, Part):
         return False
 
     @property
+    def counts(self) -> bool:
+        """Whether it counts its text in one pass, in place of training."""
+        return False
+
+    @property
     def takes_heads(self) -> bool:
         """Whether a task's own head can read its hidden states."""
         return True

@@ -89,7 +89,7 @@ def pretraining_rate(spec: Spec) -> float:
     """The peak learning rate of AdamW for new weights of this width and norm order."""
     if not spec.stacks:
         elman = isinstance(spec, RNNSpec) and spec.cell.startswith("elman")
-        return 6e-3 * (256 / spec.d_model) ** 0.5 * (0.5 if elman else 1.0)
+        return 6e-3 * (256 / max(1, spec.d_model)) ** 0.5 * (0.5 if elman else 1.0)
     return 2e-3 * (256 / spec.d_model) ** 0.75 * (0.5 if _is_post_norm(spec) else 1.0)
 
 
@@ -134,7 +134,7 @@ def complete(
     train["eval_every"] = train["eval_every"] or _EVAL_EVERY
     train["save_every"] = train["save_every"] or _SAVE_EVERY
     if recipe.train.budget is None and not labelled:
-        train["steps"] = _STEPS
+        train |= {"epochs": 1.0} if spec.counts else {"steps": _STEPS}
     if labelled:
         rate = finetuning_rate(spec, new_weights=new, adapted=recipe.adapter.rank > 0)
         rate *= min(task.rate_factor for task in _tasks(recipe))

@@ -228,7 +228,7 @@ def fit_memory(
                 device=device.type,
                 layout=Layout(data, config.tensor, config.activation_checkpointing),
                 gpus=parallel.size // config.replicas,
-                trained=parameters.trained / sum(parameters),
+                trained=parameters.trained / max(1, sum(parameters)),
                 moments=moments,
                 references=references,
                 texts=texts,

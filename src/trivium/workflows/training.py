@@ -274,6 +274,11 @@ def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, copies: in
             f"{free / 2**30:.1f} GiB are free on {device}: choose a smaller preset. `trivium plan` "
             "says which GPUs suffice for it."
         )
+    if spec.counts and (copies > 1 or recipe.train.budget not in (None, ("epochs", 1.0))):
+        raise RecipeError(
+            "an n-gram model of counts reads its text once, in one process: leave the budget "
+            "(train.steps, minutes, tokens, epochs) out and start it without torchrun."
+        )
     longest, length = getattr(spec, "max_length", None), defaults.row_length(recipe)
     for objective in recipe.objectives:
         objective.heads(spec, ("A", "B"))  # the true labels are in the data

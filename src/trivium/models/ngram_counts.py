@@ -1,0 +1,137 @@
+"""The n-gram language model of counts: add-k and interpolated Kneser-Ney.
+
+Shape letters: B batch, T positions, M selected positions, n order, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trivium import spec
+from trivium.models.base_model import LanguageModule, empty_table
+from trivium.models.ngram import earlier_tokens
+from trivium.nn.state import Cache, token_cache
+
+
+class _Followers(dict[int, int]):
+    """How often each token follows a context, and their sum."""
+
+    total = 0
+
+
+class NGramCounts(LanguageModule, of=spec.NGramCountsSpec):
+    """Counts of n-grams; in training mode `lm_loss` counts what it has predicted.
+
+    The loss of training is thus that of text which was not counted yet (the prequential code
+    length, Dawid 1984). There is no weight, and no gradient.
+    """
+
+    def __init__(self, model: spec.NGramCountsSpec) -> None:
+        super().__init__()
+        self.spec = model
+        self.tokens = empty_table(model.vocab_size, 0)
+        self.heads = nn.ModuleDict()  # logits are the logarithms of probabilities
+        self._forget()
+
+    @property
+    def blocks(self) -> Iterator[nn.Module]:
+        """What has no weights."""
+        return iter((self.heads,))
+
+    def new_cache(self, slots: int, slot_length: int) -> Cache:
+        """See `LanguageModule.new_cache`. The tokens themselves are kept."""
+        return token_cache(slots, slot_length, self.device)
+
+    def forward(self, input_ids: Tensor, *, select: Tensor | None = None, **inputs: Any) -> Tensor:
+        """The n-1 tokens up to each position, the last first: int64 [B, T, n-1], or [M, n-1].
+
+        They take the place of hidden states; -1 is before the text. Arguments are as in
+        `NGramModel.forward`.
+        """
+        contexts = earlier_tokens(input_ids, self.spec.order - 1, **inputs)
+        return contexts if select is None else contexts.flatten(0, 1).index_select(0, select)
+
+    def logits(
+        self, hidden: Tensor, head: str | None = None, attention_mask: Tensor | None = None
+    ) -> Tensor:
+        """Log-probabilities of the next token: [..., n-1] -> [..., V]."""
+        rows = [self._distribution(tuple(context)) for context in hidden.flatten(0, -2).tolist()]
+        shape = *hidden.shape[:-1], self.spec.vocab_size
+        return torch.stack(rows).log().to(hidden.device, self.dtype).view(shape)
+
+    def lm_loss(self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+        """Nats of `targets` [M] after contexts [M, n-1], summed; in training they are counted."""
+        loss, pairs = 0.0, [*zip(map(tuple, hidden.tolist()), targets.tolist(), strict=True)]
+        for context, token in pairs:
+            loss -= math.log(self._probability(context, token))
+        for context, token in pairs if self.training else ():
+            self._count(context, token)
+        return loss + self.tokens.weight.sum()  # 0, of no weights
+
+    def get_extra_state(self) -> Tensor:
+        """What is saved: n-grams, the oldest token last but two, and their counts: [N, n + 1]."""
+        rows = [
+            (*context, token, count)
+            for context, followers in self._tables[-1].items()
+            for token, count in followers.items()
+        ]
+        return torch.tensor(rows, dtype=torch.int32).view(-1, self.spec.order + 1)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Count again what was saved."""
+        self._forget()
+        for *context, token, count in state.tolist():
+            self._count(tuple(context), token, count)
+
+    def _forget(self) -> None:
+        self._tables: list[dict[tuple[int, ...], _Followers]]
+        self._tables = [{} for _ in range(self.spec.order)]
+        self._sizes = [Counter[int]() for _ in self._tables]  # how many n-grams have a count
+
+    def _count(self, context: tuple[int, ...], token: int, count: int = 1) -> None:
+        """Count an n-gram; a new one is one more token before the shorter one."""
+        for table, sizes in zip(reversed(self._tables), reversed(self._sizes)):
+            followers = table.setdefault(context, _Followers())
+            before = followers.get(token, 0)
+            followers[token] = before + count
+            followers.total += count
+            sizes[before] -= 1
+            sizes[before + count] += 1
+            if before:
+                return
+            context, count = context[:-1], 1
+
+    def _levels(self, context: tuple[int, ...]) -> Iterator[tuple[_Followers, float, float]]:
+        """From the lowest order on: what follows, the discount, what the order below gets."""
+        if self.spec.smoothing == "add-k":
+            if followers := self._tables[-1].get(context):
+                yield followers, 0.0, self.spec.k * self.spec.vocab_size
+            return
+        for size, (table, sizes) in enumerate(zip(self._tables, self._sizes)):
+            if (followers := table.get(context[:size])) is None:
+                return
+            once, twice = sizes[1], sizes[2]
+            discount = self.spec.discount or (once / (once + 2 * twice) if once else 0.5)
+            yield followers, discount, discount * len(followers)
+
+    def _probability(self, context: tuple[int, ...], token: int) -> float:
+        p = 1.0 / self.spec.vocab_size
+        for followers, discount, below in self._levels(context):
+            counted = max(followers.get(token, 0) - discount, 0.0)
+            p = (counted + below * p) / (followers.total - discount * len(followers) + below)
+        return p
+
+    def _distribution(self, context: tuple[int, ...]) -> Tensor:
+        """`_probability` of every token, float64 [V]."""
+        p = torch.full((self.spec.vocab_size,), 1.0 / self.spec.vocab_size, dtype=torch.float64)
+        for followers, discount, below in self._levels(context):
+            p *= below
+            p[[*followers]] += torch.tensor([*followers.values()], dtype=p.dtype) - discount
+            p /= followers.total - discount * len(followers) + below
+        return p
