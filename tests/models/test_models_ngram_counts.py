@@ -21,6 +21,7 @@ pytestmark = pytest.mark.usefixtures("double_precision")
 
 def counted(**keys):
     model = build(spec.NGramCountsSpec(vocab_size=VOCABULARY, order=ORDER, **keys))
+    assert isinstance(model, NGramCounts)
     contexts = model(TEXTS[:, :-1]).flatten(0, 1)
     model.lm_loss(contexts, TEXTS[:, 1:].flatten()).backward()  # as the trainer calls it
     return model.eval()

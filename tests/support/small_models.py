@@ -391,11 +391,9 @@ def specs_of_other_kinds() -> dict[str, spec.ModelSpec]:
 TRANSFORMERS = {**SPECS, **specs_of_other_kinds()}
 BIDIRECTIONAL = [name for name, each in TRANSFORMERS.items() if each.family == "encoder-only"]
 CAUSAL = [name for name, each in TRANSFORMERS.items() if each.family == "decoder-only"]
-BOTH = [name for name, each in TRANSFORMERS.items() if each.family == "encoder-decoder"]
-DECODERS = CAUSAL + BOTH
 ONE_STACK = BIDIRECTIONAL + CAUSAL
 
-SEQUENCE_SPECS: dict[str, spec.RNNSpec | spec.NGramSpec] = {
+SEQUENCE_SPECS: dict[str, spec.Spec] = {
     "elman": spec.RNNSpec(
         vocab_size=VOCABULARY, d_model=WIDTH, cell="elman", d_hidden=13, num_layers=1, heads=_TIED
     ),
@@ -438,6 +436,17 @@ SEQUENCE_SPECS: dict[str, spec.RNNSpec | spec.NGramSpec] = {
         connections="direct",
         heads=(spec.LMHead(tied=False),),
     ),
+    "bahdanau": spec.AttentionRNNSpec(
+        vocab_size=VOCABULARY,
+        source_vocab_size=SOURCE_VOCABULARY,
+        d_model=WIDTH,
+        d_hidden=13,
+        d_attention=7,
+        d_readout=WIDTH,
+        heads=(spec.LMHead(tied=False, bias=True),),
+    ),
 }
 ALL_SPECS: dict[str, spec.Spec] = {**TRANSFORMERS, **SEQUENCE_SPECS}
+BOTH = [name for name, each in ALL_SPECS.items() if each.family == "encoder-decoder"]
+DECODERS = CAUSAL + BOTH
 GENERATING = [name for name, each in ALL_SPECS.items() if each.family != "encoder-only"]

@@ -49,6 +49,11 @@ def attention_weights(model: LanguageModule, input_ids: Tensor, **inputs: Any) -
 
     Source: Vaswani et al. 2017, section 3.2.1.
     """
+    if model.spec.aligns:
+        training = model.training
+        weights = model.eval().alignments(input_ids, **inputs)  # type: ignore[operator]
+        model.train(training)
+        return AttentionWeights(cross=(weights[:, None].float(),))
     if not model.spec.attends:
         raise SpecError("a layer of this model is no attention: it has no attention weights.")
     weights: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from trivium.errors import SpecError
+from trivium.models.attention_rnn import AttentionRNN
 from trivium.models.base_model import LanguageModule
 from trivium.models.initialization import initialize, with_fast_initialization
 from trivium.models.logits_model import LogitsModel
@@ -22,6 +23,7 @@ from trivium.nn.part_module import module_class
 from trivium.spec import ModelSpec, Spec, Stack
 
 __all__ = [
+    "AttentionRNN",
     "LanguageModule",
     "LogitsModel",
     "NGramCounts",

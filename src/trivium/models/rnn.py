@@ -99,7 +99,7 @@ class RecurrentModel(LanguageModule, of=spec.RNNSpec):
         """
         tokens = self._vectors(input_ids)
         if cache is None:
-            sequences = _sequences(input_ids, attention_mask, document_ids)
+            sequences = find_sequences(input_ids, attention_mask, document_ids)
             return self.rnn(tokens, sequences=sequences, select=select)[0]
         refuse("a cache takes no", attention_mask=attention_mask, document_ids=document_ids)
         span = cache.begin(len(input_ids), input_ids.shape[1], slots, lengths)
@@ -135,7 +135,7 @@ class RecurrentModel(LanguageModule, of=spec.RNNSpec):
                 f'this model has direction "{self.spec.direction}": a bidirectional language model '
                 'needs direction "two-way".'
             )
-        sequences = _sequences(input_ids, attention_mask, document_ids)
+        sequences = find_sequences(input_ids, attention_mask, document_ids)
         tokens = self._vectors(input_ids)
         forward, _ = self.rnn(tokens, sequences=sequences)
         backward, _ = self.backward_rnn(tokens, sequences=sequences, backward=True)
@@ -146,7 +146,7 @@ class RecurrentModel(LanguageModule, of=spec.RNNSpec):
         return tokens if self.spec.scale == 1.0 else tokens * self.spec.scale
 
 
-def _sequences(
+def find_sequences(
     input_ids: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None
 ) -> Sequences | None:
     """The texts of a batch [B, T]; None where every row is one text from end to end."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from trivium.presets.preset import Preset
-from trivium.spec import LMHead, MLMHead, NGramCountsSpec, NGramSpec, RNNSpec
+from trivium.spec import AttentionRNNSpec, LMHead, MLMHead, NGramCountsSpec, NGramSpec, RNNSpec
 from trivium.spec.sequence_spec import Cell
 
 
@@ -58,6 +58,20 @@ def _penn_treebank(d_hidden: int, dropout: float) -> Preset:
     return Preset(spec, "Zaremba et al. 2014 (Recurrent Neural Network Regularization)", 35)
 
 
+def _bahdanau(d_model: int, d_hidden: int) -> Preset:
+    spec = AttentionRNNSpec(
+        vocab_size=16_384,
+        d_model=d_model,
+        d_hidden=d_hidden,
+        d_attention=d_hidden,
+        d_readout=d_model,
+        initialization="glorot",
+        heads=(LMHead(tied=True, bias=True),),
+    )
+    return Preset(spec, f"after {_BAHDANAU}", 128)
+
+
+_BAHDANAU = "Bahdanau et al. 2015 (Neural Machine Translation by Jointly Learning to Align)"
 _BENGIO = "Bengio et al. 2003 (A Neural Probabilistic Language Model)"
 _COUNTS = "Chen and Goodman 1998 (An Empirical Study of Smoothing Techniques)"
 _ELMAN = "Elman 1990 and Mikolov et al. 2010 (RNNLM)"
@@ -67,6 +81,21 @@ _BOTH = "Schuster and Paliwal 1997 (bidirectional RNN)"
 _ELMO = "Peters et al. 2018 (ELMo)"
 
 PRESETS: dict[str, Preset] = {
+    "bahdanau-tiny": _bahdanau(128, 128),
+    "bahdanau-mini": _bahdanau(256, 256),
+    "bahdanau-rnnsearch": Preset(
+        AttentionRNNSpec(
+            vocab_size=30_000,
+            source_vocab_size=30_000,
+            d_model=620,
+            d_hidden=1000,
+            d_attention=1000,
+            d_readout=500,
+            heads=(LMHead(tied=False),),
+        ),
+        _BAHDANAU,
+        50,
+    ),
     "ngram-add-k": Preset(
         NGramCountsSpec(vocab_size=16_384, order=2, smoothing="add-k", k=0.01), _COUNTS, None
     ),

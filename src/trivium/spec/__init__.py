@@ -12,6 +12,7 @@ family, which position attends to which. The names below are those that Trivium'
 
 from __future__ import annotations
 
+from trivium.spec.attention_rnn_spec import AttentionRNNSpec
 from trivium.spec.base_spec import Spec
 from trivium.spec.blocks import BlockKind
 from trivium.spec.blocks.parallel import ParallelLayers
@@ -58,6 +59,7 @@ __all__ = [
     "AbsolutePositions",
     "Activation",
     "Attention",
+    "AttentionRNNSpec",
     "BlockKind",
     "ClassifierHead",
     "Dense",

@@ -70,6 +70,11 @@ class Spec(Choice, Part):
         return False
 
     @property
+    def aligns(self) -> bool:
+        """Whether it is recurrent and its decoder attends to the encoder (`alignments`)."""
+        return False
+
+    @property
     def packs(self) -> bool:
         """Whether it keeps the documents of a packed row apart."""
         return True
