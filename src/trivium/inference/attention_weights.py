@@ -51,9 +51,9 @@ def attention_weights(model: LanguageModule, input_ids: Tensor, **inputs: Any) -
     """
     if model.spec.aligns:
         training = model.training
-        weights = model.eval().alignments(input_ids, **inputs)  # type: ignore[operator]
+        alignments = model.eval().alignments(input_ids, **inputs)
         model.train(training)
-        return AttentionWeights(cross=(weights[:, None].float(),))
+        return AttentionWeights(cross=(alignments[:, None].float(),))
     if not model.spec.attends:
         raise SpecError("a layer of this model is no attention: it has no attention weights.")
     weights: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -138,8 +138,8 @@ class AttentionRNN(LanguageModule, of=spec.AttentionRNNSpec):
         input_ids: Tensor,
         *,
         attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
+        **unused: Any,
     ) -> Tensor:
         """h, what both directions have read: [B, S] -> [B, S, 2 C]; arguments as in `forward`."""
         table = self.tokens if self.source_tokens is None else self.source_tokens
@@ -182,7 +182,8 @@ class AttentionRNN(LanguageModule, of=spec.AttentionRNNSpec):
             written = self._write(vectors, source, decoder_attention_mask)
         else:
             refuse("a cache takes no", decoder_attention_mask=decoder_attention_mask)
-            span = cache.begin(*decoder_input_ids.shape, slots, lengths)
+            rows, length = decoder_input_ids.shape
+            span = cache.begin(rows, length, slots, lengths)
             if source is None and cache.source_mask is not None:
                 keys, values = (part[:, 0] for part in cache.sources[0].read(span))
                 source = Source(keys, values, cache.source_mask[span.rows])
@@ -196,18 +197,11 @@ class AttentionRNN(LanguageModule, of=spec.AttentionRNNSpec):
             parts = tuple(part.flatten(0, 1).index_select(0, select) for part in parts)
         return F.dropout(self.decoder.read_out(*parts), self.spec.dropout, self.training)
 
-    def alignments(
-        self,
-        input_ids: Tensor,
-        *,
-        attention_mask: Tensor | None = None,
-        decoder_input_ids: Tensor,
-        decoder_attention_mask: Tensor | None = None,
-    ) -> Tensor:
+    def alignments(self, input_ids: Tensor, **inputs: Any) -> Tensor:
         """The attention weights of every target token: [B, T, S]; arguments as in `forward`."""
-        hidden = self.encode(input_ids, attention_mask=attention_mask)
-        source = self._source(hidden, attention_mask)
-        return self._write(self.tokens(decoder_input_ids), source, decoder_attention_mask).weights
+        real, written = inputs.get("attention_mask"), inputs.get("decoder_attention_mask")
+        source = self._source(self.encode(input_ids, **inputs), real)
+        return self._write(self.tokens(inputs["decoder_input_ids"]), source, written).weights
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator) -> None:

@@ -92,6 +92,10 @@ class LanguageModule(PartModule):
         """The encoder's hidden states alone: [B, S] -> [B, S, D]."""
         raise SpecError(f"this model is {self.spec.family}: it has no encoder.")
 
+    def alignments(self, input_ids: Tensor, **inputs: Any) -> Tensor:
+        """Of a spec that `aligns`: how a decoder attends to its source, [B, T, S]."""
+        raise SpecError("a layer of this model is no attention: it has no attention weights.")
+
     def compile_blocks(self) -> None:
         """Compile the blocks for training; a model without a gain from it stays as it is."""
 
