@@ -18,7 +18,7 @@ from trivium.inference.answer import AnswerSpan, find_answers
 from trivium.inference.attention_weights import AttentionWeights, attention_weights
 from trivium.inference.beam import beam_search
 from trivium.inference.classify import Classification, classify_texts, label_count
-from trivium.inference.embed import embed_windows
+from trivium.inference.embed import TokenVectors, embed_tokens, embed_windows
 from trivium.inference.engine import Engine
 from trivium.inference.fill_mask import MaskFill, fill_blanks, fill_gaps, fill_masks
 from trivium.inference.model_inputs import MoreInputs, Numbers, model_inputs
@@ -383,6 +383,7 @@ class LanguageModel(TextModel):
     ) -> Classification | list[Classification]:
         """The label of a text or of a pair of texts, with the probability of every label.
 
+        Without a head for labels, one for the next sentence labels pairs (`next_sentence`).
         An encoder-decoder that was fine-tuned to generate labels compares their likelihoods. The
         end of a text longer than the model reads is cut, with a warning.
 
@@ -395,14 +396,30 @@ class LanguageModel(TextModel):
             TriviumError: a text is empty; a pair for a model fine-tuned on single texts, or a
                 single text for one fine-tuned on pairs.
         """
-        self.require("classify")
         texts = (
             [(text, pair)]
             if isinstance(text, str)
             else [(each, None) if isinstance(each, str) else each for each in text]
         )
+        if "next_sentence" not in self.capabilities or any(two is None for _, two in texts):
+            self.require("classify")
         labels = classify_texts(self, texts)
         return labels[0] if isinstance(text, str) else labels
+
+    def next_sentence(self, first: str, second: str) -> Classification:
+        """Whether a text follows another, as the head of BERT's own pretraining says.
+
+        The labels are "next" (0, as in the paper and its code) and "not next" (1), which of a model
+        trained on the order of sentences (ALBERT) means that the two were exchanged.
+
+        Raises:
+            SpecError: no encoder with such a head (objective sentence-pairs).
+            TriviumError: a text is empty.
+
+        Source: Devlin et al. 2018, section 3.1, task 2.
+        """
+        self.require("next_sentence")
+        return classify_texts(self, [(first, second)], head="nsp")[0]
 
     @overload
     def tag(self, text: str) -> list[TaggedWord]: ...
@@ -480,3 +497,18 @@ class LanguageModel(TextModel):
         windows = self.embedding_windows([texts] if isinstance(texts, str) else texts)
         vectors = embed_windows(self, windows, pooling=pooling, normalize=normalize)
         return vectors[0] if isinstance(texts, str) else vectors
+
+    def embed_tokens(self, texts: Sequence[str], *, normalize: bool = True) -> list[TokenVectors]:
+        """A vector for each token of texts: that of the same word in another text differs.
+
+        A text longer than the model reads is read in equal windows.
+
+        Args:
+            texts: any number.
+            normalize: to length 1, so that dot products are cosine similarities.
+
+        Raises:
+            SpecError: an encoder-decoder.
+        """
+        self.require("embed")
+        return embed_tokens(self, self.windows(texts), normalize=normalize)

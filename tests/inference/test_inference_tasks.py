@@ -14,7 +14,7 @@ from task_models import as_ours, theirs
 from their_tokenizers import KINDS, SAMPLES, TEXT, ours
 from their_tokenizers import theirs as hf_tokenizer
 
-from trivium.errors import SpecError
+from trivium.errors import SpecError, TriviumError
 from trivium.inference import forward
 from trivium.inference.answer import AnswerSpan, context_windows, find_answers
 from trivium.inference.classify import classifier_logits, label_count, to_classifications
@@ -358,3 +358,40 @@ def test_hidden_states_do_not_depend_on_batches(span_model, monkeypatch):
                 torch.testing.assert_close(hidden[row, :length], alone, rtol=1e-9, atol=1e-9)
     with pytest.raises(SpecError, match="at most"):
         next(forward.hidden_states(span_model, [[3] * 99]))
+
+
+def test_vectors_of_tokens_are_the_hidden_states_of_transformers():
+    texts = [text for text in SAMPLES if text and len(text) < 70]
+    hf = theirs("BertModel")
+    model = as_ours(hf, "bert")
+    for text, each in zip(texts, model.embed_tokens(texts, normalize=False), strict=True):
+        inputs = hf_tokenizer("bert")(text, return_tensors="pt", return_offsets_mapping=True)
+        with torch.no_grad():
+            hidden = hf(input_ids=inputs["input_ids"]).last_hidden_state[0, 1:-1].double()
+        torch.testing.assert_close(each.vectors.double(), hidden, rtol=1e-9, atol=1e-9)
+        ids = inputs["input_ids"][0, 1:-1].tolist()
+        assert each.tokens == hf_tokenizer("bert").convert_ids_to_tokens(ids)
+        assert [*map(list, each.spans)] == inputs["offset_mapping"][0, 1:-1].tolist()
+        (unit,) = model.embed_tokens([text])
+        torch.testing.assert_close(unit.vectors.double(), hidden / hidden.norm(dim=1)[:, None])
+
+
+def test_next_sentence_equals_transformers():
+    hf = theirs("BertForNextSentencePrediction")
+    model = as_ours(hf, "bert")
+    for first, second in PAIRS:
+        options = {"return_tensors": "pt", "return_token_type_ids": True}
+        inputs = hf_tokenizer("bert")(first, second, **options)
+        if inputs["input_ids"].shape[1] > 61:
+            continue
+        with torch.no_grad():
+            expected = hf(**inputs).logits[0].double().softmax(0)
+        answer = model.next_sentence(first, second)
+        assert answer == model.classify(first, second)
+        assert answer.label == ("next" if expected[0] > 0.5 else "not next")
+        # Their label 0 is that the second text follows.
+        assert answer.scores["next"] == pytest.approx(expected[0].item(), abs=1e-9)
+    with pytest.raises(SpecError, match=r"cannot classify.*`trivium finetune classification`"):
+        model.classify("alone")
+    with pytest.raises(TriviumError, match="a text is empty"):
+        model.next_sentence(" ", "after it")

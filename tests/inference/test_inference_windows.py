@@ -6,7 +6,7 @@ import pytest
 import torch
 from shaken_models import TEXT, shaken
 
-from trivium.errors import SpecError, TriviumError
+from trivium.errors import SpecError
 from trivium.inference.classify import to_classifications
 from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import SamplingParams
@@ -17,7 +17,6 @@ from trivium.models import build
 from trivium.presets import presets
 from trivium.serve.generation import longest_prompt
 from trivium.serve.limits import Limits
-from trivium.spec import MLMHead, NSPHead
 from trivium.text import Tokenizer
 
 
@@ -86,12 +85,6 @@ def test_an_encoder_with_relative_biases_reads_1024_tokens_where_nothing_states_
         lm.engine().add(GenerationRequest([5] * 1025, SamplingParams()))
     stated = Settings(tokenizer={"model_max_length": 2048})
     assert LanguageModel(spec, lm.module, settings=stated).max_length == 2048
-
-
-def test_a_model_of_sentence_pairs_says_which_head_to_ask():
-    spec = presets["bert-tiny"].replace(vocab_size=128, heads=(MLMHead(), NSPHead()))
-    with pytest.raises(TriviumError, match=r'finetune classification` adds it.*head="nsp"'):
-        LanguageModel(spec, shaken(spec)).classify("a", "b")
 
 
 def test_several_labels_are_a_tuple():

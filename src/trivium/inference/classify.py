@@ -38,8 +38,21 @@ class Classification:
         return self.label if isinstance(self.label, str) else ", ".join(self.label)
 
 
-def classify_texts(lm: TextModel, texts: Sequence[tuple[str, str | None]]) -> list[Classification]:
-    """The labels of texts and pairs; see `LanguageModel.classify`."""
+_NEXT = "next", "not next"
+"""Labels of the head for the next sentence: 0 and 1 as in Devlin et al. 2018 and their code."""
+
+
+def classify_texts(
+    lm: TextModel, texts: Sequence[tuple[str, str | None]], *, head: str | None = None
+) -> list[Classification]:
+    """The labels of texts and pairs; see `LanguageModel.classify`.
+
+    `head`: "nsp" for whether the second text follows; None: that too where there is no other.
+    """
+    labels = lm.generates_labels or label_count(lm.module.spec, "classifier")
+    if head == "nsp" or not labels:
+        _check_texts(texts, reads_pairs=True)
+        return to_classifications(_head_logits(lm, texts, "nsp", len(_NEXT)), _NEXT, "classes")
     _check_texts(texts, lm.settings.reads_pairs)
     logits, kind = classifier_logits(lm, texts), lm.settings.label_kind
     if logits.shape[1] == 1 and kind == "classes":
@@ -64,7 +77,7 @@ def _check_texts(texts: Sequence[tuple[str, str | None]], reads_pairs: bool | No
                 else ("single texts", "leave out the second text")
             )
             raise TriviumError(
-                f'this model was fine-tuned on {kind}: {advice}. The text: "{shorten(text)}".'
+                f'this model was trained on {kind}: {advice}. The text: "{shorten(text)}".'
             )
 
 
@@ -73,14 +86,21 @@ def classifier_logits(lm: TextModel, texts: Sequence[tuple[str, str | None]]) ->
     """Float32 logits of texts and pairs for every label, [N, L] on the CPU, in their order."""
     if lm.generates_labels:
         return _label_log_likelihoods(lm, texts)
-    logits = torch.empty(len(texts), label_count(lm.module.spec, "classifier"))
+    return _head_logits(lm, texts, "classifier", label_count(lm.module.spec, "classifier"))
+
+
+@torch.inference_mode()
+def _head_logits(
+    lm: TextModel, texts: Sequence[tuple[str, str | None]], head: str, count: int
+) -> Tensor:
+    """Float32 logits of a head for so many labels, [N, L] on the CPU."""
+    logits = torch.empty(len(texts), count)
     inputs = lm.text_inputs(texts)
     batches = hidden_states(
         lm, [each.ids for each in inputs], token_type_ids=[each.type_ids for each in inputs]
     )
     for batch, hidden, mask in batches:
-        head = lm.module.logits(hidden, head="classifier", attention_mask=mask)
-        logits[batch] = head.float().cpu()
+        logits[batch] = lm.module.logits(hidden, head=head, attention_mask=mask).float().cpu()
     return logits
 
 

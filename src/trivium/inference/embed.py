@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,6 +13,22 @@ from trivium.inference.forward import hidden_states
 from trivium.inference.text_model import TextModel
 from trivium.models.heads.text import pool
 from trivium.spec import Pooling
+from trivium.text.inputs import TextInput
+
+
+@dataclass(frozen=True, slots=True)
+class TokenVectors:
+    """The vectors of a text's tokens, without special ones.
+
+    Args:
+        tokens: as the vocabulary writes them.
+        spans: where each begins and ends in the text, in characters.
+        vectors: float32 [T, D] on the CPU.
+    """
+
+    tokens: list[str]
+    spans: list[tuple[int, int]]
+    vectors: Tensor
 
 
 @torch.inference_mode()
@@ -46,3 +63,30 @@ def embed_windows(
     totals = torch.tensor([sum(map(len, text)) for text in texts])
     vectors = vectors / totals[:, None]
     return F.normalize(vectors, dim=-1) if normalize else vectors
+
+
+@torch.inference_mode()
+def embed_tokens(
+    lm: TextModel, texts: Sequence[Sequence[TextInput]], *, normalize: bool
+) -> list[TokenVectors]:
+    """The hidden state of every token of texts, each given as windows of what the model reads.
+
+    `normalize`: scale vectors to length 1, so that dot products are cosine similarities.
+    """
+    windows = [window for text in texts for window in text]
+    states: dict[int, Tensor] = {}
+    for batch, hidden, _ in hidden_states(lm, [window.ids for window in windows]):
+        for number, rows in zip(batch, hidden.float().cpu()):
+            own = [i for i, text in enumerate(windows[number].texts) if text is not None]
+            states[number] = F.normalize(rows[own], dim=-1) if normalize else rows[own]
+    names, numbers, results = lm.source_tokenizer.tokens, iter(range(len(windows))), []
+    for text in texts:
+        shown = [
+            (names[token], span)
+            for window in text
+            for token, span, owner in zip(window.ids, window.offsets, window.texts, strict=True)
+            if owner is not None
+        ]
+        vectors = torch.cat([states[next(numbers)] for _ in text])
+        results.append(TokenVectors([t for t, _ in shown], [s for _, s in shown], vectors))
+    return results

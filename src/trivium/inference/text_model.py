@@ -32,6 +32,7 @@ _FITTING = {
     "translate": "an encoder-decoder",
     "fill_mask": "an encoder with its mlm head, T5, BART or GLM",
     "score": "a decoder, an encoder-decoder or an encoder with its mlm head",
+    "next_sentence": 'a BERT of `trivium pretrain --set objective.kind="sentence-pairs"`',
     "embed": "an encoder or a decoder",
 }
 """Capability -> the models that have it without fine-tuning."""
@@ -158,6 +159,7 @@ class TextModel:
             "fill_mask": fills or (generates and blanks and gaps),
             "score": fills or generates,
             "classify": "classifier" in heads or self.generates_labels,
+            "next_sentence": "nsp" in heads,
             "tag": "tagger" in heads and not both,
             "answer": "span" in heads,
             "embed": not both and self.spec.d_model > 0,
@@ -204,8 +206,6 @@ class TextModel:
             return
         task = TASK_OF_CAPABILITY.get(capability)
         advice = f"`trivium finetune {task}` adds it." if task else f"Take {_FITTING[capability]}."
-        if capability == "classify" and any(head.kind == "nsp" for head in self.spec.heads):
-            advice += ' Whether a text follows another says `lm.logits(..., head="nsp")`.'
         raise SpecError(
             f"this model cannot {capability.replace('_', '-')}: it is {self.spec.family}. {advice}"
         )
@@ -320,13 +320,16 @@ class TextModel:
         warn_of_cuts(sum(bool(each.cut) for each in inputs), len(inputs), limit)
         return inputs
 
-    def embedding_windows(self, texts: Sequence[str]) -> list[list[list[int]]]:
-        """The ids of every window of texts, as `embed` reads them."""
+    def windows(self, texts: Sequence[str]) -> list[list[TextInput]]:
+        """Every window of texts, as `embed` reads them."""
         documents, limit = self.reads_documents, self.max_length
-        windows = encode_windows(
+        return encode_windows(
             self.source_tokenizer, texts, max_length=limit, as_documents=documents
         )
-        return [[window.ids for window in each] for each in windows]
+
+    def embedding_windows(self, texts: Sequence[str]) -> list[list[list[int]]]:
+        """The ids of every window of texts."""
+        return [[window.ids for window in each] for each in self.windows(texts)]
 
     def warn_of_lengths(self, requests: Iterable[GenerationRequest]) -> None:
         """Warn of texts that positions ended, or that are longer than what was trained."""

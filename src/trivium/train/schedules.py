@@ -82,6 +82,26 @@ class Cosine(Schedule):
         return self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * p))
 
 
+class SlantedTriangle(Schedule):
+    """Up to 1 in a short first part, and straight down to 1 / `ratio` (ULMFiT).
+
+    It begins at 1 / `ratio`, too. Source: Howard and Ruder 2018, section 3.2, equation 3, where
+    `warmup` is cut_frac, 0.1.
+    """
+
+    kind: Literal["slanted-triangle"] = "slanted-triangle"
+    warmup: float | None = Field(0.1, ge=0, description="steps, or a share below 1")
+    ratio: float = Field(32.0, gt=1, description="the peak divided by the lowest rate")
+
+    def factor(self, step: int, progress: float) -> float:
+        """(1 + p (ratio - 1)) / ratio, p as of a linear schedule that ends at 0."""
+        return (1.0 + super().factor(step, progress) * (self.ratio - 1.0)) / self.ratio
+
+    def decayed(self, progress: float, warmup_end: float) -> float:
+        """p, which falls straight to 0."""
+        return 1.0 - _since(progress, warmup_end)
+
+
 class InverseSqrt(Schedule):
     """sqrt(warmup / step) (Vaswani et al. 2017, section 5.3, scaled to peak at 1)."""
 
