@@ -21,6 +21,7 @@ FACTS = Vocabulary(
 )  # fmt: skip
 CASES = {
     "masked": ("bert-tiny", {"probability": 0.3}),
+    "similar-words": ("bert-tiny", {"probability": 0.3}),
     "sentence-pairs": ("bert-tiny", {"probability": 0.3}),
     "replaced-token": ("electra-tiny", {"probability": 0.3}),
     "causal": ("gpt2-tiny", {}),

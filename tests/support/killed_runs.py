@@ -19,6 +19,7 @@ from trivium.workflows.training import pretrain
 
 PRESETS = {
     "masked": "bert-tiny",
+    "similar-words": "bert-tiny",
     "sentence-pairs": "bert-tiny",
     "replaced-token": "electra-tiny",
     "causal": "lstm-tiny",

@@ -20,7 +20,14 @@ from trivium.train.optimizers import (
 )
 from trivium.train.optimizers.adamw import AdamW
 from trivium.train.optimizers.muon import MatrixMuon, Muon, orthogonalized
-from trivium.train.schedules import Cosine, InverseSqrt, Linear, Schedule, StableDecay
+from trivium.train.schedules import (
+    Cosine,
+    InverseSqrt,
+    Linear,
+    Schedule,
+    SlantedTriangle,
+    StableDecay,
+)
 
 MATRICES = ("query", "key", "value", "output", "up", "down", "gate")
 KINDS = (AdamW(lr=3e-3, weight_decay=0.1), Muon(lr=3e-3, embedding_lr=0.02, weight_decay=0.1))
@@ -183,3 +190,13 @@ def test_warm_up_reaches_the_peak_and_the_decay_begins_there(warmup):
     assert InverseSqrt(warmup=warmup).factor(16, 0.8) == pytest.approx(0.5)
     assert StableDecay(warmup=warmup, decay=0.4).factor(16, 0.8) == pytest.approx(0.525)
     assert Linear(warmup=0).factor(0, 0.0) == 1.0
+
+
+def test_the_slanted_triangle_is_that_of_ulmfit():
+    """Equation 3 of Howard and Ruder 2018."""
+    total, cut_frac, ratio = 200, 0.1, 32
+    cut = int(total * cut_frac)
+    for t in range(1, total):
+        p = t / cut if t < cut else 1 - (t - cut) / (cut * (1 / cut_frac - 1))
+        expected = (1 + p * (ratio - 1)) / ratio
+        assert SlantedTriangle().factor(t, t / total) == pytest.approx(expected, rel=1e-9)

@@ -26,6 +26,7 @@ from trivium.data.checks import Finding
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import Record, RecordOptions, read_records
 from trivium.data.row_order import RowRandom
+from trivium.data.rows import Rows
 from trivium.errors import MissingExtraError, RecipeError
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
@@ -284,6 +285,10 @@ class Objective(Choice, Config, ABC):
     def decoder_start(self, vocabulary: Vocabulary) -> int | None:
         """The first decoder input of an encoder-decoder trained so; None for other models."""
         return None
+
+    def learn(self, rows: Rows, vocabulary: Vocabulary) -> Self:
+        """The objective with what it takes from the training text before the first step."""
+        return self
 
     @abstractmethod
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:

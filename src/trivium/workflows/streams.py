@@ -39,6 +39,7 @@ def build_streams(
     """
     streams = []
     for number, source in enumerate(corpus.sources):
+        objective = source.objective
         if isinstance(source, ExampleSource):
             examples = source.train if split == TRAIN else source.valid
             data = None
@@ -57,6 +58,9 @@ def build_streams(
             rows_per_step = recipe.train.batch_examples
         else:
             data = _rows(source, recipe, setup, split)
+            text = _rows(source, recipe, setup, TRAIN)
+            assert text is not None
+            objective = objective.learn(text, setup.vocabulary)
             batch_tokens = recipe.train.batch_tokens or 0
             rows_per_step = max(1, batch_tokens // defaults.row_length(recipe))
         if data is not None:
@@ -65,7 +69,7 @@ def build_streams(
             seed = recipe.seed if number == 0 else derived_seed(recipe.seed, number)
             stream = BatchStream(
                 source.config.name,
-                source.objective,
+                objective,
                 data,
                 setup.vocabulary,
                 seed=seed if split == TRAIN else 0,
