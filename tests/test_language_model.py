@@ -97,10 +97,6 @@ def test_capabilities_follow_from_family_and_heads():
         (ENCODER.replace(heads=()), "embed"),
         (ENCODER.replace(heads=(PoolerHead(),)), "logits embed"),
         (ENCODER.replace(heads=(TaggerHead(num_labels=5),)), "logits tag embed"),
-        (
-            ENCODER.replace(heads=(MLMHead(), NSPHead())),
-            "logits fill_mask score next_sentence embed",
-        ),
         (ENCODER.replace(heads=(SpanHead(),)), "logits answer embed"),
         (
             ENCODER.replace(heads=(ClassifierHead(num_labels=5, pooling="mean"),)),

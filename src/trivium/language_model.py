@@ -409,14 +409,7 @@ class LanguageModel(TextModel):
     def next_sentence(self, first: str, second: str) -> Classification:
         """Whether a text follows another, as the head of BERT's own pretraining says.
 
-        The labels are "next" (0, as in the paper and its code) and "not next" (1), which of a model
-        trained on the order of sentences (ALBERT) means that the two were exchanged.
-
-        Raises:
-            SpecError: no encoder with such a head (objective sentence-pairs).
-            TriviumError: a text is empty.
-
-        Source: Devlin et al. 2018, section 3.1, task 2.
+        The labels are "next" (0, as in Devlin et al. 2018) and "not next" (1; ALBERT: swapped).
         """
         self.require("next_sentence")
         return classify_texts(self, [(first, second)], head="nsp")[0]
@@ -501,14 +494,7 @@ class LanguageModel(TextModel):
     def embed_tokens(self, texts: Sequence[str], *, normalize: bool = True) -> list[TokenVectors]:
         """A vector for each token of texts: that of the same word in another text differs.
 
-        A text longer than the model reads is read in equal windows.
-
-        Args:
-            texts: any number.
-            normalize: to length 1, so that dot products are cosine similarities.
-
-        Raises:
-            SpecError: an encoder-decoder.
+        `normalize` as of `embed`; a longer text is read in equal windows.
         """
         self.require("embed")
         return embed_tokens(self, self.windows(texts), normalize=normalize)

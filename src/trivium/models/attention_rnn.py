@@ -22,7 +22,7 @@ from trivium.nn.recurrent import RecurrentLayers
 from trivium.nn.state import Cache, State, state_like
 
 
-class Source(NamedTuple):
+class Attended(NamedTuple):
     """What a decoder attends to: U h [B, S, A], h [B, S, 2 C], which are real [B, S]."""
 
     keys: Tensor
@@ -62,20 +62,20 @@ class AttentionDecoder(nn.Module):
         self.candidate = nn.Linear(cells, cells, bias=False)
         self.readout = nn.Linear(cells + model.d_model + both, 2 * model.d_readout)
 
-    def first_state(self, source: Source) -> Tensor:
+    def first_state(self, source: Attended) -> Tensor:
         """s_0 = tanh(W_s h_1) of the backward reading: [B, C]."""
         first = source.real.int().argmax(1)
         ends = source.values[torch.arange(len(first), device=first.device), first]
         state = torch.tanh(self.start(ends[:, self.d_hidden :]))
         return state.to(torch.promote_types(state.dtype, torch.float32))
 
-    def weights(self, state: Tensor, source: Source) -> Tensor:
+    def weights(self, state: Tensor, source: Attended) -> Tensor:
         """a_i: how much the token after a state attends to each of the source: [B, S]."""
         scores = torch.tanh(self.query(state)[:, None] + source.keys) @ self.score
         return scores.masked_fill(~source.real, torch.finfo(scores.dtype).min).softmax(-1)
 
     def forward(
-        self, vectors: Tensor, source: Source, state: Tensor, real: Tensor | None
+        self, vectors: Tensor, source: Attended, state: Tensor, real: Tensor | None
     ) -> Written:
         """Read the vectors of a target, [B, T, D], from a state [B, C] on.
 
@@ -186,7 +186,7 @@ class AttentionRNN(LanguageModule, of=spec.AttentionRNNSpec):
             span = cache.begin(rows, length, slots, lengths)
             if source is None and cache.source_mask is not None:
                 keys, values = (part[:, 0] for part in cache.sources[0].read(span))
-                source = Source(keys, values, cache.source_mask[span.rows])
+                source = Attended(keys, values, cache.source_mask[span.rows])
             (state,) = cache.states[0].read(span)
             begins = span.columns(self.device)[:, :1] == 0
             written = self._write(vectors, source, span.real(self.device), state, begins)
@@ -229,16 +229,16 @@ class AttentionRNN(LanguageModule, of=spec.AttentionRNNSpec):
         keys = self.decoder.key(hidden)
         return keys[:, None], hidden[:, None].to(keys.dtype)  # cast once, not in every step
 
-    def _source(self, hidden: Tensor, attention_mask: Tensor | None) -> Source:
+    def _source(self, hidden: Tensor, attention_mask: Tensor | None) -> Attended:
         keys, values = (part[:, 0] for part in self._project(hidden))
         if attention_mask is None:
             attention_mask = torch.ones(hidden.shape[:2], device=hidden.device)
-        return Source(keys, values, attention_mask.bool())
+        return Attended(keys, values, attention_mask.bool())
 
     def _write(
         self,
         vectors: Tensor,
-        source: Source | None,
+        source: Attended | None,
         real: Tensor | None,
         state: Tensor | None = None,
         begins: Tensor | None = None,
