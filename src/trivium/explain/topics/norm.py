@@ -15,6 +15,7 @@ _NORMS = {
     "LayerNorm": spec.LayerNorm(eps=1e-5),
     "RMSNorm": spec.RMSNorm(eps=1e-6),
     "RMSNorm (1 + w)": spec.RMSNorm(eps=1e-6, offset=1),
+    "Norm": spec.DeviationNorm(),
 }
 
 
@@ -33,7 +34,6 @@ def explain(vector: list[float] | None = None) -> Page:
         results = {
             name: build_norm(norm, len(x)).double()(x).tolist() for name, norm in _NORMS.items()
         }
-    results["Norm"] = ((x - mean) / (unbiased + 1e-6)).tolist()
     numbers: list[list[float | Bilingual]] = [
         [Bilingual("mean", "均值"), mean],
         [Bilingual("standard deviation, / n", "标准差（除以 n）"), x.std(correction=0).item()],
