@@ -129,6 +129,8 @@ def smaller(arguments: list[str]) -> list[str]:
     match arguments[0]:
         case "pretrain" if "--resume" in arguments:
             changes = ("train.steps=3",)
+        case "pretrain" if arguments[1] == "textbook-transformer-mini":  # a recipe
+            tiny[1], changes = arguments[1], FINETUNE_GENERATED
         case "pretrain" if any(one.endswith(".toml") for one in arguments):
             changes = ("train.eval_examples=2",)
         case "pretrain":
