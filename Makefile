@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup quickstart test test-slow test-cpus test-gpu test-all fuzz mutations coverage check audit bench docs clean
+.PHONY: help setup quickstart test test-slow test-cpus test-gpu test-all fuzz mutations coverage check audit bench docs notebooks clean
 .DELETE_ON_ERROR:
 
 help:
@@ -25,6 +25,7 @@ help:
 	@echo "make audit       known vulnerabilities of the dependencies; needs the network"
 	@echo "make bench       run the benchmarks beside their peers, into benchmarks/RESULTS.md"
 	@echo "make docs        write the reference pages, build the site in site/"
+	@echo "make notebooks   write the book's chapters as Jupyter notebooks, in notebooks/"
 	@echo "make clean       remove $(VENV) and what tools left behind"
 
 # Optional parts, now or later: make setup EXTRAS=metrics,serve
@@ -82,8 +83,11 @@ docs: $(VENV)/installed-docs
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 	@echo "open site/index.html"
 
+notebooks: $(VENV)/installed-docs
+	@$(BIN)/python docs/make_notebooks.py
+
 clean:
-	rm -rf $(VENV) build dist site src/*.egg-info .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf $(VENV) build dist site notebooks src/*.egg-info .pytest_cache .ruff_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(BIN)/python:

@@ -7,6 +7,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from nbclient import NotebookClient
+from page_examples import load_script
 
 BOOK = Path(__file__).parent.parent / "docs" / "book"
 ITEMS = tomllib.loads((BOOK / "coverage.toml").read_text(encoding="utf-8"))["items"]
@@ -62,3 +64,16 @@ def test_the_index_has_every_chapter():
         index = (BOOK / language / "index.md").read_text(encoding="utf-8")
         assert re.findall(r"\]\(([a-z-]+)\.md\)", index) != []
         assert {*re.findall(r"\]\(([a-z-]+)\.md\)", index)} == {*CHAPTERS} - {"index"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_a_chapter_runs_as_a_notebook(language, tmp_path):
+    page = (BOOK / language / "decoding.md").read_text(encoding="utf-8")
+    made = load_script("make_notebooks").notebook(page)
+    NotebookClient(made, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    printed = [
+        output["text"] for cell in made.cells for output in cell.get("outputs", ()) if output.text
+    ]
+    assert len(printed) >= 3
+    assert not any("error:" in text or "command not found" in text for text in printed)
