@@ -192,7 +192,11 @@ def test_the_gathered_model_goes_to_the_gpu_only_where_it_fits(monkeypatch) -> N
     model = model_of(divided=True)
     context = SimpleNamespace(line=ProgressLine(), callbacks=["one"], parallel=ALONE)
     hooks: Any = SimpleNamespace(
-        context=context, validation_streams=[], model=model, held_out=SimpleNamespace(sources=[])
+        context=context,
+        recipe=SimpleNamespace(train=SimpleNamespace(keep_best=False)),
+        validation_streams=[],
+        model=model,
+        held_out=SimpleNamespace(sources=[]),
     )
     RunHooks.evaluate(hooks, cast(Any, None), TrainState())
     for name, weight in model.module.state_dict().items():
