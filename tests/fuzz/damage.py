@@ -23,7 +23,6 @@ from binary_damage import (
     damaged_pickle,
     damaged_protobuf,
 )
-from hypothesis import assume
 from hypothesis import strategies as st
 
 Files = dict[str, bytes]
