@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from nbclient import NotebookClient
-from page_examples import load_script
+from page_examples import SmallRunner, check_page, load_script
 
 BOOK = Path(__file__).parent.parent / "docs" / "book"
 ITEMS = tomllib.loads((BOOK / "coverage.toml").read_text(encoding="utf-8"))["items"]
@@ -64,6 +64,23 @@ def test_the_index_has_every_chapter():
         index = (BOOK / language / "index.md").read_text(encoding="utf-8")
         assert re.findall(r"\]\(([a-z-]+)\.md\)", index) != []
         assert {*re.findall(r"\]\(([a-z-]+)\.md\)", index)} == {*CHAPTERS} - {"index"}
+
+
+@pytest.mark.slow
+# Of models of a few steps, and of vocabularies learned from a little text.
+@pytest.mark.filterwarnings("ignore:a text ends at its limit", "ignore:the vocabulary does not")
+@pytest.mark.parametrize("name", WRITTEN)
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_examples_of_a_chapter_run_and_print_what_it_says(
+    language: str,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with SmallRunner(tmp_path, capsys) as runner:
+        check_page(BOOK / language / f"{name}.md", runner)
 
 
 @pytest.mark.slow

@@ -43,8 +43,7 @@ READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
 PAGES = sorted(DOCS.rglob("*.md"))
 NAMES = [page.relative_to(DOCS).as_posix() for page in PAGES]
 TUTORIALS = [name for name in NAMES if name.startswith("tutorials/")]
-BOOK = [name for name in NAMES if name.startswith("book/") and name != "book/en/alignment.md"]
-RUN = ["index.md", "concepts.md", "plan.md", "serving.md", *BOOK, *TUTORIALS]
+RUN = ["index.md", "concepts.md", "plan.md", "serving.md", *TUTORIALS]
 
 # What pages take from those before them.
 _SAMPLES = "trivium samples samples"
