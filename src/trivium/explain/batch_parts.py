@@ -237,7 +237,8 @@ def _caption(batch: Batch, row: int, side: str, targets: Ints | None) -> Bilingu
     en, zh = f"row {row + 1}, {_SIDES[side].en}", f"第 {row + 1} 行，{_SIDES[side].zh}"
     if targets is not None:
         en, zh = f"{en}; below it the label", f"{zh}；下方是标签"
-    if batch.sequence_labels is not None:
+    # Numbers with a fraction are noise that the loss draws by (replaced tokens), no label.
+    if batch.sequence_labels is not None and batch.sequence_labels.dtype.kind == "i":
         label = batch.sequence_labels[row].tolist()
         en, zh = f"{en}; label of the row: {label}", f"{zh}；整行的标签：{label}"
     return Bilingual(en, zh)
