@@ -133,6 +133,8 @@ def smaller(arguments: list[str]) -> list[str]:
             tiny[1], changes = arguments[1], FINETUNE_GENERATED
         case "pretrain" if any(one.endswith(".toml") for one in arguments):
             changes = ("train.eval_examples=2",)
+        case "pretrain" if arguments[1] in ("ngram-add-k", "ngram-kneser-ney"):
+            changes = (*PRETRAIN[1:], "tokenizer.vocab_size=1000")  # counted once, without a budget
         case "pretrain":
             new = "/" not in arguments[1]  # a preset, not a folder, which has its tokenizer
             changes = (*PRETRAIN, *(["tokenizer.vocab_size=1000"] if new else []))
