@@ -191,8 +191,8 @@ def make_job(
     *,
     length: int,
     batch_tokens: int,
-    micro_tokens: int,
     vocab_size: int,
+    micro_tokens: int = 8192,
     peer: bool = True,
     **options: Any,
 ) -> dict[str, Any]:

@@ -145,7 +145,7 @@ def test_scaling(tmp_path, capsys):
 def test_attention(monkeypatch):
     attention = program("attention")
     monkeypatch.setattr("torch.set_num_threads", lambda _: None)
-    job = {"what": "speed", "length": 64}
+    job = {"what": "speed", "length": 64, "device": "cpu", "rows": 1}
     for kind in attention.kinds():
         figures = attention.run(kind, argparse.Namespace(**job))
         assert figures["trained tokens/s"] > 0, kind
