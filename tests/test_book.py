@@ -91,7 +91,7 @@ def test_a_chapter_runs_as_a_notebook(tmp_path, monkeypatch):
     monkeypatch.setenv(
         "PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     )
-    page = (BOOK / "en" / "decoding.md").read_text(encoding="utf-8")
+    page = (BOOK / "en" / "transformer.md").read_text(encoding="utf-8")
     untrained = page.partition("```bash\ntrivium samples")[0]
     made = load_script("make_notebooks").notebook(untrained)
     NotebookClient(made, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
