@@ -53,7 +53,9 @@ def _mathml(match: re.Match[str]) -> str:
     code, block, inline = match.groups()
     if code is not None:
         return code
-    return convert((block or inline).strip(), display="block" if block else "inline")
+    if inline:
+        return convert(inline.strip())
+    return f'<div class="formula">{convert(block.strip(), display="block")}</div>'
 
 
 def _target(page: str, link: str) -> str:
