@@ -36,6 +36,7 @@ PROGRAMS = (
     "sums",
     "sentiment",
     "loss_curves",
+    "translators",
 )
 
 
