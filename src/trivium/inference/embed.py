@@ -21,7 +21,7 @@ class TokenVectors:
     """The vectors of a text's tokens, without special ones.
 
     Args:
-        tokens: as the vocabulary writes them.
+        tokens: as text; bytes that are none as \\xNN.
         spans: where each begins and ends in the text, in characters.
         vectors: float32 [T, D] on the CPU.
     """
@@ -79,7 +79,7 @@ def embed_tokens(
         for number, rows in zip(batch, hidden.float().cpu()):
             own = [i for i, text in enumerate(windows[number].texts) if text is not None]
             states[number] = F.normalize(rows[own], dim=-1) if normalize else rows[own]
-    names, numbers, results = lm.source_tokenizer.tokens, iter(range(len(windows))), []
+    names, numbers, results = lm.source_tokenizer.readable_tokens, iter(range(len(windows))), []
     for text in texts:
         shown = [
             (names[token], span)
