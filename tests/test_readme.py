@@ -42,7 +42,7 @@ def test_both_languages_have_the_same_commands_and_output() -> None:
     assert blocks(CHINESE, "python") == blocks(ENGLISH, "python")
     for readme in (ENGLISH, CHINESE):
         text = readme.read_text(encoding="utf-8")
-        assert text.count("\n") <= 180
+        assert text.count("\n") <= 150
         links = re.findall(r"\]\(([^)#:]+)\)", text)
         assert links
         assert [link for link in links if not (ROOT / link).exists()] == []

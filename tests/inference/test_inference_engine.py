@@ -326,6 +326,8 @@ def test_what_cannot_be_done_is_refused():
     ):
         with pytest.raises(SpecError, match=what):
             Engine(text_model(made("lstm")), **options)
+    with pytest.raises(SpecError, match="experts cannot be compiled"):
+        Engine(text_model(small_model("Experts")), compile=True)
     with pytest.raises(SpecError, match="must be a decoder"):
         DraftModel(both.module)
     with pytest.raises(SpecError, match="must take back 4 tokens"):

@@ -89,13 +89,13 @@ def _vectors(
     if not per_token:
         vectors = lm.embed(texts, pooling=pooling, normalize=normalize)
         return vectors.numpy(), [{"text": text} for text in texts]
-    found = lm.embed_tokens(texts, normalize=normalize)
+    of_tokens = lm.embed_tokens(texts, normalize=normalize)
     names = [
         {"text": text, "token": token, "span": span}
-        for text, one in zip(texts, found)
+        for text, one in zip(texts, of_tokens)
         for token, span in zip(one.tokens, one.spans)
     ]
-    return np.concatenate([one.vectors.numpy() for one in found]), names
+    return np.concatenate([one.vectors.numpy() for one in of_tokens]), names
 
 
 def _show_numbers(name: dict[str, Any], kind: str, row: np.ndarray, as_json: bool) -> None:

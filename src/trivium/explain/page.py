@@ -25,6 +25,7 @@ from trivium.explain.text_format import (
     tree_text,
     underlined,
 )
+from trivium.files import write_file
 
 Language: TypeAlias = Literal["en", "zh"]
 
@@ -238,7 +239,7 @@ class Page:
 
     def save(self, path: str | Path, language: Language = "en") -> None:
         """Write the page as an HTML file."""
-        Path(path).write_text(self.html(language), encoding="utf-8")
+        write_file(path, self.html(language))
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

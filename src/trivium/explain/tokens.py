@@ -1,4 +1,4 @@
-"""What topics on tokenizers share: how a given one encodes texts, word by word."""
+"""What topics on tokenizers share: how a tokenizer encodes texts, word by word."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Word: TypeAlias = tuple[Part, dict[str, Any]]
 """How a word becomes tokens, to show, and as facts, which have the `word` and its `tokens`."""
 
 
-def given_texts(texts: list[str] | None, default: list[str]) -> list[str]:
+def texts_or_default(texts: list[str] | None, default: list[str]) -> list[str]:
     """The texts to explain. Raises TokenizerError: they are empty, or not valid Unicode."""
     texts = texts or default
     with text_errors():

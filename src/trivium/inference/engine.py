@@ -72,6 +72,11 @@ class Engine:
         module = lm.module
         if compile and not module.spec.stacks:
             raise SpecError("a compiled decode step needs a Transformer: leave compile out.")
+        if compile and not all(stack.feed_forward.has_fixed_shapes for stack in module.spec.stacks):
+            raise SpecError(
+                "a decode step with experts cannot be compiled, since how many tokens each gets "
+                "depends on the tokens: leave compile out."
+            )
         self.lm, self.slots = lm, slots
         self.slot_length = min(slot_length, module.spec.max_length or slot_length)
         self._module, self._rules, self._draft = module, lm.generation_rules, draft

@@ -23,6 +23,20 @@ class _Followers(dict[int, int]):
     """How often each token follows a context, and their sum."""
 
     total = 0
+    _tensors: tuple[Tensor, Tensor] | None = None
+
+    def add(self, token: int, count: int) -> None:
+        """Count a token."""
+        self[token] = self.get(token, 0) + count
+        self.total += count
+        self._tensors = None
+
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """Tokens, int64, and their counts, float64; made once after counting."""
+        if self._tensors is None:
+            counts = torch.tensor([*self.values()], dtype=torch.float64)
+            self._tensors = torch.tensor([*self], dtype=torch.int64), counts
+        return self._tensors
 
 
 class NGramCounts(LanguageModule, of=spec.NGramCountsSpec):
@@ -99,8 +113,7 @@ class NGramCounts(LanguageModule, of=spec.NGramCountsSpec):
         for table, sizes in zip(reversed(self._tables), reversed(self._sizes)):
             followers = table.setdefault(context, _Followers())
             before = followers.get(token, 0)
-            followers[token] = before + count
-            followers.total += count
+            followers.add(token, count)
             sizes[before] -= 1
             sizes[before + count] += 1
             if before:
@@ -132,6 +145,7 @@ class NGramCounts(LanguageModule, of=spec.NGramCountsSpec):
         p = torch.full((self.spec.vocab_size,), 1.0 / self.spec.vocab_size, dtype=torch.float64)
         for followers, discount, below in self._levels(context):
             p *= below
-            p[[*followers]] += torch.tensor([*followers.values()], dtype=p.dtype) - discount
+            tokens, counts = followers.tensors()
+            p[tokens] += counts - discount
             p /= followers.total - discount * len(followers) + below
         return p

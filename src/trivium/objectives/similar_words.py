@@ -68,8 +68,8 @@ class SimilarWords(Masking):
         length, regular = original.shape[1], vocabulary.regular_ids
         other = regular[rng.integers(len(regular), length, _SIMILAR)]
         if self._similar is not None:
-            found = self._similar[original, rng.integers(self.neighbours, length, _SIMILAR + 1)]
-            other = np.where(found < 0, other, found)
+            similar = self._similar[original, rng.integers(self.neighbours, length, _SIMILAR + 1)]
+            other = np.where(similar < 0, other, similar)
         return np.where((labels >= 0) & (input_ids == vocabulary.mask_id), other, input_ids), labels
 
 

@@ -223,12 +223,13 @@ def _say_budget(
         batch.append(f"{recipe.train.batch_examples:,} examples")
     processes, threads = facts["processes"], facts["threads"]
     several = f"{processes} processes, each with " if processes > 1 else ""
+    learns = facts["num_parameters"] > 0  # an n-gram model of counts has none
+    rate = f"learning rate {recipe.optimizer.lr:.2g}, {facts['precision']} " if learns else ""
     say(
-        f"training   {length}, {' or '.join(batch)} per step, learning rate "
-        f"{recipe.optimizer.lr:.2g}, {facts['precision']} on {facts['device']} "
+        f"training   {length}, {' or '.join(batch)} per step, {rate}on {facts['device']} "
         f"({several}{threads} thread{'s' if threads > 1 else ''})"
     )
-    if facts["gflops"]:
+    if facts["gflops"] and learns:
         speeds = (f"{speed:,.0f} GFLOP/s in {name}" for name, speed in facts["gflops"].items())
         say(f"           products measured here, on one core: {', '.join(speeds)}")
     if facts["preparation_seconds"] > 10 or budget == "minutes":

@@ -247,7 +247,8 @@ class RunHooks(Hooks):
         """Validation losses and, of labelled objectives, metrics, whose best weights are kept."""
         self.context.line.update("evaluating")
         record, measured = validation_losses(trainer, self.validation_streams), self.held_out
-        by_loss = self.recipe.train.keep_best and "valid_loss" in record
+        # Of a mix with labelled examples their metric decides.
+        by_loss = self.recipe.train.keep_best and not measured.sources and "valid_loss" in record
         if measured.sources or self.context.callbacks or by_loss:
             self.model.gather(self.context.device if measured.sources else torch.device("cpu"))
         if by_loss and self.log_book is not None:

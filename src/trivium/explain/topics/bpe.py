@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trivium.explain.merges import Ties, merging_page, training_page
 from trivium.explain.page import Bilingual, Page
-from trivium.explain.tokens import given_texts
+from trivium.explain.tokens import texts_or_default
 from trivium.text.symbols import SPACE
 
 SUMMARY = Bilingual("BPE: merges of characters and their counts", "BPE：字符的合并与次数")
@@ -38,9 +38,13 @@ def explain(
         spaces: A space is a symbol like others, and merges cross it.
         tokenizer: Show how this one encodes the texts; a file, or the folder of a run.
     """
-    given = given_texts(texts, _RATS)
+    texts_shown = texts_or_default(texts, _RATS)
     if tokenizer is not None:
-        return merging_page(tokenizer, given)
-    words = [text.replace(" ", SPACE) for text in given] if spaces else " ".join(given).split()
+        return merging_page(tokenizer, texts_shown)
+    words = (
+        [text.replace(" ", SPACE) for text in texts_shown]
+        if spaces
+        else " ".join(texts_shown).split()
+    )
     notes = [] if texts else [_BOOK]
     return training_page(Counter(words), merges, ties, byte_level=False, notes=notes)

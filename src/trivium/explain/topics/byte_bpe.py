@@ -9,7 +9,7 @@ from tokenizers import pre_tokenizers
 
 from trivium.explain.merges import Ties, merging_page, training_page
 from trivium.explain.page import Bilingual, Page
-from trivium.explain.tokens import given_texts
+from trivium.explain.tokens import texts_or_default
 
 SUMMARY = Bilingual("byte-level BPE: merges of UTF-8 bytes", "字节级 BPE：UTF-8 字节的合并")
 
@@ -37,7 +37,7 @@ def explain(
         ties: Which of pairs that are as frequent.
         tokenizer: Show how this one encodes the texts; a file, or the folder of a run.
     """
-    texts = given_texts(texts, ["今天", "今天", "天气", "the cat"])
+    texts = texts_or_default(texts, ["今天", "今天", "天气", "the cat"])
     if tokenizer is not None:
         return merging_page(tokenizer, texts)
     split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str

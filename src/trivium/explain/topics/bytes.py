@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trivium.explain.page import Bilingual, Page, Table
-from trivium.explain.tokens import given_texts
+from trivium.explain.tokens import texts_or_default
 from trivium.text.symbols import bytes_to_symbols
 
 SUMMARY = Bilingual("a text as bytes, in UTF-8 and UTF-16", "文本的字节：UTF-8 与 UTF-16")
@@ -30,7 +30,7 @@ def explain(text: str = "今天") -> Page:
     """
     rows = [
         [c, f"U+{ord(c):04X}", c.encode(), c.encode("utf-16-be"), bytes_to_symbols(c.encode())]
-        for c in given_texts([text], [])[0]
+        for c in texts_or_default([text], [])[0]
     ]
     shown = [[one.hex(" ") if isinstance(one, bytes) else one for one in row] for row in rows]
     utf8, utf16 = (b"".join(row[column] for row in rows) for column in (2, 3))

@@ -45,8 +45,8 @@ def explain(preset: str = "llama-7b", *, length: int | None = None) -> Page:
         preset: One of `trivium presets`.
         length: Tokens of a text. Default: as published, 2048 at most.
     """
-    found = catalogue[preset]
-    spec, length = found.spec, length or min(found.context or 2048, 2048)
+    published = catalogue[preset]
+    spec, length = published.spec, length or min(published.context or 2048, 2048)
     model = build(spec, device="meta")
     shapes, parts = Counter[tuple[str, tuple[int, ...]]](), Counter[Bilingual]()
     for name, weight in model.named_parameters():
@@ -69,9 +69,9 @@ def explain(preset: str = "llama-7b", *, length: int | None = None) -> Page:
         (Bilingual("scores of attention", "注意力分数与加权和"), "12 L N H", flops - products),
         (Bilingual("together", "合计"), "", flops),
     ]
-    if found.tokens:
-        words = Bilingual(f"{found.tokens:.3g} tokens", f"{found.tokens:.3g} 个词元")
-        work.append((words, "", flops * found.tokens))
+    if published.tokens:
+        words = Bilingual(f"{published.tokens:.3g} tokens", f"{published.tokens:.3g} 个词元")
+        work.append((words, "", flops * published.tokens))
     number = Bilingual("parameters", "参数量")
     name, formula = Bilingual("part", "部分"), Bilingual("formula", "公式")
     share = Bilingual("share", "占比")

@@ -68,7 +68,7 @@ def explain(
         shown = {}
         for language in ("en", "zh"):
             examples = [_record(say(one, language), answer) for one, answer in solved.items()]
-            [(asked, prompt)] = fill_prompts(
+            [(filled, prompt)] = fill_prompts(
                 [_record(text or say(_TEXT, language), next(iter(solved.values())))],
                 examples=examples,
                 shots=few * len(examples),
@@ -77,7 +77,7 @@ def explain(
                 options=sorted({*solved.values()}),
             )
             shown[language] = prompt
-            answers = {} if lm is None else _answer(lm, asked, prompt)
+            answers = {} if lm is None else _answer(lm, filled, prompt)
             facts.append({"kind": name.en, "language": language, "prompt": prompt, **answers})
             rows.append([name, language, *answers.values()])
         parts += [Heading(name), Formula(Bilingual(**shown))]
@@ -115,10 +115,10 @@ def _record(text: str, answer: str) -> Record:
     return Record({"text": text, "answer": answer}, f'"{text}"')
 
 
-def _answer(lm: LanguageModel, asked: PromptQuestion, prompt: str) -> dict[str, str | float]:
+def _answer(lm: LanguageModel, question: PromptQuestion, prompt: str) -> dict[str, str | float]:
     """The most probable option, and its share of the probability of all."""
-    [row] = few_shot(lm, [(asked, prompt)]).predictions
-    scores = continuation_scores(lm, prompt, asked.options, after=asked.after)
-    total = dict(zip(asked.options, (math.exp(one.total) for one in scores)))
+    [row] = few_shot(lm, [(question, prompt)]).predictions
+    scores = continuation_scores(lm, prompt, question.options, after=question.after)
+    total = dict(zip(question.options, (math.exp(one.total) for one in scores)))
     answer = str(row["predicted"])
     return {"answer": answer, "probability": total[answer] / (sum(total.values()) or 1.0)}

@@ -17,7 +17,7 @@ from typing import Any
 
 from trivium.errors import TokenizerError
 from trivium.explain.page import Bilingual, Formula, Heading, Page, Part, Table
-from trivium.explain.tokens import Word, encoding_page, given_texts, load_tokenizer
+from trivium.explain.tokens import Word, encoding_page, load_tokenizer, texts_or_default
 
 SUMMARY = Bilingual("Unigram: likelihood, EM and pruning", "Unigram：似然值、EM 算法与剪枝")
 
@@ -61,17 +61,17 @@ def explain(
         tokenizer: Show how this one encodes the texts; a file, or the folder of a run.
     """
     if tokenizer is not None:
-        return _encoding(tokenizer, given_texts(texts, _EXAMPLE))
+        return _encoding(tokenizer, texts_or_default(texts, _EXAMPLE))
     parts, facts = list[Part]([_FORMULA]), dict[str, Any]()
     if vocab is not None or texts is None:
         facts["texts"] = []
-        for text in given_texts(texts, ["ababc"]):
+        for text in texts_or_default(texts, ["ababc"]):
             probabilities, fitting = fit(text, (vocab or "ab c").split())
             paths, fact = lattice(text, probabilities)
             parts += [Heading(text), fitting, paths]
             facts["texts"].append(fact)
     if vocab is None:
-        rounds, facts["training"] = train(given_texts(texts, _EXAMPLE), vocab_size, keep)
+        rounds, facts["training"] = train(texts_or_default(texts, _EXAMPLE), vocab_size, keep)
         parts += [Heading(Bilingual("Training", "训练")), *rounds, _NOTE]
     return Page(Bilingual("The Unigram model", "Unigram 模型"), parts, facts)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trivium.errors import TokenizerError
 from trivium.explain.page import Bilingual, Page, Table, Token, TokenRow
-from trivium.explain.tokens import given_texts, load_tokenizer
+from trivium.explain.tokens import load_tokenizer, texts_or_default
 from trivium.text import Tokenizer
 
 SUMMARY = Bilingual("words between spaces and their counts", "基于空格的分词与词频")
@@ -31,7 +31,7 @@ def explain(
         kept: Words in the vocabulary.
         tokenizer: Show how this one encodes the texts; a file, or the folder of a run.
     """
-    texts = given_texts(texts, ["the mouse ate the cheese", "the cat ate the mouse"])
+    texts = texts_or_default(texts, ["the mouse ate the cheese", "the cat ate the mouse"])
     counts = Counter(" ".join(texts).split())
     if kept < 1:
         raise TokenizerError(f"A vocabulary keeps one word at least, not {kept}.")

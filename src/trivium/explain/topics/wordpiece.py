@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trivium.explain.page import Bilingual, Formula, Page, Table
-from trivium.explain.tokens import Word, encoding_page, given_texts, load_tokenizer
+from trivium.explain.tokens import Word, encoding_page, load_tokenizer, texts_or_default
 from trivium.text.symbols import WORDPIECE_PREFIX
 
 SUMMARY = Bilingual("WordPiece: the longest match first", "WordPiece：最长匹配优先")
@@ -47,7 +47,7 @@ def explain(
         vocab: Tokens, separated by spaces.
         tokenizer: Show how this one encodes the texts; a file, or the folder of a run.
     """
-    words = given_texts(words, ["playing", "unaffable", "player"])
+    words = texts_or_default(words, ["playing", "unaffable", "player"])
     if tokenizer is not None:
         loaded = load_tokenizer(tokenizer, ("wordpiece",))
         return encoding_page(loaded, words, lambda word: match(word, loaded.model))

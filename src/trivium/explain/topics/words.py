@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trivium.data.samples import SAMPLES, sample
 from trivium.explain.page import Bilingual, Page, Table
-from trivium.explain.tokens import given_texts
+from trivium.explain.tokens import texts_or_default
 from trivium.text import Tokenizer
 from trivium.text.reservoir import read_blocks
 
@@ -38,7 +38,7 @@ def explain(texts: list[str] | None = None, *, tokenizer: list[Path] | None = No
         tokenizer: A file, or the folder of a run, in place of those trained on bundled text;
             repeatable.
     """
-    texts = given_texts(texts, _TEXTS)
+    texts = texts_or_default(texts, _TEXTS)
     ways: dict[str, Callable[[str], Iterable[str]]] = {"text.split()": str.split}
     notes = [] if tokenizer else [_TRAINED]
     try:
@@ -47,8 +47,8 @@ def explain(texts: list[str] | None = None, *, tokenizer: list[Path] | None = No
         ways["Penn Treebank"] = TreebankWordTokenizer().tokenize
     except ModuleNotFoundError:
         notes.append(_MISSING)
-    given = {str(path): Tokenizer.load(path) for path in tokenizer or ()}
-    for name, one in (given or _trained()).items():
+    tokenizers = {str(path): Tokenizer.load(path) for path in tokenizer or ()}
+    for name, one in (tokenizers or _trained()).items():
         ways[name] = lambda text, one=one: one.encode(text, add_special_tokens=False).tokens
     facts = {t: {name: [*way(t)] for name, way in ways.items()} for t in texts}
     tables = [

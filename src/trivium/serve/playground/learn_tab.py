@@ -27,11 +27,11 @@ def learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None
     shown = gr.HTML(elem_id="learn-shown")
 
     def learn(name: str, words: str, request: gr.Request) -> str:
-        kind, given = _first_type(name), words.strip()
+        kind, text = _first_type(name), words.strip()
         try:
-            if len(given) > _MAX_CHARACTERS:
-                raise TriviumError(f"{len(given):,} characters, of at most {_MAX_CHARACTERS:,}.")
-            own = [given.splitlines() if kind in _LINES else given] if given else []
+            if len(text) > _MAX_CHARACTERS:
+                raise TriviumError(f"{len(text):,} characters, of at most {_MAX_CHARACTERS:,}.")
+            own = [text.splitlines() if kind in _LINES else text] if text else []
             return explain(name, *own).html(language(request), whole=False)
         except Exception as error:
             raise tabs.plain_error(error, request) from error

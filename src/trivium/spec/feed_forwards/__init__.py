@@ -18,6 +18,8 @@ class Positionwise(Choice, Part):
     computes all tokens of its row, also where few are wanted."""
     computes: ClassVar[bool] = True
     """Whether there is one; else a block is its mixer alone, without a second norm."""
+    has_fixed_shapes: ClassVar[bool] = True
+    """Whether no shape in it depends on the tokens, so that a whole step can be compiled."""
 
     @property
     def divided(self) -> dict[str, int]:

@@ -23,6 +23,7 @@ class Experts(Positionwise):
     """
 
     adds_loss: ClassVar[bool] = True
+    has_fixed_shapes: ClassVar[bool] = False
     kind: Literal["experts"] = "experts"
     num_experts: _ExpertCount
     num_chosen: _ExpertCount = 2
