@@ -1,8 +1,9 @@
 """BLEU of four translators after the same minutes: the bundled sentence pairs, a core each.
 
-The Transformer of 2017, the recurrent network with attention of Bahdanau et al. 2015, T5, and a
-decoder that answers the source with its translation (with a causal mask, its loss on the
-translation alone). The last 200 of 2,000 pairs are held out; targets are searched for greedily.
+The Transformer of 2017, the recurrent network with attention of Bahdanau et al. 2015, T5, and two
+decoders that answer the source with its translation and have a loss on that alone: one whose mask
+is causal, and one that sees all of the source from each of its tokens (a prefix mask, Raffel et al.
+2019, figure 4). The last 200 of 2,000 pairs are held out; decoding is greedy.
 
     python benchmarks/translators.py --minutes 3
 """
@@ -10,28 +11,63 @@ translation alone). The last 200 of 2,000 pairs are held out; targets are search
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import io
 import json
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import sacrebleu
+import torch
 from rich.console import Console
 
 import trivium
+from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
+from trivium.data.encoded import EncodedExamples
+from trivium.data.row_order import RowRandom
 from trivium.data.samples import copy_samples
+from trivium.inference.forward import vocabulary_log_probabilities
 from trivium.inference.request import GenerationRequest
+from trivium.language_model import LanguageModel
+from trivium.objectives.chat import Chat, Conversation
+from trivium.text.vocabulary import Vocabulary
 
 MODELS = {
-    "Transformer of 2017": "transformer-mini",
-    "Bahdanau et al. 2015": "bahdanau-mini",
-    "T5": "t5-mini",
-    "decoder": "llama-mini",
+    "Transformer of 2017": ("translation", "transformer-mini"),
+    "Bahdanau et al. 2015": ("translation", "bahdanau-mini"),
+    "T5": ("translation", "t5-mini"),
+    "decoder, prefix mask": ("prefix-translation", "llama-mini"),
+    "decoder, causal mask": ("chat", "llama-mini"),
 }
-HELD_OUT = 200
+HELD_OUT, LONGEST = 200, 60
+
+
+class PrefixTranslation(Chat):
+    """`chat` of one prompt and one response, where the prompt is attended to by all tokens."""
+
+    kind: Literal["prefix-translation"] = "prefix-translation"
+
+    def encode(self, examples: Sequence[Conversation], lm: LanguageModel) -> EncodedExamples:
+        """A row each: the prefix of a packed row would be that of its first conversation."""
+        ids, labels = zip(*(self._row(one, lm) for one in examples))
+        return EncodedExamples(
+            {"input_ids": ids, "labels": labels}, pad_id=lm.text_tokenizer.pad_id or 0
+        )
+
+    def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
+        """With the tokens of each prompt: the last one has the first label."""
+        labelled = rows.labels != IGNORE_INDEX
+        return dataclasses.replace(rows.to_batch(), prefix_lengths=labelled.argmax(axis=1) + 1)
+
+    def answers(
+        self, lm: LanguageModel, examples: Sequence[Conversation]
+    ) -> list[tuple[float, int]]:
+        """None: perplexity is not what is compared here."""
+        return []
 
 
 @functools.cache
@@ -43,16 +79,15 @@ def pairs() -> list[list[str]]:
     return [line.split("\t")[:2] for line in text.splitlines() if "\t" in line]
 
 
-def train(model: str, folder: Path, minutes: float) -> tuple[list[str], int]:
+def train(task: str, model: str, folder: Path, minutes: float) -> tuple[list[str], int]:
     """Greedy translations of the held-out sources, and steps of training."""
-    decodes = trivium.presets[model].family == "decoder-only"
-    kind, records = ("chat", conversations()) if decodes else ("translation", sources())
+    records = sources() if task == "translation" else conversations()
     files = [folder / "train.jsonl", folder / "held_out.jsonl"]
     for file, part in zip(files, (records[:-HELD_OUT], records[-HELD_OUT:])):
         file.write_text("".join(json.dumps(one) + "\n" for one in part), encoding="utf-8")
     changes = [f"train.minutes={minutes}", "train.device=cpu", f"data.validation=['{files[1]}']"]
     run = trivium.finetune(
-        kind,
+        task,
         model=model,
         data=str(files[0]),
         out=folder / "run",
@@ -62,10 +97,12 @@ def train(model: str, folder: Path, minutes: float) -> tuple[list[str], int]:
     lm = trivium.load(run.path)
     texts = [source for source, _ in pairs()[-HELD_OUT:]]
     steps = max(record["step"] for record in run.read_metrics())
-    if not decodes:
+    if task == "translation":
         return lm.translate(texts, num_beams=1), steps
     prompts = [lm.conversation_ids([{"role": "user", "content": text}]) for text in texts]
-    options = {"temperature": 0.0, "max_new_tokens": 60}
+    if task == "prefix-translation":
+        return [continued(lm, ids) for ids in prompts], steps
+    options = {"temperature": 0.0, "max_new_tokens": LONGEST}
     requests = [
         GenerationRequest(ids, lm.sampling_params(ids, options), answers=True) for ids in prompts
     ]
@@ -75,6 +112,23 @@ def train(model: str, folder: Path, minutes: float) -> tuple[list[str], int]:
     for _ in engine.run():
         pass
     return [request.text for request in requests], steps
+
+
+@torch.inference_mode()
+def continued(lm: LanguageModel, prompt: list[int]) -> str:
+    """The most probable tokens after a prompt that is seen as a whole."""
+    module, tokenizer = lm.module, lm.text_tokenizer
+    cache = module.new_cache(1, len(prompt) + LONGEST)
+    hidden = module(torch.tensor([prompt]), prefix_lengths=torch.tensor([len(prompt)]), cache=cache)
+    ids: list[int] = []
+    while len(ids) < LONGEST:
+        scores = vocabulary_log_probabilities(module, hidden[0, -1], tokenizer.vocab_size)
+        token_id = int(scores.argmax())
+        if token_id in lm.generation_rules.stop_ids:
+            break
+        ids.append(token_id)
+        hidden = module(torch.tensor([[token_id]]), cache=cache)
+    return tokenizer.decode(ids).strip()
 
 
 def sources() -> list[dict[str, Any]]:
@@ -103,11 +157,11 @@ def main() -> None:
     for name in arguments.only:
         start = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
-            found, steps = train(MODELS[name], Path(folder), arguments.minutes)
+            found, steps = train(*MODELS[name], Path(folder), arguments.minutes)
         bleu = sacrebleu.corpus_bleu(found, references).score
         chrf = sacrebleu.corpus_chrf(found, references).score
         minutes = (time.monotonic() - start) / 60
-        cells = (name, MODELS[name], steps, f"{bleu:.1f}", f"{chrf:.1f}", f"{minutes:.1f}")
+        cells = (name, MODELS[name][1], steps, f"{bleu:.1f}", f"{chrf:.1f}", f"{minutes:.1f}")
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 
