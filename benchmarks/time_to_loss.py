@@ -1,223 +1,254 @@
-"""Seconds from raw text to a validation loss: Trivium against a textbook's `transformers` recipe.
+"""Minutes from raw text to a validation loss: Trivium, and the best found for `transformers`.
 
-Both sides get the same text files and nothing else: each trains its WordPiece vocabulary, encodes
-the text, and trains 4 layers x 256 on rows of 128 tokens with 20 % masked; the clock starts with
-the process. "textbook" is BERT as published, learning rate 5e-5, batches of 10 rows accumulated 8
-times, float32; "tuned" is what a careful user would find: ModernBERT in bfloat16, learning rate
-2e-3 with warm-up, batches of 16 rows.
+Every family is a model of 4 layers (encoder-decoders 4 + 4) x 256 on rows of 128 tokens; clocks
+start with the process. The peer trains for some minutes. Then Trivium, with nothing set but row
+length, vocabulary and minutes, trains anew for shares of them: which is enough to be as good?
+
+`transformers` has neither a preparation of text nor batches of span corruption and of denoising. It
+gets ours, so that losses are of the same tokens. The rest is its own: model, bf16, `Trainer`, and
+AdamW, whose rate rises for 50 steps and falls by the clock to the end of the minutes. Its settings
+are the best of some runs of each family, in LOG.md. "textbook" is BERT at 5e-5 in float32, 80 rows
+a step, as textbooks train it.
 
     python benchmarks/time_to_loss.py --data wiki.txt --validation wiki.valid.txt --minutes 4
+    python benchmarks/time_to_loss.py --families decoder --shares 0.25 --set optimizer.kind=adamw
+    python benchmarks/time_to_loss.py --families t5 --sides transformers --rate 1e-3
 
 Without --data the bundled English text is used, of which every tenth document is held out.
-
-With --pairs every preset is trained twice at the same time, on one thread each: without an option,
-and with the settings of `BEST`. Losses are those of the text with a budget in seconds; of masked
-tokens at 15 %, whatever the run masks.
-
-    python benchmarks/time_to_loss.py --pairs modernbert-mini llama-mini t5-mini --minutes 4 \
-        --precision bf16 --data wiki.txt --validation wiki.valid.txt
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from side_by_side import Figures, is_child, parser, read_metrics, run_side, training_arguments
+import torch
+import transformers
+from side_by_side import Figures, is_child, parser, run_side, training_arguments
+from torch.nn.functional import cross_entropy
 
-STARTED = time.monotonic()
-LENGTH, MASKED, EVALUATED_ROWS = 128, 0.2, 256
-# The best settings known, by the runs in LOG.md.
-BEST = {
-    "modernbert-mini": ["model.initialization=fast", "objective.probability=0.3"],
-    "llama-mini": ["optimizer.kind=muon"],
-    "t5-mini": ["model.initialization=fast", "optimizer.kind=muon"],
+import trivium
+from trivium.data import Batch, Rows, Shards, read_documents
+from trivium.data.prepare import prepare
+from trivium.data.samples import sample
+from trivium.data.shards import TRAIN, VALIDATION
+from trivium.data.splitting import CorpusOptions, training_texts
+from trivium.objectives import Objective
+from trivium.objectives.base import to_device
+from trivium.objectives.causal import Causal
+from trivium.objectives.denoising import Denoising
+from trivium.objectives.masked import Masked
+from trivium.objectives.span_corruption import SpanCorruption
+from trivium.text import Tokenizer
+from trivium.train.loader import BatchStream
+
+LENGTH = 128
+SIZES = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4}
+
+
+@dataclass(frozen=True)
+class Family:
+    """What is trained.
+
+    Args:
+        preset: of ours.
+        objective: of the losses that are compared, and of the peer's training.
+        peer: the peer's model for a size of vocabulary.
+        rate, rows: of the peer's steps.
+    """
+
+    preset: str
+    tokenizer: str
+    objective: Objective
+    peer: Callable[[int], Any]
+    rate: float
+    rows: int = 16
+
+
+def llama(vocab_size: int) -> Any:
+    """As `llama-mini`."""
+    config = transformers.LlamaConfig(
+        vocab_size=vocab_size, intermediate_size=688, num_key_value_heads=2, **SIZES
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def modernbert(vocab_size: int) -> Any:
+    """As `modernbert-mini` but for its windows."""
+    ids = {f"{name}_token_id": 0 for name in ("pad", "cls", "sep", "bos", "eos")}
+    config = transformers.ModernBertConfig(
+        vocab_size=vocab_size, intermediate_size=384, sparse_prediction=True, **SIZES, **ids
+    )
+    return transformers.ModernBertForMaskedLM(config)
+
+
+def bert(vocab_size: int) -> Any:
+    """As `bert-mini`."""
+    config = transformers.BertConfig(vocab_size=vocab_size, intermediate_size=1024, **SIZES)
+    return transformers.BertForMaskedLM(config)
+
+
+def t5(vocab_size: int) -> Any:
+    """As `t5-mini`, without dropout."""
+    sizes = {"d_model": 256, "d_kv": 64, "d_ff": 1024, "num_layers": 4, "num_heads": 4}
+    config = transformers.T5Config(vocab_size=vocab_size, dropout_rate=0.0, **sizes)
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def bart(vocab_size: int) -> Any:
+    """As `bart-mini`, without dropout."""
+    sizes = {"layers": 4, "attention_heads": 4, "ffn_dim": 1024}
+    sides = {f"{side}_{name}": n for side in ("encoder", "decoder") for name, n in sizes.items()}
+    config = transformers.BartConfig(vocab_size=vocab_size, d_model=256, dropout=0.0, **sides)
+    return transformers.BartForConditionalGeneration(config)
+
+
+FAMILIES = {
+    "decoder": Family("llama-mini", "byte-bpe", Causal(), llama, 2e-3),
+    "encoder": Family("modernbert-mini", "wordpiece", Masked(), modernbert, 2e-3),
+    "t5": Family("t5-mini", "byte-bpe", SpanCorruption(), t5, 2e-3),
+    "bart": Family("bart-mini", "byte-bpe", Denoising(), bart, 1e-3),
+    "textbook": Family("bert-mini", "wordpiece", Masked(), bert, 5e-5, 80),
 }
 
 
 def run_trivium(job: argparse.Namespace) -> Figures:
-    """Validation losses by seconds of one `trivium.pretrain`."""
-    import trivium
-
+    """One `trivium.pretrain`, its steps, and the loss at its end."""
+    family = FAMILIES[job.family]
     with tempfile.TemporaryDirectory() as folder:
         changes = [
-            f"train.minutes={job.minutes}",
-            "defaults=fast",
-            f"tokenizer.vocab_size={job.vocab_size}",
-            f"objective.probability={MASKED}",
-            f"train.eval_tokens={EVALUATED_ROWS * LENGTH}",
-            f"train.eval_every={job.eval_every}",
-            f"data.validation=['{job.validation}']",
-        ]
-        imports = time.monotonic() - STARTED
-        trivium.pretrain(job.preset, data=job.data, out=Path(folder, "run"), changes=changes)
-        records = read_metrics(Path(folder, "run"))
-    points = [(r["seconds"] + imports, r["valid_loss"]) for r in records if "valid_loss" in r]
-    return _figures(points)
-
-
-def run_preset(job: argparse.Namespace) -> Figures:
-    """The loss of one `trivium.pretrain` with `settings` at its end, and its steps."""
-    import trivium
-
-    with tempfile.TemporaryDirectory() as folder:
-        changes = [
-            f"train.minutes={job.minutes}",
-            f"train.precision={job.precision}",
+            f"train.minutes={job.minutes - (time.monotonic() - job.started) / 60}",
             f"tokenizer.vocab_size={job.vocab_size}",
             f"data.length={LENGTH}",
             f"data.validation=['{job.validation}']",
-            f"train.eval_tokens={EVALUATED_ROWS * LENGTH}",
             "train.eval_every=1000000",
             *job.settings,
         ]
-        run = trivium.pretrain(job.preset, data=job.data, out=Path(folder, "run"), changes=changes)
-        last = read_metrics(run.path)[-1]
-        loss = last["valid_loss"]
-        if "masked" in run.read_facts()["objectives"]:
-            loss = masked_loss(run.path)
-    return {"loss": loss, "steps": last["step"], "seconds": last["seconds"]}
+        run = trivium.pretrain(
+            family.preset, data=job.data, out=Path(folder, "run"), changes=changes
+        )
+        [*_, last] = run.read_metrics()
+        seconds = time.monotonic() - job.started
+        lm, shards = trivium.load(run.path), Shards.open(run.path / "shards")
+        batches = held_out(family, shards, lm.text_tokenizer)
 
+    def nats(batch: Batch) -> float:
+        losses = family.objective.loss(lm.module, to_device(batch, torch.device("cpu")))
+        return sum(loss.item() for loss in losses.values())
 
-def masked_loss(folder: Path, share: float = 0.15) -> float:
-    """The loss of a run on its held-out rows with so many of the tokens masked."""
-    import torch
-
-    import trivium
-    from trivium.data import Rows, Shards
-    from trivium.data.shards import VALIDATION
-    from trivium.objectives.base import to_device
-    from trivium.objectives.masked import Masked
-    from trivium.train.loader import BatchStream
-
-    lm = trivium.load(folder)
-    assert lm.tokenizer is not None
-    rows = Rows(Shards.open(folder / "shards").split(VALIDATION), LENGTH)
-    stream = BatchStream("", Masked(probability=share), rows, lm.tokenizer.vocabulary)
-    batch, cpu = stream.held_out(EVALUATED_ROWS * LENGTH), torch.device("cpu")
-    total = 0.0
-    with torch.inference_mode():
-        for micro_batch in batch.micro_batches:
-            losses = stream.objective.loss(lm.module, to_device(micro_batch, cpu))
-            total += sum(loss.item() for loss in losses.values())
-    return total / sum(batch.label_counts.values())
+    return {"loss": mean_loss(nats, batches), "steps": last["step"], "seconds": seconds}
 
 
 def run_transformers(job: argparse.Namespace) -> Figures:
-    """Validation losses by seconds of `transformers.Trainer`."""
-    import tokenizers
-    import torch
-    import transformers
-
-    documents, heldout = (
-        Path(path).read_text(encoding="utf-8").split("\n\n") for path in (job.data, job.validation)
-    )
-    trained = tokenizers.BertWordPieceTokenizer(lowercase=True)
-    trained.train_from_iterator(documents, vocab_size=job.vocab_size, show_progress=False)
-    tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=trained._tokenizer,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        mask_token="[MASK]",
-    )
-
-    def rows(texts: list[str]) -> list[dict[str, Any]]:
-        """Texts with their special tokens, joined and cut, as the textbook does it."""
-        encoded = tokenizer(texts, return_special_tokens_mask=True)
-        names = ("input_ids", "special_tokens_mask")
-        joined = {name: list(itertools.chain(*encoded[name])) for name in names}
-        starts = range(0, len(joined["input_ids"]) - LENGTH + 1, LENGTH)
-        return [{name: joined[name][i : i + LENGTH] for name in names} for i in starts]
-
-    points: list[tuple[float, float]] = []
-
-    class Clock(transformers.TrainerCallback):
-        def on_evaluate(self, arguments: Any, state: Any, control: Any, metrics: Any, **_) -> None:
-            seconds = time.monotonic() - STARTED
-            points.append((seconds, metrics["eval_loss"]))
-            control.should_training_stop = seconds > 60 * job.minutes
-
+    """One `transformers.Trainer`, its steps, and the loss at its end."""
+    family, end = FAMILIES[job.family], job.started + 60 * job.minutes
     torch.manual_seed(0)
-    model, training = _textbook(job) if job.recipe == "textbook" else _tuned(job)
     with tempfile.TemporaryDirectory() as folder:
-        transformers.Trainer(
+        options = CorpusOptions(validation=[job.validation])
+        texts = training_texts([job.data], options)
+        tokenizer = Tokenizer.train(family.tokenizer, texts=texts, vocab_size=job.vocab_size)
+        shards = prepare([job.data], tokenizer, Path(folder, "shards"), options=options)
+        rows = Rows(shards.split(TRAIN), LENGTH)
+        stream = BatchStream(
+            "", family.objective, rows, tokenizer.vocabulary, rows_per_step=job.rows or family.rows
+        )
+        model, textbook = family.peer(job.vocab_size), job.family == "textbook"
+        trained: dict[str, Any] = {"bf16": True, "torch_compile": job.compile}
+        if textbook:
+            trained = {"learning_rate": family.rate, "gradient_accumulation_steps": 8}
+        else:
+            trained["optimizers"] = falling(model, job.rate or family.rate, end)
+        optimizers = trained.pop("optimizers", (None, None))
+        arguments = training_arguments(
+            folder, per_device_train_batch_size=1, max_steps=1_000_000, **trained
+        )
+        trainer = transformers.Trainer(
             model,
-            training_arguments(
-                folder, per_device_eval_batch_size=64, eval_strategy="steps", **training
-            ),
-            data_collator=transformers.DataCollatorForLanguageModeling(
-                tokenizer, mlm_probability=MASKED
-            ),
-            train_dataset=rows(documents),
-            eval_dataset=rows(heldout)[:EVALUATED_ROWS],
-            callbacks=[Clock()],
-        ).train()
-    return _figures(points)
+            arguments,
+            data_collator=lambda batches: batches[0],
+            train_dataset=Steps(stream, 8 if textbook else 1),
+            optimizers=optimizers,
+            callbacks=[Clock(end)],
+        )
+        trainer.train()
+        seconds = time.monotonic() - job.started
+        batches = held_out(family, shards, tokenizer)
+    model.eval()
+
+    def nats(batch: Batch) -> float:
+        inputs = peer_inputs(batch)
+        labels = inputs.pop("labels")
+        logits = model(**inputs).logits.flatten(0, 1).float()
+        return cross_entropy(logits, labels.flatten(), reduction="sum").item()
+
+    steps = trainer.state.global_step
+    return {"loss": mean_loss(nats, batches), "steps": steps, "seconds": seconds}
 
 
-def _textbook(job: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    import transformers
+def falling(model: Any, rate: float, end: float) -> tuple[Any, Any]:
+    """AdamW, and a rate that rises for 50 steps and falls to 0 at `end`."""
+    optimizer = torch.optim.AdamW(model.parameters(), rate, (0.9, 0.95), weight_decay=0.1)
+    start = time.monotonic()
 
-    config = transformers.BertConfig(**_shape(job), intermediate_size=1024)
-    return transformers.BertForMaskedLM(config), {
-        "learning_rate": 5e-5,
-        "per_device_train_batch_size": 10,
-        "gradient_accumulation_steps": 8,
-        "num_train_epochs": 10,
-        "eval_steps": max(1, job.eval_every // 4),
-    }
+    def share(step: int) -> float:
+        left = max(0.0, (end - time.monotonic()) / (end - start))
+        return min(left, (step + 1) / 50)
 
-
-def _tuned(job: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    import transformers
-
-    config = transformers.ModernBertConfig(
-        **_shape(job),
-        intermediate_size=688,
-        pad_token_id=0,
-        cls_token_id=2,
-        sep_token_id=3,
-        bos_token_id=2,
-        eos_token_id=3,
-        sparse_prediction=True,
-    )
-    return transformers.ModernBertForMaskedLM(config), {
-        "learning_rate": 2e-3,
-        "per_device_train_batch_size": 16,
-        "warmup_steps": 100,
-        "max_steps": 1000,
-        "eval_steps": job.eval_every,
-        "bf16": True,
-    }
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, share)
 
 
-def _shape(job: argparse.Namespace) -> dict[str, int]:
-    return {
-        "vocab_size": job.vocab_size,
-        "hidden_size": 256,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-    }
+class Clock(transformers.TrainerCallback):
+    """Stops training at a time."""
+
+    def __init__(self, end: float) -> None:
+        self.end = end
+
+    def on_step_end(self, arguments: Any, state: Any, control: Any, **_: Any) -> None:
+        """After every step."""
+        control.should_training_stop = time.monotonic() > self.end
 
 
-def _figures(points: list[tuple[float, float]]) -> Figures:
-    """Points as figures: a loss by the seconds at which it was measured."""
-    return {f"{seconds:.1f}": loss for seconds, loss in points}
+class Steps(torch.utils.data.IterableDataset):
+    """The batches of all steps of a stream, in so many parts each, as the peer's inputs."""
+
+    def __init__(self, stream: BatchStream, parts: int) -> None:
+        self.stream, self.tokens = stream, stream.rows_per_step * LENGTH // parts
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for number in itertools.count():
+            for batch in self.stream.step(number, self.tokens).micro_batches:
+                inputs = peer_inputs(batch)
+                if isinstance(self.stream.objective, Causal):  # the peer shifts labels itself
+                    inputs["labels"] = inputs["input_ids"]
+                yield inputs
+
+
+def peer_inputs(batch: Batch) -> dict[str, Any]:
+    """A batch in the names of `transformers`, which are ours."""
+    return {name: torch.from_numpy(array) for name, array in batch.arrays().items()}
+
+
+def held_out(family: Family, shards: Shards, tokenizer: Tokenizer) -> tuple[Batch, ...]:
+    """All rows of the validation text."""
+    rows = Rows(shards.split(VALIDATION), LENGTH)
+    stream = BatchStream("", family.objective, rows, tokenizer.vocabulary)
+    return stream.held_out(len(rows) * LENGTH).micro_batches
+
+
+@torch.inference_mode()
+def mean_loss(nats: Callable[[Batch], float], batches: tuple[Batch, ...]) -> float:
+    """Per label."""
+    return sum(map(nats, batches)) / sum(batch.num_labels for batch in batches)
 
 
 def split_sample(folder: Path) -> tuple[str, str]:
     """The bundled English text as two files, every tenth document held out."""
-    from trivium.data import read_documents
-    from trivium.data.samples import sample
-
     documents = [document.text for document in read_documents(sample("en"))]
     train = [text for number, text in enumerate(documents) if number % 10]
     paths = folder / "train.txt", folder / "valid.txt"
@@ -226,44 +257,21 @@ def split_sample(folder: Path) -> tuple[str, str]:
     return str(paths[0]), str(paths[1])
 
 
-SIDES = {"trivium": run_trivium, "transformers": run_transformers, "preset": run_preset}
-
-
-def run_pairs(chosen: argparse.Namespace) -> None:
-    """Print the losses of every preset without an option and with the best settings, and the ratio.
-
-    The two of a pair run at the same time, with one thread each.
-    """
-    os.environ["OMP_NUM_THREADS"] = "1"
-    names = ("data", "validation", "minutes", "vocab_size", "precision")
-    shared = {name: getattr(chosen, name) for name in names}
-    print(
-        "| preset | without an option | steps | best settings | steps | ratio |\n"
-        "|---|---|---|---|---|---|"
-    )
-    for preset in chosen.pairs:
-        jobs = [{**shared, "preset": preset, "settings": one} for one in ([], BEST[preset])]
-        with ThreadPoolExecutor(2) as pool:
-            ours, best = pool.map(run_side, ["preset", "preset"], jobs)
-        if ours and best:
-            cells = [f"{one[key]:.4g}" for one in (ours, best) for key in ("loss", "steps")]
-            print(
-                f"| {preset} | {' | '.join(cells)} | {ours['loss'] / best['loss']:.3f} |",
-                flush=True,
-            )
+SIDES = {"trivium": run_trivium, "transformers": run_transformers}
 
 
 def main() -> None:
     options = parser(__doc__, rounds=1)
     options.add_argument("--data", help="training text, .txt; default: the bundled sample")
     options.add_argument("--validation", help="held-out text; needed with --data")
-    options.add_argument("--minutes", type=float, default=4.0, help="of training, each side")
+    options.add_argument("--minutes", type=float, default=4.0, help="of the peer")
+    options.add_argument("--shares", type=float, nargs="+", default=[0.25, 0.5, 1.0], help="ours")
+    options.add_argument("--families", nargs="+", choices=FAMILIES, default=[*FAMILIES])
     options.add_argument("--vocab-size", type=int, default=8192)
-    options.add_argument("--eval-every", type=int, default=250, help="steps")
-    options.add_argument("--presets", nargs="+", default=["modernbert-mini", "bert-mini"])
-    options.add_argument("--pairs", nargs="+", choices=BEST, help="presets; see above")
-    options.add_argument("--precision", default="auto", help="of --pairs: auto, bf16, fp32")
-    options.add_argument("--recipes", nargs="*", default=["textbook"], help="textbook, tuned")
+    options.add_argument("--set", dest="settings", action="append", default=[], help="KEY=VALUE")
+    options.add_argument("--rate", type=float, help="another learning rate of the peer")
+    options.add_argument("--rows", type=int, help="others in a step of the peer")
+    options.add_argument("--compile", action="store_true", help="the peer by torch.compile")
     chosen = options.parse_args()
     if is_child(chosen, SIDES):
         return
@@ -272,39 +280,30 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         if chosen.data is None:
             chosen.data, chosen.validation = split_sample(Path(folder))
-        if chosen.pairs:
-            run_pairs(chosen)
-            return
-        names = ("data", "validation", "minutes", "vocab_size", "eval_every")
+        names = ("data", "validation", "vocab_size", "settings", "rate", "rows", "compile")
         shared = {name: getattr(chosen, name) for name in names}
-        jobs = [("trivium", "preset", preset) for preset in chosen.presets]
-        jobs += [("transformers", "recipe", recipe) for recipe in chosen.recipes]
-        curves = {}
-        for side, key, value in jobs:
-            figures = run_side(side, {**shared, key: value})
-            curves[side, value] = [(float(seconds), loss) for seconds, loss in figures.items()]
-            points = [f"{loss:.2f} at {seconds:.0f} s" for seconds, loss in curves[side, value]]
-            print(f"{side} {value}: {', '.join(points) or 'failed'}", flush=True)
-    report(curves)
+        runs = [("transformers", 1.0), *(("trivium", share) for share in sorted(chosen.shares))]
+        print("| family | side | seconds | steps | loss | share of the peer's time |")
+        print("|---|---|---|---|---|---|")
+        for family in chosen.families:
+            peer: Figures = {}
+            for side, share in runs:
+                if chosen.sides is not None and side not in chosen.sides:
+                    continue
+                job = {"family": family, "minutes": share * chosen.minutes}
+                job["started"] = time.monotonic()
+                if found := run_side(side, shared | job):
+                    peer = found if side == "transformers" else peer
+                    print(row(family, side, found, peer), flush=True)
 
 
-def report(curves: dict[tuple[str, str], list[tuple[float, float]]]) -> None:
-    """Print when every model of ours reaches the best loss of every peer."""
-    ours = {name: points for (side, name), points in curves.items() if side == "trivium"}
-    peers = {name: points for (side, name), points in curves.items() if side != "trivium"}
-    for peer, peer_points in peers.items():
-        for name, points in ours.items():
-            if not peer_points:
-                continue
-            seconds, loss = min(peer_points, key=lambda point: point[1])
-            reached = next((s for s, valid_loss in points if valid_loss <= loss), None)
-            if reached is None:
-                print(f"{name} did not reach {loss:.2f} of transformers {peer}")
-            else:
-                print(
-                    f"{name} reaches {loss:.2f} at {reached:.0f} s, transformers {peer} at "
-                    f"{seconds:.0f} s: ratio {reached / seconds:.3f}"
-                )
+def row(family: str, side: str, found: Figures, peer: Figures) -> str:
+    """Of the table. `peer` is empty where it did not run."""
+    cells = [family, side, f"{found['seconds']:.0f}", f"{found['steps']:,.0f}"]
+    share = "" if found is peer or not peer else f"{found['seconds'] / peer['seconds']:.2f}"
+    if share and found["loss"] <= peer["loss"]:
+        share += ", as good"
+    return f"| {' | '.join([*cells, format(found['loss'], '.3f'), share])} |"
 
 
 if __name__ == "__main__":
