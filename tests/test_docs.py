@@ -42,7 +42,8 @@ ROOT = Path(__file__).parent.parent
 READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
 PAGES = sorted(DOCS.rglob("*.md"))
 NAMES = [page.relative_to(DOCS).as_posix() for page in PAGES]
-TUTORIALS = [name for name in NAMES if name.startswith("tutorials/")]
+# Those in Chinese have the same commands and outputs, which a test below compares.
+TUTORIALS = [name for name in NAMES if re.fullmatch(r"tutorials/[^/]+", name)]
 RUN = ["index.md", "concepts.md", "plan.md", "serving.md", *TUTORIALS]
 
 # What pages take from those before them.
@@ -111,6 +112,39 @@ def test_links_of_the_docs_lead_to_files() -> None:
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert [name for name in NAMES if f": {name}\n" not in navigation] == []
+
+
+def test_a_tutorial_is_the_same_in_both_languages() -> None:
+    """Its blocks, levels of headings, rows of tables, commands in sentences and links."""
+    assert [f"tutorials/zh/{Path(name).name}" for name in TUTORIALS] == [
+        name for name in NAMES if name.startswith("tutorials/zh/")
+    ]
+    for name in TUTORIALS:
+        pages = DOCS / name, DOCS / "tutorials" / "zh" / Path(name).name
+        english, chinese = (page.read_text(encoding="utf-8") for page in pages)
+        for part in (r"^```.*?^```$", r"^#+ ", r"^\|"):
+            found = re.findall(part, english, re.DOTALL | re.MULTILINE)
+            assert found == re.findall(part, chinese, re.DOTALL | re.MULTILINE), name
+        assert sorted(mentioned(pages[0])) == sorted(mentioned(pages[1])), name
+        links = [in_the_other_language(link) for link in targets(pages[0])]
+        assert sorted(links) == sorted(targets(pages[1])), name
+
+
+def targets(page: Path) -> list[str]:
+    """What a page links to, files by their path in the repository."""
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    return [
+        link if ":" in link else (page.parent / link).resolve().relative_to(ROOT).as_posix()
+        for link in links
+    ]
+
+
+def in_the_other_language(target: str) -> str:
+    """What the Chinese tutorial links to where the English one leads here."""
+    target = target.replace("docs/book/en/", "docs/book/zh/")
+    return re.sub(
+        "^docs/tutorials/(zh/)?", lambda at: f"docs/tutorials/{'' if at[1] else 'zh/'}", target
+    )
 
 
 def test_the_python_page_has_all_public_names() -> None:
