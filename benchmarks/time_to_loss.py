@@ -60,7 +60,8 @@ class Family:
         preset: of ours.
         objective: of the losses that are compared, and of the peer's training.
         peer: the peer's model for a size of vocabulary.
-        rate, rows: of the peer's steps.
+        rate, rows: of the peer's steps, in so many parts.
+        falls: the rate falls, and the peer trains in bf16.
     """
 
     preset: str
@@ -69,6 +70,8 @@ class Family:
     peer: Callable[[int], Any]
     rate: float
     rows: int = 16
+    parts: int = 1
+    falls: bool = True
 
 
 def llama(vocab_size: int) -> Any:
@@ -112,9 +115,9 @@ def bart(vocab_size: int) -> Any:
 FAMILIES = {
     "decoder": Family("llama-mini", "byte-bpe", Causal(), llama, 2e-3),
     "encoder": Family("modernbert-mini", "wordpiece", Masked(), modernbert, 2e-3),
-    "t5": Family("t5-mini", "byte-bpe", SpanCorruption(), t5, 2e-3),
+    "t5": Family("t5-mini", "unigram", SpanCorruption(), t5, 2e-3),
     "bart": Family("bart-mini", "byte-bpe", Denoising(), bart, 1e-3),
-    "textbook": Family("bert-mini", "wordpiece", Masked(), bert, 5e-5, 80),
+    "textbook": Family("bert-mini", "wordpiece", Masked(), bert, 5e-5, 80, 8, falls=False),
 }
 
 
@@ -151,29 +154,30 @@ def run_transformers(job: argparse.Namespace) -> Figures:
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
         options = CorpusOptions(validation=[job.validation])
-        texts = training_texts([job.data], options)
-        tokenizer = Tokenizer.train(family.tokenizer, texts=texts, vocab_size=job.vocab_size)
+        keys = {"kind": family.tokenizer, "vocab_size": job.vocab_size, "progress": False}
+        keys |= family.objective.tokenizer_defaults(trivium.presets[family.preset])
+        tokenizer = Tokenizer.train(texts=training_texts([job.data], options), **keys)
         shards = prepare([job.data], tokenizer, Path(folder, "shards"), options=options)
         rows = Rows(shards.split(TRAIN), LENGTH)
         stream = BatchStream(
             "", family.objective, rows, tokenizer.vocabulary, rows_per_step=job.rows or family.rows
         )
-        model, textbook = family.peer(job.vocab_size), job.family == "textbook"
-        trained: dict[str, Any] = {"bf16": True, "torch_compile": job.compile}
-        if textbook:
-            trained = {"learning_rate": family.rate, "gradient_accumulation_steps": 8}
-        else:
-            trained["optimizers"] = falling(model, job.rate or family.rate, end)
-        optimizers = trained.pop("optimizers", (None, None))
-        arguments = training_arguments(
-            folder, per_device_train_batch_size=1, max_steps=1_000_000, **trained
-        )
+        model = family.peer(job.vocab_size)
+        rate = job.rate or family.rate
         trainer = transformers.Trainer(
             model,
-            arguments,
+            training_arguments(
+                folder,
+                per_device_train_batch_size=1,
+                gradient_accumulation_steps=family.parts,
+                max_steps=1_000_000,
+                learning_rate=rate,
+                bf16=family.falls,
+                torch_compile=job.compile,
+            ),
             data_collator=lambda batches: batches[0],
-            train_dataset=Steps(stream, 8 if textbook else 1),
-            optimizers=optimizers,
+            train_dataset=Steps(stream, family.parts),
+            optimizers=falling(model, rate, end) if family.falls else (None, None),
             callbacks=[Clock(end)],
         )
         trainer.train()

@@ -7,6 +7,7 @@ import asyncio
 import importlib
 import json
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -108,22 +109,20 @@ def test_train_throughput(tmp_path):
 
 
 @pytest.mark.slow
-def test_time_to_loss(tmp_path, capsys):
+@pytest.mark.parametrize("family", ["decoder", "encoder", "t5", "bart", "textbook"])
+def test_time_to_loss(family, tmp_path):
     time_to_loss = program("time_to_loss")
     train, valid = texts(tmp_path)
-    shared = {"data": train, "validation": valid, "minutes": 0.05, "vocab_size": 500}
-    shared["eval_every"] = 1
-    curves = {}
-    for side, key, value in (
-        ("trivium", "preset", "bert-mini"),
-        ("transformers", "recipe", "textbook"),
-        ("transformers", "recipe", "tuned"),
-    ):
-        figures = time_to_loss.SIDES[side](argparse.Namespace(**shared, **{key: value}))
-        curves[side, value] = [(float(seconds), loss) for seconds, loss in figures.items()]
-        assert 3 < curves[side, value][0][1] < 8
-    time_to_loss.report(curves)
-    assert capsys.readouterr().out.count("bert-mini") >= 2
+    job = {"family": family, "data": train, "validation": valid, "minutes": 0.1, "settings": []}
+    job |= {"vocab_size": 500, "rate": None, "rows": None, "compile": False}
+    found = {}
+    for side, run in time_to_loss.SIDES.items():
+        found[side] = run(argparse.Namespace(**job, started=time.monotonic()))
+        assert found[side]["steps"] >= 1
+        assert 3 < found[side]["loss"] < 9
+    assert "as good" in time_to_loss.row(
+        family, "trivium", {**found["trivium"], "loss": 0}, found["transformers"]
+    )
 
 
 @pytest.mark.slow
