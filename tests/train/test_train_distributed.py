@@ -33,6 +33,7 @@ from trivium.train.optimizers.muon import Muon, full_tensor
 from trivium.train.recipe import ParallelConfig
 from trivium.train.recipe_loading import load_recipe
 from trivium.train.trainer import Trainer, TrainState, TrainStep
+from trivium.train.unfreezing import GradualUnfreezing
 from trivium.train.whole_model import WholeModel
 from trivium.workflows import training_run
 from trivium.workflows.training_run import RunHooks
@@ -68,7 +69,7 @@ def work(rank: int, size: int, port: int, folder: str) -> None:
         assert_waits_no_day(parallel)
         assert parallel.all_reduce_sum(rank, 1) == [size * (size - 1) // 2, size]
         assert_same_steps(parallel, config, sgd)
-        assert_same_steps(parallel, config, muon)
+        assert_same_steps(parallel, config, muon, unfreezes=True)
     assert_matrices_are_divided(parallel)
     assert_one_number_is_restored(parallel, Path(folder))
 
@@ -88,14 +89,16 @@ def sgd(model: nn.Module) -> list[torch.optim.Optimizer]:
 
 def muon(model: nn.Module) -> list[torch.optim.Optimizer]:
     """Whose products are float64, too."""
-    return Muon(lr=1e-3).complete(1e-3).build(model, torch.float64)
+    return Muon(lr=1e-3, layer_decay=0.5).complete(1e-3).build(model, torch.float64)
 
 
-def assert_same_steps(parallel: Parallel, config: ParallelConfig, build: Build) -> None:
+def assert_same_steps(
+    parallel: Parallel, config: ParallelConfig, build: Build, *, unfreezes: bool = False
+) -> None:
     model: Any = small_model("llama").double()
     single = copy.deepcopy(model)
-    expected = records_of(single, ALONE, ParallelConfig(), build)
-    records = records_of(model, parallel, config, build)
+    expected = records_of(single, ALONE, ParallelConfig(), build, unfreezes=unfreezes)
+    records = records_of(model, parallel, config, build, unfreezes=unfreezes)
     assert len(records) == len(expected) == 3
     for record, one in zip(records, expected, strict=True):
         assert record["tokens"] == one["tokens"]
@@ -108,9 +111,9 @@ def assert_same_steps(parallel: Parallel, config: ParallelConfig, build: Build) 
 
 
 def records_of(
-    model: Any, parallel: Parallel, config: ParallelConfig, build: Build
+    model: Any, parallel: Parallel, config: ParallelConfig, build: Build, *, unfreezes: bool
 ) -> list[dict[str, Any]]:
-    """The log of three steps."""
+    """The log of three steps; one that `unfreezes` trains a layer more in each of them."""
     streams = [row_stream(Causal(), name="a"), example_stream(Causal())]
     loader = Loader(streams, [1.0, 1.0], seed=1, micro_batch_tokens=33, parallel=parallel)
     assert {loader._source_of_step(n)[0] for n in range(3)} == {0, 1}
@@ -121,8 +124,10 @@ def records_of(
         "gpt2-tiny", {"train": train, "schedule": schedule, "optimizer": {"lr": 0.1}}
     )
     hooks = Records()
+    unfreezing = GradualUnfreezing(model, 0.6) if unfreezes else None
     trainer = Trainer(
-        recipe, step, loader, build(model), CPU, torch.float32, 0.0, parallel, hooks
+        recipe, step, loader, build(model), CPU, torch.float32, 0.0, parallel, hooks,
+        unfreezing=unfreezing,
     )  # fmt: skip
     trainer.train(TrainState())
     return hooks.records

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from small_models import SPECS, random_ids, small_model
 
 from trivium.adapt import count_parameters
+from trivium.errors import RecipeError
 from trivium.train.memory import training_memory
 from trivium.train.optimizers import (
     Optimizer,
@@ -97,6 +99,40 @@ def test_muon_trains_the_matrices_of_the_blocks_and_token_vectors_have_their_rat
     model.tokens.weight.requires_grad_(True)
     (alone,) = KINDS[1].build(model)
     assert isinstance(alone, torch.optim.AdamW)
+
+
+def test_rates_fall_from_layer_to_layer():
+    """The rate of a layer is decay times that of the layer above (Howard and Ruder 2018, 3.1)."""
+    for name in ("lstm", "bilstm", "elmo", "bert", "t5", "ngram"):
+        for config in KINDS:
+            model = small_model(name)
+            plain, decayed = (
+                {id(w): (group["lr"], group["weight_decay"])
+                 for optimizer in each.build(model) for group in optimizer.param_groups
+                 for w in group["params"]}
+                for each in (config, config.replace(layer_decay=0.4))
+            )  # fmt: skip
+            for weight_name, weight in model.named_parameters():
+                rate, decay = plain[id(weight)]
+                expected = rate * 0.4 ** layers_above(weight_name)[name], decay
+                assert decayed[id(weight)] == pytest.approx(expected), (name, weight_name)
+    pair = torch.nn.ModuleDict({"discriminator": small_model("bert")})
+    with pytest.raises(RecipeError, match=r"two models at once.*leave optimizer.layer_decay"):
+        AdamW(lr=1e-3, layer_decay=0.9).build(pair)
+
+
+def layers_above(name):
+    """Of a weight of the small models: layers from the heads down to it, by model."""
+    if name.startswith("heads."):
+        return dict.fromkeys(("lstm", "bilstm", "elmo", "bert", "t5", "ngram"), 0)
+    if found := re.search(r"layers\.(\d+)\.|_l(\d+)", name):
+        layer = int(found[1] or found[2])
+        t5 = (3 if name.startswith("decoder") else 2) - layer
+        return dict.fromkeys(("lstm", "bilstm", "elmo", "bert"), 2 - layer) | {"t5": t5}
+    after = name.endswith(("coder.norm.weight", "project.weight", "project.bias"))
+    last = dict.fromkeys(("lstm", "bilstm", "elmo", "t5"), 1) if after else {}
+    lowest = dict.fromkeys(("lstm", "bilstm", "elmo", "bert"), 3) | {"t5": 4}
+    return lowest | last | {"ngram": 1 if name.startswith("hidden.") else 2}
 
 
 def test_muon_steps_like_that_of_pytorch(monkeypatch):

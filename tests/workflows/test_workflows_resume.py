@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from run_settings import assert_equal_runs, lasting, quiet, settings
+from safetensors.torch import load_file
 
 from trivium import load, model_folder
 from trivium.data.prepare import prepare
@@ -103,6 +105,34 @@ def test_contrastive_learning_resumes_bit_equal(encoder, text, tmp_path, monkeyp
     assert_equal_runs(interrupt_and_resume(monkeypatch, start, tmp_path / "run", 1), whole)
     assert whole.read_facts()["metric"] == "mrr"
     assert load(whole.path).pooling == "mean"
+
+
+def test_a_run_that_unfreezes_layers_resumes_bit_equal(reviews, tmp_path, monkeypatch):
+    """Three stages: last layer and head; from step 2 on both layers; from step 4 on everything."""
+    train = settings(steps=6, save_every=1, eval_every=6, log_every=1)["train"]
+    train |= {"gradual_unfreezing": 2 / 3, "keep_checkpoints": "all", "batch_examples": 11}
+    del train["batch_tokens"], train["eval_tokens"]
+    optimizer = {"layer_decay": 1 / 2.6, "weight_decay": 0.1}
+
+    def start(out, resume):
+        changes = {"train": train, "optimizer": optimizer, "tokenizer": {"vocab_size": 300}}
+        return finetune(
+            "classification", model="" if resume else "lstm-tiny", data=() if resume else reviews,
+            out=out, changes=() if resume else changes, resume=resume, console=quiet(),
+        )  # fmt: skip
+
+    whole = start(tmp_path / "whole", False)
+    files = [one / "model.safetensors" for one in reversed([*checkpoints(whole.checkpoints)])]
+    states = [load_file(file) for file in files]
+    moved = [
+        {name for name, weight in before.items() if not torch.equal(weight, after[name])}
+        for before, after in itertools.pairwise(states)
+    ]
+    layers = [{name for name in states[0] if f"_l{number}" in name} for number in (0, 1)]
+    top = layers[1] | {name for name in states[0] if "project" in name or "heads" in name}
+    stages = [top, *[top | layers[0]] * 2, *[{*states[0]}] * 2]  # of the steps after the first
+    assert moved == stages
+    assert_equal_runs(interrupt_and_resume(monkeypatch, start, tmp_path / "run", 1, 3), whole)
 
 
 def test_mixed_sources_resume_bit_equal(text, reviews, tmp_path, monkeypatch):

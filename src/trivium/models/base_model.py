@@ -65,6 +65,26 @@ class LanguageModule(PartModule):
         """The modules between token embeddings and heads, whose matrices Muon may train."""
         raise NotImplementedError
 
+    def stack_weights(self) -> list[list[list[nn.Parameter]]]:
+        """Of every stack the weights of its layers, the lowest first; shared layers count once.
+
+        What follows the last layer, such as a norm, belongs to it.
+        """
+        return [[list(block.parameters())] for block in self.blocks]
+
+    def layer_heights(self) -> dict[nn.Parameter, int]:
+        """How far a weight is from the end: heads 0, the last layer of every stack 1, and so on.
+
+        What comes before the layers, as embeddings do, is one above those of the lowest layer.
+        """
+        stacks = self.stack_weights()
+        heights = dict.fromkeys(self.heads.parameters(), 0)
+        for stack in stacks:
+            for height, layer in enumerate(reversed(stack), start=1):
+                heights |= dict.fromkeys(layer, height)
+        lowest = 1 + max(map(len, stacks))
+        return {weight: heights.get(weight, lowest) for weight in self.parameters()}
+
     def new_cache(self, slots: int, slot_length: int) -> Cache:
         """An empty cache for `forward`, of `slots` texts that are read and extended step by step.
 

@@ -63,6 +63,14 @@ class RecurrentModel(LanguageModule, of=spec.RNNSpec):
         """The RNN, and ELMo's backward one."""
         return (part for part in (self.rnn, self.backward_rnn) if part is not None)
 
+    def stack_weights(self) -> list[list[list[nn.Parameter]]]:
+        """See `LanguageModule.stack_weights`."""
+        rnns = [part for part in (self.rnn, self.backward_rnn) if part is not None]
+        stacks = [rnn.layers.weights() for rnn in rnns]
+        for layers, rnn in zip(stacks, rnns, strict=True):
+            layers[-1] += rnn.project.parameters()
+        return stacks
+
     def new_cache(self, slots: int, slot_length: int) -> Cache:
         """See `LanguageModule.new_cache`. States have a size of their own, whatever the length."""
         rnn = self.spec

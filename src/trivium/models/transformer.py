@@ -189,6 +189,13 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
         """The layers of every stack."""
         return (layer for stack in self.stacks for layer in stack.layers)  # type: ignore[misc]
 
+    def stack_weights(self) -> list[list[list[nn.Parameter]]]:
+        """See `LanguageModule.stack_weights`."""
+        stacks = [[list(layer.parameters()) for layer in stack.layers] for stack in self.stacks]
+        for layers, stack in zip(stacks, self.stacks, strict=True):
+            layers[-1] += stack.norm.parameters()
+        return stacks
+
     def compile_blocks(self) -> None:
         """Compile every layer by itself: layers alike share one compilation."""
         for layer in self.blocks:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -123,6 +124,12 @@ class RecurrentLayers(nn.Module):
             dropout=rnn.dropout if rnn.num_layers > 1 else 0.0,
             bidirectional=rnn.direction == "both",
         )
+
+    def weights(self) -> list[list[nn.Parameter]]:
+        """Those of every layer, the lowest first; of both directions together."""
+        ways = self.cells.all_weights
+        size = len(ways) // self.cells.num_layers
+        return [list(chain(*ways[i : i + size])) for i in range(0, len(ways), size)]
 
     def forward(
         self,

@@ -282,6 +282,9 @@ class TrainConfig(Config):
     device: str = Field("auto", description='"auto", "cpu", "cuda" or "mps" (untried)')
     compile: bool | None = Field(None, description="torch.compile the blocks; on a GPU unless set")
     clip: float = Field(1.0, gt=0, description="largest norm of the gradient")
+    gradual_unfreezing: float | None = Field(
+        None, gt=0, lt=1, description="share of the run in which layers unfreeze, the last first"
+    )
     skip_spikes: float | None = Field(
         None,
         gt=1,
@@ -323,9 +326,7 @@ class TrainConfig(Config):
         None, description="stop after so many evaluations without a better metric"
     )
     average: PositiveInt = Field(
-        1,
-        description="on labelled examples, without an adapter: also try the mean of so many last "
-        "checkpoints",
+        1, description="on labelled examples: also try the mean of so many last checkpoints"
     )
     verify: bool = Field(
         True, description="compare the checksums of shards and checkpoint when the run is resumed"

@@ -30,6 +30,7 @@ from trivium.train.loss_meter import LossMeter, widened
 from trivium.train.optimizers import Optimizers, set_learning_rate
 from trivium.train.optimizers.muon import full_tensor
 from trivium.train.recipe import Recipe
+from trivium.train.unfreezing import GradualUnfreezing
 
 # Steps between log lines.
 _LOG_EVERY = 10
@@ -120,6 +121,7 @@ class Trainer:
         parallel: the processes of the run.
         hooks: what happens around the loop.
         carried: what the model keeps from row to row, of an objective that carries state.
+        unfreezing: which layers a step trains, unless it trains all.
     """
 
     recipe: Recipe
@@ -132,6 +134,7 @@ class Trainer:
     parallel: Parallel = ALONE
     hooks: Hooks = field(default_factory=Hooks)
     carried: CarriedState | None = None
+    unfreezing: GradualUnfreezing | None = None
     _halved: bool = field(default=False, init=False)
 
     def train(self, state: TrainState) -> TrainState:
@@ -256,6 +259,8 @@ class Trainer:
         losses, norm = {}, torch.zeros(())
         for _ in range(batch.updates):
             batch, losses = self._gradients(batch, state.step)
+            if self.unfreezing is not None:
+                self.unfreezing.drop_gradients(self.progress(state))
             clip = self.recipe.train.clip
             norm = full_tensor(nn.utils.clip_grad_norm_(self.train_step.parameters(), clip))
             if self._is_skipped(state, norm):

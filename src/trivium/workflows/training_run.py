@@ -33,6 +33,7 @@ from trivium.train.rollout import RolloutLoader
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import RunLog
 from trivium.train.trainer import Hooks, Trainer, TrainState, TrainStep, validation_losses
+from trivium.train.unfreezing import GradualUnfreezing
 from trivium.train.whole_model import WholeModel
 from trivium.workflows.corpus import Corpus
 from trivium.workflows.finished_run import FinishedRun, HeldOutMetrics
@@ -127,6 +128,8 @@ def train_run(
         "torch": torch.__version__,
     }
     optimizers = recipe.optimizer.build(module, precision)
+    share = recipe.train.gradual_unfreezing
+    unfreezing = None if share is None else GradualUnfreezing(module, share)
     carried = carried_state(module, streams[0])
     saved = Checkpoints(
         run.checkpoints,
@@ -171,6 +174,7 @@ def train_run(
         parallel,
         hooks,
         carried,
+        unfreezing,
     )
     if state.step == 0:
         facts = run.read_facts() if parallel.is_main else {}

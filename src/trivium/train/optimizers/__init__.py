@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -12,6 +13,8 @@ from torch import Tensor, nn
 
 from trivium.choice import Choice, import_members
 from trivium.config import Config
+from trivium.errors import RecipeError
+from trivium.models import LanguageModule
 from trivium.nn.part_module import PartModule
 
 Optimizers = list[torch.optim.Optimizer]
@@ -32,6 +35,13 @@ class Optimizer(Choice, Config, ABC):
         gt=0,
         description="peak learning rate of token embeddings; lr, with Muon 8 lr, unless set",
     )
+    layer_decay: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="rates of a layer as a share of those of the layer above; heads have the whole "
+        "rate, embeddings the least (discriminative rates)",
+    )
     weight_decay: float = Field(0.01, ge=0, description="decoupled decay of matrices, not vectors")
 
     betas: tuple[float, float] = Field((0.9, 0.98), description="decay of AdamW's two moments")
@@ -40,12 +50,29 @@ class Optimizer(Choice, Config, ABC):
     fine_tuning: ClassVar[Mapping[str, Any]] = {"betas": [0.9, 0.999]}
     """Keys whose default is another on labelled examples."""
 
-    @abstractmethod
     def build(self, model: nn.Module, precision: torch.dtype = torch.float32) -> Optimizers:
         """Optimizers that together train every parameter with `requires_grad`.
 
-        Products of matrices that a step takes have the run's `precision`.
+        Products of matrices that a step takes have the run's `precision`. With a `layer_decay` the
+        rates of a layer are those of the layer above times it: discriminative fine-tuning (Howard
+        and Ruder 2018, section 3.1, with 1 / 2.6), layer-wise decay (Clark et al. 2020, table 7).
+
+        Raises RecipeError for a `layer_decay` of two models at once.
         """
+        optimizers = self._build(model, precision)
+        if self.layer_decay < 1.0:
+            heights = layer_heights(model)
+            for optimizer in optimizers:
+                optimizer.param_groups[:] = [
+                    part
+                    for group in optimizer.param_groups
+                    for part in _by_layer(group, heights, self.layer_decay)
+                ]
+        return optimizers
+
+    @abstractmethod
+    def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
+        """As `build`, with the rates of heads for all layers."""
 
     def complete(self, adamw_rate: float) -> Self:
         """With every learning rate decided; `adamw_rate` is what suits AdamW."""
@@ -92,6 +119,29 @@ class Optimizer(Choice, Config, ABC):
             eps=self.eps,
             fused=True,
         )
+
+
+def layer_heights(model: nn.Module) -> dict[nn.Parameter, int]:
+    """See `LanguageModule.layer_heights`. Raises RecipeError for two models at once (ELECTRA)."""
+    if not isinstance(model, LanguageModule):
+        raise RecipeError(
+            "this run trains two models at once, whose layers are not one above the other: leave "
+            "optimizer.layer_decay and train.gradual_unfreezing out."
+        )
+    return model.layer_heights()
+
+
+def _by_layer(
+    group: dict[str, Any], heights: Mapping[nn.Parameter, int], decay: float
+) -> list[dict[str, Any]]:
+    """A group for every layer that one has weights of, its rate times decay ** height."""
+    layers: dict[int, list[nn.Parameter]] = defaultdict(list)
+    for weight in group["params"]:
+        layers[heights[weight]].append(weight)
+    return [
+        {**group, "params": weights, "lr": group["lr"] * decay**height}
+        for height, weights in layers.items()
+    ]
 
 
 def set_learning_rate(optimizers: Optimizers, factor: float) -> None:

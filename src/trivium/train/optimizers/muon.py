@@ -36,7 +36,7 @@ class Muon(Optimizer):
         assert new.lr is not None
         return new.replace(embedding_lr=new.embedding_lr or new.lr * _EMBEDDING_RATE)
 
-    def build(self, model: nn.Module, precision: torch.dtype = torch.float32) -> Optimizers:
+    def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """Muon and AdamW; AdamW alone where no matrix of a block is trained."""
         parameters = trained(model)
         matrices = block_matrices(model)
