@@ -103,7 +103,7 @@ def test_muon_trains_the_matrices_of_the_blocks_and_token_vectors_have_their_rat
 
 def test_rates_fall_from_layer_to_layer():
     """The rate of a layer is decay times that of the layer above (Howard and Ruder 2018, 3.1)."""
-    for name in ("lstm", "bilstm", "elmo", "bert", "t5", "ngram"):
+    for name in ("lstm", "bilstm", "elmo", "bert", "t5"):
         for config in KINDS:
             model = small_model(name)
             plain, decayed = (
@@ -114,25 +114,21 @@ def test_rates_fall_from_layer_to_layer():
             )  # fmt: skip
             for weight_name, weight in model.named_parameters():
                 rate, decay = plain[id(weight)]
-                expected = rate * 0.4 ** layers_above(weight_name)[name], decay
+                expected = rate * 0.4 ** height(name, weight_name), decay
                 assert decayed[id(weight)] == pytest.approx(expected), (name, weight_name)
     pair = torch.nn.ModuleDict({"discriminator": small_model("bert")})
     with pytest.raises(RecipeError, match=r"two models at once.*leave optimizer.layer_decay"):
         AdamW(lr=1e-3, layer_decay=0.9).build(pair)
 
 
-def layers_above(name):
-    """Of a weight of the small models: layers from the heads down to it, by model."""
+def height(model, name):
+    """Layers from the heads down to a weight; a small decoder of T5 has three, the rest two."""
+    deepest = 3 if model == "t5" else 2
     if name.startswith("heads."):
-        return dict.fromkeys(("lstm", "bilstm", "elmo", "bert", "t5", "ngram"), 0)
-    if found := re.search(r"layers\.(\d+)\.|_l(\d+)", name):
-        layer = int(found[1] or found[2])
-        t5 = (3 if name.startswith("decoder") else 2) - layer
-        return dict.fromkeys(("lstm", "bilstm", "elmo", "bert"), 2 - layer) | {"t5": t5}
-    after = name.endswith(("coder.norm.weight", "project.weight", "project.bias"))
-    last = dict.fromkeys(("lstm", "bilstm", "elmo", "t5"), 1) if after else {}
-    lowest = dict.fromkeys(("lstm", "bilstm", "elmo", "bert"), 3) | {"t5": 4}
-    return lowest | last | {"ngram": 1 if name.startswith("hidden.") else 2}
+        return 0
+    if found := re.search(r"(?:layers|cells)\.(\d+)\.|_l(\d+)", name):
+        return (2 if name.startswith("encoder.") else deepest) - int(found[1] or found[2])
+    return 1 if re.search(r"coder\.norm|project\.", name) else deepest + 1
 
 
 def test_muon_steps_like_that_of_pytorch(monkeypatch):

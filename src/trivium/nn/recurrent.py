@@ -127,9 +127,12 @@ class RecurrentLayers(nn.Module):
 
     def weights(self) -> list[list[nn.Parameter]]:
         """Those of every layer, the lowest first; of both directions together."""
-        ways = self.cells.all_weights
-        size = len(ways) // self.cells.num_layers
-        return [list(chain(*ways[i : i + size])) for i in range(0, len(ways), size)]
+        layers = []
+        for cells in self.modules():
+            if isinstance(cells, nn.RNNBase):
+                ways, size = cells.all_weights, 1 + cells.bidirectional
+                layers += [list(chain(*ways[i : i + size])) for i in range(0, len(ways), size)]
+        return layers
 
     def forward(
         self,
