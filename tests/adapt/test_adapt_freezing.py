@@ -21,7 +21,7 @@ def test_parts_of_every_family():
         model = small_model(name)
         names = {path for path, _ in model.named_parameters()}
         freeze(model, "embeddings")
-        assert "tokens.weight" in frozen(model)
+        assert {path for path in names if path.startswith("tokens.")} <= frozen(model)
         assert not any("layers" in path or "heads" in path for path in frozen(model))
         assert freeze(model, "none") == (sum(p.numel() for p in model.parameters()), 0)
         if any("layers" in path for path in names):
@@ -29,6 +29,7 @@ def test_parts_of_every_family():
             layers = {path for path in frozen(model) if "layers" in path}
             assert layers, name
             assert all(".layers.0." in path or "_l0" in path for path in layers), name
+            assert not any(".cells.1." in path for path in layers), name
         if any(path.startswith("heads.") for path in names):
             freeze(model, "body")
             assert frozen(model) == {path for path in names if not path.startswith("heads.")}
@@ -42,6 +43,11 @@ def test_layer_1_of_an_rnn_is_not_layer_10():
             )
         )
         freeze(model, "layers:2")
+        if direction == "two-way":  # every layer is a module
+            cells = {path.split(".cells.")[1][0] for path in frozen(model) if "cells" in path}
+            assert cells == {"0", "1"}
+            assert not any(".cells.10." in path for path in frozen(model))
+            continue
         cells = {path.split("_l")[1] for path in frozen(model) if "cells" in path}
         backward = {"0_reverse", "1_reverse"} if direction == "both" else set()
         assert cells == {"0", "1"} | backward, direction

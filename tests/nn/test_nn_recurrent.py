@@ -98,6 +98,33 @@ def test_cells_are_their_formulas():
         torch.testing.assert_close(backward, layers(x.flip(1))[0].flip(1))
 
 
+def test_projections_residual_connections_and_what_every_layer_makes():
+    """h = W_hr (o tanh(c)) (Sak et al. 2014); every layer but the first adds its input (ELMo)."""
+    x = torch.randn(ROWS, LENGTH, WIDTH, dtype=torch.float64)
+    part = described("lstm").replace(d_hidden=7, d_projection=HIDDEN, connections="residual")
+    layers = RecurrentLayers(part).double()
+    outputs, after = layers.every_layer(x)
+    for row in range(ROWS):
+        below = x[row].numpy()
+        for layer, cells in enumerate(layers.cells):
+            names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
+            *weights, project = (getattr(cells, f"{n}_l0").detach().numpy() for n in names)
+            state, found = (np.zeros(HIDDEN), np.zeros(7)), []
+            for token in below:
+                hidden, cell = lstm(token, state, *weights)
+                state = project @ hidden, cell
+                found.append(state[0])
+            below = np.array(found) + (below if layer else 0.0)
+            np.testing.assert_allclose(outputs[layer][row].detach().numpy(), below, rtol=1e-10)
+            np.testing.assert_allclose(after[1][layer, row].detach().numpy(), cell, rtol=1e-10)
+    whole, last = layers(x)
+    half, middle = layers(x[:, :3])
+    torch.testing.assert_close(layers(x[:, 3:], state=middle)[0], whole[:, 3:])
+    torch.testing.assert_close(whole, outputs[-1])
+    assert [one.shape[-1] for one in last] == [HIDDEN, 7]
+    assert half.shape[1] == 3
+
+
 def test_sequences_of_packed_and_padded_rows():
     documents = torch.tensor([[1, 1, 2, 2, 2], [1, 1, 1, 0, 0], [4, 7, 7, 7, 7]])
     sequences = Sequences.find(documents != 0, documents)

@@ -65,7 +65,7 @@ def test_reads_pairs_triples_squad_and_texts(tmp_path):
     ):
         with pytest.raises(DataError, match=message):
             read(tmp_path, "e.jsonl", content)
-    for preset in ("t5-mini", "elmo-mini"):
+    for preset in ("t5-mini", "ngram-mini"):
         with pytest.raises(RecipeError, match="needs one vector of a text"):
             Contrastive.parse({}).heads(presets[preset])
 

@@ -97,7 +97,7 @@ def _expanded(model: LanguageModule, patterns: str) -> list[str]:
 def _layer_patterns(model: LanguageModule, number: int) -> list[str]:
     """Patterns for the block, or blocks, that layer `number` of every stack is."""
     if not model.spec.stacks:
-        of_layer = re.compile(rf".*\.cells\..*_l{number}(_reverse)?")
+        of_layer = re.compile(rf".*\.cells\.({number}\.\w+_l0|\w+_l{number})(_reverse)?")
         names = [name for name, _ in model.named_parameters() if of_layer.fullmatch(name)]
         return names or [f"*.cells.*_l{number}"]
     blocks = {stack.block_of(number) for stack in model.spec.stacks if number < stack.num_layers}

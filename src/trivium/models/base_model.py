@@ -5,7 +5,7 @@ Shape letters: B batch, T positions, M selected positions, D d_model, V vocabula
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from trivium import spec
 from trivium.errors import SpecError
+from trivium.models.heads.layers import WeightedLayers
 from trivium.models.heads.vocabulary import VocabularyHead
 from trivium.nn.activations import soft_capped
 from trivium.nn.loss import linear_cross_entropy
@@ -32,7 +33,8 @@ class LanguageModule(PartModule):
     """
 
     spec: Any
-    tokens: nn.Embedding
+    tokens: Any
+    """An `nn.Embedding`, or what makes token vectors from characters."""
     heads: nn.ModuleDict
     linear_cross_entropy: Callable[..., Tensor] = staticmethod(linear_cross_entropy)
     """Loss of hidden states and a vocabulary matrix; tensor parallelism divides the matrix."""
@@ -40,12 +42,12 @@ class LanguageModule(PartModule):
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.tokens.weight.device
+        return next(self.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
         """The precision of the weights."""
-        return self.tokens.weight.dtype
+        return next(self.parameters()).dtype
 
     @property
     def vocabulary_head(self) -> VocabularyHead | None:
@@ -57,7 +59,7 @@ class LanguageModule(PartModule):
     def vocabulary_tables(self) -> list[nn.Parameter]:
         """The matrices with a row for each token: the token embeddings, and those of heads."""
         heads = (head.weight for head in self.heads.values() if isinstance(head, VocabularyHead))
-        tables = (self.tokens.weight, *heads)
+        tables = (getattr(self.tokens, "weight", None), *heads)
         return [table for table in tables if isinstance(table, nn.Parameter)]
 
     @property
@@ -84,6 +86,12 @@ class LanguageModule(PartModule):
                 heights |= dict.fromkeys(layer, height)
         lowest = 1 + max(map(len, stacks))
         return {weight: heights.get(weight, lowest) for weight in self.parameters()}
+
+    def spell(self, tokens: Sequence[bytes], continues: Sequence[bool]) -> None:
+        """Learn how every token is written, and whether it continues a word, from a tokenizer.
+
+        Called before training; models that do not read characters have no use for it.
+        """
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
         """An empty cache for `forward`, of `slots` texts that are read and extended step by step.
@@ -133,7 +141,8 @@ class LanguageModule(PartModule):
             SpecError: the model has no such head.
         """
         if head is None and self.heads:
-            module = self.vocabulary_head or next(iter(self.heads.values()))
+            others = (one for one in self.heads.values() if not isinstance(one, WeightedLayers))
+            module = self.vocabulary_head or next(others)
         elif head is not None and head in self.heads:
             module = self.heads[head]
         else:

@@ -5,7 +5,7 @@ Shape letters: B batch, T positions, M selected positions, D d_model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from trivium import spec
 from trivium.errors import SpecError
 from trivium.models.base_model import LanguageModule, build_heads, empty_table, refuse
+from trivium.nn.character_vectors import CharacterVectors
 from trivium.nn.recurrent import CellState, RecurrentLayers, Sequences
 from trivium.nn.state import Cache, State
 
@@ -46,14 +47,28 @@ class RecurrentStack(nn.Module):
             x = x.flatten(0, 1).index_select(0, select)
         return self.project(F.dropout(x, self.dropout, self.training)), after
 
+    def every_layer(
+        self, tokens: Tensor, sequences: Sequences | None, *, backward: bool = False
+    ) -> list[Tensor]:
+        """Token vectors [B, T, D] and what every layer makes of them, each [B, T, D]."""
+        x = F.dropout(tokens, self.dropout, self.training)
+        outputs, _ = self.layers.every_layer(x, sequences=sequences, backward=backward)
+        return [tokens, *outputs]
+
 
 class RecurrentModel(LanguageModule, of=spec.RNNSpec):
-    """An RNN that reads forward, both ways in every layer, or in two separate directions (ELMo)."""
+    """An RNN that reads forward, both ways in every layer, or in two separate directions (ELMo).
+
+    The heads of a task read both directions of ELMo, [B, T, 2D]: their last layers or, with a head
+    "mix", all of them, the token vectors twice.
+    """
 
     def __init__(self, model: spec.RNNSpec) -> None:
         super().__init__()
         self.spec = model
         self.tokens = empty_table(model.vocab_size, model.d_model)
+        if model.characters is not None:
+            self.tokens = CharacterVectors(model.characters, model.vocab_size, model.d_model)
         self.rnn = RecurrentStack(model)
         self.backward_rnn = RecurrentStack(model) if model.direction == "two-way" else None
         self.heads = build_heads(model)
@@ -65,21 +80,26 @@ class RecurrentModel(LanguageModule, of=spec.RNNSpec):
 
     def stack_weights(self) -> list[list[list[nn.Parameter]]]:
         """See `LanguageModule.stack_weights`."""
-        rnns = [part for part in (self.rnn, self.backward_rnn) if part is not None]
+        rnns = [*self.blocks]
         stacks = [rnn.layers.weights() for rnn in rnns]
         for layers, rnn in zip(stacks, rnns, strict=True):
             layers[-1] += rnn.project.parameters()
         return stacks
 
+    def spell(self, tokens: Sequence[bytes], continues: Sequence[bool]) -> None:
+        """See `LanguageModule.spell`."""
+        if isinstance(self.tokens, CharacterVectors):
+            self.tokens.spell(tokens, continues)
+
     def new_cache(self, slots: int, slot_length: int) -> Cache:
         """See `LanguageModule.new_cache`. States have a size of their own, whatever the length."""
         rnn = self.spec
-        if rnn.direction == "both":
+        if rnn.family == "encoder-only":
             return super().new_cache(slots, slot_length)
-        shape = slots, rnn.num_layers, rnn.d_hidden
+        widths = (rnn.d_state, rnn.d_hidden) if rnn.cell == "lstm" else (rnn.d_state,)
         parts = (
-            torch.zeros(shape, dtype=self.dtype, device=self.device)
-            for _ in range(2 if rnn.cell == "lstm" else 1)
+            torch.zeros(slots, rnn.num_layers, width, dtype=self.dtype, device=self.device)
+            for width in widths
         )
         return Cache(slots, slot_length, [State(*parts)], device=self.device)
 
@@ -96,7 +116,7 @@ class RecurrentModel(LanguageModule, of=spec.RNNSpec):
         lengths: Tensor | None = None,
     ) -> Tensor:
         """Hidden states of the last layer, [B, T, D], or [M, D] with `select`; of ELMo's forward
-        model.
+        model, or of an encoder what its heads read.
 
         Arguments are as in `Transformer.read`. Padding leaves the state as it was, document 0 is
         padding, and every document begins with a state of zeros. `position_ids` are not needed.
@@ -108,6 +128,9 @@ class RecurrentModel(LanguageModule, of=spec.RNNSpec):
         tokens = self._vectors(input_ids)
         if cache is None:
             sequences = find_sequences(input_ids, attention_mask, document_ids)
+            if self.spec.two_way and self.spec.family == "encoder-only":
+                hidden = self._both_ways(tokens, sequences)
+                return hidden if select is None else hidden.flatten(0, 1).index_select(0, select)
             return self.rnn(tokens, sequences=sequences, select=select)[0]
         refuse("a cache takes no", attention_mask=attention_mask, document_ids=document_ids)
         span = cache.begin(len(input_ids), input_ids.shape[1], slots, lengths)
@@ -144,10 +167,22 @@ class RecurrentModel(LanguageModule, of=spec.RNNSpec):
                 'needs direction "two-way".'
             )
         sequences = find_sequences(input_ids, attention_mask, document_ids)
-        tokens = self._vectors(input_ids)
+        return torch.stack(self._last_layers(self._vectors(input_ids), sequences), 1)
+
+    def _last_layers(self, tokens: Tensor, sequences: Sequences | None) -> tuple[Tensor, Tensor]:
+        assert self.backward_rnn is not None
         forward, _ = self.rnn(tokens, sequences=sequences)
         backward, _ = self.backward_rnn(tokens, sequences=sequences, backward=True)
-        return torch.stack((forward, backward), 1)
+        return forward, backward
+
+    def _both_ways(self, tokens: Tensor, sequences: Sequences | None) -> Tensor:
+        """Token vectors [B, T, D] -> [B, T, 2D]."""
+        assert self.backward_rnn is not None
+        if "mix" not in self.heads:
+            return torch.cat(self._last_layers(tokens, sequences), -1)
+        forward = self.rnn.every_layer(tokens, sequences)
+        backward = self.backward_rnn.every_layer(tokens, sequences, backward=True)
+        return self.heads["mix"](torch.cat(pair, -1) for pair in zip(forward, backward))
 
     def _vectors(self, input_ids: Tensor) -> Tensor:
         tokens = self.tokens(input_ids)

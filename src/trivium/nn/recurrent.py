@@ -6,6 +6,7 @@ an output (C, or 2 C where layers are bidirectional).
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -111,19 +112,24 @@ class RecurrentLayers(nn.Module):
 
     Elman: f(W x + U h + b) (Elman 1990), f tanh, relu or logistic; LSTM with a forget gate (Gers
     et al. 1999); GRU with the reset gate after the product with U (Cho et al. 2014, in the form
-    that cuDNN computes).
+    that cuDNN computes). Layers are one module of PyTorch's, or one each where something reads what
+    is between them: residual connections, a mix.
     """
 
     def __init__(self, rnn: spec.RNNSpec) -> None:
         super().__init__()
-        self.cells = _CELLS[rnn.cell](
-            rnn.d_model,
-            rnn.d_hidden,
-            rnn.num_layers,
-            batch_first=True,
-            dropout=rnn.dropout if rnn.num_layers > 1 else 0.0,
-            bidirectional=rnn.direction == "both",
-        )
+        self.dropout, self.residual = rnn.dropout, rnn.connections == "residual"
+        make = partial(
+            _CELLS[rnn.cell], batch_first=True, bidirectional=rnn.direction == "both",
+            **({"proj_size": rnn.d_projection} if rnn.d_projection else {}),
+        )  # fmt: skip
+        self.cells: nn.Module
+        if self.residual or rnn.two_way:
+            widths = rnn.d_model, *[rnn.d_state] * (rnn.num_layers - 1)
+            self.cells = nn.ModuleList(make(width, rnn.d_hidden, 1) for width in widths)
+        else:
+            dropout = rnn.dropout if rnn.num_layers > 1 else 0.0
+            self.cells = make(rnn.d_model, rnn.d_hidden, rnn.num_layers, dropout=dropout)
 
     def weights(self) -> list[list[nn.Parameter]]:
         """Those of every layer, the lowest first; of both directions together."""
@@ -150,22 +156,66 @@ class RecurrentLayers(nn.Module):
             backward: read every sequence from its end.
             state: states to continue from; None: zeros.
         """
+        outputs, after = self.every_layer(x, sequences=sequences, backward=backward, state=state)
+        return outputs[-1], after
+
+    def every_layer(
+        self,
+        x: Tensor,
+        *,
+        sequences: Sequences | None = None,
+        backward: bool = False,
+        state: CellState | None = None,
+    ) -> tuple[list[Tensor], CellState]:
+        """As `forward`, with the outputs of all layers that are modules of their own."""
         if sequences is None:
-            y, after = self._run(x.flip(1) if backward else x, state)
-            return y.flip(1) if backward else y, after
+            outputs, after = self._run(x.flip(1) if backward else x, state)
+            return [y.flip(1) if backward else y for y in outputs], after
         parts = x.flatten(0, 1)[sequences.flat].split(sequences.lengths)
         if backward:
             parts = [part.flip(0) for part in parts]
         packed, after = self._run(pack_sequence(list(parts), enforce_sorted=False), state)
-        outputs = unpack_sequence(packed)
-        if backward:
-            outputs = [part.flip(0) for part in outputs]
-        y = packed.data.new_zeros(x.shape[:2].numel(), packed.data.shape[1])
-        y[sequences.flat] = torch.cat(outputs)
-        return y.view(*x.shape[:2], -1), after
+        outputs = []
+        for layer in packed:
+            found = unpack_sequence(layer)
+            if backward:
+                found = [part.flip(0) for part in found]
+            y = layer.data.new_zeros(x.shape[:2].numel(), layer.data.shape[1])
+            y[sequences.flat] = torch.cat(found)
+            outputs.append(y.view(*x.shape[:2], -1))
+        return outputs, after
 
-    def _run(self, x: Any, state: CellState | None) -> tuple[Any, CellState]:
-        if isinstance(self.cells, nn.LSTM):
-            return self.cells(x, state)
-        y, after = self.cells(x, None if state is None else state[0])
-        return y, (after,)
+    def _run(self, x: Any, state: CellState | None) -> tuple[list[Any], CellState]:
+        """Inputs, packed or not, through the layers."""
+        if not isinstance(self.cells, nn.ModuleList):
+            y, after = _step(self.cells, x, state)
+            return [y], after
+        outputs, states = [], []
+        ways = 1 if state is None else len(state[0]) // len(self.cells)
+        for number, cells in enumerate(self.cells):
+            own = slice(ways * number, ways * (number + 1))
+            if number:
+                x = _with_data(x, F.dropout(_data(x), self.dropout, self.training))
+            y, after = _step(cells, x, None if state is None else tuple(one[own] for one in state))
+            x = _with_data(y, _data(x) + _data(y)) if self.residual and number else y
+            outputs.append(x)
+            states.append(after)
+        return outputs, tuple(map(torch.cat, zip(*states)))
+
+
+def _step(cells: nn.Module, x: Any, state: CellState | None) -> tuple[Any, CellState]:
+    if isinstance(cells, nn.LSTM):
+        with warnings.catch_warnings():
+            # oneDNN has none, so PyTorch computes them itself.
+            warnings.filterwarnings("ignore", message="LSTM with projections")
+            return cells(x, state)
+    y, after = cells(x, None if state is None else state[0])
+    return y, (after,)
+
+
+def _data(x: Tensor | PackedSequence) -> Tensor:
+    return x.data if isinstance(x, PackedSequence) else x
+
+
+def _with_data(x: Any, data: Tensor) -> Any:
+    return x._replace(data=data) if isinstance(x, PackedSequence) else data

@@ -37,7 +37,12 @@ from trivium.objectives.base import (
     token_losses,
 )
 from trivium.objectives.seq2seq import encode_pairs
-from trivium.objectives.task_heads import classifier_head, require_encoding
+from trivium.objectives.task_heads import (
+    classifier_head,
+    require_encoding,
+    usual_pooling,
+    with_mix,
+)
 from trivium.objectives.task_metrics import (
     Metrics,
     Mistake,
@@ -122,7 +127,8 @@ class TextClassification(LabelledObjective):
     )
     pooling: Pooling | None = Field(
         None,
-        description="vector that is classified; default: first, of decoders and XLNet last",
+        description="vector that is classified; default: first, of decoders and XLNet last, of "
+        "ELMo mean",
     )
     lm_weight: float | None = Field(
         None, ge=0, le=1, description="weight of a decoder's LM loss; default: 0.5"
@@ -183,7 +189,8 @@ class TextClassification(LabelledObjective):
             names = natural_order(counts)
             weights = tuple(len(examples) / (len(names) * counts[name]) for name in names)
         lm_weight = self.lm_weight
-        if lm_weight is None and len(self.heads(spec, ("A", "B"))) > 1:  # the LM head is kept
+        kinds = [head.kind for head in self.heads(spec, ("A", "B"))]
+        if lm_weight is None and {"lm", "classifier"}.issubset(kinds):  # the LM head is kept
             lm_weight = _LM_WEIGHT
         return self.replace(label_kind=kind, class_weights=weights, lm_weight=lm_weight)
 
@@ -235,16 +242,16 @@ class TextClassification(LabelledObjective):
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """A classifier; a decoder keeps its LM head, an encoder-decoder has that alone."""
         require_encoding(spec, "classification")
-        lm = tuple(head for head in spec.heads if head.kind == "lm")
+        lm = tuple(head for head in spec.heads if head.kind == "lm" and not spec.two_way)
         if spec.family == "encoder-decoder":
             return lm
         if self.prefix:
             raise RecipeError("objective.prefix is for an encoder-decoder: leave it out.")
         if self.lm_weight and not lm:
             raise RecipeError("objective.lm_weight is for a decoder with an LM head: leave it out.")
-        ends = spec.family == "decoder-only" or spec.query_stream
-        pooling = self.pooling or ("last" if ends else "first")
-        return (*(lm if pooling == "last" else ()), classifier_head(spec, len(labels), pooling))
+        pooling = self.pooling or usual_pooling(spec)
+        classifier = classifier_head(spec, len(labels), pooling)
+        return with_mix(spec, *(lm if pooling == "last" else ()), classifier)
 
     def encode(self, examples: Sequence[LabelledText], lm: LanguageModel) -> EncodedExamples:
         """Texts with their labels; for a decoder also with the next tokens."""

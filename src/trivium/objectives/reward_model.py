@@ -32,7 +32,12 @@ from trivium.objectives.preference_pairs import (
     spread,
     with_prompt,
 )
-from trivium.objectives.task_heads import classifier_head, require_encoding
+from trivium.objectives.task_heads import (
+    classifier_head,
+    require_encoding,
+    usual_pooling,
+    with_mix,
+)
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
 from trivium.spec import Head, Pooling, Spec
 from trivium.text.inputs import encode_inputs
@@ -69,7 +74,8 @@ class Reward(PreferencePairs):
         0.0, ge=0, description="weight of the squared sum of both rewards, such as 0.01"
     )
     pooling: Pooling | None = Field(
-        None, description="vector that is read; default: first, of decoders and XLNet last"
+        None,
+        description="vector that is read; default: first, of decoders and XLNet last, of ELMo mean",
     )
 
     def example(self, record: Record) -> Preference:
@@ -100,8 +106,7 @@ class Reward(PreferencePairs):
                 'objective.kind = "reward" needs one vector of a text: take an encoder (bert-mini),'
                 " a decoder (llama-mini) or an RNN (lstm-mini)."
             )
-        ends = spec.family == "decoder-only" or spec.query_stream
-        return (classifier_head(spec, 1, self.pooling or ("last" if ends else "first")),)
+        return with_mix(spec, classifier_head(spec, 1, self.pooling or usual_pooling(spec)))
 
     def encode(self, examples: Sequence[Preference], lm: LanguageModel) -> EncodedExamples:
         """Chosen and rejected texts as `classify` reads them.

@@ -23,9 +23,22 @@ def require_encoding(spec: Spec, task: str) -> None:
     if not spec.takes_heads:
         raise RecipeError(
             f"{task} needs a head of its own, which this model cannot have: an n-gram model sees a "
-            "few tokens of a text, and both directions of a bidirectional LM share their head. "
-            "Take an encoder (bert-mini), a decoder (llama-mini) or an RNN (lstm-mini)."
+            "few tokens of a text. Take an encoder (bert-mini), a decoder (llama-mini) or an RNN "
+            "(lstm-mini)."
         )
+
+
+def with_mix(spec: Spec, *heads: Head) -> tuple[Head, ...]:
+    """The heads of a task, with the mix of layers that they read where the model has one."""
+    return heads if spec.layer_mix is None else (*heads, spec.layer_mix)
+
+
+def usual_pooling(spec: Spec) -> Pooling:
+    """The vector of a text that is classified: one that has read all of it, or the mean."""
+    if spec.two_way:
+        return "mean"
+    ends = spec.family == "decoder-only" or spec.query_stream
+    return "last" if ends else "first"
 
 
 def classifier_head(spec: Spec, num_labels: int, pooling: Pooling) -> Head:

@@ -18,6 +18,7 @@ from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models.heads.text import pool
 from trivium.objectives.base import LabelledObjective, column_key
+from trivium.objectives.causal import is_causal
 from trivium.objectives.excerpt import beginning
 from trivium.objectives.question_answering import QuestionAnswering
 from trivium.objectives.retrieval import retrieve
@@ -86,7 +87,7 @@ class TextPairs(LabelledObjective):
 
     def resolve(self, spec: Spec, examples: Sequence[TextPair]) -> Self:
         """With the pooling of this model."""
-        default = "last" if spec.family == "decoder-only" else "mean"
+        default = "last" if is_causal(spec) else "mean"
         return self.replace(pooling=self.pooling or default)
 
     def settings(self, settings: Settings, examples: Sequence[TextPair]) -> Settings:

@@ -6,10 +6,9 @@ Transformers of those names.
 
 from __future__ import annotations
 
-from typing import Literal
-
 from trivium.presets.preset import Preset
 from trivium.spec import AttentionRNNSpec, LMHead, MLMHead, NGramCountsSpec, NGramSpec, RNNSpec
+from trivium.spec.characters import CharacterConvolutions
 from trivium.spec.sequence_spec import Cell
 
 
@@ -29,7 +28,8 @@ def _rnn(
     d_model: int,
     d_hidden: int,
     paper: str,
-    direction: Literal["forward", "both", "two-way"] = "forward",
+    *,
+    both: bool = False,
 ) -> Preset:
     spec = RNNSpec(
         vocab_size=16_384,
@@ -37,11 +37,37 @@ def _rnn(
         cell=cell,
         d_hidden=d_hidden,
         num_layers=2,
-        direction=direction,
+        direction="both" if both else "forward",
         scale=float(d_model**0.5),
-        heads=(MLMHead() if direction == "both" else LMHead(tied=True, bias=True),),
+        heads=(MLMHead() if both else LMHead(tied=True, bias=True),),
     )
     return Preset(spec, f"after {paper}", 128)
+
+
+def _elmo(
+    d_model: int,
+    d_hidden: int,
+    characters: CharacterConvolutions,
+    paper: str,
+    vocab_size: int = 16_384,
+    scale: float = 1.0,
+    length: int = 128,
+) -> Preset:
+    """Its cells are clipped in the paper's code, and its softmax is sampled; here neither."""
+    spec = RNNSpec(
+        vocab_size=vocab_size,
+        d_model=d_model,
+        cell="lstm",
+        d_hidden=d_hidden,
+        num_layers=2,
+        d_projection=d_model if d_model < d_hidden else None,
+        direction="two-way",
+        connections="residual",
+        characters=characters,
+        scale=scale,
+        heads=(LMHead(tied=False, bias=True),),
+    )
+    return Preset(spec, paper, length)
 
 
 def _penn_treebank(d_hidden: int, dropout: float) -> Preset:
@@ -79,6 +105,8 @@ _LSTM = "Hochreiter and Schmidhuber 1997 (LSTM)"
 _GRU = "Cho et al. 2014 (GRU)"
 _BOTH = "Schuster and Paliwal 1997 (bidirectional RNN)"
 _ELMO = "Peters et al. 2018 (ELMo)"
+
+_FEW_FILTERS = CharacterConvolutions(filters=(16, 32, 64, 128), max_characters=24)
 
 PRESETS: dict[str, Preset] = {
     "bahdanau-tiny": _bahdanau(128, 128),
@@ -122,12 +150,13 @@ PRESETS: dict[str, Preset] = {
     "lstm-large": _penn_treebank(1500, 0.65),
     "gru-tiny": _rnn("gru", 128, 208, _GRU),
     "gru-mini": _rnn("gru", 256, 512, _GRU),
-    "birnn-tiny": _rnn("elman", 128, 224, _BOTH, "both"),
-    "birnn-mini": _rnn("elman", 256, 576, _BOTH, "both"),
-    "bilstm-tiny": _rnn("lstm", 128, 104, _BOTH, "both"),
-    "bilstm-mini": _rnn("lstm", 256, 272, _BOTH, "both"),
-    "bigru-tiny": _rnn("gru", 128, 120, _BOTH, "both"),
-    "bigru-mini": _rnn("gru", 256, 320, _BOTH, "both"),
-    "elmo-tiny": _rnn("lstm", 128, 120, _ELMO, "two-way"),
-    "elmo-mini": _rnn("lstm", 256, 304, _ELMO, "two-way"),
+    "birnn-tiny": _rnn("elman", 128, 224, _BOTH, both=True),
+    "birnn-mini": _rnn("elman", 256, 576, _BOTH, both=True),
+    "bilstm-tiny": _rnn("lstm", 128, 104, _BOTH, both=True),
+    "bilstm-mini": _rnn("lstm", 256, 272, _BOTH, both=True),
+    "bigru-tiny": _rnn("gru", 128, 120, _BOTH, both=True),
+    "bigru-mini": _rnn("gru", 256, 320, _BOTH, both=True),
+    "elmo-tiny": _elmo(128, 128, _FEW_FILTERS, f"after {_ELMO}"),
+    "elmo-mini": _elmo(256, 256, _FEW_FILTERS, f"after {_ELMO}"),
+    "elmo": _elmo(512, 4096, CharacterConvolutions(), _ELMO, 793_471, length=20),
 }

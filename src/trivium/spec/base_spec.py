@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from trivium.choice import Choice
+from trivium.errors import SpecError
 from trivium.spec.heads import HeadInput, Heads
+from trivium.spec.heads.layers import LayerMix
 from trivium.spec.part import Count, Part
 from trivium.spec.positions import AbsolutePositions
 from trivium.spec.stack import Stack
@@ -23,6 +25,17 @@ class Spec(Choice, Part):
     vocab_size: Count
     d_model: Count
     heads: Heads = ()
+
+    @model_validator(mode="after")
+    def _mix_fits(self) -> Self:
+        for head in self.heads:
+            if isinstance(head, LayerMix) and head != self.layer_mix:
+                raise SpecError(
+                    f'heads: "mix" of {head.num_layers} layers: it is for an RNN of direction '
+                    '"two-way" whose layers are d_model wide, and mixes all of them and the token '
+                    "vectors, num_layers + 1 in all."
+                )
+        return self
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; what is None is left out."""
@@ -98,6 +111,11 @@ class Spec(Choice, Part):
     def two_way(self) -> bool:
         """Whether it is a forward and a backward model (ELMo)."""
         return False
+
+    @property
+    def layer_mix(self) -> LayerMix | None:
+        """The mix of its layers that a task's head can read."""
+        return None
 
     @property
     def biases_encoder(self) -> bool:

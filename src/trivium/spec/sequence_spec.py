@@ -8,7 +8,9 @@ from pydantic import Field, model_validator
 
 from trivium.errors import SpecError
 from trivium.spec.base_spec import Spec
+from trivium.spec.characters import CharacterConvolutions
 from trivium.spec.heads import HeadInput
+from trivium.spec.heads.layers import LayerMix
 from trivium.spec.heads.vocabulary import LMHead
 from trivium.spec.norms import LayerNorm
 from trivium.spec.part import Count, DropoutRate, NumLayers, Positive
@@ -24,19 +26,27 @@ class RNNSpec(Spec):
 
     `direction` "forward" reads from left to right: a language model. "both" makes every layer
     bidirectional (Schuster and Paliwal 1997): an encoder. "two-way" is a forward and a backward
-    language model that share token vectors and softmax (ELMo, Peters et al. 2018).
+    language model that share token vectors and softmax (ELMo, Peters et al. 2018); with the heads
+    of a task in place of the softmax it is an encoder, whose states are those of both models, of
+    the last layer or, with a head "mix", of all layers.
 
     Token vectors are `d_model` wide and cells `d_hidden`; hidden states of another width than
-    `d_model` are multiplied by a matrix to it. Cells read token vectors times `scale`: tied token
-    vectors start small, and cells learn slowly from small inputs. Dropout is on all that is not
-    recurrent (Zaremba et al. 2014): token vectors, between the layers, hidden states.
+    `d_model` are multiplied by a matrix to it. With `d_projection` those of an LSTM are projected
+    to it before anything reads them (Sak et al. 2014). With `connections` "residual" every layer
+    but the first adds its input to its output. Cells read token vectors times `scale`: tied token
+    vectors start small, and cells learn slowly from small inputs. With `characters` token vectors
+    are made from the characters of a token. Dropout is on all that is not recurrent (Zaremba et
+    al. 2014): token vectors, between the layers, hidden states.
     """
 
     kind: Literal["rnn"] = "rnn"
     cell: Cell
     d_hidden: Count
     num_layers: NumLayers
+    d_projection: Count | None = None
     direction: Literal["forward", "both", "two-way"] = "forward"
+    connections: Literal["plain", "residual"] = "plain"
+    characters: CharacterConvolutions | None = None
     scale: Positive = 1.0
     dropout: DropoutRate = 0.0
 
@@ -45,17 +55,40 @@ class RNNSpec(Spec):
         for head in self.heads:
             two_sided = head.reads_both_sides
             is_lm = isinstance(head, LMHead)
-            if {"forward": two_sided, "both": is_lm, "two-way": not is_lm}[self.direction]:
+            beside = len(self.heads) > 1
+            refused = {
+                "forward": two_sided,
+                "both": is_lm,
+                "two-way": two_sided or (is_lm and beside),
+            }
+            if refused[self.direction]:
                 raise SpecError(
-                    f'an RNN of direction "{self.direction}" has no {head.kind} head: "forward" '
-                    'predicts from the left, "both" is an encoder, "two-way" has an lm head only.'
+                    f'an RNN of direction "{self.direction}" has no {head.kind} head'
+                    f'{" beside others" * (is_lm and beside)}: "forward" predicts from the left, '
+                    '"both" is an encoder, "two-way" has an lm head alone, or those of tasks.'
                 )
+            if self.characters and getattr(head, "tied", False):
+                raise SpecError(
+                    f"characters: the {head.kind} head cannot be tied to token vectors that are "
+                    "made from characters: set its tied = false."
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _projection_fits(self) -> Self:
+        if self.d_projection and (self.cell != "lstm" or self.d_projection >= self.d_hidden):
+            raise SpecError(
+                f"d_projection = {self.d_projection} is for an LSTM of more cells (d_hidden); this "
+                f'is "{self.cell}" with {self.d_hidden}: leave it out.'
+            )
         return self
 
     @property
     def family(self) -> Literal["encoder-only", "decoder-only"]:
-        """As of a Transformer; a two-way model generates by its forward half."""
-        return "encoder-only" if self.direction == "both" else "decoder-only"
+        """As of a Transformer; a two-way language model generates by its forward half."""
+        is_lm = any(isinstance(head, LMHead) for head in self.heads)
+        encodes = self.direction == "both" or (self.two_way and not is_lm)
+        return "encoder-only" if encodes else "decoder-only"
 
     @property
     def two_way(self) -> bool:
@@ -68,27 +101,32 @@ class RNNSpec(Spec):
         return self.direction == "forward"
 
     @property
-    def takes_heads(self) -> bool:
-        """Not where both directions share the head over the vocabulary."""
-        return not self.two_way
+    def layer_mix(self) -> LayerMix | None:
+        """Of two directions, where all layers are as wide as token vectors."""
+        fits = self.two_way and self.d_state == self.d_model
+        return LayerMix(num_layers=self.num_layers + 1) if fits else None
 
     @property
     def d_state(self) -> int:
-        """Width of the last layer's output at a position."""
-        return self.d_hidden * (2 if self.direction == "both" else 1)
+        """Width of a layer's output at a position."""
+        return (self.d_projection or self.d_hidden) * (2 if self.direction == "both" else 1)
 
     def kept_bytes(self, length: int, item: int, *, on_cpu: bool, recompute: bool = False) -> int:
         """Gates before and after their functions, states and outputs: at most ten a cell."""
         directions = 1 if self.direction == "forward" else 2
-        cells = 10 * self.d_hidden * self.num_layers * directions
-        return 4 * (cells + 6 * self.d_model * directions)
+        numbers = 10 * self.d_hidden * self.num_layers * directions + 6 * self.d_model * directions
+        if (part := self.characters) is not None:  # of a token that no other position has
+            numbers += part.max_characters * part.d_character
+            numbers += (4 + 6 * part.num_highways) * sum(part.filters)
+        return 4 * numbers
 
     @property
     def head_input(self) -> HeadInput:
         """What the heads are built with."""
+        reads_both = self.two_way and self.family == "encoder-only"
         return HeadInput(
             vocab_size=self.vocab_size,
-            d_model=self.d_model,
+            d_model=self.d_model * (2 if reads_both else 1),
             d_embedding=self.d_model,
             projects=False,
             norm=LayerNorm(),

@@ -312,6 +312,9 @@ def average_weights(folder: Path, count: int) -> dict[str, Tensor]:
     good = [path for path in checkpoints(folder) if damage(path) is None][:count]
     for checkpoint in good:
         for name, weight in read_safetensors(checkpoint / WEIGHTS).items():
+            if not weight.is_floating_point():  # a table that is not trained
+                total[name] = weight
+                continue
             total[name] = total[name] + weight / len(good) if name in total else weight / len(good)
     return total
 

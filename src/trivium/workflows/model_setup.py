@@ -76,6 +76,8 @@ def set_up_model(
     final = _final_spec(recipe, spec, settings, corpus, new=base is None)
     module = objectives[0].build(final, seed=recipe.seed, device=device)
     models = objectives[0].models(module)
+    for model in models.values():
+        model.spell(corpus.tokenizer.token_bytes, corpus.tokenizer.continues_word())
     new_heads: tuple[str, ...] = ()
     if base is not None and not recipe.model.new_weights:
         objectives[0].separate(module)

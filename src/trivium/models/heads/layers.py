@@ -1,0 +1,33 @@
+"""The head that mixes the layers of a model for a task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from trivium import spec
+from trivium.nn.part_module import PartModule
+
+
+class WeightedLayers(PartModule, of=spec.LayerMix):
+    """ELMo = gamma sum_j s_j h_j, s = softmax(w) (Peters et al. 2018, equation 1).
+
+    It starts as the mean of the layers.
+    """
+
+    def __init__(self, head: spec.LayerMix, inputs: spec.HeadInput) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.zeros(head.num_layers))
+        self.gamma = nn.Parameter(torch.ones(1))
+
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        """w = 0, gamma = 1."""
+        nn.init.zeros_(self.weights)
+        nn.init.ones_(self.gamma)
+
+    def forward(self, layers: Iterable[Tensor]) -> Tensor:
+        """Layers [..., D] each -> [..., D]."""
+        shares = self.gamma * self.weights.softmax(0)
+        return sum(share * layer for share, layer in zip(shares, layers, strict=True))  # type: ignore[return-value]

@@ -1,0 +1,83 @@
+"""Token vectors from characters: convolutions, highway layers, a projection.
+
+Shape letters: U tokens, L characters of a token, E width of a character, F filters, D d_model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from trivium import spec
+from trivium.nn.part_module import PartModule
+
+_BEGIN, _END, _PADDING = 256, 257, 258  # beside the 256 bytes
+
+
+class CharacterVectors(PartModule, of=spec.CharacterConvolutions):
+    """See `spec.characters.CharacterConvolutions`. Every token of a batch is computed once.
+
+    `spelling`, int16 [V, L], are the characters of every token; `spell` sets them. Without a
+    tokenizer token 12 is written "12".
+    """
+
+    spelling: Tensor
+
+    def __init__(self, part: spec.CharacterConvolutions, vocab_size: int, d_model: int) -> None:
+        super().__init__()
+        self.part, width = part, sum(part.filters)
+        self.characters = nn.Embedding.from_pretrained(
+            torch.empty(_PADDING + 1, part.d_character), freeze=False
+        )
+        self.convolutions = nn.ModuleList(
+            nn.Conv1d(part.d_character, count, size) for size, count in enumerate(part.filters, 1)
+        )
+        self.gates = nn.ModuleList(nn.Linear(width, width) for _ in range(part.num_highways))
+        self.transforms = nn.ModuleList(nn.Linear(width, width) for _ in range(part.num_highways))
+        self.project = nn.Linear(width, d_model)
+        shape = vocab_size, part.max_characters
+        self.register_buffer("spelling", torch.empty(shape, dtype=torch.int16))
+
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        """As the authors' code: vectors of characters uniform in +-1, filters in +-0.05 (Kim et al.
+        2016), matrices normal with deviation F^-0.5; biases 0, those of the gates -2.
+        """
+        nn.init.uniform_(self.characters.weight, -1.0, 1.0, generator=generator)
+        for name, weight in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.constant_(weight, -2.0 if name.startswith("gates.") else 0.0)
+            elif name.startswith("convolutions."):
+                nn.init.uniform_(weight, -0.05, 0.05, generator=generator)
+            elif not name.startswith("characters."):
+                nn.init.normal_(weight, 0.0, weight.shape[1] ** -0.5, generator=generator)
+        names = [str(index).encode() for index in range(len(self.spelling))]
+        self.spell(names, [False] * len(names))
+
+    def spell(self, tokens: Sequence[bytes], continues: Sequence[bool]) -> None:
+        """Set how the first tokens of the vocabulary are written, and which continue a word."""
+        longest = self.part.max_characters
+        rows = [
+            [*(() if inside else (_BEGIN,)), *data[: longest - 1 - (not inside)], _END]
+            for data, inside in zip(tokens, continues, strict=True)
+        ]
+        padded = [[*row, *[_PADDING] * (longest - len(row))] for row in rows]
+        self.spelling[: len(rows)] = torch.tensor(padded, dtype=self.spelling.dtype)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Int64 [...] -> [..., D]."""
+        ids, place = input_ids.unique(return_inverse=True)
+        return F.embedding(place, self.read(self.spelling[ids]))
+
+    def read(self, characters: Tensor) -> Tensor:
+        """Characters of tokens, int16 [U, L] -> [U, D]."""
+        # What is beyond one window of padding after the longest token is that window again.
+        longest = int((characters != _PADDING).sum(1).max()) + len(self.convolutions)
+        letters = self.characters(characters[:, :longest].long()).transpose(1, 2)  # [U, E, L]
+        found = [convolution(letters).max(-1).values for convolution in self.convolutions]
+        x = torch.cat(found, -1).relu()
+        for gate, transform in zip(self.gates, self.transforms, strict=True):
+            x = x.lerp(transform(x).relu(), gate(x).sigmoid())
+        return self.project(x)
