@@ -123,6 +123,11 @@ def test_overfits_and_measures_itself():
         TaggedSentence(one.words, tuple("N" if w[0].isupper() else "X" for w in one.words), "x")
         for one in gold
     ]
+    _, elmo, _ = overfit(Tagging(), gold, "elmo", lr=3e-3)
+    assert elmo.capabilities == ("logits", "tag", "embed")
+    assert elmo.module.heads["mix"].weights.any()
+    assert [each.tag for each in elmo.tag("in Oslo")] == ["O", "B-LOC"]
+    assert elmo.embed(["in Oslo"]).shape == (1, 2 * elmo.spec.d_model)
     objective, lm, _ = overfit(Tagging(), parts, "gpt2")
     metrics = objective.metrics(lm, parts)
     assert (metrics.main, metrics.score, metrics.labels) == ("accuracy", 1.0, ("N", "X"))

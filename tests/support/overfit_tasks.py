@@ -18,6 +18,7 @@ CPU = torch.device("cpu")
 SPECIALS = {
     "bert": ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"],
     "gpt2": ["<|endoftext|>", "<unk>"],
+    "elmo": ["<|endoftext|>", "<unk>"],
     "t5": ["<pad>", "</s>", "<unk>"],
 }
 

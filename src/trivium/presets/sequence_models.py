@@ -50,7 +50,6 @@ def _elmo(
     characters: CharacterConvolutions,
     paper: str,
     vocab_size: int = 16_384,
-    scale: float = 1.0,
     length: int = 128,
 ) -> Preset:
     """Its cells are clipped in the paper's code, and its softmax is sampled; here neither."""
@@ -64,7 +63,6 @@ def _elmo(
         direction="two-way",
         connections="residual",
         characters=characters,
-        scale=scale,
         heads=(LMHead(tied=False, bias=True),),
     )
     return Preset(spec, paper, length)

@@ -88,8 +88,12 @@ def optimizer_kind(spec: Spec, *, fast: bool) -> Literal["adamw", "muon"]:
 def pretraining_rate(spec: Spec) -> float:
     """The peak learning rate of AdamW for new weights of this width and norm order."""
     if not spec.stacks:
-        elman = isinstance(spec, RNNSpec) and spec.cell.startswith("elman")
-        return 6e-3 * (256 / max(1, spec.d_model)) ** 0.5 * (0.5 if elman else 1.0)
+        rate = 6e-3 * (256 / max(1, spec.d_model)) ** 0.5
+        if isinstance(spec, RNNSpec):
+            rate *= 0.5 if spec.cell.startswith("elman") else 1.0
+            # The layers between characters and token vectors have no norms: vectors would grow.
+            rate *= 1.0 if spec.characters is None else 0.25
+        return rate
     return 2e-3 * (256 / spec.d_model) ** 0.75 * (0.5 if _is_post_norm(spec) else 1.0)
 
 
