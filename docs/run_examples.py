@@ -67,7 +67,11 @@ class Runner:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.server = folder, None
-        self.environment = os.environ | {"COLUMNS": "88", "PYTHONUNBUFFERED": "1"}
+        self.environment = os.environ | {
+            "COLUMNS": "88",
+            "LANGUAGE": "en",
+            "PYTHONUNBUFFERED": "1",
+        }
 
     def __enter__(self) -> Runner:
         return self

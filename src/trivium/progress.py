@@ -10,10 +10,13 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from trivium.messages import padded, translated
+
 # Seconds between status lines where the output is no terminal.
 _LOG_EVERY = 20.0
 # Seconds after which the live line says for how long it has not changed.
 _STANDING = 5.0
+_LABEL_WIDTH = 11
 
 
 class ProgressLine:
@@ -55,9 +58,16 @@ class ProgressLine:
         self._printed = time.monotonic()
         self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
+    def tell(self, label: str, words: str, /, **values: object) -> None:
+        """Print what a label stands for, in the reader's language: see `translated`.
+
+        Without a label it belongs to the line before.
+        """
+        self.say(labelled(label, translated(words, **values)))
+
     def warn(self, message: str) -> None:
         """Print a warning."""
-        self.say(f"warning    {message}", style="yellow")
+        self.say(labelled("warning", message), style="yellow")
 
     def _line(self) -> Text:
         """What the terminal shows, cut at its width."""
@@ -66,13 +76,18 @@ class ProgressLine:
         return Text(self._text + waiting, style="dim", no_wrap=True, overflow="ellipsis")
 
 
+def labelled(label: str, text: str) -> str:
+    """A line of a run: a label in the reader's language, and its text."""
+    return padded(translated(label), _LABEL_WIDTH) + text
+
+
 def counted(number: int, noun: str) -> str:
     """A number of things.
 
     >>> counted(1, "step"), counted(2000, "step")
     ('1 step', '2,000 steps')
     """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {translated(noun if number == 1 else f'{noun}s')}"
 
 
 def short_duration(seconds: float) -> str:

@@ -9,7 +9,8 @@ import pytest
 
 from trivium.errors import TriviumError
 from trivium.explain import Bilingual, explain, load_topic, topic_names
-from trivium.explain.page import say, terminal_language
+from trivium.explain.page import say
+from trivium.messages import terminal_language
 
 
 class _Balanced(HTMLParser):

@@ -27,7 +27,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import trivium
+from trivium.cli._help import in_readers_language
 from trivium.errors import MissingExtraError, TriviumError, did_you_mean
+from trivium.messages import Language
 
 INTERRUPTED, OUTPUT_CLOSED = 130, 141
 
@@ -126,12 +128,18 @@ class CommandGroup(TyperGroup):
         name, known = args[0], commands()
         if name in known:
             completes = ctx.resilient_parsing
-            return name, _outline(name) if completes else load_command(name), args[1:]
+            command = _outline(name) if completes else load_command(name)
+            return name, in_readers_language(command), args[1:]
         if not name.startswith("-"):
             inside = (other for other, _ in _load_all() if other.endswith(f" {name}"))
             near = "".join(f" Did you mean `trivium {other}`?" for other in inside)
             ctx.fail(f"there is no command {name!r}.{near or did_you_mean(name, known)}")
         return super().resolve_command(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """The help of the program, when its language is known."""
+        in_readers_language(self)
+        super().format_help(ctx, formatter)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command; a wrong input becomes one message and an exit code."""
@@ -240,6 +248,11 @@ def _show_version(requested: bool) -> None:
         raise typer.Exit
 
 
+def _set_language(language: Language | None) -> None:
+    if language is not None:
+        os.environ["LANGUAGE"] = language
+
+
 @app.callback()
 def options(
     version: Annotated[
@@ -247,6 +260,15 @@ def options(
         typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version),
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    language: Annotated[
+        Language | None,
+        typer.Option(
+            help="English or Chinese.",
+            show_default="the terminal's",
+            is_eager=True,
+            callback=_set_language,
+        ),
+    ] = None,
 ) -> None:
     """Options of the program itself; `CommandGroup.invoke` reads them."""
 

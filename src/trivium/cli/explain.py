@@ -20,9 +20,11 @@ import typer
 from typer.core import TyperGroup
 
 from trivium.cli import add_examples, described
+from trivium.cli._help import in_readers_language
 from trivium.cli._shared import print_json
 from trivium.explain import load_topic, topic_names
-from trivium.explain.page import Language, Page, say, terminal_language
+from trivium.explain.page import Page, say
+from trivium.messages import Language, terminal_language
 
 
 class _TopicCommands(Mapping[str, Any]):
@@ -39,7 +41,8 @@ class _TopicCommands(Mapping[str, Any]):
             raise KeyError(name)
         topic = load_topic(name)
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        single.command(name, short_help=topic.SUMMARY.en)(_command(topic.explain))
+        summary = say(topic.SUMMARY, terminal_language())
+        single.command(name, short_help=summary)(_command(topic.explain))
         command = typer.main.get_command(single)
         add_examples(command, f"explain {name}", str(__doc__).partition("\n\n")[2])
         return command
@@ -49,6 +52,11 @@ class _TopicGroup(TyperGroup):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.commands: Any = _TopicCommands()
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a topic, in the reader's language."""
+        command = super().get_command(ctx, cmd_name)
+        return None if command is None else in_readers_language(command)
 
 
 app = typer.Typer(

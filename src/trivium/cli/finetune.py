@@ -44,6 +44,7 @@ from typer.core import TyperCommand
 from trivium.cli import _options as opt
 from trivium.cli._shared import fraction_or_paths, run_folder
 from trivium.config import Key, list_keys
+from trivium.messages import translated
 from trivium.objectives import Objective, task_kinds
 from trivium.train.run_folder import Resume
 from trivium.workflows.training import finetune as run_finetuning
@@ -63,7 +64,8 @@ class Command(TyperCommand):
         if self._task is None:
             return
         keys = [key for key in list_keys(Objective.kinds[self._task]) if key.name != "kind"]
-        with formatter.section(f"Keys of {self._task}, such as --set objective.{keys[0].name}=..."):
+        heading = "Keys of {task}, such as --set objective.{key}=..."
+        with formatter.section(translated(heading, task=self._task, key=keys[0].name)):
             formatter.write_dl([(f"objective.{key.name}", _describe(key)) for key in keys])
 
 

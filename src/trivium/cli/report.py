@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from trivium.messages import translated
 from trivium.report import text_report, write_comparison, write_report
 
 _COMPARISON = Path("comparison.html")
@@ -41,6 +42,6 @@ def report(
     else:
         path = write_comparison(runs, out or _COMPARISON)
     typer.echo(text_report(runs))
-    typer.echo(f"report  {path}")
+    typer.echo(f"{translated('report')}  {path}")
     if open_page:
         webbrowser.open(path.resolve().as_uri())

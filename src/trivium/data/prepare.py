@@ -33,6 +33,7 @@ from trivium.data.splitting import CorpusOptions, SplitSources, split_sources
 from trivium.data.text_batches import encode_texts, group_sources, read_pieces
 from trivium.errors import DataError, TriviumError
 from trivium.files import locked, move_folder, read_json, replace_folder, sha256, write_json
+from trivium.messages import translated
 from trivium.remote import cache_folder, is_remote, upload
 from trivium.text import Tokenizer
 
@@ -61,10 +62,13 @@ class PrepareProgress:
             return self.note
         read = f"{self.read_bytes / 1e6:,.1f}"
         if self.total_bytes:
-            read += f" of {self.total_bytes / 1e6:,.1f}"
-        return (
-            f"{read} MB of files read, {self.documents:,} documents, {self.tokens:,} tokens, "
-            f"{self.bytes_per_second / 1e6:.1f} MB/s"
+            read += f" / {self.total_bytes / 1e6:,.1f}"
+        return translated(
+            "{read} MB of files read, {documents:,} documents, {tokens:,} tokens, {rate:.1f} MB/s",
+            read=read,
+            documents=self.documents,
+            tokens=self.tokens,
+            rate=self.bytes_per_second / 1e6,
         )
 
 

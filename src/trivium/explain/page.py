@@ -5,7 +5,6 @@ A page knows its words in English and in Chinese, and is written as text, HTML o
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +25,7 @@ from trivium.explain.text_format import (
     underlined,
 )
 from trivium.files import write_file
-
-Language: TypeAlias = Literal["en", "zh"]
+from trivium.messages import Language, terminal_language
 
 
 class Bilingual(NamedTuple):
@@ -50,12 +48,6 @@ def say(label: Any, language: Language) -> str:
     if isinstance(label, list):
         return f"({', '.join(say(one, language) for one in label)})"
     return str(label)
-
-
-def terminal_language() -> Language:
-    """That of the environment's locale."""
-    names = (os.environ.get(key) for key in ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"))
-    return "zh" if next((name for name in names if name), "").startswith("zh") else "en"
 
 
 @dataclass(frozen=True)

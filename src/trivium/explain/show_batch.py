@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 from trivium.explain.batch_parts import batch_parts
-from trivium.explain.page import Bilingual, Page, TokenRow, say, terminal_language
+from trivium.explain.page import Bilingual, Page, TokenRow, say
 from trivium.language_model import LanguageModel
+from trivium.messages import terminal_language
 from trivium.train import Callback
 from trivium.train.loader import GlobalBatch
 from trivium.train.run_folder import RunFolder

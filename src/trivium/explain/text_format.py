@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trivium.messages import display_width, padded
+
 _WIDTH, _CURVE_ROWS = 79, 9
-
-
-def _columns(text: str) -> int:
-    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
-    narrow = sum(not unicodedata.combining(character) for character in text)
-    return narrow + wide
-
-
-def _padded(text: str, width: int, *, right: bool = False) -> str:
-    space = " " * (width - _columns(text))
-    return space + text if right else text + space
 
 
 def _is_number(text: str) -> bool:
@@ -27,12 +17,12 @@ def _is_number(text: str) -> bool:
 
 def underlined(title: str, line: str) -> str:
     """A title over a line of its length."""
-    return f"{title}\n{line * _columns(title)}"
+    return f"{title}\n{line * display_width(title)}"
 
 
 def paragraph(words: str) -> str:
     """Words in lines of a terminal's width; Chinese is left to the terminal, which breaks it."""
-    return words if _columns(words) > len(words) else textwrap.fill(words, _WIDTH)
+    return words if display_width(words) > len(words) else textwrap.fill(words, _WIDTH)
 
 
 def numeric_columns(cells: Sequence[Sequence[str]]) -> list[bool]:
@@ -42,12 +32,10 @@ def numeric_columns(cells: Sequence[Sequence[str]]) -> list[bool]:
 
 def table_text(caption: str, cells: Sequence[Sequence[str]]) -> str:
     """Aligned columns, those of numbers on the right; the first row has their names."""
-    widths = [max(map(_columns, column)) for column in zip(*cells)]
+    widths = [max(map(display_width, column)) for column in zip(*cells)]
     numeric = numeric_columns(cells)
     lines = [
-        "  ".join(
-            map(lambda cell, width, right: _padded(cell, width, right=right), *parts)
-        ).rstrip()
+        "  ".join(map(lambda cell, width, right: padded(cell, width, right=right), *parts)).rstrip()
         for parts in ((row, widths, numeric) for row in cells)
     ]
     return "\n".join(([caption] if caption else []) + ["    " + line for line in lines])
@@ -85,11 +73,11 @@ def tokens_text(caption: str, cells: Sequence[tuple[str, str, str]]) -> str:
     above, below = "    ", "    "
     for token, note, tone in cells:
         token = f"[{token}]" if tone == "predicted" else f"*{token}" if tone == "changed" else token
-        width = max(_columns(token), _columns(note)) + 1
-        if _columns(above) + width > _WIDTH:
+        width = max(display_width(token), display_width(note)) + 1
+        if display_width(above) + width > _WIDTH:
             lines += [above.rstrip(), below.rstrip()]
             above, below = "    ", "    "
-        above, below = above + _padded(token, width), below + _padded(note, width)
+        above, below = above + padded(token, width), below + padded(note, width)
     return "\n".join(line for line in [*lines, above.rstrip(), below.rstrip()] if line)
 
 

@@ -21,6 +21,7 @@ from torch import nn
 from trivium.data.documents import ReadOptions, read_documents, text_bytes
 from trivium.data.rows import Rows
 from trivium.errors import RecipeError
+from trivium.messages import translated
 from trivium.model_loading import load
 from trivium.progress import ProgressLine, short_duration
 from trivium.spec import Spec
@@ -75,10 +76,16 @@ class Forecast:
         end = time.localtime(time.time() + self.seconds)
         until = time.strftime("%H:%M" if self.seconds < 86_400 / 2 else "%Y-%m-%d", end)
         rate, tokens, steps = (float(f"{number:.3g}") for number in numbers)
-        return (
-            f"about {rate:,.0f} tokens/s at this moment: {tokens:,.0f} tokens ({steps:,.0f} steps) "
-            f"in {short_duration(self.seconds)} without evaluations, until {until}; memory "
-            f"{self.memory_bytes / 2**30:.1f} of {self.free_bytes / 2**30:.1f} GiB"
+        return translated(
+            "about {rate:,.0f} tokens/s at this moment: {tokens:,.0f} tokens ({steps:,.0f} steps) "
+            "in {time} without evaluations, until {until}; memory {used:.1f} of {free:.1f} GiB",
+            rate=rate,
+            tokens=tokens,
+            steps=steps,
+            time=short_duration(self.seconds),
+            until=until,
+            used=self.memory_bytes / 2**30,
+            free=self.free_bytes / 2**30,
         )
 
     @property
@@ -162,14 +169,14 @@ def say_forecast(
     drawn = any(stream.objective.rolls_out for stream in trainer.loader.streams)
     if seconds <= _WORTH_SECONDS or drawn:  # the tokens of samples are not known
         return {}
-    line.update("measuring the speed")
+    line.update(translated("measuring the speed"))
     try:
         forecast = forecast_run(trainer, memory)
     except RecipeError:
         if parallel.size > 1:  # the others wait for this one inside the step
             raise
         return {}  # the run itself then takes smaller micro-batches
-    line.say(f"forecast   {forecast.line}")
+    line.tell("forecast", forecast.line)
     if forecast.warning is not None:
         line.warn(forecast.warning)
     return {"forecast": forecast.to_dict()}

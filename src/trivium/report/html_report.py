@@ -17,6 +17,7 @@ import numpy as np
 from trivium.config import flattened
 from trivium.errors import CheckpointError
 from trivium.files import write_file
+from trivium.messages import terminal_language, translated
 from trivium.progress import short_duration
 from trivium.report.ranking import have_same_text, incomparable, rank_runs, text_ranking
 from trivium.report.run_files import Points, RunFiles, number, read_run
@@ -37,22 +38,33 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
     """
     run = read_run(run_folder)
     summary = summarize(run)
-    losses = {"training": run.series("train_loss"), "validation": run.series("valid_loss")}
+    losses = {
+        translated("training"): run.series("train_loss"),
+        translated("validation"): run.series("valid_loss"),
+    }
     terms = [name for name in run.loss_terms if not name.endswith("_accuracy")]
-    losses |= {f"validation, {name}": run.series(f"valid_{name}") for name in terms}
+    losses |= {
+        translated("validation, {name}", name=name): run.series(f"valid_{name}") for name in terms
+    }
+    speed = translated("Tokens/s")
     return _write_page(
         Path(out or run.folder / "report.html"),
         "report.html.j2",
         title=run.name,
         run=run,
         summary=summary,
-        loss_chart=line_chart(f"Loss ({run.unit})", losses, levels=run.baselines),
+        loss_chart=line_chart(
+            translated("Loss ({unit})", unit=run.unit), losses, levels=run.baselines
+        ),
         metric_chart=_metric_chart(run),
         training_charts=[
             *(line_chart(name, {name: run.series(f"train_{name}")}) for name in run.step_terms),
-            line_chart("Learning rate", {"lr": run.series("lr")}, from_zero=True),
-            line_chart("Tokens/s", {"tokens/s": run.series("tokens_per_second")}, from_zero=True),
-            line_chart("Gradient norm before clipping", {"norm": run.series("grad_norm")}),
+            line_chart(translated("Learning rate"), {"lr": run.series("lr")}, from_zero=True),
+            line_chart(speed, {speed: run.series("tokens_per_second")}, from_zero=True),
+            line_chart(
+                translated("Gradient norm before clipping"),
+                {translated("norm"): run.series("grad_norm")},
+            ),
         ],
         confusion=confusion_matrix(run.evaluation),
         tokenizers=_tokenizers(run),
@@ -77,7 +89,8 @@ def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path
         chosen = [(n, run) for n, run in zip(names, runs) if only in (None, run.objective)]
         series = {name: run.series(key, over=over) for name, run in chosen}
         zero = key == "tokens_per_second"
-        title = f"{title} over {over}" + (f", {only}" if len(chosen) < len(runs) else "")
+        title = translated("{title} over {axis}", title=title, axis=translated(over))
+        title += f", {only}" if len(chosen) < len(runs) else ""
         return line_chart(title, series, x_label=over, levels=levels, from_zero=zero)
 
     charts = []
@@ -86,13 +99,15 @@ def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path
         charts.append(chart(metric, f"valid_{metric}", "step", {}))
     for objective in dict.fromkeys(run.objective for run in runs):  # losses do not compare
         for over in ("tokens", "seconds", "step"):
-            charts.append(chart("Validation loss", "valid_loss", over, levels, objective))
-        charts.append(chart("Training loss", "train_loss", "tokens", levels, objective))
-    charts.append(chart("Tokens/s", "tokens_per_second", "step", {}))
+            charts.append(
+                chart(translated("Validation loss"), "valid_loss", over, levels, objective)
+            )
+        charts.append(chart(translated("Training loss"), "train_loss", "tokens", levels, objective))
+    charts.append(chart(translated("Tokens/s"), "tokens_per_second", "step", {}))
     return _write_page(
         Path(out),
         "comparison.html.j2",
-        title=f"{len(runs)} runs compared",
+        title=translated("{count} runs compared", count=len(runs)),
         rows=list(zip(names, runs, summaries, strict=True)),
         rankings=rank_runs(runs, names),
         warnings=incomparable(runs),
@@ -127,12 +142,16 @@ def _metric_chart(run: RunFiles) -> dict[str, Any] | None:
     metric = run.metric
     if metric is None or metric == "loss":
         names = [name for name in run.loss_terms if name.endswith("_accuracy")]
-        return line_chart("Accuracy", {name: run.series(f"valid_{name}") for name in names})
+        return line_chart(
+            translated("Accuracy"), {name: run.series(f"valid_{name}") for name in names}
+        )
     limit, total = run.fact("eval_examples") or 0, run.fact("valid_examples") or 0
     measured = run.fact("metric_examples") or 0
-    count = f"{measured:,.0f} of the " if 0 < limit < total else ""
-    points = run.series(f"valid_{metric}")
-    return line_chart(f"{metric} on {count}held-out examples", {metric: points})
+    title = "{metric} on {count:,.0f} of the held-out examples"
+    if not 0 < limit < total:
+        title = "{metric} on held-out examples"
+    title = translated(title, metric=metric, count=measured)
+    return line_chart(title, {metric: run.series(f"valid_{metric}")})
 
 
 def _shown(value: Any) -> str:
@@ -167,7 +186,7 @@ def line_chart(
         return None
     return {
         "title": title,
-        "x_label": x_label,
+        "x_label": translated(x_label),
         "series": lines,
         "levels": [{"name": name, "value": value} for name, value in (levels or {}).items()],
         "from_zero": from_zero,
@@ -205,11 +224,11 @@ def confusion_matrix(evaluation: dict[str, Any]) -> dict[str, Any] | None:
 def _tokenizers(run: RunFiles) -> dict[str, dict[str, Any]]:
     """Heading -> statistics of each tokenizer."""
     if run.source_tokenizer is None:
-        tokenizers = {"Tokenizer": run.tokenizer}
+        tokenizers = {translated("Tokenizer"): run.tokenizer}
     else:
         tokenizers = {
-            "Tokenizer of sources": run.source_tokenizer,
-            "Tokenizer of targets": run.tokenizer,
+            translated("Tokenizer of sources"): run.source_tokenizer,
+            translated("Tokenizer of targets"): run.tokenizer,
         }
     return {title: token_statistics(one) for title, one in tokenizers.items() if one is not None}
 
@@ -232,10 +251,14 @@ def token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
         "continuing": continuing,
         "lengths": sorted(lengths.items()),
         "examples": {
-            "Special tokens": _clipped([tokenizer.tokens[i] for i in tokenizer.special_ids]),
-            "Tokens across the vocabulary": tokens[step // 2 :: step][:_NUM_EXAMPLE_TOKENS],
+            translated("Special tokens"): _clipped(
+                [tokenizer.tokens[i] for i in tokenizer.special_ids]
+            ),
+            translated("Tokens across the vocabulary"): tokens[step // 2 :: step][
+                :_NUM_EXAMPLE_TOKENS
+            ],
             # The vocabulary of Chinese WordPiece has single characters only.
-            "Longest tokens": longest if max(lengths, default=0) > 1 else [],
+            translated("Longest tokens"): longest if max(lengths, default=0) > 1 else [],
         },
     }
 
@@ -243,7 +266,11 @@ def token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
 def _clipped(tokens: list[str]) -> list[str]:
     """T5 has a hundred sentinels."""
     more = len(tokens) - _NUM_EXAMPLE_TOKENS
-    return [*tokens[:_NUM_EXAMPLE_TOKENS], f"... {more} more"] if more > 0 else tokens
+    return (
+        [*tokens[:_NUM_EXAMPLE_TOKENS], translated("... {count} more", count=more)]
+        if more > 0
+        else tokens
+    )
 
 
 def short(value: float) -> str:
@@ -269,6 +296,7 @@ def _write_page(path: Path, template: str, **values: Any) -> Path:
     style = vendor_style + own_style
     page = _environment().get_template(template)
     path.parent.mkdir(parents=True, exist_ok=True)
+    values["language"] = terminal_language()
     write_file(path, page.render(scripts=scripts, style=style, policy=policy, **values))
     return path
 
@@ -285,4 +313,5 @@ def _environment() -> jinja2.Environment:
     pretty = functools.partial(json.dumps, indent=2, ensure_ascii=False)
     environment.filters |= {"short": short, "duration": short_duration, "number": number}
     environment.filters |= {"shown": _shown, "pretty": pretty}
+    environment.globals["_"] = translated
     return environment

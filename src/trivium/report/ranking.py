@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from trivium.messages import display_width, padded, translated
 from trivium.progress import short_duration
 from trivium.report.run_files import RunFiles, number
 
@@ -47,7 +48,8 @@ class Ranking:
     @property
     def title(self) -> str:
         """The objective and the time."""
-        return f"{self.objective} after {short_duration(self.seconds)}"
+        after = short_duration(self.seconds)
+        return translated("{objective} after {time}", objective=self.objective, time=after)
 
 
 def incomparable(runs: Sequence[RunFiles]) -> list[str]:
@@ -57,12 +59,18 @@ def incomparable(runs: Sequence[RunFiles]) -> list[str]:
     sentences = []
     if len(objectives) > 1:
         sentences.append(
-            f"The runs have different objectives ({', '.join(objectives)}): their losses and "
-            "metrics cannot be compared with each other."
+            translated(
+                "The runs have different objectives ({objectives}): their losses and metrics "
+                "cannot be compared with each other.",
+                objectives=", ".join(objectives),
+            )
         )
     elif len(set(notes) - {""}) > 1:
         sentences.append(
-            f"Metrics are computed in different ways: {' / '.join(filter(None, notes))}."
+            translated(
+                "Metrics are computed in different ways: {notes}.",
+                notes=" / ".join(filter(None, notes)),
+            )
         )
     return sentences
 
@@ -83,7 +91,7 @@ def rank_runs(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Ranking]:
 
 
 def _objective(run: RunFiles) -> str:
-    return "next token" if run.predicts_next_token else run.objective
+    return translated("next token") if run.predicts_next_token else run.objective
 
 
 def _rank(objective: str, group: Sequence[tuple[str, RunFiles]]) -> Ranking:
@@ -124,11 +132,17 @@ def _losses_by_time(run: RunFiles) -> list[tuple[float, float]]:
 
 def text_ranking(ranking: Ranking) -> str:
     """A ranking as plain text."""
-    width = max(len(line.name) for line in ranking.lines)
+    width = max(display_width(line.name) for line in ranking.lines)
+    nats, per_byte = translated("nats per token"), translated("bits per byte")
     lines = [ranking.title, ""]
     for line in ranking.lines:
         place = "" if line.place is None else f"{line.place}."
-        bits = "" if line.bits is None else f"{line.bits:9.4f} bits per byte"
-        size = "" if line.parameters is None else f"{line.parameters:>13,.0f} parameters"
-        lines.append(f"{place:>3} {line.name:<{width}} {line.loss:9.4f} nats per token{bits}{size}")
+        bits = "" if line.bits is None else f"{line.bits:9.4f} {per_byte}"
+        size = (
+            ""
+            if line.parameters is None
+            else f"{line.parameters:>13,.0f} {translated('parameters')}"
+        )
+        name = padded(line.name, width)
+        lines.append(f"{place:>3} {name} {line.loss:9.4f} {nats}{bits}{size}")
     return "\n".join(lines)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from trivium.errors import CheckpointError, DataError
 from trivium.files import did_you_mean_folder, read_json, read_json_lines
+from trivium.messages import translated
 from trivium.text import Tokenizer
 
 RECIPE, METRICS = "recipe.toml", "metrics.jsonl"
@@ -184,7 +185,7 @@ class RunFiles:
     @property
     def unit(self) -> str:
         """Of losses: per token in pretraining."""
-        return "nats" if self.metric else "nats per token"
+        return translated("nats" if self.metric else "nats per token")
 
     @property
     def higher_is_better(self) -> bool:
@@ -202,7 +203,7 @@ class RunFiles:
     def baselines(self) -> dict[str, float]:
         """Label -> nats per token of the unigram baseline; empty where there is none."""
         loss = self.fact("unigram_loss")
-        return {} if loss is None else {"unigram baseline": loss}
+        return {} if loss is None else {translated("unigram baseline"): loss}
 
 
 def read_run(folder: str | Path) -> RunFiles:

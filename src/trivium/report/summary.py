@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trivium.messages import display_width, padded, translated
 from trivium.report.run_files import RunFiles, number
 
 # Nats. Closer than this to the unigram baseline, a model has learned little but frequencies.
@@ -67,14 +68,22 @@ def summarize(run: RunFiles) -> Summary:
     verdict += _unknown_tokens(run)
     for record in run.metrics:
         if "warning" in record:
-            verdict += f" At step {record.get('step')}: {record['warning']}"
+            verdict += translated(
+                " At step {step}: {warning}", step=record.get("step"), warning=record["warning"]
+            )
     skipped = max((count for _, count in run.series("skipped_steps")), default=0)
     if skipped:
-        verdict += f" Steps skipped for a spike of the gradient norm: {skipped:,.0f}."
+        verdict += translated(
+            " Steps skipped for a spike of the gradient norm: {count:,.0f}.", count=skipped
+        )
     if run.unfinished:
         budget = run.setting("train", "steps")
-        of_all = f" of {budget:,}" if budget else ""
-        verdict += f" The run has not finished: step {run.last('step') or 0:,.0f}{of_all}."
+        of_all = translated(" of {steps:,}", steps=budget) if budget else ""
+        verdict += translated(
+            " The run has not finished: step {step:,.0f}{of_all}.",
+            step=run.last("step") or 0,
+            of_all=of_all,
+        )
     return Summary(evaluations, best, loss, verdict, stuck)
 
 
@@ -82,28 +91,34 @@ def text_summary(run: RunFiles) -> str:
     """The table `Step | Training loss | Validation loss` and the verdict, as plain text."""
     summary, metric, unit = summarize(run), run.metric, run.unit
     best, unigram = summary.best, run.fact("unigram_loss")
-    head = ["Step", "Training loss", "Validation loss", *([metric] if metric else [])]
+    head = [translated(one) for one in ("Step", "Training loss", "Validation loss")]
+    head += [metric] if metric else []
     rows = [head]
     count = min(len(summary.evaluations), _TABLE_ROWS)
     spread = np.linspace(0, len(summary.evaluations) - 1, count).round().astype(int)
     for point in (summary.evaluations[index] for index in spread):
         values = [point.train_loss, point.valid_loss, point.metric][: len(head) - 1]
         rows.append([f"{point.step:,}", *("" if v is None else f"{v:.4f}" for v in values)])
-    widths = [max(9, len(name)) for name in head]
-    table = [" | ".join(map(str.rjust, row, widths)) for row in rows]
+    widths = [max(9, display_width(name)) for name in head]
+    table = [" | ".join(padded(*cell, right=True) for cell in zip(row, widths)) for row in rows]
     table.insert(1, "-+-".join("-" * width for width in widths))
     if count < len(summary.evaluations):
-        table.append(f"({count} of {len(summary.evaluations)} evaluations)")
+        every = len(summary.evaluations)
+        table.append(translated("({count} of {every} evaluations)", count=count, every=every))
     lines = [run.name, "", *([*table, ""] if count else [])]
-    if best is not None and best.metric is not None:
-        lines.append(f"best              {metric} {best.metric:.4f} at step {best.step:,}")
-    elif best is not None:
-        lines.append(f"best              {best.valid_loss:.4f} {unit} at step {best.step:,}")
+    shown = {}
+    if best is not None:
+        by_loss = best.metric is None
+        value = f"{best.valid_loss:.4f} {unit}" if by_loss else f"{metric} {best.metric:.4f}"
+        shown["best"] = translated("{value} at step {step:,}", value=value, step=best.step)
     elif summary.loss is not None:
-        lines.append(f"training loss     {summary.loss:.4f} {unit}, no evaluation")
+        value = f"{summary.loss:.4f} {unit}"
+        shown["training loss"] = translated("{value}, no evaluation", value=value)
     if unigram is not None:
-        lines.append(f"unigram baseline  {unigram:.4f} {unit}")
-    return "\n".join([*lines, f"verdict           {summary.verdict}"])
+        shown["unigram baseline"] = f"{unigram:.4f} {unit}"
+    shown["verdict"] = summary.verdict
+    lines += [f"{padded(translated(label), 16)}  {words}" for label, words in shown.items()]
+    return "\n".join(lines)
 
 
 def _majority_label(run: RunFiles) -> tuple[str, float] | None:
@@ -139,51 +154,68 @@ def _task_verdict(
 ) -> tuple[str, bool]:
     """The metric, and whether it is no better than one label for everything."""
     if run.score is None:
-        value = "not measured" if best.metric is None else f"{best.metric:.4f}"
-        return f"{metric} {value} so far, at step {best.step:,}.", False
+        value = translated("not measured") if best.metric is None else f"{best.metric:.4f}"
+        so_far = "{metric} {value} so far, at step {step:,}."
+        return translated(so_far, metric=metric, value=value, step=best.step), False
     examples = number(run.evaluation.get("num_examples")) or run.fact("valid_examples")
     sentence = f"{metric} {run.score:.4f}"
     if metric.endswith("bleu"):
         sentence += f" ({100 * run.score:.1f} BLEU)"
     if examples:
-        sentence += f" on {examples:,.0f} held-out examples"
+        sentence += translated(" on {count:,.0f} held-out examples", count=examples)
     if len(evaluations) > 1:
-        sentence += f", with the weights of step {best.step:,}, best of {len(evaluations)}"
+        sentence += translated(
+            ", with the weights of step {step:,}, best of {count}",
+            step=best.step,
+            count=len(evaluations),
+        )
     generated = metric.endswith(("bleu", "rouge_l"))
     least = _NOTHING_GENERATED if generated else _NOTHING_LEARNED
     if run.higher_is_better and metric != "reward" and run.score < least:  # that is any number
-        return f"{sentence}: next to nothing was learned. {_task_advice(run)}", True
+        nothing = translated("{result}: next to nothing was learned. ", result=sentence)
+        return nothing + _task_advice(run), True
     majority = _majority_label(run)
     if metric != "accuracy" or majority is None:
-        return f"{sentence}.", False
+        return translated("{result}.", result=sentence), False
     label, share = majority
     if run.score > share:
-        always = f'Always predicting "{label}", the most frequent label there, would give'
-        return f"{sentence}. {always} {share:.4f}.", False
+        better = (
+            '{result}. Always predicting "{label}", the most frequent label there, would give '
+            "{share:.4f}."
+        )
+        return translated(better, result=sentence, label=label, share=share), False
+    no_better = '{result}: no better than always predicting "{label}" ({share:.4f}). '
     return (
-        f'{sentence}: no better than always predicting "{label}" ({share:.4f}). {_task_advice(run)}'
+        translated(no_better, result=sentence, label=label, share=share) + _task_advice(run)
     ), True
 
 
 def _task_advice(run: RunFiles) -> str:
     if _unknown_tokens(run):
-        return (
+        return translated(
             "Take a longer run, a model whose tokenizer knows this text, or a preset, which gets a "
             "new one."
         )
     budgets = ("minutes", "tokens", "steps")
     budget = next((key for key in budgets if run.setting("train", key)), "epochs")
-    return (
-        f"Try more examples, a longer run (train.{budget}), another optimizer.lr, or a pretrained "
-        "model."
+    return translated(
+        "Try more examples, a longer run (train.{budget}), another optimizer.lr, or a pretrained "
+        "model.",
+        budget=budget,
     )
 
 
 def _unknown_tokens(run: RunFiles) -> str:
     """A sentence where the tokenizer does not know the text."""
     shares = (run.facts.get("unknown_shares") or {}).items()
-    unknown = [f"{share:.1%} of the {side}" for side, share in shares if share > UNKNOWN_SHARE]
-    return f" Tokens unknown to the tokenizer: {', '.join(unknown)}." if unknown else ""
+    unknown = [
+        translated("{share:.1%} of the {side}", share=share, side=translated(side))
+        for side, share in shares
+        if share > UNKNOWN_SHARE
+    ]
+    if not unknown:
+        return ""
+    return translated(" Tokens unknown to the tokenizer: {shares}.", shares=", ".join(unknown))
 
 
 def _verdict(
@@ -193,23 +225,33 @@ def _verdict(
     loss: float | None,
 ) -> tuple[str, bool]:
     if loss is None:
-        return "No loss has been logged yet.", False
-    sentence = f"Validation loss {loss:.4f} nats"
+        return translated("No loss has been logged yet."), False
+    sentence = translated("Validation loss {loss:.4f} nats", loss=loss)
     if best is None:
         held_out = run.fact("valid_tokens") or run.fact("valid_examples")
-        state = "not evaluated yet" if held_out else "nothing held out"
-        sentence = f"Training loss {loss:.4f} nats ({state})"
+        state = translated("not evaluated yet" if held_out else "nothing held out")
+        sentence = translated("Training loss {loss:.4f} nats ({state})", loss=loss, state=state)
     unigram, worse = run.fact("unigram_loss"), _worse_since(best, evaluations)
     if unigram is None:
-        return f"{sentence}.{worse}", False
+        return translated("{result}.", result=sentence) + worse, False
     if loss > unigram - _PLATEAU:
-        state = "is hardly better than" if loss < unigram else "is no better than"
+        state = translated("is hardly better than" if loss < unigram else "is no better than")
         if loss > unigram + _PLATEAU:
-            state = "has not reached"
-        sentence += f": the model {state} the unigram baseline ({unigram:.4f}).{worse}"
-        return sentence if worse or run.unfinished else f"{sentence} {_advice(run)}", True
-    sentence += f", {unigram - loss:.4f} below the unigram baseline ({unigram:.4f}).{worse}"
-    return sentence, False
+            state = translated("has not reached")
+        sentence = translated(
+            "{result}: the model {state} the unigram baseline ({unigram:.4f}).",
+            result=sentence,
+            state=state,
+            unigram=unigram,
+        )
+        return sentence + (worse if worse or run.unfinished else _advice(run)), True
+    below = translated(
+        "{result}, {below:.4f} below the unigram baseline ({unigram:.4f}).",
+        result=sentence,
+        below=unigram - loss,
+        unigram=unigram,
+    )
+    return below + worse, False
 
 
 def _worse_since(best: EvaluationPoint | None, evaluations: tuple[EvaluationPoint, ...]) -> str:
@@ -219,26 +261,34 @@ def _worse_since(best: EvaluationPoint | None, evaluations: tuple[EvaluationPoin
     last = evaluations[-1]
     if last.valid_loss is None or last.valid_loss <= best.valid_loss + _OVERFITTING:
         return ""
-    sentence = (
-        f" The last evaluation is worse ({last.valid_loss:.4f}) than the best at step {best.step:,}"
+    sentence = translated(
+        " The last evaluation is worse ({loss:.4f}) than the best at step {step:,}",
+        loss=last.valid_loss,
+        step=best.step,
     )
     if (last.train_loss or 0.0) > (best.train_loss or math.inf) + _OVERFITTING:
-        return f"{sentence}, and so is the training loss: try a lower optimizer.lr."
-    return f"{sentence}: the model overfits. Try more text, fewer epochs, or model.dropout = 0.1."
+        return sentence + translated(", and so is the training loss: try a lower optimizer.lr.")
+    return sentence + translated(
+        ": the model overfits. Try more text, fewer epochs, or model.dropout = 0.1."
+    )
 
 
 def _advice(run: RunFiles) -> str:
     """What helped stuck runs, the cheapest first, without what this run does already."""
-    advice = ["a longer run (train.steps or train.minutes)"]
+    advice = [translated("a longer run (train.steps or train.minutes)")]
     lr = number(run.setting("optimizer", "lr"))
     default = run.fact("default_lr")
     if lr is not None and default is not None and lr < 0.95 * default:
-        advice.append(f"a higher optimizer.lr ({default:.2g} is the default for new weights)")
+        higher = "a higher optimizer.lr ({lr:.2g} is the default for new weights)"
+        advice.append(translated(higher, lr=default))
     if (number(run.setting("train", "batch_tokens")) or 0) > 16_384:
-        advice.append("a smaller train.batch_tokens, which makes more steps of the same text")
+        advice.append(
+            translated("a smaller train.batch_tokens, which makes more steps of the same text")
+        )
     if (number(run.setting("model", "dropout")) or 0.0) > 0.0:
         advice.append("model.dropout = 0")
     stacks = [run.spec.get("encoder"), run.spec.get("decoder")]
     if any(isinstance(stack, dict) and "after" in stack.get("norms", ()) for stack in stacks):
-        advice.append("a pre-norm model such as modernbert-mini, which starts faster")
-    return f"Try {', '.join(advice[:-1])}{' or ' if len(advice) > 1 else ''}{advice[-1]}."
+        advice.append(translated("a pre-norm model such as modernbert-mini, which starts faster"))
+    options = translated(", ").join(advice[:-1]) + translated(" or ") * (len(advice) > 1)
+    return translated(" Try {options}.", options=options + advice[-1])

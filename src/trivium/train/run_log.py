@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trivium.errors import MissingExtraError
+from trivium.messages import display_width, padded, translated
 from trivium.objectives import Monitor
 from trivium.progress import ProgressLine, short_duration
 from trivium.train.recipe import TrainConfig
@@ -58,8 +59,10 @@ class RunLog:
         Returns what is done. The first step, which may compile, is left out of its estimate.
         """
         left = self._seconds_left(progress)
-        done = f"{progress:.0%} done" + ("" if left is None else f", {short_duration(left)} left")
-        self.line.update("  ".join((f"step {step:,}", done, *self._measured)))
+        done = translated("{share:.0%} done", share=progress)
+        if left is not None:
+            done += translated(", {time} left", time=short_duration(left))
+        self.line.update("  ".join((_step(step), done, *self._measured)))
         return done
 
     def write(self, record: dict[str, Any], progress: float) -> None:
@@ -75,7 +78,7 @@ class RunLog:
         else:
             self._show_row(record)
         if warning:
-            self.line.warn(f"step {record['step']:,}: {warning}")
+            self.line.warn(f"{_step(record['step'])}: {warning}")
 
     def close(self) -> None:
         """Flush what is left."""
@@ -85,29 +88,31 @@ class RunLog:
     def _show_step(self, record: dict[str, Any], progress: float) -> None:
         self._train_loss = record["train_loss"]
         rate = record["tokens_per_second"]
-        self._measured = [f"loss {record['train_loss']:.3f}"]
+        self._measured = [translated("loss {loss:.3f}", loss=record["train_loss"])]
         if (unigram := self.facts.get("unigram_loss")) is not None:
             self._measured.append(f"unigram {unigram:.2f}")
-        self._measured.append(f"{rate:,.0f} tokens/s")
+        self._measured.append(translated("{rate:,.0f} tokens/s", rate=rate))
         if peak := self.facts["peak_flops"]:
-            self._measured.append(f"{rate * self.facts['flops_per_token'] / peak:.0%} of peak")
+            share = rate * self.facts["flops_per_token"] / peak
+            self._measured.append(translated("{share:.0%} of peak", share=share))
         done = self.show_progress(record["step"], progress)
         evaluated = progress >= 1.0 or record["step"] % (self.config.eval_every or 1) == 0
         every = self.config.log_every is not None and not self.line.console.is_terminal
         if (self.line.log_is_due or every) and not evaluated:
             if self.metric == "":  # the table begins when its columns are known
-                self.line.say("  ".join((f"step {record['step']:,}", done, *self._measured)))
+                self.line.say("  ".join((_step(record["step"]), done, *self._measured)))
             else:
                 self._show_row(record, done)
 
     def show_heading(self) -> list[str]:
         """Print the heading of the table where it is new; its columns after the first."""
-        columns = [f"{'Training loss':>13}", f"{'Validation loss':>15}"]
+        columns = [translated("Training loss"), translated("Validation loss")]
+        columns = [padded(name, width, right=True) for name, width in zip(columns, (13, 15))]
         if self.metric:
             part = self.facts.get("eval_examples", 0) < self.facts.get("valid_examples", 0)
-            note = f" on {self.facts['metric_examples']:,}" if part else ""
-            columns.append(f"{self.metric + note:>10}")
-        heading = " | ".join((f"{'Step':>8}", *columns))
+            note = translated(" on {count:,}", count=self.facts["metric_examples"]) if part else ""
+            columns.append(padded(self.metric + note, 10, right=True))
+        heading = " | ".join((padded(translated("Step"), 8, right=True), *columns))
         if heading != self._heading:
             self._heading = heading
             self.line.say(heading)
@@ -116,7 +121,7 @@ class RunLog:
     def _show_row(self, record: dict[str, Any], note: str = "") -> None:
         values = self._train_loss, record.get("valid_loss"), record.get(f"valid_{self.metric}")
         cells = ("-" if value is None else f"{value:.4f}" for value in values)
-        row = (cell.rjust(len(name)) for name, cell in zip(self.show_heading(), cells))
+        row = (cell.rjust(display_width(name)) for name, cell in zip(self.show_heading(), cells))
         self.line.say(" | ".join((f"{record['step']:>8}", *row)) + (note and f"   {note}"))
 
     def _seconds_left(self, progress: float) -> float | None:
@@ -126,6 +131,10 @@ class RunLog:
         start, before = self._start
         done = progress - before
         return (time.monotonic() - start) / done * (1.0 - progress) if done > 0 else None
+
+
+def _step(step: int) -> str:
+    return translated("step {step:,}", step=step)
 
 
 def _event_writer(folder: Path) -> Any:

@@ -23,10 +23,11 @@ from trivium.data.splitting import CorpusOptions, training_texts, write_split_te
 from trivium.errors import DataError, RecipeError
 from trivium.files import replace_file
 from trivium.language_model import LanguageModel
+from trivium.messages import translated
 from trivium.objectives import LabelledObjective, Objective
 from trivium.objectives.example_split import read_examples
 from trivium.objectives.on_policy import OnPolicyObjective
-from trivium.progress import ProgressLine, short_duration
+from trivium.progress import ProgressLine, labelled, short_duration
 from trivium.spec import Spec
 from trivium.text import Tokenizer, TokenizerConfig
 from trivium.train import defaults
@@ -395,15 +396,20 @@ def _train_tokenizer(
     size = min(_num_bytes(sources, side), config.sample_bytes)
     shown = f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
     seconds = size / 1e6 * config.seconds_per_mb
-    line.say(
-        f"tokenizer  training a {config.kind} tokenizer of {config.size:,} tokens on {shown} of "
-        f"{_SIDES[side]}"
-        + (f": about {short_duration(seconds)} on one core" if seconds > _SLOW_SECONDS else "")
+    cost = translated(": about {time} on one core", time=short_duration(seconds))
+    line.tell(
+        "tokenizer",
+        "training a {kind} tokenizer of {size:,} tokens on {shown} of {side}{cost}",
+        kind=config.kind,
+        size=config.size,
+        shown=shown,
+        side=translated(_SIDES[side]),
+        cost=cost if seconds > _SLOW_SECONDS else "",
     )
-    line.update("training the tokenizer")
+    line.update(translated("training the tokenizer"))
     raw = [source for source in sources if not isinstance(source, TextSource)]
     texts = itertools.chain.from_iterable(source.texts(side) for source in raw)
-    tokenizer = config.train(texts, progress=lambda note: line.say(f"           {note}"))
+    tokenizer = config.train(texts, progress=lambda note: line.tell("", note))
     line.update("")
     return tokenizer
 
@@ -417,17 +423,14 @@ def _encode(
         if progress.note:
             line.say(progress.note)
         else:
-            line.show(f"encoding   {progress}")
+            line.show(labelled("encoding", str(progress)))
 
     config, paths = source.config, list(source.config.paths)
     out = run.shards / config.name
     if holds_shards(out):
         shards = Shards.open(out)
         if texts_changed(shards, paths, source.options.validation):
-            line.say(
-                "resuming   with the text as it was when the run began: it has changed since",
-                style="yellow",
-            )
+            line.warn("resuming with the text as it was when the run began: it has changed since")
     else:
         shards = prepare(paths, tokenizer, out, options=source.options, progress=show)
         if source.keep:

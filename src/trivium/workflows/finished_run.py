@@ -16,6 +16,7 @@ from trivium.adapt import merged_state
 from trivium.interop import tensor_files
 from trivium.interop.peft_format import save_adapter
 from trivium.language_model import LanguageModel
+from trivium.messages import translated
 from trivium.model_folder import new_model_folder, write_model
 from trivium.models import build
 from trivium.objectives import Metrics
@@ -152,8 +153,8 @@ class FinishedRun:
         if not self.model.parallel.is_main:
             self._choose_weights()
             return
-        say, run = self.line.say, self.run
-        self.line.update("writing the model")
+        tell, run = self.line.tell, self.run
+        self.line.update(translated("writing the model"))
         objective = self.recipe.objectives[0]
         objective.separate(self.model.whole)
         for name, model in objective.models(self.model.whole).items():
@@ -169,34 +170,44 @@ class FinishedRun:
         facts = run.read_facts() | {"samples": self._samples(state.step)} | end
         run.write_facts(facts)
         preparation = state.preparation_seconds or 0.0
-        say(
-            f"done       {counted(state.step, 'step')}, {counted(state.tokens, 'token')} in "
-            f"{short_duration(state.seconds - preparation)}"
-            + (f" after {short_duration(preparation)} of preparation" if preparation > 10 else "")
+        before = translated(" after {time} of preparation", time=short_duration(preparation))
+        tell(
+            "done",
+            "{steps}, {tokens} in {time}{before}",
+            steps=counted(state.step, "step"),
+            tokens=counted(state.tokens, "token"),
+            time=short_duration(state.seconds - preparation),
+            before=before if preparation > 10 else "",
         )
         if state.best_step and not self.held_out.sources:
-            say(f"best       at step {state.best_step:,}, by validation loss")
+            tell("best", "at step {step:,}, by validation loss", step=state.best_step)
         if metrics:
             if state.best_step:
-                some = self.corpus.num_measured(self.held_out.limit)
-                by = f"{facts['metric']} on {some:,} held-out examples"
-                say(f"best       at step {state.best_step:,}, by {by}")
+                tell(
+                    "best",
+                    "at step {step:,}, by {metric} on {some:,} held-out examples",
+                    step=state.best_step,
+                    metric=facts["metric"],
+                    some=self.corpus.num_measured(self.held_out.limit),
+                )
             kinds = (s.objective.kind for s in self.corpus.examples if s.config.name in metrics)
             mixed = mixed_metrics(metrics)
             write_metrics(run.path, next(kinds), mixed)
             values = ", ".join(f"{key} {value:.4f}" for key, value in mixed.values.items())
-            count = len(mixed.predictions)
-            say(
-                f"metrics    {values} (on {count:,} held-out examples, in {short_duration(took)} "
-                "more)"
+            tell(
+                "metrics",
+                "{values} (on {count:,} held-out examples, in {time} more)",
+                values=values,
+                count=len(mixed.predictions),
+                time=short_duration(took),
             )
             for note in mixed.notes:
-                say(f"           ({note})")
+                tell("", f"({note})")
         write_report(run.path)
         summary = summarize(read_run(run.path))
         if summary.stuck:
             self.line.warn(summary.verdict)
-        say(f"report     {run.report}")
+        tell("report", str(run.report))
 
     def suggest(self) -> None:
         """Show a command that uses the model, for each kind of objective."""
@@ -205,7 +216,7 @@ class FinishedRun:
         run, known = str(self.run.path), reversed(first.items())
         commands = dict.fromkeys(one.try_it(run, self.lm, texts.get(k, "")) for k, one in known)
         for number, command in enumerate(commands):
-            self.line.say(f"{'' if number else 'try it':<11}trivium {command}")
+            self.line.tell("" if number else "try it", f"trivium {command}")
 
     def _choose_weights(self) -> dict[str, Metrics]:
         """Put the weights that the run keeps, an adapter merged, into a plain model; evaluate it.
@@ -258,15 +269,19 @@ class FinishedRun:
     def _announce_evaluation(self, limit: int | None) -> None:
         """Show the evaluation at the end; say it where it is larger than those before."""
         count, every = self.corpus.num_held_out(limit), self.corpus.num_held_out(None)
-        note = f"evaluating on {count:,} of {every:,} held-out examples"
+        note = "evaluating on {count:,} of {every:,} held-out examples"
+        note = translated(note, count=count, every=every)
         self.line.update(note)
         if count > self.corpus.num_held_out(self.held_out.limit):
             # Unknown where nothing was left to train.
             seconds = self.held_out.seconds_per_example * count
-            note += f", about {short_duration(seconds)}" if seconds else ""
+            note += translated(", about {time}", time=short_duration(seconds)) if seconds else ""
             self.line.say(
-                f"{note}; Ctrl-C keeps the model without metrics, and --resume --set "
-                "train.eval_examples=N takes fewer"
+                note
+                + translated(
+                    "; Ctrl-C keeps the model without metrics, and --resume --set "
+                    "train.eval_examples=N takes fewer"
+                )
             )
 
     def _write_model(self) -> None:

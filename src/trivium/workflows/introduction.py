@@ -8,6 +8,7 @@ from typing import Any
 
 from trivium.data.documents import LONG_ADVICE, LONG_BYTES
 from trivium.data.shards import TRAIN, VALIDATION
+from trivium.messages import translated
 from trivium.models import flops_per_token, num_parameters
 from trivium.presets import is_own_size
 from trivium.progress import ProgressLine, short_duration
@@ -19,7 +20,8 @@ from trivium.workflows.corpus import Corpus
 from trivium.workflows.finished_run import HeldOutMetrics
 from trivium.workflows.model_setup import ModelSetup
 
-Say = Callable[[str], None]
+Tell = Callable[..., None]
+Warn = Callable[[str], None]
 
 
 def run_facts(
@@ -92,26 +94,28 @@ def introduce(
 ) -> None:
     """Say what a run trains, on what, and for how long; `facts` are those of `run.json`."""
     if corpus.texts:
-        _say_text(line.say, recipe, facts)
+        _tell_text(line.tell, recipe, facts)
     if corpus.examples:
-        _say_examples(line.say, recipe, corpus, setup, facts)
-    _say_model(line.say, recipe, setup, facts)
+        _tell_examples(line.tell, recipe, corpus, setup, facts)
+    _tell_model(line.tell, recipe, setup, facts)
     _warn_of_unknown_tokens(line.warn, recipe, facts)
     capital, small = setup.lm.source_tokenizer.encode_ids_batch(["ABC", "abc"])
     if capital == small and any(one.reads_case for one in recipe.objectives):
-        line.say(
-            "           its tokenizer lower-cases, so that names are not known by their capitals: "
-            "train it with --set tokenizer.lowercase=false, or take a cased model"
+        line.tell(
+            "",
+            "its tokenizer lower-cases, so that names are not known by their capitals: "
+            "train it with --set tokenizer.lowercase=false, or take a cased model",
         )
     if state.step == 0:
-        _say_weights(line.say, recipe, corpus, setup)
+        _tell_weights(line.tell, recipe, corpus, setup)
         if recipe.defaults == "published" and not is_own_size(recipe.model.preset or ""):
-            line.say("           it trains as published; --set defaults=fast learns in fewer steps")
-    _say_budget(line.say, recipe, corpus, facts, state)
+            line.tell("", "it trains as published; --set defaults=fast learns in fewer steps")
+    _tell_budget(line.tell, recipe, corpus, facts, state)
     if facts.get("unigram_loss") is not None:
-        line.say(
-            "baseline   token frequencies alone give a loss of "
-            f"{facts['unigram_loss']:.3f} nats per token"
+        line.tell(
+            "baseline",
+            "token frequencies alone give a loss of {unigram_loss:.3f} nats per token",
+            **facts,
         )
 
 
@@ -120,67 +124,90 @@ def say_finished(line: ProgressLine, recipe: Recipe, state: TrainState) -> None:
     assert recipe.train.budget is not None
     name, size = recipe.train.budget
     done = {"steps": state.step, "tokens": state.tokens}.get(name, size)
-    line.say(
-        f"finished   nothing is left to train: after step {state.step:,} the budget of {size:,} "
-        f"{name} is used up; to train on, add --set train.{name}={2 * max(size, done)}"
+    line.tell(
+        "finished",
+        "nothing is left to train: after step {step:,} the budget of {size:,} {unit} is used up; "
+        "to train on, add --set train.{name}={more}",
+        step=state.step,
+        size=size,
+        unit=translated(name),
+        name=name,
+        more=2 * max(size, done),
     )
 
 
-def _say_text(say: Say, recipe: Recipe, facts: dict[str, Any]) -> None:
-    say(
-        f"text       {facts['documents']:,} documents, {facts['train_tokens']:,} tokens to "
-        f"train on, {facts['valid_tokens']:,} held out, "
-        f"{facts['duplicates_dropped']:,} duplicate documents dropped"
+def _tell_text(tell: Tell, recipe: Recipe, facts: dict[str, Any]) -> None:
+    tell(
+        "text",
+        "{documents:,} documents, {train_tokens:,} tokens to train on, {valid_tokens:,} held out, "
+        "{duplicates_dropped:,} duplicate documents dropped",
+        **facts,
     )
     text_bytes = facts["bytes_per_token"] * (facts["train_tokens"] + facts["valid_tokens"])
     if recipe.data.separator == "blank" and text_bytes > LONG_BYTES * facts["documents"]:
-        say(f"           few and long: {LONG_ADVICE}")
+        tell("", "few and long: {advice}", advice=translated(LONG_ADVICE))
 
 
-def _say_examples(
-    say: Say, recipe: Recipe, corpus: Corpus, setup: ModelSetup, facts: dict[str, Any]
+def _tell_examples(
+    tell: Tell, recipe: Recipe, corpus: Corpus, setup: ModelSetup, facts: dict[str, Any]
 ) -> None:
-    labels = f", {len(facts['labels'])} labels" if len(facts["labels"]) > 1 else ""
-    say(
-        f"examples   {facts['train_examples']:,} to train on, "
-        f"{facts['valid_examples']:,} held out{labels}"
+    count, every = len(facts["labels"]), facts["valid_examples"]
+    tell(
+        "examples",
+        "{train:,} to train on, {every:,} held out{labels}",
+        train=facts["train_examples"],
+        every=every,
+        labels=translated(", {count} labels", count=count) if count > 1 else "",
     )
     longest = setup.lm.max_length
     long = 0.0 if longest is None else corpus.long_share(longest)
     if long:
-        say(
-            f"           about {long:.1%} have more than the {longest:,} tokens that are read "
-            "at once (data.length)"
+        tell(
+            "",
+            "about {share:.1%} have more than the {length:,} tokens that are read at once "
+            "(data.length)",
+            share=long,
+            length=longest,
         )
-    some, every = facts["eval_examples"], facts["valid_examples"]
+    some, seconds = facts["eval_examples"], facts["eval_seconds"]
     if some < every:
-        end = " and" if recipe.train.eval_examples else f", on all {every:,}"
-        if recipe.train.minutes is not None and not recipe.train.eval_examples:
-            end = ", on as many as take a quarter of the budget more"
-        seconds = facts["eval_seconds"]
-        cost = f" (about {short_duration(seconds)} each time)" if seconds else ""
-        say(
-            f"metrics    on {some:,} of the held-out examples during training{cost}{end} at the end"
+        end = translated(", on all {every:,} at the end", every=every)
+        if recipe.train.eval_examples:
+            end = translated(" and at the end")
+        elif recipe.train.minutes is not None:
+            end = translated(", on as many as take a quarter of the budget more at the end")
+        cost = translated(" (about {time} each time)", time=short_duration(seconds))
+        tell(
+            "metrics",
+            "on {some:,} of the held-out examples during training{cost}{end}",
+            some=some,
+            cost=cost if seconds else "",
+            end=end,
         )
 
 
-def _say_model(say: Say, recipe: Recipe, setup: ModelSetup, facts: dict[str, Any]) -> None:
+def _tell_model(tell: Tell, recipe: Recipe, setup: ModelSetup, facts: dict[str, Any]) -> None:
     source_size, parameters = facts.get("source_vocab_size"), setup.parameters
-    trained = f", {parameters.trained:,} of them trained" if parameters.frozen else ""
-    say(
-        f"model      {_name(recipe, setup)}: {facts['num_parameters']:,} parameters{trained}, "
-        f"{facts['tokenizer_kind']} vocabulary of {facts['vocab_size']:,}"
-        + (f" for targets, {source_size:,} for sources" if source_size else "")
+    trained = translated(", {count:,} of them trained", count=parameters.trained)
+    of_sources = translated(" for targets, {count:,} for sources", count=source_size or 0)
+    tell(
+        "model",
+        "{name}: {num_parameters:,} parameters{trained}, {tokenizer_kind} vocabulary of "
+        "{vocab_size:,}{of_sources}",
+        name=_name(recipe, setup),
+        trained=trained if parameters.frozen else "",
+        of_sources=of_sources if source_size else "",
+        **facts,
     )
     if source_size:
-        say("           with two vocabularies it cannot be exported to Hugging Face")
+        tell("", "with two vocabularies it cannot be exported to Hugging Face")
 
 
 def _name(recipe: Recipe, setup: ModelSetup) -> str:
     return recipe.model.preset or recipe.model.init_from or setup.lm.spec.family
 
 
-def _warn_of_unknown_tokens(warn: Say, recipe: Recipe, facts: dict[str, Any]) -> None:
+def _warn_of_unknown_tokens(warn: Warn, recipe: Recipe, facts: dict[str, Any]) -> None:
     is_new = recipe.model.init_from is None and not isinstance(recipe.tokenizer, TokenizerFile)
     own = (
         "though it was trained on this text: the model cannot tell them apart. Set a larger "
@@ -199,42 +226,58 @@ def _warn_of_unknown_tokens(warn: Say, recipe: Recipe, facts: dict[str, Any]) ->
             )
 
 
-def _say_weights(say: Say, recipe: Recipe, corpus: Corpus, setup: ModelSetup) -> None:
+def _tell_weights(tell: Tell, recipe: Recipe, corpus: Corpus, setup: ModelSetup) -> None:
     name = _name(recipe, setup)
     if recipe.model.preset is not None and not corpus.texts:
-        say(
-            f"weights    new and random: {name} is a preset. To start from trained ones, name "
-            f"a run, a folder or a model on the Hugging Face hub ({name}@main if it is there)"
+        tell(
+            "weights",
+            "new and random: {name} is a preset. To start from trained ones, name a run, a folder "
+            "or a model on the Hugging Face hub ({name}@main if it is there)",
+            name=name,
         )
     if setup.new_heads:
-        say(f"weights    of {name}; the head {', '.join(setup.new_heads)} starts new")
+        heads = ", ".join(setup.new_heads)
+        tell("weights", "of {name}; the head {heads} starts new", name=name, heads=heads)
 
 
-def _say_budget(
-    say: Say, recipe: Recipe, corpus: Corpus, facts: dict[str, Any], state: TrainState
+def _tell_budget(
+    tell: Tell, recipe: Recipe, corpus: Corpus, facts: dict[str, Any], state: TrainState
 ) -> None:
     assert recipe.train.budget is not None
     budget, size = recipe.train.budget
-    length = f"{size:g} {budget.removesuffix('s') if size == 1 else budget}"
+    length = f"{size:g} {translated(budget.removesuffix('s') if size == 1 else budget)}"
     batch = []
     if corpus.texts:
-        batch.append(f"{recipe.train.batch_tokens:,} tokens")
+        batch.append(translated("{count:,} tokens", count=recipe.train.batch_tokens))
     if corpus.examples:
-        batch.append(f"{recipe.train.batch_examples:,} examples")
-    processes, threads = facts["processes"], facts["threads"]
-    several = f"{processes} processes, each with " if processes > 1 else ""
+        batch.append(translated("{count:,} examples", count=recipe.train.batch_examples))
+    several = translated("{count} processes, each with ", count=facts["processes"])
     learns = facts["num_parameters"] > 0  # an n-gram model of counts has none
-    rate = f"learning rate {recipe.optimizer.lr:.2g}, {facts['precision']} " if learns else ""
-    say(
-        f"training   {length}, {' or '.join(batch)} per step, {rate}on {facts['device']} "
-        f"({several}{threads} thread{'s' if threads > 1 else ''})"
+    rate = translated("learning rate {lr:.2g}, {precision} ", lr=recipe.optimizer.lr, **facts)
+    tell(
+        "training",
+        "{length}, {batch} per step, {rate}on {device} ({several}{threads} thread{s})",
+        length=length,
+        batch=translated(" or ").join(batch),
+        rate=rate if learns else "",
+        several=several if facts["processes"] > 1 else "",
+        s="s" if facts["threads"] > 1 else "",
+        **facts,
     )
     if facts["gflops"] and learns:
-        speeds = (f"{speed:,.0f} GFLOP/s in {name}" for name, speed in facts["gflops"].items())
-        say(f"           products measured here, on one core: {', '.join(speeds)}")
+        speeds = (
+            translated("{speed:,.0f} GFLOP/s in {name}", speed=speed, name=name)
+            for name, speed in facts["gflops"].items()
+        )
+        tell("", "products measured here, on one core: {speeds}", speeds=", ".join(speeds))
     if facts["preparation_seconds"] > 10 or budget == "minutes":
-        timed = f"; the {length} begin{'s' if size == 1 else ''} now" if budget == "minutes" else ""
-        if timed and state.step:
+        timed = ""
+        if budget == "minutes" and state.step:
             left = 60 * size - (state.seconds - (state.preparation_seconds or 0.0))
-            timed = f"; {short_duration(max(0.0, left))} of the {length} left"
-        say(f"prepared   in {short_duration(facts['preparation_seconds'])}{timed}")
+            left = short_duration(max(0.0, left))
+            timed = translated("; {left} of the {length} left", left=left, length=length)
+        elif budget == "minutes":
+            s = "s" if size == 1 else ""
+            timed = translated("; the {length} begin{s} now", length=length, s=s)
+        time = short_duration(facts["preparation_seconds"])
+        tell("prepared", "in {time}{timed}", time=time, timed=timed)

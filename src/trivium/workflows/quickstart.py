@@ -12,6 +12,7 @@ from rich.console import Console
 
 from trivium.data.samples import sample
 from trivium.errors import RecipeError
+from trivium.messages import translated
 from trivium.model_loading import load
 from trivium.progress import ProgressLine
 from trivium.train.run_folder import RunFolder
@@ -72,38 +73,40 @@ def quickstart(
         "suggest": False,  # the last lines do, with prompts that suit the bundled text
         "console": console,
     }
-    line.say(f"Text: {text.name}, bundled with its licence (LICENSES.md beside it).")
-    line.say(
-        f"\n1. Encoder: mask 30 % of the tokens and predict them from both sides ({each:g} min)."
-    )
+    bundled = "Text: {name}, bundled with its licence (LICENSES.md beside it)."
+    line.say(translated(bundled, name=text.name))
+    first = "\n1. Encoder: mask 30 % of the tokens and predict them from both sides ({each:g} min)."
+    line.say(translated(first, each=each))
     encoder = pretrain("modernbert-mini", out=folder / "encoder", **options)
-    line.say("\nIts predictions for [MASK]:")
+    line.say(translated("\nIts predictions for [MASK]:"))
     model = load(encoder.path)
     for prompt in _MASKED[language]:
         fills = ", ".join(f"{fill.token} {fill.score:.0%}" for fill in model.fill_mask(prompt))
         line.say(f"   {prompt}\n      {fills}")
-    line.say(f"\n2. Decoder: predict every token from those before it ({each:g} min).")
+    second = "\n2. Decoder: predict every token from those before it ({each:g} min)."
+    line.say(translated(second, each=each))
     decoder = pretrain("llama-mini", out=folder / "decoder", **options)
-    line.say("\nText it generates:")
+    line.say(translated("\nText it generates:"))
     model = load(decoder.path)
     for prompt in _OPENINGS[language]:
         continued = model.generate(prompt, max_new_tokens=40, temperature=0.8, top_k=40, seed=0)
         line.say(f"   {prompt} ...\n      {continued}")
     line.say(
-        "\nAfter minutes of training these outputs are rough: the models have begun to learn.\n"
-        "Loss on held-out text, in nats per token; lower is better:"
+        translated(
+            "\nAfter minutes of training these outputs are rough: the models have begun to learn.\n"
+            "Loss on held-out text, in nats per token; lower is better:"
+        )
     )
     for name, run in (("encoder", encoder), ("decoder", decoder)):
         losses = [r["valid_loss"] for r in run.read_metrics() if "valid_loss" in r]
-        line.say(
-            f"   {name}: {losses[-1]:.2f}; unigram baseline: "
-            f"{run.read_facts()['unigram_loss']:.2f}   report: {run.report}"
-        )
+        result = "   {name}: {loss:.2f}; unigram baseline: {unigram_loss:.2f}   report: {report}"
+        values = {"loss": losses[-1], "unigram_loss": run.read_facts()["unigram_loss"]}
+        line.say(translated(result, name=translated(name), report=run.report, **values))
     activate = ""
     if shutil.which("trivium") is None:  # it was started by its path
         activate = f"   . {Path(sys.prefix, 'bin', 'activate')}\n"
     line.say(
-        f"\nNext:\n{activate}"
+        f"\n{translated('Next:')}\n{activate}"
         f'   trivium fill-mask {encoder.path} "{_MASKED[language][0]}"\n'
         f'   trivium generate {decoder.path} "{_OPENINGS[language][0]}"\n'
         f"   trivium pretrain --resume --out {encoder.path} --set train.minutes=10\n"

@@ -18,6 +18,7 @@ from trivium.config import flattened
 from trivium.data.sources import Paths, missing_paths, path_names
 from trivium.errors import CheckpointError, DataError, RecipeError, TriviumError
 from trivium.files import is_disk_full, write_file
+from trivium.messages import translated
 from trivium.model_folder import checkpoints
 from trivium.model_loading import load
 from trivium.models import num_parameters
@@ -120,7 +121,9 @@ def pretrain(
             with parallel.main_first():
                 if parallel.is_main:
                     if not resume and remove_other_preparation(run, recipe):
-                        line.say("starting   anew: what was prepared is of another recipe or text")
+                        line.tell(
+                            "starting", "anew: what was prepared is of another recipe or text"
+                        )
                     write_file(run.recipe, recipe.to_toml())
                 elif not run.recipe.is_file():
                     raise RecipeError(
@@ -338,14 +341,16 @@ def _resumed_recipe(
     apply_changes(after, tree)
     recipe = build_recipe(after, changes)
     if run.facts.is_file() and next(checkpoints(run.checkpoints), None) is None:
-        line.say(f"resuming   from the first step: there is no checkpoint in {run.checkpoints}")
+        where = run.checkpoints
+        line.tell("resuming", "from the first step: there is no checkpoint in {where}", where=where)
     for key, old, new in (*edits, *_differences(before.to_tree(), recipe.to_tree())):
         if any(f"{key}.".startswith(f"{fixed}.") for fixed in _FIXED):
             _refuse_change(run, key, old, new)
         if key.startswith(("optimizer.", "schedule.")):
             line.warn(f"resuming with {key} = {new}, which was {old}")
         elif new is not None:  # a budget of another kind is gone
-            line.say(f"resuming   with {key} = {new}, which was {'unset' if old is None else old}")
+            old = translated("unset") if old is None else old
+            line.tell("resuming", "with {key} = {new}, which was {old}", key=key, new=new, old=old)
     return recipe
 
 

@@ -15,6 +15,7 @@ from trivium.data.shards import TRAIN, VALIDATION
 from trivium.errors import RecipeError
 from trivium.files import sync, write_file
 from trivium.interop import tensor_files
+from trivium.messages import translated
 from trivium.model_folder import checkpoints, write_description
 from trivium.plan.forecast import say_forecast
 from trivium.progress import ProgressLine
@@ -249,7 +250,7 @@ class RunHooks(Hooks):
 
     def evaluate(self, trainer: Trainer, state: TrainState) -> tuple[dict[str, Any], bool]:
         """Validation losses and, of labelled objectives, metrics, whose best weights are kept."""
-        self.context.line.update("evaluating")
+        self.context.line.update(translated("evaluating"))
         record, measured = validation_losses(trainer, self.validation_streams), self.held_out
         # Of a mix with labelled examples their metric decides.
         by_loss = self.recipe.train.keep_best and not measured.sources and "valid_loss" in record
@@ -288,7 +289,7 @@ class RunHooks(Hooks):
 
     def save(self, state: TrainState) -> None:
         """Write a checkpoint."""
-        self.context.line.update("saving")
+        self.context.line.update(translated("saving"))
         if self.log_book is not None:
             sync(self.context.run.metrics)  # a checkpoint has all records before it
         self.checkpoints.save(self.model.module, self.optimizers, state)
@@ -358,7 +359,7 @@ def _check_unchanged(
             f"changed since this run began: {', '.join(changed)}. An exact continuation needs "
             "what there was: restore it, or start a new run with another --out."
         )
-    context.line.update("verifying the token shards")
+    context.line.update(translated("verifying the token shards"))
     for source in corpus.texts if verify else ():
         source.shards.verify(context.parallel.rank, context.parallel.size)
 
@@ -368,8 +369,14 @@ def _say_resumed(
 ) -> None:
     """Say from where a run goes on, and what may change its last bits."""
     logged = max((record["step"] for record in context.run.read_metrics()), default=0)
-    lost = f"; steps up to {logged:,} are trained again" if logged > state.step else ""
-    context.line.say(f"resuming   after step {state.step:,} from {context.run.checkpoints}{lost}")
+    lost = translated("; steps up to {logged:,} are trained again", logged=logged)
+    context.line.tell(
+        "resuming",
+        "after step {step:,} from {where}{lost}",
+        step=state.step,
+        where=context.run.checkpoints,
+        lost=lost if logged > state.step else "",
+    )
     changed = [name for name, value in machine.items() if before.get(name, value) != value]
     if changed:
         changes = ", ".join(f"{k} = {machine[k]} (it was {before[k]})" for k in changed)

@@ -8,7 +8,7 @@ from typing import Any
 
 import gradio as gr
 
-from trivium.explain.page import Language
+from trivium.messages import Language
 
 _TEXTS: dict[str, list[str]] = tomllib.loads(
     Path(__file__).with_name("texts.toml").read_text(encoding="utf-8")

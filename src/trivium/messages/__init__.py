@@ -1,0 +1,55 @@
+"""What the program says, in the reader's language.
+
+Texts are written in English where they are used; `zh.toml` has the same in Chinese. Errors and
+warnings stay English: they are what one searches for.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tomllib
+import unicodedata
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+Language: TypeAlias = Literal["en", "zh"]
+
+
+def terminal_language() -> Language:
+    """That of the environment's locale; `trivium --language` sets LANGUAGE, for children too."""
+    names = (os.environ.get(key) for key in ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"))
+    return "zh" if next((name for name in names if name), "").startswith("zh") else "en"
+
+
+@functools.cache
+def catalog(language: Language) -> Mapping[str, str]:
+    """English -> a language; of English itself empty."""
+    path = Path(__file__).with_name(f"{language}.toml")
+    return {} if language == "en" else tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def translated(english: str, /, **values: object) -> str:
+    """A text in the reader's language, with the values in the places of their {names}."""
+    text = catalog(terminal_language()).get(english, english)
+    return text.format(**values) if values else text
+
+
+def translated_paragraphs(english: str) -> str:
+    """A text by its paragraphs; those that the catalog does not have, as examples, stay."""
+    known = catalog(terminal_language())
+    return "\n\n".join(known.get(" ".join(one.split()), one) for one in english.split("\n\n"))
+
+
+def display_width(text: str) -> int:
+    """Columns of a terminal that a text takes; characters of Chinese take two."""
+    wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
+    narrow = sum(not unicodedata.combining(character) for character in text)
+    return narrow + wide
+
+
+def padded(text: str, width: int, *, right: bool = False) -> str:
+    """A text with spaces after it, or before it, up to so many columns."""
+    space = " " * (width - display_width(text))
+    return space + text if right else text + space
