@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
+import string
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 import typer
 
 from trivium import cli
 from trivium.cli import _help
-from trivium.messages import catalog
+from trivium.messages import catalog, display_width, padded, translated
 
 SOURCE = Path(__file__).parents[2] / "src" / "trivium"
 CHINESE = catalog("zh")
@@ -38,7 +41,7 @@ def help_texts() -> Iterator[str]:
 
 
 def is_example(paragraph: str) -> bool:
-    return " trivium " in f" {paragraph}" or paragraph.startswith("python -c")
+    return bool(re.match(r"([A-Z_=.]+ |[a-z]+ [^`]*\| )?(trivium|python -c) ", paragraph))
 
 
 def literals(node: ast.expr) -> Iterator[str]:
@@ -61,14 +64,76 @@ def called_texts() -> Iterator[str]:
         yield from IN_TEMPLATES.findall(file.read_text(encoding="utf-8"))
 
 
-def test_every_text_has_its_chinese():
-    names = _help._NAMES
-    missing = [
-        text
-        for text in help_texts()
-        if text not in CHINESE
-        and names.sub("{names}", text) not in CHINESE
-        and not (is_example(text) and "`" not in text)
-    ]
-    missing += [text for text in called_texts() if text and text not in CHINESE]
-    assert not sorted(set(missing)), sorted(set(missing))
+def strings_of_the_source() -> set[str]:
+    """Every string of the modules, since a text may be chosen before it is translated."""
+    return {
+        node.value
+        for file in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
+def test_every_text_has_its_chinese_and_no_other_has():
+    texts, called = {*help_texts()}, {*called_texts()}
+    named = {text: _help._NAMES.sub("{names}", text) for text in texts}
+    missing = [text for text in texts if not {text, named[text]} & CHINESE.keys()]
+    missing = [text for text in missing if not is_example(text)]
+    missing += called - CHINESE.keys() - {""}
+    assert missing == []
+    of_click = {"Usage: ", "Arguments:", "Options:", "Commands:", "Show this message and exit."}
+    used = texts | {*named.values()} | called | strings_of_the_source() | of_click
+    units = {"token", "tokens", "step", "minute", "epoch"}  # of `counted` and of a budget
+    assert sorted(CHINESE.keys() - used - units) == []
+
+
+def test_values_have_the_same_names_in_both_languages():
+    def names(text: str) -> set[str]:
+        return {name for _, name, _, _ in string.Formatter().parse(text) if name}
+
+    formatted = {text for text in called_texts() if names(text)}
+    more = {text: names(CHINESE[text]) - names(text) for text in formatted}
+    assert {text for text, unknown in more.items() if unknown} == set()
+
+
+@pytest.mark.parametrize(
+    ("environment", "options"),
+    [({"LANGUAGE": "en"}, ["--language", "zh"]), ({"LC_ALL": "zh_CN.UTF-8"}, [])],
+    ids=["option", "terminal"],
+)
+def test_help_and_reports_are_chinese(
+    environment: dict[str, str],
+    options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    for key in ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"):
+        monkeypatch.delenv(key, raising=False)
+    for key, value in environment.items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setenv("COLUMNS", "80")
+    (tmp_path / "recipe.toml").write_text('[model]\npreset = "gpt2-mini"\n')
+    records = [{"step": n, "train_loss": 5.0 - n, "valid_loss": 5.5 - n} for n in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
+
+    assert cli.main([*options, "pretrain", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("\u7528\u6cd5")  # usage
+    assert max(map(display_width, lines)) <= 80
+    assert not re.search("[a-z]+ [a-z]+ [a-z]+", "\n".join(lines[1:20]))
+
+    assert cli.main([*options, "report", str(tmp_path)]) == 0
+    table = capsys.readouterr().out
+    columns = {display_width(line) for line in table.splitlines() if " | " in line}
+    assert len(columns) == 1
+    assert translated("Validation loss") in table
+    page = (tmp_path / "report.html").read_text("utf-8")
+    assert '<html lang="zh">' in page
+    assert not re.search(">[A-Za-z ]* (loss|tokens|steps)[a-z, ]*<", page)
+
+
+def test_columns_count_characters_of_two():
+    assert display_width("\u8bcd\u5143 ab") == 7
+    assert padded("\u8bcd", 4) + "|" == "\u8bcd  |"
+    assert padded("\u8bcd", 4, right=True) == "  \u8bcd"

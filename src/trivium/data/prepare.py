@@ -62,7 +62,7 @@ class PrepareProgress:
             return self.note
         read = f"{self.read_bytes / 1e6:,.1f}"
         if self.total_bytes:
-            read += f" / {self.total_bytes / 1e6:,.1f}"
+            read += translated(" of {size:,.1f}", size=self.total_bytes / 1e6)
         return translated(
             "{read} MB of files read, {documents:,} documents, {tokens:,} tokens, {rate:.1f} MB/s",
             read=read,
