@@ -12,7 +12,7 @@ from trivium.messages import translated, translated_paragraphs
 
 _CONTEXT: Any = getattr(TyperCommand, "context_class")  # noqa: B009
 _WIDE = "[\u2e80-\uff60]"
-_OPENS, _ENDS = "[\uff08\u300a]", "[\uff0c\u3002\uff1a\uff1b\uff1f\uff01\uff09\u300b\u3001]"
+_OPENS, _ENDS = "[\uff08\u300a]", "[\uff0c\u3002\uff1a\uff1b\uff1f\uff01\uff09\u300b\u3001)\\]]"
 # Names of all kinds of something: a new kind changes no catalog, which has {names} for them.
 _NAMES = re.compile(r"[a-z0-9][\w-]*(?:, (?!or )[a-z0-9][\w-]*){3,}")
 _WORDS_OF_CLICK = ("[default: ", "required]")

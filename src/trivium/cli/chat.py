@@ -22,6 +22,7 @@ from trivium.cli import _options as opt
 from trivium.cli._shared import read_texts
 from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import SamplingParams
+from trivium.messages import translated
 from trivium.model_loading import load
 
 with contextlib.suppress(ImportError):  # not on Windows
@@ -85,7 +86,7 @@ def _lines() -> Iterator[str]:
     if not sys.stdin.isatty():
         yield from read_texts(None)
         return
-    typer.echo(_GREETING, err=True)
+    typer.echo(translated(_GREETING), err=True)
     while True:
         try:
             line = input("> ")
