@@ -74,15 +74,14 @@ class RecurrentModel(LanguageModule, of=spec.RNNSpec):
         self.heads = build_heads(model)
 
     @property
-    def blocks(self) -> Iterator[nn.Module]:
+    def blocks(self) -> Iterator[RecurrentStack]:
         """The RNN, and ELMo's backward one."""
         return (part for part in (self.rnn, self.backward_rnn) if part is not None)
 
     def stack_weights(self) -> list[list[list[nn.Parameter]]]:
         """See `LanguageModule.stack_weights`."""
-        rnns = [*self.blocks]
-        stacks = [rnn.layers.weights() for rnn in rnns]
-        for layers, rnn in zip(stacks, rnns, strict=True):
+        stacks = [rnn.layers.weights() for rnn in self.blocks]
+        for layers, rnn in zip(stacks, self.blocks, strict=True):
             layers[-1] += rnn.project.parameters()
         return stacks
 
