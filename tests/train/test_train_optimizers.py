@@ -128,7 +128,7 @@ def height(model, name):
         return 0
     if found := re.search(r"(?:layers|cells)\.(\d+)\.|_l(\d+)", name):
         return (2 if name.startswith("encoder.") else deepest) - int(found[1] or found[2])
-    return 1 if re.search(r"coder\.norm|project\.", name) else deepest + 1
+    return 1 if re.search(r"coder\.norm|rnn\.project\.", name) else deepest + 1
 
 
 def test_muon_steps_like_that_of_pytorch(monkeypatch):

@@ -37,12 +37,7 @@ from trivium.objectives.base import (
     token_losses,
 )
 from trivium.objectives.seq2seq import encode_pairs
-from trivium.objectives.task_heads import (
-    classifier_head,
-    require_encoding,
-    usual_pooling,
-    with_mix,
-)
+from trivium.objectives.task_heads import classifier_head, require_encoding, usual_pooling, with_mix
 from trivium.objectives.task_metrics import (
     Metrics,
     Mistake,
