@@ -1,20 +1,23 @@
-"""ELMo's mix of layers against its formula in float64."""
+"""ELMo's mix of layers against its formula in float64, and what a task reads of it."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from support.small_models import ALL_SPECS
+from small_models import ALL_SPECS, random_ids
 
 from trivium import spec
+from trivium.errors import SpecError
 from trivium.models import build
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
+HEADS = spec.ClassifierHead(num_labels=3, pooling="mean"), spec.LayerMix(num_layers=3)
+
 
 def test_the_mix_is_a_weighted_sum_of_both_directions_of_all_layers():
-    model = build(ALL_SPECS["elmo-mix"], seed=2).eval()
-    ids = torch.arange(14).view(2, 7) % 11
+    part = ALL_SPECS["elmo"].replace(connections="plain", heads=HEADS)
+    model, ids = build(part, seed=2).eval(), random_ids(2, 7)
     mix = model.heads["mix"]
     assert not mix.weights.any()
     assert mix.gamma.tolist() == [1.0]
@@ -32,5 +35,22 @@ def test_the_mix_is_a_weighted_sum_of_both_directions_of_all_layers():
     torch.testing.assert_close(model(ids), expected)
     logits = model.logits(model(ids))  # of the task's head, not of the mix
     torch.testing.assert_close(logits, model.heads["classifier"].classifier(expected.mean(1)))
-    without = build(model.spec.replace(heads=(spec.TaggerHead(num_labels=2),)), seed=2).eval()
+    without = build(part.replace(heads=HEADS[:1])).eval()
+    without.load_state_dict(model.state_dict(), strict=False)
     torch.testing.assert_close(without(ids), layers[-1])
+
+
+def test_padding_other_documents_and_selected_positions_change_nothing():
+    model, ids = build(ALL_SPECS["elmo"].replace(heads=HEADS), seed=2).eval(), random_ids(1, 9)
+    alone = model(ids)
+    assert alone.shape == (1, 9, model.spec.head_input.d_model)
+    mask = torch.ones(1, 12, dtype=torch.int64)
+    mask[:, 9:] = 0
+    padded = torch.cat((ids, ids[:, :3]), 1)
+    torch.testing.assert_close(model(padded, attention_mask=mask)[:, :9], alone)
+    documents = torch.tensor([[1] * 4 + [2] * 5])
+    parts = [model(part) for part in ids.split([4, 5], 1)]
+    torch.testing.assert_close(model(ids, document_ids=documents), torch.cat(parts, 1))
+    torch.testing.assert_close(model(ids, select=torch.tensor([8, 2])), alone[0, [8, 2]])
+    with pytest.raises(SpecError, match="no cache"):
+        model.new_cache(1, 9)

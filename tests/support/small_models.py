@@ -430,15 +430,6 @@ SEQUENCE_SPECS: dict[str, spec.Spec] = {
         characters=spec.CharacterConvolutions(filters=(3, 5, 7), max_characters=6),
         heads=(spec.LMHead(tied=False, bias=True),),
     ),
-    "elmo-mix": spec.RNNSpec(
-        vocab_size=VOCABULARY,
-        d_model=WIDTH,
-        cell="lstm",
-        d_hidden=WIDTH,
-        num_layers=2,
-        direction="two-way",
-        heads=(spec.ClassifierHead(num_labels=3, pooling="mean"), spec.LayerMix(num_layers=3)),
-    ),
     "ngram": spec.NGramSpec(vocab_size=VOCABULARY, order=4, d_model=7, d_hidden=13, heads=_TIED),
     "ngram-direct": spec.NGramSpec(
         vocab_size=VOCABULARY,

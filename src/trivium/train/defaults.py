@@ -88,24 +88,27 @@ def optimizer_kind(spec: Spec, *, fast: bool) -> Literal["adamw", "muon"]:
 def pretraining_rate(spec: Spec) -> float:
     """The peak learning rate of AdamW for new weights of this width and norm order."""
     if not spec.stacks:
-        rate = 6e-3 * (256 / max(1, spec.d_model)) ** 0.5
-        if isinstance(spec, RNNSpec):
-            rate *= 0.5 if spec.cell.startswith("elman") else 1.0
-            # The layers between characters and token vectors have no norms: vectors would grow.
-            rate *= 1.0 if spec.characters is None else 0.25
-        return rate
+        elman = isinstance(spec, RNNSpec) and spec.cell.startswith("elman")
+        rate = 6e-3 * (256 / max(1, spec.d_model)) ** 0.5 * (0.5 if elman else 1.0)
+        # The layers between characters and token vectors have no norms: vectors would grow.
+        return rate * (0.25 if _reads_characters(spec) else 1.0)
     return 2e-3 * (256 / spec.d_model) ** 0.75 * (0.5 if _is_post_norm(spec) else 1.0)
 
 
 def finetuning_rate(spec: Spec, *, new_weights: bool, adapted: bool) -> float:
     """The peak learning rate of AdamW on labelled examples."""
     if new_weights or not spec.stacks:
-        return pretraining_rate(spec) * (0.5 if new_weights else 0.1)
+        trained = 0.4 if _reads_characters(spec) else 0.1
+        return pretraining_rate(spec) * (0.5 if new_weights else trained)
     if _is_post_norm(spec):
         rate = 5e-5 * (768 / spec.d_model)
     else:
         rate = max(1e-3 * (256 / spec.d_model) ** 2, 2e-5)
     return min(rate * (10.0 if adapted else 1.0), pretraining_rate(spec))
+
+
+def _reads_characters(spec: Spec) -> bool:
+    return isinstance(spec, RNNSpec) and spec.characters is not None
 
 
 def batch_tokens(spec: Spec, length: int) -> int:
