@@ -135,6 +135,36 @@ def test_a_run_that_unfreezes_layers_resumes_bit_equal(reviews, tmp_path, monkey
     assert_equal_runs(interrupt_and_resume(monkeypatch, start, tmp_path / "run", 1, 3), whole)
 
 
+def test_elmo_resumes_bit_equal_and_a_task_learns_its_mix(text, reviews, tmp_path, monkeypatch):
+    """The table of characters is saved with the weights, and the mean of checkpoints keeps it."""
+    changes = settings(steps=6, eval_every=6)
+
+    def start(out, resume):
+        changed, data = ((), ()) if resume else (changes, text)
+        return pretrain(
+            "elmo-tiny", data=data, out=out, resume=resume, changes=changed, console=quiet()
+        )
+
+    whole = start(tmp_path / "whole", False)
+    assert_equal_runs(interrupt_and_resume(monkeypatch, start, tmp_path / "run", 3), whole)
+    train = {"epochs": 4, "eval_every": 1, "average": 3, "keep_checkpoints": 3, "device": "cpu"}
+    task = finetune(
+        "classification", model=whole.path, data=reviews, out=tmp_path / "task",
+        changes={"train": train, "model": {"freeze": "body"}}, console=quiet(),
+    )  # fmt: skip
+    base, lm = load(whole.path), load(task.path)
+    before, after = base.module.state_dict(), lm.module.state_dict()
+    changed = {
+        name for name in after if not torch.equal(after[name], before.get(name, after[name]))
+    }
+    assert not changed
+    assert after["heads.mix.weights"].any()
+    assert base.tokenizer is not None
+    index = base.tokenizer.encode("a", add_special_tokens=False).ids[0]
+    assert ord("a") in after["tokens.spelling"][index]
+    assert lm.embed(["a film"]).shape == (1, 2 * lm.spec.d_model)
+
+
 def test_mixed_sources_resume_bit_equal(text, reviews, tmp_path, monkeypatch):
     classification = {"kind": "classification"}
     mix = [

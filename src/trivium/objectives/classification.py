@@ -122,8 +122,7 @@ class TextClassification(LabelledObjective):
     )
     pooling: Pooling | None = Field(
         None,
-        description="vector that is classified; default: first, of decoders and XLNet last, of "
-        "ELMo mean",
+        description="what is classified; default: first, of decoders and XLNet last, of ELMo mean",
     )
     lm_weight: float | None = Field(
         None, ge=0, le=1, description="weight of a decoder's LM loss; default: 0.5"
