@@ -183,8 +183,8 @@ class TextClassification(LabelledObjective):
             names = natural_order(counts)
             weights = tuple(len(examples) / (len(names) * counts[name]) for name in names)
         lm_weight = self.lm_weight
-        kinds = [head.kind for head in self.heads(spec, ("A", "B"))]
-        if lm_weight is None and {"lm", "classifier"}.issubset(kinds):  # the LM head is kept
+        kinds = {head.kind for head in self.heads(spec, ("A", "B"))}
+        if lm_weight is None and {"lm", "classifier"} <= kinds:  # the LM head is kept
             lm_weight = _LM_WEIGHT
         return self.replace(label_kind=kind, class_weights=weights, lm_weight=lm_weight)
 
@@ -244,8 +244,8 @@ class TextClassification(LabelledObjective):
         if self.lm_weight and not lm:
             raise RecipeError("objective.lm_weight is for a decoder with an LM head: leave it out.")
         pooling = self.pooling or usual_pooling(spec)
-        classifier = classifier_head(spec, len(labels), pooling)
-        return with_mix(spec, *(lm if pooling == "last" else ()), classifier)
+        lm = lm if pooling == "last" else ()
+        return with_mix(spec, *lm, classifier_head(spec, len(labels), pooling))
 
     def encode(self, examples: Sequence[LabelledText], lm: LanguageModel) -> EncodedExamples:
         """Texts with their labels; for a decoder also with the next tokens."""

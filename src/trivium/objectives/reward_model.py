@@ -32,12 +32,7 @@ from trivium.objectives.preference_pairs import (
     spread,
     with_prompt,
 )
-from trivium.objectives.task_heads import (
-    classifier_head,
-    require_encoding,
-    usual_pooling,
-    with_mix,
-)
+from trivium.objectives.task_heads import classifier_head, require_encoding, usual_pooling, with_mix
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
 from trivium.spec import Head, Pooling, Spec
 from trivium.text.inputs import encode_inputs
