@@ -33,6 +33,7 @@ from trivium.data.samples import copy_samples
 from trivium.inference.forward import vocabulary_log_probabilities
 from trivium.inference.request import GenerationRequest
 from trivium.language_model import LanguageModel
+from trivium.objectives.base import to_device
 from trivium.objectives.chat import Chat, Conversation
 from trivium.text.vocabulary import Vocabulary
 
@@ -59,15 +60,26 @@ class PrefixTranslation(Chat):
         )
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """With the tokens of each prompt: the last one has the first label."""
-        labelled = rows.labels != IGNORE_INDEX
-        return dataclasses.replace(rows.to_batch(), prefix_lengths=labelled.argmax(axis=1) + 1)
+        """See `with_prefix`."""
+        return with_prefix(rows)
 
     def answers(
         self, lm: LanguageModel, examples: Sequence[Conversation]
     ) -> list[tuple[float, int]]:
-        """None: perplexity is not what is compared here."""
-        return []
+        """Nats and tokens of the responses, one by one."""
+        encoded, sums = self.encode(examples, lm), []
+        for number in range(len(encoded)):
+            batch = with_prefix(encoded.take(number))
+            with torch.inference_mode():
+                loss = self.loss(lm.module, to_device(batch, lm.module.device))["loss"]
+            sums.append((loss.item(), batch.num_labels))
+        return sums
+
+
+def with_prefix(rows: RowBatch) -> Batch:
+    """With the tokens of each prompt: the last one has the first label."""
+    labelled = rows.labels != IGNORE_INDEX
+    return dataclasses.replace(rows.to_batch(), prefix_lengths=labelled.argmax(axis=1) + 1)
 
 
 @functools.cache
@@ -85,7 +97,10 @@ def train(task: str, model: str, folder: Path, minutes: float) -> tuple[list[str
     files = [folder / "train.jsonl", folder / "held_out.jsonl"]
     for file, part in zip(files, (records[:-HELD_OUT], records[-HELD_OUT:])):
         file.write_text("".join(json.dumps(one) + "\n" for one in part), encoding="utf-8")
-    changes = [f"train.minutes={minutes}", "train.device=cpu", f"data.validation=['{files[1]}']"]
+    # `chat` packs about three conversations into a row.
+    rows = 32 if task == "chat" else 96
+    changes = [f"train.minutes={minutes}", f"train.batch_examples={rows}", "train.device=cpu"]
+    changes.append(f"data.validation=['{files[1]}']")
     run = trivium.finetune(
         task,
         model=model,
