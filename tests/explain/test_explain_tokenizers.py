@@ -155,6 +155,8 @@ def test_wordpiece_matching():
     assert "    affable           ##aff   ##affable ##affabl ##affab ##affa" in page.text()
     assert broken["tokens"] == ["[UNK]"]
     assert "no match" in page.text()
+    chinese = explain("wordpiece", ["\u4eca\u5929"], vocab="\u4eca \u5929").facts["words"]
+    assert [word["tokens"] for word in chinese] == [["\u4eca"], ["\u5929"]]
     long = explain("wordpiece", ["un" * 51], vocab="un ##un").facts["words"][0]
     assert long["tokens"] == ["[UNK]"]
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tokenizers.normalizers import BertNormalizer
+
 from trivium.explain.page import Bilingual, Formula, Page, Table
 from trivium.explain.tokens import Word, encoding_page, load_tokenizer, texts_or_default
 from trivium.text.symbols import WORDPIECE_PREFIX
@@ -52,7 +54,8 @@ def explain(
         loaded = load_tokenizer(tokenizer, ("wordpiece",))
         return encoding_page(loaded, words, lambda word: match(word, loaded.model))
     model = _BERT | {"vocab": vocab.split()}
-    matches = [match(word, model) for word in " ".join(words).split()]
+    spaced = BertNormalizer(lowercase=False).normalize_str(" ".join(words))  # around Chinese
+    matches = [match(word, model) for word in spaced.split()]
     parts = [part for part, _ in matches]
     formula = Formula("score(a, b) = count(ab) / (count(a) * count(b))")
     return Page(
