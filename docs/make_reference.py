@@ -279,14 +279,25 @@ def names(language: str) -> str:
     listed = tomllib.loads((DOCS / "book" / "coverage.toml").read_text(encoding="utf-8"))["items"]
     named = [item for item in listed if item["kind"] in ("system", "term")]
     other = "zh" if language == "en" else "en"
+    reason = f"reason_{language}"
+
+    def title(page: str) -> str:
+        text = (DOCS / "book" / language / f"{page}.md").read_text(encoding="utf-8")
+        return text.partition("\n")[0].removeprefix("# ")
+
     rows = sorted(
-        f"| {item[language]} | {item[other]} | [{item['page']}]({item['page']}.md) | "
-        + (f"`{item['command']}` |" if "command" in item else f"{item['reason']} |")
+        f"| {item[language]} | {item[other]} | [{title(item['page'])}]({item['page']}.md) | "
+        + (
+            f"`{item['command']}` |"
+            if "command" in item
+            else f"{item.get(reason, item['reason'])} |"
+        )
         for item in named
     )
     heading = {
         "en": "# Names\n\n| name | in Chinese | chapter | command |",
-        "zh": "# 名称索引\n\n| 名称 | 英文 | 章 | 命令 |",
+        "zh": "# 名称索引\n\n命令取自英文各章。中文各章换用中文语料时参数略有不同。\n\n"
+        "| 名称 | 英文 | 章 | 命令 |",
     }[language]
     return "\n".join([NOTE, "", heading, "|---|---|---|---|", *rows]) + "\n"
 
