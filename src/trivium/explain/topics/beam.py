@@ -85,7 +85,10 @@ def explain(
         [
             Formula("score = sum_t log P(y_t | y_1 ... y_(t-1)) / length ** length_penalty"),
             growth.tree(prompt, lm.text_tokenizer.readable_tokens, found[0] if found else None),
-            Table(columns, [[names[row[0]], *row[1:]] for row in rows]),
+            Table(
+                columns,
+                [[names[name], text.replace("\n", "\\n"), *rest] for name, text, *rest in rows],
+            ),
             note,
         ],
         {"prompt": prompt, "found": [dict(zip(_FACTS, row)) for row in rows]},

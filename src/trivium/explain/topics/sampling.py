@@ -97,7 +97,12 @@ def explain(
     }
     formula = Formula("p_i = exp(z_i / T) / sum_j exp(z_j / T)")
     title = Bilingual("Sampling the next token", "下一个词元的采样")
-    return Page(title, [formula, table, temperatures, note], facts)
+    hidden = Bilingual(
+        f"the {_SHOWN} most probable of {len(names):,} tokens; the others have the rest",
+        f"只列出 {len(names):,} 个词元中概率最大的 {_SHOWN} 个，其余概率属于没有列出的词元。",
+    )
+    shown = [hidden] if len(names) > _SHOWN else []
+    return Page(title, [formula, *shown, table, temperatures, note], facts)
 
 
 def _given(logits: list[float] | None, words: list[str] | None) -> tuple[list[str], Tensor]:
