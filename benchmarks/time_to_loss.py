@@ -145,7 +145,12 @@ def run_trivium(job: argparse.Namespace) -> Figures:
         losses = family.objective.loss(lm.module, to_device(batch, torch.device("cpu")))
         return sum(loss.item() for loss in losses.values())
 
-    return {"loss": mean_loss(nats, batches), "steps": last["step"], "seconds": seconds}
+    return {
+        "loss": mean_loss(nats, batches),
+        "steps": last["step"],
+        "seconds": seconds,
+        "prepared": run.read_facts()["preparation_seconds"],
+    }
 
 
 def run_transformers(job: argparse.Namespace) -> Figures:
@@ -158,6 +163,7 @@ def run_transformers(job: argparse.Namespace) -> Figures:
         keys |= family.objective.tokenizer_defaults(trivium.presets[family.preset])
         tokenizer = Tokenizer.train(texts=training_texts([job.data], options), **keys)
         shards = prepare([job.data], tokenizer, Path(folder, "shards"), options=options)
+        prepared = time.monotonic() - job.started
         rows = Rows(shards.split(TRAIN), LENGTH)
         stream = BatchStream(
             "", family.objective, rows, tokenizer.vocabulary, rows_per_step=job.rows or family.rows
@@ -191,8 +197,12 @@ def run_transformers(job: argparse.Namespace) -> Figures:
         logits = model(**inputs).logits.flatten(0, 1).float()
         return cross_entropy(logits, labels.flatten(), reduction="sum").item()
 
-    steps = trainer.state.global_step
-    return {"loss": mean_loss(nats, batches), "steps": steps, "seconds": seconds}
+    return {
+        "loss": mean_loss(nats, batches),
+        "steps": trainer.state.global_step,
+        "seconds": seconds,
+        "prepared": prepared,
+    }
 
 
 def falling(model: Any, rate: float, end: float) -> tuple[Any, Any]:
@@ -287,23 +297,27 @@ def main() -> None:
         names = ("data", "validation", "vocab_size", "settings", "rate", "rows", "compile")
         shared = {name: getattr(chosen, name) for name in names}
         runs = [("transformers", 1.0), *(("trivium", share) for share in sorted(chosen.shares))]
-        print("| family | side | seconds | steps | loss | share of the peer's time |")
-        print("|---|---|---|---|---|---|")
+        print("| family | side | prepared | seconds | steps | loss | of the peer's time |")
+        print("|---|---|---|---|---|---|---|")
         for family in chosen.families:
             peer: Figures = {}
+            prepared = 0.0
             for side, share in runs:
                 if chosen.sides is not None and side not in chosen.sides:
                     continue
-                job = {"family": family, "minutes": share * chosen.minutes}
-                job["started"] = time.monotonic()
+                minutes = share * chosen.minutes
+                if side == "trivium":  # its budget begins after the preparation
+                    minutes -= prepared / 60
+                job = {"family": family, "minutes": minutes, "started": time.monotonic()}
                 if found := run_side(side, shared | job):
+                    prepared = found["prepared"]
                     peer = found if side == "transformers" else peer
                     print(row(family, side, found, peer), flush=True)
 
 
 def row(family: str, side: str, found: Figures, peer: Figures) -> str:
     """Of the table. `peer` is empty where it did not run."""
-    cells = [family, side, f"{found['seconds']:.0f}", f"{found['steps']:,.0f}"]
+    cells = [family, side, *(f"{found[name]:,.0f}" for name in ("prepared", "seconds", "steps"))]
     share = "" if found is peer or not peer else f"{found['seconds'] / peer['seconds']:.2f}"
     if share and found["loss"] <= peer["loss"]:
         share += ", as good"

@@ -109,7 +109,7 @@ def test_train_throughput(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["decoder", "encoder", "t5", "bart", "textbook"])
+@pytest.mark.parametrize("family", ["decoder", "bart"])
 def test_time_to_loss(family, tmp_path):
     time_to_loss = program("time_to_loss")
     train, valid = texts(tmp_path)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 from typing import Any
 
+import pytest
 from rich.console import Console
 
+from trivium.train import trainer as trainer_module
 from trivium.train.run_folder import RunFolder
+from trivium.train.trainer import Interrupted
 
 
 def quiet() -> Console:
@@ -48,3 +53,24 @@ def assert_equal_runs(run: RunFolder, whole: RunFolder) -> None:
     """Their metrics and weights are the same to the last bit."""
     assert lasting(run) == lasting(whole)
     assert run.weights.read_bytes() == whole.weights.read_bytes()
+
+
+def interrupt_and_resume(monkeypatch, start, out, *steps):
+    """Send this process a signal in each of these steps, and resume after each."""
+    original = trainer_module.forward_backward
+    for number, stop in enumerate(steps):
+        kind = signal.SIGINT if number % 2 else signal.SIGTERM
+
+        def signalled(trainer, batch, step, stop=stop, kind=kind):
+            if step == stop:
+                os.kill(os.getpid(), kind)
+            return original(trainer, batch, step)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(trainer_module, "forward_backward", signalled)
+            with pytest.raises(Interrupted) as caught:
+                start(out, number > 0)
+        assert caught.value.step == stop + 1
+        assert f"interrupted; step {stop + 1} is saved. To resume:\n  trivium " in str(caught.value)
+        assert str(caught.value).endswith(f" --resume --out {out}")
+    return start(out, True)

@@ -146,6 +146,7 @@ def test_two_processes_train_as_one_and_one_goes_on(text, encoder, pairs, tmp_pa
     assert_same_curve(sharded, tmp_path / "bert-tiny")
 
 
+@pytest.mark.slow
 def test_two_processes_carry_the_state_of_their_own_lanes(text, tmp_path):
     short = tmp_path / "short.txt"
     short.write_text(text.read_text()[:6000])
@@ -173,6 +174,7 @@ def test_two_processes_carry_the_state_of_their_own_lanes(text, tmp_path):
     assert_same_curve(ddp.path, one)
 
 
+@pytest.mark.slow
 def test_two_processes_answer_a_part_of_the_held_out_examples_each(reviews, encoder, tmp_path):
     train = {
         "steps": 2,
