@@ -26,6 +26,24 @@ def test_masks_come_in_the_shares_of_the_paper():
         assert abs(shares[name] - share) < 4 * math.sqrt(share * (1 - share) / count)
 
 
+def test_replaced_tokens_are_drawn_by_frequency_and_a_right_draw_is_original():
+    words = ["the", "chef", "cooked", "the", "meal"]
+    right = masked = 0
+    for seed in range(0, 800, 20):
+        facts = explain("replaced-token", [" ".join(words)] * 8, seed=seed, probability=0.5).facts
+        nats = []
+        for row, shown in zip(facts["rows"], facts["discriminator"]):
+            text = ["[CLS]", *words, "[SEP]"]
+            assert shown["replaced"] == [a != b for a, b in zip(shown["tokens"], text)]
+            targets = [one for one in row["labels"] if one]
+            nats += [-math.log(words.count(one) / 5) for one in targets]
+            right += len(targets) - sum(shown["replaced"])
+        masked += len(nats)
+        assert math.isclose(facts["losses"][0], sum(nats) / len(nats), rel_tol=1e-5)
+    share = 0.4 * 0.4 + 3 * 0.2 * 0.2
+    assert abs(right / masked - share) < 4 * math.sqrt(share * (1 - share) / masked)
+
+
 def test_spans_put_back_give_the_text():
     text = "The man in the long coat walked slowly to the store of his old friend"
     rows = explain("span-corruption", [text]).facts["rows"]

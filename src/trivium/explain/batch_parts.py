@@ -72,7 +72,16 @@ def objective_page(
     *notes: Part,
     seed: int = 0,
 ) -> Page:
-    """A page of what the loss sees of rows, each with noise of its own; notes stand at the end.
+    """A page of what the loss sees of rows, as `noisy_batch`; notes stand at the end."""
+    batch = noisy_batch(objective, tokenizer, rows, seed=seed)
+    parts = batch_parts(objective, batch, tokenizer, details=True)
+    return Page(title, [*parts, *notes], batch_facts(objective, batch, tokenizer))
+
+
+def noisy_batch(
+    objective: Objective, tokenizer: Tokenizer, rows: RowBatch, *, seed: int = 0
+) -> Batch:
+    """What an objective makes of rows, each with noise of its own.
 
     In short texts a seed may choose nothing to predict: then the next one is taken.
 
@@ -86,9 +95,7 @@ def objective_page(
         objective.prepare(rows, RowRandom(each, numbers), tokenizer.vocabulary)
         for each in range(seed, seed + _SEEDS)
     ]
-    batch = next((each for each in batches if _predicts(each)), batches[0])
-    parts = batch_parts(objective, batch, tokenizer, details=True)
-    return Page(title, [*parts, *notes], batch_facts(objective, batch, tokenizer))
+    return next((each for each in batches if _predicts(each)), batches[0])
 
 
 def _predicts(batch: Batch) -> bool:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trivium.data.batch import Batch, RowBatch
@@ -29,6 +29,21 @@ from trivium.text.vocabulary import Vocabulary
 
 # The channel of noise beside those of `Masking`.
 _SAMPLE = 16
+
+
+class Corrupted(NamedTuple):
+    """What the generator makes of a batch.
+
+    Args:
+        hidden: its states of the masked positions, [M, D], and `terms`, what its layers add.
+        shown: int64 [B, T], what the discriminator reads.
+        replaced: bool [B, T], its targets.
+    """
+
+    hidden: Tensor
+    terms: LossTerms
+    shown: Tensor
+    replaced: Tensor
 
 
 class ReplacedToken(Masking):
@@ -129,21 +144,27 @@ class ReplacedToken(Masking):
         """The discriminator's loss per token is small, and weighted up."""
         return {"discriminator": self.discriminator_weight}
 
+    def corrupt(self, model: GeneratorAndDiscriminator, batch: TensorBatch) -> Corrupted:
+        """Put what the generator draws in the place of masks."""
+        assert batch.sequence_labels is not None
+        positions, input_ids = batch.label_positions, batch.inputs["input_ids"]
+        hidden, terms = read(model.generator, batch.inputs, select=positions)
+        sampled = model.sample(hidden, batch.sequence_labels.flatten()[positions])
+        ids = input_ids.flatten()
+        shown = ids.scatter(0, positions, sampled)
+        replaced = shown != ids.scatter(0, positions, batch.targets)
+        return Corrupted(hidden, terms, shown.view_as(input_ids), replaced.view_as(input_ids))
+
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Nats of the masked tokens, and of "replaced?" for every token."""
         assert isinstance(model, GeneratorAndDiscriminator)
-        assert batch.sequence_labels is not None
-        inputs, positions = batch.inputs, batch.label_positions
-        hidden, terms = read(model.generator, inputs, select=positions)
-        sampled = model.sample(hidden, batch.sequence_labels.flatten()[positions])
-        ids = inputs["input_ids"].flatten()
-        shown = ids.scatter(0, positions, sampled)
-        replaced = shown != ids.scatter(0, positions, batch.targets)
-        corrupted = inputs | {"input_ids": shown.view_as(inputs["input_ids"])}
+        inputs = batch.inputs
+        hidden, terms, shown, replaced = self.corrupt(model, batch)
+        corrupted = inputs | {"input_ids": shown}
         states, more = read(model.discriminator, corrupted)
         logits = model.discriminator.logits(states, head="replaced-token")
         losses = F.binary_cross_entropy_with_logits(
-            logits.flatten().float(), replaced.float(), reduction="none"
+            logits.flatten().float(), replaced.flatten().float(), reduction="none"
         )
         real = inputs.get("attention_mask", inputs.get("document_ids"))
         if real is not None:

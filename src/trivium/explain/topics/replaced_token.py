@@ -1,0 +1,99 @@
+"""ELECTRA's replaced-token detection of the reader's text; DeBERTa v3 learns so, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trivium.data.batch import RowBatch
+from trivium.errors import TriviumError
+from trivium.explain.batch_parts import batch_facts, batch_parts, noisy_batch, text_rows
+from trivium.explain.page import Bilingual, Formula, Page, Table
+from trivium.model_loading import load
+from trivium.models.electra import GeneratorAndDiscriminator, build_with_generator
+from trivium.objectives.base import to_device
+from trivium.objectives.replaced_token import ReplacedToken
+from trivium.presets import presets
+from trivium.text.roles import BERT_SPECIALS
+from trivium.text.vocabulary import Vocabulary
+
+SUMMARY = Bilingual(
+    "what ELECTRA's loss sees: which tokens are replaced", "ELECTRA 的损失看到什么：哪些词元被替换"
+)
+
+_LABELS = Bilingual("original", "原词"), Bilingual("replaced", "被替换")
+_EN = ("position", "text", "generator reads", "discriminator reads", "label", "P(replaced)")
+_ZH = ("位置", "原文", "生成器的输入", "判别器的输入", "标签", "P(被替换)")
+_STAND_IN = Bilingual(
+    "Both models are untrained stand-ins: the generator draws tokens by their frequencies in the "
+    "text, the discriminator guesses (ln 2 = 0.693). --model RUN takes those of a run.",
+    "这里的两个模型未经训练，只作示意：生成器按词元在文本中的频率抽取，判别器只是随机猜测"
+    "（ln 2 = 0.693）。用 --model RUN 可换成训练过的模型。",
+)
+_NOTE = Bilingual(
+    "A token that the generator draws right counts as original. The discriminator has a label at "
+    "every token, the generator at masked ones alone. No gradient passes through the draws.",
+    "生成器恰好抽对的词元算作原词。判别器在每个词元上都有标签，生成器只在被遮住的词元上有。"
+    "梯度不经过抽样这一步。",
+)
+
+
+@torch.inference_mode()
+def explain(
+    text: list[str] | None = None,
+    *,
+    model: str | None = None,
+    probability: float = 0.3,
+    seed: int = 8,
+) -> Page:
+    """Let a generator fill masks, and ask of every token whether it was replaced.
+
+    Args:
+        text: Texts, each a row.
+        model: A finished run of ELECTRA or DeBERTa v3. Default: untrained models that read words.
+        probability: Share of tokens that are masked; 0.15 in ELECTRA, here more, for a short text.
+        seed: Of masks and draws.
+    """
+    objective = ReplacedToken.parse({"probability": probability})
+    chosen, rows = text_rows(text or ["the chef cooked the meal"], model, BERT_SPECIALS)
+    both = _stand_in(chosen.vocabulary, rows) if model is None else _of_run(model)
+    host = noisy_batch(objective, chosen, rows, seed=seed)
+    batch = to_device(host, torch.device("cpu"))
+    corrupted, sums = objective.corrupt(both, batch), objective.loss(both, batch)  # type: ignore[arg-type]
+    states = both.discriminator(**(batch.inputs | {"input_ids": corrupted.shown}))
+    chances = both.discriminator.logits(states, head="replaced-token")[..., 0].sigmoid()
+    names, parts, shown = chosen.readable_tokens, batch_parts(objective, host, chosen), []
+    for row, n in enumerate(rows.lengths):
+        ids = (each[row, :n].tolist() for each in (rows.input_ids, host.input_ids, corrupted.shown))
+        texts = [[names[index] for index in each] for each in ids]
+        labels, p = (each[row, :n].tolist() for each in (corrupted.replaced, chances))
+        shown.append({"tokens": texts[-1], "replaced": labels, "probabilities": p})
+        lines = enumerate(zip(*texts, [_LABELS[label] for label in labels], p))
+        caption = Bilingual(f"row {row + 1} by position", f"第 {row + 1} 行，逐个位置")
+        parts.append(Table([*map(Bilingual, _EN, _ZH)], [[i, *one] for i, one in lines], caption))
+    counts = objective.label_counts(host)
+    g, d = (sums[name].item() / max(1, count) for name, count in counts.items())
+    formula = f"L = L_generator + 50 L_discriminator = {g:.3f} + 50 * {d:.3f} = {g + 50 * d:.2f}"
+    parts += [Formula(formula), _NOTE] if model else [Formula(formula), _STAND_IN, _NOTE]
+    facts = batch_facts(objective, host, chosen) | {"discriminator": shown, "losses": [g, d]}
+    return Page(Bilingual("Replaced-token detection", "替换词元检测（RTD）"), parts, facts)
+
+
+def _stand_in(vocabulary: Vocabulary, rows: RowBatch) -> GeneratorAndDiscriminator:
+    """Untrained models, whose generator predicts the frequencies of the rows' tokens."""
+    both = build_with_generator(presets["electra-tiny"].replace(vocab_size=vocabulary.size))  # type: ignore[arg-type]
+    counts = np.bincount(rows.input_ids.ravel(), minlength=vocabulary.size)
+    counts[vocabulary.is_special] = 0
+    both.generator.get_parameter("heads.mlm.dense.norm.weight").zero_()  # logits are the bias
+    both.generator.get_parameter("heads.mlm.bias").copy_(torch.from_numpy(counts).log())
+    return both.eval()
+
+
+def _of_run(run: str) -> GeneratorAndDiscriminator:
+    """Both models of a run, each with token vectors of its own."""
+    if not Path(run, "generator").is_dir():
+        raise TriviumError(f"{run} has no generator: give a finished run of electra-mini or such.")
+    both = [load(one, device="cpu").module for one in (f"{run}/generator", run)]
+    return GeneratorAndDiscriminator(*both, "gradient-disentangled").eval()  # type: ignore[arg-type]
