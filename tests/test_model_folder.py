@@ -256,6 +256,9 @@ def test_a_run_gives_its_last_good_checkpoint(model, other, tmp_path):
     with pytest.warns(UserWarning, match="not finished: this is its checkpoint of step 1,000 of 9"):
         assert same(load(tmp_path), other)
     assert same(load(checkpoints), other)
+    assert same(load(tmp_path, checkpoint=500), model)
+    with pytest.raises(CheckpointError, match="no checkpoint of step 7; it has 500, 1,000"):
+        load(tmp_path, checkpoint=7)
     overwrite_bytes(newest / "model.safetensors")
     with (
         pytest.warns(UserWarning, match="step-00001000: model.safetensors does not match"),

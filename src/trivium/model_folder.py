@@ -202,6 +202,18 @@ def find_weights(path: str | os.PathLike[str], *, verify: bool = True) -> Path:
     )
 
 
+def find_checkpoint(run: str | os.PathLike[str], step: int) -> Path:
+    """The checkpoint of a step of a run. Raises CheckpointError where the run has none."""
+    folder = Path(run) / CHECKPOINTS
+    if not (folder / f"step-{step:08}").is_dir():
+        kept = [f"{int(one.name.removeprefix('step-')):,}" for one in checkpoints(folder)][::-1]
+        raise CheckpointError(
+            f"{run} has no checkpoint of step {step:,}; it has {', '.join(kept) or 'none'}. "
+            'train.keep_checkpoints = "all" keeps all that train.save_every writes.'
+        )
+    return folder / f"step-{step:08}"
+
+
 def checkpoints(folder: str | os.PathLike[str]) -> Iterator[Path]:
     """The checkpoints in a folder, newest first, good or damaged."""
     return iter(sorted(Path(folder).glob(CHECKPOINT_PATTERN), reverse=True))

@@ -21,6 +21,7 @@ from trivium.language_model import LanguageModel
 from trivium.model_folder import (
     CHECKPOINTS,
     RECIPE,
+    find_checkpoint,
     find_weights,
     is_unfinished,
     read_module,
@@ -35,6 +36,7 @@ Precision = Literal["float32", "bfloat16", "float16"]
 def load(
     path: str | os.PathLike[str],
     *,
+    checkpoint: int | None = None,
     device: str | torch.device = "auto",
     dtype: torch.dtype | Precision | None = None,
     lowercase: bool | None = None,
@@ -52,6 +54,7 @@ def load(
     Args:
         path: a folder of ours or of `transformers`, or a hub name such as "org/name" or, of one
             revision, "org/name@v1.0".
+        checkpoint: of a run, the step whose checkpoint to load.
         device: "auto" is a GPU where there is one, else the CPU; "meta" leaves the weights out: a
             model that says what it can do, known from its spec.json or the headers of its files.
         dtype: precision of the weights, or its name; None: as stored, where a Hugging Face
@@ -86,7 +89,8 @@ def load(
                 f"{did_you_mean(value, known)}"
             )
     target = find_device(device)
-    folder, on_meta = find_folder(path), target.type == "meta"
+    folder = find_folder(path) if checkpoint is None else find_checkpoint(path, checkpoint)
+    on_meta = target.type == "meta"
     if is_hf_folder(folder):
         hf = read_folder(
             folder, lowercase=lowercase, on_meta=on_meta, allow_unknown_keys=allow_unknown_keys

@@ -225,6 +225,8 @@ def test_fill_mask(saved, run, warned):
     (record,) = as_json(run("fill-mask", "The [MASK] <mask>.", "--json"))
     assert len(record["masks"]) == 2
     assert run("fill-mask", "The [MASK] was [MASK].")[0] == "mask 1 of 2"
+    (error,) = run("fill-mask", "The [MASK] was cloudy.", "--checkpoint", "500", code=1)
+    assert "no checkpoint of step 500; it has none" in error
 
 
 def test_chat_keeps_the_conversation(saved, run, stdin, tmp_path):

@@ -20,6 +20,12 @@ Model = Annotated[
         help="A run, a checkpoint, a saved model, or a Hugging Face folder or name.",
     ),
 ]
+Checkpoint = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="Of a run: the step whose checkpoint to use.", show_default="the last"
+    ),
+]
 Texts = Annotated[
     list[str] | None, typer.Argument(metavar="TEXT", help="Default: the lines of stdin.")
 ]

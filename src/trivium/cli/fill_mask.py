@@ -4,7 +4,7 @@ Examples:
 
   trivium fill-mask runs/mine "The [MASK] was cloudy yesterday, but today it's rainy."
 
-  trivium fill-mask runs/mine/checkpoints/step-00000500 "It was [MASK] and [MASK]." --top-k 3
+  trivium fill-mask runs/mine "It was [MASK] and [MASK]." --checkpoint 500 --top-k 3
 
   trivium fill-mask runs/t5 "It was <mask>, and then it rained for <mask>."
 
@@ -26,6 +26,7 @@ _NOTHING = "(nothing)"  # an empty fill of T5, BART or GLM
 def fill_mask(
     model: opt.Model,
     texts: opt.Texts = None,
+    checkpoint: opt.Checkpoint = None,
     top_k: opt.Positive = 5,
     device: opt.Device = "auto",
     as_json: opt.Json = False,
@@ -38,7 +39,7 @@ def fill_mask(
     Args:
         top_k: Predictions at most: per mask; T5 and BART: for all masks together; GLM: one.
     """
-    lm = load(model, device=device)
+    lm = load(model, checkpoint=checkpoint, device=device)
     percent = lm.spec.family == "encoder-only"
     if not percent and not as_json:
         note = "scores: probabilities per token (geometric means), whose sum may exceed 1"

@@ -57,6 +57,7 @@ Generated = Iterator[tuple[str, GenerationRequest, Iterator[str]]]
 def generate(
     model: opt.Model,
     prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT")] = None,
+    checkpoint: opt.Checkpoint = None,
     num_samples: opt.Positive = 1,
     rank: Annotated[str | None, typer.Option(metavar="MODEL|{kind=...}")] = None,
     pairs: Path | None = None,
@@ -89,7 +90,13 @@ def generate(
     if rank is None and pairs is not None:
         raise UsageError("--pairs takes ranked samples: add --rank MODEL.")
     lm = load(
-        model, device=device, dtype=dtype, quantize=quantize, pack=not compile, compile=compile
+        model,
+        checkpoint=checkpoint,
+        device=device,
+        dtype=dtype,
+        quantize=quantize,
+        pack=not compile,
+        compile=compile,
     )
     drafts = _draft(draft, device, lm)
     if options.get("temperature") == 0 and num_samples > 1:
