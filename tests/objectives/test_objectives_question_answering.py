@@ -13,6 +13,7 @@ from trivium.errors import DataError, RecipeError
 from trivium.objectives import to_device
 from trivium.objectives.question_answering import Question, QuestionAnswering, squad_score
 from trivium.presets import presets
+from trivium.spec import ScalarMix, SpanHead, TaggerHead
 from trivium.text import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -111,6 +112,15 @@ def test_hostile_files_are_one_clear_error(tmp_path):
             read(tmp_path, name, value)
     with pytest.raises(RecipeError, match="trains encoder-only models"):
         QuestionAnswering().heads(presets["gpt2-tiny"])
+
+
+def test_elmo_answers_from_a_mix_of_its_layers_after_any_other_task():
+    elmo = presets["elmo-tiny"]
+    tagger = elmo.with_heads((TaggerHead(num_labels=3),))
+    for base in (elmo, tagger):
+        answers = base.with_heads(QuestionAnswering().heads(base))
+        assert answers.heads == (SpanHead(), ScalarMix(num_layers=3))
+        assert answers.family == "encoder-only"
 
 
 def test_spans_are_the_answers_tokens_in_every_window():

@@ -125,7 +125,7 @@ def test_overfits_and_measures_itself():
     ]
     _, elmo, _ = overfit(Tagging(), gold, "elmo", lr=3e-3)
     assert elmo.capabilities == ("logits", "tag", "embed")
-    assert elmo.module.heads["mix"].weights.any()
+    assert elmo.module.heads["scalar-mix"].weights.any()
     assert [each.tag for each in elmo.tag("in Oslo")] == ["O", "B-LOC"]
     assert elmo.embed(["in Oslo"]).shape == (1, 2 * elmo.spec.d_model)
     objective, lm, _ = overfit(Tagging(), parts, "gpt2")

@@ -46,7 +46,7 @@ def test_every_pretraining_objective_overfits_one_batch():
         if preset not in presets:
             preset = preset.replace("tiny", "mini")
         spec = presets[preset].replace(vocab_size=VOCABULARY).with_dropout(0.0)
-        spec = spec.replace(heads=objective.heads(spec))
+        spec = spec.with_heads(objective.heads(spec))
         model = objective.build(spec, seed=0, device=CPU)
         needs = objective.needs_documents
         rows = RowBatch(

@@ -194,15 +194,15 @@ def test_a_kind_belongs_to_one_class():
 def test_recurrent_specs_refuse_heads_of_the_other_direction():
     lstm = ALL_SPECS["lstm"]
     for changes, message in (
-        ({"direction": "both"}, '"both" has no lm head: .* "both" is an encoder'),
-        ({"heads": (spec.MLMHead(),)}, '"forward" has no mlm head: .* from the left'),
+        ({"direction": "both"}, '"both" has no lm head: it is an encoder'),
+        ({"heads": (spec.MLMHead(),)}, '"forward" has no mlm head: .* from one side'),
         (
             {"direction": "two-way", "heads": (*lstm.heads, spec.TaggerHead(num_labels=3))},
-            '"two-way" has no lm head beside others: .* lm head alone, or those of tasks',
+            '"two-way" has no lm head beside others: .* alone, or those of tasks',
         ),
         ({"direction": "two-way", "heads": (spec.MLMHead(),)}, '"two-way" has no mlm head'),
-        ({"heads": (spec.LayerMix(num_layers=3),)}, '"mix" of 3 layers: it is for'),
-        ({"characters": spec.CharacterConvolutions()}, "the lm head cannot be tied"),
+        ({"heads": (spec.ScalarMix(num_layers=3),)}, '"scalar-mix" of 3 layers: it is for'),
+        ({"characters": spec.CharacterCNN()}, "the lm head cannot be tied"),
         ({"d_projection": 13}, "d_projection = 13 is for an LSTM of more cells"),
         ({"heads": (spec.LMHead(tied=True), spec.LMHead(tied=False))}, "at most one"),
         ({"cell": "peephole"}, "cell"),

@@ -43,7 +43,7 @@ def untrained(
     spec = spec.with_dropout(0.0)
     objective = objective.resolve(spec, examples)
     settings = objective.settings(Settings(), examples)
-    spec = spec.replace(heads=objective.heads(spec, settings.labels))
+    spec = spec.with_heads(objective.heads(spec, settings.labels))
     objective.check_tokens(tokenizer.vocabulary)
     module = objective.build(spec, seed=0, device=CPU)
     return objective, LanguageModel(spec, module, tokenizer, settings)

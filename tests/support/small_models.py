@@ -427,7 +427,7 @@ SEQUENCE_SPECS: dict[str, spec.Spec] = {
         d_projection=WIDTH,
         direction="two-way",
         connections="residual",
-        characters=spec.CharacterConvolutions(filters=(3, 5, 7), max_characters=6),
+        characters=spec.CharacterCNN(filters=(3, 5, 7), max_characters=6),
         heads=(spec.LMHead(tied=False, bias=True),),
     ),
     "ngram": spec.NGramSpec(vocab_size=VOCABULARY, order=4, d_model=7, d_hidden=13, heads=_TIED),

@@ -39,8 +39,8 @@ KINDS = {
 }
 LAYOUTS = {
     2: [
-        (DDP, [*FAMILIES, *KINDS]),
-        (FSDP, [*FAMILIES, "lstm", "reviews-lora"]),
+        (DDP, [*FAMILIES, *KINDS, "reviews-elmo"]),
+        (FSDP, [*FAMILIES, "lstm", "reviews-lora", "reviews-elmo"]),
         (FSDP_ALONE, [*KINDS]),
         (TENSOR, FAMILIES),
     ],
@@ -219,6 +219,9 @@ def test_every_layout_has_the_curve_of_one_process(text, reviews, encoder, pairs
             job = task_job("classification", encoder, reviews, out, dropout, **parallel)
             if name == "reviews-lora":
                 job["changes"]["adapter"] = {"rank": 2, "dropout": dropout}
+            if name == "reviews-elmo":
+                job |= {"model": "elmo-tiny"}
+                job["changes"]["tokenizer"] = {"vocab_size": 300}
             return job
         changes = small(dropout, **parallel)
         job = {"recipe": f"{name}-tiny", "data": text, "out": out, "changes": changes}

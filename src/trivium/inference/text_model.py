@@ -153,7 +153,7 @@ class TextModel:
             tokenizer.mask_id is not None or tokenizer.sentinel_ids
         )
         supported = {
-            "logits": bool(heads),
+            "logits": any(head.predicts for head in self.spec.heads),
             "generate": generates,
             "translate": generates and both,
             "fill_mask": fills or (generates and blanks and gaps),

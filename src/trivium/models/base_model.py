@@ -5,7 +5,7 @@ Shape letters: B batch, T positions, M selected positions, D d_model, V vocabula
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from trivium import spec
 from trivium.errors import SpecError
-from trivium.models.heads.layers import WeightedLayers
 from trivium.models.heads.vocabulary import VocabularyHead
 from trivium.nn.activations import soft_capped
 from trivium.nn.loss import linear_cross_entropy
@@ -87,10 +86,10 @@ class LanguageModule(PartModule):
         lowest = 1 + max(map(len, stacks))
         return {weight: heights.get(weight, lowest) for weight in self.parameters()}
 
-    def spell(self, tokens: Sequence[bytes], continues: Sequence[bool]) -> None:
-        """Learn how every token is written, and whether it continues a word, from a tokenizer.
+    def set_character_ids(self, tokenizer: Any) -> None:
+        """Before training: take the characters of every token from a `Tokenizer`.
 
-        Called before training; models that do not read characters have no use for it.
+        Models that do not read characters leave it alone.
         """
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
@@ -140,13 +139,13 @@ class LanguageModule(PartModule):
         Raises:
             SpecError: the model has no such head.
         """
-        if head is None and self.heads:
-            others = (one for one in self.heads.values() if not isinstance(one, WeightedLayers))
-            module = self.vocabulary_head or next(others)
-        elif head is not None and head in self.heads:
-            module = self.heads[head]
+        heads = {one.kind: self.heads[one.kind] for one in self.spec.heads if one.predicts}
+        if head is None and heads:
+            module = self.vocabulary_head or next(iter(heads.values()))
+        elif head is not None and head in heads:
+            module = heads[head]
         else:
-            kind, known = f' of kind "{head}"' if head else "", ", ".join(self.heads) or "none"
+            kind, known = f' of kind "{head}"' if head else "", ", ".join(heads) or "none"
             raise SpecError(f"this model has no head{kind}; it has: {known}.")
         if not isinstance(module, VocabularyHead):
             return module(hidden, attention_mask)

@@ -5,8 +5,9 @@ Shape letters: B batch, T positions, M selected positions, D d_model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 from trivium import spec
 from trivium.errors import SpecError
 from trivium.models.base_model import LanguageModule, build_heads, empty_table, refuse
-from trivium.nn.character_vectors import CharacterVectors
+from trivium.nn.character_embedding import CharacterEmbedding
 from trivium.nn.recurrent import CellState, RecurrentLayers, Sequences
 from trivium.nn.state import Cache, State
 
@@ -39,36 +40,38 @@ class RecurrentStack(nn.Module):
         backward: bool = False,
         state: CellState | None = None,
         select: Tensor | None = None,
-    ) -> tuple[Tensor, CellState]:
-        """Token vectors [B, T, D] -> hidden states [B, T, D] or [M, D], and the last states."""
+        every_layer: bool = False,
+    ) -> tuple[Any, CellState]:
+        """Token vectors [B, T, D] -> hidden states [B, T, D] or [M, D], and the last states.
+
+        With `every_layer` a list of what layers make, as wide as token vectors, and of these first.
+        """
         x = F.dropout(tokens, self.dropout, self.training)
+        if every_layer:
+            outputs, after = self.layers.every_layer(
+                x, sequences=sequences, backward=backward, state=state
+            )
+            return [tokens, *outputs], after
         x, after = self.layers(x, sequences=sequences, backward=backward, state=state)
         if select is not None:
             x = x.flatten(0, 1).index_select(0, select)
         return self.project(F.dropout(x, self.dropout, self.training)), after
-
-    def every_layer(
-        self, tokens: Tensor, sequences: Sequences | None, *, backward: bool = False
-    ) -> list[Tensor]:
-        """Token vectors [B, T, D] and what every layer makes of them, each [B, T, D]."""
-        x = F.dropout(tokens, self.dropout, self.training)
-        outputs, _ = self.layers.every_layer(x, sequences=sequences, backward=backward)
-        return [tokens, *outputs]
 
 
 class RecurrentModel(LanguageModule, of=spec.RNNSpec):
     """An RNN that reads forward, both ways in every layer, or in two separate directions (ELMo).
 
     The heads of a task read both directions of ELMo, [B, T, 2D]: their last layers or, with a head
-    "mix", all of them, the token vectors twice.
+    "scalar-mix", all of them, the token vectors twice.
     """
 
     def __init__(self, model: spec.RNNSpec) -> None:
         super().__init__()
         self.spec = model
-        self.tokens = empty_table(model.vocab_size, model.d_model)
-        if model.characters is not None:
-            self.tokens = CharacterVectors(model.characters, model.vocab_size, model.d_model)
+        if model.characters is None:
+            self.tokens = empty_table(model.vocab_size, model.d_model)
+        else:
+            self.tokens = CharacterEmbedding(model.characters, model.vocab_size, model.d_model)
         self.rnn = RecurrentStack(model)
         self.backward_rnn = RecurrentStack(model) if model.direction == "two-way" else None
         self.heads = build_heads(model)
@@ -85,10 +88,10 @@ class RecurrentModel(LanguageModule, of=spec.RNNSpec):
             layers[-1] += rnn.project.parameters()
         return stacks
 
-    def spell(self, tokens: Sequence[bytes], continues: Sequence[bool]) -> None:
-        """See `LanguageModule.spell`."""
-        if isinstance(self.tokens, CharacterVectors):
-            self.tokens.spell(tokens, continues)
+    def set_character_ids(self, tokenizer: Any) -> None:
+        """See `LanguageModule.set_character_ids`."""
+        if isinstance(self.tokens, CharacterEmbedding):
+            self.tokens.set_character_ids(tokenizer.token_bytes, tokenizer.continues_word())
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
         """See `LanguageModule.new_cache`. States have a size of their own, whatever the length."""
@@ -128,7 +131,7 @@ class RecurrentModel(LanguageModule, of=spec.RNNSpec):
         if cache is None:
             sequences = find_sequences(input_ids, attention_mask, document_ids)
             if self.spec.two_way and self.spec.family == "encoder-only":
-                hidden = self._both_ways(tokens, sequences)
+                hidden = self._task_states(tokens, sequences)
                 return hidden if select is None else hidden.flatten(0, 1).index_select(0, select)
             return self.rnn(tokens, sequences=sequences, select=select)[0]
         refuse("a cache takes no", attention_mask=attention_mask, document_ids=document_ids)
@@ -166,22 +169,25 @@ class RecurrentModel(LanguageModule, of=spec.RNNSpec):
                 'needs direction "two-way".'
             )
         sequences = find_sequences(input_ids, attention_mask, document_ids)
-        return torch.stack(self._last_layers(self._vectors(input_ids), sequences), 1)
+        return torch.stack(self._two_ways(self._vectors(input_ids), sequences), 1)
 
-    def _last_layers(self, tokens: Tensor, sequences: Sequences | None) -> tuple[Tensor, Tensor]:
+    def _two_ways(
+        self, tokens: Tensor, sequences: Sequences | None, *, every_layer: bool = False
+    ) -> tuple[Any, Any]:
+        """What the forward and the backward stack make of token vectors."""
         assert self.backward_rnn is not None
-        forward, _ = self.rnn(tokens, sequences=sequences)
-        backward, _ = self.backward_rnn(tokens, sequences=sequences, backward=True)
+        options: dict[str, Any] = {"sequences": sequences, "every_layer": every_layer}
+        forward, _ = self.rnn(tokens, **options)
+        backward, _ = self.backward_rnn(tokens, backward=True, **options)
         return forward, backward
 
-    def _both_ways(self, tokens: Tensor, sequences: Sequences | None) -> Tensor:
-        """Token vectors [B, T, D] -> [B, T, 2D]."""
-        assert self.backward_rnn is not None
-        if "mix" not in self.heads:
-            return torch.cat(self._last_layers(tokens, sequences), -1)
-        forward = self.rnn.every_layer(tokens, sequences)
-        backward = self.backward_rnn.every_layer(tokens, sequences, backward=True)
-        return self.heads["mix"](torch.cat(pair, -1) for pair in zip(forward, backward))
+    def _task_states(self, tokens: Tensor, sequences: Sequences | None) -> Tensor:
+        """What the heads of a task read: token vectors [B, T, D] -> [B, T, 2D]."""
+        if "scalar-mix" not in self.heads:
+            return torch.cat(self._two_ways(tokens, sequences), -1)
+        layers = zip(*self._two_ways(tokens, sequences, every_layer=True))
+        mixed = self.heads["scalar-mix"](torch.cat(pair, -1) for pair in layers)
+        return F.dropout(mixed, self.spec.dropout, self.training)
 
     def _vectors(self, input_ids: Tensor) -> Tensor:
         tokens = self.tokens(input_ids)

@@ -112,13 +112,15 @@ class RecurrentLayers(nn.Module):
 
     Elman: f(W x + U h + b) (Elman 1990), f tanh, relu or logistic; LSTM with a forget gate (Gers
     et al. 1999); GRU with the reset gate after the product with U (Cho et al. 2014, in the form
-    that cuDNN computes). Layers are one module of PyTorch's, or one each where something reads what
-    is between them: residual connections, a mix.
+    that cuDNN computes). The layers are one PyTorch module; with residual connections or in ELMo
+    one module each, since outputs between them are read.
     """
 
     def __init__(self, rnn: spec.RNNSpec) -> None:
         super().__init__()
         self.dropout, self.residual = rnn.dropout, rnn.connections == "residual"
+        if rnn.d_projection:  # oneDNN has none, so PyTorch computes them itself
+            warnings.filterwarnings("ignore", message="LSTM with projections")
         make = partial(
             _CELLS[rnn.cell], batch_first=True, bidirectional=rnn.direction == "both",
             **({"proj_size": rnn.d_projection} if rnn.d_projection else {}),
@@ -148,7 +150,8 @@ class RecurrentLayers(nn.Module):
         backward: bool = False,
         state: CellState | None = None,
     ) -> tuple[Tensor, CellState]:
-        """Outputs [B, T, D] -> [B, T, W], zeros at padding, and the states after each sequence.
+        """Inputs [B, T, D] -> outputs [B, T, W], zeros at padding, and the states after each
+        sequence.
 
         Args:
             x: inputs.
@@ -156,8 +159,8 @@ class RecurrentLayers(nn.Module):
             backward: read every sequence from its end.
             state: states to continue from; None: zeros.
         """
-        outputs, after = self.every_layer(x, sequences=sequences, backward=backward, state=state)
-        return outputs[-1], after
+        outputs, after = self._run(_ordered(x, sequences, backward=backward), state)
+        return _in_rows(outputs[-1], x, sequences, backward=backward), after
 
     def every_layer(
         self,
@@ -167,23 +170,9 @@ class RecurrentLayers(nn.Module):
         backward: bool = False,
         state: CellState | None = None,
     ) -> tuple[list[Tensor], CellState]:
-        """As `forward`, with the outputs of all layers that are modules of their own."""
-        if sequences is None:
-            outputs, after = self._run(x.flip(1) if backward else x, state)
-            return [y.flip(1) if backward else y for y in outputs], after
-        parts = x.flatten(0, 1)[sequences.flat].split(sequences.lengths)
-        if backward:
-            parts = [part.flip(0) for part in parts]
-        packed, after = self._run(pack_sequence(list(parts), enforce_sorted=False), state)
-        outputs = []
-        for layer in packed:
-            found = unpack_sequence(layer)
-            if backward:
-                found = [part.flip(0) for part in found]
-            y = layer.data.new_zeros(x.shape[:2].numel(), layer.data.shape[1])
-            y[sequences.flat] = torch.cat(found)
-            outputs.append(y.view(*x.shape[:2], -1))
-        return outputs, after
+        """As `forward`, with the outputs of every layer; of layers in one module only the last."""
+        outputs, after = self._run(_ordered(x, sequences, backward=backward), state)
+        return [_in_rows(y, x, sequences, backward=backward) for y in outputs], after
 
     def _run(self, x: Any, state: CellState | None) -> tuple[list[Any], CellState]:
         """Inputs, packed or not, through the layers."""
@@ -203,12 +192,31 @@ class RecurrentLayers(nn.Module):
         return outputs, tuple(map(torch.cat, zip(*states)))
 
 
+def _ordered(x: Tensor, sequences: Sequences | None, *, backward: bool) -> Any:
+    """Inputs [B, T, D] in the order in which they are read, packed where sequences are given."""
+    if sequences is None:
+        return x.flip(1) if backward else x
+    parts = x.flatten(0, 1)[sequences.flat].split(sequences.lengths)
+    if backward:
+        parts = [part.flip(0) for part in parts]
+    return pack_sequence(list(parts), enforce_sorted=False)
+
+
+def _in_rows(y: Any, x: Tensor, sequences: Sequences | None, *, backward: bool) -> Tensor:
+    """The inverse of `_ordered` for outputs of inputs x: [B, T, W], zeros at padding."""
+    if sequences is None:
+        return y.flip(1) if backward else y
+    parts = unpack_sequence(y)
+    if backward:
+        parts = [part.flip(0) for part in parts]
+    rows = y.data.new_zeros(x.shape[:2].numel(), y.data.shape[1])
+    rows[sequences.flat] = torch.cat(parts)
+    return rows.view(*x.shape[:2], -1)
+
+
 def _step(cells: nn.Module, x: Any, state: CellState | None) -> tuple[Any, CellState]:
     if isinstance(cells, nn.LSTM):
-        with warnings.catch_warnings():
-            # oneDNN has none, so PyTorch computes them itself.
-            warnings.filterwarnings("ignore", message="LSTM with projections")
-            return cells(x, state)
+        return cells(x, state)
     y, after = cells(x, None if state is None else state[0])
     return y, (after,)
 

@@ -37,7 +37,7 @@ from trivium.objectives.base import (
     token_losses,
 )
 from trivium.objectives.seq2seq import encode_pairs
-from trivium.objectives.task_heads import classifier_head, require_encoding, usual_pooling, with_mix
+from trivium.objectives.task_heads import classifier_head, default_pooling, require_encoding
 from trivium.objectives.task_metrics import (
     Metrics,
     Mistake,
@@ -243,9 +243,9 @@ class TextClassification(LabelledObjective):
             raise RecipeError("objective.prefix is for an encoder-decoder: leave it out.")
         if self.lm_weight and not lm:
             raise RecipeError("objective.lm_weight is for a decoder with an LM head: leave it out.")
-        pooling = self.pooling or usual_pooling(spec)
+        pooling = self.pooling or default_pooling(spec)
         lm = lm if pooling == "last" else ()
-        return with_mix(spec, *lm, classifier_head(spec, len(labels), pooling))
+        return *lm, classifier_head(spec, len(labels), pooling)
 
     def encode(self, examples: Sequence[LabelledText], lm: LanguageModel) -> EncodedExamples:
         """Texts with their labels; for a decoder also with the next tokens."""

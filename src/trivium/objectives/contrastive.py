@@ -21,7 +21,6 @@ from trivium.errors import DataError, RecipeError
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.objectives.base import LossTerms, TensorBatch, compact, read, real_tokens
-from trivium.objectives.task_heads import with_mix
 from trivium.objectives.text_pairs import TEXTS, TextPair, TextPairs
 from trivium.spec import Head, Spec
 from trivium.text.inputs import encode_inputs
@@ -96,13 +95,13 @@ class Contrastive(TextPairs):
         return TextPair(texts[0], texts[1], texts[2], record.where)
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """None, or a mix of layers: the vectors are hidden states."""
+        """None: the vectors are hidden states."""
         if spec.family == "encoder-decoder" or not spec.takes_heads:
             raise RecipeError(
                 'objective.kind = "contrastive" needs one vector of a text: take an encoder '
                 "(bert-mini), a decoder (llama-mini) or an RNN (lstm-mini)."
             )
-        return with_mix(spec)
+        return ()
 
     def encode(self, examples: Sequence[TextPair], lm: LanguageModel) -> EncodedExamples:
         """The texts of an example one after the other, which `document_ids` number from 1.

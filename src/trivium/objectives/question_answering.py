@@ -126,7 +126,8 @@ class QuestionAnswering(LabelledObjective):
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """The two ends of a span."""
-        self.require_family(spec)
+        if not spec.two_way:  # an encoder once it has a task's head
+            self.require_family(spec)
         return (span_head(spec),)
 
     def encode(self, examples: Sequence[Question], lm: LanguageModel) -> EncodedExamples:

@@ -32,7 +32,7 @@ from trivium.objectives.preference_pairs import (
     spread,
     with_prompt,
 )
-from trivium.objectives.task_heads import classifier_head, require_encoding, usual_pooling, with_mix
+from trivium.objectives.task_heads import classifier_head, default_pooling, require_encoding
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
 from trivium.spec import Head, Pooling, Spec
 from trivium.text.inputs import encode_inputs
@@ -101,7 +101,7 @@ class Reward(PreferencePairs):
                 'objective.kind = "reward" needs one vector of a text: take an encoder (bert-mini),'
                 " a decoder (llama-mini) or an RNN (lstm-mini)."
             )
-        return with_mix(spec, classifier_head(spec, 1, self.pooling or usual_pooling(spec)))
+        return (classifier_head(spec, 1, self.pooling or default_pooling(spec)),)
 
     def encode(self, examples: Sequence[Preference], lm: LanguageModel) -> EncodedExamples:
         """Chosen and rejected texts as `classify` reads them.

@@ -24,7 +24,7 @@ from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.objectives.base import LabelledObjective, LossTerms, TensorBatch, column_key, read
-from trivium.objectives.task_heads import require_encoding, tagger_head, with_mix
+from trivium.objectives.task_heads import require_encoding, tagger_head
 from trivium.objectives.task_metrics import (
     Metrics,
     Mistake,
@@ -206,7 +206,7 @@ class Tagging(LabelledObjective):
                 "tagging reads a hidden state of every word: take an encoder (bert-mini), an RNN "
                 "or a decoder."
             )
-        return with_mix(spec, tagger_head(spec, len(labels)))
+        return (tagger_head(spec, len(labels)),)
 
     def encode(self, examples: Sequence[TaggedSentence], lm: LanguageModel) -> EncodedExamples:
         """Words with their tags at their first tokens; long sentences in several rows."""

@@ -28,12 +28,7 @@ def require_encoding(spec: Spec, task: str) -> None:
         )
 
 
-def with_mix(spec: Spec, *heads: Head) -> tuple[Head, ...]:
-    """The heads of a task, with the mix of layers that they read where the model has one."""
-    return heads if spec.layer_mix is None else (*heads, spec.layer_mix)
-
-
-def usual_pooling(spec: Spec) -> Pooling:
+def default_pooling(spec: Spec) -> Pooling:
     """The vector of a text that is classified: one that has read all of it, or the mean."""
     if spec.two_way:
         return "mean"

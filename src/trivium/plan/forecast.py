@@ -202,7 +202,7 @@ def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
     objective = recipe.objectives[0]
     spec, vocabulary = planned_model(recipe, recipe.data.paths)
     objective.check_tokens(vocabulary)
-    spec = spec.replace(heads=objective.heads(spec)).with_dropout(defaults.dropout(recipe))
+    spec = spec.with_heads(objective.heads(spec)).with_dropout(defaults.dropout(recipe))
     recipe = defaults.complete(recipe, spec)
     device = hardware.choose_device(recipe.train.device)
     length, batch_tokens = defaults.row_length(recipe), recipe.train.batch_tokens

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from trivium.presets.preset import Preset
 from trivium.spec import AttentionRNNSpec, LMHead, MLMHead, NGramCountsSpec, NGramSpec, RNNSpec
-from trivium.spec.characters import CharacterConvolutions
+from trivium.spec.characters import CharacterCNN
 from trivium.spec.sequence_spec import Cell
 
 
@@ -47,7 +47,7 @@ def _rnn(
 def _elmo(
     d_model: int,
     d_hidden: int,
-    characters: CharacterConvolutions,
+    characters: CharacterCNN,
     paper: str,
     vocab_size: int = 16_384,
     length: int = 128,
@@ -104,7 +104,7 @@ _GRU = "Cho et al. 2014 (GRU)"
 _BOTH = "Schuster and Paliwal 1997 (bidirectional RNN)"
 _ELMO = "Peters et al. 2018 (ELMo)"
 
-_FEW_FILTERS = CharacterConvolutions(filters=(16, 32, 64, 128), max_characters=24)
+_FEW_FILTERS = CharacterCNN(filters=(16, 32, 64, 128), max_characters=24)
 
 PRESETS: dict[str, Preset] = {
     "bahdanau-tiny": _bahdanau(128, 128),
@@ -156,5 +156,5 @@ PRESETS: dict[str, Preset] = {
     "bigru-mini": _rnn("gru", 256, 320, _BOTH, both=True),
     "elmo-tiny": _elmo(128, 128, _FEW_FILTERS, f"after {_ELMO}"),
     "elmo-mini": _elmo(256, 256, _FEW_FILTERS, f"after {_ELMO}"),
-    "elmo": _elmo(512, 4096, CharacterConvolutions(), _ELMO, 793_471, length=20),
+    "elmo": _elmo(512, 4096, CharacterCNN(), _ELMO, 793_471, length=20),
 }

@@ -17,12 +17,12 @@ from trivium.spec.base_spec import Spec
 from trivium.spec.blocks import BlockKind
 from trivium.spec.blocks.parallel import ParallelLayers
 from trivium.spec.blocks.sequential import SequentialLayers
-from trivium.spec.characters import CharacterConvolutions
+from trivium.spec.characters import CharacterCNN
 from trivium.spec.counts_spec import NGramCountsSpec
 from trivium.spec.feed_forwards import Positionwise
 from trivium.spec.feed_forwards.feed_forward import Activation, FeedForward, Swish
 from trivium.spec.heads import Dense, Head, HeadInput
-from trivium.spec.heads.layers import LayerMix
+from trivium.spec.heads.scalar_mix import ScalarMix
 from trivium.spec.heads.text import ClassifierHead, NSPHead, PoolerHead, Pooling
 from trivium.spec.heads.tokens import ReplacedTokenHead, SpanHead, TaggerHead
 from trivium.spec.heads.vocabulary import LMHead, MLMHead
@@ -63,7 +63,7 @@ __all__ = [
     "Attention",
     "AttentionRNNSpec",
     "BlockKind",
-    "CharacterConvolutions",
+    "CharacterCNN",
     "ClassifierHead",
     "Dense",
     "DeviationNorm",
@@ -76,7 +76,6 @@ __all__ = [
     "HeadInput",
     "Initialization",
     "LMHead",
-    "LayerMix",
     "LayerNorm",
     "Learned",
     "LinearScaling",
@@ -102,6 +101,7 @@ __all__ = [
     "RelativeBias",
     "ReplacedTokenHead",
     "Rotary",
+    "ScalarMix",
     "SequentialLayers",
     "Sinusoidal",
     "Sliding",

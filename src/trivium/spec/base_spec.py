@@ -9,8 +9,8 @@ from pydantic import ValidationError, model_validator
 
 from trivium.choice import Choice
 from trivium.errors import SpecError
-from trivium.spec.heads import HeadInput, Heads
-from trivium.spec.heads.layers import LayerMix
+from trivium.spec.heads import Head, HeadInput, Heads
+from trivium.spec.heads.scalar_mix import ScalarMix
 from trivium.spec.part import Count, Part
 from trivium.spec.positions import AbsolutePositions
 from trivium.spec.stack import Stack
@@ -29,11 +29,11 @@ class Spec(Choice, Part):
     @model_validator(mode="after")
     def _mix_fits(self) -> Self:
         for head in self.heads:
-            if isinstance(head, LayerMix) and head != self.layer_mix:
+            if isinstance(head, ScalarMix) and head != self.scalar_mix:
                 raise SpecError(
-                    f'heads: "mix" of {head.num_layers} layers: it is for an RNN of direction '
-                    '"two-way" whose layers are d_model wide, and mixes all of them and the token '
-                    "vectors, num_layers + 1 in all."
+                    f'heads: "scalar-mix" of {head.num_layers} layers: it is for an RNN of '
+                    'direction "two-way" whose layers are d_model wide, and mixes all of them and '
+                    "the token vectors, num_layers + 1 in all."
                 )
         return self
 
@@ -52,6 +52,10 @@ class Spec(Choice, Part):
             return cls.model_validate(given)
         except ValidationError as error:
             raise field_error("model spec", error) from None
+
+    def with_heads(self, heads: tuple[Head, ...]) -> Self:
+        """The same model with these heads, and with what it has for them."""
+        return self.replace(heads=heads)
 
     def with_dropout(self, dropout: float) -> Self:
         """The same model with this dropout."""
@@ -113,8 +117,8 @@ class Spec(Choice, Part):
         return False
 
     @property
-    def layer_mix(self) -> LayerMix | None:
-        """The mix of its layers that a task's head can read."""
+    def scalar_mix(self) -> ScalarMix | None:
+        """The mix of its layers that heads of tasks read."""
         return None
 
     @property

@@ -10,17 +10,17 @@ from trivium.errors import SpecError
 from trivium.spec.part import Count, Part
 
 
-class CharacterConvolutions(Part):
+class CharacterCNN(Part):
     """Convolutions over the bytes of a token, highway layers, a projection to d_model (ELMo).
 
         x = [relu(max_p (C_k * e + b_k))_p for every width k]     e: vectors of the bytes
         x = g relu(W x + b) + (1 - g) x,  g = sigmoid(V x + c)    `num_highways` times
         token vector = P x + d
 
-    `filters` are the numbers of filters of widths 1, 2, 3, ... A token is at most `max_characters`
-    long: its UTF-8 bytes between a mark that a word begins, which a token that continues one has
-    not, and a mark that the token ends; padding has a vector, too. Source: Kim et al. 2016; Peters
-    et al. 2018, section 3.4, in the form of their code.
+    `filters` are the numbers of filters of widths 1, 2, 3, ... A token is `max_characters` long:
+    its UTF-8 bytes, preceded by a begin mark unless the token continues a word, followed by an end
+    mark, padded. Source: Kim et al. 2016; Peters et al. 2018, section 3.4, in the form of their
+    code.
     """
 
     d_character: Count = 16

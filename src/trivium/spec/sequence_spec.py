@@ -8,9 +8,9 @@ from pydantic import Field, model_validator
 
 from trivium.errors import SpecError
 from trivium.spec.base_spec import Spec
-from trivium.spec.characters import CharacterConvolutions
-from trivium.spec.heads import HeadInput
-from trivium.spec.heads.layers import LayerMix
+from trivium.spec.characters import CharacterCNN
+from trivium.spec.heads import Head, HeadInput
+from trivium.spec.heads.scalar_mix import ScalarMix
 from trivium.spec.heads.vocabulary import LMHead
 from trivium.spec.norms import LayerNorm
 from trivium.spec.part import Count, DropoutRate, NumLayers, Positive
@@ -28,7 +28,7 @@ class RNNSpec(Spec):
     bidirectional (Schuster and Paliwal 1997): an encoder. "two-way" is a forward and a backward
     language model that share token vectors and softmax (ELMo, Peters et al. 2018); with the heads
     of a task in place of the softmax it is an encoder, whose states are those of both models, of
-    the last layer or, with a head "mix", of all layers.
+    the last layer or, with a head "scalar-mix", of all layers.
 
     Token vectors are `d_model` wide and cells `d_hidden`; hidden states of another width than
     `d_model` are multiplied by a matrix to it. With `d_projection` those of an LSTM are projected
@@ -46,26 +46,16 @@ class RNNSpec(Spec):
     d_projection: Count | None = None
     direction: Literal["forward", "both", "two-way"] = "forward"
     connections: Literal["plain", "residual"] = "plain"
-    characters: CharacterConvolutions | None = None
+    characters: CharacterCNN | None = None
     scale: Positive = 1.0
     dropout: DropoutRate = 0.0
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
         for head in self.heads:
-            two_sided = head.reads_both_sides
-            is_lm = isinstance(head, LMHead)
-            beside = len(self.heads) > 1
-            refused = {
-                "forward": two_sided,
-                "both": is_lm,
-                "two-way": two_sided or (is_lm and beside),
-            }
-            if refused[self.direction]:
+            if (reason := self._refusal(head)) is not None:
                 raise SpecError(
-                    f'an RNN of direction "{self.direction}" has no {head.kind} head'
-                    f'{" beside others" * (is_lm and beside)}: "forward" predicts from the left, '
-                    '"both" is an encoder, "two-way" has an lm head alone, or those of tasks.'
+                    f'an RNN of direction "{self.direction}" has no {head.kind} head{reason}.'
                 )
             if self.characters and getattr(head, "tied", False):
                 raise SpecError(
@@ -73,6 +63,17 @@ class RNNSpec(Spec):
                     "made from characters: set its tied = false."
                 )
         return self
+
+    def _refusal(self, head: Head) -> str | None:
+        """Why a head is not for this direction."""
+        is_lm = isinstance(head, LMHead)
+        if self.direction == "both":
+            return ': it is an encoder; take an mlm head, or direction "forward"' if is_lm else None
+        if head.reads_both_sides:
+            return ': it predicts from one side; take an lm head, or direction "both"'
+        if self.two_way and is_lm and len(self.heads) > 1:
+            return " beside others: it has that head alone, or those of tasks"
+        return None
 
     @model_validator(mode="after")
     def _projection_fits(self) -> Self:
@@ -86,8 +87,7 @@ class RNNSpec(Spec):
     @property
     def family(self) -> Literal["encoder-only", "decoder-only"]:
         """As of a Transformer; a two-way language model generates by its forward half."""
-        is_lm = any(isinstance(head, LMHead) for head in self.heads)
-        encodes = self.direction == "both" or (self.two_way and not is_lm)
+        encodes = self.direction == "both" or (self.two_way and not _is_lm(self.heads))
         return "encoder-only" if encodes else "decoder-only"
 
     @property
@@ -100,11 +100,17 @@ class RNNSpec(Spec):
         """Where it reads from left to right alone."""
         return self.direction == "forward"
 
+    def with_heads(self, heads: tuple[Head, ...]) -> Self:
+        """The same model with these heads; those of tasks read its mix of layers."""
+        if self.scalar_mix is not None and not _is_lm(heads):
+            heads = (*heads, self.scalar_mix)
+        return super().with_heads(heads)
+
     @property
-    def layer_mix(self) -> LayerMix | None:
+    def scalar_mix(self) -> ScalarMix | None:
         """Of two directions, where all layers are as wide as token vectors."""
         fits = self.two_way and self.d_state == self.d_model
-        return LayerMix(num_layers=self.num_layers + 1) if fits else None
+        return ScalarMix(num_layers=self.num_layers + 1) if fits else None
 
     @property
     def d_state(self) -> int:
@@ -132,6 +138,10 @@ class RNNSpec(Spec):
             norm=LayerNorm(),
             dropout=self.dropout,
         )
+
+
+def _is_lm(heads: tuple[Head, ...]) -> bool:
+    return any(isinstance(head, LMHead) for head in heads)
 
 
 class NGramSpec(Spec):

@@ -273,6 +273,7 @@ def parallelize_step(
             process_group=parallel.data.get_group(),
             gradient_as_bucket_view=True,
             find_unused_parameters=has_unused,
+            broadcast_buffers=False,  # all processes set them from one seed and one tokenizer
         )
     # Of views that no operation changes in place, and of norms, reduced once along each axis.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")

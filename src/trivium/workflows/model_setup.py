@@ -77,7 +77,7 @@ def set_up_model(
     module = objectives[0].build(final, seed=recipe.seed, device=device)
     models = objectives[0].models(module)
     for model in models.values():
-        model.spell(corpus.tokenizer.token_bytes, corpus.tokenizer.continues_word())
+        model.set_character_ids(corpus.tokenizer)
     new_heads: tuple[str, ...] = ()
     if base is not None and not recipe.model.new_weights:
         objectives[0].separate(module)
@@ -189,14 +189,15 @@ def _final_spec(
         )
     known = [head.kind for head in spec.heads]
     ordered = sorted(heads, key=lambda kind: known.index(kind) if kind in known else len(known))
-    changes: dict[str, Any] = {"heads": tuple(heads[kind] for kind in ordered)}
+    changes: dict[str, Any] = {}
     if new:
         changes["vocab_size"] = defaults.embedding_rows(corpus.tokenizer.vocab_size)
         if corpus.source_tokenizer is not None:
             rows = defaults.embedding_rows(corpus.source_tokenizer.vocab_size)
             changes["source_vocab_size"] = rows
         changes |= _with_padding(spec, corpus.tokenizer)
-    return spec.replace(**changes).with_dropout(defaults.dropout(recipe))
+    final = spec.replace(**changes).with_heads(tuple(heads[kind] for kind in ordered))
+    return final.with_dropout(defaults.dropout(recipe))
 
 
 def _with_padding(spec: Spec, tokenizer: Tokenizer) -> dict[str, Any]:

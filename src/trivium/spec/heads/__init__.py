@@ -17,6 +17,8 @@ from trivium.spec.part import Part
 class Head(Choice, Part):
     """What reads hidden states; its module is in `models/heads`."""
 
+    predicts: ClassVar[bool] = True
+    """Whether it has logits; a mix of layers is read by other heads."""
     reads_both_sides: ClassVar[bool] = False
     """Whether it predicts from both sides of a token: not for a model that reads the left alone."""
     global_tokens: ClassVar[Literal["first", "question"] | None] = None

@@ -12,7 +12,7 @@ from trivium.text import Tokenizer
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 BEGIN, END, PADDING = 256, 257, 258
-PART = spec.CharacterConvolutions(d_character=3, filters=(2, 3, 5), max_characters=9)
+PART = spec.CharacterCNN(d_character=3, filters=(2, 3, 5), max_characters=9)
 SPEC = spec.RNNSpec(
     vocab_size=300, d_model=7, cell="lstm", d_hidden=11, num_layers=2, d_projection=7,
     direction="two-way", connections="residual", characters=PART,
@@ -42,15 +42,15 @@ def vector(module, characters):
 def test_token_vectors_are_their_formula_and_equal_ids_are_computed_once(monkeypatch):
     module = build(SPEC, seed=1).double().tokens
     words = [b"cat", b"s", b"abcdefghijk", b""]
-    module.spell(words, [False, True, False, False])
+    module.set_character_ids(words, [False, True, False, False])
     rows = [
         [BEGIN, *b"cat", END, *[PADDING] * 4],
         [*b"s", END, *[PADDING] * 7],
         [BEGIN, *b"abcdefg", END],
         [BEGIN, END, *[PADDING] * 7],
     ]
-    assert module.spelling[:4].tolist() == rows
-    assert module.spelling[12].tolist() == [BEGIN, *b"12", END, *[PADDING] * 5]
+    assert module.character_ids[:4].tolist() == rows
+    assert module.character_ids[12].tolist() == [BEGIN, *b"12", END, *[PADDING] * 5]
     ids, counts, read = torch.tensor([[0, 1, 0], [3, 0, 3]]), [], module.read
     monkeypatch.setattr(module, "read", lambda x: counts.append(len(x)) or read(x))
     for some in (ids, torch.tensor([[2]]), torch.tensor([[2, 0]])):  # a long one changes no other
@@ -64,12 +64,12 @@ def test_a_tokenizer_says_how_its_tokens_are_written(tmp_path):
     for kind in ("wordpiece", "byte-bpe"):
         tokenizer = Tokenizer.train(kind, texts=texts, vocab_size=290, progress=False)
         module = build(SPEC, seed=1)
-        module.spell(tokenizer.token_bytes, tokenizer.continues_word())
+        module.set_character_ids(tokenizer)
         for word in ("the", "\u4e2d\u6587"):
             ids = list(tokenizer.encode(f"a {word}", add_special_tokens=False).ids[1:])
-            rows = module.tokens.spelling[ids].tolist()
+            rows = module.tokens.character_ids[ids].tolist()
             text = b"".join(bytes(c for c in row if c < BEGIN) for row in rows)
             assert text.decode().strip() == word
             assert rows[0][0] == BEGIN
         piece = next(i for i, inside in enumerate(tokenizer.continues_word()) if inside)
-        assert module.tokens.spelling[piece][0] != BEGIN
+        assert module.tokens.character_ids[piece][0] != BEGIN

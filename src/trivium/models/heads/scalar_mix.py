@@ -11,13 +11,13 @@ from trivium import spec
 from trivium.nn.part_module import PartModule
 
 
-class WeightedLayers(PartModule, of=spec.LayerMix):
+class ScalarMixHead(PartModule, of=spec.ScalarMix):
     """ELMo = gamma sum_j s_j h_j, s = softmax(w) (Peters et al. 2018, equation 1).
 
     It starts as the mean of the layers.
     """
 
-    def __init__(self, head: spec.LayerMix, inputs: spec.HeadInput) -> None:
+    def __init__(self, head: spec.ScalarMix, inputs: spec.HeadInput) -> None:
         super().__init__()
         self.weights = nn.Parameter(torch.zeros(head.num_layers))
         self.gamma = nn.Parameter(torch.ones(1))

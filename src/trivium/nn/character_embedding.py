@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -17,16 +18,16 @@ from trivium.nn.part_module import PartModule
 _BEGIN, _END, _PADDING = 256, 257, 258  # beside the 256 bytes
 
 
-class CharacterVectors(PartModule, of=spec.CharacterConvolutions):
-    """See `spec.characters.CharacterConvolutions`. Every token of a batch is computed once.
+class CharacterEmbedding(PartModule, of=spec.CharacterCNN):
+    """See `spec.characters.CharacterCNN`. Every token of a batch is computed once.
 
-    `spelling`, int16 [V, L], are the characters of every token; `spell` sets them. Without a
+    `character_ids`, int16 [V, L], has those of every token; `set_character_ids` sets it. Without a
     tokenizer token 12 is written "12".
     """
 
-    spelling: Tensor
+    character_ids: Tensor
 
-    def __init__(self, part: spec.CharacterConvolutions, vocab_size: int, d_model: int) -> None:
+    def __init__(self, part: spec.CharacterCNN, vocab_size: int, d_model: int) -> None:
         super().__init__()
         self.part, width = part, sum(part.filters)
         self.characters = nn.Embedding.from_pretrained(
@@ -39,7 +40,7 @@ class CharacterVectors(PartModule, of=spec.CharacterConvolutions):
         self.transforms = nn.ModuleList(nn.Linear(width, width) for _ in range(part.num_highways))
         self.project = nn.Linear(width, d_model)
         shape = vocab_size, part.max_characters
-        self.register_buffer("spelling", torch.empty(shape, dtype=torch.int16))
+        self.register_buffer("character_ids", torch.empty(shape, dtype=torch.int16))
 
     def reset_parameters(self, generator: torch.Generator) -> None:
         """As the authors' code: vectors of characters uniform in +-1, filters in +-0.05 (Kim et al.
@@ -53,31 +54,32 @@ class CharacterVectors(PartModule, of=spec.CharacterConvolutions):
                 nn.init.uniform_(weight, -0.05, 0.05, generator=generator)
             elif not name.startswith("characters."):
                 nn.init.normal_(weight, 0.0, weight.shape[1] ** -0.5, generator=generator)
-        names = [str(index).encode() for index in range(len(self.spelling))]
-        self.spell(names, [False] * len(names))
+        names = [str(index).encode() for index in range(len(self.character_ids))]
+        self.set_character_ids(names, [False] * len(names))
 
-    def spell(self, tokens: Sequence[bytes], continues: Sequence[bool]) -> None:
+    def set_character_ids(self, tokens: Sequence[bytes], continues: Sequence[bool]) -> None:
         """Set how the first tokens of the vocabulary are written, and which continue a word."""
         longest = self.part.max_characters
-        rows = [
-            [*(() if inside else (_BEGIN,)), *data[: longest - 1 - (not inside)], _END]
-            for data, inside in zip(tokens, continues, strict=True)
-        ]
-        padded = [[*row, *[_PADDING] * (longest - len(row))] for row in rows]
-        self.spelling[: len(rows)] = torch.tensor(padded, dtype=self.spelling.dtype)
+        rows = np.full((len(tokens), longest), _PADDING, dtype=np.int16)
+        for row, data, inside in zip(rows, tokens, continues, strict=True):
+            begin = [] if inside else [_BEGIN]
+            characters = [*begin, *data[: longest - len(begin) - 1], _END]
+            row[: len(characters)] = characters
+        self.character_ids[: len(rows)] = torch.from_numpy(rows)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """Int64 [...] -> [..., D]."""
         ids, place = input_ids.unique(return_inverse=True)
-        return F.embedding(place, self.read(self.spelling[ids]))
+        return F.embedding(place, self.read(self.character_ids[ids]))
 
     def read(self, characters: Tensor) -> Tensor:
         """Characters of tokens, int16 [U, L] -> [U, D]."""
-        # What is beyond one window of padding after the longest token is that window again.
+        # Windows beyond the longest token see padding only and are all alike: one of them suffices
+        # for the maximum.
         longest = int((characters != _PADDING).sum(1).max()) + len(self.convolutions)
         letters = self.characters(characters[:, :longest].long()).transpose(1, 2)  # [U, E, L]
-        found = [convolution(letters).max(-1).values for convolution in self.convolutions]
-        x = torch.cat(found, -1).relu()
+        pooled = [convolution(letters).max(-1).values for convolution in self.convolutions]
+        x = torch.cat(pooled, -1).relu()
         for gate, transform in zip(self.gates, self.transforms, strict=True):
             x = x.lerp(transform(x).relu(), gate(x).sigmoid())
         return self.project(x)

@@ -12,13 +12,13 @@ from trivium.models import build
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
-HEADS = spec.ClassifierHead(num_labels=3, pooling="mean"), spec.LayerMix(num_layers=3)
+HEADS = spec.ClassifierHead(num_labels=3, pooling="mean"), spec.ScalarMix(num_layers=3)
 
 
 def test_the_mix_is_a_weighted_sum_of_both_directions_of_all_layers():
-    part = ALL_SPECS["elmo"].replace(connections="plain", heads=HEADS)
+    part = ALL_SPECS["elmo"].replace(connections="plain", heads=HEADS, dropout=0.5)
     model, ids = build(part, seed=2).eval(), random_ids(2, 7)
-    mix = model.heads["mix"]
+    mix = model.heads["scalar-mix"]
     assert not mix.weights.any()
     assert mix.gamma.tolist() == [1.0]
     with torch.no_grad():
@@ -35,6 +35,12 @@ def test_the_mix_is_a_weighted_sum_of_both_directions_of_all_layers():
     torch.testing.assert_close(model(ids), expected)
     logits = model.logits(model(ids))  # of the task's head, not of the mix
     torch.testing.assert_close(logits, model.heads["classifier"].classifier(expected.mean(1)))
+    alone = build(part.replace(heads=HEADS[1:]))
+    for mixed, head, known in ((model, "scalar-mix", "classifier"), (alone, None, "none")):
+        with pytest.raises(SpecError, match=f"has no head.*; it has: {known}"):
+            mixed.logits(expected, head)
+    dropped = (model.train()(ids) == 0.0).double().mean()
+    assert dropped == pytest.approx(0.5, abs=0.2)
     without = build(part.replace(heads=HEADS[:1])).eval()
     without.load_state_dict(model.state_dict(), strict=False)
     torch.testing.assert_close(without(ids), layers[-1])
