@@ -211,6 +211,9 @@ class Checkpoints:
         self.parallel.barrier()
         parts = self.folder / f".step-{state.step:08}.tmp"  # what a killed run leaves is removed
         weights, moments = model.state_dict(), state_tensors(optimizers, model)
+        # DCP joins no integers (PyTorch 2.13): such a table, which is not trained, is added later.
+        tables = {name: one for name, one in weights.items() if not one.is_floating_point()}
+        weights = {name: one for name, one in weights.items() if name not in tables}
         # DCP loses scalars when it joins parts (PyTorch 2.13).
         moments = {name: value if value.ndim else value[None] for name, value in moments.items()}
         writer = HuggingFaceStorageWriter(
@@ -226,7 +229,7 @@ class Checkpoints:
         )
         assert isinstance(written, Future)
         state = dataclasses.replace(state)  # training changes it
-        self._pending = self._thread.submit(self._complete, written, parts, state, carried)
+        self._pending = self._thread.submit(self._complete, written, parts, state, carried, tables)
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written. Raises CheckpointError if it failed."""
@@ -274,6 +277,7 @@ class Checkpoints:
         parts: Path,
         state: TrainState,
         carried: Mapping[str, Tensor] | None,
+        tables: Mapping[str, Tensor],
     ) -> None:
         try:
             written.result()
@@ -283,6 +287,9 @@ class Checkpoints:
                 ) as partial:
                     for joined, name in _JOINED.items():
                         os.replace(parts / joined, partial / name)
+                    if tables:
+                        weights = read_safetensors(partial / WEIGHTS)
+                        write_safetensors(partial / WEIGHTS, {**weights, **tables})
         except (CheckpointException, OSError) as error:
             checkpoint = self.folder / f"step-{state.step:08}"
             raise CheckpointError(_why_not_saved(error, checkpoint)) from error
