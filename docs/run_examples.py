@@ -69,7 +69,7 @@ class Runner:
         self.folder, self.server = folder, None
         self.environment = os.environ | {
             "COLUMNS": "88",
-            "LANGUAGE": "en",
+            "TRIVIUM_LANGUAGE": "en",
             "PYTHONUNBUFFERED": "1",
         }
 

@@ -18,7 +18,7 @@ SEED = int(os.environ.get("TRIVIUM_TEST_SEED", "0"))
 os.environ["OMP_NUM_THREADS"] = str(THREADS)
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ["LANGUAGE"] = "en"
+os.environ["TRIVIUM_LANGUAGE"] = "en"
 torch.set_num_threads(THREADS)
 # Helpers that several test folders import.
 sys.path.insert(0, str(Path(__file__).parent / "support"))

@@ -10,7 +10,6 @@ import pytest
 from trivium.errors import TriviumError
 from trivium.explain import Bilingual, explain, load_topic, topic_names
 from trivium.explain.page import say
-from trivium.messages import terminal_language
 
 
 class _Balanced(HTMLParser):
@@ -51,13 +50,3 @@ def test_every_topic(name):
 def test_an_unknown_topic_is_refused_with_the_nearest():
     with pytest.raises(TriviumError, match='Did you mean "norm"'):
         explain("nrom")
-
-
-def test_the_language_is_the_terminals(monkeypatch):
-    for key in ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"):
-        monkeypatch.delenv(key, raising=False)
-    assert terminal_language() == "en"
-    monkeypatch.setenv("LANG", "zh_CN.UTF-8")
-    assert terminal_language() == "zh"
-    monkeypatch.setenv("LC_ALL", "en_US.UTF-8")
-    assert terminal_language() == "en"

@@ -14,10 +14,11 @@ import typer
 
 from trivium import cli
 from trivium.cli import _help
-from trivium.messages import catalog, display_width, padded, translated
+from trivium.messages import catalog, display_width, padded, terminal_language, translated
 
 SOURCE = Path(__file__).parents[2] / "src" / "trivium"
 CHINESE = catalog("zh")
+VARIABLES = ("TRIVIUM_LANGUAGE", "LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
 # What is called with an English text, and how many of its arguments are texts.
 CALLS = {"translated": 1, "tell": 2, "labelled": 1}
 IN_TEMPLATES = re.compile(r'\b_\("([^"]+)"')
@@ -97,8 +98,32 @@ def test_values_have_the_same_names_in_both_languages():
 
 
 @pytest.mark.parametrize(
+    ("language", "environment"),
+    [
+        ("en", {}),
+        ("zh", {"LANG": "zh_CN.UTF-8"}),
+        ("en", {"LANG": "zh_CN.UTF-8", "LC_ALL": "en_US.UTF-8"}),
+        ("zh", {"LANG": "en_US.UTF-8", "LANGUAGE": "zh_CN:zh"}),
+        ("en", {"LC_ALL": "C", "LANG": "zh_CN.UTF-8", "LANGUAGE": "zh_CN:zh"}),
+        ("en", {"LANG": "C.UTF-8", "LANGUAGE": "zh"}),
+        ("en", {"LANGUAGE": "zh"}),
+        ("zh", {"LC_ALL": "C", "TRIVIUM_LANGUAGE": "zh"}),
+        ("en", {"LANG": "zh_CN.UTF-8", "TRIVIUM_LANGUAGE": "en"}),
+    ],
+)
+def test_the_language_is_that_of_gettext_or_chosen(
+    language: str, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    for key in VARIABLES:
+        monkeypatch.delenv(key, raising=False)
+    for key, value in environment.items():
+        monkeypatch.setenv(key, value)
+    assert terminal_language() == language
+
+
+@pytest.mark.parametrize(
     ("environment", "options"),
-    [({"LANGUAGE": "en"}, ["--language", "zh"]), ({"LC_ALL": "zh_CN.UTF-8"}, [])],
+    [({"TRIVIUM_LANGUAGE": "en"}, ["--language", "zh"]), ({"LC_ALL": "zh_CN.UTF-8"}, [])],
     ids=["option", "terminal"],
 )
 def test_help_and_reports_are_chinese(
@@ -108,7 +133,7 @@ def test_help_and_reports_are_chinese(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ):
-    for key in ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"):
+    for key in VARIABLES:
         monkeypatch.delenv(key, raising=False)
     for key, value in environment.items():
         monkeypatch.setenv(key, value)

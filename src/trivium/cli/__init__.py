@@ -27,7 +27,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import trivium
-from trivium.cli._help import in_readers_language
+from trivium.cli._help import HelpContext, in_readers_language
 from trivium.errors import MissingExtraError, TriviumError, did_you_mean
 from trivium.messages import Language
 
@@ -122,6 +122,8 @@ def described(command: Command) -> Command:
 
 class CommandGroup(TyperGroup):
     """All commands by name and line of help; the module of one is imported when it runs."""
+
+    context_class = HelpContext
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The command of `args[0]`. An unknown one is a usage error that suggests the nearest."""
@@ -250,7 +252,7 @@ def _show_version(requested: bool) -> None:
 
 def _set_language(language: Language | None) -> None:
     if language is not None:
-        os.environ["LANGUAGE"] = language
+        os.environ["TRIVIUM_LANGUAGE"] = language
 
 
 @app.callback()

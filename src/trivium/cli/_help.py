@@ -10,15 +10,15 @@ from typer.core import TyperCommand
 
 from trivium.messages import translated, translated_paragraphs
 
-_CONTEXT: Any = getattr(TyperCommand, "context_class")  # noqa: B009
 _WIDE = "[\u2e80-\uff60]"
 _OPENS, _ENDS = "[\uff08\u300a]", "[\uff0c\u3002\uff1a\uff1b\uff1f\uff01\uff09\u300b\u3001)\\]]"
-# Names of all kinds of something: a new kind changes no catalog, which has {names} for them.
+# Lists of kinds (objectives, presets): the catalog has {names} in their place, so that a new kind
+# needs no new translation.
 _NAMES = re.compile(r"[a-z0-9][\w-]*(?:, (?!or )[a-z0-9][\w-]*){3,}")
 _WORDS_OF_CLICK = ("[default: ", "required]")
 
 
-class HelpFormatter(_CONTEXT.formatter_class):
+class HelpFormatter(TyperCommand.context_class.formatter_class):
     """Click's, which counts characters and ends lines at spaces.
 
     While it wraps, a space after every wide character makes it two columns, where a line may end;
@@ -46,6 +46,12 @@ class HelpFormatter(_CONTEXT.formatter_class):
         return re.sub(f"({_WIDE})[ \xa0]", r"\1", super().getvalue())
 
 
+class HelpContext(TyperCommand.context_class):
+    """Click's, with that formatter."""
+
+    formatter_class = HelpFormatter
+
+
 def _spread(text: str) -> str:
     text = translated(text)
     for word in _WORDS_OF_CLICK:
@@ -59,6 +65,7 @@ def in_readers_language(command: Any) -> Any:
     inside = getattr(command, "commands", {})
     for one in inside.values() if isinstance(inside, dict) else ():  # others come when asked for
         in_readers_language(one)
+    command.context_class = HelpContext
     for one in (command, *command.params):
         for name in ("help", "short_help", "epilog", "show_default"):
             text = getattr(one, name, None)
@@ -72,6 +79,3 @@ def _translated_help(text: str) -> str:
     names = _NAMES.search(text)
     listed = names[0] if names else "{names}"
     return translated(text.replace(listed, "{names}")).replace("{names}", listed)
-
-
-_CONTEXT.formatter_class = HelpFormatter

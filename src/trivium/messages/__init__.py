@@ -18,9 +18,15 @@ Language: TypeAlias = Literal["en", "zh"]
 
 
 def terminal_language() -> Language:
-    """That of the environment's locale; `trivium --language` sets LANGUAGE, for children too."""
-    names = (os.environ.get(key) for key in ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"))
-    return "zh" if next((name for name in names if name), "").startswith("zh") else "en"
+    """That of TRIVIUM_LANGUAGE, which `trivium --language` sets, for children too, or the locale's.
+
+    LANGUAGE goes before the locale unless that is C (as in GNU gettext).
+    """
+    variable = os.environ.get
+    locale = variable("LC_ALL") or variable("LC_MESSAGES") or variable("LANG") or "C"
+    if locale.split(".")[0] not in ("C", "POSIX"):
+        locale = variable("LANGUAGE") or locale
+    return "zh" if (variable("TRIVIUM_LANGUAGE") or locale).startswith("zh") else "en"
 
 
 @functools.cache
