@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from small_models import SPECS, random_ids, small_model
 
 from trivium.adapt import count_parameters
-from trivium.errors import RecipeError
 from trivium.train.memory import training_memory
 from trivium.train.optimizers import (
     Optimizer,
@@ -116,9 +115,6 @@ def test_rates_fall_from_layer_to_layer():
                 rate, decay = plain[id(weight)]
                 expected = rate * 0.4 ** height(name, weight_name), decay
                 assert decayed[id(weight)] == pytest.approx(expected), (name, weight_name)
-    pair = torch.nn.ModuleDict({"discriminator": small_model("bert")})
-    with pytest.raises(RecipeError, match=r"two models at once.*leave optimizer.layer_decay"):
-        AdamW(lr=1e-3, layer_decay=0.9).build(pair)
 
 
 def height(model, name):

@@ -366,6 +366,9 @@ def test_mistakes_are_found_before_data_is_read(reviews, text, tmp_path):
         start("bert-mini", train={"device": "gpuu"})
     with pytest.raises(RecipeError, match=r"data\.length = 5000, but this model has positions"):
         start("bert-mini", data={"length": 5000})
+    for by_layer in ({"optimizer": {"layer_decay": 0.9}}, {"train": {"gradual_unfreezing": 0.5}}):
+        with pytest.raises(RecipeError, match="two models at once"):
+            start("electra-tiny", **by_layer)
     with pytest.raises(DataError, match=r"nowhere\.txt\.\n.*valid\.txt"):
         start("bert-mini", source="nowhere.txt", data={"validation": ["valid.txt"]})
     with pytest.raises(RecipeError, match=r"no-model: there is no such folder.*\n.*no-data\.csv"):

@@ -67,24 +67,24 @@ class LanguageModule(PartModule):
         raise NotImplementedError
 
     def stack_weights(self) -> list[list[list[nn.Parameter]]]:
-        """Of every stack the weights of its layers, the lowest first; shared layers count once.
+        """The parameters of every layer, by stack, from the first layer to the last.
 
-        What follows the last layer, such as a norm, belongs to it.
+        Shared layers count once. What follows the last layer, such as a norm, belongs to it.
         """
         return [[list(block.parameters())] for block in self.blocks]
 
-    def layer_heights(self) -> dict[nn.Parameter, int]:
-        """How far a weight is from the end: heads 0, the last layer of every stack 1, and so on.
+    def layer_depths(self) -> dict[nn.Parameter, int]:
+        """Depth of every weight below the heads: heads 0, the last layer of a stack 1, ...
 
-        What comes before the layers, as embeddings do, is one above those of the lowest layer.
+        Embeddings and all else have 1 + the layers of the deepest stack.
         """
         stacks = self.stack_weights()
-        heights = dict.fromkeys(self.heads.parameters(), 0)
+        depths = dict.fromkeys(self.heads.parameters(), 0)
         for stack in stacks:
-            for height, layer in enumerate(reversed(stack), start=1):
-                heights |= dict.fromkeys(layer, height)
-        lowest = 1 + max(map(len, stacks))
-        return {weight: heights.get(weight, lowest) for weight in self.parameters()}
+            for depth, layer in enumerate(reversed(stack), start=1):
+                depths |= dict.fromkeys(layer, depth)
+        deepest = 1 + max(map(len, stacks))
+        return {weight: depths.get(weight, deepest) for weight in self.parameters()}
 
     def set_character_ids(self, tokenizer: Any) -> None:
         """Before training: take the characters of every token from a `Tokenizer`.

@@ -180,6 +180,8 @@ class Objective(Choice, Config, ABC):
     """
     rolls_out: ClassVar[bool] = False
     """Whether a step learns from the model's own samples (`OnPolicyObjective`)."""
+    trains_one_model: ClassVar[bool] = True
+    """Whether the module that it builds is one model, whose layers are one above the other."""
     tensor_parallel: ClassVar[bool] = True
     """Whether `loss` works where processes share the head over the vocabulary."""
     shown_mask: ClassVar[str | None] = None
@@ -193,10 +195,8 @@ class Objective(Choice, Config, ABC):
     unigram_offset: ClassVar[float | None] = 0.0
     """Nats to add to the unigram baseline to compare it with the loss; None: no comparison."""
     steps_to_context: ClassVar[float] = 700
-    """Steps after the warm-up in which models learn to predict from context, so that the loss is
-    clearly below the unigram baseline: about three times what `benchmarks/loss_bands.py` measures
-    of the slowest, encoders and post-norm decoders.
-    """
+    """Steps after the warm-up until a loss is clearly below the unigram baseline: about three times
+    what `benchmarks/loss_bands.py` measures of the slowest, encoders and post-norm decoders."""
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:

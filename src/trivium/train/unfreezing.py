@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from itertools import chain
 
-from torch import nn
-
-from trivium.train.optimizers import layer_heights, trained
+from trivium.models import LanguageModule
+from trivium.train.optimizers import trained
 
 
 class GradualUnfreezing:
@@ -22,16 +21,13 @@ class GradualUnfreezing:
     Args:
         model: what is trained; what needs no gradient stays as it is.
         share: of the budget: that of all parts together.
-
-    Raises:
-        RecipeError: two models at once.
     """
 
-    def __init__(self, model: nn.Module, share: float) -> None:
-        heights, weights = layer_heights(model), trained(model).values()
-        stages = sorted({max(1, heights[weight]) for weight in weights})
+    def __init__(self, model: LanguageModule, share: float) -> None:
+        depths, weights = model.layer_depths(), trained(model).values()
+        stages = sorted({max(1, depths[weight]) for weight in weights})
         self.share = share
-        self.stages = [[w for w in weights if max(1, heights[w]) == stage] for stage in stages]
+        self.stages = [[w for w in weights if max(1, depths[w]) == stage] for stage in stages]
         """The weights that are trained first, those that are next, and so on."""
 
     def drop_gradients(self, progress: float) -> None:

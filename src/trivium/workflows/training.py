@@ -283,8 +283,15 @@ def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, copies: in
             "(train.steps, minutes, tokens, epochs) out and start it without torchrun."
         )
     longest, length = getattr(spec, "max_length", None), defaults.row_length(recipe)
+    by_layer = recipe.optimizer.layer_decay < 1.0 or recipe.train.gradual_unfreezing is not None
     for objective in recipe.objectives:
         objective.heads(spec, ("A", "B"))  # the true labels are in the data
+        if by_layer and not objective.trains_one_model:
+            raise RecipeError(
+                f'objective.kind = "{objective.kind}" trains two models at once, whose layers are '
+                "not one above the other: leave optimizer.layer_decay and "
+                "train.gradual_unfreezing out."
+            )
         if longest is not None and length > longest and not objective.labelled:
             raise RecipeError(
                 f"data.length = {length}, but this model has positions for {longest} tokens: set a "

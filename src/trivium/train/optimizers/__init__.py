@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from trivium.choice import Choice, import_members
 from trivium.config import Config
-from trivium.errors import RecipeError
-from trivium.models import LanguageModule
 from trivium.nn.part_module import PartModule
 
 Optimizers = list[torch.optim.Optimizer]
@@ -39,8 +37,8 @@ class Optimizer(Choice, Config, ABC):
         1.0,
         gt=0,
         le=1,
-        description="rates of a layer as a share of those of the layer above; heads have the whole "
-        "rate, embeddings the least (discriminative rates)",
+        description="factor of a layer's learning rate to that of the layer above; heads have lr, "
+        "embeddings the smallest rate (discriminative rates)",
     )
     weight_decay: float = Field(0.01, ge=0, description="decoupled decay of matrices, not vectors")
 
@@ -56,17 +54,15 @@ class Optimizer(Choice, Config, ABC):
         Products of matrices that a step takes have the run's `precision`. With a `layer_decay` the
         rates of a layer are those of the layer above times it: discriminative fine-tuning (Howard
         and Ruder 2018, section 3.1, with 1 / 2.6), layer-wise decay (Clark et al. 2020, table 7).
-
-        Raises RecipeError for a `layer_decay` of two models at once.
         """
         optimizers = self._build(model, precision)
         if self.layer_decay < 1.0:
-            heights = layer_heights(model)
+            depths = model.layer_depths()  # type: ignore[operator]
             for optimizer in optimizers:
                 optimizer.param_groups[:] = [
                     part
                     for group in optimizer.param_groups
-                    for part in _by_layer(group, heights, self.layer_decay)
+                    for part in _by_layer(group, depths, self.layer_decay)
                 ]
         return optimizers
 
@@ -121,26 +117,16 @@ class Optimizer(Choice, Config, ABC):
         )
 
 
-def layer_heights(model: nn.Module) -> dict[nn.Parameter, int]:
-    """See `LanguageModule.layer_heights`. Raises RecipeError for two models at once (ELECTRA)."""
-    if not isinstance(model, LanguageModule):
-        raise RecipeError(
-            "this run trains two models at once, whose layers are not one above the other: leave "
-            "optimizer.layer_decay and train.gradual_unfreezing out."
-        )
-    return model.layer_heights()
-
-
 def _by_layer(
-    group: dict[str, Any], heights: Mapping[nn.Parameter, int], decay: float
+    group: dict[str, Any], depths: Mapping[nn.Parameter, int], decay: float
 ) -> list[dict[str, Any]]:
-    """A group for every layer that one has weights of, its rate times decay ** height."""
+    """A group for every layer that one has weights of, its rate times decay ** depth."""
     layers: dict[int, list[nn.Parameter]] = defaultdict(list)
     for weight in group["params"]:
-        layers[heights[weight]].append(weight)
+        layers[depths[weight]].append(weight)
     return [
-        {**group, "params": weights, "lr": group["lr"] * decay**height}
-        for height, weights in layers.items()
+        {**group, "params": weights, "lr": group["lr"] * decay**depth}
+        for depth, weights in layers.items()
     ]
 
 
