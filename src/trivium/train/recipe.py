@@ -313,9 +313,7 @@ class TrainConfig(Config):
     )
     keep_checkpoints: PositiveInt | Literal["all"] = Field(3, description="older ones are deleted")
     keep_best: bool = Field(
-        False,
-        description="of text: end with the weights of the evaluation with the lowest validation "
-        "loss, not with the last ones",
+        False, description="of text: end with the weights of lowest validation loss, not the last"
     )
     metric: str | None = Field(
         None,
@@ -326,7 +324,9 @@ class TrainConfig(Config):
         None, description="stop after so many evaluations without a better metric"
     )
     average: PositiveInt = Field(
-        1, description="on labelled examples: also try the mean of so many last checkpoints"
+        1,
+        description="on labelled examples without an adapter: also try the mean of so many last "
+        "checkpoints",
     )
     verify: bool = Field(
         True, description="compare the checksums of shards and checkpoint when the run is resumed"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import chain
 
-from trivium.models import LanguageModule
+from torch import nn
+
 from trivium.train.optimizers import trained
 
 
@@ -23,8 +24,9 @@ class GradualUnfreezing:
         share: of the budget: that of all parts together.
     """
 
-    def __init__(self, model: LanguageModule, share: float) -> None:
-        depths, weights = model.layer_depths(), trained(model).values()
+    def __init__(self, model: nn.Module, share: float) -> None:
+        depths: dict[nn.Parameter, int] = model.layer_depths()  # type: ignore[operator]
+        weights = trained(model).values()
         stages = sorted({max(1, depths[weight]) for weight in weights})
         self.share = share
         self.stages = [[w for w in weights if max(1, depths[w]) == stage] for stage in stages]
