@@ -23,7 +23,7 @@ from trivium.data.rows import Rows
 from trivium.errors import RecipeError
 from trivium.messages import translated
 from trivium.model_loading import load
-from trivium.progress import ProgressLine, short_duration
+from trivium.progress import ProgressLine, labelled, short_duration
 from trivium.spec import Spec
 from trivium.text import Tokenizer, TokenizerConfig
 from trivium.text.vocabulary import Vocabulary
@@ -176,7 +176,7 @@ def say_forecast(
         if parallel.size > 1:  # the others wait for this one inside the step
             raise
         return {}  # the run itself then takes smaller micro-batches
-    line.tell("forecast", forecast.line)
+    line.say(labelled("forecast", forecast.line))
     if forecast.warning is not None:
         line.warn(forecast.warning)
     return {"forecast": forecast.to_dict()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,28 +63,11 @@ def summarize(run: RunFiles) -> Summary:
     train = [loss for _, loss in run.series("train_loss")]
     loss = best.valid_loss if best else (train[-1] if train else None)
     if run.metric is not None and best is not None:
-        verdict, stuck = _task_verdict(run, run.metric, evaluations, best)
+        sentences, stuck = _task_verdict(run, run.metric, evaluations, best)
     else:
-        verdict, stuck = _verdict(run, evaluations, best, loss)
-    verdict += _unknown_tokens(run)
-    for record in run.metrics:
-        if "warning" in record:
-            verdict += translated(
-                " At step {step}: {warning}", step=record.get("step"), warning=record["warning"]
-            )
-    skipped = max((count for _, count in run.series("skipped_steps")), default=0)
-    if skipped:
-        verdict += translated(
-            " Steps skipped for a spike of the gradient norm: {count:,.0f}.", count=skipped
-        )
-    if run.unfinished:
-        budget = run.setting("train", "steps")
-        of_all = translated(" of {steps:,}", steps=budget) if budget else ""
-        verdict += translated(
-            " The run has not finished: step {step:,.0f}{of_all}.",
-            step=run.last("step") or 0,
-            of_all=of_all,
-        )
+        sentences, stuck = _verdict(run, evaluations, best, loss)
+    sentences += [_unknown_tokens(run), *_warnings(run), _how_far(run)]
+    verdict = translated(" ").join(filter(None, sentences))  # Chinese has no space there
     return Summary(evaluations, best, loss, verdict, stuck)
 
 
@@ -121,6 +105,29 @@ def text_summary(run: RunFiles) -> str:
     return "\n".join(lines)
 
 
+def _warnings(run: RunFiles) -> Iterator[str]:
+    """What training warned of, and the steps that it skipped."""
+    for record in run.metrics:
+        if "warning" in record:
+            step, warning = record.get("step"), record["warning"]
+            yield translated("At step {step}: {warning}", step=step, warning=warning)
+    skipped = max((count for _, count in run.series("skipped_steps")), default=0)
+    if skipped:
+        words = "Steps skipped for a spike of the gradient norm: {count:,.0f}."
+        yield translated(words, count=skipped)
+
+
+def _how_far(run: RunFiles) -> str:
+    """A sentence about a run that has not finished."""
+    if not run.unfinished:
+        return ""
+    step, steps = run.last("step") or 0, run.setting("train", "steps")
+    if steps:
+        words = "The run has not finished: step {step:,.0f} of {steps:,}."
+        return translated(words, step=step, steps=steps)
+    return translated("The run has not finished: step {step:,.0f}.", step=step)
+
+
 def _majority_label(run: RunFiles) -> tuple[str, float] | None:
     """The most frequent label of the held-out examples and its share, where it is known."""
     labels, counts = run.evaluation.get("labels"), run.evaluation.get("confusion")
@@ -151,43 +158,40 @@ def _rank(run: RunFiles, point: EvaluationPoint) -> float:
 
 def _task_verdict(
     run: RunFiles, metric: str, evaluations: tuple[EvaluationPoint, ...], best: EvaluationPoint
-) -> tuple[str, bool]:
+) -> tuple[list[str], bool]:
     """The metric, and whether it is no better than one label for everything."""
     if run.score is None:
         value = translated("not measured") if best.metric is None else f"{best.metric:.4f}"
         so_far = "{metric} {value} so far, at step {step:,}."
-        return translated(so_far, metric=metric, value=value, step=best.step), False
+        return [translated(so_far, metric=metric, value=value, step=best.step)], False
     examples = number(run.evaluation.get("num_examples")) or run.fact("valid_examples")
-    sentence = f"{metric} {run.score:.4f}"
+    result, count = f"{metric} {run.score:.4f}", len(evaluations)
     if metric.endswith("bleu"):
-        sentence += f" ({100 * run.score:.1f} BLEU)"
+        result += f" ({100 * run.score:.1f} BLEU)"
     if examples:
-        sentence += translated(" on {count:,.0f} held-out examples", count=examples)
-    if len(evaluations) > 1:
-        sentence += translated(
-            ", with the weights of step {step:,}, best of {count}",
-            step=best.step,
-            count=len(evaluations),
-        )
+        words = "{result} on {count:,.0f} held-out examples"
+        result = translated(words, result=result, count=examples)
+    if count > 1:
+        words = "{result}, with the weights of step {step:,}, best of {count}"
+        result = translated(words, result=result, step=best.step, count=count)
     generated = metric.endswith(("bleu", "rouge_l"))
     least = _NOTHING_GENERATED if generated else _NOTHING_LEARNED
     if run.higher_is_better and metric != "reward" and run.score < least:  # that is any number
-        nothing = translated("{result}: next to nothing was learned. ", result=sentence)
-        return nothing + _task_advice(run), True
+        nothing = translated("{result}: next to nothing was learned.", result=result)
+        return [nothing, _task_advice(run)], True
     majority = _majority_label(run)
     if metric != "accuracy" or majority is None:
-        return translated("{result}.", result=sentence), False
+        return [translated("{result}.", result=result)], False
     label, share = majority
     if run.score > share:
         better = (
             '{result}. Always predicting "{label}", the most frequent label there, would give '
             "{share:.4f}."
         )
-        return translated(better, result=sentence, label=label, share=share), False
-    no_better = '{result}: no better than always predicting "{label}" ({share:.4f}). '
-    return (
-        translated(no_better, result=sentence, label=label, share=share) + _task_advice(run)
-    ), True
+        return [translated(better, result=result, label=label, share=share)], False
+    words = '{result}: no better than always predicting "{label}" ({share:.4f}).'
+    no_better = translated(words, result=result, label=label, share=share)
+    return [no_better, _task_advice(run)], True
 
 
 def _task_advice(run: RunFiles) -> str:
@@ -215,7 +219,7 @@ def _unknown_tokens(run: RunFiles) -> str:
     ]
     if not unknown:
         return ""
-    return translated(" Tokens unknown to the tokenizer: {shares}.", shares=", ".join(unknown))
+    return translated("Tokens unknown to the tokenizer: {shares}.", shares=", ".join(unknown))
 
 
 def _verdict(
@@ -223,35 +227,32 @@ def _verdict(
     evaluations: tuple[EvaluationPoint, ...],
     best: EvaluationPoint | None,
     loss: float | None,
-) -> tuple[str, bool]:
+) -> tuple[list[str], bool]:
+    """The loss beside the unigram baseline, and whether it is hardly better."""
     if loss is None:
-        return translated("No loss has been logged yet."), False
-    sentence = translated("Validation loss {loss:.4f} nats", loss=loss)
-    if best is None:
-        held_out = run.fact("valid_tokens") or run.fact("valid_examples")
-        state = translated("not evaluated yet" if held_out else "nothing held out")
-        sentence = translated("Training loss {loss:.4f} nats ({state})", loss=loss, state=state)
+        return [translated("No loss has been logged yet.")], False
+    if best is not None:
+        words = "Validation loss {loss:.4f} nats"
+    elif run.fact("valid_tokens") or run.fact("valid_examples"):
+        words = "Training loss {loss:.4f} nats (not evaluated yet)"
+    else:
+        words = "Training loss {loss:.4f} nats (nothing held out)"
+    result = translated(words, loss=loss)
     unigram, worse = run.fact("unigram_loss"), _worse_since(best, evaluations)
     if unigram is None:
-        return translated("{result}.", result=sentence) + worse, False
-    if loss > unigram - _PLATEAU:
-        state = translated("is hardly better than" if loss < unigram else "is no better than")
-        if loss > unigram + _PLATEAU:
-            state = translated("has not reached")
-        sentence = translated(
-            "{result}: the model {state} the unigram baseline ({unigram:.4f}).",
-            result=sentence,
-            state=state,
-            unigram=unigram,
-        )
-        return sentence + (worse if worse or run.unfinished else _advice(run)), True
-    below = translated(
-        "{result}, {below:.4f} below the unigram baseline ({unigram:.4f}).",
-        result=sentence,
-        below=unigram - loss,
-        unigram=unigram,
-    )
-    return below + worse, False
+        return [translated("{result}.", result=result), worse], False
+    below = unigram - loss
+    if below >= _PLATEAU:
+        words = "{result}, {below:.4f} below the unigram baseline ({unigram:.4f})."
+        return [translated(words, result=result, below=below, unigram=unigram), worse], False
+    if below > 0:
+        words = "{result}: the model is hardly better than the unigram baseline ({unigram:.4f})."
+    elif below >= -_PLATEAU:
+        words = "{result}: the model is no better than the unigram baseline ({unigram:.4f})."
+    else:
+        words = "{result}: the model has not reached the unigram baseline ({unigram:.4f})."
+    advice = "" if worse or run.unfinished else _advice(run)
+    return [translated(words, result=result, unigram=unigram), worse, advice], True
 
 
 def _worse_since(best: EvaluationPoint | None, evaluations: tuple[EvaluationPoint, ...]) -> str:
@@ -261,16 +262,16 @@ def _worse_since(best: EvaluationPoint | None, evaluations: tuple[EvaluationPoin
     last = evaluations[-1]
     if last.valid_loss is None or last.valid_loss <= best.valid_loss + _OVERFITTING:
         return ""
-    sentence = translated(
-        " The last evaluation is worse ({loss:.4f}) than the best at step {step:,}",
-        loss=last.valid_loss,
-        step=best.step,
+    words = (
+        "The last evaluation is worse ({loss:.4f}) than the best at step {step:,}: the model "
+        "overfits. Try more text, fewer epochs, or model.dropout = 0.1."
     )
     if (last.train_loss or 0.0) > (best.train_loss or math.inf) + _OVERFITTING:
-        return sentence + translated(", and so is the training loss: try a lower optimizer.lr.")
-    return sentence + translated(
-        ": the model overfits. Try more text, fewer epochs, or model.dropout = 0.1."
-    )
+        words = (
+            "The last evaluation is worse ({loss:.4f}) than the best at step {step:,}, and so is "
+            "the training loss: try a lower optimizer.lr."
+        )
+    return translated(words, loss=last.valid_loss, step=best.step)
 
 
 def _advice(run: RunFiles) -> str:
@@ -291,4 +292,4 @@ def _advice(run: RunFiles) -> str:
     if any(isinstance(stack, dict) and "after" in stack.get("norms", ()) for stack in stacks):
         advice.append(translated("a pre-norm model such as modernbert-mini, which starts faster"))
     options = translated(", ").join(advice[:-1]) + translated(" or ") * (len(advice) > 1)
-    return translated(" Try {options}.", options=options + advice[-1])
+    return translated("Try {options}.", options=options + advice[-1])

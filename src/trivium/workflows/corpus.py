@@ -409,7 +409,7 @@ def _train_tokenizer(
     line.update(translated("training the tokenizer"))
     raw = [source for source in sources if not isinstance(source, TextSource)]
     texts = itertools.chain.from_iterable(source.texts(side) for source in raw)
-    tokenizer = config.train(texts, progress=lambda note: line.tell("", note))
+    tokenizer = config.train(texts, progress=lambda note: line.say(labelled("", note)))
     line.update("")
     return tokenizer
 

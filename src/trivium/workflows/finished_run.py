@@ -21,7 +21,7 @@ from trivium.model_folder import new_model_folder, write_model
 from trivium.models import build
 from trivium.objectives import Metrics
 from trivium.objectives.task_metrics import EVALUATION, PREDICTIONS, mixed_metrics, write_metrics
-from trivium.progress import ProgressLine, counted, short_duration
+from trivium.progress import ProgressLine, counted, labelled, short_duration
 from trivium.report import read_run, summarize, write_report
 from trivium.train import defaults
 from trivium.train.checkpoint import average_weights
@@ -202,12 +202,12 @@ class FinishedRun:
                 time=short_duration(took),
             )
             for note in mixed.notes:
-                tell("", f"({note})")
+                self.line.say(labelled("", f"({note})"))
         write_report(run.path)
         summary = summarize(read_run(run.path))
         if summary.stuck:
             self.line.warn(summary.verdict)
-        tell("report", str(run.report))
+        self.line.say(labelled("report", str(run.report)))
 
     def suggest(self) -> None:
         """Show a command that uses the model, for each kind of objective."""
@@ -216,7 +216,7 @@ class FinishedRun:
         run, known = str(self.run.path), reversed(first.items())
         commands = dict.fromkeys(one.try_it(run, self.lm, texts.get(k, "")) for k, one in known)
         for number, command in enumerate(commands):
-            self.line.tell("" if number else "try it", f"trivium {command}")
+            self.line.say(labelled("" if number else "try it", f"trivium {command}"))
 
     def _choose_weights(self) -> dict[str, Metrics]:
         """Put the weights that the run keeps, an adapter merged, into a plain model; evaluate it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
@@ -19,9 +19,6 @@ from trivium.train.trainer import TrainState
 from trivium.workflows.corpus import Corpus
 from trivium.workflows.finished_run import HeldOutMetrics
 from trivium.workflows.model_setup import ModelSetup
-
-Tell = Callable[..., None]
-Warn = Callable[[str], None]
 
 
 def run_facts(
@@ -94,11 +91,11 @@ def introduce(
 ) -> None:
     """Say what a run trains, on what, and for how long; `facts` are those of `run.json`."""
     if corpus.texts:
-        _tell_text(line.tell, recipe, facts)
+        _tell_text(line, recipe, facts)
     if corpus.examples:
-        _tell_examples(line.tell, recipe, corpus, setup, facts)
-    _tell_model(line.tell, recipe, setup, facts)
-    _warn_of_unknown_tokens(line.warn, recipe, facts)
+        _tell_examples(line, recipe, corpus, setup, facts)
+    _tell_model(line, recipe, setup, facts)
+    _warn_of_unknown_tokens(line, recipe, facts)
     capital, small = setup.lm.source_tokenizer.encode_ids_batch(["ABC", "abc"])
     if capital == small and any(one.reads_case for one in recipe.objectives):
         line.tell(
@@ -107,15 +104,15 @@ def introduce(
             "train it with --set tokenizer.lowercase=false, or take a cased model",
         )
     if state.step == 0:
-        _tell_weights(line.tell, recipe, corpus, setup)
+        _tell_weights(line, recipe, corpus, setup)
         if recipe.defaults == "published" and not is_own_size(recipe.model.preset or ""):
             line.tell("", "it trains as published; --set defaults=fast learns in fewer steps")
-    _tell_budget(line.tell, recipe, corpus, facts, state)
+    _tell_budget(line, recipe, corpus, facts, state)
     if facts.get("unigram_loss") is not None:
         line.tell(
             "baseline",
             "token frequencies alone give a loss of {unigram_loss:.3f} nats per token",
-            **facts,
+            unigram_loss=facts["unigram_loss"],
         )
 
 
@@ -136,23 +133,27 @@ def say_finished(line: ProgressLine, recipe: Recipe, state: TrainState) -> None:
     )
 
 
-def _tell_text(tell: Tell, recipe: Recipe, facts: dict[str, Any]) -> None:
-    tell(
+def _tell_text(line: ProgressLine, recipe: Recipe, facts: dict[str, Any]) -> None:
+    documents, train, valid = facts["documents"], facts["train_tokens"], facts["valid_tokens"]
+    line.tell(
         "text",
         "{documents:,} documents, {train_tokens:,} tokens to train on, {valid_tokens:,} held out, "
         "{duplicates_dropped:,} duplicate documents dropped",
-        **facts,
+        documents=documents,
+        train_tokens=train,
+        valid_tokens=valid,
+        duplicates_dropped=facts["duplicates_dropped"],
     )
-    text_bytes = facts["bytes_per_token"] * (facts["train_tokens"] + facts["valid_tokens"])
-    if recipe.data.separator == "blank" and text_bytes > LONG_BYTES * facts["documents"]:
-        tell("", "few and long: {advice}", advice=translated(LONG_ADVICE))
+    text_bytes = facts["bytes_per_token"] * (train + valid)
+    if recipe.data.separator == "blank" and text_bytes > LONG_BYTES * documents:
+        line.tell("", "few and long: {advice}", advice=translated(LONG_ADVICE))
 
 
 def _tell_examples(
-    tell: Tell, recipe: Recipe, corpus: Corpus, setup: ModelSetup, facts: dict[str, Any]
+    line: ProgressLine, recipe: Recipe, corpus: Corpus, setup: ModelSetup, facts: dict[str, Any]
 ) -> None:
     count, every = len(facts["labels"]), facts["valid_examples"]
-    tell(
+    line.tell(
         "examples",
         "{train:,} to train on, {every:,} held out{labels}",
         train=facts["train_examples"],
@@ -162,7 +163,7 @@ def _tell_examples(
     longest = setup.lm.max_length
     long = 0.0 if longest is None else corpus.long_share(longest)
     if long:
-        tell(
+        line.tell(
             "",
             "about {share:.1%} have more than the {length:,} tokens that are read at once "
             "(data.length)",
@@ -177,7 +178,7 @@ def _tell_examples(
         elif recipe.train.minutes is not None:
             end = translated(", on as many as take a quarter of the budget more at the end")
         cost = translated(" (about {time} each time)", time=short_duration(seconds))
-        tell(
+        line.tell(
             "metrics",
             "on {some:,} of the held-out examples during training{cost}{end}",
             some=some,
@@ -186,28 +187,32 @@ def _tell_examples(
         )
 
 
-def _tell_model(tell: Tell, recipe: Recipe, setup: ModelSetup, facts: dict[str, Any]) -> None:
+def _tell_model(
+    line: ProgressLine, recipe: Recipe, setup: ModelSetup, facts: dict[str, Any]
+) -> None:
     source_size, parameters = facts.get("source_vocab_size"), setup.parameters
     trained = translated(", {count:,} of them trained", count=parameters.trained)
     of_sources = translated(" for targets, {count:,} for sources", count=source_size or 0)
-    tell(
+    line.tell(
         "model",
         "{name}: {num_parameters:,} parameters{trained}, {tokenizer_kind} vocabulary of "
         "{vocab_size:,}{of_sources}",
         name=_name(recipe, setup),
+        num_parameters=facts["num_parameters"],
         trained=trained if parameters.frozen else "",
+        tokenizer_kind=facts["tokenizer_kind"],
+        vocab_size=facts["vocab_size"],
         of_sources=of_sources if source_size else "",
-        **facts,
     )
     if source_size:
-        tell("", "with two vocabularies it cannot be exported to Hugging Face")
+        line.tell("", "with two vocabularies it cannot be exported to Hugging Face")
 
 
 def _name(recipe: Recipe, setup: ModelSetup) -> str:
     return recipe.model.preset or recipe.model.init_from or setup.lm.spec.family
 
 
-def _warn_of_unknown_tokens(warn: Warn, recipe: Recipe, facts: dict[str, Any]) -> None:
+def _warn_of_unknown_tokens(line: ProgressLine, recipe: Recipe, facts: dict[str, Any]) -> None:
     is_new = recipe.model.init_from is None and not isinstance(recipe.tokenizer, TokenizerFile)
     own = (
         "though it was trained on this text: the model cannot tell them apart. Set a larger "
@@ -220,16 +225,16 @@ def _warn_of_unknown_tokens(warn: Warn, recipe: Recipe, facts: dict[str, Any]) -
     )
     for side, share in facts["unknown_shares"].items():
         if share > UNKNOWN_SHARE:
-            warn(
+            line.warn(
                 f"{share:.1%} of the tokens of the {side} are unknown to the tokenizer, "
                 + (own if is_new else other)
             )
 
 
-def _tell_weights(tell: Tell, recipe: Recipe, corpus: Corpus, setup: ModelSetup) -> None:
+def _tell_weights(line: ProgressLine, recipe: Recipe, corpus: Corpus, setup: ModelSetup) -> None:
     name = _name(recipe, setup)
     if recipe.model.preset is not None and not corpus.texts:
-        tell(
+        line.tell(
             "weights",
             "new and random: {name} is a preset. To start from trained ones, name a run, a folder "
             "or a model on the Hugging Face hub ({name}@main if it is there)",
@@ -237,11 +242,11 @@ def _tell_weights(tell: Tell, recipe: Recipe, corpus: Corpus, setup: ModelSetup)
         )
     if setup.new_heads:
         heads = ", ".join(setup.new_heads)
-        tell("weights", "of {name}; the head {heads} starts new", name=name, heads=heads)
+        line.tell("weights", "of {name}; the head {heads} starts new", name=name, heads=heads)
 
 
 def _tell_budget(
-    tell: Tell, recipe: Recipe, corpus: Corpus, facts: dict[str, Any], state: TrainState
+    line: ProgressLine, recipe: Recipe, corpus: Corpus, facts: dict[str, Any], state: TrainState
 ) -> None:
     assert recipe.train.budget is not None
     budget, size = recipe.train.budget
@@ -251,33 +256,39 @@ def _tell_budget(
         batch.append(translated("{count:,} tokens", count=recipe.train.batch_tokens))
     if corpus.examples:
         batch.append(translated("{count:,} examples", count=recipe.train.batch_examples))
-    several = translated("{count} processes, each with ", count=facts["processes"])
+    rate = translated(
+        "learning rate {lr:.2g}, {precision} ",
+        lr=recipe.optimizer.lr,
+        precision=facts["precision"],
+    )
     learns = facts["num_parameters"] > 0  # an n-gram model of counts has none
-    rate = translated("learning rate {lr:.2g}, {precision} ", lr=recipe.optimizer.lr, **facts)
-    tell(
+    several = translated("{count} processes, each with ", count=facts["processes"])
+    count = facts["threads"]
+    threads = translated("{count} thread" if count == 1 else "{count} threads", count=count)
+    line.tell(
         "training",
-        "{length}, {batch} per step, {rate}on {device} ({several}{threads} thread{s})",
+        "{length}, {batch} per step, {rate}on {device} ({several}{threads})",
         length=length,
         batch=translated(" or ").join(batch),
         rate=rate if learns else "",
+        device=facts["device"],
         several=several if facts["processes"] > 1 else "",
-        s="s" if facts["threads"] > 1 else "",
-        **facts,
+        threads=threads,
     )
     if facts["gflops"] and learns:
         speeds = (
             translated("{speed:,.0f} GFLOP/s in {name}", speed=speed, name=name)
             for name, speed in facts["gflops"].items()
         )
-        tell("", "products measured here, on one core: {speeds}", speeds=", ".join(speeds))
+        line.tell("", "products measured here, on one core: {speeds}", speeds=", ".join(speeds))
     if facts["preparation_seconds"] > 10 or budget == "minutes":
         timed = ""
         if budget == "minutes" and state.step:
-            left = 60 * size - (state.seconds - (state.preparation_seconds or 0.0))
-            left = short_duration(max(0.0, left))
+            used = state.seconds - (state.preparation_seconds or 0.0)
+            left = short_duration(max(0.0, 60 * size - used))
             timed = translated("; {left} of the {length} left", left=left, length=length)
         elif budget == "minutes":
-            s = "s" if size == 1 else ""
-            timed = translated("; the {length} begin{s} now", length=length, s=s)
+            begin = "; the {length} begins now" if size == 1 else "; the {length} begin now"
+            timed = translated(begin, length=length)
         time = short_duration(facts["preparation_seconds"])
-        tell("prepared", "in {time}{timed}", time=time, timed=timed)
+        line.tell("prepared", "in {time}{timed}", time=time, timed=timed)
