@@ -134,18 +134,14 @@ def say_finished(line: ProgressLine, recipe: Recipe, state: TrainState) -> None:
 
 
 def _tell_text(line: ProgressLine, recipe: Recipe, facts: dict[str, Any]) -> None:
-    documents, train, valid = facts["documents"], facts["train_tokens"], facts["valid_tokens"]
     line.tell(
         "text",
         "{documents:,} documents, {train_tokens:,} tokens to train on, {valid_tokens:,} held out, "
         "{duplicates_dropped:,} duplicate documents dropped",
-        documents=documents,
-        train_tokens=train,
-        valid_tokens=valid,
-        duplicates_dropped=facts["duplicates_dropped"],
+        **_some(facts, "documents", "train_tokens", "valid_tokens", "duplicates_dropped"),
     )
-    text_bytes = facts["bytes_per_token"] * (train + valid)
-    if recipe.data.separator == "blank" and text_bytes > LONG_BYTES * documents:
+    text_bytes = facts["bytes_per_token"] * (facts["train_tokens"] + facts["valid_tokens"])
+    if recipe.data.separator == "blank" and text_bytes > LONG_BYTES * facts["documents"]:
         line.tell("", "few and long: {advice}", advice=translated(LONG_ADVICE))
 
 
@@ -198,14 +194,16 @@ def _tell_model(
         "{name}: {num_parameters:,} parameters{trained}, {tokenizer_kind} vocabulary of "
         "{vocab_size:,}{of_sources}",
         name=_name(recipe, setup),
-        num_parameters=facts["num_parameters"],
         trained=trained if parameters.frozen else "",
-        tokenizer_kind=facts["tokenizer_kind"],
-        vocab_size=facts["vocab_size"],
         of_sources=of_sources if source_size else "",
+        **_some(facts, "num_parameters", "tokenizer_kind", "vocab_size"),
     )
     if source_size:
         line.tell("", "with two vocabularies it cannot be exported to Hugging Face")
+
+
+def _some(facts: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: facts[name] for name in names}
 
 
 def _name(recipe: Recipe, setup: ModelSetup) -> str:
@@ -251,29 +249,26 @@ def _tell_budget(
     assert recipe.train.budget is not None
     budget, size = recipe.train.budget
     length = f"{size:g} {translated(budget.removesuffix('s') if size == 1 else budget)}"
-    batch = []
+    batch, rate, several, threads = [], "", "", facts["threads"]
     if corpus.texts:
         batch.append(translated("{count:,} tokens", count=recipe.train.batch_tokens))
     if corpus.examples:
         batch.append(translated("{count:,} examples", count=recipe.train.batch_examples))
-    rate = translated(
-        "learning rate {lr:.2g}, {precision} ",
-        lr=recipe.optimizer.lr,
-        precision=facts["precision"],
-    )
     learns = facts["num_parameters"] > 0  # an n-gram model of counts has none
-    several = translated("{count} processes, each with ", count=facts["processes"])
-    count = facts["threads"]
-    threads = translated("{count} thread" if count == 1 else "{count} threads", count=count)
+    if learns:
+        words, precision = "learning rate {lr:.2g}, {precision} ", facts["precision"]
+        rate = translated(words, lr=recipe.optimizer.lr, precision=precision)
+    if facts["processes"] > 1:
+        several = translated("{count} processes, each with ", count=facts["processes"])
     line.tell(
         "training",
         "{length}, {batch} per step, {rate}on {device} ({several}{threads})",
         length=length,
         batch=translated(" or ").join(batch),
-        rate=rate if learns else "",
+        rate=rate,
         device=facts["device"],
-        several=several if facts["processes"] > 1 else "",
-        threads=threads,
+        several=several,
+        threads=translated("1 thread" if threads == 1 else "{count} threads", count=threads),
     )
     if facts["gflops"] and learns:
         speeds = (
@@ -281,14 +276,13 @@ def _tell_budget(
             for name, speed in facts["gflops"].items()
         )
         line.tell("", "products measured here, on one core: {speeds}", speeds=", ".join(speeds))
-    if facts["preparation_seconds"] > 10 or budget == "minutes":
-        timed = ""
-        if budget == "minutes" and state.step:
-            used = state.seconds - (state.preparation_seconds or 0.0)
-            left = short_duration(max(0.0, 60 * size - used))
-            timed = translated("; {left} of the {length} left", left=left, length=length)
-        elif budget == "minutes":
-            begin = "; the {length} begins now" if size == 1 else "; the {length} begin now"
-            timed = translated(begin, length=length)
-        time = short_duration(facts["preparation_seconds"])
+    time, timed = short_duration(facts["preparation_seconds"]), ""
+    if budget == "minutes" and state.step:
+        used = state.seconds - (state.preparation_seconds or 0.0)
+        left = short_duration(max(0.0, 60 * size - used))
+        timed = translated("; {left} of the {length} left", left=left, length=length)
+    elif budget == "minutes":
+        begin = "; the {length} begins now" if size == 1 else "; the {length} begin now"
+        timed = translated(begin, length=length)
+    if timed or facts["preparation_seconds"] > 10:
         line.tell("prepared", "in {time}{timed}", time=time, timed=timed)
