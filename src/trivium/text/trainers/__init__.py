@@ -18,6 +18,7 @@ from tokenizers.trainers import Trainer
 from trivium.choice import Choice, import_members
 from trivium.config import Config
 from trivium.errors import DataError, TokenizerError
+from trivium.messages import translated
 from trivium.text.reservoir import reservoir_sample
 from trivium.text.roles import (
     SENTINELS,
@@ -102,10 +103,14 @@ class TokenizerConfig(TokenizerSource, ABC):
         self.check_size(size)
         add_bert_template(backend)
         if size < self.size:
+            words = "vocabulary: {size:,} tokens, not {wanted:,}; the text has no more."
             coverage = getattr(self, "character_coverage", 1.0)
-            rare = f"; characters beyond character_coverage = {coverage:g} are unknown"
-            more = "the text has no more" + (rare if coverage < 1 else "")
-            notes.append(f"vocabulary: {size:,} tokens, not {self.size:,}; {more}.")
+            if coverage < 1:
+                words = (
+                    "vocabulary: {size:,} tokens, not {wanted:,}; the text has no more; characters "
+                    "beyond character_coverage = {coverage:g} are unknown."
+                )
+            notes.append(translated(words, size=size, wanted=self.size, coverage=coverage))
         for note in notes if progress is not False else ():
             progress(note) if callable(progress) else print(note, file=sys.stderr)
         return Tokenizer(backend)

@@ -10,6 +10,7 @@ import tokenizers
 from pydantic import Field
 from tokenizers import models, pre_tokenizers, trainers
 
+from trivium.messages import translated
 from trivium.text.roles import TEXT_SPECIALS
 from trivium.text.symbols import is_unspaced
 from trivium.text.trainers import SpecialTokens, TokenizerConfig
@@ -36,4 +37,5 @@ class Whitespace(TokenizerConfig):
         start = "".join(itertools.islice(itertools.chain.from_iterable(texts), 10_000))
         if 2 * sum(map(is_unspaced, start)) < len(start):
             return ()
-        return ('words: this text has few spaces between them; kind = "unigram" suits it better.',)
+        hint = 'words: this text has few spaces between them; kind = "unigram" suits it better.'
+        return (translated(hint),)
