@@ -29,6 +29,7 @@ from trivium.data.shards import Shards, holds_shards
 from trivium.data.sources import file_format
 from trivium.data.splitting import CorpusOptions
 from trivium.errors import DataError, RecipeError
+from trivium.messages import padded, translated, translated_whole
 from trivium.objectives import Objective, task_kinds
 from trivium.objectives.example_checks import check_examples
 from trivium.text import Tokenizer
@@ -122,19 +123,23 @@ def _print(findings: list[Finding]) -> None:
     table.add_column("", no_wrap=True)
     add_texts(table, "such as", width=_WIDTH)
     for one in findings:
-        mark = "wrong" if one.wrong else ""
+        mark = translated("wrong") if one.wrong else ""
         cells = (f"{one.count:,}", f"{one.total:,}", f"{one.share:.1%}", mark)
-        table.add_row(one.check, *cells, *one.samples[:1])
+        table.add_row(translated_whole(one.check), *cells, *one.samples[:1])
         for sample in one.samples[1:]:
             table.add_row("", "", "", "", "", sample)
     print_table(table)
     for one in findings:
         if one.wrong or (one.count and one.limit is None):
-            typer.echo(f"{'wrong' if one.wrong else 'note '}  {one.check}: {one.advice}")
+            mark = padded(translated("wrong" if one.wrong else "note"), 7)
+            check, advice = translated_whole(one.check), translated_whole(one.advice)
+            typer.echo(f"{mark}{check}{translated(': ')}{advice}")
         for sample in one.samples if one.wrong else ():
             if len(sample) > _WIDTH:
                 typer.echo(f"       {sample}")
     wrong = sum(one.wrong for one in findings)
-    typer.echo(
-        f"{wrong} of {len(findings)} checks found something wrong." if wrong else "All well."
-    )
+    if not wrong:
+        typer.echo(translated("All well."))
+        return
+    words = "{wrong} of {total} checks found something wrong."
+    typer.echo(translated(words, wrong=wrong, total=len(findings)))

@@ -22,6 +22,7 @@ from trivium.cli import _options as opt
 from trivium.cli._tables import add_texts, new_table, print_table
 from trivium.data.cleaning import REMOVED_LINES, REPORT, RULES, CleanOptions, CleanReport
 from trivium.data.cleaning import clean as clean_texts
+from trivium.messages import translated, translated_whole
 from trivium.progress import ProgressLine
 
 
@@ -59,10 +60,12 @@ def clean(
             out,
             CleanOptions(rules=chosen, processes=processes, **options),
             overwrite=overwrite,
-            progress=lambda now: line.update(f"{now.documents:,} documents"),
+            progress=lambda now: line.update(
+                translated("{count:,} documents", count=now.documents)
+            ),
         )
     _print(report)
-    typer.echo(f"report  {out / REPORT}")
+    typer.echo(f"{translated('report')}  {out / REPORT}")
 
 
 def _print(report: CleanReport) -> None:
@@ -70,12 +73,17 @@ def _print(report: CleanReport) -> None:
     add_texts(table, "such as", width=70)
     for why, count in report.most_common():
         share = f"{count / report.documents:.1%}"
-        table.add_row(why, f"{count:,}", share, report.samples[why][0])
-    table.add_row("kept", f"{report.kept:,}", f"{report.kept / report.documents:.1%}", "")
+        table.add_row(translated_whole(why), f"{count:,}", share, report.samples[why][0])
+    share = f"{report.kept / report.documents:.1%}"
+    table.add_row(translated("kept"), f"{report.kept:,}", share, "")
     print_table(table)
-    typer.echo(
-        f"{report.kept_characters:,} of {report.characters:,} characters are kept; "
-        f"{report.removed_lines:,} lines of kept documents were removed."
+    kept = translated(
+        "{kept:,} of {all:,} characters are kept; {removed:,} lines of kept documents were "
+        "removed.",
+        kept=report.kept_characters,
+        all=report.characters,
+        removed=report.removed_lines,
     )
+    typer.echo(kept)
     for line in report.samples.get(REMOVED_LINES, [])[:1]:
-        typer.echo(f'{REMOVED_LINES}, such as "{line}"')
+        typer.echo(translated('{name}, such as "{line}"', name=REMOVED_LINES, line=line))

@@ -24,6 +24,7 @@ from trivium.cli import _options as opt
 from trivium.cli._shared import show, tab_separated, text_batches
 from trivium.files import replace_file
 from trivium.language_model import LanguageModel
+from trivium.messages import translated
 from trivium.model_loading import load
 from trivium.spec import Pooling
 
@@ -75,7 +76,8 @@ def embed(
     if path is not None:
         with replace_file(path) as file:
             np.save(file, matrix)
-        typer.echo(f"{path}: {matrix.shape[0]} vectors of {matrix.shape[1]} numbers", err=True)
+        words, (count, size) = "{path}: {count} vectors of {size} numbers", matrix.shape
+        typer.echo(translated(words, path=path, count=count, size=size), err=True)
     if similarities:
         matrix = matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
         for name, row in zip(names, matrix @ matrix.T):

@@ -25,6 +25,7 @@ from trivium.data.sources import missing_paths
 from trivium.errors import DataError, TriviumError
 from trivium.evaluate.harness import find_tasks, run_tasks
 from trivium.files import write_json
+from trivium.messages import padded, translated, translated_whole
 from trivium.model_loading import load
 from trivium.objectives import Metrics
 from trivium.progress import ProgressLine
@@ -86,8 +87,9 @@ def eval_(
     def evaluate_all(quantize: Literal["int8"] | None) -> Iterator[tuple[str, dict[str, Any]]]:
         for file in files or ():
             is_long = Path(file).is_file() and Path(file).stat().st_size > _LONG
-            part = " (long: --limit 100 takes only its beginning)" if is_long and not limit else ""
-            line.say(f"evaluating on {file}{part}")
+            long = " (long: --limit 100 takes only its beginning)"
+            part = translated(long) if is_long and not limit else ""
+            line.say(translated("evaluating on {file}{part}", file=file, part=part))
             with line.running():
                 metrics = evaluate(
                     model,
@@ -98,7 +100,9 @@ def eval_(
                     changes=changes or (),
                     device=device,
                     quantize=quantize,
-                    progress=lambda count: line.update(f"{count:,} tokens scored"),
+                    progress=lambda count: line.update(
+                        translated("{count:,} tokens scored", count=count)
+                    ),
                 )
             yield file, _record(metrics)
         if lm_eval:
@@ -130,9 +134,12 @@ def _lines(result: dict[str, Any], quantize: str | None) -> str:
     other = result.get(str(quantize), {})
     values = {name: v for name, v in result.items() if isinstance(v, int | float)}
     width = max(map(len, values), default=0)
-    lines = [result["file"], *(f"  ({note})" for note in result.get("notes", ()))]
+    notes = map(translated_whole, result.get("notes", ()))
+    lines = [result["file"], *("  " + translated("({note})", note=note) for note in notes)]
     if quantize:
-        lines.append(f"  {'':<{width}}  {'stored':>12}  {quantize:>12}  {'change':>8}")
+        stored = padded(translated("stored"), 12, right=True)
+        change = padded(translated("change"), 8, right=True)
+        lines.append(f"  {'':<{width}}  {stored}  {quantize:>12}  {change}")
     for name, value in values.items():
         line = f"  {name:<{width}}  {_number(value):>12}"
         if name in other:

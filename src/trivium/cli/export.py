@@ -16,6 +16,7 @@ import typer
 
 from trivium.cli import _options as opt
 from trivium.files import read_json
+from trivium.messages import translated
 from trivium.model_folder import check_replaceable
 from trivium.model_loading import load
 
@@ -37,4 +38,5 @@ def export(
     load(model, device="cpu").save_hf(out, overwrite=overwrite)
     typer.echo(f"{out}: {', '.join(read_json(out / 'config.json')['architectures'])}")
     for file in sorted(out.iterdir()):
-        typer.echo(f"  {file.name:<28}{file.stat().st_size:>15,} bytes")
+        size = translated("{size:>15,} bytes", size=file.stat().st_size)
+        typer.echo(f"  {file.name:<28}{size}")

@@ -18,6 +18,7 @@ import typer
 from trivium.cli import _options as opt
 from trivium.cli._shared import known_texts, read_texts, show
 from trivium.inference.fill_mask import MaskFill
+from trivium.messages import translated
 from trivium.model_loading import load
 
 _NOTHING = "(nothing)"  # an empty fill of T5, BART or GLM
@@ -43,7 +44,7 @@ def fill_mask(
     percent = lm.spec.family == "encoder-only"
     if not percent and not as_json:
         note = "scores: probabilities per token (geometric means), whose sum may exceed 1"
-        typer.echo(note, err=True)
+        typer.echo(translated(note), err=True)
     for number, text in enumerate(known_texts(read_texts(texts), lm.source_tokenizer)):
         fills = lm.fill_mask(text, top_k=top_k)
         masks: list[list[MaskFill]] = [fills] if isinstance(fills[0], MaskFill) else fills

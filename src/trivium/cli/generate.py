@@ -46,6 +46,7 @@ from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.speculative import Draft, DraftModel, PromptLookup
 from trivium.inference.text_model import prompt_ids
 from trivium.language_model import LanguageModel
+from trivium.messages import translated
 from trivium.model_loading import load
 from trivium.rewards import RewardFunction
 
@@ -181,12 +182,16 @@ def _rank(
                 file.write(json.dumps(pair, ensure_ascii=False) + "\n")
             lm.warn_of_lengths(requests)
     if pairs is not None:
-        typer.echo(
-            f"{counts['pairs']:,} pairs in {pairs}; {counts['equal']:,} prompts have none, since "
-            f"their samples have equal rewards; {counts['cut']:,} samples are cut at "
-            "--max-new-tokens, and `finetune preference` would train the model to end there.",
-            err=True,
+        words = translated(
+            "{pairs:,} pairs in {file}; {equal:,} prompts have none, since their samples have "
+            "equal rewards; {cut:,} samples are cut at --max-new-tokens, and `finetune preference` "
+            "would train the model to end there.",
+            pairs=counts["pairs"],
+            file=pairs,
+            equal=counts["equal"],
+            cut=counts["cut"],
         )
+        typer.echo(words, err=True)
 
 
 def _generate(

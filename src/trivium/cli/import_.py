@@ -17,6 +17,7 @@ from typing import Annotated
 import typer
 
 from trivium.cli import _options as opt
+from trivium.messages import padded, translated
 from trivium.model_folder import check_replaceable
 from trivium.model_loading import load
 from trivium.models import num_parameters
@@ -44,10 +45,15 @@ def import_(
     check_replaceable(out, overwrite=overwrite)
     lm = load(source, device="cpu", lowercase=lowercase, allow_unknown_keys=allow_unknown_keys)
     lm.save(out, overwrite=overwrite)
-    heads = ", ".join(head.kind for head in lm.spec.heads) or "none"
+    heads = ", ".join(head.kind for head in lm.spec.heads) or translated("none")
     tokenizer = lm.tokenizer
-    vocabulary = f"{tokenizer.kind}, {tokenizer.vocab_size:,} tokens" if tokenizer else "none"
-    typer.echo(f"{out}: {lm.spec.family}, {num_parameters(lm.spec):,} parameters")
-    typer.echo(f"  heads         {heads}")
-    typer.echo(f"  tokenizer     {vocabulary}")
-    typer.echo(f"  capabilities  {', '.join(lm.capabilities).replace('_', '-')}")
+    vocabulary = translated("none")
+    if tokenizer:
+        words = "{kind}, {size:,} tokens"
+        vocabulary = translated(words, kind=tokenizer.kind, size=tokenizer.vocab_size)
+    words, count = "{out}: {family}, {count:,} parameters", num_parameters(lm.spec)
+    typer.echo(translated(words, out=out, family=lm.spec.family, count=count))
+    capabilities = ", ".join(lm.capabilities).replace("_", "-")
+    facts = {"output heads": heads, "tokenizer": vocabulary, "capabilities": capabilities}
+    for name, text in facts.items():
+        typer.echo(f"  {padded(translated(name), 12)}  {text}")

@@ -31,12 +31,13 @@ from trivium.cli._tables import new_table, print_table
 from trivium.cli.presets import shape_cells
 from trivium.config import option
 from trivium.errors import RecipeError
+from trivium.messages import translated, translated_whole
 from trivium.models import active_parameters, build
 from trivium.plan.forecast import forecast_run, planned_model, trainer_without_data
 from trivium.plan.layouts import Workload
 from trivium.plan.training_plan import TrainingPlan, fewest_gpus, plan_training
 from trivium.presets import Preset, catalogue, is_own_size
-from trivium.progress import short_duration
+from trivium.progress import labelled, short_duration
 from trivium.spec import Spec
 from trivium.train import defaults
 from trivium.train.gpus import GPUS, find_gpu
@@ -133,7 +134,8 @@ def plan(
         _show_plan(plans[0], options.gpu, sizes[plans[0].name])
     else:
         print_table(_family_table(plans, sizes))
-        typer.echo(f"\non {options.gpu}; {_LEFT_OUT}")
+        left_out = translated(_LEFT_OUT)
+        typer.echo("\n" + translated("on {gpu}; {left_out}", gpu=options.gpu, left_out=left_out))
 
 
 def _published(name: str) -> dict[str, Preset]:
@@ -196,58 +198,114 @@ def _forecast(name: str, changes: Sequence[str], *, as_json: bool) -> None:
         print_json(forecast.to_dict())
         return
     parameters = count_parameters(trainer.train_step)
-    trained = f", {parameters.trained:,} of them trained" if parameters.frozen else ""
-    vocabulary = trainer.loader.streams[0].vocabulary.size
-    default = "" if recipe.train.budget else f"; {forecast.steps:,.0f} steps are the default"
-    typer.echo(
-        f"model      {sum(parameters):,} parameters{trained}, vocabulary of {vocabulary:,}, "
-        "random weights"
+    trained = default = ""
+    if parameters.frozen:
+        trained = translated(", {count:,} of them trained", count=parameters.trained)
+    if not recipe.train.budget:
+        default = translated("; {count:,.0f} steps are the default", count=forecast.steps)
+    model = translated(
+        "{parameters:,} parameters{trained}, vocabulary of {vocabulary:,}, random weights",
+        parameters=sum(parameters),
+        trained=trained,
+        vocabulary=trainer.loader.streams[0].vocabulary.size,
     )
-    typer.echo(
-        f"steps      of {forecast.tokens / forecast.steps:,.0f} tokens, in micro-batches of "
-        f"{forecast.micro_batch_tokens:,}{default}"
+    steps = translated(
+        "of {tokens:,.0f} tokens, in micro-batches of {micro_batch:,}{default}",
+        tokens=forecast.tokens / forecast.steps,
+        micro_batch=forecast.micro_batch_tokens,
+        default=default,
     )
-    typer.echo(f"forecast   {forecast.line}")
+    typer.echo(labelled("model", model))
+    typer.echo(labelled("steps", steps))
+    typer.echo(labelled("forecast", forecast.line))
     if forecast.warning is not None:
-        typer.echo(f"warning    {forecast.warning}")
+        typer.echo(labelled("warning", forecast.warning))
 
 
 def _show_plan(plan: TrainingPlan, gpu: str, size: Preset) -> None:
-    step, work = plan.step, plan.step.work
-    parameters = work.sizes.parameters
-    trained = f", {work.trained:.2%} of them trained" if work.trained < 1 else ""
-    active = active_parameters(work.spec)
-    used = f", {active:,} of them active for a token" if active < parameters else ""
-    paper = f", {size.paper}" if size.paper else ""
-    typer.echo(f"model      {plan.name}: {parameters:,} parameters{used}{trained}{paper}")
+    work = plan.step.work
+    typer.echo(labelled("model", _model_line(plan, size)))
     width, heads, layers = shape_cells(work.spec)
-    text = f"; trained on {size.text_bytes / 1e9:,.0f} GB of text" if size.text_bytes else ""
-    typer.echo(
-        f"           {layers} layers of width {width}, feed-forward {_feed_forward(work.spec)}, "
-        f"{heads} heads{text}"
+    text = size.text_bytes and translated(
+        "; trained on {size:,.0f} GB of text", size=size.text_bytes / 1e9
     )
-    rows, flops = f"per step, in rows of {work.length:,}", f"{work.flops_per_token:.3g}"
-    run = f"{work.batch_tokens:,.0f} tokens {rows}: {flops} FLOPs per token"
-    if plan.tokens:
-        total = f"{short_count(plan.tokens)} tokens, {work.batch_tokens:,.0f}"
-        run = f"{total} {rows}: {plan.flops:.3g} FLOPs, {flops} per token"
-    typer.echo(f"run        {run}")
-    typer.echo(
-        f"machine    {work.gpus:,} x {gpu}: {work.gpu.peak_flops / 1e12:,.0f} TFLOP/s, "
-        f"{work.gpu.memory / 2**30:.0f} GiB each\n"
+    shape = translated(
+        "{layers} layers of width {width}, feed-forward {feed_forward}, {heads} heads{text}",
+        layers=layers,
+        width=width,
+        feed_forward=_feed_forward(work.spec),
+        heads=heads,
+        text=text or "",
     )
+    machine = translated(
+        "{count:,} x {gpu}: {peak:,.0f} TFLOP/s, {memory:.0f} GiB each",
+        count=work.gpus,
+        gpu=gpu,
+        peak=work.gpu.peak_flops / 1e12,
+        memory=work.gpu.memory / 2**30,
+    )
+    typer.echo(labelled("", shape))
+    typer.echo(labelled("run", _run_line(plan)))
+    typer.echo(labelled("machine", machine) + "\n")
     print_table(_layout_table(plan))
-    source = "as given" if plan.measured else "predicted"
-    form = ",.0f" if plan.gpu_hours >= 10 else ".2g"
-    days = f"{plan.days:,.1f} days" if plan.days >= 1 else short_duration(plan.days * 86_400)
-    time = f"{days}, {plan.gpu_hours:{form}} GPU-hours, at " if plan.tokens else ""
-    typer.echo(
-        f"\nlayout     {step.layout}: {plan.reason}\n"
-        f"time       {time}{plan.tokens_per_second:,.0f} tokens/s of each GPU ({source}), "
-        f"{step.utilization(plan.tokens_per_second):.1%} of its peak\n"
-        f"memory     {step.memory_bytes / 2**30:.1f} GiB of each GPU: "
-        + ", ".join(f"{name} {size / 2**30:.1f}" for name, size in step.memory.items())
-        + f"\n           {_LEFT_OUT}{', and drawing samples' if work.samples else ''}"
+    memory = plan.step.memory.items()
+    parts = (f"{translated(name)} {size / 2**30:.1f}" for name, size in memory)
+    held = translated(
+        "{size:.1f} GiB of each GPU: {parts}",
+        size=plan.step.memory_bytes / 2**30,
+        parts=translated(", ").join(parts),
+    )
+    reasons = translated("; ").join(map(translated_whole, plan.reasons))
+    samples = translated(", and drawing samples") if work.samples else ""
+    typer.echo("\n" + labelled("layout", f"{plan.step.layout}{translated(': ')}{reasons}"))
+    typer.echo(labelled("time", _time_line(plan)))
+    typer.echo(labelled("memory", held))
+    typer.echo(labelled("", translated(_LEFT_OUT) + samples))
+
+
+def _model_line(plan: TrainingPlan, size: Preset) -> str:
+    work = plan.step.work
+    parameters, active = work.sizes.parameters, active_parameters(work.spec)
+    line = translated("{name}: {count:,} parameters", name=plan.name, count=parameters)
+    if active < parameters:
+        line += translated(", {count:,} of them active for a token", count=active)
+    if work.trained < 1:
+        line += translated(", {share:.2%} of them trained", share=work.trained)
+    return line + (translated(", {paper}", paper=size.paper) if size.paper else "")
+
+
+def _run_line(plan: TrainingPlan) -> str:
+    """How much it reads, and the FLOPs of it."""
+    work = plan.step.work
+    values = {"batch": work.batch_tokens, "length": work.length, "each": work.flops_per_token}
+    if not plan.tokens:
+        return translated(
+            "{batch:,.0f} tokens per step, in rows of {length:,}: {each:.3g} FLOPs per token",
+            **values,
+        )
+    return translated(
+        "{tokens} tokens, {batch:,.0f} per step, in rows of {length:,}: {flops:.3g} FLOPs, "
+        "{each:.3g} per token",
+        tokens=short_count(plan.tokens),
+        flops=plan.flops,
+        **values,
+    )
+
+
+def _time_line(plan: TrainingPlan) -> str:
+    """How long it takes, where it is known how much it reads, and at which rate."""
+    time, rate = "", plan.tokens_per_second
+    if plan.tokens:
+        days = short_duration(plan.days * 86_400)
+        if plan.days >= 1:
+            days = translated("{days:,.1f} days", days=plan.days)
+        hours = f"{plan.gpu_hours:{',.0f' if plan.gpu_hours >= 10 else '.2g'}}"
+        time = translated("{time}, {hours} GPU-hours, at ", time=days, hours=hours)
+    return time + translated(
+        "{rate:,.0f} tokens/s of each GPU ({source}), {share:.1%} of its peak",
+        rate=rate,
+        source=translated("as given" if plan.measured else "predicted"),
+        share=plan.step.utilization(rate),
     )
 
 
@@ -263,7 +321,8 @@ def _layout_table(plan: TrainingPlan) -> Table:
     )  # fmt: skip
     for step in plan.steps:
         micro_batch = f"{step.micro_batches} x {step.micro_rows * step.work.length:,}"
-        cells = [step.problem or micro_batch, f"{step.memory_bytes / 2**30:,.1f}"] + ["-"] * 6
+        first = translated(step.problem) if step.problem else micro_batch
+        cells = [first, f"{step.memory_bytes / 2**30:,.1f}"] + ["-"] * 6
         if step.problem is None:
             products, memory, tensor, data = step.seconds.values()
             cells[2:] = [

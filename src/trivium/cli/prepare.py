@@ -37,6 +37,7 @@ from trivium.data.shards import MANIFEST, TOKENIZER, Shards, unigram_loss
 from trivium.data.splitting import CorpusOptions, training_texts, write_split_texts
 from trivium.errors import DataError
 from trivium.files import STDIN, is_disk_full
+from trivium.messages import padded, translated
 from trivium.progress import ProgressLine
 from trivium.text import Tokenizer
 
@@ -131,12 +132,14 @@ def prepare(
             "space, and the same command continues."
         ) from error
     if shards is None:
-        typer.echo(f"part {part}: {tokens:,} tokens in {partial_folder(out)}")
-        typer.echo("When all parts are done, the same command without --part merges them.")
+        where, words = partial_folder(out), "part {part}: {tokens:,} tokens in {where}"
+        typer.echo(translated(words, part=part, tokens=tokens, where=where))
+        then = "When all parts are done, the same command without --part merges them."
+        typer.echo(translated(then))
         return
     if write_text is not None:
         files = write_split_texts(paths, write_text, options)
-        typer.echo(f"text         {', '.join(map(str, files.values()))}")
+        typer.echo(_summary_line("text", ", ".join(map(str, files.values()))))
     typer.echo(_summary(shards, out))
 
 
@@ -160,23 +163,34 @@ def _trained(
         tokenizer = Tokenizer.load(earlier)
         if (tokenizer.kind, tokenizer.vocab_size) == (kind, size):
             return tokenizer
-    print(f"training a {kind} tokenizer of {size:,} tokens", file=sys.stderr, flush=True)
+    words = "training a {kind} tokenizer of {size:,} tokens"
+    print(translated(words, kind=kind, size=size), file=sys.stderr, flush=True)
     return Tokenizer.train(kind, texts=training_texts(paths, options), vocab_size=size)
 
 
 def _summary(shards: Shards, out: str) -> str:
     """What a folder of shards holds, in a few lines."""
-    lines = [f"{'shards':<12} {out}"]
+    lines = [_summary_line("shards", out)]
     splits = shards.manifest.splits
     for name, info in splits.items():
-        lines.append(
-            f"{name:<12} {info.documents:,} documents, {info.tokens:,} tokens, "
-            f"{info.text_bytes / max(info.tokens, 1):.2f} bytes per token"
+        held = translated(
+            "{documents:,} documents, {tokens:,} tokens, {size:.2f} bytes per token",
+            documents=info.documents,
+            tokens=info.tokens,
+            size=info.text_bytes / max(info.tokens, 1),
         )
+        lines.append(_summary_line(name, held))
     duplicates = sum(info.duplicates for info in splits.values())
     overlap = sum(info.overlap for info in splits.values())
-    lines.append(f"{'dropped':<12} {duplicates:,} exact duplicate documents")
+    dropped = translated("{count:,} exact duplicate documents", count=duplicates)
+    lines.append(_summary_line("dropped", dropped))
     if overlap:
-        lines.append(f"{'dropped':<12} {overlap:,} training documents that are also in validation")
-    lines.append(f"{'loss':<12} {unigram_loss([shards]):.3f} nats per token: unigram baseline")
+        words = "{count:,} training documents that are also in validation"
+        lines.append(_summary_line("dropped", translated(words, count=overlap)))
+    loss = "{loss:.3f} nats per token: unigram baseline"
+    lines.append(_summary_line("loss", translated(loss, loss=unigram_loss([shards]))))
     return "\n".join(lines)
+
+
+def _summary_line(label: str, text: str) -> str:
+    return f"{padded(translated(label), 12)} {text}"

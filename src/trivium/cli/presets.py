@@ -21,6 +21,7 @@ import typer
 from trivium.cli._shared import print_json, short_count
 from trivium.cli._tables import add_texts, new_table, print_table
 from trivium.errors import SpecError
+from trivium.messages import translated
 from trivium.models import active_parameters, num_parameters
 from trivium.presets import Preset, catalogue, did_you_mean_preset
 from trivium.spec import Mixer, ModelSpec, Spec
@@ -68,10 +69,10 @@ def presets(
         return
     _print({name: selected[name] for name in names})
     if not part:
-        typer.echo(
-            "A laptop trains the first ones, -tiny and -mini, in minutes: `trivium presets mini`.",
-            err=True,
+        words = (
+            "A laptop trains the first ones, -tiny and -mini, in minutes: `trivium presets mini`."
         )
+        typer.echo(translated(words), err=True)
 
 
 def _row(name: str, preset: Preset) -> dict[str, Any]:
@@ -132,7 +133,8 @@ def _print(selected: dict[str, Preset]) -> None:
 def _parameters(spec: Spec) -> str:
     """How many, and how many of them compute for a token, where these are fewer."""
     total, active = num_parameters(spec), active_parameters(spec)
-    return short_count(total) + (f" ({short_count(active)} active)" if active < total else "")
+    part = translated(" ({count} active)", count=short_count(active)) if active < total else ""
+    return short_count(total) + part
 
 
 def shape_cells(spec: Spec) -> tuple[str, str, str]:

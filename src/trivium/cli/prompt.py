@@ -23,8 +23,9 @@ from trivium.cli import _options as opt
 from trivium.cli._shared import print_json
 from trivium.errors import TriviumError
 from trivium.evaluate.prompting import Normalise, few_shot, read_prompts
+from trivium.messages import translated
 from trivium.model_loading import load
-from trivium.progress import ProgressLine
+from trivium.progress import ProgressLine, counted
 
 
 def prompt(
@@ -85,14 +86,19 @@ def prompt(
             prompts,
             normalise=normalise,
             max_new_tokens=max_new_tokens,
-            progress=lambda count: line.update(f"{count:,} questions"),
+            progress=lambda count: line.update(counted(count, "question")),
         )
     if as_json:
         for row in (*metrics.predictions, metrics.values):
             print_json(row)
         return
     values = metrics.values
-    number = f"{len(prompts):,} question{'s' * (len(prompts) > 1)}"
-    interval = f"{values['accuracy_low']:.2f} to {values['accuracy_high']:.2f}"
-    typer.echo(f"accuracy  {values['accuracy']:.4f}  ({number}: 95 % confidence {interval})")
-    typer.echo(f"majority  {values['majority']:.4f}  (always the most frequent answer)")
+    note = translated(
+        "({questions}: 95 % confidence {low:.2f} to {high:.2f})",
+        questions=counted(len(prompts), "question"),
+        low=values["accuracy_low"],
+        high=values["accuracy_high"],
+    )
+    typer.echo(f"accuracy  {values['accuracy']:.4f}  {note}")
+    always = translated("(always the most frequent answer)")
+    typer.echo(f"majority  {values['majority']:.4f}  {always}")

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from trivium.data.samples import copy_samples
+from trivium.messages import translated
 
 
 def samples(
@@ -29,4 +30,4 @@ def samples(
         folder: The folder to unpack to.
     """
     for path in copy_samples(folder):
-        typer.echo(f"{path}  {path.stat().st_size:,} bytes")
+        typer.echo(f"{path}  {translated('{size:,} bytes', size=path.stat().st_size)}")

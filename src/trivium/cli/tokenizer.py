@@ -31,6 +31,7 @@ from trivium.cli import described
 from trivium.cli._shared import read_texts, show
 from trivium.data.documents import ReadOptions, read_documents
 from trivium.errors import TokenizerError, shorten
+from trivium.messages import translated
 from trivium.text import Tokenizer
 
 app = typer.Typer(
@@ -83,8 +84,9 @@ def train(
         sample_bytes: Train on a sample of at most this many bytes.
     """
     seconds = Tokenizer.config_of(kind).seconds_per_mb
-    slow = f": about {seconds:g} s per MB on one core" if seconds > 1 else ""
-    typer.echo(f"training a {kind} tokenizer{slow}", err=True)
+    words = ": about {seconds:g} s per MB on one core"
+    slow = translated(words, seconds=seconds) if seconds > 1 else ""
+    typer.echo(translated("training a {kind} tokenizer{slow}", kind=kind, slow=slow), err=True)
     documents = read_documents(data, ReadOptions(**reading))
     tokenizer = Tokenizer.train(
         kind,
@@ -98,7 +100,8 @@ def train(
         progress=lambda line: typer.echo(line, err=True),
     )
     path = tokenizer.save(out)
-    typer.echo(f"{path}: {tokenizer.kind}, {tokenizer.vocab_size} tokens")
+    made = "{path}: {kind}, {size} tokens"
+    typer.echo(translated(made, path=path, kind=tokenizer.kind, size=tokenizer.vocab_size))
 
 
 @app.command()

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import tomllib
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 Language: TypeAlias = Literal["en", "zh"]
+
+_FIELD = re.compile(r"\{(\w+)[^{}]*\}")
+# Characters besides its values by which a template is recognized.
+_OWN = 12
 
 
 def terminal_language() -> Language:
@@ -40,6 +45,38 @@ def translated(english: str, /, **values: object) -> str:
     """A text in the reader's language, with the values in the places of their {names}."""
     text = catalog(terminal_language()).get(english, english)
     return text.format(**values) if values else text
+
+
+def translated_whole(english: str, /) -> str:
+    """A finished text in the reader's language, such as a warning in the files of a run.
+
+    The catalog has it as it is, or the template that it was made of: then its values are found, and
+    those that the catalog has are translated, too. Any other text stays English.
+    """
+    known = catalog(terminal_language())
+    if english in known:
+        return known[english]
+    for pattern, names, text in _templates(terminal_language()):
+        if match := pattern.fullmatch(english):
+            values = {name: known.get(one, one) for name, one in zip(names, match.groups())}
+            return text.format(**values)
+    return english
+
+
+@functools.cache
+def _templates(language: Language) -> Sequence[tuple[re.Pattern[str], Sequence[str], str]]:
+    """What texts of the catalog's templates look like, names of values, text in a language.
+
+    Those with the most words of their own come first.
+    """
+    found: list[tuple[int, tuple[re.Pattern[str], Sequence[str], str]]] = []
+    for english, text in catalog(language).items():
+        parts = _FIELD.split(english)
+        own, names = parts[::2], parts[1::2]
+        if names and len("".join(own)) >= _OWN:
+            pattern = re.compile("(.+?)".join(map(re.escape, own)))
+            found.append((len("".join(own)), (pattern, names, _FIELD.sub(r"{\1}", text))))
+    return [template for _, template in sorted(found, key=lambda one: -one[0])]
 
 
 def translated_paragraphs(english: str) -> str:

@@ -168,9 +168,9 @@ class Step:
     def explanation(self) -> str:
         """The problem in numbers."""
         if self.rows == 0:
-            return f"has more groups of GPUs ({self.groups:,}) than rows in a step"
-        have = USABLE * self.work.gpu.memory
-        return f"needs {self.memory_bytes / 2**30:,.0f} GiB per GPU of {have / 2**30:.0f} usable"
+            return f"{self.layout} has more groups of GPUs ({self.groups:,}) than rows in a step"
+        need, have = self.memory_bytes / 2**30, USABLE * self.work.gpu.memory / 2**30
+        return f"{self.layout} needs {need:,.0f} GiB per GPU of {have:.0f} usable"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; rates and times only where the layout can run."""

@@ -55,18 +55,18 @@ class TrainingPlan:
         return self.gpu_hours * _HOUR / _DAY / self.step.work.gpus
 
     @property
-    def reason(self) -> str:
-        """Why this layout."""
+    def reasons(self) -> list[str]:
+        """Why this layout, in several parts."""
         fitting = [step for step in self.steps if step.problem is None]
         simplest, best = self.steps[0], max(step.tokens_per_second for step in fitting)
         parts = [f"{len(fitting)} of {len(self.steps)} layouts can run"]
         if simplest.problem:
-            parts.append(f"{simplest.layout} {simplest.explanation}")
+            parts.append(simplest.explanation)
         if self.step is simplest:
             parts.append("it is the simplest of them")
         slower = 1 - self.step.tokens_per_second / best
         parts.append("it is the fastest" if not slower else f"{slower:.1%} behind the fastest")
-        return "; ".join(parts)
+        return parts
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as `trivium plan --json` prints it."""
@@ -84,7 +84,7 @@ class TrainingPlan:
             "tokens_per_second_per_gpu": self.tokens_per_second,
             "utilization": step.utilization(self.tokens_per_second),
             "memory_per_gpu_bytes": step.memory_bytes,
-            "reason": self.reason,
+            "reason": "; ".join(self.reasons),
             "layout": step.to_dict(),
             "layouts": [one.to_dict() for one in self.steps],
         }
@@ -103,8 +103,8 @@ def plan_training(
         least = min(steps, key=lambda step: step.memory_bytes)
         raise RecipeError(
             f"{name} cannot be trained on {work.gpus:,} of these GPUs in steps of "
-            f"{work.batch_tokens:,.0f} tokens: with the least memory ({least.layout}) it "
-            f"{least.explanation}. Take more or larger GPUs, a shorter --length, or another "
+            f"{work.batch_tokens:,.0f} tokens: with the least memory, {least.explanation}. "
+            f"Take more or larger GPUs, a shorter --length, or another "
             "--batch-tokens."
         )
     if measured is not None and step.utilization(measured) > 1:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trivium.messages import display_width, padded, translated
+from trivium.messages import display_width, padded, translated, translated_whole
 from trivium.progress import short_duration
 from trivium.report.run_files import RunFiles, number
 
@@ -55,7 +55,8 @@ class Ranking:
 def incomparable(runs: Sequence[RunFiles]) -> list[str]:
     """Sentences on what runs side by side do not have in common."""
     objectives = dict.fromkeys(_objective(run) for run in runs)
-    notes = dict.fromkeys("; ".join(run.evaluation.get("notes") or ()) for run in runs)
+    each = (map(translated_whole, run.evaluation.get("notes") or ()) for run in runs)
+    notes = dict.fromkeys(map(translated("; ").join, each))
     sentences = []
     if len(objectives) > 1:
         sentences.append(
@@ -141,7 +142,7 @@ def text_ranking(ranking: Ranking) -> str:
         size = (
             ""
             if line.parameters is None
-            else f"{line.parameters:>13,.0f} {translated('parameters')}"
+            else translated("{count:>13,.0f} parameters", count=line.parameters)
         )
         name = padded(line.name, width)
         lines.append(f"{place:>3} {name} {line.loss:9.4f} {nats}{bits}{size}")

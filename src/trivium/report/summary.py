@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trivium.messages import display_width, padded, translated
+from trivium.messages import display_width, padded, translated, translated_whole
 from trivium.report.run_files import RunFiles, number
 
 # Nats. Closer than this to the unigram baseline, a model has learned little but frequencies.
@@ -109,7 +109,7 @@ def _warnings(run: RunFiles) -> Iterator[str]:
     """What training warned of, and the steps that it skipped."""
     for record in run.metrics:
         if "warning" in record:
-            step, warning = record.get("step"), record["warning"]
+            step, warning = record.get("step"), translated_whole(str(record["warning"]))
             yield translated("At step {step}: {warning}", step=step, warning=warning)
     skipped = max((count for _, count in run.series("skipped_steps")), default=0)
     if skipped:

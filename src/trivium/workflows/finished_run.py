@@ -16,7 +16,7 @@ from trivium.adapt import merged_state
 from trivium.interop import tensor_files
 from trivium.interop.peft_format import save_adapter
 from trivium.language_model import LanguageModel
-from trivium.messages import translated
+from trivium.messages import translated, translated_whole
 from trivium.model_folder import new_model_folder, write_model
 from trivium.models import build
 from trivium.objectives import Metrics
@@ -202,7 +202,7 @@ class FinishedRun:
                 time=short_duration(took),
             )
             for note in mixed.notes:
-                self.line.say(labelled("", f"({note})"))
+                tell("", "({note})", note=translated_whole(note))
         write_report(run.path)
         summary = summarize(read_run(run.path))
         if summary.stuck:
