@@ -48,7 +48,7 @@ from trivium.objectives.task_metrics import (
     multi_label_metrics,
     regression_metrics,
 )
-from trivium.spec import Head, Pooling, Spec
+from trivium.spec import ClassifierPooling, Head, Spec
 from trivium.text.inputs import encode_inputs
 
 PAIRS = (
@@ -120,9 +120,10 @@ class TextClassification(LabelledObjective):
     label_separator: str = Field(
         ",", min_length=1, description="separates several labels in one cell of a table"
     )
-    pooling: Pooling | None = Field(
+    pooling: ClassifierPooling | None = Field(
         None,
-        description="what is classified; default: first, of decoders and XLNet last, of ELMo mean",
+        description="what is classified; concat: last, max and mean (ULMFiT); default: first, of "
+        "decoders and XLNet last, of ELMo mean",
     )
     lm_weight: float | None = Field(
         None, ge=0, le=1, description="weight of a decoder's LM loss; default: 0.5"

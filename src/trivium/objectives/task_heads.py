@@ -8,6 +8,7 @@ from trivium.errors import RecipeError
 from trivium.interop.convert import is_expressible
 from trivium.spec import (
     ClassifierHead,
+    ClassifierPooling,
     Dense,
     Head,
     MLMHead,
@@ -36,7 +37,7 @@ def default_pooling(spec: Spec) -> Pooling:
     return "last" if ends else "first"
 
 
-def classifier_head(spec: Spec, num_labels: int, pooling: Pooling) -> Head:
+def classifier_head(spec: Spec, num_labels: int, pooling: ClassifierPooling) -> Head:
     """A classifier of one vector of a text."""
     if pooling == "last":
         last = ClassifierHead(num_labels=num_labels, pooling="last", bias=False)

@@ -23,7 +23,13 @@ from trivium.spec.feed_forwards import Positionwise
 from trivium.spec.feed_forwards.feed_forward import Activation, FeedForward, Swish
 from trivium.spec.heads import Dense, Head, HeadInput
 from trivium.spec.heads.scalar_mix import ScalarMix
-from trivium.spec.heads.text import ClassifierHead, NSPHead, PoolerHead, Pooling
+from trivium.spec.heads.text import (
+    ClassifierHead,
+    ClassifierPooling,
+    NSPHead,
+    PoolerHead,
+    Pooling,
+)
 from trivium.spec.heads.tokens import ReplacedTokenHead, SpanHead, TaggerHead
 from trivium.spec.heads.vocabulary import LMHead, MLMHead
 from trivium.spec.initializations import Initialization
@@ -65,6 +71,7 @@ __all__ = [
     "BlockKind",
     "CharacterCNN",
     "ClassifierHead",
+    "ClassifierPooling",
     "Dense",
     "DeviationNorm",
     "Disentangled",

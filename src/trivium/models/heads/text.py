@@ -5,6 +5,8 @@ Shape letters: B batch, T positions, D d_model, L labels.
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor, nn
 
@@ -43,10 +45,13 @@ class TextClassifier(PartModule, of=spec.ClassifierHead):
 
     def __init__(self, head: spec.ClassifierHead, inputs: spec.HeadInput) -> None:
         super().__init__()
-        self.pooling: spec.Pooling = head.pooling
+        self.pooling: spec.ClassifierPooling = head.pooling
+        d_pooled = (3 if head.pooling == "concat" else 1) * inputs.d_model
+        d_out = d_pooled if head.dense is None else inputs.d_model
         self.dropout = nn.Dropout(inputs.dropout)
-        self.dense = build_dense(head.dense, inputs, inputs.d_model)
-        self.classifier = nn.Linear(inputs.d_model, head.num_labels, bias=head.bias)
+        pooled = dataclasses.replace(inputs, d_model=d_pooled)
+        self.dense = build_dense(head.dense, pooled, d_out)
+        self.classifier = nn.Linear(d_out, head.num_labels, bias=head.bias)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """[B, T, D] -> [B, L]; the mask [B, T] is nonzero where a token is real."""
@@ -54,8 +59,14 @@ class TextClassifier(PartModule, of=spec.ClassifierHead):
         return self.classifier(self.dropout(self.dense(pooled)))
 
 
-def pool(hidden: Tensor, attention_mask: Tensor | None, pooling: spec.Pooling) -> Tensor:
-    """One vector per text, of its first, its last or all real positions: [B, T, D] -> [B, D]."""
+def pool(hidden: Tensor, attention_mask: Tensor | None, pooling: spec.ClassifierPooling) -> Tensor:
+    """One vector per text, of its first, its last or all real positions: [B, T, D] -> [B, D].
+
+    "concat" is [h_last, max h, mean h], [B, 3 D] (Howard and Ruder 2018, section 3.3).
+    """
+    if pooling == "concat":
+        last, mean = (pool(hidden, attention_mask, one) for one in ("last", "mean"))
+        return torch.cat([last, _maximum(hidden, attention_mask), mean], dim=-1)
     if pooling == "first":
         return hidden[:, 0]
     if attention_mask is None:
@@ -67,3 +78,11 @@ def pool(hidden: Tensor, attention_mask: Tensor | None, pooling: spec.Pooling) -
         return hidden[torch.arange(len(hidden), device=hidden.device), last]
     weights = real.to(hidden.dtype)[..., None]
     return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1.0)
+
+
+def _maximum(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+    """The largest number of every dimension at real positions, 0 of a text without any."""
+    if attention_mask is None:
+        return hidden.amax(1)
+    real = attention_mask.bool()[..., None]
+    return hidden.masked_fill(~real, -torch.inf).amax(1).masked_fill(~real.any(1), 0.0)

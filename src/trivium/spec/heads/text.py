@@ -22,18 +22,19 @@ class NSPHead(Head):
 
 
 Pooling = Literal["first", "last", "mean"]
+ClassifierPooling = Literal[Pooling, "concat"]
 
 
 class ClassifierHead(Head):
     """`num_labels` logits for a text: one hidden state, a dense layer or none, a projection.
 
-    `pooling`: the first position (BERT), the last real one (GPT, BART), or the mean of all real
-    ones (a choice of ModernBERT).
+    `pooling`: the first position (BERT), the last real one (GPT, BART), the mean of all real ones
+    (a choice of ModernBERT), or "concat", the last with the maximum and the mean of all (ULMFiT).
     """
 
     global_tokens: ClassVar[Literal["first", "question"] | None] = "first"
     kind: Literal["classifier"] = "classifier"
     num_labels: Count
-    pooling: Pooling
+    pooling: ClassifierPooling
     dense: Dense | None = None
     bias: bool = True
