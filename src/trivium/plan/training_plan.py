@@ -104,8 +104,7 @@ def plan_training(
         raise RecipeError(
             f"{name} cannot be trained on {work.gpus:,} of these GPUs in steps of "
             f"{work.batch_tokens:,.0f} tokens: with the least memory, {least.explanation}. "
-            f"Take more or larger GPUs, a shorter --length, or another "
-            "--batch-tokens."
+            "Take more or larger GPUs, a shorter --length, or another --batch-tokens."
         )
     if measured is not None and step.utilization(measured) > 1:
         raise RecipeError(
