@@ -21,6 +21,11 @@ from run_examples import BLOCK
 BOOK = Path(__file__).parent / "book"
 
 
+def prose(text: str) -> nbformat.NotebookNode:
+    """A cell of text, without links between pages."""
+    return new_markdown_cell(re.sub(r"\[([^]]+)\]\((?!http)[^)]+\)", r"\1", text))
+
+
 def notebook(page: str) -> nbformat.NotebookNode:
     """The notebook of a page."""
     cells, end, after_commands = [], 0, False
@@ -28,7 +33,7 @@ def notebook(page: str) -> nbformat.NotebookNode:
         between = page[end : block.start()].strip()
         is_output = block["language"] == "text" and after_commands and not between
         if between:
-            cells.append(new_markdown_cell(between))
+            cells.append(prose(between))
         body, end = block["body"].rstrip(), block.end()
         after_commands = block["language"] == "bash"
         if block["title"]:
@@ -39,7 +44,7 @@ def notebook(page: str) -> nbformat.NotebookNode:
         elif not is_output:
             cells.append(new_markdown_cell(block[0].rstrip()))
     if rest := page[end:].strip():
-        cells.append(new_markdown_cell(rest))
+        cells.append(prose(rest))
     for number, cell in enumerate(cells):
         cell["id"] = f"cell-{number}"
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -47,17 +52,16 @@ def notebook(page: str) -> nbformat.NotebookNode:
 
 
 def main() -> None:
-    """Write every chapter in both languages, without links between pages."""
+    """Write every chapter in both languages."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("notebooks"))
     out = parser.parse_args().out
     for page in sorted(BOOK.glob("*/*.md")):
         if page.stem in ("index", "names"):
             continue
-        text = re.sub(r"\[([^]]+)\]\((?!http)[^)]+\)", r"\1", page.read_text(encoding="utf-8"))
         path = out / page.parent.name / f"{page.stem}.ipynb"
         path.parent.mkdir(parents=True, exist_ok=True)
-        nbformat.write(notebook(text), path)
+        nbformat.write(notebook(page.read_text(encoding="utf-8")), path)
         print(path)
 
 

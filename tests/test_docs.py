@@ -294,10 +294,10 @@ def test_forms_of_output() -> None:
 @pytest.mark.filterwarnings("ignore:a text ends at its limit", "ignore:the vocabulary does not")
 @pytest.mark.parametrize("name", RUN)
 def test_the_examples_of_a_page_run_and_print_what_it_says(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with SmallRunner(tmp_path, capsys) as runner:
+    with SmallRunner(tmp_path) as runner:
         for command in EARLIER.get(name, ()):
             runner.run(command)
         check_page(DOCS / name, runner)

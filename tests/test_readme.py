@@ -67,10 +67,8 @@ def test_make_targets_exist() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:a text ends at its limit")  # after two steps
-def test_the_commands_run_and_print_what_is_said(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with SmallRunner(folder, capsys) as runner:
+def test_the_commands_run_and_print_what_is_said(folder: Path) -> None:
+    with SmallRunner(folder) as runner:
         check_page(ENGLISH, runner)
     assert (folder / "runs" / "bert" / "report.html").is_file()
     assert (folder / "comparison.html").is_file()

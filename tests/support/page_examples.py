@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import re
 import runpy
 import shlex
 import sys
 import urllib.request
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pytest
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell
 
 from trivium.cli import main
 
@@ -77,31 +80,29 @@ def keys(value: Any) -> Any:
 class SmallRunner(run_examples.Runner):
     """Runs the commands of a page in this process, on tiny models and with few steps."""
 
-    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.capsys, self.address = capsys, run_examples.SERVER
-        capsys.readouterr()
+        self.address = run_examples.SERVER
 
     def run(self, command: str) -> str:
         program, *arguments = shlex.split(command)
         if program == "curl":
             return self.post(arguments)
-        if program == "python":
-            runpy.run_path(str(self.folder / arguments[0]), run_name="__main__")
-        elif arguments[0] == "serve":
+        if arguments[0] == "serve":
             options = ["--port", "0", "--no-playground"]
             output = self.serve([sys.executable, "-m", "trivium", *arguments, *options])
             (self.address,) = re.findall(r"http://(\S+:\d+)", output)
             return output
-        else:
-            code = main(smaller(arguments))
-            output = self.capsys.readouterr()
-            assert code == 0, f"{command}:\n{output.out}\n{output.err}"
-            if arguments[0] == "samples":
-                self.shorten_text()
-            return output.err + output.out
-        output = self.capsys.readouterr()
-        return output.err + output.out
+        printed = io.StringIO()
+        with redirect_stdout(printed), redirect_stderr(printed):
+            if program == "python":
+                runpy.run_path(str(self.folder / arguments[0]), run_name="__main__")
+            else:
+                code = main(smaller(arguments))
+                assert code == 0, f"{command}:\n{printed.getvalue()}"
+        if arguments[0] == "samples":
+            self.shorten_text()
+        return printed.getvalue()
 
     def shorten_text(self) -> None:
         for path in self.folder.glob("samples/[ec]*.txt"):
@@ -145,6 +146,11 @@ def smaller(arguments: list[str]) -> list[str]:
     return [*tiny, *(part for change in changes for part in ("--set", change))]
 
 
+def smaller_file(text: str) -> str:
+    """A file that the reader writes, with tiny models and few steps."""
+    return text.replace("-mini", "-tiny").replace("minutes = 4", "steps = 2")
+
+
 def check_page(page: Path, runner: SmallRunner) -> None:
     """Run the examples of a page and compare what they print with what it says."""
     for example in run_examples.examples(page.read_text(encoding="utf-8")):
@@ -152,9 +158,42 @@ def check_page(page: Path, runner: SmallRunner) -> None:
             continue
         if example.file:
             name, text = example.file
-            text = text.replace("-mini", "-tiny").replace("minutes = 4", "steps = 2")
-            text = text.replace(run_examples.SERVER, runner.address)
+            text = smaller_file(text).replace(run_examples.SERVER, runner.address)
             (runner.folder / name).write_text(text, encoding="utf-8")
         printed = "".join(map(runner.run, example.commands))
         if example.output is not None:
             assert agrees(example.output, printed) == [], f"{example.commands}\n{printed}"
+
+
+# The commands of later cells run in the notebook's own process, small, and print plain text.
+FIRST_CELL = f"""
+import os
+import sys
+from pathlib import Path
+
+import rich.console
+
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+from page_examples import SmallRunner
+
+rich.console._is_jupyter = lambda: False
+del os.environ["FORCE_COLOR"]
+shell, runner = get_ipython(), SmallRunner(Path.cwd())
+shell.system = lambda line: print(runner.run(shell.var_expand(line)), end="")
+"""
+
+
+def check_notebook(page: Path, folder: Path) -> None:
+    """Run a page as the notebook that is made of it and compare what its cells print."""
+    text = page.read_text(encoding="utf-8")
+    made = load_script("make_notebooks").notebook(text)
+    code = [cell for cell in made.cells if cell.cell_type == "code"]
+    for cell in code:
+        if cell.source.startswith("%%writefile"):
+            cell.source = smaller_file(cell.source)
+    made.cells.insert(0, new_code_cell(FIRST_CELL))
+    NotebookClient(made, timeout=600, resources={"metadata": {"path": str(folder)}}).execute()
+    for cell, example in zip(code, run_examples.examples(text), strict=True):
+        if example.output is not None:
+            printed = "".join(output["text"] for output in cell.outputs)
+            assert agrees(example.output, printed) == [], f"{cell.source}\n{printed}"
