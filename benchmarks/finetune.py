@@ -15,6 +15,7 @@ import argparse
 import json
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,6 @@ def classify(job: argparse.Namespace) -> Figures:
 
 def translate(job: argparse.Namespace) -> Figures:
     import sacrebleu
-    import torch
     import transformers
 
     from trivium.data.records import RecordOptions, read_records
@@ -136,14 +136,7 @@ def translate(job: argparse.Namespace) -> Figures:
         progress=False,
     )
 
-    def encode(texts: list[str]) -> list[list[int]]:
-        return [[*ids[: LENGTH - 1], END] for ids in tokenizer.encode_ids_batch(texts)]
-
     sources, targets = ([record[name] for record in train] for name in ("source", "target"))
-    rows = [
-        {"input_ids": source, "labels": target}
-        for source, target in zip(encode(sources), encode(targets), strict=True)
-    ]
     with tempfile.TemporaryDirectory() as folder:
         weights = marian(tokenizer.vocab_size, Path(folder, "marian"))
         network = transformers.MarianMTModel.from_pretrained(weights)
@@ -152,19 +145,6 @@ def translate(job: argparse.Namespace) -> Figures:
     config.decoder_start_token_id, config.forced_eos_token_id = PAD, END
     network.config.pad_token_id, network.config.eos_token_id = PAD, END
     network.config.decoder_start_token_id = PAD
-
-    def padded(rows: list[list[int]], fill: int) -> torch.Tensor:
-        longest = max(map(len, rows))
-        return torch.tensor([row + [fill] * (longest - len(row)) for row in rows])
-
-    def collate(batch: list[dict[str, Any]]) -> dict[str, Any]:
-        ids = padded([row["input_ids"] for row in batch], PAD)
-        labels = padded([row["labels"] for row in batch], -100)
-        # Label smoothing takes the labels away from the model, which shifts them otherwise.
-        decoder_ids = network.prepare_decoder_input_ids_from_labels(labels)
-        mask = (ids != PAD).long()
-        inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": decoder_ids}
-        return {**inputs, "labels": labels}
 
     with tempfile.TemporaryDirectory() as folder:
         transformers.Seq2SeqTrainer(
@@ -181,18 +161,60 @@ def translate(job: argparse.Namespace) -> Figures:
                 remove_unused_columns=False,
                 bf16=True,
             ),
-            train_dataset=rows,
-            data_collator=collate,
+            train_dataset=encoded_pairs(tokenizer, sources, targets),
+            data_collator=Collator(network),
         ).train()
-    outputs = []
-    texts = [record["source"] for record in valid]
-    for start in range(0, len(texts), PAIRS):
-        ids = padded(encode(texts[start : start + PAIRS]), PAD).to(network.device)
-        mask = (ids != PAD).long()
-        output = network.generate(ids, attention_mask=mask, num_beams=4, max_new_tokens=LENGTH)
-        outputs += [tokenizer.decode(row.tolist()) for row in output]
+    outputs = translations(network, tokenizer, [record["source"] for record in valid], beams=4)
     score = sacrebleu.corpus_bleu(outputs, [[record["target"] for record in valid]]).score / 100
     return {"seconds": time.perf_counter() - started, "bleu": score}
+
+
+def encoded_pairs(tokenizer: Any, sources: list[str], targets: list[str]) -> list[dict[str, Any]]:
+    """Ids of the peer's examples."""
+    pairs = zip(encode(tokenizer, sources), encode(tokenizer, targets), strict=True)
+    return [{"input_ids": source, "labels": target} for source, target in pairs]
+
+
+def encode(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    return [[*ids[: LENGTH - 1], END] for ids in tokenizer.encode_ids_batch(texts)]
+
+
+def padded(rows: list[list[int]], fill: int) -> Any:
+    import torch
+
+    longest = max(map(len, rows))
+    return torch.tensor([row + [fill] * (longest - len(row)) for row in rows])
+
+
+@dataclass
+class Collator:
+    """Batches of pairs as long as their longest, for a model of `transformers`."""
+
+    network: Any
+
+    def __call__(self, batch: list[dict[str, Any]]) -> dict[str, Any]:
+        ids = padded([row["input_ids"] for row in batch], PAD)
+        labels = padded([row["labels"] for row in batch], -100)
+        # Label smoothing takes the labels away from the model, which shifts them otherwise.
+        decoder_ids = self.network.prepare_decoder_input_ids_from_labels(labels)
+        mask = (ids != PAD).long()
+        inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": decoder_ids}
+        return {**inputs, "labels": labels}
+
+
+def translations(network: Any, tokenizer: Any, texts: list[str], *, beams: int) -> list[str]:
+    """What a model of `transformers` generates, at most as long as Trivium does."""
+    outputs = []
+    for start in range(0, len(texts), PAIRS):
+        rows = encode(tokenizer, texts[start : start + PAIRS])
+        ids, limits = padded(rows, PAD).to(network.device), [2 * len(row) + 16 for row in rows]
+        output = network.generate(
+            ids, attention_mask=(ids != PAD).long(), num_beams=beams, max_new_tokens=max(limits)
+        )
+        # The first id is the decoder's start.
+        cut = [row[1 : 1 + limit] for row, limit in zip(output.tolist(), limits, strict=True)]
+        outputs += tokenizer.decode_batch(cut)
+    return outputs
 
 
 def marian(vocab_size: int, folder: Path) -> str:

@@ -23,6 +23,7 @@ RESULTS = HERE / "RESULTS.md"
 PROGRAMS = (
     "train_throughput",
     "time_to_loss",
+    "time_to_bleu",
     "finetune",
     "generate",
     "serve_load",

@@ -15,7 +15,8 @@ import re
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,20 @@ def parser(doc: str | None, *, rounds: int) -> argparse.ArgumentParser:
     options.add_argument("--sides", nargs="+", help="only these")
     options.add_argument("--side", help=argparse.SUPPRESS)
     options.add_argument("--job", help=argparse.SUPPRESS)
+    return options
+
+
+def timed_parser(
+    doc: str | None, *, minutes: float, shares: list[float]
+) -> argparse.ArgumentParser:
+    """The options of a benchmark whose peer trains for some minutes, and Trivium for shares."""
+    options = parser(doc, rounds=1)
+    options.add_argument("--minutes", type=float, default=minutes, help="of the peer")
+    options.add_argument("--shares", type=float, nargs="+", default=shares, help="ours")
+    options.add_argument("--vocab-size", type=int, default=8192)
+    options.add_argument("--set", dest="settings", action="append", default=[], help="KEY=VALUE")
+    options.add_argument("--rate", type=float, help="another learning rate of the peer")
+    options.add_argument("--rows", type=int, help="others in a step of the peer")
     return options
 
 
@@ -69,6 +84,32 @@ def run_side(side: str, job: Job) -> Figures:
         print(f"{side} failed:\n{done.stderr[-3000:]}", file=sys.stderr)
         return {}
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def race(options: argparse.Namespace, job: Job) -> Iterator[tuple[str, Figures, Figures]]:
+    """Sides of `timed_parser`, what each run found, and what the peer's did, as they end."""
+    peer: Figures = {}
+    prepared = 0.0
+    for side, share in [(PEER, 1.0), *(("trivium", share) for share in sorted(options.shares))]:
+        if options.sides is not None and side not in options.sides:
+            continue
+        minutes = share * options.minutes
+        if side != PEER:  # its budget begins after the preparation
+            minutes -= prepared / 60
+        if found := run_side(side, job | {"minutes": minutes, "started": time.monotonic()}):
+            prepared = found["prepared"]
+            peer = found if side == PEER else peer
+            yield side, found, peer
+
+
+def of_its_time(
+    found: Figures, peer: Figures, *, as_good: Callable[[Figures, Figures], bool]
+) -> str:
+    """The share of the peer's seconds that a side took; empty where it is the peer, or alone."""
+    if found is peer or not peer:
+        return ""
+    share = f"{found['seconds'] / peer['seconds']:.2f}"
+    return f"{share}, as good" if as_good(found, peer) else share
 
 
 def table(name: str, results: Mapping[str, list[Figures]]) -> list[str]:
@@ -144,8 +185,6 @@ def training_arguments(folder: str, **options: Any) -> Any:
 
 def step_clock() -> tuple[Any, list[float]]:
     """A callback of `transformers.Trainer`, and the times at which steps ended."""
-    import time
-
     import transformers
 
     times: list[float] = []

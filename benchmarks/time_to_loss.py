@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 import transformers
-from side_by_side import Figures, is_child, parser, run_side, training_arguments
+from side_by_side import Figures, is_child, of_its_time, race, timed_parser, training_arguments
 from torch.nn.functional import cross_entropy
 
 import trivium
@@ -276,16 +276,10 @@ SIDES = {"trivium": run_trivium, "transformers": run_transformers}
 
 
 def main() -> None:
-    options = parser(__doc__, rounds=1)
+    options = timed_parser(__doc__, minutes=4.0, shares=[0.25, 0.5, 1.0])
     options.add_argument("--data", help="training text, .txt; default: the bundled sample")
     options.add_argument("--validation", help="held-out text; needed with --data")
-    options.add_argument("--minutes", type=float, default=4.0, help="of the peer")
-    options.add_argument("--shares", type=float, nargs="+", default=[0.25, 0.5, 1.0], help="ours")
     options.add_argument("--families", nargs="+", choices=FAMILIES, default=[*FAMILIES])
-    options.add_argument("--vocab-size", type=int, default=8192)
-    options.add_argument("--set", dest="settings", action="append", default=[], help="KEY=VALUE")
-    options.add_argument("--rate", type=float, help="another learning rate of the peer")
-    options.add_argument("--rows", type=int, help="others in a step of the peer")
     options.add_argument("--compile", action="store_true", help="the peer by torch.compile")
     chosen = options.parse_args()
     if is_child(chosen, SIDES):
@@ -297,31 +291,17 @@ def main() -> None:
             chosen.data, chosen.validation = split_sample(Path(folder))
         names = ("data", "validation", "vocab_size", "settings", "rate", "rows", "compile")
         shared = {name: getattr(chosen, name) for name in names}
-        runs = [("transformers", 1.0), *(("trivium", share) for share in sorted(chosen.shares))]
         print("| family | side | prepared | seconds | steps | loss | of the peer's time |")
         print("|---|---|---|---|---|---|---|")
         for family in chosen.families:
-            peer: Figures = {}
-            prepared = 0.0
-            for side, share in runs:
-                if chosen.sides is not None and side not in chosen.sides:
-                    continue
-                minutes = share * chosen.minutes
-                if side == "trivium":  # its budget begins after the preparation
-                    minutes -= prepared / 60
-                job = {"family": family, "minutes": minutes, "started": time.monotonic()}
-                if found := run_side(side, shared | job):
-                    prepared = found["prepared"]
-                    peer = found if side == "transformers" else peer
-                    print(row(family, side, found, peer), flush=True)
+            for side, found, peer in race(chosen, shared | {"family": family}):
+                print(row(family, side, found, peer), flush=True)
 
 
 def row(family: str, side: str, found: Figures, peer: Figures) -> str:
     """Of the table. `peer` is empty where it did not run."""
     cells = [family, side, *(f"{found[name]:,.0f}" for name in ("prepared", "seconds", "steps"))]
-    share = "" if found is peer or not peer else f"{found['seconds'] / peer['seconds']:.2f}"
-    if share and found["loss"] <= peer["loss"]:
-        share += ", as good"
+    share = of_its_time(found, peer, as_good=lambda ours, its: ours["loss"] <= its["loss"])
     return f"| {' | '.join([*cells, format(found['loss'], '.3f'), share])} |"
 
 

@@ -126,6 +126,53 @@ def test_time_to_loss(family, tmp_path):
 
 
 @pytest.mark.slow
+def test_time_to_bleu(tmp_path):
+    time_to_bleu, finetune = program("time_to_bleu"), program("finetune")
+    train, valid = finetune.split_sample("english-french.tsv", tmp_path)
+    valid = time_to_bleu.part_of(valid, 5, tmp_path / "held-out.jsonl")
+    sources, references = time_to_bleu.read_pairs(valid)
+    assert (len(sources), time_to_bleu.scores(references, references)["BLEU"]) == (5, 100)
+    job = {"data": train, "validation": valid, "minutes": 0.2, "settings": [], "vocab_size": 500}
+    job |= {"rate": None, "rows": 16, "beams": 2, "dropout": 0.0, "smoothing": 0.1}
+    found = {}
+    for side, run in time_to_bleu.SIDES.items():
+        options = argparse.Namespace(**job, sample_bytes=50_000, started=time.monotonic())
+        found[side] = run(options)
+        assert found[side]["steps"] >= 1
+        assert 0 <= found[side]["BLEU"] < 100
+    best = {**found["trivium"], "BLEU": 100}
+    assert "as good" in time_to_bleu.row("trivium", best, found["transformers"])
+
+
+def test_both_sides_of_a_translation_are_compared_by_the_same_texts(tmp_path):
+    import transformers
+
+    from trivium import presets
+    from trivium.language_model import LanguageModel
+    from trivium.models import build
+    from trivium.text import Tokenizer
+
+    finetune = program("finetune")
+    sources, _ = program("time_to_bleu").read_pairs(
+        finetune.split_sample("english-french.tsv", tmp_path)[1]
+    )
+    tokenizer = Tokenizer.train(
+        "unigram",
+        texts=sources,
+        vocab_size=300,
+        special_tokens=("<pad>", "</s>", "<unk>", "<s>"),
+        progress=False,
+    )
+    spec = presets["marian-tiny"].replace(vocab_size=tokenizer.vocab_size)
+    ours = LanguageModel(spec, build(spec, seed=0), tokenizer)
+    ours.save_hf(tmp_path / "marian")
+    peer = transformers.MarianMTModel.from_pretrained(tmp_path / "marian")
+    expected = ours.translate(sources[:9], num_beams=1)
+    assert finetune.translations(peer, tokenizer, sources[:9], beams=1) == expected
+    assert any(expected)
+
+
+@pytest.mark.slow
 def test_forecast(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["forecast.py", "--presets", "llama-tiny", "--steps", "5"])
     program("forecast").main()
