@@ -12,6 +12,8 @@ from safetensors.torch import load_file, save_file
 from small_models import SPECS, random_ids, small_model
 
 from trivium.adapt import count_parameters
+from trivium.presets import presets
+from trivium.train.defaults import pretraining_rate
 from trivium.train.memory import training_memory
 from trivium.train.optimizers import (
     Optimizer,
@@ -92,7 +94,7 @@ def test_muon_trains_the_matrices_of_the_blocks_and_token_vectors_have_their_rat
     assert [w.shape[0] for w in both.param_groups[-1]["params"]] == [SPECS["bert"].vocab_size]
     # Queries that are not divided by sqrt(head_dim) take smaller steps (T5).
     rates = {group["lr"] for group in KINDS[1].build(small_model("t5"))[0].param_groups}
-    assert sorted(rates) == pytest.approx([0.02 / math.sqrt(10), 0.02])
+    assert sorted(rates) == pytest.approx([0.01 / math.sqrt(10), 0.01])
     for weight in model.parameters():
         weight.requires_grad_(False)
     model.tokens.weight.requires_grad_(True)
@@ -186,18 +188,24 @@ def test_state_goes_through_a_file_and_training_continues_exactly(tmp_path):
 
 
 def test_open_learning_rates_follow_from_the_rate_of_adamw():
-    assert AdamW().complete(0.0012345).lr == 0.00123
-    assert AdamW(lr=3e-3).complete(1.0) == AdamW(lr=3e-3)
-    assert Muon().complete(1e-3).embedding_lr == Muon(lr=1e-3).complete(1.0).embedding_lr == 8e-3
-    assert Muon(lr=1e-3, embedding_lr=0.02).complete(1.0).embedding_lr == 0.02
+    assert AdamW().complete(0.0012345, 256).lr == 0.00123
+    assert AdamW(lr=3e-3).complete(1.0, 256) == AdamW(lr=3e-3)
+    assert Muon().complete(1e-3, 256) == Muon(lr=1e-3).complete(1.0, 256)
+    assert Muon(lr=1e-3, embedding_lr=0.02).complete(1.0, 256).embedding_lr == 0.02
+
+
+@pytest.mark.parametrize("width", [64, 256, 4096])
+def test_token_embeddings_beside_muon_take_the_same_steps_at_every_width(width):
+    rate = pretraining_rate(presets["llama-7b"].replace(d_model=width))
+    assert Muon().complete(rate, width).embedding_lr == pytest.approx(0.032, rel=0.01)
 
 
 def test_the_schedule_scales_every_group():
     built = KINDS[1].build(small_model("llama"))
     set_learning_rate(built, 0.5)
-    assert built[0].param_groups[0]["lr"] == pytest.approx(0.01)
+    assert built[0].param_groups[0]["lr"] == pytest.approx(0.005)
     set_learning_rate(built, 1.0)
-    assert built[0].param_groups[0]["lr"] == pytest.approx(0.02)
+    assert built[0].param_groups[0]["lr"] == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize("warmup", [4, 0.2])

@@ -148,7 +148,7 @@ def complete(
     else:
         # Trained weights would forget at the rate of new ones.
         rate = pretraining_rate(spec) * (1.0 if new else 0.1)
-    optimizer, schedule = recipe.optimizer.complete(rate), recipe.schedule
+    optimizer, schedule = recipe.optimizer.complete(rate, spec.d_model), recipe.schedule
     if schedule.warmup is None:
         # 100 steps; a twentieth of a shorter run, or of one whose steps are not known.
         long = (train["steps"] or 0) >= 2000

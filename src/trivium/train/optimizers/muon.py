@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor, Replicate
 from trivium.nn.mixers.attention import AttentionMixer
 from trivium.train.optimizers import Optimizer, Optimizers, block_matrices, trained
 
-# Beside Muon, AdamW trains token embeddings at so many times its rate.
-_EMBEDDING_RATE = 8.0
+# Beside Muon, AdamW trains token embeddings at so many times its rate at width 256.
+_EMBEDDING_RATE = 16.0
 # Of the odd polynomial of degree 5 that takes singular values in (0, 1] close to 1 in five rounds.
 _COEFFICIENTS, _ROUNDS = (3.4445, -4.7750, 2.0315), 5
 # Matrices of equal shape are made orthogonal together, up to so many numbers.
@@ -27,14 +27,20 @@ class Muon(Optimizer):
     """Muon (Jordan et al. 2024) for the matrices of the blocks, AdamW for all other parameters."""
 
     kind: Literal["muon"] = "muon"
-    matrix_lr: float = Field(0.02, gt=0, description="peak learning rate of Muon's matrices")
+    matrix_lr: float = Field(0.01, gt=0, description="peak learning rate of Muon's matrices")
     momentum: float = Field(0.95, ge=0, lt=1, description="momentum of Muon's matrices")
 
-    def complete(self, adamw_rate: float) -> Self:
-        """Token embeddings, which stay with AdamW, take larger steps."""
-        new = super().complete(adamw_rate)
+    def complete(self, adamw_rate: float, width: int) -> Self:
+        """Token embeddings, which stay with AdamW, take larger steps, the same at every width.
+
+        A step of AdamW changes each number of a token's vector by the rate. The numbers have the
+        same size at every width, since a norm reads the vector, so that one rate suits all; the
+        rate of other weights falls with width^-0.75 (`trivium.train.defaults`).
+        """
+        new = super().complete(adamw_rate, width)
         assert new.lr is not None
-        return new.replace(embedding_lr=new.embedding_lr or new.lr * _EMBEDDING_RATE)
+        rate = new.lr * _EMBEDDING_RATE * (max(1, width) / 256) ** 0.75
+        return new.replace(embedding_lr=new.embedding_lr or float(f"{rate:.3g}"))
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """Muon and AdamW; AdamW alone where no matrix of a block is trained."""
@@ -65,9 +71,15 @@ class Muon(Optimizer):
 class MatrixMuon(torch.optim.Optimizer):
     """Nesterov momentum, made orthogonal, as the step of every matrix; `torch.optim.Muon` in steps.
 
-    The step of a tall matrix is multiplied by the root of height / width, so that it changes
-    outputs as much as AdamW's would. A sharded matrix is gathered for it, on every process; one of
-    them makes its step orthogonal: they divide the matrices.
+    One rate suits every width. Inputs x whose numbers are of size 1 have the length sqrt(width),
+    and outputs the length sqrt(height). So that outputs change by the same share at every width, a
+    step must have the spectral norm lr * sqrt(height / width) (Yang, Simon and Bernstein 2023, "A
+    spectral condition for feature learning", equation 1); orthogonal steps have the norm 1, and are
+    multiplied by it. We follow Jordan in taking 1 for wide matrices: in the blocks of a model
+    height / width is the same at all widths. A rate of AdamW would have to fall with the width.
+
+    A sharded matrix is gathered for a step, on every process; one of them makes the step
+    orthogonal: they divide the matrices.
 
     Args:
         groups: of matrices, with learning rates of their own.
