@@ -215,7 +215,7 @@ def test_keys_that_have_no_effect_are_refused():
     assert "data.separator is for text" in error_of(labelled, "data.separator=line")
     text = {"model": {"preset": "bert-mini"}}
     assert "labelled examples, but this run has text only: leave it out" in error_of(
-        text, "train.patience=3"
+        text, "train.average=3"
     )
 
 

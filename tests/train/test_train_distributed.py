@@ -198,7 +198,7 @@ def test_the_gathered_model_goes_to_the_gpu_only_where_it_fits(monkeypatch) -> N
     context = SimpleNamespace(line=ProgressLine(), callbacks=["one"], parallel=ALONE)
     hooks: Any = SimpleNamespace(
         context=context,
-        recipe=SimpleNamespace(train=SimpleNamespace(keep_best=False)),
+        recipe=SimpleNamespace(train=SimpleNamespace(keep_best=False, patience=None)),
         validation_streams=[],
         model=model,
         held_out=SimpleNamespace(sources=[]),

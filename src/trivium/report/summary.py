@@ -256,7 +256,7 @@ def _verdict(
 
 
 def _worse_since(best: EvaluationPoint | None, evaluations: tuple[EvaluationPoint, ...]) -> str:
-    """A sentence where the model, which has the last weights, is worse than it was."""
+    """A sentence where the last weights are worse than those of an evaluation before."""
     if best is None or best.valid_loss is None:
         return ""
     last = evaluations[-1]
@@ -264,7 +264,7 @@ def _worse_since(best: EvaluationPoint | None, evaluations: tuple[EvaluationPoin
         return ""
     words = (
         "The last evaluation is worse ({loss:.4f}) than the best at step {step:,}: the model "
-        "overfits. Try more text, fewer epochs, or model.dropout = 0.1."
+        "overfits. Try more text, fewer epochs, or optimizer.weight_decay = 1."
     )
     if (last.train_loss or 0.0) > (best.train_loss or math.inf) + _OVERFITTING:
         words = (

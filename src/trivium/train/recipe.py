@@ -62,7 +62,6 @@ LABELLED_KEYS = {
     "train.batch_examples": "train.batch_tokens",
     "train.eval_examples": "train.eval_tokens",
     "train.metric": "",
-    "train.patience": "",
     "train.average": "",
     "data.bad_records": "",
 }
@@ -312,8 +311,9 @@ class TrainConfig(Config):
         "or all are kept",
     )
     keep_checkpoints: PositiveInt | Literal["all"] = Field(3, description="older ones are deleted")
-    keep_best: bool = Field(
-        False, description="of text: end with the weights of lowest validation loss, not the last"
+    keep_best: bool | None = Field(
+        None,
+        description="of text: end with the weights of lowest loss; unless set, after a first pass",
     )
     metric: str | None = Field(
         None,
@@ -321,7 +321,7 @@ class TrainConfig(Config):
         'source with labels, such as "macro_f1"; the task\'s first one unless set',
     )
     patience: PositiveInt | None = Field(
-        None, description="stop after so many evaluations without a better metric"
+        None, description="stop after so many evaluations without a better metric or best loss"
     )
     average: PositiveInt = Field(
         1,

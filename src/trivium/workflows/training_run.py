@@ -253,13 +253,16 @@ class RunHooks(Hooks):
         self.context.line.update(translated("evaluating"))
         record, measured = validation_losses(trainer, self.validation_streams), self.held_out
         # Of a mix with labelled examples their metric decides.
-        by_loss = self.recipe.train.keep_best and not measured.sources and "valid_loss" in record
+        by_loss = (
+            "valid_loss" in record and not measured.sources and self._keeps_best(trainer, state)
+        )
         if measured.sources or self.context.callbacks or by_loss:
             self.model.gather(self.context.device if measured.sources else torch.device("cpu"))
         if by_loss and self.log_book is not None:
             self._keep_if_best(state, -record["valid_loss"])
+        patience = self.recipe.train.patience
         if not measured.sources or not measured.answers_here:
-            return record, False
+            return record, patience is not None and state.evals_since_best >= patience
         metrics = measured.measure(self.model.lm, measured.limit)
         if self.log_book is None:
             return record, False
@@ -275,8 +278,12 @@ class RunHooks(Hooks):
             self.context.run.write_facts(self.context.run.read_facts() | known)
         self._keep_if_best(state, first.score)
         self.model.release()
-        patience = self.recipe.train.patience
         return record, patience is not None and state.evals_since_best >= patience
+
+    def _keeps_best(self, trainer: Trainer, state: TrainState) -> bool:
+        """Whether the loss decides: a model overfits only text that it has seen before."""
+        keep = self.recipe.train.keep_best
+        return state.step > trainer.loader.steps_per_epoch() if keep is None else keep
 
     def _keep_if_best(self, state: TrainState, score: float) -> None:
         """Write the weights if no evaluation before had a higher score; note it in the state."""
