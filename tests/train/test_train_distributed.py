@@ -89,7 +89,7 @@ def sgd(model: nn.Module) -> list[torch.optim.Optimizer]:
 
 def muon(model: nn.Module) -> list[torch.optim.Optimizer]:
     """Whose products are float64, too."""
-    return Muon(lr=1e-3, layer_decay=0.5).complete(1e-3, 256).build(model, torch.float64)
+    return Muon(lr=1e-3, layer_decay=0.5).complete(1e-3, 1.0).build(model, torch.float64)
 
 
 def assert_same_steps(
@@ -136,7 +136,7 @@ def records_of(
 def assert_matrices_are_divided(parallel: Parallel) -> None:
     """Each process makes the steps of its part of the matrices orthogonal."""
     model: Any = small_model("llama")
-    matrices, _ = Muon(lr=1e-3).complete(1e-3, 256).build(model)
+    matrices, _ = Muon(lr=1e-3).complete(1e-3, 1.0).build(model)
     original, counts = trivium.train.optimizers.muon.orthogonalized, []
     trivium.train.optimizers.muon.orthogonalized = lambda x: counts.append(len(x)) or original(x)
     for weight in model.parameters():

@@ -13,7 +13,7 @@ from small_models import SPECS, random_ids, small_model
 
 from trivium.adapt import count_parameters
 from trivium.presets import presets
-from trivium.train.defaults import pretraining_rate
+from trivium.train.defaults import embedding_scale, pretraining_rate
 from trivium.train.memory import training_memory
 from trivium.train.optimizers import (
     Optimizer,
@@ -188,16 +188,17 @@ def test_state_goes_through_a_file_and_training_continues_exactly(tmp_path):
 
 
 def test_open_learning_rates_follow_from_the_rate_of_adamw():
-    assert AdamW().complete(0.0012345, 256).lr == 0.00123
-    assert AdamW(lr=3e-3).complete(1.0, 256) == AdamW(lr=3e-3)
-    assert Muon().complete(1e-3, 256) == Muon(lr=1e-3).complete(1.0, 256)
-    assert Muon(lr=1e-3, embedding_lr=0.02).complete(1.0, 256).embedding_lr == 0.02
+    assert AdamW().complete(0.0012345, 1.0).lr == 0.00123
+    assert AdamW(lr=3e-3).complete(1.0, 1.0) == AdamW(lr=3e-3)
+    assert Muon().complete(1e-3, 1.0) == Muon(lr=1e-3).complete(1.0, 1.0)
+    assert Muon(lr=1e-3, embedding_lr=0.02).complete(1.0, 1.0).embedding_lr == 0.02
 
 
 @pytest.mark.parametrize("width", [64, 256, 4096])
 def test_token_embeddings_beside_muon_take_the_same_steps_at_every_width(width):
-    rate = pretraining_rate(presets["llama-7b"].replace(d_model=width))
-    assert Muon().complete(rate, width).embedding_lr == pytest.approx(0.032, rel=0.01)
+    spec = presets["llama-7b"].replace(d_model=width)
+    muon = Muon().complete(pretraining_rate(spec), embedding_scale(spec))
+    assert muon.embedding_lr == pytest.approx(0.032, rel=0.01)
 
 
 def test_the_schedule_scales_every_group():

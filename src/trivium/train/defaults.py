@@ -95,6 +95,17 @@ def pretraining_rate(spec: Spec) -> float:
     return 2e-3 * (256 / spec.d_model) ** 0.75 * (0.5 if _is_post_norm(spec) else 1.0)
 
 
+def embedding_scale(spec: Spec) -> float:
+    """What the rate of token embeddings beside Muon is multiplied by, 1 at width 256.
+
+    A step of AdamW changes each number of a token's vector by the rate. The numbers have the same
+    size at every width, since a norm reads the vector, so that one rate suits all, where the rate
+    of other weights falls with width^-0.75. Measured at widths 128 to 512 (benchmarks/LOG.md), of
+    a decoder whose output has a table of its own.
+    """
+    return (spec.d_model / 256) ** 0.75 if spec.stacks else 1.0
+
+
 def finetuning_rate(spec: Spec, *, new_weights: bool, adapted: bool) -> float:
     """The peak learning rate of AdamW on labelled examples."""
     if new_weights or not spec.stacks:
@@ -148,7 +159,8 @@ def complete(
     else:
         # Trained weights would forget at the rate of new ones.
         rate = pretraining_rate(spec) * (1.0 if new else 0.1)
-    optimizer, schedule = recipe.optimizer.complete(rate, spec.d_model), recipe.schedule
+    scale = embedding_scale(spec) if new and not labelled else 1.0
+    optimizer, schedule = recipe.optimizer.complete(rate, scale), recipe.schedule
     if schedule.warmup is None:
         # 100 steps; a twentieth of a shorter run, or of one whose steps are not known.
         long = (train["steps"] or 0) >= 2000

@@ -321,7 +321,7 @@ class TrainConfig(Config):
         'source with labels, such as "macro_f1"; the task\'s first one unless set',
     )
     patience: PositiveInt | None = Field(
-        None, description="stop after so many evaluations without a better metric or best loss"
+        None, description="stop after so many evaluations without a better metric (text: keep_best)"
     )
     average: PositiveInt = Field(
         1,

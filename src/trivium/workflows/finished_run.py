@@ -150,6 +150,9 @@ class FinishedRun:
 
         The first process writes.
         """
+        if self.run.best.is_file():  # of all that is trained: ELECTRA's two models fit together
+            best = tensor_files.read_safetensors(self.run.best)
+            self.model.whole.load_state_dict(best)
         if not self.model.parallel.is_main:
             self._choose_weights()
             return
@@ -225,8 +228,6 @@ class FinishedRun:
         the mean of the last `train.average` checkpoints (not of an adapter); else the last weights.
         """
         module, config = self.model.lm.module, self.recipe.adapter
-        if self.run.best.is_file():
-            module.load_state_dict(tensor_files.read_safetensors(self.run.best))
         if config.rank and config.save_separately and self.model.parallel.is_main:
             base = self.recipe.model.init_from
             save_adapter(self.run.path / "adapter", module, config.lora, base=base)

@@ -260,9 +260,10 @@ class RunHooks(Hooks):
             self.model.gather(self.context.device if measured.sources else torch.device("cpu"))
         if by_loss and self.log_book is not None:
             self._keep_if_best(state, -record["valid_loss"])
-        patience = self.recipe.train.patience
+        patience = self.recipe.train.patience or math.inf
         if not measured.sources or not measured.answers_here:
-            return record, patience is not None and state.evals_since_best >= patience
+            counted = by_loss and self.log_book is not None
+            return record, counted and state.evals_since_best >= patience
         metrics = measured.measure(self.model.lm, measured.limit)
         if self.log_book is None:
             return record, False
@@ -278,19 +279,19 @@ class RunHooks(Hooks):
             self.context.run.write_facts(self.context.run.read_facts() | known)
         self._keep_if_best(state, first.score)
         self.model.release()
-        return record, patience is not None and state.evals_since_best >= patience
+        return record, state.evals_since_best >= patience
 
     def _keeps_best(self, trainer: Trainer, state: TrainState) -> bool:
         """Whether the loss decides: a model overfits only text that it has seen before."""
         keep = self.recipe.train.keep_best
-        return state.step > trainer.loader.steps_per_epoch() if keep is None else keep
+        return state.step > math.ceil(trainer.loader.steps_per_epoch()) if keep is None else keep
 
     def _keep_if_best(self, state: TrainState, score: float) -> None:
         """Write the weights if no evaluation before had a higher score; note it in the state."""
         if math.isfinite(score) and (state.best is None or score > state.best):
             state.best, state.best_step, state.evals_since_best = score, state.step, 0
             self.context.run.checkpoints.mkdir(exist_ok=True)
-            tensor_files.write_safetensors(self.context.run.best, self.model.lm.module.state_dict())
+            tensor_files.write_safetensors(self.context.run.best, self.model.whole.state_dict())
         else:
             state.evals_since_best += 1
 

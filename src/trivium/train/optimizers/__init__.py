@@ -31,8 +31,8 @@ class Optimizer(Choice, Config, ABC):
     embedding_lr: float | None = Field(
         None,
         gt=0,
-        description="peak learning rate of token embeddings; lr unless set, with Muon 16 lr at "
-        "width 256",
+        description="peak learning rate of token embeddings; lr unless set, with Muon 16 lr or "
+        "more",
     )
     layer_decay: float = Field(
         1.0,
@@ -71,8 +71,13 @@ class Optimizer(Choice, Config, ABC):
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """As `build`, with the rates of heads for all layers."""
 
-    def complete(self, adamw_rate: float, width: int) -> Self:
-        """With every learning rate decided; `adamw_rate` suits AdamW at this width of a model."""
+    def complete(self, adamw_rate: float, embedding_scale: float) -> Self:
+        """With every learning rate decided.
+
+        Args:
+            adamw_rate: what suits AdamW.
+            embedding_scale: how much less the rate of token embeddings falls with the width.
+        """
         if self.lr is not None:
             return self
         return self.replace(lr=float(f"{adamw_rate:.3g}"))

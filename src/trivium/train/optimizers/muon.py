@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from trivium.nn.mixers.attention import AttentionMixer
 from trivium.train.optimizers import Optimizer, Optimizers, block_matrices, trained
 
-# Beside Muon, AdamW trains token embeddings at so many times its rate at width 256.
+# Beside Muon, AdamW trains token embeddings at so many times its rate, times `embedding_scale`.
 _EMBEDDING_RATE = 16.0
 # Of the odd polynomial of degree 5 that takes singular values in (0, 1] close to 1 in five rounds.
 _COEFFICIENTS, _ROUNDS = (3.4445, -4.7750, 2.0315), 5
@@ -30,17 +30,12 @@ class Muon(Optimizer):
     matrix_lr: float = Field(0.01, gt=0, description="peak learning rate of Muon's matrices")
     momentum: float = Field(0.95, ge=0, lt=1, description="momentum of Muon's matrices")
 
-    def complete(self, adamw_rate: float, width: int) -> Self:
-        """Token embeddings, which stay with AdamW, take larger steps, the same at every width.
-
-        A step of AdamW changes each number of a token's vector by the rate. The numbers have the
-        same size at every width, since a norm reads the vector, so that one rate suits all; the
-        rate of other weights falls with width^-0.75 (`trivium.train.defaults`).
-        """
-        new = super().complete(adamw_rate, width)
+    def complete(self, adamw_rate: float, embedding_scale: float) -> Self:
+        """Token embeddings, which stay with AdamW, take larger steps."""
+        new = super().complete(adamw_rate, embedding_scale)
         assert new.lr is not None
-        rate = new.lr * _EMBEDDING_RATE * (max(1, width) / 256) ** 0.75
-        return new.replace(embedding_lr=new.embedding_lr or float(f"{rate:.3g}"))
+        rate = float(f"{new.lr * _EMBEDDING_RATE * embedding_scale:.3g}")
+        return new.replace(embedding_lr=new.embedding_lr or rate)
 
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
         """Muon and AdamW; AdamW alone where no matrix of a block is trained."""
@@ -74,9 +69,9 @@ class MatrixMuon(torch.optim.Optimizer):
     One rate suits every width. Inputs x whose numbers are of size 1 have the length sqrt(width),
     and outputs the length sqrt(height). So that outputs change by the same share at every width, a
     step must have the spectral norm lr * sqrt(height / width) (Yang, Simon and Bernstein 2023, "A
-    spectral condition for feature learning", equation 1); orthogonal steps have the norm 1, and are
-    multiplied by it. We follow Jordan in taking 1 for wide matrices: in the blocks of a model
-    height / width is the same at all widths. A rate of AdamW would have to fall with the width.
+    spectral condition for feature learning"); orthogonal steps have the norm 1, and are multiplied
+    by it. We follow Jordan in taking 1 for wide matrices, which is the same at all widths as long
+    as d_ff and the heads grow with them. A rate of AdamW would have to fall with the width.
 
     A sharded matrix is gathered for a step, on every process; one of them makes the step
     orthogonal: they divide the matrices.
