@@ -86,8 +86,8 @@ def run_side(side: str, job: Job) -> Figures:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def race(options: argparse.Namespace, job: Job) -> Iterator[tuple[str, Figures, Figures]]:
-    """Sides of `timed_parser`, what each run found, and what the peer's did, as they end."""
+def timed_runs(options: argparse.Namespace, job: Job) -> Iterator[tuple[str, Figures, Figures]]:
+    """The side, its figures and the peer's, of each run as it ends; options of `timed_parser`."""
     peer: Figures = {}
     prepared = 0.0
     for side, share in [(PEER, 1.0), *(("trivium", share) for share in sorted(options.shares))]:
@@ -96,20 +96,20 @@ def race(options: argparse.Namespace, job: Job) -> Iterator[tuple[str, Figures, 
         minutes = share * options.minutes
         if side != PEER:  # its budget begins after the preparation
             minutes -= prepared / 60
-        if found := run_side(side, job | {"minutes": minutes, "started": time.monotonic()}):
-            prepared = found["prepared"]
-            peer = found if side == PEER else peer
-            yield side, found, peer
+        if figures := run_side(side, job | {"minutes": minutes, "started": time.monotonic()}):
+            prepared = figures["prepared"]
+            peer = figures if side == PEER else peer
+            yield side, figures, peer
 
 
-def of_its_time(
-    found: Figures, peer: Figures, *, as_good: Callable[[Figures, Figures], bool]
+def time_share(
+    figures: Figures, peer: Figures, *, as_good: Callable[[Figures, Figures], bool]
 ) -> str:
     """The share of the peer's seconds that a side took; empty where it is the peer, or alone."""
-    if found is peer or not peer:
+    if figures is peer or not peer:
         return ""
-    share = f"{found['seconds'] / peer['seconds']:.2f}"
-    return f"{share}, as good" if as_good(found, peer) else share
+    share = f"{figures['seconds'] / peer['seconds']:.2f}"
+    return f"{share}, as good" if as_good(figures, peer) else share
 
 
 def table(name: str, results: Mapping[str, list[Figures]]) -> list[str]:

@@ -29,7 +29,7 @@ import sacrebleu
 import torch
 import transformers
 from finetune import END, PAD, Collator, encoded_pairs, split_sample, translations
-from side_by_side import Figures, is_child, of_its_time, race, timed_parser, training_arguments
+from side_by_side import Figures, is_child, time_share, timed_parser, timed_runs, training_arguments
 from time_to_loss import Clock, falling
 
 import trivium
@@ -189,15 +189,15 @@ def main() -> None:
         job["sample_bytes"] = sample_bytes(Tokenizer.kinds["unigram"], shortest)
         print("| side | prepared | seconds | steps | BLEU | chrF | of the peer's time |")
         print("|---|---|---|---|---|---|---|")
-        for side, found, peer in race(chosen, job):
-            print(row(side, found, peer), flush=True)
+        for side, figures, peer in timed_runs(chosen, job):
+            print(row(side, figures, peer), flush=True)
 
 
-def row(side: str, found: Figures, peer: Figures) -> str:
+def row(side: str, figures: Figures, peer: Figures) -> str:
     """Of the table. `peer` is empty where it did not run."""
-    cells = [side, *(f"{found[name]:,.0f}" for name in ("prepared", "seconds", "steps"))]
-    cells += [f"{found[name]:.1f}" for name in ("BLEU", "chrF")]
-    share = of_its_time(found, peer, as_good=lambda ours, its: ours["BLEU"] >= its["BLEU"])
+    cells = [side, *(f"{figures[name]:,.0f}" for name in ("prepared", "seconds", "steps"))]
+    cells += [f"{figures[name]:.1f}" for name in ("BLEU", "chrF")]
+    share = time_share(figures, peer, as_good=lambda ours, its: ours["BLEU"] >= its["BLEU"])
     return f"| {' | '.join([*cells, share])} |"
 
 

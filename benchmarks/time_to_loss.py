@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 import transformers
-from side_by_side import Figures, is_child, of_its_time, race, timed_parser, training_arguments
+from side_by_side import Figures, is_child, time_share, timed_parser, timed_runs, training_arguments
 from torch.nn.functional import cross_entropy
 
 import trivium
@@ -294,15 +294,15 @@ def main() -> None:
         print("| family | side | prepared | seconds | steps | loss | of the peer's time |")
         print("|---|---|---|---|---|---|---|")
         for family in chosen.families:
-            for side, found, peer in race(chosen, shared | {"family": family}):
-                print(row(family, side, found, peer), flush=True)
+            for side, figures, peer in timed_runs(chosen, shared | {"family": family}):
+                print(row(family, side, figures, peer), flush=True)
 
 
-def row(family: str, side: str, found: Figures, peer: Figures) -> str:
+def row(family: str, side: str, figures: Figures, peer: Figures) -> str:
     """Of the table. `peer` is empty where it did not run."""
-    cells = [family, side, *(f"{found[name]:,.0f}" for name in ("prepared", "seconds", "steps"))]
-    share = of_its_time(found, peer, as_good=lambda ours, its: ours["loss"] <= its["loss"])
-    return f"| {' | '.join([*cells, format(found['loss'], '.3f'), share])} |"
+    cells = [family, side, *(f"{figures[name]:,.0f}" for name in ("prepared", "seconds", "steps"))]
+    share = time_share(figures, peer, as_good=lambda ours, its: ours["loss"] <= its["loss"])
+    return f"| {' | '.join([*cells, format(figures['loss'], '.3f'), share])} |"
 
 
 if __name__ == "__main__":

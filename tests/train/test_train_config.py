@@ -217,6 +217,7 @@ def test_keys_that_have_no_effect_are_refused():
     assert "labelled examples, but this run has text only: leave it out" in error_of(
         text, "train.average=3"
     )
+    assert "leave keep_best out" in error_of(text, "train.patience=3", "train.keep_best=false")
 
 
 def test_a_recipe_has_the_keys_of_its_own_objective_only():

@@ -19,7 +19,7 @@ Language: TypeAlias = Literal["en", "zh"]
 
 _FIELD = re.compile(r"\{(\w+)[^{}]*\}")
 # Characters besides its values by which a template is recognized.
-_OWN = 12
+_LEAST_FIXED = 12
 
 
 def terminal_language() -> Language:
@@ -69,14 +69,15 @@ def _templates(language: Language) -> Sequence[tuple[re.Pattern[str], Sequence[s
 
     Those with the most words of their own come first.
     """
-    found: list[tuple[int, tuple[re.Pattern[str], Sequence[str], str]]] = []
+    templates: list[tuple[int, tuple[re.Pattern[str], Sequence[str], str]]] = []
     for english, text in catalog(language).items():
         parts = _FIELD.split(english)
-        own, names = parts[::2], parts[1::2]
-        if names and len("".join(own)) >= _OWN:
-            pattern = re.compile("(.+?)".join(map(re.escape, own)))
-            found.append((len("".join(own)), (pattern, names, _FIELD.sub(r"{\1}", text))))
-    return [template for _, template in sorted(found, key=lambda one: -one[0])]
+        fixed, names = parts[::2], parts[1::2]
+        length = len("".join(fixed))
+        if names and length >= _LEAST_FIXED:
+            pattern = re.compile("(.+?)".join(map(re.escape, fixed)))
+            templates.append((length, (pattern, names, _FIELD.sub(r"{\1}", text))))
+    return [template for _, template in sorted(templates, key=lambda one: -one[0])]
 
 
 def translated_paragraphs(english: str) -> str:

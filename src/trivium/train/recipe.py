@@ -61,9 +61,7 @@ TEXT_KEYS = {
 LABELLED_KEYS = {
     "train.batch_examples": "train.batch_tokens",
     "train.eval_examples": "train.eval_tokens",
-    "train.metric": "",
-    "train.average": "",
-    "data.bad_records": "",
+    **dict.fromkeys(("train.metric", "train.average", "data.bad_records"), ""),
 }
 """Keys that have an effect on labelled examples only -> the key for text, or ""."""
 
@@ -313,7 +311,8 @@ class TrainConfig(Config):
     keep_checkpoints: PositiveInt | Literal["all"] = Field(3, description="older ones are deleted")
     keep_best: bool | None = Field(
         None,
-        description="of text: end with the weights of lowest loss; unless set, after a first pass",
+        description="of text: end with the weights of lowest validation loss; unless set, of those "
+        "after the first pass over the text, with patience of all",
     )
     metric: str | None = Field(
         None,
@@ -321,7 +320,7 @@ class TrainConfig(Config):
         'source with labels, such as "macro_f1"; the task\'s first one unless set',
     )
     patience: PositiveInt | None = Field(
-        None, description="stop after so many evaluations without a better metric (text: keep_best)"
+        None, description="stop after so many evaluations without a better metric, or loss of text"
     )
     average: PositiveInt = Field(
         1,
@@ -349,11 +348,12 @@ class TrainConfig(Config):
         return device.type == "cuda" if self.compile is None else self.compile
 
     @model_validator(mode="after")
-    def _one_budget(self) -> Self:
-        names = [name for name in BUDGETS if getattr(self, name) is not None]
-        if len(names) > 1:
-            several = " and ".join(names)
-            raise ValueError(f"set exactly one budget of {', '.join(BUDGETS)}, not {several}")
+    def _fit_together(self) -> Self:
+        if len(names := [name for name in BUDGETS if getattr(self, name) is not None]) > 1:
+            one = f"set exactly one budget of {', '.join(BUDGETS)}"
+            raise ValueError(f"{one}, not {' and '.join(names)}")
+        if self.patience is not None and self.keep_best is False:
+            raise ValueError("patience counts evaluations since the best: leave keep_best out")
         return self
 
 

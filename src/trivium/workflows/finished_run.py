@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import signal
 import time
 import warnings
@@ -182,6 +183,9 @@ class FinishedRun:
             time=short_duration(state.seconds - preparation),
             before=before if preparation > 10 else "",
         )
+        if state.evals_since_best >= (self.recipe.train.patience or math.inf):
+            words = "{count} evaluations were no better than the best (train.patience)"
+            tell("stopped", words, count=state.evals_since_best)
         if state.best_step and not self.held_out.sources:
             tell("best", "at step {step:,}, by validation loss", step=state.best_step)
         if metrics:
@@ -224,8 +228,9 @@ class FinishedRun:
     def _choose_weights(self) -> dict[str, Metrics]:
         """Put the weights that the run keeps, an adapter merged, into a plain model; evaluate it.
 
-        With labelled examples these are the weights of the best metric or, where that is better,
-        the mean of the last `train.average` checkpoints (not of an adapter); else the last weights.
+        These are the weights of the best evaluation, where one was kept, else the last ones. With
+        labelled examples the mean of the last `train.average` checkpoints (not of an adapter) is
+        taken where it is better.
         """
         module, config = self.model.lm.module, self.recipe.adapter
         if config.rank and config.save_separately and self.model.parallel.is_main:

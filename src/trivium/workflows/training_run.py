@@ -283,8 +283,10 @@ class RunHooks(Hooks):
 
     def _keeps_best(self, trainer: Trainer, state: TrainState) -> bool:
         """Whether the loss decides: a model overfits only text that it has seen before."""
-        keep = self.recipe.train.keep_best
-        return state.step > math.ceil(trainer.loader.steps_per_epoch()) if keep is None else keep
+        train = self.recipe.train
+        if train.keep_best is None and train.patience is None:
+            return state.step > math.ceil(trainer.loader.steps_per_epoch())
+        return train.keep_best is not False
 
     def _keep_if_best(self, state: TrainState, score: float) -> None:
         """Write the weights if no evaluation before had a higher score; note it in the state."""

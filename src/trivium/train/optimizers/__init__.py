@@ -31,8 +31,8 @@ class Optimizer(Choice, Config, ABC):
     embedding_lr: float | None = Field(
         None,
         gt=0,
-        description="peak learning rate of token embeddings; lr unless set, with Muon 16 lr or "
-        "more",
+        description="peak learning rate of token embeddings; lr unless set, with Muon the same at "
+        "every width, 16 lr at 256",
     )
     layer_decay: float = Field(
         1.0,
