@@ -102,6 +102,11 @@ def timed_runs(options: argparse.Namespace, job: Job) -> Iterator[tuple[str, Fig
             yield side, figures, peer
 
 
+def shortest_minutes(options: argparse.Namespace) -> float:
+    """Of the runs of Trivium; options of `timed_parser`."""
+    return min(options.shares) * options.minutes
+
+
 def time_share(
     figures: Figures, peer: Figures, *, as_good: Callable[[Figures, Figures], bool]
 ) -> str:

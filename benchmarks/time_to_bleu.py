@@ -29,7 +29,15 @@ import sacrebleu
 import torch
 import transformers
 from finetune import END, PAD, Collator, encoded_pairs, split_sample, translations
-from side_by_side import Figures, is_child, time_share, timed_parser, timed_runs, training_arguments
+from side_by_side import (
+    Figures,
+    is_child,
+    shortest_minutes,
+    time_share,
+    timed_parser,
+    timed_runs,
+    training_arguments,
+)
 from time_to_loss import Clock, falling
 
 import trivium
@@ -185,8 +193,8 @@ def main() -> None:
         chosen.validation = part_of(chosen.validation, chosen.pairs, Path(folder, "held-out.jsonl"))
         names = ("data", "validation", "vocab_size", "settings", "rate", "rows")
         job = {name: getattr(chosen, name) for name in (*names, "beams", "dropout", "smoothing")}
-        shortest = min(chosen.shares) * chosen.minutes
-        job["sample_bytes"] = sample_bytes(Tokenizer.kinds["unigram"], shortest)
+        minutes = shortest_minutes(chosen)
+        job["sample_bytes"] = sample_bytes(Tokenizer.kinds["unigram"], minutes)
         print("| side | prepared | seconds | steps | BLEU | chrF | of the peer's time |")
         print("|---|---|---|---|---|---|---|")
         for side, figures, peer in timed_runs(chosen, job):

@@ -5,7 +5,8 @@ start with the process. The peer trains for some minutes. Then Trivium, with not
 length, vocabulary and minutes, trains anew for shares of them: which is enough to be as good?
 
 `transformers` has neither a preparation of text nor batches of span corruption and of denoising. It
-gets ours, so that losses are of the same tokens. The rest is its own: model, bf16, `Trainer`, and
+gets ours, so that losses are of the same tokens; tokenizers are trained on as much text as ours of
+the shortest run. The rest is its own: model, bf16, `Trainer`, and
 AdamW, whose rate rises for 50 steps and falls by the clock to the end of the minutes. Its settings
 are the best of some runs of each family, in LOG.md. "textbook" is BERT at 5e-5 in float32, 80 rows
 a step, as textbooks train it.
@@ -30,7 +31,15 @@ from typing import Any
 
 import torch
 import transformers
-from side_by_side import Figures, is_child, time_share, timed_parser, timed_runs, training_arguments
+from side_by_side import (
+    Figures,
+    is_child,
+    shortest_minutes,
+    time_share,
+    timed_parser,
+    timed_runs,
+    training_arguments,
+)
 from torch.nn.functional import cross_entropy
 
 import trivium
@@ -46,6 +55,7 @@ from trivium.objectives.denoising import Denoising
 from trivium.objectives.masked import Masked
 from trivium.objectives.span_corruption import SpanCorruption
 from trivium.text import Tokenizer
+from trivium.train.defaults import sample_bytes
 from trivium.train.loader import BatchStream
 
 LENGTH = 128
@@ -161,6 +171,7 @@ def run_transformers(job: argparse.Namespace) -> Figures:
     with tempfile.TemporaryDirectory() as folder:
         options = CorpusOptions(validation=[job.validation])
         keys = {"kind": family.tokenizer, "vocab_size": job.vocab_size, "progress": False}
+        keys |= {"sample_bytes": job.sample_bytes}
         keys |= family.objective.tokenizer_defaults(trivium.presets[family.preset])
         tokenizer = Tokenizer.train(texts=training_texts([job.data], options), **keys)
         shards = prepare([job.data], tokenizer, Path(folder, "shards"), options=options)
@@ -294,7 +305,9 @@ def main() -> None:
         print("| family | side | prepared | seconds | steps | loss | of the peer's time |")
         print("|---|---|---|---|---|---|---|")
         for family in chosen.families:
-            for side, figures, peer in timed_runs(chosen, shared | {"family": family}):
+            kind = Tokenizer.kinds[FAMILIES[family].tokenizer]
+            job = {"family": family, "sample_bytes": sample_bytes(kind, shortest_minutes(chosen))}
+            for side, figures, peer in timed_runs(chosen, shared | job):
                 print(row(family, side, figures, peer), flush=True)
 
 

@@ -19,6 +19,7 @@ from trivium.train.optimizers import (
     Optimizer,
     load_state_tensors,
     set_learning_rate,
+    set_weight_decay,
     state_tensors,
 )
 from trivium.train.optimizers.adamw import AdamW
@@ -207,6 +208,27 @@ def test_the_schedule_scales_every_group():
     assert built[0].param_groups[0]["lr"] == pytest.approx(0.005)
     set_learning_rate(built, 1.0)
     assert built[0].param_groups[0]["lr"] == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("kind", [AdamW, Muon])
+def test_a_decay_by_passes_leaves_a_share_of_1_in_e_of_the_weights_of_a_pass_before(kind):
+    """The mean of decoupled decay is over 1 / (rate * decay) steps (Wang and Aitchison 2024)."""
+    model = small_model("llama").double()
+    built = kind(lr=3e-3, embedding_lr=0.02).build(model, torch.float64)
+    set_learning_rate(built, 1.0)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    set_weight_decay(built, 1e9)  # of a long text the first decay stays
+    assert {g["weight_decay"] for o in built for g in o.param_groups} == {0.01, 0.0}
+    for _ in range(120):
+        set_learning_rate(built, 1.0)
+        set_weight_decay(built, 120)
+        for weight in model.parameters():
+            weight.grad = torch.zeros_like(weight)
+        for optimizer in built:
+            optimizer.step()
+    for name, weight in model.named_parameters():
+        share = 1.0 if weight.ndim == 1 else math.exp(-1)
+        torch.testing.assert_close(weight, before[name] * share, rtol=0.01, atol=0)
 
 
 @pytest.mark.parametrize("warmup", [4, 0.2])

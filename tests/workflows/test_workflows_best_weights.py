@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tomllib
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from run_settings import quiet, settings
 from safetensors.torch import load_file
 
 from trivium import load
+from trivium.train.trainer import Trainer
 from trivium.workflows.training import pretrain
 
 
@@ -29,6 +31,35 @@ def test_a_run_ends_with_its_best_weights_and_stops_by_patience(patience, text, 
     assert len(losses) == (best + patience if patience else 6)
     kept = load(run.checkpoints / f"step-{best:08}").module.state_dict()
     assert all(torch.equal(w, kept[name]) for name, w in load_file(run.weights).items())
+
+
+@pytest.mark.parametrize("decay", [None, 0.1])
+def test_weights_decay_more_from_the_second_pass_on_unless_the_decay_is_set(
+    decay, text, tmp_path, monkeypatch
+):
+    found = []
+    take_step = Trainer._take_step
+
+    def noted(trainer, batch, state, lr):
+        decays = {g["weight_decay"] for o in trainer.optimizers for g in o.param_groups}
+        found.append((state.step, max(decays), trainer.loader.steps_per_epoch()))
+        return take_step(trainer, batch, state, lr)
+
+    monkeypatch.setattr(Trainer, "_take_step", noted)
+    changes = settings(steps=6, batch_tokens=8192) | {"optimizer": {"weight_decay": decay}}
+    first = pretrain("bert-tiny", data=text, out=tmp_path / "a", changes=changes, console=quiet())
+    del changes["tokenizer"]  # trained weights keep theirs, and what they know
+    recipe = {"model": {"init_from": str(first.path)}, "objective": {"kind": "masked"}}
+    pretrain(recipe, data=text, out=tmp_path / "b", changes=changes, console=quiet())
+    (*_, steps) = found[0]
+    rate = tomllib.loads(first.recipe.read_text())["optimizer"]["lr"]
+    more = decay or 1 / (rate * 100)  # fewer steps than a hundred are no mean
+    a_run = [(decay or 0.01) if step < steps else pytest.approx(more) for step, *_ in found]
+    half = len(found) // 2
+    assert found[half][0] == 0
+    assert half == 6 > steps
+    assert [one[1] for one in found[:half]] == a_run[:half]
+    assert {one[1] for one in found[half:]} == {decay or 0.01}
 
 
 def test_the_best_generator_and_discriminator_are_of_one_step(text, tmp_path):

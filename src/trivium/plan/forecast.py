@@ -41,6 +41,9 @@ _SECONDS = 1.0
 # Runs of at least so many seconds at the peak of the device begin with a forecast; those of more
 # than so many days with a warning, and those in minutes for fewer than so many steps.
 _WORTH_SECONDS, _MANY_DAYS, _FEW_STEPS = 20.0, 2.0, 100
+# Repetitions of a text after which another is worth 1 / e of new text, and passes beyond which that
+# is a tenth (Muennighoff et al. 2023).
+_REPETITIONS, _MOST_PASSES = 15.4, 36
 
 
 @dataclass(frozen=True)
@@ -177,9 +180,27 @@ def say_forecast(
             raise
         return {}  # the run itself then takes smaller micro-batches
     line.say(labelled("forecast", forecast.line))
+    passes = forecast.steps / trainer.loader.steps_per_epoch()
+    if passes > 1 and not trainer.recipe.labelled:
+        words = (
+            "{passes:.3g} over the text, worth about {worth:.3g} times as much text read once; "
+            "beyond {most} passes more hardly help"
+        )
+        worth = worth_of_passes(passes)
+        said = translated(words, passes=passes, worth=worth, most=_MOST_PASSES)
+        line.say(labelled("passes", said))
     if forecast.warning is not None:
         line.warn(forecast.warning)
     return {"forecast": forecast.to_dict()}
+
+
+def worth_of_passes(passes: float) -> float:
+    """How many times as much text, read once, teaches as much as so many passes over a text.
+
+    U + U R (1 - exp(-r / R)) for the unique tokens U, r = passes - 1 repetitions and R = 15.4
+    (Muennighoff et al. 2023, "Scaling data-constrained language models", equation 5).
+    """
+    return 1.0 + _REPETITIONS * -math.expm1(-(passes - 1.0) / _REPETITIONS)
 
 
 def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:

@@ -264,7 +264,7 @@ def _worse_since(best: EvaluationPoint | None, evaluations: tuple[EvaluationPoin
         return ""
     words = (
         "The last evaluation is worse ({loss:.4f}) than the best at step {step:,}: the model "
-        "overfits. Try more text, fewer epochs, or optimizer.weight_decay = 1."
+        "overfits. Try more text, fewer passes or a smaller model."
     )
     if (last.train_loss or 0.0) > (best.train_loss or math.inf) + _OVERFITTING:
         words = (

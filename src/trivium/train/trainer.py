@@ -27,7 +27,7 @@ from trivium.train.distributed import ALONE, Parallel, reducing
 from trivium.train.health import SPIKE_WINDOW, is_spike
 from trivium.train.loader import BatchStream, GlobalBatch, Loader, cuts_of
 from trivium.train.loss_meter import LossMeter, widened
-from trivium.train.optimizers import Optimizers, set_learning_rate
+from trivium.train.optimizers import Optimizers, set_learning_rate, set_weight_decay
 from trivium.train.optimizers.muon import full_tensor
 from trivium.train.recipe import Recipe
 from trivium.train.unfreezing import GradualUnfreezing
@@ -174,6 +174,8 @@ class Trainer:
                 factor = schedule.factor(state.step, self.progress(state))
                 lr = peak * factor
                 set_learning_rate(self.optimizers, factor)
+                if self.decay_is_open and self.reads_again(state.step):
+                    set_weight_decay(self.optimizers, self.loader.steps_per_epoch())
                 losses, norm = self._take_step(batch, state, lr)
                 state.step += 1
                 state.tokens += batch.num_tokens
@@ -220,6 +222,16 @@ class Trainer:
                 if stop:
                     raise Interrupted(state.step)
         return state
+
+    @property
+    def decay_is_open(self) -> bool:
+        """Whether the weight decay follows from the passes: new weights on text, none set."""
+        starts_new = not (self.recipe.model.starts_from_weights or self.recipe.labelled)
+        return starts_new and self.recipe.optimizer.weight_decay is None
+
+    def reads_again(self, step: int) -> bool:
+        """Whether a step, counted from 0, reads text that steps before it have read."""
+        return step >= math.ceil(self.loader.steps_per_epoch())
 
     def progress(self, state: TrainState, more_seconds: float = 0.0) -> float:
         """Share of the budget used up, 0 to 1, when `more_seconds` will have passed."""

@@ -285,7 +285,7 @@ class RunHooks(Hooks):
         """Whether the loss decides: a model overfits only text that it has seen before."""
         train = self.recipe.train
         if train.keep_best is None and train.patience is None:
-            return state.step > math.ceil(trainer.loader.steps_per_epoch())
+            return trainer.reads_again(state.step - 1)
         return train.keep_best is not False
 
     def _keep_if_best(self, state: TrainState, score: float) -> None:

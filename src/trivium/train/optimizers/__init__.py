@@ -19,6 +19,9 @@ Optimizers = list[torch.optim.Optimizer]
 """Those that together train a model."""
 
 _TOKEN_EMBEDDINGS = ("tokens", "source_tokens")
+_WEIGHT_DECAY = 0.01
+# Weights that read a text again are a mean of at least so many steps.
+_FEWEST_STEPS = 100
 
 
 class Optimizer(Choice, Config, ABC):
@@ -41,7 +44,12 @@ class Optimizer(Choice, Config, ABC):
         description="factor of a layer's learning rate to that of the layer above; heads have lr, "
         "embeddings the smallest rate (discriminative rates)",
     )
-    weight_decay: float = Field(0.01, ge=0, description="decoupled decay of matrices, not vectors")
+    weight_decay: float | None = Field(
+        None,
+        ge=0,
+        description="decoupled decay of matrices, not vectors; unless set, 0.01, and more for new "
+        "weights that read their text again",
+    )
 
     betas: tuple[float, float] = Field((0.9, 0.98), description="decay of AdamW's two moments")
     eps: float = Field(1e-8, gt=0, description="added to AdamW's denominator")
@@ -66,6 +74,11 @@ class Optimizer(Choice, Config, ABC):
                     for part in _by_layer(group, depths, self.layer_decay)
                 ]
         return optimizers
+
+    @property
+    def first_decay(self) -> float:
+        """The weight decay while text is read for the first time."""
+        return _WEIGHT_DECAY if self.weight_decay is None else self.weight_decay
 
     @abstractmethod
     def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
@@ -97,7 +110,7 @@ class Optimizer(Choice, Config, ABC):
             is_token_embedding = module in _TOKEN_EMBEDDINGS
             own_rate = is_token_embedding and self.embedding_lr is not None
             (tokens if own_rate else others).append(weight)
-        decayed = {"weight_decay": self.weight_decay}
+        decayed = {"weight_decay": self.first_decay}
         groups: list[dict[str, Any]] = [
             {"params": [p for p in others if p.ndim > 1 and id(p) not in vectors], **decayed},
             {
@@ -141,6 +154,21 @@ def set_learning_rate(optimizers: Optimizers, factor: float) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group.setdefault("peak_lr", group["lr"]) * factor
+
+
+def set_weight_decay(optimizers: Optimizers, steps: float) -> None:
+    """Let every decaying group forget its steps within about so many more, those of a pass.
+
+    With decoupled decay, weights are a moving mean of the last 1 / (rate * decay) steps. The best
+    number of them is a number of passes over the data, whatever the model's and the data's size
+    (Wang and Aitchison 2024, "How to set AdamW's weight decay as you scale model and dataset
+    size"). We take one pass, and never a smaller decay than that of the group.
+    """
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if decay := group["weight_decay"]:
+                forgetting = 1.0 / (group["peak_lr"] * max(steps, _FEWEST_STEPS))
+                group["weight_decay"] = max(decay, forgetting)
 
 
 def state_tensors(optimizers: Optimizers, model: nn.Module) -> dict[str, Tensor]:

@@ -53,7 +53,7 @@ class Muon(Optimizer):
             groups,
             lr=self.matrix_lr,
             momentum=self.momentum,
-            weight_decay=self.weight_decay,
+            weight_decay=self.first_decay,
             precision=precision,
         )
         return [muon, self.adamw(model, rest)]
