@@ -32,6 +32,7 @@ PROGRAMS = (
     "large_corpus",
     "loss_bands",
     "windows",
+    "widths",
     "scan",
     "attention",
     "sums",

@@ -114,7 +114,8 @@ def test_time_to_loss(family, tmp_path):
     time_to_loss = program("time_to_loss")
     train, valid = texts(tmp_path)
     job = {"family": family, "data": train, "validation": valid, "minutes": 0.1, "settings": []}
-    job |= {"vocab_size": 500, "rate": None, "rows": None, "compile": False}
+    job |= {"vocab_size": 500, "sample_bytes": 50_000}
+    job |= {"rate": None, "rows": None, "compile": False}
     found = {}
     for side, run in time_to_loss.SIDES.items():
         found[side] = run(argparse.Namespace(**job, started=time.monotonic()))
@@ -313,6 +314,30 @@ def test_large_corpus(tmp_path, monkeypatch, capsys):
     assert end.value.code == 0, capsys.readouterr()
     assert "Equal: True. Below 1000 GB: True." in capsys.readouterr().out
     assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.slow
+def test_widths(tmp_path, monkeypatch, capsys):
+    """What is known is not measured again, and all of it is drawn."""
+    widths = program("widths")
+    data, validation = texts(tmp_path)
+    known = {key: {"64": dict.fromkeys(map(str, rates), 6.5)}
+             for key, (_, rates) in widths.RATES.items()}  # fmt: skip
+    del known["optimizer.matrix_lr"]["64"]["0.01"]
+    figures, picture = tmp_path / "widths.json", tmp_path / "widths.svg"
+    figures.write_text(json.dumps(known))
+    monkeypatch.setattr(widths, "FIGURES", figures)
+    monkeypatch.setattr(widths, "PICTURE", picture)
+    monkeypatch.setattr(widths, "sizes", lambda width: {"d_model": width})
+    files = ["--data", data, "--validation", validation]
+    sizes = ["--widths", "64", "--steps", "2", "--vocab-size", "500"]
+    monkeypatch.setattr(sys, "argv", ["widths.py", *files, *sizes])
+    widths.main()
+    losses = json.loads(figures.read_text())
+    assert 5.5 < losses["optimizer.matrix_lr"]["64"].pop("0.01") < 6.5
+    del losses["optimizer.matrix_lr"]["64"], known["optimizer.matrix_lr"]["64"]
+    assert losses == known
+    assert "width 64" in picture.read_text()
 
 
 def test_windows():
