@@ -124,7 +124,7 @@ def bart(vocab_size: int) -> Any:
 
 FAMILIES = {
     "decoder": Family("llama-mini", "byte-bpe", Causal(), llama, 2e-3),
-    "encoder": Family("modernbert-mini", "wordpiece", Masked(), modernbert, 2e-3),
+    "encoder": Family("modernbert-mini", "wordpiece", Masked(), modernbert, 1e-3),
     "t5": Family("t5-mini", "unigram", SpanCorruption(), t5, 2e-3),
     "bart": Family("bart-mini", "byte-bpe", Denoising(), bart, 1e-3),
     "textbook": Family("bert-mini", "wordpiece", Masked(), bert, 5e-5, 80, 8, falls=False),

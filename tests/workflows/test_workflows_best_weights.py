@@ -47,9 +47,9 @@ def test_weights_decay_more_from_the_second_pass_on_unless_the_decay_is_set(
 
     monkeypatch.setattr(Trainer, "_take_step", noted)
     changes = settings(steps=6, batch_tokens=8192) | {"optimizer": {"weight_decay": decay}}
-    first = pretrain("bert-tiny", data=text, out=tmp_path / "a", changes=changes, console=quiet())
+    first = pretrain("gpt2-tiny", data=text, out=tmp_path / "a", changes=changes, console=quiet())
     del changes["tokenizer"]  # trained weights keep theirs, and what they know
-    recipe = {"model": {"init_from": str(first.path)}, "objective": {"kind": "masked"}}
+    recipe = {"model": {"init_from": str(first.path)}, "objective": {"kind": "causal"}}
     pretrain(recipe, data=text, out=tmp_path / "b", changes=changes, console=quiet())
     (*_, steps) = found[0]
     rate = tomllib.loads(first.recipe.read_text())["optimizer"]["lr"]
@@ -60,6 +60,13 @@ def test_weights_decay_more_from_the_second_pass_on_unless_the_decay_is_set(
     assert half == 6 > steps
     assert [one[1] for one in found[:half]] == a_run[:half]
     assert {one[1] for one in found[half:]} == {decay or 0.01}
+
+
+def test_weights_that_fill_masks_do_not_decay_more(text, tmp_path, monkeypatch):
+    """Every pass has masks of its own: 1 MB five times was worse by 0.37 nats so."""
+    monkeypatch.setattr("trivium.train.trainer.set_weight_decay", None)  # not to be called
+    changes = settings(steps=6, batch_tokens=8192)
+    pretrain("bert-tiny", data=text, out=tmp_path / "run", changes=changes, console=quiet())
 
 
 def test_the_best_generator_and_discriminator_are_of_one_step(text, tmp_path):

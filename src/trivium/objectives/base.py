@@ -175,9 +175,10 @@ class Objective(Choice, Config, ABC):
     """Whether what becomes of a row depends on the other rows of its step."""
     needs_whole_step: ClassVar[bool] = False
     """Whether `loss` compares all rows of a step, such as in-batch negatives. They pass through the
-    model in `TensorBatch.parts`, of several processes in those of each; `sum_of_all` joins them.
-    Batches have the longest row first.
+    model in `TensorBatch.parts`, of each process; `sum_of_all` joins them. The longest is first.
     """
+    repeats_labels: ClassVar[bool] = False
+    """Whether a row of text has the same labels in every pass, which models soon know."""
     rolls_out: ClassVar[bool] = False
     """Whether a step learns from the model's own samples (`OnPolicyObjective`)."""
     trains_one_model: ClassVar[bool] = True

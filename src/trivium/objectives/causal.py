@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -69,6 +69,7 @@ class Causal(Carrying, LeftToRight):
     """
 
     kind: Literal["causal"] = "causal"
+    repeats_labels: ClassVar[bool] = True
     context: int | None = Field(
         None, gt=0, description="tokens that a prediction may see; all of the row unless set"
     )

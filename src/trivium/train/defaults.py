@@ -199,13 +199,16 @@ def eval_examples(recipe: Recipe) -> int | None:
 
 
 def dropout(recipe: Recipe) -> float:
-    """As set, else that of the task on labelled examples and 0 in pretraining.
+    """As set, else that of the task on labelled examples, 0 for new weights that learn to write.
 
-    A run that sees its text a few times learns faster without (Geiping and Goldstein 2022).
+    Runs that see their text a few times learn faster without (Geiping and Goldstein 2022).
     """
     if recipe.model.dropout is not None:
         return recipe.model.dropout
-    return min((task.dropout for task in _tasks(recipe)), default=0.0)
+    tasks = _tasks(recipe)
+    if not recipe.model.starts_from_weights and all(task.generates for task in tasks):
+        return 0.0
+    return min(task.dropout for task in tasks) if tasks else 0.0
 
 
 def _is_post_norm(spec: Spec) -> bool:

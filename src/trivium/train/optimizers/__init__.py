@@ -48,7 +48,7 @@ class Optimizer(Choice, Config, ABC):
         None,
         ge=0,
         description="decoupled decay of matrices, not vectors; unless set, 0.01, and more for new "
-        "weights that read their text again",
+        "weights that read a text again whose labels stay the same (causal)",
     )
 
     betas: tuple[float, float] = Field((0.9, 0.98), description="decay of AdamW's two moments")
