@@ -181,9 +181,9 @@ def say_forecast(
         return {}  # the run itself then takes smaller micro-batches
     line.say(labelled("forecast", forecast.line))
     passes = forecast.steps / trainer.loader.steps_per_epoch()
-    if passes > 1 and not trainer.recipe.labelled:
+    if passes >= 1.05 and not (trainer.recipe.labelled or trainer.recipe.mix):
         words = (
-            "{passes:.3g} over the text, worth about {worth:.3g} times as much text read once; "
+            "{passes:,.1f} over the text, worth about {worth:.1f} times as much text read once; "
             "beyond {most} passes more hardly help"
         )
         worth = worth_of_passes(passes)

@@ -30,6 +30,7 @@ from typing import Any, Literal
 from trivium.errors import SpecError
 from trivium.models.initialization import with_fast_initialization
 from trivium.objectives import LabelledObjective
+from trivium.presets import is_own_size
 from trivium.spec import ModelSpec, RNNSpec, Spec
 from trivium.text import TokenizerConfig
 from trivium.train.recipe import Recipe
@@ -199,14 +200,14 @@ def eval_examples(recipe: Recipe) -> int | None:
 
 
 def dropout(recipe: Recipe) -> float:
-    """As set, else that of the task on labelled examples, 0 for new weights that learn to write.
+    """As set, else that of the task on labelled examples, 0 for new ones of our sizes that write.
 
     Runs that see their text a few times learn faster without (Geiping and Goldstein 2022).
     """
     if recipe.model.dropout is not None:
         return recipe.model.dropout
     tasks = _tasks(recipe)
-    if not recipe.model.starts_from_weights and all(task.generates for task in tasks):
+    if is_own_size(recipe.model.preset or "") and all(task.generates for task in tasks):
         return 0.0
     return min(task.dropout for task in tasks) if tasks else 0.0
 

@@ -226,9 +226,10 @@ class Trainer:
     @property
     def decay_is_open(self) -> bool:
         """Whether the weight decay follows from the passes: none set, and new weights overfit."""
-        starts_new = not self.recipe.model.starts_from_weights
-        overfits = all(objective.repeats_labels for objective in self.recipe.objectives)
-        return starts_new and overfits and self.recipe.optimizer.weight_decay is None
+        recipe = self.recipe
+        overfits = not recipe.mix and recipe.objectives[0].repeats_labels
+        new = recipe.defaults == "fast" and not recipe.model.starts_from_weights
+        return new and overfits and recipe.optimizer.weight_decay is None
 
     def reads_again(self, step: int) -> bool:
         """Whether a step, counted from 0, reads text that steps before it have read."""

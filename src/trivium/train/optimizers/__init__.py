@@ -144,7 +144,7 @@ def _by_layer(
     for weight in group["params"]:
         layers[depths[weight]].append(weight)
     return [
-        {**group, "params": weights, "lr": group["lr"] * decay**depth}
+        {**group, "params": weights, "lr": group["lr"] * decay**depth, "layer_share": decay**depth}
         for depth, weights in layers.items()
     ]
 
@@ -167,7 +167,8 @@ def set_weight_decay(optimizers: Optimizers, steps: float) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if decay := group["weight_decay"]:
-                forgetting = 1.0 / (group["peak_lr"] * max(steps, _FEWEST_STEPS))
+                rate = group["peak_lr"] / group.get("layer_share", 1.0)
+                forgetting = 1.0 / (rate * max(steps, _FEWEST_STEPS))
                 group["weight_decay"] = max(decay, forgetting)
 
 
