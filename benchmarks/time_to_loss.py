@@ -6,10 +6,9 @@ length, vocabulary and minutes, trains anew for shares of them: which is enough 
 
 `transformers` has neither a preparation of text nor batches of span corruption and of denoising. It
 gets ours, so that losses are of the same tokens; tokenizers are trained on as much text as ours of
-the shortest run. The rest is its own: model, bf16, `Trainer`, and
-AdamW, whose rate rises for 50 steps and falls by the clock to the end of the minutes. Its settings
-are the best of some runs of each family, in LOG.md. "textbook" is BERT at 5e-5 in float32, 80 rows
-a step, as textbooks train it.
+the shortest run. The rest is its own: model, bf16, `Trainer`, and AdamW, whose rate rises for 50
+steps and falls by the clock to the end of the minutes. Its rates are the best of few tried, which
+RESULTS.md lists. "textbook" is BERT at 5e-5 in float32, 80 rows a step, as textbooks train it.
 
     python benchmarks/time_to_loss.py --data wiki.txt --validation wiki.valid.txt --minutes 4
     python benchmarks/time_to_loss.py --families decoder --shares 0.25 --set optimizer.kind=adamw

@@ -4,10 +4,11 @@
 with it. First Muon's rate varies, then AdamW's of token embeddings; the other is the default.
 
     python benchmarks/widths.py --data wiki.txt --validation wiki.valid.txt
-    python benchmarks/widths.py --widths 1024 2048 --steps 600
+    python benchmarks/widths.py --widths 1024 2048 --steps 600 --figures longer.json
     python benchmarks/widths.py plot                # docs/pictures/widths.svg
 
-Losses are kept in `widths.json` beside this file; those that it has are not measured again. Without
+Losses are kept in a file, those of a width and a rate until they are measured again; runs that are
+not comparable, of another text or another number of steps, need another one (--figures). Without
 --data the bundled English text is used.
 """
 
@@ -29,7 +30,7 @@ RATES = {
     "optimizer.matrix_lr": ("Muon's matrices", (0.005, 0.01, 0.02)),
     "optimizer.embedding_lr": ("token embeddings, AdamW", (0.016, 0.032, 0.064)),
 }
-DEFAULTS = {"optimizer.matrix_lr": 0.01, "optimizer.embedding_lr": 0.032}
+"""Keys of a recipe, what they are rates of, and those that are tried, the default in the middle."""
 HERE = Path(__file__).parent
 FIGURES, PICTURE = HERE / "widths.json", HERE.parent / "docs" / "pictures" / "widths.svg"
 
@@ -37,11 +38,11 @@ Losses = dict[str, dict[str, dict[str, float]]]
 """By key, width and rate."""
 
 
-def loss(job: argparse.Namespace, width: int, rates: dict[str, float]) -> float:
+def loss(job: argparse.Namespace, width: int, key: str, rate: float) -> float:
     """Nats per token of held-out text at the end of a run."""
     changes = {f"model.{name}": size for name, size in sizes(width).items()}
     changes |= {
-        **rates,
+        key: rate,
         "tokenizer.vocab_size": job.vocab_size,
         "data.length": 128,
         "train.batch_tokens": 2048,
@@ -72,18 +73,16 @@ def sizes(width: int) -> dict[str, int]:
     }
 
 
-def measure(job: argparse.Namespace) -> Losses:
-    """The losses of all widths and rates, printed as they come."""
-    losses: Losses = json.loads(FIGURES.read_text()) if FIGURES.is_file() else {}
+def measure(job: argparse.Namespace) -> None:
+    """Put the losses of all widths and rates into the file, and print them as they come."""
+    losses: Losses = json.loads(job.figures.read_text()) if job.figures.is_file() else {}
     for width in job.widths:
         for key, (_, rates) in RATES.items():
-            found = losses.setdefault(key, {}).setdefault(str(width), {})
+            by_rate = losses.setdefault(key, {}).setdefault(str(width), {})
             for rate in rates:
-                if str(rate) not in found:
-                    found[str(rate)] = loss(job, width, {**DEFAULTS, key: rate})
-                    write_json(FIGURES, losses)
-            print(f"{key}, width {width}: {found}", flush=True)
-    return losses
+                by_rate[str(rate)] = loss(job, width, key, rate)
+                print(f"width {width}, {key} {rate}: {by_rate[str(rate)]:.3f}", flush=True)
+                write_json(job.figures, losses)
 
 
 def plot(losses: Losses) -> None:
@@ -95,14 +94,14 @@ def plot(losses: Losses) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 2, figsize=(8, 3), layout="constrained", sharey=True)
-    for axis, (key, (title, _)) in zip(axes, RATES.items(), strict=True):
+    for axis, (key, (title, (_, default, _))) in zip(axes, RATES.items(), strict=True):
         for width, by_rate in losses[key].items():
             points = sorted((float(rate), nats) for rate, nats in by_rate.items())
             axis.semilogx(*zip(*points), marker="o", ms=4, lw=1, label=f"width {width}")
         rates = sorted({float(rate) for by_rate in losses[key].values() for rate in by_rate})
         axis.set(title=title, xlabel="peak learning rate", xticks=rates, xticklabels=rates)
         axis.minorticks_off()
-        axis.axvline(DEFAULTS[key], color="gray", ls=":", lw=1)
+        axis.axvline(default, color="gray", ls=":", lw=1)
     axes[0].set(ylabel="validation loss, nats")
     axes[0].legend()
     figure.savefig(PICTURE, metadata={"Date": None})
@@ -116,8 +115,11 @@ def main() -> None:
     options.add_argument("--widths", type=int, nargs="+", default=[128, 256, 512])
     options.add_argument("--steps", type=int, default=150)
     options.add_argument("--vocab-size", type=int, default=8192)
+    options.add_argument("--figures", type=Path, default=FIGURES, help="JSON file of the losses")
     job = options.parse_args()
-    plot(json.loads(FIGURES.read_text()) if job.what == "plot" else measure(job))
+    if job.what == "plot":
+        return plot(json.loads(job.figures.read_text()))
+    measure(job)
 
 
 if __name__ == "__main__":

@@ -318,26 +318,27 @@ def test_large_corpus(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_widths(tmp_path, monkeypatch, capsys):
-    """What is known is not measured again, and all of it is drawn."""
+    """What is measured takes the place of what the file has of it, and all of it is drawn."""
     widths = program("widths")
     data, validation = texts(tmp_path)
-    known = {key: {"64": dict.fromkeys(map(str, rates), 6.5)}
-             for key, (_, rates) in widths.RATES.items()}  # fmt: skip
-    del known["optimizer.matrix_lr"]["64"]["0.01"]
     figures, picture = tmp_path / "widths.json", tmp_path / "widths.svg"
-    figures.write_text(json.dumps(known))
-    monkeypatch.setattr(widths, "FIGURES", figures)
     monkeypatch.setattr(widths, "PICTURE", picture)
-    monkeypatch.setattr(widths, "sizes", lambda width: {"d_model": width})
-    files = ["--data", data, "--validation", validation]
-    sizes = ["--widths", "64", "--steps", "2", "--vocab-size", "500"]
-    monkeypatch.setattr(sys, "argv", ["widths.py", *files, *sizes])
+    title, (_, default, _) = widths.RATES["optimizer.matrix_lr"]
+    figures.write_text(json.dumps({"optimizer.matrix_lr": {"64": {"0.5": 0, "0.02": 6.5}}}))
+    files = ["--data", data, "--validation", validation, "--figures", str(figures)]
+    sizes = ["--widths", "64", "--steps", "8", "--vocab-size", "500"]
+    with monkeypatch.context() as patch:
+        patch.setattr(widths, "sizes", lambda width: {"d_model": width})
+        patch.setattr(widths, "RATES", {"optimizer.matrix_lr": (title, (default, 0.5, default))})
+        patch.setattr(sys, "argv", ["widths.py", *files, *sizes])
+        widths.main()
+    by_rate = json.loads(figures.read_text())["optimizer.matrix_lr"]["64"]
+    assert by_rate.keys() == {"0.5", "0.02", "0.01"}
+    assert 3 < by_rate["0.01"] < by_rate["0.5"] < 6.2  # which is far too large a rate
+    assert by_rate["0.02"] == 6.5
+    monkeypatch.setattr(sys, "argv", ["widths.py", "plot"])
     widths.main()
-    losses = json.loads(figures.read_text())
-    assert 5.5 < losses["optimizer.matrix_lr"]["64"].pop("0.01") < 6.5
-    del losses["optimizer.matrix_lr"]["64"], known["optimizer.matrix_lr"]["64"]
-    assert losses == known
-    assert "width 64" in picture.read_text()
+    assert "width 512" in picture.read_text()
 
 
 def test_windows():

@@ -41,9 +41,8 @@ _SECONDS = 1.0
 # Runs of at least so many seconds at the peak of the device begin with a forecast; those of more
 # than so many days with a warning, and those in minutes for fewer than so many steps.
 _WORTH_SECONDS, _MANY_DAYS, _FEW_STEPS = 20.0, 2.0, 100
-# Repetitions of a text after which another is worth 1 / e of new text, and passes beyond which that
-# is a tenth (Muennighoff et al. 2023).
-_REPETITIONS, _MOST_PASSES = 15.4, 36
+# After more passes over 1 MB, 4 million parameters predict other text worse (benchmarks/LOG.md).
+_ENOUGH_PASSES = 5
 
 
 @dataclass(frozen=True)
@@ -182,25 +181,14 @@ def say_forecast(
     line.say(labelled("forecast", forecast.line))
     passes = forecast.steps / trainer.loader.steps_per_epoch()
     if passes >= 1.05 and not (trainer.recipe.labelled or trainer.recipe.mix):
-        words = (
-            "{passes:,.1f} over the text, worth about {worth:.1f} times as much text read once; "
-            "beyond {most} passes more hardly help"
-        )
-        worth = worth_of_passes(passes)
-        said = translated(words, passes=passes, worth=worth, most=_MOST_PASSES)
+        said = translated("{passes:,.1f} over the text", passes=passes)
+        if passes > _ENOUGH_PASSES and trainer.recipe.objectives[0].repeats_labels:
+            words = "; small models on little text were best after about {enough} (train.epochs)"
+            said += translated(words, enough=_ENOUGH_PASSES)
         line.say(labelled("passes", said))
     if forecast.warning is not None:
         line.warn(forecast.warning)
     return {"forecast": forecast.to_dict()}
-
-
-def worth_of_passes(passes: float) -> float:
-    """How many times as much text, read once, teaches as much as so many passes over a text.
-
-    U + U R (1 - exp(-r / R)) for the unique tokens U, r = passes - 1 repetitions and R = 15.4
-    (Muennighoff et al. 2023, "Scaling data-constrained language models", equation 5).
-    """
-    return 1.0 + _REPETITIONS * -math.expm1(-(passes - 1.0) / _REPETITIONS)
 
 
 def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:

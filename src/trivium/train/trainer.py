@@ -174,7 +174,7 @@ class Trainer:
                 factor = schedule.factor(state.step, self.progress(state))
                 lr = peak * factor
                 set_learning_rate(self.optimizers, factor)
-                if self.decay_is_open and self.reads_again(state.step):
+                if self.decays_by_passes and self.reads_again(state.step):
                     set_weight_decay(self.optimizers, self.loader.steps_per_epoch())
                 losses, norm = self._take_step(batch, state, lr)
                 state.step += 1
@@ -224,12 +224,12 @@ class Trainer:
         return state
 
     @property
-    def decay_is_open(self) -> bool:
-        """Whether the weight decay follows from the passes: none set, and new weights overfit."""
-        recipe = self.recipe
+    def decays_by_passes(self) -> bool:
+        """Whether the weight decay is not set, but follows from the passes: new weights overfit."""
+        recipe, optimizer = self.recipe, self.recipe.optimizer
         overfits = not recipe.mix and recipe.objectives[0].repeats_labels
         new = recipe.defaults == "fast" and not recipe.model.starts_from_weights
-        return new and overfits and recipe.optimizer.weight_decay is None
+        return overfits and new and optimizer.weight_decay is None and optimizer.layer_decay == 1.0
 
     def reads_again(self, step: int) -> bool:
         """Whether a step, counted from 0, reads text that steps before it have read."""

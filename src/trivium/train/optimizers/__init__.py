@@ -76,7 +76,7 @@ class Optimizer(Choice, Config, ABC):
         return optimizers
 
     @property
-    def first_decay(self) -> float:
+    def initial_weight_decay(self) -> float:
         """The weight decay while text is read for the first time."""
         return _WEIGHT_DECAY if self.weight_decay is None else self.weight_decay
 
@@ -110,7 +110,7 @@ class Optimizer(Choice, Config, ABC):
             is_token_embedding = module in _TOKEN_EMBEDDINGS
             own_rate = is_token_embedding and self.embedding_lr is not None
             (tokens if own_rate else others).append(weight)
-        decayed = {"weight_decay": self.first_decay}
+        decayed = {"weight_decay": self.initial_weight_decay}
         groups: list[dict[str, Any]] = [
             {"params": [p for p in others if p.ndim > 1 and id(p) not in vectors], **decayed},
             {
@@ -144,7 +144,7 @@ def _by_layer(
     for weight in group["params"]:
         layers[depths[weight]].append(weight)
     return [
-        {**group, "params": weights, "lr": group["lr"] * decay**depth, "layer_share": decay**depth}
+        {**group, "params": weights, "lr": group["lr"] * decay**depth}
         for depth, weights in layers.items()
     ]
 
@@ -167,8 +167,7 @@ def set_weight_decay(optimizers: Optimizers, steps: float) -> None:
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if decay := group["weight_decay"]:
-                rate = group["peak_lr"] / group.get("layer_share", 1.0)
-                forgetting = 1.0 / (rate * max(steps, _FEWEST_STEPS))
+                forgetting = 1.0 / (group["peak_lr"] * max(steps, _FEWEST_STEPS))
                 group["weight_decay"] = max(decay, forgetting)
 
 

@@ -53,7 +53,7 @@ class Muon(Optimizer):
             groups,
             lr=self.matrix_lr,
             momentum=self.momentum,
-            weight_decay=self.first_decay,
+            weight_decay=self.initial_weight_decay,
             precision=precision,
         )
         return [muon, self.adamw(model, rest)]
