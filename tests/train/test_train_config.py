@@ -328,3 +328,22 @@ def test_learning_rates_follow_the_published_tables():
     assert defaults.batch_tokens(presets["gpt2-mini"], 128) == 2048
     assert defaults.vocabulary_size(presets["gpt2"], 10_000_000) == 8192
     assert defaults.vocabulary_size(presets["gpt2"], 10**10) == 32_768
+
+
+@pytest.mark.parametrize(
+    ("preset", "kind", "changes", "expected"),
+    [
+        ("llama-mini", "causal", [], (True, 0.0)),
+        ("llama-mini", "causal", ["defaults=published"], (False, 0.0)),
+        ("gpt2", "causal", [], (False, 0.0)),
+        ("bert-mini", "masked", [], (False, 0.0)),
+        ("marian-mini", "translation", [], (True, 0.0)),
+        ("marian-mini", "translation", ["model.dropout=0.3"], (True, 0.3)),
+        ("transformer-base", "translation", [], (False, 0.1)),
+        ("bert-mini", "classification", [], (False, 0.1)),
+    ],
+)
+def test_small_new_models_decay_by_passes_in_place_of_dropout(preset, kind, changes, expected):
+    tree = {"model": {"preset": preset}, "objective": {"kind": kind}, "data": {"paths": ["x.txt"]}}
+    recipe = build_recipe(tree, changes)
+    assert (defaults.decays_by_passes(recipe), defaults.dropout(recipe)) == expected

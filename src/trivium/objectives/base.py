@@ -177,8 +177,8 @@ class Objective(Choice, Config, ABC):
     """Whether `loss` compares all rows of a step, such as in-batch negatives. They pass through the
     model in `TensorBatch.parts`, of each process; `sum_of_all` joins them. The longest is first.
     """
-    repeats_labels: ClassVar[bool] = False
-    """Whether a row of text has the same labels in every pass, which models soon know."""
+    decays_by_passes: ClassVar[bool] = False
+    """Whether new models of our sizes learn it best so (`defaults.decays_by_passes`)."""
     rolls_out: ClassVar[bool] = False
     """Whether a step learns from the model's own samples (`OnPolicyObjective`)."""
     trains_one_model: ClassVar[bool] = True

@@ -69,7 +69,7 @@ class Causal(Carrying, LeftToRight):
     """
 
     kind: Literal["causal"] = "causal"
-    repeats_labels: ClassVar[bool] = True
+    decays_by_passes: ClassVar[bool] = True
     context: int | None = Field(
         None, gt=0, description="tokens that a prediction may see; all of the row unless set"
     )

@@ -257,6 +257,7 @@ class Translation(SourceToTarget):
     metric_libraries: ClassVar[Sequence[str]] = ("sacrebleu",)
     kind: Literal["translation"] = "translation"
     batch_examples: ClassVar[int] = 128
+    decays_by_passes: ClassVar[bool] = True
     bleu_tokenizer: Literal["auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "none"] = (
         Field("auto", description="sacrebleu's tokenizer; auto: zh, char or 13a by the targets")
     )

@@ -200,16 +200,25 @@ def eval_examples(recipe: Recipe) -> int | None:
 
 
 def dropout(recipe: Recipe) -> float:
-    """As set, else that of the task on labelled examples, 0 for new ones of our sizes that write.
+    """As set, else 0 in pretraining and beside a decay by passes, and that of the task elsewhere.
 
-    Runs that see their text a few times learn faster without (Geiping and Goldstein 2022).
+    A run that sees its text a few times learns faster without (Geiping and Goldstein 2022).
     """
     if recipe.model.dropout is not None:
         return recipe.model.dropout
-    tasks = _tasks(recipe)
-    if is_own_size(recipe.model.preset or "") and all(task.generates for task in tasks):
+    if decays_by_passes(recipe):
         return 0.0
-    return min(task.dropout for task in tasks) if tasks else 0.0
+    return min((task.dropout for task in _tasks(recipe)), default=0.0)
+
+
+def decays_by_passes(recipe: Recipe) -> bool:
+    """Whether faster decay from the second pass on, not dropout, is to prevent overfitting.
+
+    New models of our sizes learned the rows whose labels are the same in every pass better so,
+    those with new masks in every pass worse (benchmarks/LOG.md).
+    """
+    own = is_own_size(recipe.model.preset or "") and recipe.defaults != "published"
+    return own and not recipe.mix and recipe.objectives[0].decays_by_passes
 
 
 def _is_post_norm(spec: Spec) -> bool:

@@ -91,7 +91,7 @@ class ModelConfig(Config):
         "published", description='new weights as in the paper, or "fast" (encoders, T5, BART)'
     )
     dropout: float | None = Field(
-        None, ge=0, lt=1, description="0 for text and new small models that generate, else 0.1"
+        None, ge=0, lt=1, description="0 for text and small new translators unless set, else 0.1"
     )
     freeze: str = Field(
         "none", description='what stays as it is: "embeddings", "encoder", "layers:N", ...'

@@ -23,6 +23,7 @@ from trivium.data.row_order import derived_seed
 from trivium.errors import TrainingError
 from trivium.objectives import LossTerms, Objective, TensorBatch, to_device
 from trivium.train.carried_state import CarriedState, carried_state
+from trivium.train.defaults import decays_by_passes
 from trivium.train.distributed import ALONE, Parallel, reducing
 from trivium.train.health import SPIKE_WINDOW, is_spike
 from trivium.train.loader import BatchStream, GlobalBatch, Loader, cuts_of
@@ -225,11 +226,12 @@ class Trainer:
 
     @property
     def decays_by_passes(self) -> bool:
-        """Whether the weight decay is not set, but follows from the passes: new weights overfit."""
-        recipe, optimizer = self.recipe, self.recipe.optimizer
-        overfits = not recipe.mix and recipe.objectives[0].repeats_labels
-        new = recipe.defaults == "fast" and not recipe.model.starts_from_weights
-        return overfits and new and optimizer.weight_decay is None and optimizer.layer_decay == 1.0
+        """Whether the weight decay is not set, but follows from the passes."""
+        open_decay = self.recipe.optimizer.weight_decay is None
+        # Lower layers with smaller rates would forget faster than they learn.
+        return (
+            open_decay and self.recipe.optimizer.layer_decay == 1 and decays_by_passes(self.recipe)
+        )
 
     def reads_again(self, step: int) -> bool:
         """Whether a step, counted from 0, reads text that steps before it have read."""
