@@ -9,7 +9,7 @@ with it. First Muon's rate varies, then AdamW's of token embeddings; the other i
 
 Losses are kept in a file, those of a width and a rate until they are measured again; runs that are
 not comparable, of another text or another number of steps, need another one (--figures). Without
---data the bundled English text is used.
+--data the bundled English text is used. `plot` draws what the file has.
 """
 
 from __future__ import annotations

@@ -339,7 +339,11 @@ def test_learning_rates_follow_the_published_tables():
         ("bert-mini", "masked", [], (False, 0.0)),
         ("marian-mini", "translation", [], (True, 0.0)),
         ("marian-mini", "translation", ["model.dropout=0.3"], (True, 0.3)),
+        ("marian-mini", "translation", ["optimizer.weight_decay=0.1"], (False, 0.1)),
+        ("marian-mini", "translation", ["optimizer.layer_decay=0.9"], (False, 0.1)),
         ("transformer-base", "translation", [], (False, 0.1)),
+        ("bahdanau-mini", "translation", [], (False, 0.1)),
+        ("lstm-mini", "causal", [], (False, 0.0)),
         ("bert-mini", "classification", [], (False, 0.1)),
     ],
 )

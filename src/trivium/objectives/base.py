@@ -178,7 +178,7 @@ class Objective(Choice, Config, ABC):
     model in `TensorBatch.parts`, of each process; `sum_of_all` joins them. The longest is first.
     """
     decays_by_passes: ClassVar[bool] = False
-    """Whether new models of our sizes learn it best so (`defaults.decays_by_passes`)."""
+    """Whether small new models need faster weight decay from the second pass on."""
     rolls_out: ClassVar[bool] = False
     """Whether a step learns from the model's own samples (`OnPolicyObjective`)."""
     trains_one_model: ClassVar[bool] = True

@@ -182,7 +182,7 @@ def say_forecast(
     passes = forecast.steps / trainer.loader.steps_per_epoch()
     if passes >= 1.05 and not (trainer.recipe.labelled or trainer.recipe.mix):
         said = translated("{passes:,.1f} over the text", passes=passes)
-        if passes > _ENOUGH_PASSES and defaults.decays_by_passes(trainer.recipe):
+        if round(passes) > _ENOUGH_PASSES and defaults.decays_by_passes(trainer.recipe):
             words = "; small models on little text were best after about {enough} (train.epochs)"
             said += translated(words, enough=_ENOUGH_PASSES)
         line.say(labelled("passes", said))

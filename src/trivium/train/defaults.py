@@ -30,7 +30,7 @@ from typing import Any, Literal
 from trivium.errors import SpecError
 from trivium.models.initialization import with_fast_initialization
 from trivium.objectives import LabelledObjective
-from trivium.presets import is_own_size
+from trivium.presets import is_own_size, presets
 from trivium.spec import ModelSpec, RNNSpec, Spec
 from trivium.text import TokenizerConfig
 from trivium.train.recipe import Recipe
@@ -214,11 +214,14 @@ def dropout(recipe: Recipe) -> float:
 def decays_by_passes(recipe: Recipe) -> bool:
     """Whether faster decay from the second pass on, not dropout, is to prevent overfitting.
 
-    New models of our sizes learned the rows whose labels are the same in every pass better so,
-    those with new masks in every pass worse (benchmarks/LOG.md).
+    New Transformers of our sizes learned the rows whose labels are the same in every pass better
+    so, those with new masks in every pass worse (benchmarks/LOG.md). With a layer_decay lower
+    layers would forget faster than they learn.
     """
-    own = is_own_size(recipe.model.preset or "") and recipe.defaults != "published"
-    return own and not recipe.mix and recipe.objectives[0].decays_by_passes
+    preset, optimizer = recipe.model.preset or "", recipe.optimizer
+    own = is_own_size(preset) and recipe.defaults != "published" and bool(presets[preset].stacks)
+    decay_is_open = optimizer.weight_decay is None and optimizer.layer_decay == 1.0
+    return own and decay_is_open and not recipe.mix and recipe.objectives[0].decays_by_passes
 
 
 def _is_post_norm(spec: Spec) -> bool:

@@ -91,7 +91,7 @@ class ModelConfig(Config):
         "published", description='new weights as in the paper, or "fast" (encoders, T5, BART)'
     )
     dropout: float | None = Field(
-        None, ge=0, lt=1, description="0 for text and small new translators unless set, else 0.1"
+        None, ge=0, lt=1, description="0 for text and small new translators, else by the task"
     )
     freeze: str = Field(
         "none", description='what stays as it is: "embeddings", "encoder", "layers:N", ...'
@@ -228,8 +228,8 @@ class MixConfig(Config):
 
     With one labelled source, what the recipe leaves open is as in fine-tuning for all of them: half
     the learning rate of pretraining for new weights, a linear schedule with a warm-up of a tenth,
-    its dropout, a budget in epochs. Set `optimizer.lr`, `[schedule]`, `model.dropout` and the
-    budget where pretraining is the larger part.
+    the task's dropout, a budget in epochs. Set `optimizer.lr`, `[schedule]`, `model.dropout` and
+    the budget where pretraining is the larger part.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", description="in metrics and shards")

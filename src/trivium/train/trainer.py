@@ -146,7 +146,7 @@ class Trainer:
             Interrupted: Ctrl-C or SIGTERM, after a checkpoint was written.
         """
         config, schedule = self.recipe.train, self.recipe.schedule
-        peak = self.recipe.optimizer.lr
+        peak, forgets = self.recipe.optimizer.lr, decays_by_passes(self.recipe)
         eval_every, save_every = config.eval_every, config.save_every
         assert eval_every is not None
         assert save_every is not None
@@ -175,7 +175,7 @@ class Trainer:
                 factor = schedule.factor(state.step, self.progress(state))
                 lr = peak * factor
                 set_learning_rate(self.optimizers, factor)
-                if self.decays_by_passes and self.reads_again(state.step):
+                if forgets and self.reads_again(state.step):
                     set_weight_decay(self.optimizers, self.loader.steps_per_epoch())
                 losses, norm = self._take_step(batch, state, lr)
                 state.step += 1
@@ -224,17 +224,8 @@ class Trainer:
                     raise Interrupted(state.step)
         return state
 
-    @property
-    def decays_by_passes(self) -> bool:
-        """Whether the weight decay is not set, but follows from the passes."""
-        open_decay = self.recipe.optimizer.weight_decay is None
-        # Lower layers with smaller rates would forget faster than they learn.
-        return (
-            open_decay and self.recipe.optimizer.layer_decay == 1 and decays_by_passes(self.recipe)
-        )
-
     def reads_again(self, step: int) -> bool:
-        """Whether a step, counted from 0, reads text that steps before it have read."""
+        """Whether a step, counted from 0, takes rows that steps before it have taken."""
         return step >= math.ceil(self.loader.steps_per_epoch())
 
     def progress(self, state: TrainState, more_seconds: float = 0.0) -> float:

@@ -47,8 +47,8 @@ class Optimizer(Choice, Config, ABC):
     weight_decay: float | None = Field(
         None,
         ge=0,
-        description="decoupled decay of matrices, not vectors; unless set, 0.01, and more from "
-        "the second pass on for new small models that learn causal or translation",
+        description="decoupled decay of matrices, not vectors; unless set, 0.01, and from the "
+        "second pass on more for small new models of one causal or translation source",
     )
 
     betas: tuple[float, float] = Field((0.9, 0.98), description="decay of AdamW's two moments")
