@@ -46,7 +46,8 @@ def test_weights_decay_more_from_the_second_pass_on_unless_the_decay_is_set(
         return take_step(trainer, batch, state, lr)
 
     monkeypatch.setattr(Trainer, "_take_step", noted)
-    changes = settings(steps=6, batch_tokens=8192) | {"optimizer": {"weight_decay": decay}}
+    train = {"steps": 4, "batch_tokens": 8192, "micro_batch_tokens": 8192}
+    changes = settings(**train) | {"optimizer": {"weight_decay": decay}}
     first = pretrain("gpt2-tiny", data=text, out=tmp_path / "a", changes=changes, console=quiet())
     del changes["tokenizer"]  # trained weights keep theirs, and what they know
     recipe = {"model": {"init_from": str(first.path)}, "objective": {"kind": "causal"}}
@@ -57,7 +58,7 @@ def test_weights_decay_more_from_the_second_pass_on_unless_the_decay_is_set(
     a_run = [(decay or 0.01) if step < steps else pytest.approx(more) for step, *_ in found]
     half = len(found) // 2
     assert found[half][0] == 0
-    assert half == 6 > steps
+    assert half == 4 > steps
     assert [one[1] for one in found[:half]] == a_run[:half]
     assert {one[1] for one in found[half:]} == {decay or 0.01}
 
@@ -65,7 +66,7 @@ def test_weights_decay_more_from_the_second_pass_on_unless_the_decay_is_set(
 def test_weights_that_fill_masks_do_not_decay_more(text, tmp_path, monkeypatch):
     """Every pass has masks of its own: 1 MB five times was worse by 0.37 nats so."""
     monkeypatch.setattr("trivium.train.trainer.set_weight_decay", None)  # not to be called
-    changes = settings(steps=6, batch_tokens=8192)
+    changes = settings(steps=4, batch_tokens=8192, micro_batch_tokens=8192)
     pretrain("bert-tiny", data=text, out=tmp_path / "run", changes=changes, console=quiet())
 
 
