@@ -54,8 +54,8 @@ def test_a_run_says_how_often_it_reads_its_text(tmp_path, monkeypatch):
         ("llama-tiny", 6, "over the text; small models on little text were best"),
         ("bert-tiny", 6, "over the text\n"),  # whose masks are new in every pass
     ):
-        rare = {"eval_every": 1000, "save_every": 1000, "eval_tokens": 64}
-        changes = settings(steps=None, epochs=epochs, **rare)
+        train = {"eval_every": 1000, "save_every": 1000, "eval_tokens": 64, "batch_tokens": 1024}
+        changes = settings(steps=None, epochs=epochs, **train)
         out, console = tmp_path / f"{preset}-{epochs}", quiet()
         pretrain(preset, data=tmp_path / "text.txt", out=out, changes=changes, console=console)
         shown = console.file.getvalue()  # type: ignore[attr-defined]

@@ -42,6 +42,7 @@ Build = Callable[[nn.Module], list[torch.optim.Optimizer]]
 LAYOUTS = [{"data": "ddp"}, {"data": "fsdp"}, {"data": "fsdp", "replicas": 2}]
 
 
+@pytest.mark.slow
 def test_two_processes_take_the_steps_of_one(tmp_path: Path) -> None:
     spawn(work, (2, free_port(), str(tmp_path)), nprocs=2)
 

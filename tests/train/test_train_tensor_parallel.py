@@ -46,6 +46,7 @@ class Case(NamedTuple):
     length: int = 7
 
 
+@pytest.mark.slow
 def test_losses_and_gradients_are_those_of_one_process(tmp_path: Path) -> None:
     """Of an odd vocabulary and an odd number of positions."""
     cases = [Case("gpt2", True), Case("bert"), Case("llama", True), Case("t5"), Case("marian")]

@@ -46,12 +46,14 @@ def test_weights_decay_more_from_the_second_pass_on_unless_the_decay_is_set(
         return take_step(trainer, batch, state, lr)
 
     monkeypatch.setattr(Trainer, "_take_step", noted)
-    train = {"steps": 4, "batch_tokens": 8192, "micro_batch_tokens": 8192}
+    data = tmp_path / "text.txt"
+    data.write_text(text.read_text()[:30_000])
+    train = {"steps": 4, "batch_tokens": 2048, "micro_batch_tokens": 2048}
     changes = settings(**train) | {"optimizer": {"weight_decay": decay}}
-    first = pretrain("gpt2-tiny", data=text, out=tmp_path / "a", changes=changes, console=quiet())
+    first = pretrain("gpt2-tiny", data=data, out=tmp_path / "a", changes=changes, console=quiet())
     del changes["tokenizer"]  # trained weights keep theirs, and what they know
     recipe = {"model": {"init_from": str(first.path)}, "objective": {"kind": "causal"}}
-    pretrain(recipe, data=text, out=tmp_path / "b", changes=changes, console=quiet())
+    pretrain(recipe, data=data, out=tmp_path / "b", changes=changes, console=quiet())
     (*_, steps) = found[0]
     rate = tomllib.loads(first.recipe.read_text())["optimizer"]["lr"]
     more = decay or 1 / (rate * 100)  # fewer steps than a hundred are no mean

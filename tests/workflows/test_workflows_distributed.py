@@ -106,6 +106,7 @@ def pairs(text, tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_and_one_goes_on(text, encoder, pairs, tmp_path):
     # Of XLNet no step uses what compares token types.
     layouts = {"xlnet-tiny": DDP, "bert-tiny": FSDP, "t5-tiny": TENSOR}
