@@ -8,11 +8,13 @@ length, vocabulary and minutes, trains anew for shares of them: which is enough 
 gets ours, so that losses are of the same tokens; tokenizers are trained on as much text as ours of
 the shortest run. The rest is its own: model, bf16, `Trainer`, and AdamW, whose rate rises for 50
 steps and falls by the clock to the end of the minutes. Its rates are the best of few tried, which
-RESULTS.md lists. "textbook" is BERT at 5e-5 in float32, 80 rows a step, as textbooks train it.
+RESULTS.md lists. "textbook" is BERT at 5e-5 in float32, 80 rows a step, as textbooks train it;
+"nanogpt" is the model of Karpathy's nanoGPT, from a checkout that the variable NANOGPT names.
 
     python benchmarks/time_to_loss.py --data wiki.txt --validation wiki.valid.txt --minutes 4
     python benchmarks/time_to_loss.py --families decoder --shares 0.25 --set optimizer.kind=adamw
     python benchmarks/time_to_loss.py --families t5 --sides transformers --rate 1e-3
+    NANOGPT=../nanoGPT python benchmarks/time_to_loss.py --families nanogpt
 
 Without --data the bundled English text is used, of which every tenth document is held out.
 """
@@ -21,6 +23,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -39,7 +43,9 @@ from side_by_side import (
     timed_runs,
     training_arguments,
 )
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, pad
+from transformers.modeling_outputs import CausalLMOutput
 
 import trivium
 from trivium.data import Batch, Rows, Shards, read_documents
@@ -121,12 +127,33 @@ def bart(vocab_size: int) -> Any:
     return transformers.BartForConditionalGeneration(config)
 
 
+class NanoGPT(nn.Module):
+    """nanoGPT's model, 4 layers x 256 as the others, called as those of `transformers` are."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        sys.path.append(os.environ["NANOGPT"])
+        from model import GPT, GPTConfig  # type: ignore[import-not-found]
+
+        sizes = {"n_layer": 4, "n_head": 4, "n_embd": 256, "block_size": LENGTH}
+        self.gpt = GPT(GPTConfig(vocab_size=vocab_size, dropout=0.0, bias=False, **sizes))
+
+    def forward(
+        self, input_ids: Tensor, labels: Tensor | None = None, **_: Tensor
+    ) -> CausalLMOutput:
+        """Shifts labels itself; nanoGPT has logits of all tokens only where there are targets."""
+        targets = input_ids if labels is None else pad(labels[:, 1:], (0, 1), value=-1)
+        logits, loss = self.gpt(input_ids, targets)
+        return CausalLMOutput(loss=loss, logits=logits)
+
+
 FAMILIES = {
     "decoder": Family("llama-mini", "byte-bpe", Causal(), llama, 2e-3),
     "encoder": Family("modernbert-mini", "wordpiece", Masked(), modernbert, 1e-3),
     "t5": Family("t5-mini", "unigram", SpanCorruption(), t5, 2e-3),
     "bart": Family("bart-mini", "byte-bpe", Denoising(), bart, 1e-3),
     "textbook": Family("bert-mini", "wordpiece", Masked(), bert, 5e-5, 80, 8, falls=False),
+    "nanogpt": Family("llama-mini", "byte-bpe", Causal(), NanoGPT, 1e-3),
 }
 
 
@@ -289,7 +316,8 @@ def main() -> None:
     options = timed_parser(__doc__, minutes=4.0, shares=[0.25, 0.5, 1.0])
     options.add_argument("--data", help="training text, .txt; default: the bundled sample")
     options.add_argument("--validation", help="held-out text; needed with --data")
-    options.add_argument("--families", nargs="+", choices=FAMILIES, default=[*FAMILIES])
+    default = [name for name in FAMILIES if name != "nanogpt" or "NANOGPT" in os.environ]
+    options.add_argument("--families", nargs="+", choices=FAMILIES, default=default)
     options.add_argument("--compile", action="store_true", help="the peer by torch.compile")
     chosen = options.parse_args()
     if is_child(chosen, SIDES):
