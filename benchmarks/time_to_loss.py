@@ -151,7 +151,7 @@ FAMILIES = {
     "decoder": Family("llama-mini", "byte-bpe", Causal(), llama, 2e-3),
     "encoder": Family("modernbert-mini", "wordpiece", Masked(), modernbert, 1e-3),
     "t5": Family("t5-mini", "unigram", SpanCorruption(), t5, 2e-3),
-    "bart": Family("bart-mini", "byte-bpe", Denoising(), bart, 1e-3),
+    "bart": Family("bart-mini", "byte-bpe", Denoising(), bart, 3e-4),
     "textbook": Family("bert-mini", "wordpiece", Masked(), bert, 5e-5, 80, 8, falls=False),
     "nanogpt": Family("llama-mini", "byte-bpe", Causal(), NanoGPT, 1e-3),
 }
