@@ -45,7 +45,7 @@ from trivium.objectives.seq2seq import Translation, bleu_tokenizer
 from trivium.text import Tokenizer
 from trivium.train.defaults import sample_bytes
 
-RATE, ROWS = 1e-3, 64
+RATE, ROWS = 5e-4, 32
 
 
 def run_trivium(job: argparse.Namespace) -> Figures:

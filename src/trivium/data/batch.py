@@ -14,6 +14,21 @@ Floats = NDArray[np.float64]
 
 IGNORE_INDEX = -100
 """The label of a position without loss, as in `torch.nn.functional.cross_entropy`."""
+ROUNDED = 8
+"""Padded lengths and numbers of rows are multiples of it where possible, so that sizes repeat.
+
+For every new size of a product in bfloat16 PyTorch makes new code on a CPU, which takes longer than
+the product; compiled models are compiled again.
+"""
+
+
+def rounded(length: int, *, most: int, multiple: int = ROUNDED) -> int:
+    """The next multiple, but at most `most`.
+
+    >>> rounded(13, most=100), rounded(13, most=14)
+    (16, 14)
+    """
+    return min(length + -length % multiple, most)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from trivium.data.batch import IGNORE_INDEX, Ints, RowBatch
+from trivium.data.batch import IGNORE_INDEX, Ints, RowBatch, rounded
 from trivium.files import replace_folder
 
 _INDEX = "index.npz"
@@ -97,12 +97,15 @@ class EncodedExamples:
         """Tokens of all examples."""
         return int(self.lengths.sum())
 
-    def take(self, indices: ArrayLike) -> RowBatch:
-        """The examples numbered `indices`, in that order, padded on the right to the longest."""
+    def take(self, indices: ArrayLike, *, multiple: int = 1) -> RowBatch:
+        """The examples numbered `indices`, in that order, padded on the right.
+
+        To the longest, or to a multiple, but never longer than the longest of all.
+        """
         numbers = np.atleast_1d(np.asarray(indices, dtype=np.int64))
         fills = {**dict.fromkeys(_TOKEN_FIELDS, self.pad_id), "labels": IGNORE_INDEX}
         arrays: dict[str, NDArray] = {
-            name: ragged.padded(numbers, fills.get(name, 0))
+            name: ragged.padded(numbers, fills.get(name, 0), multiple)
             for name, ragged in self._ragged.items()
         }
         if "decoder_input_ids" in arrays:
@@ -132,10 +135,10 @@ class Ragged:
         empty = np.empty(0, np.int32)
         return cls(sizes, np.memmap(file, np.int32, mode="r") if sizes.any() else empty)
 
-    def padded(self, numbers: Ints, fill: int) -> Ints:
-        """int64 [B, T] with T of the longest row."""
-        sizes = self.sizes[numbers]
-        columns = np.arange(sizes.max(initial=0))
+    def padded(self, numbers: Ints, fill: int, multiple: int) -> Ints:
+        """int64 [B, T] with T of the longest row, or the next multiple."""
+        sizes, most = self.sizes[numbers], self.sizes.max(initial=0)
+        columns = np.arange(rounded(sizes.max(initial=0), most=most, multiple=multiple))
         real = columns < sizes[:, None]
         padded = np.full(real.shape, fill, dtype=np.int64)
         padded[real] = self.values[(self.starts[numbers][:, None] + columns)[real]]

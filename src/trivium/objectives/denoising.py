@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from trivium.data.batch import Bools, Floats, Ints, RowBatch
+from trivium.data.batch import Bools, Floats, Ints, RowBatch, rounded
 from trivium.data.row_order import RowRandom
 from trivium.objectives.base import compact, real_tokens
 from trivium.objectives.encoder_decoder import EncoderDecoderObjective, Padded
@@ -140,7 +140,9 @@ class Denoising(EncoderDecoderObjective):
         both = np.stack((np.full_like(tokens, vocabulary.mask_id), tokens), axis=2)
         shown = np.stack((chosen, kept), axis=2)
         flat = len(ids), -1
-        return compact(both.reshape(flat), shown.reshape(flat), vocabulary.pad_id)
+        ids, lengths = compact(both.reshape(flat), shown.reshape(flat), vocabulary.pad_id)
+        more = rounded(ids.shape[1], most=max(width, ids.shape[1])) - ids.shape[1]
+        return np.pad(ids, ((0, 0), (0, more)), constant_values=vocabulary.pad_id), lengths
 
     def _gaps(self, lengths: Ints, width: int, rng: RowRandom) -> tuple[Ints, Bools]:
         """The length of the span in every gap, and which gaps have one: [B, T + 1] each."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trivium.data.batch import Batch, RowBatch
+from trivium.data.batch import ROUNDED, Batch, RowBatch
 from trivium.data.encoded import EncodedExamples
 from trivium.data.row_order import RowRandom, lanes_of_step, permutation, rows_of_step
 from trivium.data.rows import Rows
@@ -172,7 +172,7 @@ class BatchStream:
 
     def _take(self, indices: np.ndarray) -> RowBatch:
         if isinstance(self.data, EncodedExamples):
-            return self.data.take(indices)
+            return self.data.take(indices, multiple=ROUNDED)
         with_documents = self.separate_documents or self.objective.needs_documents
         return self.data.take(indices, with_documents=with_documents)
 
@@ -337,7 +337,8 @@ def group_by_length(lengths: np.ndarray, micro_batch_tokens: int) -> list[np.nda
     """Groups of examples of similar length, longest first.
 
     A group ends where another example would bring its padding over `_TOKENS_PER_CALL`, which is
-    what a group more costs, or its rows times their greatest length over `micro_batch_tokens`.
+    what a group more costs (twice that where its rows are no multiple of `ROUNDED`), or its rows
+    times their greatest length, rounded, over `micro_batch_tokens`.
     Lengths of an encoder-decoder are those of both sides together, which are padded apart.
 
     >>> [group.tolist() for group in group_by_length(np.array([2, 900, 2]), 4096)]
@@ -348,8 +349,10 @@ def group_by_length(lengths: np.ndarray, micro_batch_tokens: int) -> list[np.nda
     for end, length in enumerate(lengths[order].tolist()):
         longest = int(lengths[order[starts[-1]]])
         padding += longest - length
-        full = (end + 1 - starts[-1]) * longest > micro_batch_tokens and end > starts[-1]
-        if padding > _TOKENS_PER_CALL or full:
+        width = longest + -longest % ROUNDED
+        full = (end + 1 - starts[-1]) * width > micro_batch_tokens and end > starts[-1]
+        most = _TOKENS_PER_CALL * (1 if (end - starts[-1]) % ROUNDED == 0 else 2)
+        if padding > most or full:
             starts.append(end)
             padding = 0
     return np.split(order, starts[1:])
