@@ -322,6 +322,8 @@ def main() -> None:
     chosen = options.parse_args()
     if is_child(chosen, SIDES):
         return
+    if "nanogpt" in chosen.families and "NANOGPT" not in os.environ:
+        options.error("nanogpt needs a checkout of nanoGPT: set the variable NANOGPT to its folder")
     if (chosen.data is None) != (chosen.validation is None):
         options.error("--data and --validation go together")
     with tempfile.TemporaryDirectory() as folder:

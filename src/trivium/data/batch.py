@@ -15,20 +15,20 @@ Floats = NDArray[np.float64]
 IGNORE_INDEX = -100
 """The label of a position without loss, as in `torch.nn.functional.cross_entropy`."""
 ROUNDED = 8
-"""Padded lengths and numbers of rows are multiples of it where possible, so that sizes repeat.
+"""Padded lengths and numbers of rows are multiples of it where possible, so that shapes repeat.
 
-For every new size of a product in bfloat16 PyTorch makes new code on a CPU, which takes longer than
-the product; compiled models are compiled again.
+For every new shape of a product in bfloat16 oneDNN generates a kernel on a CPU, which takes longer
+than the product; compiled models are compiled again.
 """
 
 
-def rounded(length: int, *, most: int, multiple: int = ROUNDED) -> int:
-    """The next multiple, but at most `most`.
+def rounded(length: int, multiple: int = ROUNDED) -> int:
+    """The next multiple.
 
-    >>> rounded(13, most=100), rounded(13, most=14)
-    (16, 14)
+    >>> rounded(13), rounded(16)
+    (16, 16)
     """
-    return min(length + -length % multiple, most)
+    return length + -length % multiple
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

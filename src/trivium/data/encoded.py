@@ -138,7 +138,7 @@ class Ragged:
     def padded(self, numbers: Ints, fill: int, multiple: int) -> Ints:
         """int64 [B, T] with T of the longest row, or the next multiple."""
         sizes, most = self.sizes[numbers], self.sizes.max(initial=0)
-        columns = np.arange(rounded(sizes.max(initial=0), most=most, multiple=multiple))
+        columns = np.arange(min(rounded(sizes.max(initial=0), multiple), most))
         real = columns < sizes[:, None]
         padded = np.full(real.shape, fill, dtype=np.int64)
         padded[real] = self.values[(self.starts[numbers][:, None] + columns)[real]]

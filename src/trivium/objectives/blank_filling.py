@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from trivium.data.batch import IGNORE_INDEX, Batch, Floats, Ints, RowBatch
+from trivium.data.batch import IGNORE_INDEX, Batch, Floats, Ints, RowBatch, rounded
 from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.objectives.causal import LeftToRight, is_causal
@@ -22,8 +22,6 @@ from trivium.text.vocabulary import Vocabulary
 _KIND, _LENGTH, _GAP, _ORDER = range(4)
 # Of spans; the chance of a longer one is below 1e-6 for any mean up to 20.
 _LONGEST = 48
-# Rows are padded to a multiple of so many tokens: few shapes for a compiled model.
-_MULTIPLE = 8
 
 
 @dataclass(frozen=True)
@@ -131,7 +129,7 @@ class BlankFilling(LeftToRight):
                 with_blanks(ids, spans, orders[i, : len(spans)].argsort().tolist(), vocabulary)
             )
         columns = max(len(row.input_ids) for row in made)
-        shape = len(made), columns + -columns % _MULTIPLE
+        shape = len(made), rounded(columns)
         input_ids = np.zeros(shape, dtype=np.int64)
         labels = np.full(shape, IGNORE_INDEX, dtype=np.int64)
         positions = np.zeros((*shape, 2), dtype=np.int64)

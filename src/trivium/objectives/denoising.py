@@ -141,7 +141,7 @@ class Denoising(EncoderDecoderObjective):
         shown = np.stack((chosen, kept), axis=2)
         flat = len(ids), -1
         ids, lengths = compact(both.reshape(flat), shown.reshape(flat), vocabulary.pad_id)
-        more = rounded(ids.shape[1], most=max(width, ids.shape[1])) - ids.shape[1]
+        more = max(0, min(rounded(ids.shape[1]), width) - ids.shape[1])
         return np.pad(ids, ((0, 0), (0, more)), constant_values=vocabulary.pad_id), lengths
 
     def _gaps(self, lengths: Ints, width: int, rng: RowRandom) -> tuple[Ints, Bools]:

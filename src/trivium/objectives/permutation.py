@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
+from trivium.data.batch import IGNORE_INDEX, ROUNDED, Batch, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.objectives.base import compact, real_tokens, row_inputs
@@ -19,8 +19,6 @@ from trivium.text.vocabulary import Vocabulary
 
 # The channel of noise that draws orders; those before it choose tokens.
 _ORDER = 4
-# Rows predict a multiple of so many tokens: few shapes for a compiled model.
-_MULTIPLE = 8
 
 
 class Permutation(Carrying, Choosing):
@@ -82,7 +80,7 @@ class Permutation(Carrying, Choosing):
         unknown = chosen | (vocabulary.is_special[ids] & real)
         predicted, _ = compact(np.broadcast_to(np.arange(length), ids.shape), chosen, 0)
         labels, _ = compact(ids, chosen, IGNORE_INDEX)
-        more = ((0, 0), (0, -labels.shape[1] % _MULTIPLE or _MULTIPLE * (labels.shape[1] == 0)))
+        more = ((0, 0), (0, -labels.shape[1] % ROUNDED or ROUNDED * (labels.shape[1] == 0)))
         return Batch(
             input_ids=ids,
             order=np.where(unknown, rank + 1, 0),

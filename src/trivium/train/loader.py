@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trivium.data.batch import ROUNDED, Batch, RowBatch
+from trivium.data.batch import ROUNDED, Batch, RowBatch, rounded
 from trivium.data.encoded import EncodedExamples
 from trivium.data.row_order import RowRandom, lanes_of_step, permutation, rows_of_step
 from trivium.data.rows import Rows
@@ -349,8 +349,8 @@ def group_by_length(lengths: np.ndarray, micro_batch_tokens: int) -> list[np.nda
     for end, length in enumerate(lengths[order].tolist()):
         longest = int(lengths[order[starts[-1]]])
         padding += longest - length
-        width = longest + -longest % ROUNDED
-        full = (end + 1 - starts[-1]) * width > micro_batch_tokens and end > starts[-1]
+        size = (end + 1 - starts[-1]) * rounded(longest)
+        full = size > micro_batch_tokens and end > starts[-1]
         most = _TOKENS_PER_CALL * (1 if (end - starts[-1]) % ROUNDED == 0 else 2)
         if padding > most or full:
             starts.append(end)
