@@ -60,6 +60,19 @@ def test_value_and_gradients_for_every_chunk_size(monkeypatch):
             assert_close([chunked(inputs, targets, smoothing, cap)], wanted[:1], 1e-11)
 
 
+def test_features_after_the_last_target_count_for_nothing(monkeypatch):
+    for rows, cap in itertools.product((1, 5, 13, 16, 100), (None, 1.3)):
+        monkeypatch.setattr(loss_module, "_CPU_CHUNK", rows * VOCABULARY)
+        inputs, targets = make(20)
+        few = targets[:13]
+        loss, d_features, *others = with_gradients(chunked(inputs, few, 0.1, cap), inputs)
+        assert not d_features[13:].any()
+        wanted = expected([inputs[0][:13], *inputs[1:]], few, 0.1, cap)
+        assert_close([loss, d_features[:13], *others], wanted, 1e-11)
+        with torch.no_grad():
+            assert_close([chunked(inputs, few, 0.1, cap)], wanted[:1], 1e-11)
+
+
 def test_extreme_logits_stay_finite():
     for scale in (30.0, 1000.0):
         inputs, targets = make(scale=scale)

@@ -158,6 +158,8 @@ class LanguageModule(PartModule):
     def lm_loss(self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """Cross-entropy in nats of `targets` [M] from hidden states [M, D], summed.
 
+        Hidden states after the last target count for nothing.
+
         `smoothing` is the share of every target that is spread over the whole vocabulary.
 
         Raises:
@@ -177,6 +179,7 @@ class LanguageModule(PartModule):
                 soft_cap=head.soft_cap,
             )
         total = hidden.new_zeros((), dtype=torch.float32)
+        features = features[: len(targets)]
         for part, target in zip(features.split(_PACKED_ROWS), targets.split(_PACKED_ROWS)):
             logits = head.packed(part).float()
             if head.soft_cap is not None:

@@ -74,12 +74,15 @@ def linear_cross_entropy(
     Where the vocabulary is divided among processes, `weight` and `bias` are the rows of this one,
     `softmax_loss` is of all of them, and no process has more than `max_rows`.
 
+    Features after the last target count for nothing.
+
     Shape: features [M, D], weight [V, D], bias [V] or None, targets int64 [M] -> scalar float32.
     """
     dtype, softmax_loss = autocast_dtype(features), softmax_loss or cross_entropy_and_gradient
     if soft_cap is not None:
         softmax_loss = _of_capped(softmax_loss, soft_cap)
     chunks = _chunks(features, max_rows or len(weight))
+    chunks = [(start, stop) for start, stop in chunks if start < len(targets)]
     if torch.is_grad_enabled():
         return _LinearCrossEntropy.apply(  # type: ignore[return-value]
             features, weight, bias, targets, dtype, smoothing, softmax_loss, chunks
@@ -88,8 +91,9 @@ def linear_cross_entropy(
     features, matrix = features.to(dtype), weight.to(dtype)
     offset = None if bias is None else bias.to(dtype)
     for start, stop in chunks:
-        logits = F.linear(features[start:stop], matrix, offset).float()
-        total += softmax_loss(logits, targets[start:stop], smoothing)[0]
+        labels = targets[start:stop]
+        logits = F.linear(features[start:stop], matrix, offset)[: len(labels)].float()
+        total += softmax_loss(logits, labels, smoothing)[0]
     return total
 
 
@@ -163,18 +167,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
         rows, matrix = features.to(dtype), weight.to(dtype)
         offset = None if bias is None else bias.to(dtype)
         total = features.new_zeros((), dtype=torch.float32)
-        d_features = torch.empty_like(rows)
+        d_features = torch.zeros_like(rows)
         # A frozen matrix, as with LoRA, needs no gradient: the largest product is saved.
         trained = ctx.needs_input_grad[1]
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if trained else None
         d_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         for start, stop in chunks:
-            logits = F.linear(rows[start:stop], matrix, offset).float()
-            loss, d_logits = softmax_loss(logits, targets[start:stop], smoothing)
+            logits, labels = F.linear(rows[start:stop], matrix, offset).float(), targets[start:stop]
+            loss, d_labelled = softmax_loss(logits[: len(labels)], labels, smoothing)
             total += loss
             if d_bias is not None:
-                d_bias += d_logits.sum(0)
-            d_logits = d_logits.to(dtype)
+                d_bias += d_labelled.sum(0)
+            d_logits = d_labelled.to(dtype)
+            if len(labels) < stop - start:
+                d_logits = F.pad(d_logits, (0, 0, 0, stop - start - len(labels)))
             torch.mm(d_logits, matrix, out=d_features[start:stop])
             if d_weight is not None:
                 d_weight += d_logits.T @ rows[start:stop]
