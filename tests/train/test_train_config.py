@@ -63,8 +63,8 @@ def test_a_short_budget_in_minutes_has_a_small_tokenizer_sample():
         return load_recipe("t5-mini", changes).tokenizer.sample_bytes  # type: ignore[union-attr]
 
     assert sample_bytes() == sample_bytes("train.minutes=600") == 30_000_000
-    assert sample_bytes("train.minutes=2") == 3_000_000  # which take 24 s of them
-    assert sample_bytes("train.minutes=0.1") == 1_500_000
+    assert sample_bytes("train.minutes=2") == 1_500_000  # which take 12 s of them
+    assert sample_bytes("train.minutes=0.1") == 750_000
     bpe = ("train.minutes=2", "tokenizer.kind=bpe")
     assert sample_bytes(*bpe) == 10_000_000
     assert sample_bytes("train.minutes=2", "tokenizer.sample_bytes=7") == 7

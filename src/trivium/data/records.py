@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TextIO
 
@@ -135,18 +136,12 @@ class Record(dict[str, Any]):
 
     def find(self, names: Sequence[str]) -> str | None:
         """The column with the first of some usual names, in any case; None without one."""
-        return next((column for (column,) in self._usual((name,) for name in names)), None)
+        found = _usual_columns(tuple(self), tuple((name,) for name in names))
+        return found[0] if found else None
 
     def find_pair(self, pairs: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
         """The first pair of usual names of which there are both columns, in any case."""
-        return next(((a, b) for a, b in self._usual(pairs)), None)
-
-    def _usual(self, several: Iterable[tuple[str, ...]]) -> Iterator[list[str]]:
-        """The columns of those names, in any case, of which all are there."""
-        lowered = {column.lower(): column for column in reversed(self)}
-        for names in several:
-            if all(name in lowered for name in names):
-                yield [lowered[name] for name in names]
+        return _usual_columns(tuple(self), tuple(pairs))  # type: ignore[return-value]
 
     def columns(
         self,
@@ -221,6 +216,18 @@ class Record(dict[str, Any]):
             inner = [f"{name}.{part}" for part in value] if isinstance(value, dict) else []
             names += inner or [name]
         return [f'"{shorten(name, 40)}"' for name in names]
+
+
+@functools.lru_cache(maxsize=64)
+def _usual_columns(
+    columns: tuple[str, ...], usual: tuple[tuple[str, ...], ...]
+) -> tuple[str, ...] | None:
+    """The columns with the first of some usual names, in any case; all records of a file ask."""
+    lowered = {column.lower(): column for column in reversed(columns)}
+    return next(
+        (tuple(lowered[name] for name in names) for names in usual if lowered.keys() >= set(names)),
+        None,
+    )
 
 
 def json_type(value: object) -> str:

@@ -39,8 +39,8 @@ _STEPS, _EVAL_EVERY, _SAVE_EVERY, _LENGTH = 2000, 200, 500, 128
 _VOCABULARIES = ((50_000_000, 8_192), (500_000_000, 16_384))
 _LARGEST_VOCABULARY = 32_768
 # Text that a new tokenizer is trained on, per minute of a budget in minutes: more than a small
-# model reads in that time, and of a slow kind what takes a fifth of it.
-_SAMPLE_BYTES_PER_MINUTE, _SAMPLE_SHARE = 5_000_000, 0.2
+# model reads in that time, and of a slow kind what takes a tenth of it.
+_SAMPLE_BYTES_PER_MINUTE, _SAMPLE_SHARE = 5_000_000, 0.1
 # Labelled examples are evaluated every epoch, within these bounds in steps; text that is generated
 # for an evaluation is that of so many examples.
 _SHORTEST_EPOCH, _LONGEST_EPOCH, _GENERATED_EXAMPLES = 10, 500, 400

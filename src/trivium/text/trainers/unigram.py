@@ -37,7 +37,7 @@ class Unigram(CharacterTokenizerConfig):
     sample_bytes: int = Field(
         30_000_000,
         gt=0,
-        description="most bytes to train on; of a budget in train.minutes 1.5 MB "
+        description="most bytes to train on; of a budget in train.minutes 0.75 MB "
         "a minute, unless set",
     )
     keep: float = Field(
