@@ -164,6 +164,19 @@ def test_position_offsets_look_at_fixed_distances():
                 assert_distances(scores_of(layer.mixer, x, context)[0], slot)
 
 
+@torch.no_grad()
+def test_diagonal_cross_attention_looks_at_its_own_position_and_its_neighbours():
+    for layout in ("interleaved", "halves"):
+        positions = spec.Sinusoidal(layout=layout)
+        start = spec.Xavier(attention="diagonal")
+        model = model_of(start, embedding=spec.Embedding(positions=positions))
+        x = model.decoder.embedding.positions(torch.arange(LENGTH)[None])
+        for layer in model.decoder.layers:
+            scores = scores_of(layer.cross_attention, x)[0, :, MIDDLE]
+            for head, distance in enumerate([0, *DISTANCES["encoder"]][:HEADS]):
+                assert torch.equal(scores[head].argmax(-1), MIDDLE + distance), (layout, head)
+
+
 def copy_models():
     yield model_of(
         spec.Normal(std=0.1, embedding_std=0.1, residual_init="zero", attention="copy_heads"),
@@ -216,7 +229,7 @@ def test_fast_starts_are_trained_from_there():
 
 def test_fast_is_for_encoders_and_encoder_decoders():
     t5_encoder = SPECS["t5"].replace(decoder=None, heads=())
-    for model in (SPECS["gpt2"], SPECS["transformer"], t5_encoder):
+    for model in (SPECS["gpt2"], t5_encoder):
         with pytest.raises(SpecError, match='leave "published"'):
             with_fast_initialization(model)
     for name, attention in (
@@ -224,6 +237,7 @@ def test_fast_is_for_encoders_and_encoder_decoders():
         ("modernbert", "random"),
         ("bart", "copy_heads"),
         ("t5", "copy_heads"),
+        ("transformer", "diagonal"),
     ):
         start = with_fast_initialization(SPECS[name]).initialization
         assert start.attention == attention, name
@@ -242,3 +256,5 @@ def test_fast_starts_need_positions_that_allow_them():
     ):
         with pytest.raises(SpecError, match=message):
             SPECS[name].replace(initialization=start.replace(attention=attention))
+    with pytest.raises(SpecError, match="sinusoidal positions"):
+        SPECS["bart"].replace(initialization=spec.Xavier(attention="diagonal"))

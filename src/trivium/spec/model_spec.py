@@ -19,6 +19,7 @@ from trivium.spec.positions import AbsolutePositions
 from trivium.spec.positions.learned import Learned
 from trivium.spec.positions.relative_bias import RelativeBias
 from trivium.spec.positions.rotary import Rotary
+from trivium.spec.positions.sinusoidal import Sinusoidal
 from trivium.spec.stack import Embedding, Stack
 
 
@@ -86,6 +87,11 @@ class ModelSpec(Spec):
                 'initialization.attention="copy_heads" needs an encoder and a decoder, with '
                 'learned positions or relative biases: use "random" here.'
             )
+        if start == "diagonal" and not self.allows_diagonal:
+            raise SpecError(
+                'initialization.attention="diagonal" needs an encoder and a decoder, with '
+                'sinusoidal positions: use "random" here.'
+            )
         return self
 
     @property
@@ -109,6 +115,13 @@ class ModelSpec(Spec):
         else:
             positions = all(isinstance(each, RelativeBias) for each in relative)
         return self.attends and self.family == "encoder-decoder" and positions
+
+    @property
+    def allows_diagonal(self) -> bool:
+        """Whether cross-attention can start by looking at the position of its query."""
+        sinusoids = isinstance(self.embedding.positions, Sinusoidal)
+        translates = self.attends and self.family == "encoder-decoder"
+        return translates and sinusoids and not self.embedding.factorised
 
     @property
     def family(self) -> Literal["encoder-only", "decoder-only", "encoder-decoder"]:

@@ -7,10 +7,11 @@ n-gram models take three times as much, an Elman network, which has no gates, ha
 
 Sizes that no paper names (`presets.is_own_size`) start and train on text as learns fastest, others
 as their papers say; `defaults` of a recipe chooses. Faster are, by pairs of runs in
-benchmarks/LOG.md: the fast initialization where there is one (encoders, T5, BART), 30 % of the
+benchmarks/LOG.md: the fast initialization where there is one (with an encoder), 30 % of the
 tokens masked, and Muon for decoders; encoders with their fast initialization learn more with AdamW.
 
-Encoder-decoders of every size take Muon for their matrices: under AdamW the direction that every
+Encoder-decoders of our sizes have the fast initialization on labelled examples, too.
+Those of every size take Muon for their matrices: under AdamW the direction that every
 token has in common outgrows all others while token frequencies are learned, and the encoder's
 outputs become the same for every text. Their token embeddings, which stay with AdamW, then take
 larger steps.

@@ -224,17 +224,16 @@ def _choose_defaults(tree: dict[str, Any], spec: Spec) -> None:
     labelled = any(kind.labelled for kind in kinds)
     has_new_weights = "init_from" not in tree["model"] or tree["model"].get("new_weights", False)
     optimizer = tree.setdefault("optimizer", {})
+    own = is_own_size(tree["model"].get("preset") or "")
     if has_new_weights and not labelled and spec is not None and spec.stacks:
-        own = is_own_size(tree["model"].get("preset") or "")
         tree.setdefault("defaults", "fast" if own else "published")
         _set_published(tree)
     fast = tree.get("defaults") == "fast"
-    if fast:
-        if not has_new_weights or not isinstance(spec, ModelSpec):
-            raise RecipeError(
-                'defaults = "fast" is for Transformers with new weights: leave it out.'
-            )
-        if "init_from" not in tree["model"]:
+    if fast and (not has_new_weights or not isinstance(spec, ModelSpec)):
+        raise RecipeError('defaults = "fast" is for Transformers with new weights: leave it out.')
+    if isinstance(spec, ModelSpec) and "init_from" not in tree["model"]:
+        translates = own and spec.family == "encoder-decoder" and "defaults" not in tree
+        if fast or (labelled and translates):
             tree["model"].setdefault("initialization", defaults.fastest_initialization(spec))
     for objective, kind in objectives if fast else ():
         for key, value in kind.fast.items():

@@ -12,8 +12,11 @@ class Xavier(Initialization):
 
     Token vectors are normal with deviation d_model^-0.5, as the scaled, tied embeddings of the
     first Transformer want them; with `tables` "uniform" they start as matrices do.
+
+    `attention` is the start of queries and keys: "diagonal" cross-attention learns faster from
+    little; see `trivium.models.initialization`.
     """
 
     kind: Literal["xavier"] = "xavier"
     tables: Literal["normal", "uniform"] = "normal"
-    attention: Literal["random"] = "random"
+    attention: Literal["random", "diagonal"] = "random"
