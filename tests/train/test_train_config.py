@@ -351,3 +351,20 @@ def test_small_new_models_decay_by_passes_in_place_of_dropout(preset, kind, chan
     tree = {"model": {"preset": preset}, "objective": {"kind": kind}, "data": {"paths": ["x.txt"]}}
     recipe = build_recipe(tree, changes)
     assert (defaults.decays_by_passes(recipe), defaults.dropout(recipe)) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "objective", "changes", "expected"),
+    [
+        ("marian-mini", "translation", {}, "fast"),
+        ("bart-mini", "summarization", {}, "fast"),
+        ("t5-mini", "translation", {}, "published"),
+        ("bart-mini", "classification", {}, "published"),
+        ("marian-opus-mt", "translation", {}, "published"),
+        ("marian-mini", "translation", {"defaults": "published"}, "published"),
+        ("t5-mini", "span-corruption", {}, "fast"),
+    ],
+)
+def test_new_translators_of_our_sizes_start_fast(model, objective, changes, expected):
+    recipe = load_recipe(model, {"objective.kind": objective, **changes})
+    assert recipe.model.initialization == expected

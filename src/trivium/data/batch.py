@@ -20,8 +20,6 @@ ROUNDED = 8
 For every new shape of a product in bfloat16 oneDNN generates a kernel on a CPU, which takes longer
 than the product; compiled models are compiled again.
 """
-ROUNDED_LABELS = 64
-"""The number of positions that pass through a head is a multiple of it, for the same reason."""
 
 
 def rounded(length: int, multiple: int = ROUNDED) -> int:
@@ -144,14 +142,3 @@ def length_mask(lengths: Ints, width: int) -> Ints | None:
     if not len(lengths) or lengths.min() == width:
         return None
     return (np.arange(width) < lengths[:, None]).astype(np.int64)
-
-
-def positions_in_documents(document_ids: np.ndarray) -> np.ndarray:
-    """Positions that start at 0 in every document: int64 [B, T].
-
-    >>> positions_in_documents(np.array([[1, 1, 2, 2, 2]]))
-    array([[0, 1, 0, 1, 2]])
-    """
-    column = np.arange(document_ids.shape[1])
-    starts = np.diff(document_ids, axis=1, prepend=-1) != 0
-    return column - np.maximum.accumulate(np.where(starts, column, 0), axis=1)

@@ -16,7 +16,7 @@ from trivium import spec
 from trivium.errors import SpecError
 from trivium.models.heads.vocabulary import VocabularyHead
 from trivium.nn.activations import soft_capped
-from trivium.nn.loss import linear_cross_entropy
+from trivium.nn.loss import ROUNDED_ROWS, linear_cross_entropy
 from trivium.nn.part_module import PartModule, module_class
 from trivium.nn.state import Cache
 
@@ -158,8 +158,6 @@ class LanguageModule(PartModule):
     def lm_loss(self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """Cross-entropy in nats of `targets` [M] from hidden states [M, D], summed.
 
-        Hidden states after the last target count for nothing.
-
         `smoothing` is the share of every target that is spread over the whole vocabulary.
 
         Raises:
@@ -168,6 +166,9 @@ class LanguageModule(PartModule):
         head = self.vocabulary_head
         if head is None:
             raise SpecError("this model has no head over the vocabulary (lm or mlm).")
+        more = -len(targets) % ROUNDED_ROWS
+        if more and head.packed is None:
+            hidden = F.pad(hidden, (0, 0, 0, more))
         features = head(hidden)
         if head.packed is None:
             return self.linear_cross_entropy(
@@ -179,7 +180,6 @@ class LanguageModule(PartModule):
                 soft_cap=head.soft_cap,
             )
         total = hidden.new_zeros((), dtype=torch.float32)
-        features = features[: len(targets)]
         for part, target in zip(features.split(_PACKED_ROWS), targets.split(_PACKED_ROWS)):
             logits = head.packed(part).float()
             if head.soft_cap is not None:

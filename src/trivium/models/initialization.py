@@ -1,7 +1,7 @@
 """Where training starts: the weights that a spec's `Initialization` draws from a seed.
 
-Three of them are our own, for short runs. They set attention and the positions that it reads, and
-nothing in them stays fixed: training changes all of it.
+Three of them are our own, for short runs. They set attention and learned positions that it reads,
+and nothing in them stays fixed: training changes all of it.
 
 - "position_offsets": every head starts as attention to one fixed distance: head 0 to the previous
   token, head 1 to the next one, and so on. A network otherwise spends most of a short run on
@@ -52,7 +52,7 @@ _SINUSOID_AMPLITUDE = 2.0 * 2.0**0.5  # twice the size of token vectors
 _ROTARY_BIAS, _ROTARY_PAIRS = 2.5, 8  # size of the biases; how many of the fastest pairs have one
 _NEIGHBOUR_WEIGHT = 0.7  # of a neighbour that is added to a token
 _OWN_DISTANCE_BIAS = 5.0  # relative bias of a head's own distance; of all others 0
-_DIAGONAL_SCORE = 3.0  # what scores of sinusoids are multiplied by
+_DIAGONAL_SCORES = 3.0  # factor of the scores of sinusoids
 
 
 def with_fast_initialization(model: spec.ModelSpec) -> spec.ModelSpec:
@@ -65,7 +65,7 @@ def with_fast_initialization(model: spec.ModelSpec) -> spec.ModelSpec:
 
     Raises:
         SpecError: no faster start is known: of decoders, and of encoder-decoders whose positions
-            do not allow copy heads.
+            allow neither.
     """
     start, attention = model.initialization, "random"
     if model.family == "encoder-only" and model.allows_position_offsets:
@@ -216,16 +216,16 @@ def _attend_to_diagonal(stack: TransformerStack) -> None:
     """Start the heads of cross-attention at distance 0, -1, +1, -2, ... from their query."""
     positions = stack.embedding.positions
     assert isinstance(positions, SinusoidalPositions)
-    size = _DIAGONAL_SCORE**0.5
     for layer in stack.layers:
-        if isinstance(layer.cross_attention, AttentionMixer):
-            distances = [0, *_distances(layer.cross_attention, causal=False)]
+        attention = layer.cross_attention
+        if isinstance(attention, AttentionMixer):
+            distances = [0, *_distances(attention, causal=False)]
             _read_sinusoids(
-                layer.cross_attention,
-                distances,
-                base=positions.base,
-                in_halves=positions.in_halves,
-                size=size,
+                attention, distances, base=positions.base, in_halves=positions.in_halves
+            )
+            # As if divided by the root of head_dim, whatever the spec's scale.
+            attention.query.weight.mul_(
+                _DIAGONAL_SCORES * attention.head_dim**-0.5 / attention.scale
             )
 
 
@@ -257,23 +257,23 @@ def _read_sinusoids(
     *,
     base: float = _SINUSOID_BASE,
     in_halves: bool = False,
-    size: float = 1.0,
 ) -> None:
-    """Set queries and keys: every head attends to its distance. Scores grow with `size` squared."""
-    width, pairs = attention.query.in_features, attention.head_dim // 2
+    """Set queries and keys: every head attends to its distance."""
+    width = attention.query.in_features
+    pairs = min(attention.head_dim, width) // 2
     frequency, read = frequencies(base, width)[:pairs], 2 * pairs
-    columns = torch.arange(width)  # of sin and cos, pair by pair
+    columns = torch.arange(read)  # of sin and cos, pair by pair
     if in_halves:
-        columns = columns.view(2, -1).T.flatten()
+        columns = torch.stack((columns[:pairs], columns[:pairs] + -(-width // 2)), 1).flatten()
     for weight in (attention.query.weight, attention.key.weight):
         weight.zero_()
     for head in attention.key.weight.unflatten(0, (-1, attention.head_dim)):
-        head[:read, columns[:read]] = size * torch.eye(read)
+        head[:read, columns] = torch.eye(read)
     for n, head in enumerate(attention.query.weight.unflatten(0, (-1, attention.head_dim))):
         angle = frequency * distances[n]
         # The matrix that takes (sin p, cos p) of each pair to those of p + angle.
         turns = torch.stack((angle.cos(), angle.sin(), -angle.sin(), angle.cos()), -1)
-        head[:read, columns[:read]] = size * torch.block_diag(*turns.view(-1, 2, 2))
+        head[:read, columns] = torch.block_diag(*turns.view(-1, 2, 2))
 
 
 def _set_rotary_biases(attention: AttentionMixer, rotary: spec.Rotary, *, causal: bool) -> None:

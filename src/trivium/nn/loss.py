@@ -17,6 +17,12 @@ from trivium.nn.precision import autocast_dtype
 # Logits held at a time, in numbers: enough for full-speed products, too few to fill memory.
 _CPU_CHUNK = 2**22
 _GPU_CHUNK = 2**28
+ROUNDED_ROWS = 64
+"""Features, and chunks of them, have a multiple of so many rows where possible.
+
+For every new shape of a product in bfloat16 oneDNN generates a kernel on a CPU, which takes longer
+than the product.
+"""
 
 SoftmaxLoss = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
 """Float32 logits [M, V], targets [M], smoothing -> summed loss, gradient of the logits."""
@@ -202,8 +208,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _chunks(features: Tensor, vocab_size: int) -> list[tuple[int, int]]:
-    """Row ranges whose logits fit the budget, of nearly equal size."""
-    rows, budget = features.shape[0], _CPU_CHUNK if features.device.type == "cpu" else _GPU_CHUNK
-    pieces = max(1, -(-rows * vocab_size // budget))
-    size = max(1, -(-rows // pieces))
+    """Row ranges whose logits fit the budget."""
+    size = (_CPU_CHUNK if features.device.type == "cpu" else _GPU_CHUNK) // vocab_size
+    if size > ROUNDED_ROWS:
+        size -= size % ROUNDED_ROWS
+    rows, size = len(features), max(1, size)
     return [(start, min(start + size, rows)) for start in range(0, rows, size)]

@@ -21,15 +21,7 @@ from torch import Tensor, nn
 
 from trivium.choice import Choice
 from trivium.config import Config
-from trivium.data.batch import (
-    IGNORE_INDEX,
-    ROUNDED_LABELS,
-    Batch,
-    Bools,
-    Ints,
-    RowBatch,
-    positions_in_documents,
-)
+from trivium.data.batch import IGNORE_INDEX, Batch, Bools, Ints, RowBatch
 from trivium.data.checks import Finding
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import Record, RecordOptions, read_records
@@ -159,9 +151,7 @@ def read(
 
 def token_losses(model: LanguageModule, batch: TensorBatch, *, smoothing: float = 0.0) -> LossTerms:
     """Nats of the labelled positions through the head over the vocabulary, summed."""
-    # So that shapes repeat, the last position is read again, up to a multiple and without a target.
-    again = batch.label_positions[-1:].expand(-len(batch.targets) % ROUNDED_LABELS)
-    hidden, terms = read(model, batch.inputs, select=torch.cat((batch.label_positions, again)))
+    hidden, terms = read(model, batch.inputs, select=batch.label_positions)
     return {"loss": model.lm_loss(hidden, batch.targets, smoothing=smoothing), **terms}
 
 
@@ -497,3 +487,14 @@ def row_inputs(rows: RowBatch) -> dict[str, np.ndarray | None]:
         return {"attention_mask": rows.attention_mask}
     positions = positions_in_documents(rows.document_ids)
     return {"document_ids": rows.document_ids, "position_ids": positions}
+
+
+def positions_in_documents(document_ids: np.ndarray) -> np.ndarray:
+    """Positions that start at 0 in every document: int64 [B, T].
+
+    >>> positions_in_documents(np.array([[1, 1, 2, 2, 2]]))
+    array([[0, 1, 0, 1, 2]])
+    """
+    column = np.arange(document_ids.shape[1])
+    starts = np.diff(document_ids, axis=1, prepend=-1) != 0
+    return column - np.maximum.accumulate(np.where(starts, column, 0), axis=1)

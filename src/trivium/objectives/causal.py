@@ -9,11 +9,11 @@ from typing import ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch, positions_in_documents
+from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.language_model import LanguageModel
-from trivium.objectives.base import Objective, real_tokens, row_inputs
+from trivium.objectives.base import Objective, positions_in_documents, real_tokens, row_inputs
 from trivium.objectives.carrying import Carrying
 from trivium.objectives.excerpt import continue_beginning
 from trivium.spec import Head, Spec

@@ -10,8 +10,9 @@ as their papers say; `defaults` of a recipe chooses. Faster are, by pairs of run
 benchmarks/LOG.md: the fast initialization where there is one (with an encoder), 30 % of the
 tokens masked, and Muon for decoders; encoders with their fast initialization learn more with AdamW.
 
-Encoder-decoders of our sizes have the fast initialization on labelled examples, too.
-Those of every size take Muon for their matrices: under AdamW the direction that every
+BART and models with sinusoids of our sizes start fast on sources and targets, too.
+
+Encoder-decoders of every size take Muon for their matrices: under AdamW the direction that every
 token has in common outgrows all others while token frequencies are learned, and the encoder's
 outputs become the same for every text. Their token embeddings, which stay with AdamW, then take
 larger steps.
@@ -78,6 +79,11 @@ def fastest_initialization(spec: ModelSpec) -> Literal["published", "fast"]:
     except SpecError:
         return "published"
     return "fast"
+
+
+def source_to_target_initialization(spec: ModelSpec) -> Literal["published", "fast"]:
+    """That of new weights of our sizes which learn targets; T5 learns as fast as published."""
+    return "published" if spec.initialization.kind == "fan-in" else fastest_initialization(spec)
 
 
 def optimizer_kind(spec: Spec, *, fast: bool) -> Literal["adamw", "muon"]:

@@ -88,7 +88,7 @@ class ModelConfig(Config):
         False, description="of init_from keep the form and the tokenizer, not the weights"
     )
     initialization: Literal["published", "fast"] = Field(
-        "published", description='new weights as in the paper, or "fast" (with an encoder)'
+        "published", description='new weights as in the paper, or "fast" (most with an encoder)'
     )
     dropout: float | None = Field(
         None, ge=0, lt=1, description="0 for text and small new translators, else by the task"

@@ -224,17 +224,15 @@ def _choose_defaults(tree: dict[str, Any], spec: Spec) -> None:
     labelled = any(kind.labelled for kind in kinds)
     has_new_weights = "init_from" not in tree["model"] or tree["model"].get("new_weights", False)
     optimizer = tree.setdefault("optimizer", {})
-    own = is_own_size(tree["model"].get("preset") or "")
     if has_new_weights and not labelled and spec is not None and spec.stacks:
+        own = is_own_size(tree["model"].get("preset") or "")
         tree.setdefault("defaults", "fast" if own else "published")
         _set_published(tree)
     fast = tree.get("defaults") == "fast"
     if fast and (not has_new_weights or not isinstance(spec, ModelSpec)):
         raise RecipeError('defaults = "fast" is for Transformers with new weights: leave it out.')
     if isinstance(spec, ModelSpec) and "init_from" not in tree["model"]:
-        translates = own and spec.family == "encoder-decoder" and "defaults" not in tree
-        if fast or (labelled and translates):
-            tree["model"].setdefault("initialization", defaults.fastest_initialization(spec))
+        _choose_initialization(tree, spec, kinds)
     for objective, kind in objectives if fast else ():
         for key, value in kind.fast.items():
             objective.setdefault(key, value)
@@ -252,6 +250,17 @@ def _choose_defaults(tree: dict[str, Any], spec: Spec) -> None:
         kind = Tokenizer.kinds.get(str(tokenizer["kind"]))
         if isinstance(minutes, int | float) and kind is not None:
             tokenizer.setdefault("sample_bytes", defaults.sample_bytes(kind, minutes))
+
+
+def _choose_initialization(
+    tree: dict[str, Any], spec: ModelSpec, kinds: Sequence[type[Objective]]
+) -> None:
+    own = is_own_size(tree["model"].get("preset") or "")
+    if tree.get("defaults") == "fast":
+        tree["model"].setdefault("initialization", defaults.fastest_initialization(spec))
+    elif own and "defaults" not in tree and all(kind.family == "encoder-decoder" for kind in kinds):
+        chosen = defaults.source_to_target_initialization(spec)
+        tree["model"].setdefault("initialization", chosen)
 
 
 def _set_published(tree: dict[str, Any]) -> None:
