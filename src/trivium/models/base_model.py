@@ -162,15 +162,18 @@ class LanguageModule(PartModule):
 
         Raises:
             SpecError: the model has no head over the vocabulary.
+            ValueError: there are more or fewer targets than hidden states.
         """
+        if len(hidden) != len(targets):
+            raise ValueError(f"{len(hidden)} hidden states, but {len(targets)} targets")
         head = self.vocabulary_head
         if head is None:
             raise SpecError("this model has no head over the vocabulary (lm or mlm).")
-        more = -len(targets) % ROUNDED_ROWS
-        if more and head.packed is None:
-            hidden = F.pad(hidden, (0, 0, 0, more))
         features = head(hidden)
         if head.packed is None:
+            more = -len(targets) % ROUNDED_ROWS
+            if more:
+                features = F.pad(features, (0, 0, 0, more))
             return self.linear_cross_entropy(
                 features,
                 self.matrix_of(head),
