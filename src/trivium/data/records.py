@@ -136,8 +136,8 @@ class Record(dict[str, Any]):
 
     def find(self, names: Sequence[str]) -> str | None:
         """The column with the first of some usual names, in any case; None without one."""
-        found = _usual_columns(tuple(self), tuple((name,) for name in names))
-        return found[0] if found else None
+        match = _usual_columns(tuple(self), tuple((name,) for name in names))
+        return match[0] if match else None
 
     def find_pair(self, pairs: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
         """The first pair of usual names of which there are both columns, in any case."""
@@ -222,7 +222,10 @@ class Record(dict[str, Any]):
 def _usual_columns(
     columns: tuple[str, ...], usual: tuple[tuple[str, ...], ...]
 ) -> tuple[str, ...] | None:
-    """The columns with the first of some usual names, in any case; all records of a file ask."""
+    """The first of the usual names, in any case, of which all are columns.
+
+    Cached, since all records of a file have the same columns.
+    """
     lowered = {column.lower(): column for column in reversed(columns)}
     return next(
         (tuple(lowered[name] for name in names) for names in usual if lowered.keys() >= set(names)),

@@ -171,9 +171,9 @@ class LanguageModule(PartModule):
             raise SpecError("this model has no head over the vocabulary (lm or mlm).")
         features = head(hidden)
         if head.packed is None:
-            more = -len(targets) % ROUNDED_ROWS
-            if more:
-                features = F.pad(features, (0, 0, 0, more))
+            padding = -len(targets) % ROUNDED_ROWS
+            if padding:
+                features = F.pad(features, (0, 0, 0, padding))
             return self.linear_cross_entropy(
                 features,
                 self.matrix_of(head),

@@ -18,7 +18,7 @@ from trivium.nn.precision import autocast_dtype
 _CPU_CHUNK = 2**22
 _GPU_CHUNK = 2**28
 ROUNDED_ROWS = 64
-"""Features, and chunks of them, have a multiple of so many rows where possible.
+"""The rows of features are padded to a multiple of it, and chunks have a multiple where possible.
 
 For every new shape of a product in bfloat16 oneDNN generates a kernel on a CPU, which takes longer
 than the product.
@@ -80,7 +80,7 @@ def linear_cross_entropy(
     Where the vocabulary is divided among processes, `weight` and `bias` are the rows of this one,
     `softmax_loss` is of all of them, and no process has more than `max_rows`.
 
-    Features after the last target count for nothing.
+    Features after the last target are padding: they have no loss and no gradient.
 
     Shape: features [M, D], weight [V, D], bias [V] or None, targets int64 [M] -> scalar float32.
     """

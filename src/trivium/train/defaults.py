@@ -10,7 +10,7 @@ as their papers say; `defaults` of a recipe chooses. Faster are, by pairs of run
 benchmarks/LOG.md: the fast initialization where there is one (with an encoder), 30 % of the
 tokens masked, and Muon for decoders; encoders with their fast initialization learn more with AdamW.
 
-BART and models with sinusoids of our sizes start fast on sources and targets, too.
+BART and models with sinusoids, of our sizes, have the fast initialization in fine-tuning, too.
 
 Encoder-decoders of every size take Muon for their matrices: under AdamW the direction that every
 token has in common outgrows all others while token frequencies are learned, and the encoder's
@@ -82,7 +82,10 @@ def fastest_initialization(spec: ModelSpec) -> Literal["published", "fast"]:
 
 
 def source_to_target_initialization(spec: ModelSpec) -> Literal["published", "fast"]:
-    """That of new weights of our sizes which learn targets; T5 learns as fast as published."""
+    """The initialization of new encoder-decoders of our sizes that are fine-tuned.
+
+    T5 learns no faster with copy heads (benchmarks/LOG.md).
+    """
     return "published" if spec.initialization.kind == "fan-in" else fastest_initialization(spec)
 
 

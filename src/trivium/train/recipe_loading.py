@@ -255,6 +255,7 @@ def _choose_defaults(tree: dict[str, Any], spec: Spec) -> None:
 def _choose_initialization(
     tree: dict[str, Any], spec: ModelSpec, kinds: Sequence[type[Objective]]
 ) -> None:
+    """Choose between the published and the fast initialization, in place."""
     own = is_own_size(tree["model"].get("preset") or "")
     if tree.get("defaults") == "fast":
         tree["model"].setdefault("initialization", defaults.fastest_initialization(spec))
