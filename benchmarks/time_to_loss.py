@@ -9,13 +9,14 @@ gets ours, so that losses are of the same tokens; tokenizers are trained on as m
 the shortest run. The rest is its own: model, bf16, `Trainer`, and AdamW, whose rate rises for 50
 steps and falls by the clock to the end of the minutes. Its rates are the best of few tried, which
 RESULTS.md lists. "textbook" is BERT at 5e-5 in float32, 80 rows a step, as textbooks train it,
-against the encoder that README trains; "nanogpt" is the model of Karpathy's nanoGPT, from a
-checkout that the variable NANOGPT names.
+against the encoder that README trains; "nanogpt" and "minimind" are the models of these two
+projects, from checkouts that the variables NANOGPT and MINIMIND name.
 
     python benchmarks/time_to_loss.py --data wiki.txt --validation wiki.valid.txt --minutes 4
     python benchmarks/time_to_loss.py --families decoder --shares 0.25 --set optimizer.kind=adamw
     python benchmarks/time_to_loss.py --families t5 --sides transformers --rate 1e-3
-    NANOGPT=../nanoGPT python benchmarks/time_to_loss.py --families nanogpt
+    NANOGPT=../nanoGPT MINIMIND=../minimind python benchmarks/time_to_loss.py \\
+        --families nanogpt minimind
 
 Without --data the bundled English text is used, of which every tenth document is held out.
 """
@@ -148,6 +149,20 @@ class NanoGPT(nn.Module):
         return CausalLMOutput(loss=loss, logits=logits)
 
 
+def minimind(vocab_size: int) -> Any:
+    """minimind's model, 4 layers x 256 as the others."""
+    sys.path.append(os.environ["MINIMIND"])
+    from model.model_minimind import (  # type: ignore[import-not-found]
+        MiniMindConfig,
+        MiniMindForCausalLM,
+    )
+
+    config = MiniMindConfig(
+        vocab_size=vocab_size, intermediate_size=688, num_key_value_heads=2, **SIZES
+    )
+    return MiniMindForCausalLM(config)
+
+
 FAMILIES = {
     "decoder": Family("llama-mini", "byte-bpe", Causal(), llama, 2e-3),
     "encoder": Family("modernbert-mini", "wordpiece", Masked(), modernbert, 1e-3),
@@ -155,7 +170,10 @@ FAMILIES = {
     "bart": Family("bart-mini", "byte-bpe", Denoising(), bart, 3e-4),
     "textbook": Family("modernbert-mini", "wordpiece", Masked(), bert, 5e-5, 80, 8, falls=False),
     "nanogpt": Family("llama-mini", "byte-bpe", Causal(), NanoGPT, 1e-3),
+    "minimind": Family("llama-mini", "byte-bpe", Causal(), minimind, 2e-3),
 }
+CHECKOUTS = {"nanogpt": "NANOGPT", "minimind": "MINIMIND"}
+"""The variables that name the folders of projects, by family."""
 
 
 def run_trivium(job: argparse.Namespace) -> Figures:
@@ -317,14 +335,17 @@ def main() -> None:
     options = timed_parser(__doc__, minutes=4.0, shares=[0.25, 0.5, 1.0])
     options.add_argument("--data", help="training text, .txt; default: the bundled sample")
     options.add_argument("--validation", help="held-out text; needed with --data")
-    default = [name for name in FAMILIES if name != "nanogpt" or "NANOGPT" in os.environ]
+    missing = {name: folder for name, folder in CHECKOUTS.items() if folder not in os.environ}
+    default = [name for name in FAMILIES if name not in missing]
     options.add_argument("--families", nargs="+", choices=FAMILIES, default=default)
     options.add_argument("--compile", action="store_true", help="the peer by torch.compile")
     chosen = options.parse_args()
     if is_child(chosen, SIDES):
         return
-    if "nanogpt" in chosen.families and "NANOGPT" not in os.environ:
-        options.error("nanogpt needs a checkout of nanoGPT: set the variable NANOGPT to its folder")
+    for name in missing.keys() & set(chosen.families):
+        options.error(
+            f"{name} needs a checkout of it: set the variable {missing[name]} to its folder"
+        )
     if (chosen.data is None) != (chosen.validation is None):
         options.error("--data and --validation go together")
     with tempfile.TemporaryDirectory() as folder:
