@@ -45,19 +45,20 @@ def test_a_forecast_changes_nothing_of_the_run(tmp_path, monkeypatch):
 
 
 def test_a_run_says_how_often_it_reads_its_text(tmp_path, monkeypatch):
-    (tmp_path / "text.txt").write_text(TEXT[: len(TEXT) // 4])
+    (tmp_path / "long.txt").write_text(TEXT)
+    (tmp_path / "short.txt").write_text(TEXT[: len(TEXT) // 4])
     monkeypatch.setattr(forecast, "_SECONDS", 0.02)
     monkeypatch.setattr(forecast, "_WORTH_SECONDS", 0.0)
-    for preset, epochs, said in (
-        ("llama-tiny", 1, None),
-        ("llama-tiny", 5, "over the text\n"),
-        ("llama-tiny", 6, "over the text; small models on little text were best"),
-        ("bert-tiny", 6, "over the text\n"),  # whose masks are new in every pass
+    for preset, text, epochs, said in (
+        ("llama-tiny", "short", 1, None),
+        ("llama-tiny", "short", 2, "parameters little more after about 1 (train.epochs)"),
+        ("llama-tiny", "long", 2, "over the text\n"),
+        ("bert-tiny", "short", 2, "over the text\n"),  # whose masks are new in every pass
     ):
         train = {"eval_every": 1000, "save_every": 1000, "eval_tokens": 64, "batch_tokens": 1024}
         changes = settings(steps=None, epochs=epochs, **train)
-        out, console = tmp_path / f"{preset}-{epochs}", quiet()
-        pretrain(preset, data=tmp_path / "text.txt", out=out, changes=changes, console=console)
+        out, console = tmp_path / f"{preset}-{text}-{epochs}", quiet()
+        pretrain(preset, data=tmp_path / f"{text}.txt", out=out, changes=changes, console=console)
         shown = console.file.getvalue()  # type: ignore[attr-defined]
         assert said in shown if said else "passes" not in shown, shown
 

@@ -41,8 +41,6 @@ _SECONDS = 1.0
 # Runs of at least so many seconds at the peak of the device begin with a forecast; those of more
 # than so many days with a warning, and those in minutes for fewer than so many steps.
 _WORTH_SECONDS, _MANY_DAYS, _FEW_STEPS = 20.0, 2.0, 100
-# After more passes over 1 MB, 4 million parameters predict other text worse (benchmarks/LOG.md).
-_ENOUGH_PASSES = 5
 
 
 @dataclass(frozen=True)
@@ -179,16 +177,40 @@ def say_forecast(
             raise
         return {}  # the run itself then takes smaller micro-batches
     line.say(labelled("forecast", forecast.line))
-    passes = forecast.steps / trainer.loader.steps_per_epoch()
-    if passes >= 1.05 and not (trainer.recipe.labelled or trainer.recipe.mix):
-        said = translated("{passes:,.1f} over the text", passes=passes)
-        if round(passes) > _ENOUGH_PASSES and defaults.decays_by_passes(trainer.recipe):
-            words = "; small models on little text were best after about {enough} (train.epochs)"
-            said += translated(words, enough=_ENOUGH_PASSES)
-        line.say(labelled("passes", said))
+    if parallel.is_main and not (trainer.recipe.labelled or trainer.recipe.mix):
+        _say_passes(trainer, forecast, facts["num_parameters"], line)
     if forecast.warning is not None:
         line.warn(forecast.warning)
     return {"forecast": forecast.to_dict()}
+
+
+def _say_passes(trainer: Trainer, forecast: Forecast, parameters: int, line: ProgressLine) -> None:
+    """How often a run reads its text, where it reads it again, and how often would be enough."""
+    passes = forecast.steps / trainer.loader.steps_per_epoch()
+    if passes < 1.05:
+        return
+    said = translated("{passes:,.1f} over the text", passes=passes)
+    tokens = forecast.tokens / passes
+    enough = enough_passes(tokens, parameters)
+    if round(passes) > enough and defaults.decays_by_passes(trainer.recipe):
+        said += translated(
+            "; {tokens:,.0f} tokens teach {parameters:,.0f} parameters little more after about "
+            "{enough} (train.epochs)",
+            tokens=float(f"{tokens:.3g}"),
+            parameters=float(f"{parameters:.3g}"),
+            enough=enough,
+        )
+    line.say(labelled("passes", said))
+
+
+def enough_passes(tokens: float, parameters: int) -> int:
+    """Passes over a text, 1 to 16, from which a small causal model learns little more.
+
+    25 sqrt(tokens / parameters): fitted to 2.5 and 7 million parameters on 0.25 and 1 MB of text,
+    which were best after 2 to 8 passes and worse after twice as many (benchmarks/LOG.md). At every
+    size each pass is worth less than the one before, and little after 16 (Muennighoff et al. 2023).
+    """
+    return max(1, min(16, round(25.0 * math.sqrt(tokens / parameters))))
 
 
 def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
