@@ -150,7 +150,7 @@ class NanoGPT(nn.Module):
 
 
 def minimind(vocab_size: int) -> Any:
-    """minimind's model, 4 layers x 256 as the others."""
+    """minimind's model, 4 layers x 256 as the others; its token vectors are tied."""
     sys.path.append(os.environ["MINIMIND"])
     from model.model_minimind import (  # type: ignore[import-not-found]
         MiniMindConfig,
@@ -342,9 +342,9 @@ def main() -> None:
     chosen = options.parse_args()
     if is_child(chosen, SIDES):
         return
-    for name in missing.keys() & set(chosen.families):
+    for name in [name for name in chosen.families if name in missing]:
         options.error(
-            f"{name} needs a checkout of it: set the variable {missing[name]} to its folder"
+            f"{name} needs its repository: set the variable {missing[name]} to a checkout"
         )
     if (chosen.data is None) != (chosen.validation is None):
         options.error("--data and --validation go together")

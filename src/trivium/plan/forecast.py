@@ -194,8 +194,8 @@ def _say_passes(trainer: Trainer, forecast: Forecast, parameters: int, line: Pro
     enough = enough_passes(tokens, parameters)
     if round(passes) > enough and defaults.decays_by_passes(trainer.recipe):
         said += translated(
-            "; {tokens:,.0f} tokens teach {parameters:,.0f} parameters little more after about "
-            "{enough} (train.epochs)",
+            "; with {tokens:,.0f} tokens and {parameters:,.0f} parameters more than about {enough} "
+            "overfit (train.epochs)",
             tokens=float(f"{tokens:.3g}"),
             parameters=float(f"{parameters:.3g}"),
             enough=enough,
@@ -204,11 +204,12 @@ def _say_passes(trainer: Trainer, forecast: Forecast, parameters: int, line: Pro
 
 
 def enough_passes(tokens: float, parameters: int) -> int:
-    """Passes over a text, 1 to 16, from which a small causal model learns little more.
+    """Passes over a text, 1 to 16, after which a small causal model predicts other text worse.
 
-    25 sqrt(tokens / parameters): fitted to 2.5 and 7 million parameters on 0.25 and 1 MB of text,
-    which were best after 2 to 8 passes and worse after twice as many (benchmarks/LOG.md). At every
-    size each pass is worth less than the one before, and little after 16 (Muennighoff et al. 2023).
+    25 sqrt(tokens / parameters): fitted to `llama-tiny` and `llama-mini` (2.5 and 7 million
+    parameters, byte-level BPE of 8,192 tokens) on 0.25 and 1 MB of text. Their lowest losses were
+    after 2 to 8 passes, and longer runs ended worse (benchmarks/LOG.md). Larger models gain little
+    after 16 passes, too (Muennighoff et al. 2023).
     """
     return max(1, min(16, round(25.0 * math.sqrt(tokens / parameters))))
 
