@@ -24,6 +24,7 @@ PROGRAMS = (
     "train_throughput",
     "time_to_loss",
     "time_to_bleu",
+    "passes",
     "finetune",
     "generate",
     "serve_load",

@@ -127,6 +127,18 @@ def test_time_to_loss(family, tmp_path):
 
 
 @pytest.mark.slow
+def test_passes(tmp_path, monkeypatch, capsys):
+    train, valid = texts(tmp_path)
+    options = ["--data", train, "--validation", valid, "--passes", "2", "--vocab-size", "500"]
+    monkeypatch.setattr(sys, "argv", [str(BENCHMARKS / "passes.py"), *options])
+    program("passes").main()
+    for side, row in zip(("trivium", "transformers"), capsys.readouterr().out.splitlines()[-2:]):
+        name, lowest, *passes = row.strip("| ").split(" | ")[:4]
+        assert name == side
+        assert 3 < float(lowest) == min(map(float, passes)) < 9
+
+
+@pytest.mark.slow
 def test_time_to_bleu(tmp_path):
     time_to_bleu, finetune = program("time_to_bleu"), program("finetune")
     train, valid = finetune.split_sample("english-french.tsv", tmp_path)
