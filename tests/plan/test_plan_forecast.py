@@ -51,7 +51,7 @@ def test_a_run_says_how_often_it_reads_its_text(tmp_path, monkeypatch):
     monkeypatch.setattr(forecast, "_WORTH_SECONDS", 0.0)
     for preset, text, epochs, said in (
         ("llama-tiny", "short", 1, None),
-        ("llama-tiny", "short", 2, "parameters more than about 1 overfit (train.epochs)"),
+        ("llama-tiny", "short", 2, "parameters more than about 1 do not help (train.epochs)"),
         ("llama-tiny", "long", 2, "over the text\n"),
         ("bert-tiny", "short", 2, "over the text\n"),  # whose masks are new in every pass
     ):

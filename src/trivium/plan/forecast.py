@@ -185,31 +185,31 @@ def say_forecast(
 
 
 def _say_passes(trainer: Trainer, forecast: Forecast, parameters: int, line: ProgressLine) -> None:
-    """How often a run reads its text, where it reads it again, and how often would be enough."""
+    """How often a run reads its text, where it reads it again, and how often helps."""
     passes = forecast.steps / trainer.loader.steps_per_epoch()
     if passes < 1.05:
         return
-    said = translated("{passes:,.1f} over the text", passes=passes)
+    message = translated("{passes:,.1f} over the text", passes=passes)
     tokens = forecast.tokens / passes
-    enough = enough_passes(tokens, parameters)
-    if round(passes) > enough and defaults.decays_by_passes(trainer.recipe):
-        said += translated(
-            "; with {tokens:,.0f} tokens and {parameters:,.0f} parameters more than about {enough} "
-            "overfit (train.epochs)",
+    useful = useful_passes(tokens, parameters)
+    if round(passes) > useful and defaults.decays_by_passes(trainer.recipe):
+        message += translated(
+            "; with {tokens:,.0f} tokens and {parameters:,.0f} parameters more than about {useful} "
+            "do not help (train.epochs)",
             tokens=float(f"{tokens:.3g}"),
             parameters=float(f"{parameters:.3g}"),
-            enough=enough,
+            useful=useful,
         )
-    line.say(labelled("passes", said))
+    line.say(labelled("passes", message))
 
 
-def enough_passes(tokens: float, parameters: int) -> int:
-    """Passes over a text, 1 to 16, after which a small causal model predicts other text worse.
+def useful_passes(tokens: float, parameters: int) -> int:
+    """Passes over a text, 1 to 16, after which more do not help a small causal model.
 
     25 sqrt(tokens / parameters): fitted to `llama-tiny` and `llama-mini` (2.5 and 7 million
     parameters, byte-level BPE of 8,192 tokens) on 0.25 and 1 MB of text. Their lowest losses were
-    after 2 to 8 passes, and longer runs ended worse (benchmarks/LOG.md). Larger models gain little
-    after 16 passes, too (Muennighoff et al. 2023).
+    after 2 to 8 passes, and longer runs ended worse (benchmarks/LOG.md). The limit of 16 is where
+    larger models gain little from more (Muennighoff et al. 2023).
     """
     return max(1, min(16, round(25.0 * math.sqrt(tokens / parameters))))
 
