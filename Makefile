@@ -5,10 +5,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # Two worker processes of one thread each fill two cores; more do not help.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup quickstart test test-slow test-cpus test-gpu test-all fuzz mutations coverage check audit bench docs notebooks clean
+.PHONY: help setup quickstart test test-slow test-cpus test-gpu test-all fuzz coverage check audit bench docs notebooks clean
 .DELETE_ON_ERROR:
 
 help:
@@ -19,7 +19,6 @@ help:
 	@echo "make test-cpus   run the tests of numbers as other CPUs would: older ones, two threads, another seed"
 	@echo "make test-gpu    run the tests that need a GPU"
 	@echo "make fuzz        damage files for every reader, an hour each, one after the other"
-	@echo "make mutations  put known faults into a copy of src, and say which ones no test notices"
 	@echo "make coverage    lines of src that make test runs"
 	@echo "make check       formatting, lint, types"
 	@echo "make audit       known vulnerabilities of the dependencies; needs the network"
@@ -41,7 +40,7 @@ test: $(VENV)/installed-test
 	@$(PYTEST)
 
 test-slow: $(VENV)/installed-test
-	@$(PYTEST) -m "slow and not gpu and not course"
+	@$(PYTEST) -m "slow and not gpu"
 
 # On a machine with a GPU, where all of them are used.
 test-gpu: $(VENV)/installed-test
@@ -56,10 +55,6 @@ test-all: test test-slow
 # Six hundred seconds of every reader: make fuzz FUZZ="--seconds 600 --jobs 2"
 fuzz: $(VENV)/installed-test
 	@$(BIN)/python tests/fuzz/fuzz.py $(FUZZ)
-
-# The fast suite for each, of some packages: make mutations MUTATIONS="data text --all"
-mutations: $(VENV)/installed-test
-	@OMP_NUM_THREADS=1 $(BIN)/python tests/mutate.py $(MUTATIONS)
 
 coverage: $(VENV)/installed-dev
 	@$(PYTEST) --cov=trivium --cov-report=term:skip-covered

@@ -35,7 +35,7 @@ def main() -> int:
     for setting in chosen:
         name = " ".join(f"{key}={value}" for key, value in setting.items())
         print(f"== {name}", flush=True)
-        tests = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadfile"]
+        tests = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "worksteal"]
         tests += [f"tests/{package}" for package in PACKAGES.split()]
         if subprocess.run(tests, env={**os.environ, **setting}, check=False).returncode != 0:
             failed.append(name)

@@ -129,9 +129,3 @@ def test_other_descriptions_that_the_page_names() -> None:
     of_both = nn.Context.of_length(5, causal=True, encoder=encoded)
     assert nn.Block(base, 0, 32, crosses=True)(x, of_both)[0].shape == x.shape
     assert nn.module_class(base.feed_forward)(base.feed_forward, 32)(x)[0].shape == x.shape
-
-
-def test_the_transformer_has_30_lines() -> None:
-    program = PROGRAMS["transformer.py"]
-    start = program.index("class GPT")
-    assert len(program[start : program.index("if __name__")].strip().splitlines()) <= 30

@@ -1,4 +1,4 @@
-"""What holds for every file: its length, its names, its examples, no paths of a machine."""
+"""Checks of every file: names of modules, examples in docstrings, no paths of a machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from trivium.train.recipe_loading import load_recipe, shipped_recipes
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "trivium"
-LONGEST = 500
 TEXTS = {".py", ".md", ".toml", ".txt", ".yml", ".yaml", ".cfg", ".ini", ".jinja2", ".css", ""}
 # Absolute paths into somebody's own machine.
 MACHINE_PATH = re.compile(r"(?<![\w.])/(?:home|root|Users|mnt|work|workspace)/\w")
@@ -35,13 +34,6 @@ def project_files() -> list[Path]:
         for path in files
         if path.is_file() and path.suffix in TEXTS and not generated.search(path.as_posix())
     )
-
-
-def test_files_stay_short():
-    files = [f for name in ("src", "tests", "benchmarks") for f in (ROOT / name).rglob("*.py")]
-    lengths = {str(f.relative_to(ROOT)): len(f.read_text("utf-8").splitlines()) for f in files}
-    long = {name: length for name, length in lengths.items() if length > LONGEST}
-    assert not long, f"too long: {long}"
 
 
 def test_no_two_modules_or_public_classes_have_one_name():
