@@ -1,0 +1,181 @@
+"""Generate text with a language model."""
+
+from __future__ import annotations
+
+import secrets
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar, Unpack
+
+from trivium.errors import TriviumError, shorten
+from trivium.inference.beam import beam_search
+from trivium.inference.engine import Engine
+from trivium.inference.request import GenerationRequest
+from trivium.inference.sampling_params import BeamSearchOptions, SamplingOptions
+from trivium.inference.speculative import Draft
+from trivium.inference.text_model import TextModel
+
+Texts = TypeVar("Texts", str, list[str])
+
+
+class GenerationMixin(TextModel):
+    """The methods that generate text: sampling with engines, and beam search."""
+
+    _compiled_engine: Engine | None = None
+
+    def generate(
+        self, prompt: Texts, *, draft: Draft | None = None, **options: Unpack[SamplingOptions]
+    ) -> Texts:
+        """The continuation of a prompt, or an encoder-decoder's output; of several prompts a list.
+
+        A text ends at the end of text, at a stop string, after `max_new_tokens`, or at the model's
+        context length; relative positions (rotary, ALiBi, T5's) set none. The end of a source
+        longer than an encoder-decoder reads is cut, with a warning. Prompt i of several has
+        seed + i.
+
+        Args:
+            prompt: one text or several, generated together.
+            draft: `PromptLookup()` or a `DraftModel` (speculative decoding); it changes the time,
+                not the text.
+            **options: the fields of `SamplingParams`; those that are not set are the model's own
+                (`generation_config.json`), else the defaults.
+
+        Raises:
+            TriviumError: a prompt longer than a decoder's context length, an option outside its
+                bounds, or a model that does not generate.
+        """
+        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        requests = self._requests(prompts, options)
+        engine = self.engine_for(requests, slots=8 if self.compile else 16, draft=draft)
+        try:
+            for request in requests:
+                engine.add(request)
+            for _ in engine.run():
+                pass
+        finally:  # nothing stays in an engine that is used again
+            for request in requests:
+                engine.cancel(request)
+        self.warn_of_lengths(requests)
+        if isinstance(prompt, str):
+            return requests[0].text
+        return [one.text for one in requests]
+
+    def stream(
+        self, prompt: str, *, draft: Draft | None = None, **options: Unpack[SamplingOptions]
+    ) -> Iterator[str]:
+        """The text of `generate` in pieces, as they are generated; joined they are the same text.
+
+        No piece ends within a character.
+        """
+        (request,) = self._requests([prompt], options)
+        engine = self.engine_for([request], slots=8, draft=draft)
+
+        def generated() -> Iterator[str]:
+            try:
+                yield from engine.stream(engine.add(request))
+            finally:
+                engine.cancel(request)
+
+        return generated()
+
+    def engine(
+        self, *, slots: int = 8, slot_length: int = 2048, draft: Draft | None = None
+    ) -> Engine:
+        """An engine for many requests; see `Engine`.
+
+        Raises:
+            SpecError: the model does not generate.
+        """
+        self.require("generate")
+        compile = self.compile and draft is None
+        return Engine(self, slots=slots, slot_length=slot_length, compile=compile, draft=draft)
+
+    def engine_for(
+        self, requests: Sequence[GenerationRequest], *, slots: int, draft: Draft | None = None
+    ) -> Engine:
+        """An engine whose slots are as long as the longest of some requests needs.
+
+        A compiled engine is kept, since another shape is compiled anew. Its slots have at least
+        2,048 tokens, or the context length.
+        """
+        start = self.generation_rules.decoder_start
+        lengths = [len(start or one.prompt_ids) + one.params.max_new_tokens for one in requests]
+        length = max(lengths, default=1)
+        if not self.compile or draft is not None:
+            slots = max(1, min(slots, len(requests)))
+            return self.engine(slots=slots, slot_length=length, draft=draft)
+        limit = self.module.spec.max_length or length
+        kept = self._compiled_engine
+        if kept is None or kept.slots != slots or kept.slot_length < min(length, limit):
+            kept = self.engine(slots=slots, slot_length=max(length, 2048))
+        self._compiled_engine = kept
+        return kept
+
+    def _requests(
+        self, prompts: Sequence[str], options: SamplingOptions
+    ) -> list[GenerationRequest]:
+        self.require("generate")
+        requests, drawn = [], secrets.randbits(31)
+        for i, ids in enumerate(self.prompts(prompts)):
+            params = self.sampling_params(ids, options)
+            seed = (drawn if params.seed is None else params.seed) + i
+            requests.append(GenerationRequest(ids, params.replace(seed=seed)))
+        return requests
+
+    def translate(
+        self,
+        text: Texts,
+        *,
+        max_new_tokens: int | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        **options: Unpack[BeamSearchOptions],
+    ) -> Texts:
+        """The output for a source by beam search: a translation, a summary, any learned target.
+
+        The prefix that the model was trained with is put before each text. Where it was trained
+        with several, each text begins with one of them. The end of a text longer than the model
+        reads is cut, with a warning.
+
+        Args:
+            text: one or several, in batches of similar lengths.
+            max_new_tokens: tokens of an output at most; None: the model's own limit, else twice
+                those of its source and 16, but no more than 256. A warning says that an output
+                was ended there.
+            progress: called with the number of finished texts and of all.
+            **options: the fields of `BeamSearchParams`; those that are not set are the model's own
+                (`generation_config.json`), else the defaults.
+
+        Raises:
+            SpecError: no encoder-decoder.
+            TriviumError: a text without one of the prefixes of several tasks.
+        """
+        self.require("translate")
+        task = self.settings.task or "translation"
+        prefix = str(self.settings.task_options(task).get("prefix", ""))
+        texts = [text] if isinstance(text, str) else list(text)
+        for each in texts:
+            if not each.startswith(self.settings.prefixes):
+                known = ", ".join(f'"{shorten(one)}"' for one in self.settings.prefixes)
+                raise TriviumError(
+                    f'"{shorten(each)}": the model was trained on tasks with prefixes; begin the '
+                    f"text with one of {known}."
+                )
+        sources = self.prompts([prefix + each for each in texts])
+        limits = [
+            self.target_limit(each) if max_new_tokens is None else max_new_tokens
+            for each in sources
+        ]
+        params = self.beam_params(**options)
+        outputs = beam_search(self, sources, params, max_new_tokens=limits, progress=progress)
+        cut = any(best[0].finish_reason == "length" for best in outputs if best)
+        if cut and max_new_tokens is None:
+            warnings.warn(
+                "a text ends at its limit (the model's own, or twice its source's tokens and 16, "
+                "at most 256): give max_new_tokens for longer ones.",
+                stacklevel=2,
+            )
+        decode = self.text_tokenizer.decode
+        targets = [decode(best[0].ids) if best else "" for best in outputs]
+        if isinstance(text, str):
+            return targets[0]
+        return targets

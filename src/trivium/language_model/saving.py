@@ -1,0 +1,82 @@
+"""Save and export a language model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from trivium.adapt.lora import LoRALinear
+from trivium.errors import SpecError
+from trivium.inference.text_model import TextModel
+from trivium.interop.hf_folder import write_folder
+from trivium.model_folder import new_model_folder, write_model
+from trivium.nn.packed_linear import Int8Linear, PackedLinear
+
+
+class SavingMixin(TextModel):
+    """The methods that write a model to a folder."""
+
+    def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write weights, spec, tokenizers and settings to a folder that `load` reads.
+
+        The folder takes its name only when it is complete.
+
+        Args:
+            folder: a new or empty folder.
+            overwrite: replace a model that is there; a run or other files are never replaced.
+
+        Raises:
+            SpecError: a model that is packed, quantised or without weights, or has a LoRA adapter.
+            CheckpointError: the folder is in use, or cannot be written.
+        """
+        self._check_savable()
+        tokenizers = self.tokenizer, self._source_tokenizer
+        with new_model_folder(folder, overwrite=overwrite) as partial:
+            write_model(partial, self.module, *tokenizers, self.settings)
+        return Path(folder)
+
+    def save_hf(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        overwrite: bool = False,
+        max_shard_bytes: int = 5_000_000_000,
+    ) -> Path:
+        """Write a Hugging Face folder, which `transformers` and `load` read.
+
+        A decoder with a task head loses its head over the vocabulary, with a warning: no class of
+        `transformers` has both. So does an encoder with a mask decoder (`MLMHead.late_positions`).
+
+        Args:
+            folder: a new or empty folder.
+            overwrite: replace a model that is there; a run or other files are never replaced.
+            max_shard_bytes: size of a weight file beyond which another one begins.
+
+        Raises:
+            SpecError: no Hugging Face family can express this model, or as `save`.
+            CheckpointError: the folder is in use, or cannot be written.
+        """
+        self._check_savable()
+        if self._source_tokenizer is not None:
+            raise SpecError(
+                "a model with a source tokenizer of its own cannot be exported: a Hugging Face "
+                "folder has one tokenizer.json. Train one without model.separate_vocabularies."
+            )
+        with new_model_folder(folder, overwrite=overwrite) as partial:
+            model = self.module, self.tokenizer, self.settings
+            write_folder(partial, *model, max_shard_bytes=max_shard_bytes)
+        return Path(folder)
+
+    def _check_savable(self) -> None:
+        for module in self.module.modules():
+            if isinstance(module, PackedLinear | Int8Linear):
+                raise SpecError(
+                    "a packed or quantised model cannot be saved: load it without pack and "
+                    "quantize first."
+                )
+            if isinstance(module, LoRALinear):
+                raise SpecError(
+                    "this model has a LoRA adapter: load its merged_state into a new one first."
+                )
+        if self.module.device.type == "meta":
+            raise SpecError('this model has no weights: load it on another device than "meta".')
