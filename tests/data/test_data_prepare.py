@@ -23,6 +23,7 @@ from trivium.data.prepare import partial_folder, unfinished_tokenizer
 from trivium.data.shards import unigram_loss
 from trivium.data.splitting import (
     CorpusOptions,
+    TextDigest,
     read_splits,
     text_digest,
     training_texts,
@@ -182,14 +183,13 @@ def test_duplicates_are_dropped_and_counted(tmp_path, documents, tokenizer):
     kept = make(path, tmp_path / "kept", tokenizer, keep_duplicates=True).manifest.splits
     assert sum(info.documents for info in kept.values()) == 803
     assert sum(info.duplicates for info in kept.values()) == 0
-    # Repeats are equal to the last character.
+    # Repeats are equal to the last visible character.
     other = [
         "One text.",
         "one text.",
         "One  text.",
         "One text",
         "One t\u00e9xt.",
-        "One te\u0301xt.",
     ]
     near = write(tmp_path / "near.txt", [*other, other[0]])
     read = [text for _, text in read_splits(near, CorpusOptions(validation=0.0))]
@@ -498,3 +498,37 @@ def test_damaged_folders_are_refused(tmp_path, documents, tokenizer):
         damage(out)
         with pytest.raises(DataError, match=message):
             Shards.open(out)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "Caf\u00e9 au lait  \nand \uac01 more",
+        "Caf\u00e9 au lait\r\nand \uac01 more\r\n",
+        "Caf\u00e9 au lait\rand \uac01 more\n\n",
+        "Cafe\u0301 au lait\nand \u1100\u1161\u11a8 more\t",
+    ],
+)
+def test_invisible_differences_make_no_other_document(tmp_path, other):
+    one = "Caf\u00e9 au lait\nand \uac01 more"
+    assert text_digest(other)[0] == text_digest(one)[0]
+    assert text_digest(one.replace(" au", "  au"))[0] != text_digest(one)[0]
+    for validation in (0.0, 0.5):
+        path = tmp_path / f"{validation}.jsonl"
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in (one, other, "x")))
+        kept = [text for _, text in read_splits(path, CorpusOptions(validation=validation))]
+        assert kept == [one, "x"]
+
+
+def test_parts_of_a_text_have_the_hash_of_the_whole():
+    rng = random.Random(0)
+    parts = ["a", "\u00e9", "e\u0301", "\u1100", "\u1161", "\u11a8", "\u3099", "\u4e2d"]
+    parts += [" ", "  ", "\n", "\r", "\r\n", "\u0915\u093c", "\u0344", "\u0323\u0302"]
+    for _ in range(1000):
+        text = "".join(rng.choices(parts, k=rng.randint(0, 30)))
+        digest, position = TextDigest(), 0
+        while position < len(text):
+            size = rng.randint(1, 6)
+            digest.update(text[position : position + size])
+            position += size
+        assert digest.value == text_digest(text)[0], ascii(text)

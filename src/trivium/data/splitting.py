@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -91,12 +92,63 @@ def _in_split(sources: Iterable[Source], split: str | None) -> tuple[Source, ...
 
 
 def text_digest(text: str) -> tuple[int, int]:
-    """The 64-bit blake2b hash of a document's UTF-8 bytes, and their number.
+    """Return the 64-bit hash that identifies a document, and its number of UTF-8 bytes.
 
-    The hash is part of the shard format: it decides the split.
+    Two documents that differ only in line ends, in spaces at the ends of lines or in their Unicode
+    form (NFC, NFD) have the same hash. The hash decides the split.
     """
-    data = text.encode()
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little"), len(data)
+    return normalized_digest(text), len(text.encode())
+
+
+def normalized_digest(text: str) -> int:
+    """Return the 64-bit hash of a text without differences that a reader cannot see.
+
+    See `text_digest`. Labelled examples hash their groups with this function, too.
+    """
+    digest = TextDigest()
+    digest.update(text)
+    return digest.value
+
+
+def _is_border(text: str, index: int) -> bool:
+    """Whether the parts of a text before and after an index can be normalized one by one."""
+    before, after = text[index - 1], text[index]
+    if before.isspace() or after.isspace():
+        return before == "\n"
+    # Vowels and final consonants of Hangul are combined with the letter before them.
+    is_jamo = "\u1160" <= after <= "\u11ff"
+    return unicodedata.category(after)[0] in "LNPS" and not is_jamo
+
+
+class TextDigest:
+    """The hash of a text that arrives in parts: `update` with each part, then read `value`."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.blake2b(digest_size=8)
+        self._pending = ""
+        self._ends = ""
+
+    def update(self, part: str) -> None:
+        """Add the next part of the text."""
+        text = self._pending + part
+        # A part may end inside of a line end, of spaces or of a character: the rest waits.
+        border = next((i for i in range(len(text) - 1, 0, -1) if _is_border(text, i)), 0)
+        self._pending = text[border:]
+        self._add(text[:border])
+
+    def _add(self, text: str) -> None:
+        """Hash a stretch of text that ends at a border."""
+        text = unicodedata.normalize("NFC", text.replace("\r\n", "\n").replace("\r", "\n"))
+        lines = self._ends + "\n".join(map(str.rstrip, text.split("\n")))
+        visible = lines.rstrip("\n")
+        self._ends = lines[len(visible) :]
+        self._hash.update(visible.encode())
+
+    @property
+    def value(self) -> int:
+        """The hash of the whole text. No part can follow."""
+        self._add(self._pending)
+        return int.from_bytes(self._hash.digest(), "little")
 
 
 def read_splits(
