@@ -27,7 +27,7 @@ def define_fading() -> spec.Mixer:
         encodes: ClassVar[bool] = False
         kind: Literal["fading"] = "fading"
 
-        def kept_numbers(self, length, *, on_cpu, dropout):
+        def kept_numbers(self, length, *, item, on_cpu, dropout):
             return 1
 
     class FadingMixer(MixerModule, of=Fading):

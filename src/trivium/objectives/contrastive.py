@@ -194,6 +194,7 @@ class Contrastive(TextPairs):
     def _embed(self, model: LanguageModule, inputs: dict[str, Tensor]) -> tuple[Tensor, LossTerms]:
         """Vectors of length 1: [B, T] -> [B, D]."""
         hidden, terms = read(model, inputs)
+        # Not `.float()`: float64 stays float64 when backward recomputes these tensors.
         hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
         vectors = self.pooled(hidden, inputs.get("attention_mask"))
         return F.normalize(vectors, dim=-1), terms

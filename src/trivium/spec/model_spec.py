@@ -283,7 +283,7 @@ class ModelSpec(Spec):
             memory = 2 * item * width if crosses and item < 4 else 0
             again = stack.mixers[-1:] if self.late_positions else ()
             for mixer in (*stack.mixers, *again):
-                kept = mixer.kept_numbers(length, on_cpu=on_cpu, dropout=mask > 0)
+                kept = mixer.kept_numbers(length, item=item, on_cpu=on_cpu, dropout=mask > 0)
                 one = added + item * (width + kept)
                 yield one * (1 + crosses) + memory + feeding
 

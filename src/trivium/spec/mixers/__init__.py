@@ -40,10 +40,12 @@ class Mixer(Choice, Part):
         """
         return 0.0
 
-    def kept_numbers(self, length: int, *, on_cpu: bool, dropout: bool) -> int:
-        """Numbers that training keeps of a token between forward and backward pass.
+    def kept_numbers(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
+        """Return how many numbers per token training keeps between forward and backward pass.
 
-        Its input and norm are counted by the block. `length` are the tokens of a row.
+        The block counts the input and the norm of the mixer. `length`: tokens of a row. `item`:
+        bytes of a number in the precision of the run; a tensor that stays in float32 in any
+        precision counts as `4 / item` numbers.
         """
         raise NotImplementedError
 

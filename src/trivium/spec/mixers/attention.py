@@ -94,7 +94,7 @@ class Attention(Mixer):
         own = self.positions.flops(attended, *heads) if self.positions else 0.0
         return 12.0 * attended * self.num_heads * self.head_dim + own
 
-    def kept_numbers(self, length: int, *, on_cpu: bool, dropout: bool) -> int:
+    def kept_numbers(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
         """Queries, keys, values and outputs; on a CPU probabilities, with dropout three times.
 
         A soft cap keeps scores and probabilities anywhere, and norms what they read. Positions may

@@ -63,10 +63,12 @@ class BlockSparseAttention(Attention):
         """See `Attention.flops`, of the keys that are computed."""
         return super().flops(self.seen(attended))
 
-    def kept_numbers(self, length: int, *, on_cpu: bool, dropout: bool) -> int:
+    def kept_numbers(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
         """See `Attention.kept_numbers`; of long texts also the keys and values of the blocks that
         each sees, and queries and outputs where they are merged.
         """
         copies = 0 if length <= self.dense_length else 2 * (6 + self.num_random)
-        kept = super().kept_numbers(int(self.seen(length)), on_cpu=on_cpu, dropout=dropout)
+        kept = super().kept_numbers(
+            int(self.seen(length)), item=item, on_cpu=on_cpu, dropout=dropout
+        )
         return kept + copies * self.num_heads * self.head_dim

@@ -32,7 +32,7 @@ class GlobalAttention(Attention):
             )
         return self
 
-    def kept_numbers(self, length: int, *, on_cpu: bool, dropout: bool) -> int:
+    def kept_numbers(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
         """Also the keys and values that global tokens see."""
         own = 2 * self.kv_heads * self.head_dim
-        return super().kept_numbers(length, on_cpu=on_cpu, dropout=dropout) + own
+        return super().kept_numbers(length, item=item, on_cpu=on_cpu, dropout=dropout) + own

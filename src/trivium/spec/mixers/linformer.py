@@ -40,7 +40,7 @@ class Linformer(Mixer):
         """12 N H rank for the projections of keys and values, as many for scores and sums."""
         return 24.0 * self.rank * self.num_heads * self.head_dim
 
-    def kept_numbers(self, length: int, *, on_cpu: bool, dropout: bool) -> int:
+    def kept_numbers(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
         """Queries, keys, values and outputs; the probabilities, with dropout three times.
 
         Each row also has its projected keys and values.

@@ -35,9 +35,10 @@ class Mamba(Mixer):
         """Of the convolution, and about 9 a number of the state; forward, again, backward twice."""
         return self.d_inner * (6.0 * self.d_conv + 4 * 9.0 * self.d_state)
 
-    def kept_numbers(self, length: int, *, on_cpu: bool, dropout: bool) -> int:
+    def kept_numbers(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
         """Inputs, convolved before and after the activation, steps, gate, output of every channel;
         B, C and low-rank steps; the state before every segment but the first, which is float32
-        whatever the precision and therefore counts twice."""
+        in any precision."""
         channels = 6 * self.d_inner + self.dt_rank + 2 * self.d_state
-        return channels + 2 * ((length - 1) // SEGMENT) * self.d_inner * self.d_state // length
+        states = (length - 1) // SEGMENT * self.d_inner * self.d_state * 4 // item
+        return channels + states // length

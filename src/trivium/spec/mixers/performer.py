@@ -39,7 +39,7 @@ class Performer(Mixer):
         """
         return 24.0 * self.num_heads * self.head_dim * self.num_features
 
-    def kept_numbers(self, length: int, *, on_cpu: bool, dropout: bool) -> int:
+    def kept_numbers(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
         """Of the causal form: features twice, weights in a chunk twice, and a sum of each."""
         chunk, width = min(length, CHUNK), self.head_dim + 1
         sums = self.num_features * width // chunk

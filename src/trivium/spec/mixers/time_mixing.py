@@ -24,7 +24,7 @@ class TimeMixing(Mixer):
         """About 30 a channel; forward, again, backward twice."""
         return 4 * 30.0 * self.d_inner
 
-    def kept_numbers(self, length: int, *, on_cpu: bool, dropout: bool) -> int:
+    def kept_numbers(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
         """The token before and three mixtures with it, as wide as the channels; keys, values, means
         before and after the receptance, and that. What weights are made of is computed again."""
         return 9 * self.d_inner
