@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import warnings
 
 import numpy as np
 import pytest
@@ -133,6 +135,91 @@ def test_kinds_and_order_of_labels():
     assert names == ("3", "10")
 
 
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "[1.5, NaN]"])
+def test_a_label_that_is_not_finite_is_refused(tmp_path, value):
+    lines = f'{{"text": "x", "label": 1.5}}\n{{"text": "y", "label": {value}}}\n'
+    for kind in (None, "classes", "numbers", "multi-label"):
+        with pytest.raises(DataError, match=r"the label of .*a.jsonl, line 2 is .*Fill it in"):
+            read(tmp_path, "a.jsonl", lines, label_kind=kind)
+
+
+@pytest.mark.parametrize(
+    ("labels", "refused"),
+    [
+        (["1.5", "2.5", "nan", "3"], "nan"),
+        (["1", "2", "NaN"], "NaN"),
+        (["1", "-inf"], "-inf"),
+        (["0.5", "NA", "2"], "NA"),
+        (["0.5", "#N/A", "2"], "#N/A"),
+        (["3,5", "4"], "3,5"),
+        (["butter", "nan", "2"], None),
+        (["1", "2", "NA"], None),
+        (["nan", "naan"], None),
+        (["yes", "3,5"], None),
+    ],
+)
+def test_what_is_no_number_among_numbers_is_refused(labels, refused):
+    if refused is None:
+        assert label_kind(examples(labels)) == "classes"
+        return
+    line = labels.index(refused) + 2
+    with pytest.raises(DataError, match=rf'the label of x.csv, line {line} is "{refused}"'):
+        label_kind(examples(labels))
+
+
+def test_one_value_is_one_class_in_all_formats(tmp_path):
+    pytest.importorskip("pyarrow")
+    import pyarrow
+    import pyarrow.parquet
+
+    for number, values in enumerate(([1, 0], [True, False])):
+        classes = {"1", "0"} if number == 0 else {"true", "false"}
+        names = set()
+        for written in ({1: "1.0", 0: "0"}, {1: "1", 0: "0.00"}, {1: "TRUE", 0: "False"}):
+            if (written[1] == "TRUE") == bool(number):
+                rows = "".join(f"text {one},{written[int(one)]}\n" for one in values)
+                names |= {one.label for one in read(tmp_path, "a.csv", f"text,label\n{rows}")}
+        lines = [{"text": f"text {one}", "label": one} for one in (*values, float(values[0]))]
+        lines = lines[: 3 - number]
+        found = read(tmp_path, "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        names |= {one.label for one in found}
+        for kind in (pyarrow.bool_(),) if number else (pyarrow.int8(), pyarrow.float32()):
+            columns = {"text": ["x", "y"], "label": pyarrow.array(values).cast(kind)}
+            pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+            found = TextClassification().read([str(tmp_path / "a.parquet")])
+            names |= {one.label for one in found}
+        assert names == classes
+    cells = read(tmp_path, "b.csv", 'text,label\nx,"1.0, 2"\ny,"1, TRUE"\n')
+    names = TextClassification(label_kind="multi-label").label_names(cells)
+    assert names == ("true", "1", "2")
+
+
+@pytest.mark.parametrize(
+    ("labels", "notice"),
+    [
+        ([1, 2, 3, 4, 5], "5 whole numbers from 1 to 5.*objective.label_kind=numbers"),
+        (range(11), "11 whole numbers from 0 to 10"),
+        ([-1, 0, 1], "3 whole numbers from -1 to 1"),
+        ([10, 25, 40, 90], "4 whole numbers from 10 to 90"),
+        (["yes", "no", "NA"], 'the label "NA" is a class like the others'),
+        ([0, 1], None),
+        ([0, 1, 2], None),
+        (range(20), None),
+        (["1 star", "2 stars"], None),
+    ],
+)
+def test_a_rating_and_missing_labels_are_told(labels, notice):
+    rows = [LabelledText(f"t{i}", None, as_label(one, "x"), "x") for i, one in enumerate(labels)]
+    spec = presets["bert-tiny"]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert TextClassification().resolve(spec, rows).label_kind == "classes"
+        TextClassification(label_kind="classes").resolve(spec, rows)
+    told = [str(one.message) for one in caught]
+    assert len(told) == (notice is not None)
+    assert notice is None or re.search(notice, told[0])
+
+
 def test_settings_refuse_labels_that_cannot_be_learned():
     objective = TextClassification()
     swapped = [LabelledText("x", None, f"text {i}", "x.csv, line 2") for i in range(300)]
@@ -180,7 +267,8 @@ def test_models_and_keys_that_do_not_fit_are_refused():
     gold = examples(["10", "9", "1", "9", "9", "1", "9"])
     names = np.array(TextClassification().label_names(gold))
     expected = compute_class_weight("balanced", classes=names, y=[one.label for one in gold])
-    balanced = TextClassification(class_weights="balanced").resolve(encoder, gold)
+    objective = TextClassification(class_weights="balanced", label_kind="classes")
+    balanced = objective.resolve(encoder, gold)
     assert balanced.class_weights == pytest.approx(expected.tolist())
 
 

@@ -8,6 +8,7 @@ import pytest
 from overfit_tasks import overfit, untrained
 
 from trivium.errors import DataError, RecipeError
+from trivium.inference.tag import TaggedWord, merge_entities
 from trivium.interop.settings import Settings
 from trivium.objectives.tagging import TaggedSentence, Tagging, chunk_metrics, to_iob2
 from trivium.presets import presets
@@ -63,8 +64,9 @@ def test_reads_columns_conllu_and_records(tmp_path):
     (one,) = read(tmp_path, "e.jsonl", "".join(map(json.dumps, lines)))
     assert (one.tags, one.where_word(1)[-14:]) == (("1", "0"), "line 1, word 2")
     iob1 = "Ada I-PER\nLovelace I-PER\n"
-    assert read(tmp_path, "f.conll", iob1)[0].tags == ("B-PER", "I-PER")
-    assert read(tmp_path, "f.conll", iob1, repair_iob=False)[0].tags == ("I-PER", "I-PER")
+    for repair, names in ((True, ("O", "B-PER", "I-PER")), (False, ("O", "I-PER"))):
+        found = read(tmp_path, "f.conll", iob1, repair_iob=repair)
+        assert Tagging(repair_iob=repair).label_names(found) == names
 
 
 def test_iob_is_repaired():
@@ -72,8 +74,74 @@ def test_iob_is_repaired():
         ("I-A I-A B-A I-A O I-B", "B-A I-A B-A I-A O B-B"),
         ("E-A S-A B-A E-A E-A", "S-A S-A B-A E-A S-A"),
         ("L-A U-B B-B L-B", "U-A U-B B-B L-B"),
+        ("M-A E-A E-A B-A M-A E-A", "B-A E-A S-A B-A M-A E-A"),
+        ("I_A I_A O I_B_C", "B_A I_A O B_B_C"),
+        ("I I O I", "B I O B"),
     ):
         assert to_iob2(tags.split()) == tuple(repaired.split())
+    assert to_iob2(["E-A", "W-A"], "W") == ("W-A", "W-A")
+
+
+SCHEMES = {
+    "IOB2": "B-A I-A O B-B O I-A",
+    "BIOES": "B-A E-A O S-B O E-A",
+    "BILOU": "B-A L-A O U-B O L-A",
+    "BMES": "B-A E-A O S-B O M-A",
+    "BMEWO": "B-A E-A O W-B O E-A",
+    "underscore": "B_A I_A O B_B O I_A",
+}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_all_chunk_schemes_are_repaired_and_measured_by_chunks(scheme):
+    tags = tuple(SCHEMES[scheme].split())
+    gold = [TaggedSentence(("Ada", "Lovelace", "saw", "Oslo", "with", "Rome"), tags, "x, line 1")]
+    (repaired,) = Tagging()._repaired(gold, tags)
+    assert repaired.tags[:5] == tags[:5]
+    assert repaired.tags[5] != tags[5]
+    scores = chunk_metrics([repaired.tags], [["O", *repaired.tags[1:]]])
+    assert [(row["label"], row["support"]) for row in scores.by_label] == [("A", 2), ("B", 1)]
+    assert scores.values["recall"] == pytest.approx(2 / 3)
+    words = [
+        TaggedWord(word, tag, 0.5, i, i + 1) for i, (word, tag) in enumerate(zip("abcdef", tags))
+    ]
+    found = [(one.type, one.start, one.end) for one in merge_entities(words, "abcdef")]
+    assert found == [("A", 0, 2), ("B", 3, 4), ("A", 5, 6)]
+    names = Tagging().label_names(gold)
+    assert {"O", *repaired.tags} <= {*names}
+
+
+def test_what_tags_mean_is_decided_for_the_whole_data_set():
+    # Italian parts of speech (TANL): E is a preposition, S a noun, AP a possessive adjective.
+    tags = (("E", "S"), ("E", "AP", "S"))
+    gold = [TaggedSentence(("in", "mia", "casa")[-len(one) :], one, "x, line 1") for one in tags]
+    names = Tagging().label_names(gold)
+    assert names == ("AP", "E", "S")
+    objective, lm = untrained(Tagging(), gold, "bert")
+    (rows,) = objective.encode(gold[:1], lm).take([0]).to_batch().labels
+    assert [lm.settings.labels[i] for i in rows if i >= 0] == ["E", "S"]
+    assert "recall" not in objective.metrics(lm, gold[:1]).values
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "word\ttag",
+        "Token\tNER",
+        "text\tlabel",
+        "Wort\tMarke",
+        "\u8bcd\t\u6807\u7b7e",
+        "tokens\tpos_tags\n",
+    ],
+)
+def test_a_header_of_columns_is_no_word(tmp_path, header):
+    rows = "Ada\tB-PER\nleft\tO\n\nin\tO\nOslo\tB-LOC\n"
+    with pytest.warns(UserWarning, match="the first line .* is taken for a header"):
+        found = read(tmp_path, "a.tsv", f"{header}\n{rows}")
+    assert [one.words for one in found] == [("Ada", "left"), ("in", "Oslo")]
+    assert [one.words for one in read(tmp_path, "b.tsv", rows)] == [one.words for one in found]
+    plain = read(tmp_path, "c.tsv", "word\tNOUN\ntag\tNOUN\n")
+    assert plain[0].words == ("word", "tag")
 
 
 def test_hostile_files_are_one_clear_error(tmp_path):

@@ -92,7 +92,7 @@ def _split(splitter: Split, text: str) -> list[Word]:
 
 
 def merge_entities(words: Sequence[TaggedWord], text: str) -> list[Entity]:
-    """The chunks of IOB2 or BIOES tags; none where tags are of another form.
+    """The chunks of IOB2, BIOES, BILOU, BMES or BMEWO tags; none where tags are of another form.
 
     An I- that continues nothing begins a chunk.
 
@@ -104,18 +104,18 @@ def merge_entities(words: Sequence[TaggedWord], text: str) -> list[Entity]:
     chunks: list[list[TaggedWord]] = []
     open_type = None
     for word in words:
-        mark, _, kind = word.tag.partition("-")
-        if not kind or mark not in tuple("BIESLU"):
+        mark, kind = word.tag[:1], word.tag[2:]
+        if not kind or mark not in "BIESLUMW" or word.tag[1] not in "-_":
             open_type = None
             continue
-        if mark in "BSU" or kind != open_type:
+        if mark in "BSUW" or kind != open_type:
             chunks.append([])
         chunks[-1].append(word)
-        open_type = None if mark in "ESLU" else kind
+        open_type = None if mark in "ESLUW" else kind
     return [
         Entity(
             text[chunk[0].start : chunk[-1].end],
-            chunk[0].tag.partition("-")[2],
+            chunk[0].tag[2:],
             sum(word.score for word in chunk) / len(chunk),
             chunk[0].start,
             chunk[-1].end,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ PAIRS = (
 )
 TEXTS = ("text", "sentence", "review", "content", "document")
 LABELS = ("label", "labels", "score", "class", "category", "intent", "sentiment")
+_WHOLE = re.compile(r"([+-]?\d+)\.0+")
+_MISSING = {"na", "n/a", "#n/a", "nan", "null", "none", "nil", "missing", "unknown", "?", "-"}
 _UNLABELLED = "unsup"  # IMDB's folder of texts without a label
 _LM_WEIGHT = 0.5  # Radford et al. 2018, section 4.1
 
@@ -168,6 +171,9 @@ class TextClassification(LabelledObjective):
     def resolve(self, spec: Spec, examples: Sequence[LabelledText]) -> Self:
         """The kind of the labels and the weights of the classes."""
         kind = self.label_kind or label_kind(examples)
+        if kind == "classes" and self.label_kind is None:
+            for notice in label_notices(self.label_names(examples)):
+                warnings.warn(notice, stacklevel=2)
         weights = self.class_weights
         if spec.family == "encoder-decoder" and kind != "classes":
             raise RecipeError(
@@ -219,7 +225,8 @@ class TextClassification(LabelledObjective):
                 f"{len(examples)} examples have {len(names)} different labels, such as "
                 f"{listing(names[:3])}, and {num_texts} different texts, such as "
                 f'"{shorten(examples[0].text)}": are the columns of text and label swapped? Name '
-                f"them with {field_option('text')} {field_option('label')}."
+                f"them with {field_option('text')} {field_option('label')}. Numbers are predicted "
+                "with --set objective.label_kind=numbers."
             )
         if isinstance(self.class_weights, tuple) and len(self.class_weights) != len(names):
             raise RecipeError(
@@ -354,8 +361,8 @@ class TextClassification(LabelledObjective):
             return (one.label,)
         names = one.label
         if isinstance(names, str):
-            names = tuple(part.strip() for part in names.split(self.label_separator))
-            names = tuple(name for name in names if name)
+            parts = names.split(self.label_separator)
+            names = tuple(_label_name(part, one.where) for part in parts if part.strip())
         if kind == "classes" or len(set(names)) < len(names):
             raise DataError(
                 f"{one.where} has the labels {', '.join(names)}: name each class that applies "
@@ -410,10 +417,11 @@ def _number_metrics(
 
 
 def label_kind(examples: Sequence[LabelledText]) -> LabelKind:
-    """The kind of raw labels: lists are multi-label; numbers of which one is not whole are numbers.
+    """Return the kind of raw labels: lists are multi-label, numbers with a fraction are numbers.
 
     Raises:
-        DataError: there is no example, or lists are mixed with other labels.
+        DataError: there is no example, lists are mixed with other labels, or among numbers is a
+            label that is not a finite number or has a decimal comma.
     """
     if not examples:
         raise DataError("there is no labelled example.")
@@ -427,8 +435,45 @@ def label_kind(examples: Sequence[LabelledText]) -> LabelKind:
             )
         return "multi-label"
     numbers = [_as_number(one.label) for one in examples]
-    fractions = [number for number in numbers if number is not None and number % 1]
-    return "numbers" if fractions and None not in numbers else "classes"
+    fractions = any(number is not None and number % 1 for number in numbers)
+    others = [one for one, number in zip(examples, numbers) if number is None]
+    names = {str(one.label).lower() for one in others}
+    not_finite = {name for name in names if name.strip("+-") in ("nan", "inf", "infinity")}
+    if len(others) < len(numbers) and names <= (_MISSING if fractions else set()) | not_finite:
+        for one in others:
+            raise DataError(
+                f'the label of {one.where} is "{one.label}" among numbers. Fill it in, or remove '
+                "the example; where it is a class, set objective.label_kind=classes."
+            )
+    commas = [one for one in others if re.fullmatch(r"[+-]?\d+,\d+", str(one.label))]
+    if commas and len(commas) == len(others):
+        raise DataError(
+            f'the label of {commas[0].where} is "{commas[0].label}". Write numbers with a point '
+            "(3.5); for several labels in a cell set objective.label_kind=multi-label."
+        )
+    return "numbers" if fractions and not others else "classes"
+
+
+def label_notices(names: Sequence[str]) -> list[str]:
+    """Return what to tell of the names of classes: a rating, or a class of missing labels."""
+    notices = []
+    missing = [name for name in names if name.lower() in _MISSING]
+    if missing:
+        notices.append(
+            f"the label {listing(missing)} is a class like the others. Where it means that the "
+            "label is missing, remove these examples."
+        )
+    numbers = [_as_number(name) for name in names]
+    whole = [number for number in numbers if number is not None]
+    # 0, 1, 2 and long lists from 0 on are more often the ids of classes.
+    are_ids = whole == list(range(len(whole))) and not 3 < len(whole) < 12
+    if len(whole) == len(names) > 2 and not are_ids:
+        notices.append(
+            f"the labels are {len(names)} whole numbers from {names[0]} to {names[-1]}, read as "
+            "classes without an order. Where they are a rating or an amount, "
+            "objective.label_kind=numbers (regression) predicts it as a number."
+        )
+    return notices
 
 
 def natural_order(names: Iterable[str]) -> tuple[str, ...]:
@@ -454,14 +499,21 @@ def as_label(value: Any, where: str) -> str | tuple[str, ...]:
 
 
 def _label_name(value: Any, where: str) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
+    """The name of a label; true and True are one, and so are 1 and 1.0."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise DataError(
+            f"the label of {where} is {value}, not a number. Fill it in, or remove the example."
+        )
     if not isinstance(value, str | int | float) or not str(value).strip():
         kind = json_type(value)
         raise DataError(f"the label of {where} is {kind}. Fill it in, or remove the example.")
-    return str(value).strip()
+    name = str(value).strip()
+    if name.lower() in ("true", "false"):
+        return name.lower()
+    whole = _WHOLE.fullmatch(name)
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return str(int(whole[1])) if whole else name
 
 
 def _as_number(label: object) -> float | None:

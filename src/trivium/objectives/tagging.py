@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import re
 import shlex
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -44,9 +45,14 @@ CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "dep
 # CoNLL-U's ranges of multiword tokens (1-2) and empty nodes (1.1) are not words.
 _NO_WORD = re.compile(r"\d+[-.]\d+")
 _LONGER_WORD = re.compile(UNSPACED.pattern * 2)
-_CHUNK_TAG = re.compile(r"O|[BIESLU](-.+)?")
-_OPENING = {"I": "B", "E": "S", "L": "U"}
-_BIOES = {"L": "E", "U": "S"}  # BILOU's last and unit are end and single in BIOES
+_CHUNK_TAG = re.compile(r"O|[BIESLUMW]([-_].+)?")
+# The marks of BILOU (last, unit), BMES (middle) and BMEWO (whole) in BIOES.
+_BIOES = {"L": "E", "U": "S", "M": "I", "W": "S"}
+_WORD_HEADERS = {"word", "words", "token", "tokens", "form", "text"}
+_TAG_HEADERS = {
+    *("tag", "tags", "label", "labels", "ner", "ner_tag", "ner_tags", "pos", "pos_tag", "pos_tags"),
+    *("upos", "xpos", "chunk", "chunk_tag", "entity", "entities", "bio", "iob"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +124,21 @@ class Tagging(LabelledObjective):
                 yield from read_records(source.name, options)
 
     def example(self, record: Record | TaggedSentence) -> TaggedSentence:
-        """Words and their tags, as IOB2 where they mark chunks."""
-        one = record if isinstance(record, TaggedSentence) else self._of_record(record)
-        chunks = self.repair_iob and are_chunk_tags(one.tags)
-        return dataclasses.replace(one, tags=to_iob2(one.tags)) if chunks else one
+        """Words and their tags as they are in the file."""
+        return record if isinstance(record, TaggedSentence) else self._of_record(record)
+
+    def _repaired(
+        self, examples: Sequence[TaggedSentence], names: Iterable[str]
+    ) -> Sequence[TaggedSentence]:
+        """Return the examples with tags as IOB2 (or BIOES, ...) where all `names` mark chunks.
+
+        `names` are the labels of the model or all tags of the data: one sentence does not tell.
+        """
+        names = set(names)
+        if not (self.repair_iob and are_chunk_tags(names)):
+            return examples
+        single = "W" if any(name.startswith("W") for name in names) else "S"
+        return [dataclasses.replace(one, tags=to_iob2(one.tags, single)) for one in examples]
 
     def labels_of(self, examples: Sequence[TaggedSentence]) -> list[Sequence[str]]:
         """The different tags of every sentence."""
@@ -131,10 +148,23 @@ class Tagging(LabelledObjective):
         sentences = list(read_columns(path, options))
         if not sentences:
             raise DataError(f"{path} holds no sentence.")
-        width = len(sentences[0][0][1])
+        head = sentences[0][0][1]
+        names = {cell.lower() for cell in head}
+        has_header = bool(names & _WORD_HEADERS and names & _TAG_HEADERS)
+        if has_header:
+            del sentences[0][0]
+        width = len(head)
         numbered = width > 2 and all(map(_is_numbered, sentences[:100]))
         word, tag = self._choose_columns(path, width, numbered)
         missing = ("", "_") if numbered and tag in (3, 4) else ("",)  # of upos and xpos
+        # In a language of its own, a header is a word where all other tags mark chunks.
+        others = {cells[tag] for rows in sentences for _, cells in rows if cells is not head}
+        if head[tag].isalpha() and not head[tag].isupper() and not has_header:
+            has_header = head[tag] not in others and are_chunk_tags(others)
+            sentences[0] = sentences[0][has_header:]
+        if has_header:
+            shown = ", ".join(head)
+            warnings.warn(f"{path}: the first line ({shown}) is taken for a header.", stacklevel=2)
         for rows in sentences:
             rows = [row for row in rows if not (numbered and _NO_WORD.fullmatch(row[1][0]))]
             with options.skipping():
@@ -187,9 +217,11 @@ class Tagging(LabelledObjective):
 
     def label_names(self, examples: Sequence[TaggedSentence]) -> tuple[str, ...]:
         """The tags; with every B- also its I-, which the examples may lack."""
-        names = {tag for sentence in examples for tag in sentence.tags}
+        tags = {tag for sentence in examples for tag in sentence.tags}
+        names = {tag for sentence in self._repaired(examples, tags) for tag in sentence.tags}
         if are_chunk_tags(names):
-            names |= {f"I-{name[2:]}" for name in names if name.startswith("B-")} | {"O"}
+            inside = "M" if any(name.startswith("M") for name in names) else "I"
+            names |= {inside + name[1:] for name in names if name.startswith("B")} | {"O"}
         return tuple(sorted(names, key=lambda name: (name != "O", name)))
 
     def settings(self, settings: Settings, examples: Sequence[TaggedSentence]) -> Settings:
@@ -210,6 +242,7 @@ class Tagging(LabelledObjective):
 
     def encode(self, examples: Sequence[TaggedSentence], lm: LanguageModel) -> EncodedExamples:
         """Words with their tags at their first tokens; long sentences in several rows."""
+        examples = self._repaired(examples, lm.settings.labels)
         ids = tag_ids(examples, lm.settings.labels)
         tokenizer, words = lm.source_tokenizer, [one.words for one in examples]
         encoded = encode_words(tokenizer, words, max_length=lm.max_length)
@@ -245,8 +278,9 @@ class Tagging(LabelledObjective):
     def metrics_of(
         self, answers: list[list[TaggedWord]], examples: Sequence[TaggedSentence], lm: LanguageModel
     ) -> Metrics:
-        """F1 of chunks (seqeval) where tags are IOB2 or BIOES; else accuracy and F1 of tags."""
+        """F1 of chunks (seqeval) where tags mark chunks; else accuracy and F1 of tags."""
         names = lm.settings.labels
+        examples = self._repaired(examples, names)
         ids = tag_ids(examples, names)
         gold = [list(one.tags) for one in examples]
         predicted = [[word.tag for word in sentence] for sentence in answers]
@@ -333,30 +367,35 @@ def _is_between(line: str) -> bool:
 
 
 def are_chunk_tags(tags: Iterable[str]) -> bool:
-    """Whether tags mark chunks: all are O, or B-, I-, E-, S- (L-, U-) with a type, one begins.
+    """Whether tags mark chunks as in IOB, BIOES, BILOU, BMES or BMEWO.
+
+    All tags are O, or one of the marks B, I, M, E, L, S, U and W, alone or with a type.
 
     >>> are_chunk_tags(["O", "B-PER", "I-PER"]), are_chunk_tags(["NOUN", "VERB"])
     (True, False)
     """
     names = set(tags)
-    begins = any(name[:1] in ("B", "I", "S", "U") for name in names)
+    begins = any(name[:1] in ("B", "I", "S", "U", "W") for name in names)
     return begins and all(_CHUNK_TAG.fullmatch(name) for name in names)
 
 
-def to_iob2(tags: Sequence[str]) -> tuple[str, ...]:
-    """Tags in which every chunk begins with B- (or S-, U-): I- after O or another type is B-.
+def to_iob2(tags: Sequence[str], single: str = "S") -> tuple[str, ...]:
+    """Return tags in which every chunk begins with B (or S, U, W).
+
+    An I after O or after another type becomes B, and an E becomes `single`.
 
     >>> to_iob2(["I-PER", "I-PER", "O", "B-LOC", "I-PER"])
     ('B-PER', 'I-PER', 'O', 'B-LOC', 'B-PER')
     """
+    opening = {"I": "B", "M": "B", "E": single, "L": "U"}
     repaired = []
     open_type: str | None = None
     for tag in tags:
-        mark, dash, chunk_type = tag.partition("-")
-        if mark in _OPENING and open_type != chunk_type:
-            mark = _OPENING[mark]
-        repaired.append(mark + dash + chunk_type)
-        open_type = chunk_type if mark in ("B", "I") else None
+        mark, chunk_type = tag[:1], tag[1:]
+        if open_type != chunk_type:
+            mark = opening.get(mark, mark)
+        repaired.append(mark + chunk_type)
+        open_type = chunk_type if mark in ("B", "I", "M") else None
     return tuple(repaired)
 
 
@@ -365,10 +404,7 @@ def chunk_metrics(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
     from seqeval.metrics import sequence_labeling
 
     seqeval: Any = sequence_labeling  # declares numbers as text
-    right, answers = (
-        [[_BIOES.get(tag[0], tag[0]) + tag[1:] for tag in tags] for tags in side]
-        for side in (gold, predicted)
-    )
+    right, answers = ([[*map(_as_bioes, tags)] for tags in side] for side in (gold, predicted))
     types = sorted({kind for side in (right, answers) for kind, _, _ in seqeval.get_entities(side)})
     report = {}
     if types:
@@ -383,6 +419,15 @@ def chunk_metrics(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[st
         "accuracy": float(seqeval.accuracy_score(right, answers)),
     }
     return Metrics(values, by_label=label_scores(report, types))
+
+
+def _as_bioes(tag: str) -> str:
+    """Return a chunk tag as seqeval reads it.
+
+    >>> [_as_bioes(tag) for tag in ("O", "M", "U-PER", "B_DRUG_NAME")]
+    ['O', 'I', 'S-PER', 'B-DRUG_NAME']
+    """
+    return "-".join(filter(None, (_BIOES.get(tag[0], tag[0]), tag[2:])))
 
 
 def _is_numbered(rows: list[tuple[int, list[str]]]) -> bool:
