@@ -16,6 +16,7 @@ import hashlib
 import io
 import json
 import lzma
+import math
 import os
 import secrets
 import shutil
@@ -212,6 +213,19 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
             break
         records.append(record)
     return records
+
+
+def finite(value: Any) -> Any:
+    """Return a JSON value with null in place of numbers that are not finite, which JSON lacks.
+
+    >>> finite({"auc": math.nan, "losses": [1.5, math.inf]})
+    {'auc': None, 'losses': [1.5, None]}
+    """
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write_json(path: str | Path, value: Any) -> None:

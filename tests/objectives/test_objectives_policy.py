@@ -126,6 +126,32 @@ def test_several_updates_are_bounded():
         assert terms["clipped"] == clipped > 0
 
 
+@pytest.mark.parametrize("reward", [0.0, 0.1, 1.0, -3.3])
+@pytest.mark.parametrize("kl", ["reward", "k3"])
+@pytest.mark.parametrize("baseline", ["group", "group-std", "value"])
+def test_equal_rewards_give_no_advantage(baseline, kl, reward, monkeypatch):
+    """Though the model has moved from its reference by so little as a weight decay moves it."""
+    lm = model(torch.float64)
+    objective = PolicyGradient(baseline=baseline, kl=kl, group=4, max_new_tokens=4)
+    if baseline == "value":
+        lm.module = objective.build(lm.spec, seed=3, device=CPU).double()
+    rows = objective.encode(PROMPTS, lm).take(range(6)).to_batch()
+    with torch.no_grad():
+        for weight in lm.module.parameters():
+            weight.mul_(1 - 1e-9)
+    facts = PolicyGradient._facts
+
+    def equal(self, responses, group):
+        known = facts(self, responses, group)
+        return known | {"reward": np.full_like(known["reward"], reward)}
+
+    monkeypatch.setattr(PolicyGradient, "_facts", equal)
+    batch = objective.rollout(lm, lm.module, [rows], 1, ALONE.map)
+    width = batch.labels.shape[1]
+    advantages = batch.sequence_labels[:, -4 * width : -3 * width]
+    assert np.abs(advantages).max() < (1e-6 if baseline == "group" else 1e-12)
+
+
 def test_learns_what_is_rewarded():
     lm = model()
     objective = PolicyGradient(beta=0.0, group=16, max_new_tokens=4)

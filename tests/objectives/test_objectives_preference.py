@@ -225,7 +225,10 @@ def test_the_first_loss_is_ln_2_and_labels_are_the_responses():
 
 
 def test_overfits_preferences():
-    for family, options in (("gpt2", {"loss_type": "orpo"}), ("t5", {"beta": 0.5})):
+    for family, options in (
+        ("gpt2", {"loss_type": "orpo"}),
+        ("t5", {"beta": 0.5, "sft_weight": 0.2}),
+    ):
         objective = PreferenceOptimization(**options)
         objective, lm, _ = overfit(objective, PAIRS, family, steps=25, lr=5e-3)
         metrics = objective.metrics(lm, PAIRS)
@@ -242,6 +245,16 @@ def test_overfits_preferences():
     rate = defaults.finetuning_rate(presets["gpt2-tiny"], new_weights=True, adapted=False)
     assert (complete.model.dropout, complete.train.epochs) == (0.0, 1.0)
     assert complete.optimizer.lr == pytest.approx(rate / 10, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("loss_type", "weight"),
+    [("sigmoid", 0.0), ("ipo", 0.0), ("hinge", 0.0), ("simpo", 0.0), ("orpo", 1.0)],
+)
+def test_only_orpo_trains_on_the_chosen_response_by_default(loss_type, weight):
+    """The loss of each paper, unless the recipe sets a weight."""
+    objective = PreferenceOptimization(loss_type=loss_type).resolve(presets["gpt2-tiny"], PAIRS)
+    assert objective.term_weights()["sft"] == weight
 
 
 def test_conversations_are_written_by_the_chat_template():

@@ -9,11 +9,12 @@ from pydantic import ValidationError
 
 from trivium.config import list_keys
 from trivium.errors import RecipeError
+from trivium.objectives.causal import is_causal
 from trivium.presets import presets
 from trivium.spec import ALiBi, Sinusoidal, Spec
 from trivium.train import defaults
 from trivium.train.optimizers.adamw import AdamW
-from trivium.train.recipe import Recipe
+from trivium.train.recipe import ModelConfig, Recipe
 from trivium.train.recipe_loading import build_recipe, load_recipe, shipped_recipes
 from trivium.train.schedules import Cosine, Linear
 
@@ -328,6 +329,25 @@ def test_learning_rates_follow_the_published_tables():
     assert defaults.batch_tokens(presets["gpt2-mini"], 128) == 2048
     assert defaults.vocabulary_size(presets["gpt2"], 10_000_000) == 8192
     assert defaults.vocabulary_size(presets["gpt2"], 10**10) == 32_768
+
+
+@pytest.mark.parametrize(
+    "preset",
+    [
+        name
+        for name, spec in presets.items()
+        if (is_causal(spec) or spec.family == "encoder-decoder") and not spec.counts
+    ],
+)
+@pytest.mark.parametrize("origin", ["new", "trained"])
+def test_the_rate_of_kto_is_recommended_at_every_width(preset, origin):
+    """trl's documentation: between 5e-7 and 5e-6."""
+    tree = {"model": {"preset": preset}, "objective": {"kind": "kto"}, "data": {"paths": ["a"]}}
+    recipe = build_recipe(tree)
+    if origin == "trained":
+        recipe = recipe.replace(model=ModelConfig(init_from="a"))
+    rate = defaults.complete(recipe, presets[preset], num_examples=64).optimizer.lr
+    assert 5e-7 <= rate <= 5e-6
 
 
 @pytest.mark.parametrize(

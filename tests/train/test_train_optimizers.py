@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from trivium.train.optimizers import (
 )
 from trivium.train.optimizers.adamw import AdamW
 from trivium.train.optimizers.muon import MatrixMuon, Muon, orthogonalized
+from trivium.train.recipe import TrainConfig
 from trivium.train.schedules import (
     Cosine,
     InverseSqrt,
@@ -32,6 +34,7 @@ from trivium.train.schedules import (
     SlantedTriangle,
     StableDecay,
 )
+from trivium.train.trainer import Trainer, TrainState
 
 MATRICES = ("query", "key", "value", "output", "up", "down", "gate")
 KINDS = (AdamW(lr=3e-3, weight_decay=0.1), Muon(lr=3e-3, embedding_lr=0.02, weight_decay=0.1))
@@ -249,6 +252,25 @@ def test_warm_up_reaches_the_peak_and_the_decay_begins_there(warmup):
     assert InverseSqrt(warmup=warmup).factor(16, 0.8) == pytest.approx(0.5)
     assert StableDecay(warmup=warmup, decay=0.4).factor(16, 0.8) == pytest.approx(0.525)
     assert Linear(warmup=0).factor(0, 0.0) == 1.0
+
+
+@pytest.mark.parametrize("kind", Schedule.kinds)
+@pytest.mark.parametrize("budget", [{"steps": 4}, {"epochs": 4.0}, {"tokens": 40}])
+def test_each_step_of_a_warm_up_takes_the_rate_at_its_end(kind, budget):
+    """So a run of one step trains at its peak, and one of four steps begins at half of it."""
+    loader = SimpleNamespace(steps_per_epoch=lambda: 1.0)
+    for warmup, steps, expected in ((0.1, 1, [1.0]), (0.5, 4, [0.5, 1.0])):
+        (name, size), schedule = next(iter(budget.items())), Schedule.kinds[kind](warmup=warmup)
+        train = TrainConfig.parse({name: type(size)(size * steps / 4)})
+        trainer = object.__new__(Trainer)
+        trainer.recipe, trainer.loader = SimpleNamespace(train=train), loader
+        for step, factor in enumerate(expected):
+            state = TrainState(step=step, tokens=10 * step)
+            share = trainer._step_share(state, 10)
+            found = schedule.factor(step, trainer.progress(state), share)
+            if kind == "slanted-triangle":
+                found = (found * schedule.ratio - 1.0) / (schedule.ratio - 1.0)
+            assert found == pytest.approx(factor), (warmup, step)
 
 
 def test_the_slanted_triangle_is_that_of_ulmfit():

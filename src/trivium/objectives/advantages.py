@@ -38,6 +38,17 @@ def by_deviation(rewards: Floats, group: int) -> Floats:
     return (centred / (deviation + _LEAST_DEVIATION)).ravel()
 
 
+def have_equal_rewards(rewards: Floats, group: int) -> Bools:
+    """Return for each response whether all rewards of its group are equal, [B].
+
+    Then no response is better than another. Advantages that are divided by their deviation are set
+    to 0, since they would consist of rounding errors of the divergence. A group of one has no
+    other response to compare with, and is never equal.
+    """
+    equal = (np.ptp(rewards.reshape(-1, group), axis=1) < 1e-9) & (group > 1)
+    return np.repeat(equal, group)
+
+
 def generalized_advantages(
     rewards: Floats, values: Floats, gamma: float, gae_lambda: float
 ) -> Floats:
@@ -60,7 +71,9 @@ def generalized_advantages(
 def whitened(advantages: Floats, real: Bools) -> Floats:
     """With mean 0 and variance 1 over the real ones, and 0 elsewhere, [B, T]."""
     some = advantages[real]
-    scale = (some.var(ddof=1) + _LEAST_VARIANCE) ** -0.5 if len(some) > 1 else 1.0
+    if len(some) < 2:
+        return np.zeros_like(advantages)
+    scale = (some.var(ddof=1) + _LEAST_VARIANCE) ** -0.5
     return np.where(real, (advantages - some.mean()) * scale, 0.0)
 
 

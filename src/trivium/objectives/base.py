@@ -7,6 +7,7 @@ with one class that has a `kind`.
 from __future__ import annotations
 
 import importlib.util
+import math
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -351,6 +352,8 @@ class LabelledObjective(Objective):
     """Examples per step unless the recipe sets `train.batch_examples`."""
     rate_factor: ClassVar[float] = 1.0
     """What the learning rate of fine-tuning is multiplied by, unless the recipe sets one."""
+    rate_range: ClassVar[tuple[float, float]] = 0.0, math.inf
+    """The lowest and the highest default learning rate; a LoRA adapter takes ten times as much."""
     dropout: ClassVar[float] = 0.1
     """Unless the recipe sets `model.dropout`."""
     epochs: ClassVar[float | None] = None

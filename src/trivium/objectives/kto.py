@@ -83,6 +83,8 @@ class KTO(LabelledObjective):
 
     Shown beside the loss: `good` and `bad`, r of both in nats, and `divergence`, z before the max.
 
+    The default learning rate is between 5e-7 and 5e-6, as trl's documentation recommends.
+
     Source: Ethayarajh et al. 2024, equations 7 and 8, section 4.1 for z.
     """
 
@@ -90,6 +92,7 @@ class KTO(LabelledObjective):
     kind: Literal["kto"] = "kto"
     tensor_parallel: ClassVar[bool] = False
     rate_factor: ClassVar[float] = 1 / 300
+    rate_range: ClassVar[tuple[float, float]] = 5e-7, 5e-6
     dropout: ClassVar[float] = 0.0
     epochs: ClassVar[float | None] = 1.0
     prompt_field: str | None = column_key("column of the prompt, text or messages", PROMPTS)
@@ -232,11 +235,12 @@ class KTO(LabelledObjective):
         means = sums / np.maximum(counts, 1)
         bad = np.sort(means[~good])
         below = np.searchsorted(bad, means[good]) / max(1, len(bad))
-        nats = -sums[good].sum() / max(1, counts[good].sum())
-        values = {
-            "auc": float(below.mean()) if good.any() and len(bad) else math.nan,
-            "perplexity": math.exp(min(nats, 700.0)),
-        }
+        values = {"auc": math.nan, "perplexity": math.nan}  # undefined without both kinds
+        if good.any():
+            nats = -sums[good].sum() / max(1, counts[good].sum())
+            values["perplexity"] = math.exp(min(nats, 700.0))
+        if good.any() and len(bad):
+            values["auc"] = float(below.mean())
         rows = [
             {
                 "prompt": plain(one.prompt),

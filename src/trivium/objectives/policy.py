@@ -31,6 +31,7 @@ from trivium.objectives.advantages import (
     clipped_loss,
     clipped_value_loss,
     generalized_advantages,
+    have_equal_rewards,
     leave_one_out,
     whitened,
 )
@@ -358,8 +359,7 @@ class PolicyGradient(OnPolicyObjective):
             np.full(len(responses), len(set(pairs)) / max(1, len(pairs))),
         ]
         if group > 1:
-            alike = np.ptp(reward.reshape(-1, group), axis=1) < 1e-9
-            values.append(np.repeat(alike.astype(float), group))
+            values.append(have_equal_rewards(reward, group).astype(float))
         return dict(zip(self._fact_names, values))
 
     def _columns(
@@ -389,10 +389,15 @@ class PolicyGradient(OnPolicyObjective):
         if with_value:
             advantages = generalized_advantages(rewards, values, self.gamma, self.gae_lambda)
             advantages = np.where(real, advantages, 0.0)
-            return whitened(advantages, real), reference, values, advantages + values
-        of_group = leave_one_out if self.baseline == "group" else by_deviation
-        advantages = of_group(rewards.sum(axis=1), self.group)[:, None]
-        return np.where(real, advantages, 0.0), reference, values, values
+            differ = real & ~have_equal_rewards(reward, len(reward))[:, None]
+            return whitened(advantages, differ), reference, values, advantages + values
+        totals = rewards.sum(axis=1)
+        if self.baseline == "group":
+            advantages = leave_one_out(totals, self.group)
+        else:
+            equal = have_equal_rewards(reward, self.group)
+            advantages = np.where(equal, 0.0, by_deviation(totals, self.group))
+        return np.where(real, advantages[:, None], 0.0), reference, values, values
 
     def _of_first_update(self, logp: Tensor, indices: Tensor) -> Tensor:
         """Log p of drawn tokens [M] as the first update from them has computed it."""

@@ -49,7 +49,8 @@ class PreferenceOptimization(PreferencePairs):
 
     p is the model, q the reference: the model as it is when the run begins. log q is computed once,
     before the first step, so that there is no second model in memory. L_SFT is the loss per token
-    of y+: without it both responses become rarer, while h grows.
+    of y+. Its weight w is 0 by default, as in the paper. Both responses can become rarer while h
+    grows: `sft_weight` = 0.2 prevents that.
 
         prompt    who wrote it ?
         chosen    Ada did . </s>      log p = -7.1    log q = -7.9
@@ -90,7 +91,7 @@ class PreferenceOptimization(PreferencePairs):
         0.0, ge=0, lt=0.5, description="share of pairs that are taken to be the wrong way round"
     )
     sft_weight: float | None = Field(
-        None, ge=0, description="weight of the loss of the chosen response; default: 0.2, orpo 1"
+        None, ge=0, description="weight of the loss of the chosen response; default: 0, orpo 1"
     )
 
     _reference: dict[str, Any] = PrivateAttr(default_factory=dict)
@@ -107,7 +108,7 @@ class PreferenceOptimization(PreferencePairs):
         beta = {"simpo": 2.0}.get(self.loss_type, 0.1) if self.beta is None else self.beta
         weight = self.sft_weight
         if weight is None:
-            weight = 1.0 if self.loss_type == "orpo" else 0.2
+            weight = 1.0 if self.loss_type == "orpo" else 0.0
         return self.replace(beta=beta, sft_weight=weight)
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trivium.errors import DataError, RecipeError, did_you_mean, shorten
-from trivium.files import write_file, write_json
+from trivium.files import finite, write_file, write_json
 
 EVALUATION, PREDICTIONS = "evaluation.json", "predictions.jsonl"
 MAX_MISTAKES = 20  # that an evaluation shows
@@ -104,7 +103,7 @@ class Metrics:
         A value that is not finite is null.
         """
         tree = dataclasses.asdict(dataclasses.replace(self, predictions=()))
-        values = {name: v if math.isfinite(v) else None for name, v in self.values.items()}
+        values = finite(self.values)
         details = {name: v for name, v in tree.items() if v and name != "lower_is_better"}
         return {
             **details,
@@ -141,7 +140,8 @@ def mixed_metrics(results: Mapping[str, Metrics]) -> Metrics:
 def write_metrics(folder: str | Path, task: str, metrics: Metrics) -> None:
     """Write `evaluation.json` (with the name of the task) and `predictions.jsonl` to a run."""
     write_json(Path(folder) / EVALUATION, {"task": task, **metrics.to_dict()})
-    lines = (json.dumps(one, ensure_ascii=False) + "\n" for one in metrics.predictions)
+    predictions = map(finite, metrics.predictions)
+    lines = (json.dumps(one, ensure_ascii=False) + "\n" for one in predictions)
     write_file(Path(folder) / PREDICTIONS, "".join(lines))
 
 

@@ -51,6 +51,8 @@ _POLICY_STEPS = 25
 # Epochs for at most so many labelled examples, and for more.
 _EPOCHS = ((500, 20.0), (3_000, 10.0), (30_000, 5.0))
 _FEWEST_EPOCHS = 3.0
+# The learning rate of a LoRA adapter, divided by that of all weights.
+_ADAPTER_RATE = 10.0
 LONGEST_EXAMPLE = 512
 
 
@@ -126,7 +128,13 @@ def finetuning_rate(spec: Spec, *, new_weights: bool, adapted: bool) -> float:
         rate = 5e-5 * (768 / spec.d_model)
     else:
         rate = max(1e-3 * (256 / spec.d_model) ** 2, 2e-5)
-    return min(rate * (10.0 if adapted else 1.0), pretraining_rate(spec))
+    return min(rate * (_ADAPTER_RATE if adapted else 1.0), pretraining_rate(spec))
+
+
+def _task_rate(task: LabelledObjective, rate: float, *, adapted: bool) -> float:
+    """Return the default rate of a task, where fine-tuning in general would take `rate`."""
+    lowest, highest = (bound * (_ADAPTER_RATE if adapted else 1.0) for bound in task.rate_range)
+    return min(max(rate * task.rate_factor, lowest), highest)
 
 
 def _reads_characters(spec: Spec) -> bool:
@@ -165,8 +173,9 @@ def complete(
     if recipe.train.budget is None and not labelled:
         train |= {"epochs": 1.0} if spec.counts else {"steps": _STEPS}
     if labelled:
-        rate = finetuning_rate(spec, new_weights=new, adapted=recipe.adapter.rank > 0)
-        rate *= min(task.rate_factor for task in _tasks(recipe))
+        adapted = recipe.adapter.rank > 0
+        rate = finetuning_rate(spec, new_weights=new, adapted=adapted)
+        rate = min(_task_rate(task, rate, adapted=adapted) for task in _tasks(recipe))
     else:
         # Trained weights would forget at the rate of new ones.
         rate = pretraining_rate(spec) * (1.0 if new else 0.1)

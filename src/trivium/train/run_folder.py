@@ -152,9 +152,9 @@ class RunFolder:
         return facts
 
     def append_metrics(self, record: dict[str, Any]) -> None:
-        """Add one line to `metrics.jsonl`."""
+        """Add one line to `metrics.jsonl`, without the values that are not finite."""
         with self.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(_json_line(record))
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """The records of `metrics.jsonl` up to a damaged one."""
@@ -164,7 +164,7 @@ class RunFolder:
     def rewind_metrics(self, step: int) -> None:
         """Drop the records after `step`: a resumed run writes them again."""
         kept = [record for record in self.read_metrics() if record["step"] <= step]
-        files.write_file(self.metrics, "".join(json.dumps(record) + "\n" for record in kept))
+        files.write_file(self.metrics, "".join(map(_json_line, kept)))
 
     @contextmanager
     def _locked(self) -> Iterator[TextIO]:
@@ -218,6 +218,11 @@ class RunFolder:
             with suppress(OSError):  # not empty, or another process begins
                 self.path.rmdir()
                 replaced.rename(self.path)
+
+
+def _json_line(record: dict[str, Any]) -> str:
+    known = {name: value for name, value in files.finite(record).items() if value is not None}
+    return json.dumps(known, allow_nan=False) + "\n"
 
 
 def _torchrun_id() -> str:

@@ -21,12 +21,15 @@ class Schedule(Choice, Config, ABC):
         description="steps, or a share below 1; 100 or 0.05, in fine-tuning 0.1, unless set",
     )
 
-    def factor(self, step: int, progress: float) -> float:
+    def factor(self, step: int, progress: float, step_share: float = 0.0) -> float:
         """The share of the peak learning rate at one step.
 
         Args:
             step: counted from 0.
             progress: share of the budget used before this step, 0 to 1.
+            step_share: share of the budget that this step uses, as far as it is known. In a warm-up
+                that is a share of the run, the step takes the rate at its end, as it does in one
+                that is a number of steps.
 
         >>> tuple(Linear(warmup=2).factor(step, step / 6) for step in range(6))
         (0.5, 1.0, 1.0, 0.75, 0.5, 0.25)
@@ -39,8 +42,8 @@ class Schedule(Choice, Config, ABC):
             end = min(warmup * progress / step, 1.0)
         else:
             if progress < warmup:
-                # The first step moves too, however short the run.
-                return min(max(progress, 1e-3) / warmup, 1.0)
+                # In a budget of minutes the first step, whose share is unknown, moves too.
+                return min(max(progress + step_share, 1e-3) / warmup, 1.0)
             end = warmup
         return self.decayed(progress, end)
 
@@ -93,9 +96,10 @@ class SlantedTriangle(Schedule):
     warmup: float | None = Field(0.1, ge=0, description="steps, or a share below 1")
     ratio: float = Field(32.0, gt=1, description="the peak divided by the lowest rate")
 
-    def factor(self, step: int, progress: float) -> float:
+    def factor(self, step: int, progress: float, step_share: float = 0.0) -> float:
         """(1 + p (ratio - 1)) / ratio, p as of a linear schedule that ends at 0."""
-        return (1.0 + super().factor(step, progress) * (self.ratio - 1.0)) / self.ratio
+        p = super().factor(step, progress, step_share)
+        return (1.0 + p * (self.ratio - 1.0)) / self.ratio
 
     def decayed(self, progress: float, warmup_end: float) -> float:
         """p, which falls straight to 0."""

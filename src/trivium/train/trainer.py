@@ -172,7 +172,8 @@ class Trainer:
         self.train_step.train()
         with _stop_signals(self.parallel) as stopped:
             for batch in self.loader.steps_from(state.step):
-                factor = schedule.factor(state.step, self.progress(state))
+                share = self._step_share(state, batch.num_tokens)
+                factor = schedule.factor(state.step, self.progress(state), share)
                 lr = peak * factor
                 set_learning_rate(self.optimizers, factor)
                 if forgets and self.reads_again(state.step):
@@ -239,6 +240,16 @@ class Trainer:
         else:
             share = state.step / self.budget_steps
         return min(1.0, share)
+
+    def _step_share(self, state: TrainState, num_tokens: int) -> float:
+        """Return the share of the budget that the next step uses, or 0 where it is not known.
+
+        A step of a budget in minutes is expected to take as long as the mean of those before.
+        """
+        train = self.recipe.train
+        if train.minutes is not None:
+            return self.progress(state) / max(1, state.step)
+        return num_tokens / train.tokens if train.tokens else 1.0 / self.budget_steps
 
     @property
     def budget_steps(self) -> int:

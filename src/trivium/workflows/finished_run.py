@@ -186,10 +186,10 @@ class FinishedRun:
         if state.evals_since_best >= (self.recipe.train.patience or math.inf):
             words = "{count} evaluations were no better than the best (train.patience)"
             tell("stopped", words, count=state.evals_since_best)
-        if state.best_step and not self.held_out.sources:
+        if state.best_step and "metric" not in facts:
             tell("best", "at step {step:,}, by validation loss", step=state.best_step)
         if metrics:
-            if state.best_step:
+            if state.best_step and "metric" in facts:
                 tell(
                     "best",
                     "at step {step:,}, by {metric} on {some:,} held-out examples",
@@ -200,7 +200,8 @@ class FinishedRun:
             kinds = (s.objective.kind for s in self.corpus.examples if s.config.name in metrics)
             mixed = mixed_metrics(metrics)
             write_metrics(run.path, next(kinds), mixed)
-            values = ", ".join(f"{key} {value:.4f}" for key, value in mixed.values.items())
+            known = {key: value for key, value in mixed.values.items() if math.isfinite(value)}
+            values = ", ".join(f"{key} {value:.4f}" for key, value in known.items())
             tell(
                 "metrics",
                 "{values} (on {count:,} held-out examples, in {time} more)",

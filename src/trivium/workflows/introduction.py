@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
+from trivium.config import flattened
 from trivium.data.documents import LONG_ADVICE, LONG_BYTES
 from trivium.data.shards import TRAIN, VALIDATION
 from trivium.messages import translated
 from trivium.models import flops_per_token, num_parameters
-from trivium.presets import is_own_size
+from trivium.presets import catalogue, is_own_size
 from trivium.progress import ProgressLine, short_duration
 from trivium.report import UNKNOWN_SHARE
 from trivium.train import defaults
@@ -105,8 +106,7 @@ def introduce(
         )
     if state.step == 0:
         _tell_weights(line, recipe, corpus, setup)
-        if recipe.defaults == "published" and not is_own_size(recipe.model.preset or ""):
-            line.tell("", "it trains as published; --set defaults=fast learns in fewer steps")
+        _tell_published(line, recipe)
     _tell_budget(line, recipe, corpus, facts, state)
     if facts.get("unigram_loss") is not None:
         line.tell(
@@ -241,6 +241,18 @@ def _tell_weights(line: ProgressLine, recipe: Recipe, corpus: Corpus, setup: Mod
     if setup.new_heads:
         heads = ", ".join(setup.new_heads)
         line.tell("weights", "of {name}; the head {heads} starts new", name=name, heads=heads)
+
+
+def _tell_published(line: ProgressLine, recipe: Recipe) -> None:
+    """Say which keys of the recipe are those of the preset's paper."""
+    preset = recipe.model.preset
+    if recipe.defaults != "published" or preset is None or is_own_size(preset):
+        return
+    tree, paper = flattened(recipe.to_tree()), catalogue[preset]
+    keys = [key for key, value in flattened(paper.recipe).items() if tree.get(key) == value]
+    if keys:
+        line.tell("", "as published ({paper}): {keys}", paper=paper.paper, keys=", ".join(keys))
+    line.tell("", "--set defaults=fast learns in fewer steps")
 
 
 def _tell_budget(

@@ -271,13 +271,23 @@ class RunHooks(Hooks):
             prefix = f"valid_{name}/" if name else "valid_"
             record = joined(record, {prefix + key: v for key, v in one.values.items()})
         name, first = next(iter(metrics.items()))
+        main = f"{name}/{first.main}" if name else first.main
         if measured.sources[0].objective.rolls_out:
             record = {**record, "samples": first.predictions[:_SAMPLES]}
-        if not self.log_book.metric:
-            self.log_book.metric = f"{name}/{first.main}" if name else first.main
-            known = {"metric": self.log_book.metric, "higher_is_better": first.higher_is_better}
+        if self.log_book.metric == "" and math.isfinite(first.score):
+            self.log_book.metric = main
+            known = {"metric": main, "higher_is_better": first.higher_is_better}
             self.context.run.write_facts(self.context.run.read_facts() | known)
-        self._keep_if_best(state, first.score)
+        elif self.log_book.metric == "":
+            self.log_book.metric = None
+            self.context.line.tell(
+                "metrics",
+                "{metric} is undefined on these held-out examples; the weights of the lowest "
+                "validation loss are kept",
+                metric=main,
+            )
+        loss_score = -record.get("valid_loss", math.nan)
+        self._keep_if_best(state, first.score if self.log_book.metric else loss_score)
         self.model.release()
         return record, state.evals_since_best >= patience
 

@@ -1,0 +1,38 @@
+"""What a run says before it trains is true of this run."""
+
+from __future__ import annotations
+
+import pytest
+from run_settings import quiet
+
+from trivium.errors import RecipeError
+from trivium.presets import catalogue, is_own_size, presets
+from trivium.progress import ProgressLine
+from trivium.train import defaults
+from trivium.train.recipe_loading import load_recipe
+from trivium.workflows.introduction import _tell_published
+
+PUBLISHED = [name for name, spec in presets.items() if spec.stacks and not is_own_size(name)]
+
+
+def told(recipe) -> str:
+    console = quiet()
+    _tell_published(ProgressLine(console), recipe)
+    return " ".join(console.file.getvalue().split())
+
+
+@pytest.mark.parametrize("preset", PUBLISHED)
+def test_only_keys_of_the_paper_are_called_published(preset):
+    try:
+        recipe = defaults.complete(load_recipe(preset), presets[preset])
+    except RecipeError as error:
+        pytest.skip(str(error))  # it has no pretraining objective
+    lines = told(recipe)
+    assert ("as published" in lines) == bool(catalogue[preset].recipe)
+    if catalogue[preset].recipe:
+        assert "optimizer.lr, " in lines
+        assert "train.tokens" in lines
+        changes = ["optimizer.lr=1e-5", "train.steps=5"]
+        changed = defaults.complete(load_recipe(preset, changes), presets[preset])
+        assert not any(key in told(changed) for key in ("optimizer.lr,", "train.tokens"))
+        assert "data.length" in told(changed)
