@@ -40,6 +40,7 @@ except ImportError:  # not Unix
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 STDIN = "-"
 _BLOCK = 1 << 18
+_LFS = b"version https://git-lfs.github.com/spec/"
 _SETTLED_SECONDS = 2.0  # file systems keep times in steps of up to so much
 
 
@@ -190,6 +191,7 @@ def has_sha256(path: str | Path, digest: str) -> bool:
 def read_json(path: str | Path) -> Any:
     """The value in a JSON file. Raises DataError where it is missing, not JSON or not Unicode."""
     try:
+        refuse_lfs_pointer(path)
         text = Path(path).read_text(encoding="utf-8")
         value = json.loads(text)
         if "\\ud" in text.lower():  # half of a pair, which UTF-8 cannot hold
@@ -233,6 +235,16 @@ def write_json(path: str | Path, value: Any) -> None:
     write_file(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def refuse_lfs_pointer(path: str | Path) -> None:
+    """Raise DataError where a file is a Git LFS pointer: a note in place of the content."""
+    with open(path, "rb") as file:
+        if file.read(len(_LFS)) == _LFS:
+            raise DataError(
+                f"{path} is a Git LFS pointer, which stands for a file that was not downloaded. "
+                "Run `git lfs pull` in its folder."
+            )
+
+
 @contextlib.contextmanager
 def open_bytes(path: str | Path) -> Iterator[BinaryIO]:
     """Open a file, an object such as s3://bucket/name, or standard input for "-"; decompress it.
@@ -247,6 +259,8 @@ def open_bytes(path: str | Path) -> Iterator[BinaryIO]:
             if is_remote(path):
                 stored = stack.enter_context(open_remote(str(path)))
             elif str(path) != STDIN:
+                if os.path.isfile(path):
+                    refuse_lfs_pointer(path)
                 stored = stack.enter_context(open(path, "rb"))
             yield cast(BinaryIO, _decompressed(stored, Path(path).suffix.lower()))
         except (lzma.LZMAError, zstandard.ZstdError, zlib.error, EOFError) as error:
@@ -315,7 +329,7 @@ def open_text(
             what it probably is). Errors inside the `with` block count too.
     """
     with open_bytes(path) as file:
-        if codecs.lookup(encoding).name == "utf-8":
+        if codecs.lookup(check_encoding(encoding)).name == "utf-8":
             _refuse_binary(file.peek(1 << 12)[: 1 << 12], path)  # type: ignore[attr-defined]
             encoding = "utf-8-sig"
         text = io.TextIOWrapper(file, encoding=encoding, errors=errors, newline=None)
@@ -379,7 +393,7 @@ def _invalid_text(path: str | Path, encoding: str) -> DataError | None:
     """The error that names the first line with invalid bytes, by reading once more."""
     if not encoding.startswith("utf-8"):
         return DataError(f"{path} is not valid {encoding}: give another encoding.")
-    single = "Of raw text with single wrong bytes, --errors replace replaces these."
+    single = "Where only single bytes are wrong, --errors replace reads them as U+FFFD."
     if str(path) == STDIN:
         return DataError(f"Standard input is not valid UTF-8: convert it, or {_advice('NAME')}")
     with open_bytes(path) as file:

@@ -22,6 +22,7 @@ from trivium.files import (
     has_sha256,
     is_file_name,
     read_json,
+    refuse_lfs_pointer,
     replace_folder,
     sha256,
     write_file,
@@ -251,8 +252,11 @@ def find_damage(
         if not is_file_name(name):
             return f"{CHECKSUMS} names {name!r}, which is no file of this folder"
         try:
+            refuse_lfs_pointer(folder / name)
             if not has_sha256(folder / name, digest):
                 return f"{name} does not match its checksum"
+        except DataError as error:
+            return str(error)
         except (OSError, ValueError):  # a name with a zero byte is none
             return f"{name!r} is missing or cannot be read"
     return None

@@ -197,3 +197,44 @@ def test_eval_and_prompt(capsys, tmp_path, text_file):
     *answers, total = output(capsys, "prompt", folder, str(questions), *options, "--json")
     assert len(answers) == len(rows)
     assert 0 <= json.loads(total)["accuracy"] <= 1
+
+
+@pytest.mark.parametrize("way", ["--encoding", "--set"])
+@pytest.mark.parametrize("task", ["classification", "tagging", "translation", "qa", "chat"])
+def test_one_key_names_the_encoding_everywhere(capsys, tmp_path, task, way):
+    line = {
+        "classification": '{"text": "caf\u00e9 %d", "label": "%s"}',
+        "tagging": '{"words": ["caf\u00e9", "%d"], "tags": ["%s", "O"]}',
+        "translation": '{"source": "caf\u00e9 %d", "target": "%s"}',
+        "qa": '{"question": "%d?", "context": "caf\u00e9 %s", "answer": "caf\u00e9"}',
+        "chat": '{"prompt": "caf\u00e9 %d", "response": "%s"}',
+    }[task]
+    path = tmp_path / "a.jsonl"
+    rows = "\n".join(line % (i, "ab"[i % 2]) for i in range(40))
+    path.write_bytes(rows.encode("latin-1"))
+    (error,) = output(capsys, "check", str(path), "--task", task, code=1)
+    assert "give --encoding windows-1252" in error
+    options = (
+        ["--encoding", "latin-1"] if way == "--encoding" else ["--set", "data.encoding=latin-1"]
+    )
+    output(capsys, "check", str(path), "--task", task, *options)
+    options = ["--errors", "replace"] if way == "--encoding" else ["--set", "data.errors=replace"]
+    output(capsys, "check", str(path), "--task", task, *options)
+
+
+def test_a_labelled_run_and_its_evaluation_read_other_encodings(capsys, tmp_path):
+    path, out = tmp_path / "a.csv", tmp_path / "run"
+    rows = "".join(f"caf\u00e9 {i},{'ab'[i % 2]}\n" for i in range(40))
+    path.write_bytes(f"text,label\n{rows}".encode("windows-1252"))
+    steps = ["--set", "train.steps=1", "--set", "train.device=cpu"]
+    start = ["finetune", "classification", "--model", "bert-tiny", "--data", str(path)]
+    start = [*start, "--out", str(out), *steps]
+    for options, code in (([], 1), (["--errors", "replace"], 0), (["--encoding", "cp1252"], 0)):
+        assert main([*start, *options, *(["--overwrite"] if options else [])]) == code
+    capsys.readouterr()
+    for options in (["--encoding", "cp1252"], ["--set", "data.encoding=cp1252"]):
+        assert "accuracy" in "\n".join(output(capsys, "eval", str(out), str(path), *options))
+    for options in (["--errors", "replace"], ["--set", "data.errors=replace"]):
+        output(capsys, "eval", str(out), str(path), *options)
+    *_, error = output(capsys, "eval", str(out), str(path), "--set", "data.length=3", code=1)
+    assert "data.length is not used here" in error

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 import sys
 import types
+import warnings
 
 import pytest
 from test_data_files import COMPRESS
 
-from trivium.data.documents import ReadOptions
+from trivium.data.documents import ReadOptions, read_documents
 from trivium.data.records import (
     BadRecords,
     Record,
@@ -20,7 +22,10 @@ from trivium.data.records import (
     read_header,
     read_records,
 )
-from trivium.errors import DataError, MissingExtraError
+from trivium.errors import DataError, MissingExtraError, TriviumError
+from trivium.files import read_json
+from trivium.interop.tensor_files import read_tensors
+from trivium.text import Tokenizer
 
 ROWS = [{"id": "0", "body": 'said "so"'}, {"id": "1", "body": "two\nlines, 猫"}]
 
@@ -151,8 +156,8 @@ def test_broken_files_give_one_clear_error(tmp_path):
         ("a.csv", b"text\n", "holds no record"),
         (
             "a.csv",
-            b"a;b\n1,2;3\n",
-            r"header has 1 \(a;b\)\. .*Cells of .csv are separated by commas",
+            b"a\n1,2\n",
+            r"header has 1 \(a\)\. .*Cells of a table are separated by commas",
         ),
         (
             "a.csv",
@@ -256,3 +261,85 @@ def test_other_encodings_are_named_and_read(tmp_path):
         assert record["text"] == text
     with pytest.raises(DataError, match=r'no encoding "gbx"; some are utf-8, utf-16, gb18030'):
         ReadOptions(encoding="gbx")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".csv.gz"])
+@pytest.mark.parametrize(
+    ("separator", "name"),
+    [(";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars"), (",", "commas")],
+)
+def test_the_separator_of_a_table_is_recognised_and_named(tmp_path, suffix, separator, name):
+    rows = [["id", "text", "label"], ["1", "a, b: 3,5", "x"], ["2", 'said "so"; \n two', "y"]]
+    if suffix == ".tsv" and separator == "\t":
+        rows[2][1] = "plain"
+    table = io.StringIO()
+    csv.writer(table, delimiter=separator).writerows(rows)
+    path = tmp_path / f"a{suffix}"
+    compress = COMPRESS[".gz"] if suffix.endswith(".gz") else bytes
+    path.write_bytes(compress(table.getvalue().encode()))
+    usual = "\t" if suffix == ".tsv" else ","
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = list(read_records(path))
+    told = [f"the cells of {path} are separated by {name}."] if separator != usual else []
+    assert [str(one.message) for one in caught] == told
+    assert [list(record.values()) for record in found] == rows[1:]
+    assert [record.where.rpartition(" ")[2] for record in found] == ["2", "3"]
+
+
+def test_what_looks_like_a_separator_is_text(tmp_path):
+    for name, content, width in (
+        ("a.csv", "text;x,label\na;b,1\nc,2\n", 2),
+        ("b.csv", "text\none; two\nthree; four\n", 1),
+        ("c.csv", '"a;b",label\n"x;y",1\n', 2),
+        ("d.tsv", "Yes, sir; no\tOui, monsieur; non\nNo\tNon\n", 2),
+    ):
+        (tmp_path / name).write_text(content)
+        assert {len(record) for record in read_records(tmp_path / name)} == {width}
+    (tmp_path / "excel.csv").write_text("sep=;\ntext;label\nx;1\n")
+    with pytest.warns(UserWarning, match="separated by semicolons"):
+        (record,) = read_records(tmp_path / "excel.csv")
+    assert (record, record.where[-6:]) == ({"text": "x", "label": "1"}, "line 3")
+
+
+def test_links_to_folders_are_followed(tmp_path):
+    real = tmp_path / "elsewhere" / "real"
+    real.mkdir(parents=True)
+    (real / "a.jsonl").write_text('{"text": "x"}\n')
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "linked").symlink_to(real)
+    (data / "again").symlink_to(real / "a.jsonl")
+    (data / "loop").symlink_to(data)
+    (real / "back").symlink_to(tmp_path)
+    (tmp_path / "other.jsonl").write_text('{"text": "not in the data"}\n')
+    assert [record["text"] for record in read_records(data)] == ["x"]
+    (data / "lost.jsonl").symlink_to(tmp_path / "missing")
+    with pytest.raises(DataError, match=r"lost.jsonl is a link to a file that is missing"):
+        list(read_records(data))
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("a.jsonl", "a.json", "a.csv", "a.tsv", "a.parquet", "a.txt", "a.jsonl.gz"),
+        *("tokenizer.json", "vocab.txt", "spm.model", "merges.txt", "qwen.tiktoken"),
+        *("model.safetensors", "pytorch_model.bin", "config.json"),
+    ],
+)
+def test_a_git_lfs_pointer_is_named(tmp_path, name):
+    pytest.importorskip("pyarrow")
+    path = tmp_path / name
+    path.write_text(POINTER)
+    (tmp_path / "vocab.json").write_text("{}")
+    if name.startswith("a."):
+        reader = lambda: list(read_documents(path))  # noqa: E731
+    elif name in ("model.safetensors", "pytorch_model.bin"):
+        reader = functools.partial(read_tensors, tmp_path)
+    else:
+        reader = functools.partial(read_json if name == "config.json" else Tokenizer.load, path)
+    with pytest.raises(TriviumError, match=rf"{name} is a Git LFS pointer.*git lfs pull"):
+        reader()

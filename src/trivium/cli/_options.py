@@ -61,7 +61,8 @@ TaskSet = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Of a task: change a key of its objective, such as objective.text_field; repeatable.",
+        help="Change a key of the task's objective, such as objective.text_field, or "
+        "data.encoding; repeatable.",
     ),
 ]
 Symbols = Annotated[

@@ -33,12 +33,12 @@ from trivium.messages import padded, translated, translated_whole
 from trivium.objectives import Objective, task_kinds
 from trivium.objectives.example_checks import check_examples
 from trivium.text import Tokenizer
-from trivium.workflows.evaluate import check_task, task_objective
+from trivium.workflows.evaluate import check_task, data_changes, task_objective
 
 _WIDTH = 60  # characters of a sample in the table
 
 
-@opt.with_options(ReadOptions, exclude=["errors"])
+@opt.with_options(ReadOptions)
 def check(
     data: list[str],
     task: Annotated[
@@ -66,17 +66,23 @@ def check(
     """
     loaded = None if tokenizer is None else Tokenizer.load(tokenizer)
     heldout = fraction_or_paths(validation or ["0.1"])
-    options = CorpusOptions(validation=heldout, **reading)
+    keys, read_keys = data_changes(changes or ())
+    options = CorpusOptions(validation=heldout, **{**reading, **read_keys})
     shards = len(data) == 1 and holds_shards(data[0])
     if task is not None:
         check_task(task, task_kinds())
         if (options.separator, options.text_field) != ("blank", "text"):
             raise _not_for_examples(task)
-        objective = task_objective(task, {}, changes or ())
+        objective = task_objective(task, {}, keys)
         findings = check_examples(
-            objective, data, heldout, encoding=options.encoding, tokenizer=loaded
+            objective,
+            data,
+            heldout,
+            encoding=options.encoding,
+            errors=options.errors,
+            tokenizer=loaded,
         )
-    elif changes:
+    elif keys:
         raise RecipeError("--set changes the objective of a task: name it with --task.")
     elif shards and loaded is not None:
         raise DataError("shards have a tokenizer of their own: leave out --tokenizer.")

@@ -35,6 +35,7 @@ Examples:
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,6 +45,7 @@ from typer.core import TyperCommand
 from trivium.cli import _options as opt
 from trivium.cli._shared import fraction_or_paths, run_folder
 from trivium.config import Key, list_keys
+from trivium.data.documents import ReadOptions
 from trivium.messages import translated
 from trivium.objectives import Objective, task_kinds
 from trivium.train.run_folder import Resume
@@ -75,6 +77,7 @@ def _describe(key: Key) -> str:
     return f"{key.description[:1].upper()}{key.description[1:]}.{default}"
 
 
+@opt.with_options(ReadOptions, exclude=["separator", "text_field"], unset="{}")
 def finetune(
     task: Annotated[
         str | None,
@@ -92,6 +95,7 @@ def finetune(
     auto_resume: opt.AutoResume = False,
     overwrite: opt.Overwrite = False,
     no_verify: opt.NoVerify = False,
+    **reading: Any,
 ) -> None:
     """Fine-tune a model on labelled data; the best weights are kept and evaluated.
 
@@ -119,7 +123,11 @@ def finetune(
         data=data or (),
         validation=None if validation is None else fraction_or_paths(validation),
         out=out,
-        changes=[*(changes or ()), *(["train.verify=false"] if no_verify else [])],
+        changes=[
+            *(f"data.{key}={json.dumps(one)}" for key, one in opt.only_set(reading).items()),
+            *(changes or ()),
+            *(["train.verify=false"] if no_verify else []),
+        ],
         resume=resumed,
         overwrite=overwrite,
     )

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from trivium.cli import _options as opt
 from trivium.cli._shared import print_json
+from trivium.data.documents import ReadOptions
+from trivium.data.records import RecordOptions
 from trivium.errors import TriviumError
 from trivium.evaluate.prompting import Normalise, few_shot, read_prompts
 from trivium.messages import translated
@@ -28,6 +30,7 @@ from trivium.model_loading import load
 from trivium.progress import ProgressLine, counted
 
 
+@opt.with_options(ReadOptions, exclude=["separator", "text_field"])
 def prompt(
     model: opt.Model,
     data: Annotated[list[str], typer.Argument(metavar="FILE...")],
@@ -43,6 +46,7 @@ def prompt(
     device: opt.Device = "auto",
     show: bool = False,
     as_json: Annotated[bool, typer.Option("--json")] = False,
+    **reading: Any,
 ) -> None:
     r"""Accuracy on questions with solved examples in the prompt; nothing is trained.
 
@@ -74,6 +78,7 @@ def prompt(
         options=words,
         examples=examples,
         instruction=instruction.replace("\\n", "\n"),
+        reading=RecordOptions(**reading),
     )
     if show:
         typer.echo(next(prompts)[1])

@@ -9,19 +9,23 @@ import contextlib
 import csv
 import dataclasses
 import functools
+import itertools
 import json
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TextIO
 
 from trivium.data.sources import Paths, Source, file_format, list_sources
 from trivium.errors import DataError, MissingExtraError, did_you_mean, shorten
-from trivium.files import STDIN, open_text
+from trivium.files import STDIN, open_text, refuse_lfs_pointer
 from trivium.remote import is_remote, open_remote
 
 _TABLES = (".csv", ".tsv")
-_SEPARATED = "Cells of .csv are separated by commas, of .tsv by tabs."
+_SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "vertical bars"}
+_SEPARATED = f"Cells of a table are separated by {', '.join(_SEPARATORS.values())}."
+_SNIFFED_LINES = 50
 _LONGEST_CELL = 1 << 26
 _ROWS_AT_ONCE = 1024
 _DETAILS = re.compile(r'"[^"]*"|\S*\d\S*|\S+\.\w+')
@@ -361,7 +365,7 @@ def _read_table(name: str, options: RecordOptions) -> Iterator[Record]:
             problem = (
                 f"{where} has {len(cells)} cells, the header has {len(names)} "
                 f"({', '.join(shorten(column, 40) for column in names[:20])}). "
-                f"Is there an unquoted comma, or a tab too many? {_SEPARATED}"
+                f"Is there an unquoted separator in a cell? {_SEPARATED}"
             )
             options.refuse(DataError(problem))
         else:
@@ -375,14 +379,23 @@ def _open(name: str, options: RecordOptions) -> AbstractContextManager[TextIO]:
 def _read_rows(name: str, options: RecordOptions) -> Iterator[tuple[int, list[str]]]:
     """The cells of every row, with the number of its first line."""
     with _open(name, options) as file:
-        if file_format(name) == ".tsv":
-            for number, line in enumerate(file, start=1):
+        csv.field_size_limit(_LONGEST_CELL)
+        usual = "\t" if file_format(name) == ".tsv" else ","
+        head = list(itertools.islice(file, _SNIFFED_LINES))
+        named = re.fullmatch(r'"?sep=(.)"?\s*', head[0]) if head else None  # written by Excel
+        head[:1] = ["\n"] if named else head[:1]
+        separator = named[1] if named else _find_separator(head, usual)
+        if separator != usual:
+            by = _SEPARATORS.get(separator, f'"{separator}"')
+            warnings.warn(f"the cells of {name} are separated by {by}.", stacklevel=2)
+        lines = itertools.chain(head, file)
+        if separator == usual == "\t":
+            for number, line in enumerate(lines, start=1):
                 if not line.isspace():
                     yield number, line.removesuffix("\n").split("\t")
             return
-        csv.field_size_limit(_LONGEST_CELL)
         # strict: a quotation mark that is never closed is an error, not a very long cell.
-        reader = csv.reader(file, strict=True)
+        reader = csv.reader(lines, strict=True, delimiter=separator)
         first = 1
         try:
             for cells in reader:
@@ -396,6 +409,20 @@ def _read_rows(name: str, options: RecordOptions) -> Iterator[tuple[int, list[st
             ) from error
 
 
+def _find_separator(head: Sequence[str], usual: str) -> str:
+    """Return the separator that the first line has and that gives most lines as many cells."""
+    if usual == "\t" and head and usual in head[0]:
+        return usual
+    best, most = usual, 0.0
+    for separator in (usual, *_SEPARATORS):
+        with contextlib.suppress(csv.Error):
+            widths = [len(cells) for cells in csv.reader(head, delimiter=separator) if any(cells)]
+            share = widths.count(widths[0]) / len(widths) if widths and widths[0] > 1 else 0.0
+            if share > most:
+                best, most = separator, share
+    return best
+
+
 def _read_parquet(name: str, options: RecordOptions) -> Iterator[Record]:
     try:
         import pyarrow
@@ -403,6 +430,8 @@ def _read_parquet(name: str, options: RecordOptions) -> Iterator[Record]:
     except ImportError as error:
         raise MissingExtraError("Reading Parquet", "parquet") from error
     try:
+        if not is_remote(name):
+            refuse_lfs_pointer(name)
         table = pyarrow.parquet.ParquetFile(open_remote(name) if is_remote(name) else name)
         columns = options.columns or ()
         read = list(columns) if columns and {*columns} <= {*table.schema_arrow.names} else None

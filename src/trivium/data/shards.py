@@ -22,7 +22,15 @@ from pydantic import Field, TypeAdapter
 from trivium.data.batch import Bools, Ints
 from trivium.data.sources import Source
 from trivium.errors import DataError, did_you_mean, shorten
-from trivium.files import has_sha256, open_bytes, read_json, replace_folder, sha256, write_json
+from trivium.files import (
+    has_sha256,
+    open_bytes,
+    read_json,
+    refuse_lfs_pointer,
+    replace_folder,
+    sha256,
+    write_json,
+)
 from trivium.remote import cache_folder, download, is_remote, remote_is_file
 
 FORMAT_VERSION = 4
@@ -319,6 +327,7 @@ def unigram_loss(sources: Sequence[Shards], weights: Sequence[float] = (1.0,)) -
 def _opened(path: Path, dtype: np.dtype, length: int) -> NDArray:
     """The numbers in a file, mapped into memory. Raises DataError where they are not `length`."""
     try:
+        refuse_lfs_pointer(path)
         is_array = path.suffix == ".npy"
         array = np.load(path, mmap_mode="r") if is_array else np.memmap(path, dtype, mode="r")
     except Exception as error:  # numpy's parser raises many kinds

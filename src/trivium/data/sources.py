@@ -129,7 +129,7 @@ def _expand(path: str) -> list[Source]:
     if is_remote(path):
         return _remote(path)
     if os.path.isdir(path):
-        return _walk(path)
+        return [_file(one, named=False) for one in walk_files(path)]
     if os.path.isfile(path):
         return [_file(path, named=True)]
     if os.path.exists(path):  # a pipe or a device
@@ -156,10 +156,25 @@ def _remote(path: str) -> list[Source]:
     return [Source(name, named, size, modified) for name, size, modified in objects]
 
 
-def _walk(folder: str) -> list[Source]:
-    """The files under a folder, sorted by path."""
+def walk_files(folder: str | os.PathLike[str]) -> list[str]:
+    """Return the files under a folder, sorted, without hidden ones.
+
+    Links to folders are followed; a folder that contains itself through a link is read once.
+
+    Raises DataError where a link leads nowhere.
+    """
     paths: list[str] = []
-    for root, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
+    visited: set[str] = set()
+    start = os.path.realpath(folder)
+    for root, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(root)
+        if real in visited or start.startswith(os.path.join(real, "")):
+            folders.clear()
+            continue
+        visited.add(real)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         paths += [os.path.join(root, name) for name in names if not name.startswith(".")]
-    return [_file(path, named=False) for path in sorted(filter(os.path.isfile, paths))]
+    lost = next((path for path in paths if not os.path.exists(path)), None)
+    if lost is not None:
+        raise DataError(f"{lost} is a link to a file that is missing. Restore it, or remove it.")
+    return sorted(filter(os.path.isfile, paths))

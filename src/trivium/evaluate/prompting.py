@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trivium.data.records import Record, read_records
+from trivium.data.records import Record, RecordOptions, read_records
 from trivium.data.sources import Paths
 from trivium.errors import DataError, TriviumError, did_you_mean
 from trivium.inference.score import continuation_scores
@@ -42,6 +42,7 @@ def read_prompts(
     options: Sequence[str] = (),
     examples: Paths | None = None,
     instruction: str = "",
+    reading: RecordOptions | None = None,
 ) -> Iterator[tuple[PromptQuestion, str]]:
     """Every question with its prompt: some solved examples, then the question itself.
 
@@ -55,15 +56,17 @@ def read_prompts(
         options: the words for labels 0, 1, ...; or the only answers there are.
         examples: records that solved examples are drawn from; default: the other questions.
         instruction: stands once before them.
+        reading: encoding of the files.
 
     Raises:
         DataError: a file that cannot be read, a column that is missing, an answer that is no
             option, too few examples.
     """
-    records = list(read_records(data))
+    reading = reading or RecordOptions()
+    records = list(read_records(data, reading))
     if not records:
         raise DataError(f"{data} holds no question.")
-    solved = None if examples is None else read_records(examples)
+    solved = None if examples is None else read_records(examples, reading)
     return fill_prompts(
         records,
         shots=shots,

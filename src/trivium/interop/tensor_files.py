@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trivium.errors import CheckpointError, shorten
-from trivium.files import is_file_name, sync, temporary_path, write_json
+from trivium.files import is_file_name, refuse_lfs_pointer, sync, temporary_path, write_json
 from trivium.interop.hf_config import read_object
 
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -114,6 +114,7 @@ def _indexed(index: Path) -> Iterator[Path]:
 def read_safetensors(file: Path) -> dict[str, Tensor]:
     """The tensors of a file, mapped into memory. Raises CheckpointError where it is damaged."""
     try:
+        refuse_lfs_pointer(file)
         return load_file(file)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{file}: cannot be read as safetensors: {error}.") from None
@@ -121,6 +122,7 @@ def read_safetensors(file: Path) -> dict[str, Tensor]:
 
 def _read_pickle(file: Path) -> dict[str, Tensor]:
     # Not to the meta device: PyTorch 2.13 then divides by a number in the file, which may be 0.
+    refuse_lfs_pointer(file)
     try:
         # Files before PyTorch 1.6 are no archives and cannot be mapped.
         with warnings.catch_warnings():

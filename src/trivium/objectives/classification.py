@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 import warnings
@@ -21,7 +22,7 @@ from torch.nn import functional as F
 from trivium.data.batch import IGNORE_INDEX, Batch
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import RECORD_SUFFIXES, Record, RecordOptions, json_type, read_records
-from trivium.data.sources import file_format
+from trivium.data.sources import file_format, walk_files
 from trivium.errors import DataError, RecipeError, shorten
 from trivium.files import open_text
 from trivium.inference.classify import Classification
@@ -141,7 +142,7 @@ class TextClassification(LabelledObjective):
         folders = [path for path in paths if _is_class_folder(Path(path))]
         names = self.text_field or "text", self.label_field or "label"
         for folder in folders:
-            for path, *values in _read_folder(Path(folder), options.encoding):
+            for path, *values in _read_folder(Path(folder), options):
                 yield Record(dict(zip(names, values)), path)
         files = [path for path in paths if path not in folders]
         if files:
@@ -531,13 +532,13 @@ def _is_class_folder(folder: Path) -> bool:
     return ".txt" in formats and not formats & {*RECORD_SUFFIXES}
 
 
-def _read_folder(folder: Path, encoding: str) -> Iterator[tuple[str, str, str]]:
+def _read_folder(folder: Path, options: RecordOptions) -> Iterator[tuple[str, str, str]]:
     """Path, text and label for each .txt file, whose folder is the label.
 
     Where there are sub-folders, files beside them are none (IMDB's `urls_pos.txt`), nor are those
     of its folder `unsup`.
     """
-    paths = sorted(folder.rglob("*.txt"))
+    paths = [Path(path) for path in walk_files(folder) if path.endswith(".txt")]
     for path in [path for path in paths if path.parent != folder] or paths:
         if folder not in (path.parent, path.parent.parent):
             raise DataError(
@@ -545,5 +546,6 @@ def _read_folder(folder: Path, encoding: str) -> Iterator[tuple[str, str, str]]:
                 "are the classes."
             )
         if path.parent.name != _UNLABELLED:
-            with open_text(path, encoding=encoding) as file:
-                yield str(path), file.read().strip(), path.parent.resolve().name
+            with open_text(path, errors=options.errors, encoding=options.encoding) as file:
+                label = os.path.basename(os.path.abspath(path.parent))
+                yield str(path), file.read().strip(), label

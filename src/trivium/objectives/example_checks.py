@@ -22,6 +22,7 @@ def check_examples(
     validation: float | Sequence[str],
     *,
     encoding: str = "utf-8",
+    errors: str = "strict",
     tokenizer: Tokenizer | None = None,
 ) -> list[Finding]:
     """Check the examples of a task, which are read and split as a run would.
@@ -29,7 +30,7 @@ def check_examples(
     Raises DataError where none can be read.
     """
     bad = BadRecords()
-    options = RecordOptions(encoding=encoding, bad=bad)
+    options = RecordOptions(errors=errors, encoding=encoding, bad=bad)
     train, heldout = read_examples(objective, paths, validation, options)
     examples = [*train, *heldout]
     keys, wholes, words = Repeats(), Repeats(), Words(tokenizer)

@@ -85,7 +85,7 @@ class QuestionAnswering(LabelledObjective):
         for source in list_sources(paths, RECORD_SUFFIXES).sources:
             records = None
             if source.kind == "file" and file_format(source.name) == ".json":
-                records = _squad_records(source.name, options.encoding)
+                records = _squad_records(source.name, options)
             yield from records or read_records(source.name, options)
 
     def example(self, record: Record) -> Question:
@@ -253,9 +253,9 @@ def _normalized(text: str) -> list[str]:
     return split_words(_ARTICLES.sub(" ", text))
 
 
-def _squad_records(path: str, encoding: str) -> Iterator[Record] | None:
+def _squad_records(path: str, options: RecordOptions) -> Iterator[Record] | None:
     """The questions of a SQuAD file with their contexts; None where the file holds records."""
-    with open_text(path, encoding=encoding) as file:
+    with open_text(path, errors=options.errors, encoding=options.encoding) as file:
         text = file.read()
     try:
         tree = json.loads(text)
@@ -264,7 +264,7 @@ def _squad_records(path: str, encoding: str) -> Iterator[Record] | None:
     if not isinstance(tree, dict) or "data" not in tree:
         return None
     if "\\ud" in text.lower():
-        without_surrogates(tree, path, "strict")
+        tree = without_surrogates(tree, path, options.errors)
     return _squad_questions(path, tree["data"])
 
 

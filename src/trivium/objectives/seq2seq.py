@@ -426,7 +426,7 @@ def _aligned(first: str, second: str, *, options: RecordOptions) -> Iterator[Sou
 
 def _lines(path: str, options: RecordOptions) -> list[str]:
     """The lines of a file without the blank ones at its end."""
-    with open_text(path, encoding=options.encoding) as file:
+    with open_text(path, errors=options.errors, encoding=options.encoding) as file:
         lines = file.read().rstrip().split("\n")
     if not lines[-1]:
         raise DataError(f"{path} is empty: it holds no text.")

@@ -147,7 +147,7 @@ class TextPairs(LabelledObjective):
 
 
 def _lines(path: str, options: RecordOptions) -> Iterator[TextPair]:
-    with open_text(path, encoding=options.encoding) as lines:
+    with open_text(path, errors=options.errors, encoding=options.encoding) as lines:
         for number, line in enumerate(lines, start=1):
             if len(WORD.findall(line)) >= _FEWEST_WORDS:
                 yield TextPair(line.strip(), None, None, f"{path}, line {number}")

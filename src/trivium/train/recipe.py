@@ -53,7 +53,7 @@ TEXT_KEYS = {
     "train.batch_tokens": "train.batch_examples",
     "train.eval_tokens": "train.eval_examples",
     **dict.fromkeys(("data.packing", "data.separate_documents", "data.separator"), ""),
-    **dict.fromkeys(("data.text_field", "data.errors", "data.keep_duplicates"), ""),
+    **dict.fromkeys(("data.text_field", "data.keep_duplicates"), ""),
     **dict.fromkeys(("data.keep_text", "train.keep_best"), ""),
 }
 """Keys that have an effect on text only -> the key for labelled examples, or ""."""

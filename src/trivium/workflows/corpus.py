@@ -326,7 +326,7 @@ def _read_examples(
     config: MixConfig, objective: LabelledObjective, recipe: Recipe
 ) -> ExampleSource:
     bad = BadRecords() if recipe.data.bad_records == "skip" else None
-    options = RecordOptions(encoding=recipe.data.encoding, bad=bad)
+    options = RecordOptions(errors=recipe.data.errors, encoding=recipe.data.encoding, bad=bad)
     held_out = config.validation or 0.0
     train, valid = read_examples(objective, config.paths, held_out, options, recipe.seed)
     objective.check_metrics()

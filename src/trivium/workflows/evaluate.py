@@ -9,11 +9,12 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trivium.adapt.quantize import Quantization
 from trivium.config import option
 from trivium.data.documents import ReadOptions, read_documents
+from trivium.data.records import RecordOptions
 from trivium.data.sources import Paths, path_names
 from trivium.errors import RecipeError, TriviumError, did_you_mean
 from trivium.evaluate.perplexity import perplexity
@@ -48,6 +49,8 @@ class TextOptions:
         "blank", "perplexity: document separator: blank, line, file, or a string"
     )
     text_field: str = option("text", "perplexity: the column of the text")
+    errors: Literal["strict", "replace"] = option("strict", "invalid bytes: stop, or replace")
+    encoding: str = option("utf-8", "the encoding of text files, such as gb18030 or utf-16")
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -81,8 +84,9 @@ def evaluate(
         task: one of `evaluation_tasks()`; default: what the model was fine-tuned for, else
             perplexity.
         limit: only the first documents or examples.
-        text: of perplexity.
-        changes: of a task, keys of its objective, such as ["objective.text_field=review"].
+        text: of perplexity; `errors` and `encoding` also of labelled examples.
+        changes: keys of a task's objective, such as ["objective.text_field=review"], and keys of
+            `data_changes`, which go before those of `text`.
         device, quantize: of a model that is loaded.
         progress: of perplexity, called with the number of tokens that are scored.
 
@@ -98,16 +102,19 @@ def evaluate(
     recipe = {} if isinstance(model, LanguageModel) else run_recipe(Path(model))
     task = task or task_of(lm)
     names = path_names(data)
+    changes, read_keys = data_changes(changes)
+    text = dataclasses.replace(text, **read_keys)
+    reading = ReadOptions(text.separator, text.text_field, text.errors, text.encoding)
     seen = _training_data(names, recipe)
     if task == PERPLEXITY and changes:
         raise TriviumError("objective.KEY changes how labelled examples are read, not perplexity.")
-    if task != PERPLEXITY and text != _TEXT:
+    if task != PERPLEXITY and dataclasses.replace(text, errors="strict", encoding="utf-8") != _TEXT:
         raise TriviumError(
             "window, stride, batch_size, separator and text_field are for perplexity, and this is "
             f"{task}: leave them out; columns are chosen with --set objective.KEY=NAME."
         )
     if task == PERPLEXITY:
-        documents = read_documents(names, ReadOptions(text.separator, text.text_field))
+        documents = read_documents(names, reading)
         result = perplexity(
             lm,
             itertools.islice((document.text for document in documents), limit),
@@ -129,9 +136,27 @@ def evaluate(
         lm.require(capability)
     objective = objective_of(lm, task, recipe, changes)
     objective.check_metrics()
-    examples = list(itertools.islice(objective.read(names), limit))
+    records = RecordOptions(errors=text.errors, encoding=text.encoding)
+    examples = list(itertools.islice(objective.read(names, records), limit))
     metrics = objective.metrics(lm, examples)
     return dataclasses.replace(metrics, notes=(*metrics.notes, *seen))
+
+
+def data_changes(changes: Changes) -> tuple[Changes, dict[str, Any]]:
+    """Return changes without those of `data`, and the keys of `data` that say how files are read.
+
+    Raises RecipeError for another key of `data`.
+    """
+    tree = changes_tree(changes)
+    read_keys = tree.pop("data", {})
+    known = [field.name for field in dataclasses.fields(ReadOptions)]
+    for key in read_keys:
+        if key not in known:
+            raise RecipeError(
+                f"data.{key} is not used here, where nothing is trained. The keys of data that are "
+                f"used: {', '.join(known)}."
+            )
+    return tree, read_keys
 
 
 def check_task(task: str, tasks: Sequence[str]) -> None:
