@@ -46,10 +46,10 @@ from trivium.train.recipe import Recipe
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
-ENCODER = presets["bert-tiny"].replace(vocab_size=128)
+ENCODER = presets["bert-tiny"].replace(vocab_size=144)
 DECODER = presets["gpt2-tiny"].replace(vocab_size=320)
 TRANSLATOR = presets["transformer-tiny"].replace(vocab_size=320)
-RNN = {"vocab_size": 128, "d_model": 7, "cell": "gru", "d_hidden": 7, "num_layers": 1}
+RNN = {"vocab_size": 144, "d_model": 7, "cell": "gru", "d_hidden": 7, "num_layers": 1}
 NAMES = ("bad", "very good", "so so")
 SOURCES = ["a dull film", "Ada wrote it", "\u4eca\u5929\u5929\u6c14", " ".join(TEXT), "weather"]
 GREEDY = {"temperature": 0.0, "max_new_tokens": 12}
@@ -62,7 +62,7 @@ def byte_bpe() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def encoder():
-    tokenizer = Tokenizer.train("wordpiece", texts=TEXT * 5, vocab_size=97, progress=False)
+    tokenizer = Tokenizer.train("wordpiece", texts=TEXT * 5, vocab_size=139, progress=False)
     return LanguageModel(ENCODER, shaken(ENCODER), tokenizer)
 
 
@@ -107,7 +107,7 @@ def test_capabilities_follow_from_family_and_heads():
         (RNNSpec(**RNN, heads=(LMHead(tied=True),)), "logits generate score embed"),
         (RNNSpec(**RNN, direction="both", heads=(MLMHead(),)), "logits fill_mask score embed"),
         (
-            NGramSpec(vocab_size=128, order=3, d_model=7, d_hidden=11, heads=(LMHead(tied=True),)),
+            NGramSpec(vocab_size=144, order=3, d_model=7, d_hidden=11, heads=(LMHead(tied=True),)),
             "logits generate score embed",
         ),
     ):
@@ -130,7 +130,7 @@ def test_capabilities_follow_from_family_and_heads():
 def test_logits_take_lists_arrays_and_tensors(encoder):
     rows = [[5, 7, 11], [13, 17, 19]]
     expected = encoder.logits(torch.tensor(rows))
-    assert expected.shape == (2, 3, 128)
+    assert expected.shape == (2, 3, 144)
     assert torch.equal(encoder.logits(rows), expected)
     assert torch.equal(encoder.logits(np.array(rows, dtype=np.uint16)), expected)
     types = encoder.logits(rows, token_type_ids=[[0, 1, 1]] * 2)
@@ -165,7 +165,7 @@ def test_logits_of_other_heads():
 
 def test_logits_refuse(encoder, decoder, translator):
     for ids, what in (
-        ([[5, 128]], "has 128, but this model takes 0 to 127"),
+        ([[5, 144]], "has 144, but this model takes 0 to 143"),
         ([[5, -1]], "has -1"),
         ([5, 7], r"must be \[B, T\]"),
         ([[]], "not empty|whole numbers"),
@@ -194,7 +194,7 @@ def test_logits_refuse(encoder, decoder, translator):
     ):
         with pytest.raises(SpecError, match=what):
             translator.logits([[5]], **inputs)
-    with pytest.raises(SpecError, match="300 ids, but the model only 128"):
+    with pytest.raises(SpecError, match="300 ids, but the model only 144"):
         LanguageModel(ENCODER, encoder.module, byte_bpe())
     with pytest.raises(TokenizerError, match=r"has no tokenizer.*tokenizer\.json"):
         LanguageModel(ENCODER, encoder.module).fill_mask("The [MASK]")

@@ -21,8 +21,8 @@ from trivium.text import Tokenizer
 
 
 def test_an_encoder_reads_long_texts_in_windows_of_what_it_was_trained_on():
-    tokenizer = Tokenizer.train("wordpiece", texts=TEXT * 5, vocab_size=97, progress=False)
-    spec = presets["bert-tiny"].replace(vocab_size=128)
+    tokenizer = Tokenizer.train("wordpiece", texts=TEXT * 5, vocab_size=139, progress=False)
+    spec = presets["bert-tiny"].replace(vocab_size=144)
     encoder = LanguageModel(spec, shaken(spec), tokenizer)
     trained = Settings(config={"trained_length": 16})
     lm = LanguageModel(encoder.spec, encoder.module, encoder.tokenizer, trained)
@@ -57,8 +57,8 @@ def test_an_encoder_reads_long_texts_in_windows_of_what_it_was_trained_on():
 
 
 def test_the_end_of_a_source_longer_than_those_of_training_is_cut():
-    tokenizer = Tokenizer.train("unigram", texts=TEXT * 5, vocab_size=97, progress=False)
-    spec = presets["t5-tiny"].replace(vocab_size=128)
+    tokenizer = Tokenizer.train("unigram", texts=TEXT * 5, vocab_size=139, progress=False)
+    spec = presets["t5-tiny"].replace(vocab_size=144)
     lm = LanguageModel(spec, shaken(spec), tokenizer, Settings(config={"trained_length": 16}))
     lengths = []
     lm.module.encoder.register_forward_pre_hook(lambda _, args: lengths.append(args[0].shape[1]))
@@ -70,8 +70,8 @@ def test_the_end_of_a_source_longer_than_those_of_training_is_cut():
 
 
 def test_an_encoder_with_relative_biases_reads_1024_tokens_where_nothing_states_a_length():
-    spec = presets["t5-tiny"].replace(vocab_size=128)
-    tokenizer = Tokenizer.train("unigram", texts=TEXT * 5, vocab_size=97, progress=False)
+    spec = presets["t5-tiny"].replace(vocab_size=144)
+    tokenizer = Tokenizer.train("unigram", texts=TEXT * 5, vocab_size=139, progress=False)
     lm = LanguageModel(spec, build(spec), tokenizer)
     text, lengths = " ".join(TEXT * 30), []
     lm.module.encoder.register_forward_pre_hook(lambda _, args: lengths.append(args[0].shape[1]))
@@ -95,7 +95,7 @@ def test_several_labels_are_a_tuple():
 
 def test_inputs_that_models_without_attention_or_absolute_positions_cannot_take():
     rotary, recurrent, ngram = (
-        presets[f"{name}-tiny"].replace(vocab_size=128) for name in ("llama", "lstm", "ngram")
+        presets[f"{name}-tiny"].replace(vocab_size=144) for name in ("llama", "lstm", "ngram")
     )
     for spec, inputs, what in (
         (rotary, {"position_ids": [[-1, 0]]}, "position_ids has -1"),
@@ -108,8 +108,8 @@ def test_inputs_that_models_without_attention_or_absolute_positions_cannot_take(
 
 
 def test_vectors_are_as_wide_as_hidden_states():
-    spec = presets["ngram-tiny"].replace(vocab_size=128)  # its tokens are narrower
-    tokenizer = Tokenizer.train("unigram", texts=TEXT * 5, vocab_size=97, progress=False)
+    spec = presets["ngram-tiny"].replace(vocab_size=144)  # its tokens are narrower
+    tokenizer = Tokenizer.train("unigram", texts=TEXT * 5, vocab_size=139, progress=False)
     vectors = LanguageModel(spec, build(spec), tokenizer).embed(["The cat", "a"])
     assert vectors.shape == (2, spec.head_input.d_model)
     assert spec.head_input.d_model > spec.d_model

@@ -128,7 +128,7 @@ def test_written_again_transformers_loads_it(saved, tmp_path):
 
 
 def test_ids_that_a_class_would_take_from_its_published_vocabulary_are_written(tmp_path):
-    tokenizer = Tokenizer.train("wordpiece", texts=["the cat sat"], vocab_size=40, progress=False)
+    tokenizer = Tokenizer.train("wordpiece", texts=["the cat sat"], vocab_size=120, progress=False)
     spec = presets["modernbert-tiny"].replace(vocab_size=tokenizer.vocab_size)
     write_folder(tmp_path, build(spec, seed=0), tokenizer, Settings())
     config = transformers.AutoConfig.from_pretrained(tmp_path)

@@ -31,7 +31,7 @@ def train(kind: str, specials: list[str] | None = None) -> Tokenizer:
     return Tokenizer.train(
         kind,
         texts=TEXTS * 5,
-        vocab_size=293 if kind == "byte-bpe" else 113,
+        vocab_size=293 if kind == "byte-bpe" else 193,
         special_tokens=specials or (None if kind == "wordpiece" else SPECIALS),
         progress=False,
     )

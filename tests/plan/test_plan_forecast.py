@@ -80,7 +80,7 @@ def test_this_machine_is_measured_without_data(capsys, monkeypatch):
 
 def test_a_tokenizer_without_the_tokens_of_the_objective_is_refused(capsys, tmp_path):
     path = tmp_path / "tokenizer.json"
-    Tokenizer.train("wordpiece", texts=[TEXT], special_tokens=["[UNK]"], vocab_size=90).save(path)
+    Tokenizer.train("wordpiece", texts=[TEXT], special_tokens=["[UNK]"], vocab_size=130).save(path)
     assert cli.main(["plan", "bert-tiny", "--this-machine", "--set", f"tokenizer.path={path}"]) == 1
     assert "needs the special token [MASK]" in capsys.readouterr().err
 

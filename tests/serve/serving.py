@@ -59,7 +59,7 @@ def byte_tokenizer(vocab_size: int = 300) -> Tokenizer:
 
 @functools.cache
 def wordpiece_tokenizer() -> Tokenizer:
-    return Tokenizer.train("wordpiece", texts=TEXT * 5, vocab_size=97, progress=False)
+    return Tokenizer.train("wordpiece", texts=TEXT * 5, vocab_size=199, progress=False)
 
 
 def transformer(vocab_size: int, slots: str, heads: tuple[Any, ...], length: int) -> LanguageModel:

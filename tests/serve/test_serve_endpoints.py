@@ -78,7 +78,10 @@ def test_tag(served, models):
     first, second = served.post("tag", body).json()["data"]
     assert all(TEXT[each["start"] : each["end"]] == each["word"] for each in first["words"])
     entities = merge_entities(models["tagger"].tag(TEXT), TEXT)
-    assert first["entities"] == [dataclasses.asdict(entity) for entity in entities]
+    wanted = [dataclasses.asdict(entity) for entity in entities]
+    scores = [pytest.approx(one.pop("score"), rel=FLOAT32) for one in wanted]
+    assert [one.pop("score") for one in first["entities"]] == scores
+    assert first["entities"] == wanted
     expected = [dataclasses.asdict(word) for word in models["tagger"].tag(TEXT)]
     for found in (first["words"], second["words"]):
         assert [each["word"] for each in found] == words

@@ -39,7 +39,7 @@ WORLD = [
     "\U0001f469\u200d\U0001f4bb writes code \U0001f680",
 ]
 TEXTS = (ENGLISH * 7 + WORLD) * 5
-SIZES = {"whitespace": 61, "bpe": 307, "byte-bpe": 401, "unigram": 223, "wordpiece": 383}
+SIZES = {"whitespace": 61, "bpe": 419, "byte-bpe": 401, "unigram": 337, "wordpiece": 499}
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_save_load_and_transformers_agree(trained, tmp_path):
 def test_special_tokens_come_first():
     names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "<S>", "<T>"]
     tokenizer = Tokenizer.train(
-        "wordpiece", texts=ENGLISH * 3, vocab_size=97, special_tokens=names, progress=False
+        "wordpiece", texts=ENGLISH * 3, vocab_size=131, special_tokens=names, progress=False
     )
     assert tokenizer.tokens[:7] == names
     assert tokenizer.special_ids == tuple(range(7))
@@ -103,7 +103,7 @@ def test_wordpiece_offsets_and_normalization(trained):
     tokens = trained["wordpiece"].encode("CAF\u00c9 天气", add_special_tokens=False).tokens
     assert "".join(tokens).replace("##", "") == "cafe天气"
     assert list(tokens[-2:]) == ["天", "气"]
-    cased = WordPiece(vocab_size=151, lowercase=False).train(ENGLISH * 3, progress=False)
+    cased = WordPiece(vocab_size=211, lowercase=False).train(ENGLISH * 3, progress=False)
     assert cased.encode("The", add_special_tokens=False).tokens[0].startswith("T")
 
 
@@ -206,12 +206,12 @@ def test_continues_word(trained):
 def test_the_vocabulary_for_objectives(trained):
     vocabulary = trained["wordpiece"].vocabulary
     tokenizer = trained["wordpiece"]
-    assert vocabulary.size == 383
+    assert vocabulary.size == 499
     assert (vocabulary.start_id, vocabulary.end_id) == (tokenizer.cls_id, tokenizer.sep_id)
-    assert vocabulary.regular_ids.tolist() == list(range(5, 383))
+    assert vocabulary.regular_ids.tolist() == list(range(5, 499))
     assert vocabulary.continues_word.tolist() == tokenizer.continues_word()
     ends = {tokenizer.tokens[i] for i in vocabulary.ends_sentence.nonzero()[0]}
-    assert ends == {".", "。"}
+    assert ends == {".", "!", "?", "。"}
     vocabulary = trained["byte-bpe"].vocabulary
     assert (vocabulary.start_id, vocabulary.end_id) == (0, 0)
     bare = type(vocabulary)(size=7)
@@ -220,7 +220,7 @@ def test_the_vocabulary_for_objectives(trained):
     assert bare.regular_ids.tolist() == list(range(7))
     sentinels = ("<pad>", "<unk>", "</s>", "<extra_id_0>", "<extra_id_1>")
     t5 = Tokenizer.train(
-        "unigram", texts=TEXTS, vocab_size=223, special_tokens=sentinels, progress=False
+        "unigram", texts=TEXTS, vocab_size=331, special_tokens=sentinels, progress=False
     )
     assert t5.vocabulary.sentinel_ids == (3, 4)
 
@@ -261,7 +261,7 @@ def test_an_alphabet_too_large_says_how_many_are_needed():
 
 def test_unigram_never_exceeds_its_size():
     text = ["the cat sat on the mat and the dog sat on the log by the quiet brook"] * 3
-    for size in range(36, 49):
+    for size in range(99, 112):
         tokenizer = Tokenizer.train("unigram", texts=text, vocab_size=size, progress=False)
         assert tokenizer.vocab_size <= size
         assert tokenizer.unk_id not in tokenizer.encode(text[0]).ids
@@ -269,7 +269,7 @@ def test_unigram_never_exceeds_its_size():
 
 def test_rare_characters_become_unknown():
     texts = ["plain words only here"] * 400 + ["one \u2603 snowman"]
-    options = {"texts": texts, "vocab_size": 61, "progress": False}
+    options = {"texts": texts, "vocab_size": 127, "progress": False}
     assert Tokenizer.train("bpe", **options).token_to_id("\u2603") is None
     whole = Tokenizer.train("bpe", character_coverage=1.0, **options)
     assert whole.token_to_id("\u2603") is not None
@@ -395,3 +395,44 @@ def test_a_kind_of_ones_own_needs_no_edit_of_the_package():
 
         tokenizer = Tokenizer.train("letters", texts=["abc"], progress=False)
         assert tokenizer.encode("aab").ids == (0, 0, 1)
+
+
+SCRIPTS = {
+    "english": "the cat sat on the mat ",
+    "chinese": "今天天气很好，我们去公园散步吧。",
+    "russian": "Быстрая коричневая лиса прыгает ",
+    "hindi": "नमस्ते दुनिया, यह एक परीक्षा है ",
+    "arabic": "مرحبا بالعالم ",
+    "thai": "สวัสดีชาวโลก ",
+    "bengali": "ওহে বিশ্ব ",
+}
+DIGITS = {
+    "chinese": "一二三四五六七八九〇", "hindi": "०१२३४५६७८९", "arabic": "٠١٢٣٤٥٦٧٨٩۰۱۲۳۴۵۶۷۸۹",
+    "thai": "๐๑๒๓๔๕๖๗๘๙", "bengali": "০১২৩৪৫৬৭৮৯",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("coverage", [1.0, 0.9995, 0.2])
+@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("kind", ["bpe", "byte-bpe", "unigram", "wordpiece", "wordpiece-cased"])
+def test_printable_ascii_and_digits_are_in_every_vocabulary(kind, script, coverage):
+    """The rarest character of a text is a question mark: no share of coverage may drop it."""
+    options = {} if kind == "byte-bpe" else {"character_coverage": coverage}
+    if kind.startswith("wordpiece"):
+        options["lowercase"] = kind == "wordpiece"
+    texts = [SCRIPTS[script] * 40] * 30 + ["?"]
+    tokenizer = Tokenizer.train(
+        kind.removesuffix("-cased"), texts=texts, vocab_size=700, progress=False, **options
+    )
+    ascii_characters = "".join(map(chr, range(0x21, 0x7F)))
+    for character in ascii_characters + DIGITS.get(script, ""):
+        for text in (character, f"{character}{character}", f"x {character} x", f"x{character}"):
+            ids = tokenizer.encode(text, add_special_tokens=False).ids
+            assert tokenizer.unk_id is None or tokenizer.unk_id not in ids, (text, kind)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece"])
+def test_a_vocabulary_too_small_for_the_base_characters_says_what_is_needed(kind):
+    for size in (60, 89, 98):
+        with pytest.raises(TokenizerError, match=rf"{size} is too small: at least \d+ tokens"):
+            Tokenizer.train(kind, texts=ENGLISH, vocab_size=size, progress=False)

@@ -107,7 +107,7 @@ def test_a_start_that_took_no_step_does_not_block_its_folder(text, tmp_path, mon
     def fail(*_):
         raise TriviumError("it does not fit")
 
-    other = settings(steps=1) | {"tokenizer": {"vocab_size": 60}}
+    other = settings(steps=1) | {"tokenizer": {"vocab_size": 120}}
     with monkeypatch.context() as patch:
         patch.setattr(training_module, "set_up_model", fail)
         for changes in (settings(steps=1), other, other):

@@ -184,7 +184,7 @@ def test_fine_tuning_a_preset_an_adapter_and_two_vocabularies(
         "translation", model="transformer-tiny", data=pairs, out=tmp_path / "pairs",
         validation=0.2, console=console,
         changes={"train": {**train, "average": 2, "save_every": 1},
-                 "model": {"separate_vocabularies": True}, "tokenizer": {"vocab_size": 90}},
+                 "model": {"separate_vocabularies": True}, "tokenizer": {"vocab_size": 150}},
     )  # fmt: skip
     assert (translated.path / "source_tokenizer.json").is_file()
     assert isinstance(trivium.load(translated.path).translate("the cat 3 sat"), str)

@@ -107,7 +107,8 @@ def finetune(
     Args:
         model: The model to start from: a run, a checkpoint, a Hugging Face folder or name, or a
             preset, whose weights are random; NAME@main is the hub's where a preset has its name.
-        data: Labelled examples: files, folders or globs, also compressed.
+        data: Labelled examples: files, folders or globs, also compressed. It replaces data.paths
+            of a recipe file.
         validation: Validation files, or a fraction of --data.
         out: The run folder.
     """

@@ -65,7 +65,8 @@ def pretrain(
     Args:
         recipe: A preset (see `trivium presets`), a shipped recipe, a TOML file, or the folder of a
             model to continue from, also a Hugging Face one.
-        data: Text: files, folders, globs, - (stdin), hf:NAME, or a folder of shards.
+        data: Text: files, folders, globs, - (stdin), hf:NAME, or a folder of shards. It replaces
+            data.paths of a recipe file.
         out: The run folder.
         show_batch: Print what the loss sees of the first batch; the report has it, too.
     """

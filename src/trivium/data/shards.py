@@ -62,6 +62,11 @@ def holds_shards(folder: str | Path) -> bool:
     return (Path(folder) / MANIFEST).is_file()
 
 
+def are_shards(paths: Sequence[Any]) -> bool:
+    """Whether paths are one folder of token shards, which takes the place of text."""
+    return len(paths) == 1 and isinstance(paths[0], str) and holds_shards(paths[0])
+
+
 def token_dtype(vocab_size: int) -> np.dtype:
     """The type of stored token ids: uint16 where the vocabulary fits, else uint32."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")

@@ -18,7 +18,7 @@ _OVERFITTING = 0.05
 # A main metric of a task (accuracy, F1, ...) of 0 to 1 below which it says nothing; that of
 # generated texts is higher for any text of the language.
 _NOTHING_LEARNED, _NOTHING_GENERATED = 0.01, 0.05
-UNKNOWN_SHARE = 0.05
+UNKNOWN_SHARE = 0.01
 """A share of unknown tokens above which training warns of them."""
 _TABLE_ROWS = 20
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
+import sys
 import unicodedata
+from collections.abc import Iterable
 
 SPACE = "\u2581"  # sentencepiece's symbol for a space
 BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -31,6 +34,30 @@ _CJK = re.compile(
 )
 # How the Unicode names of characters begin that are written without spaces.
 _UNSPACED_NAMES = ("CJK", "FULLWIDTH", "HIRAGANA", "KATAKANA", "THAI", "LAO ", "KHMER", "MYANMAR")
+
+
+_ASCII = "".join(map(chr, range(0x21, 0x7F)))
+_CHINESE_DIGITS = "\u3007\u4e00\u4e8c\u4e09\u56db\u4e94\u516d\u4e03\u516b\u4e5d"
+
+
+def base_characters(characters: Iterable[str]) -> set[str]:
+    """Return printable ASCII and the digits of every script that some characters belong to.
+
+    >>> sorted(base_characters("\u0e01") - base_characters("a"))[::9]
+    ['\u0e50', '\u0e59']
+    """
+    # The Unicode name of a character begins with its script: THAI CHARACTER KO KAI.
+    scripts = {unicodedata.name(character, "").partition(" ")[0] for character in characters}
+    digits = {digit for digit, names in _decimal_digits().items() if not names.isdisjoint(scripts)}
+    return {*_ASCII, *digits, *(_CHINESE_DIGITS if "CJK" in scripts else "")}
+
+
+@functools.cache
+def _decimal_digits() -> dict[str, set[str]]:
+    """Return every decimal digit beyond ASCII with the words of its name before DIGIT."""
+    digits = filter(str.isdecimal, map(chr, range(0x80, sys.maxunicode + 1)))
+    names = {digit: unicodedata.name(digit).partition(" DIGIT ")[0] for digit in digits}
+    return {digit: set(name.replace("-", " ").split()) for digit, name in names.items()}
 
 
 def _byte_symbols() -> dict[int, str]:

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from trivium.config import list_keys, merge, several_problems
+from trivium.data.shards import are_shards
 from trivium.errors import RecipeError
 from trivium.model_loading import load
 from trivium.objectives import Objective, default_objective
@@ -159,7 +160,7 @@ def recipe_name(recipe: AnyRecipe) -> str:
 def recipe_tree(recipe: AnyRecipe) -> dict[str, Any]:
     """The keys that a recipe sets, given as `load_recipe` takes it."""
     if isinstance(recipe, Recipe):
-        return recipe.to_tree()
+        return _without_default_tokenizer(recipe)
     if isinstance(recipe, Mapping):
         return copy.deepcopy(dict(recipe))
     name = os.fspath(recipe)
@@ -176,6 +177,16 @@ def recipe_tree(recipe: AnyRecipe) -> dict[str, Any]:
     )
 
 
+def _without_default_tokenizer(recipe: Recipe) -> dict[str, Any]:
+    """The tree of a recipe, without a tokenizer that it did not set: the data may have its own."""
+    tree = recipe.to_tree()
+    if recipe.tokenizer is not None:
+        bare = {name: table for name, table in tree.items() if name != "tokenizer"}
+        if build_recipe(bare).tokenizer == recipe.tokenizer:
+            return bare
+    return tree
+
+
 def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "recipe") -> Recipe:
     """A recipe from a tree, with changes applied and every kind that is left open chosen."""
     tree = copy.deepcopy(tree)
@@ -186,11 +197,27 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
         model = ModelConfig.model_validate(tree.setdefault("model", {}))
     except ValidationError:
         raise several_problems(where, Recipe.problems(tree, partial=True)) from None
+    _refuse_second_tokenizer(tree, model)
     spec = model.build_spec()
     if spec is None:
         spec = load(str(model.init_from), device="meta").spec
     _choose_defaults(tree, spec)
     return Recipe.parse(tree, where=where)
+
+
+def _refuse_second_tokenizer(tree: Mapping[str, Any], model: ModelConfig) -> None:
+    """Raise RecipeError for keys of a tokenizer where the model or the shards have their own."""
+    keys = ", ".join(f"tokenizer.{key}" for key in tree.get("tokenizer") or ())
+    tables = tree.get("mix") or [tree.get("data") or {}]
+    paths = [as_list(table.get("paths")) for table in tables]
+    shards = (one[0] for one in paths if isinstance(one, list | tuple) and are_shards(one))
+    owner = model.init_from or next(shards, None)
+    if keys and owner is not None:
+        kind = "model" if model.init_from else "folder of shards"
+        raise RecipeError(
+            f"the {kind} has its own tokenizer: leave {keys} out. Everything is read with the "
+            f"tokenizer of {owner}."
+        )
 
 
 def _name_sources(tables: Sequence[dict[str, Any]]) -> None:

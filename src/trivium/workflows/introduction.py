@@ -211,21 +211,30 @@ def _name(recipe: Recipe, setup: ModelSetup) -> str:
 
 
 def _warn_of_unknown_tokens(line: ProgressLine, recipe: Recipe, facts: dict[str, Any]) -> None:
-    is_new = recipe.model.init_from is None and not isinstance(recipe.tokenizer, TokenizerFile)
-    own = (
+    advice = (
         "though it was trained on this text: the model cannot tell them apart. Set a larger "
         "tokenizer.vocab_size, or another tokenizer.kind: byte-bpe knows every text."
     )
-    other = (
-        "which was trained on other text: the model cannot tell them apart, and loss and metrics "
-        "count them as one. Take a preset, which gets a new tokenizer, or pretrain on text of both "
-        "kinds, or with tokenizer.kind=byte-bpe, which knows every text."
-    )
+    if recipe.model.init_from is not None:
+        advice = (
+            "which was trained on other text: the model cannot tell them apart, and loss and "
+            "metrics count them as one. Take a preset, which gets a new tokenizer, or pretrain on "
+            "text of both kinds, or with tokenizer.kind=byte-bpe, which knows every text."
+        )
+    elif recipe.tokenizer is None:
+        advice = (
+            "with which the shards were prepared: the model cannot tell them apart. Prepare the "
+            "text again with a tokenizer that was trained on it, or with --kind byte-bpe."
+        )
+    elif isinstance(recipe.tokenizer, TokenizerFile):
+        advice = (
+            "which was trained on other text: the model cannot tell them apart. Leave "
+            "tokenizer.path out for a tokenizer that is trained on this text."
+        )
     for side, share in facts["unknown_shares"].items():
         if share > UNKNOWN_SHARE:
             line.warn(
-                f"{share:.1%} of the tokens of the {side} are unknown to the tokenizer, "
-                + (own if is_new else other)
+                f"{share:.1%} of the tokens of the {side} are unknown to the tokenizer, {advice}"
             )
 
 

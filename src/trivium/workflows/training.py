@@ -15,6 +15,7 @@ from rich.console import Console
 from safetensors import SafetensorError
 
 from trivium.config import flattened
+from trivium.data.shards import are_shards
 from trivium.data.sources import Paths, missing_paths, path_names
 from trivium.errors import CheckpointError, DataError, RecipeError, TriviumError
 from trivium.files import is_disk_full, write_file
@@ -29,7 +30,7 @@ from trivium.spec import Spec
 from trivium.train import defaults, hardware
 from trivium.train.callback import Callback
 from trivium.train.distributed import Parallel, join_processes
-from trivium.train.recipe import ORIGINS, Recipe
+from trivium.train.recipe import ORIGINS, Recipe, as_list
 from trivium.train.recipe_loading import (
     AnyRecipe,
     Changes,
@@ -100,6 +101,8 @@ def pretrain(
     speaks = os.environ.get("RANK", "0") == "0"  # the first process of several
     line = ProgressLine(console if speaks else Console(quiet=True, force_terminal=False))
     recipe = _chosen_recipe(run, recipe, data, validation, changes, line, resume=resume)
+    if any(are_shards(source.paths) for source in recipe.sources):
+        recipe = recipe.replace(tokenizer=None)  # the shards have theirs
     origin = recipe.model.init_from
     if origin is not None and Path(origin).resolve() == run.path.resolve():
         raise RecipeError(f"{origin} is the model to start from: choose another --out for the run.")
@@ -234,11 +237,15 @@ def _chosen_recipe(
     """
     try:
         tree = recipe_tree(recipe) if recipe else {}
-        if data and ("mix" in tree or "mix" in changes_tree(changes)):
+        if data and (tree.get("mix") or changes_tree(changes).get("mix")):
             raise RecipeError(
                 "this recipe names its sources in [[mix]]: leave --data out, or set mix."
             )
         if data:
+            before = as_list(tree.get("data", {}).get("paths"))
+            if before and not resume:
+                named = ", ".join(map(str, before))
+                line.tell("data", "--data replaces data.paths of the recipe: {named}", named=named)
             apply_changes(tree, {"data": {"paths": list(path_names(data))}})
         if validation is not None:
             fraction = isinstance(validation, float | int)
@@ -332,10 +339,12 @@ def _resumed_recipe(
         ) from None
     if tree.get("data", {}).get("paths") == []:  # of a Recipe that names no data
         del tree["data"]["paths"]
-    after = before.to_tree()
+    after, edited = recipe_tree(before), before.to_tree()
     # What somebody edited in recipe.toml. Files may have moved; their contents are compared.
-    trained = _without_paths(run.read_facts().get("recipe", after))
-    edits = [*_differences(trained, _without_paths(after))]
+    trained = run.read_facts().get("recipe", edited)
+    if "tokenizer" not in trained:  # the run has that of its shards
+        edited.pop("tokenizer", None)
+    edits = [*_differences(_without_paths(trained), _without_paths(edited))]
     for origin in set(ORIGINS) & tree.get("model", {}).keys():
         # Before the recipes are merged: the keys of one model may make no sense for another.
         if tree["model"][origin] != after["model"].get(origin):

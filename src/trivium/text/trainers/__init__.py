@@ -27,6 +27,7 @@ from trivium.text.roles import (
     role_tokens,
     token_of_role,
 )
+from trivium.text.symbols import base_characters
 from trivium.text.tokenizer import Progress, Tokenizer
 from trivium.text.vocabulary import Vocabulary
 
@@ -185,21 +186,25 @@ class CharacterTokenizerConfig(TokenizerConfig):
     """A kind whose alphabet is the characters of the text."""
 
     size_advice: ClassVar[str] = (
-        ", a smaller character_coverage, or byte-bpe, whose alphabet is 256 bytes"
+        ", a smaller character_coverage (printable ASCII and digits always stay), or byte-bpe, whose "
+        "alphabet is 256 bytes"
     )
     character_coverage: float = Field(
         0.9995,
         gt=0,
         le=1,
-        description="share of the text's characters that get tokens; rarer ones become unknown",
+        description="share of the text's characters that get tokens; rarer ones become unknown, "
+        "except printable ASCII and the digits of the text's scripts, which are always in",
     )
 
     def cover(
         self, texts: Sequence[str], normalizer: normalizers.Normalizer
     ) -> tuple[list[str], list[str]]:
-        """Normalized texts with a space for each rare character, and the sorted alphabet left.
+        """Return normalized texts with a space for each rare character, and the sorted alphabet.
 
-        Characters beyond the share `character_coverage` are rare (sentencepiece's rule).
+        Characters beyond the share `character_coverage` are rare (sentencepiece's rule). Printable
+        ASCII and the digits of the scripts are in every alphabet, as in BERT's vocabulary: a text
+        that the model meets later may have a question mark where the training text has none.
 
         Raises TokenizerError: the alphabet alone exceeds `vocab_size`.
         """
@@ -213,9 +218,11 @@ class CharacterTokenizerConfig(TokenizerConfig):
         target = self.character_coverage * counts.total()
         ranked = sorted(counts, key=lambda character: (-counts[character], character))
         covered = itertools.accumulate((counts[character] for character in ranked), initial=0)
-        alphabet = [character for character, before in zip(ranked, covered) if before < target]
+        alphabet = {character for character, before in zip(ranked, covered) if before < target}
+        base = map(normalizer.normalize_str, base_characters(alphabet))
+        alphabet.update(character for text in base for character in text if character != " ")
         self.check_size(len(self.special_tokens) + len(alphabet))
-        rare = "".join(counts.keys() - set(alphabet))
+        rare = "".join(counts.keys() - alphabet)
         if rare:
             pattern = re.compile(f"[{re.escape(rare)}]")
             texts = [pattern.sub(" ", text) for text in texts]

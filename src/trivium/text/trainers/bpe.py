@@ -36,6 +36,12 @@ class BPE(CharacterTokenizerConfig):
             ]
         )
         backend.decoder = decoders.Metaspace(prepend_scheme="first")
-        texts, _ = self.cover(texts, backend.normalizer)
-        self.run_trainer(backend, trainers.BpeTrainer, texts, min_frequency=self.min_frequency)
+        texts, alphabet = self.cover(texts, backend.normalizer)
+        self.run_trainer(
+            backend,
+            trainers.BpeTrainer,
+            texts,
+            min_frequency=self.min_frequency,
+            initial_alphabet=alphabet,
+        )
         return backend

@@ -58,7 +58,7 @@ class Unigram(CharacterTokenizerConfig):
         )
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
         backend.decoder = decoders.Metaspace(prepend_scheme="first")
-        texts, _ = self.cover(texts, backend.normalizer)
+        texts, alphabet = self.cover(texts, backend.normalizer)
         self.run_trainer(
             backend,
             trainers.UnigramTrainer,
@@ -66,6 +66,7 @@ class Unigram(CharacterTokenizerConfig):
             unk_token=self.unknown_token,
             shrinking_factor=self.keep,
             max_piece_length=_MAX_PIECE_LENGTH,
+            initial_alphabet=alphabet,
         )
         return self._reorder(backend)
 

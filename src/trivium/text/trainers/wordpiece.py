@@ -47,6 +47,7 @@ class WordPiece(CharacterTokenizerConfig):
             more_special_tokens=inner,
             min_frequency=self.min_frequency,
             continuing_subword_prefix=WORDPIECE_PREFIX,
+            initial_alphabet=alphabet,
         )
         return self._reorder(backend)
 
