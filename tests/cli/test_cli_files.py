@@ -114,7 +114,7 @@ def test_tokenizer(capsys, tmp_path, text_file):
 
 def test_prepare(capsys, tmp_path, text_file):
     shards = str(tmp_path / "shards")
-    arguments = ["prepare", text_file, "--out", shards, "--vocab-size", "131"]
+    arguments = ["prepare", text_file, "--out", shards, "--vocab-size", "167"]
     written = ["--write-text", str(tmp_path / "split")]
     lines = output(capsys, *arguments, *written)
     assert any("bytes per token" in line for line in lines)
@@ -135,7 +135,7 @@ def test_an_interrupt_says_where_the_work_is_kept(capsys, tmp_path, text_file, m
         raise KeyboardInterrupt
 
     monkeypatch.setattr(prepare_command, "prepare_shards", interrupt)
-    arguments = ["prepare", text_file, "--out", str(tmp_path / "out"), "--vocab-size", "131"]
+    arguments = ["prepare", text_file, "--out", str(tmp_path / "out"), "--vocab-size", "167"]
     error = output(capsys, *arguments, code=130)[-1]
     assert error.endswith(
         f"is kept in {tmp_path / 'out.partial'}: the same command continues there."

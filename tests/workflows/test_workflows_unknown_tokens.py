@@ -11,7 +11,10 @@ from trivium.data.prepare import prepare
 from trivium.text import Tokenizer
 from trivium.workflows.training import finetune, pretrain
 
-WORDS = "the cat sat on a mat while seven grey dogs ran over and out of it".split()
+WORDS = [
+    *("the", "cat", "sat", "on", "a", "mat", "while", "seven", "grey", "dogs", "ran", "over"),
+    *("and", "out", "of", "it"),
+]
 TRAIN = {"steps": 1, "device": "cpu", "precision": "fp32", "micro_batch_tokens": 96}
 
 

@@ -186,8 +186,8 @@ class CharacterTokenizerConfig(TokenizerConfig):
     """A kind whose alphabet is the characters of the text."""
 
     size_advice: ClassVar[str] = (
-        ", a smaller character_coverage (printable ASCII and digits always stay), or byte-bpe, whose "
-        "alphabet is 256 bytes"
+        ", a smaller character_coverage (printable ASCII and digits always stay), or byte-bpe, "
+        "whose alphabet is 256 bytes"
     )
     character_coverage: float = Field(
         0.9995,
@@ -205,8 +205,6 @@ class CharacterTokenizerConfig(TokenizerConfig):
         Characters beyond the share `character_coverage` are rare (sentencepiece's rule). Printable
         ASCII and the digits of the scripts are in every alphabet, as in BERT's vocabulary: a text
         that the model meets later may have a question mark where the training text has none.
-
-        Raises TokenizerError: the alphabet alone exceeds `vocab_size`.
         """
         texts = [normalizer.normalize_str(text) for text in texts]
         counts: Counter[str] = Counter()
@@ -221,7 +219,6 @@ class CharacterTokenizerConfig(TokenizerConfig):
         alphabet = {character for character, before in zip(ranked, covered) if before < target}
         base = map(normalizer.normalize_str, base_characters(alphabet))
         alphabet.update(character for text in base for character in text if character != " ")
-        self.check_size(len(self.special_tokens) + len(alphabet))
         rare = "".join(counts.keys() - alphabet)
         if rare:
             pattern = re.compile(f"[{re.escape(rare)}]")
