@@ -236,30 +236,36 @@ def files_of(name: str) -> dict[str, str]:
     return dict(example.file for example in run_examples.examples(page) if example.file)
 
 
-def test_the_examples_of_data_formats_are_read(tmp_path: Path) -> None:
+READERS: dict[str, type[Any]] = {
+    "search.jsonl": Contrastive,
+    "reviews.csv": TextClassification,
+    "nli.jsonl": TextClassification,
+    "names.conll": Tagging,
+    "names.jsonl": Tagging,
+    "questions.jsonl": QuestionAnswering,
+    "pairs.tsv": Translation,
+    "pairs.jsonl": Translation,
+    "chats.jsonl": Chat,
+    "preferences.jsonl": Reward,
+    "judgements.jsonl": KTO,
+    "sums.jsonl": PolicyGradient,
+}
+
+
+def test_the_examples_of_texts_are_read_and_those_of_tasks_have_readers(tmp_path: Path) -> None:
     for name, text in files_of("data.md").items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
     assert len(list(read_documents(tmp_path / "texts"))) == 4
-    readers = {
-        "search.jsonl": Contrastive,
-        "reviews.csv": TextClassification,
-        "nli.jsonl": TextClassification,
-        "names.conll": Tagging,
-        "names.jsonl": Tagging,
-        "questions.jsonl": QuestionAnswering,
-        "pairs.tsv": Translation,
-        "pairs.jsonl": Translation,
-        "chats.jsonl": Chat,
-        "preferences.jsonl": Reward,
-        "judgements.jsonl": KTO,
-        "sums.jsonl": PolicyGradient,
-    }
-    assert readers.keys() == {one for one in files_of("data.md") if "/" not in one}
-    for name, objective in readers.items():
-        examples = list(objective().read([str(tmp_path / name)]))
-        assert len(examples) == 2, name
+    assert READERS.keys() == {one for one in files_of("data.md") if "/" not in one}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_the_example_of_a_data_format_is_read(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(files_of("data.md")[name], encoding="utf-8")
+    assert len(list(READERS[name]().read([str(path)]))) == 2
 
 
 def test_recipes_on_pages_are_recipes() -> None:

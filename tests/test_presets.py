@@ -173,44 +173,57 @@ LIKE = {
 }
 
 
-def test_published_totals():
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_totals(name):
     """Nothing is allocated: not even 405 billion parameters take a second."""
-    for name, number in PUBLISHED.items():
-        assert num_parameters(presets[name]) == number, name
-    # Jiang et al. 2024 and the release of 8x22B say 13 and 39 billion.
-    for name, billions in {"mixtral-8x7b": 12.9, "mixtral-8x22b": 39.2}.items():
-        assert round(active_parameters(presets[name]) / 1e9, 1) == billions, name
-    for name, number in BODIES.items():
-        assert num_parameters(presets[name].replace(heads=())) == number, name
-    for name, (millions, tolerance) in ROUNDED.items():
-        assert num_parameters(presets[name]) / 1e6 == pytest.approx(millions, rel=tolerance), name
+    assert num_parameters(presets[name]) == PUBLISHED[name]
 
 
-def test_parameters_of_layers_alike_are_counted_once_each():
-    for name in (
+@pytest.mark.parametrize(("name", "billions"), [("mixtral-8x7b", 12.9), ("mixtral-8x22b", 39.2)])
+def test_published_totals_of_active_parameters(name, billions):
+    """Jiang et al. 2024 and the release of 8x22B say 13 and 39 billion."""
+    assert round(active_parameters(presets[name]) / 1e9, 1) == billions
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_published_totals_without_heads(name):
+    assert num_parameters(presets[name].replace(heads=())) == BODIES[name]
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_published_totals_that_are_rounded(name):
+    millions, tolerance = ROUNDED[name]
+    assert num_parameters(presets[name]) / 1e6 == pytest.approx(millions, rel=tolerance)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
         "jamba-mini",
         "modernbert-base",
         "gpt3-125m",
         "albert-base",
         "t5-small",
         "bert-base",
-    ):
-        model = build(presets[name], device="meta")
-        assert num_parameters(presets[name]) == sum(w.numel() for w in model.parameters()), name
+    ],
+)
+def test_parameters_of_layers_alike_are_counted_once_each(name):
+    model = build(presets[name], device="meta")
+    assert num_parameters(presets[name]) == sum(w.numel() for w in model.parameters())
 
 
-def test_released_configurations_describe_the_presets():
-    for name, config in CONFIGS.items():
-        generates = name.endswith("-generator")
-        hf_class = "ElectraForMaskedLM" if generates else CLASSES[config.model_type]
-        # Weights that options depend on: T5 1.1's own matrix, Marian's bias.
-        weights = {"lm_head.weight", "final_logits_bias"} if "t5-v1.1" in name else set()
-        weights |= {"final_logits_bias"} if config.model_type == "marian" else set()
-        read = read_spec(FAMILIES[config.model_type], hf_class, config.to_dict(), weights)
-        ours = without_bands(name)
-        if not read.heads:  # DeBERTa's, which no class has: a mask decoder, replaced tokens
-            ours = ours.replace(heads=())
-        assert comparable(read) == comparable(ours), name
+@pytest.mark.parametrize(("name", "config"), CONFIGS.items(), ids=CONFIGS)
+def test_released_configurations_describe_the_presets(name, config):
+    generates = name.endswith("-generator")
+    hf_class = "ElectraForMaskedLM" if generates else CLASSES[config.model_type]
+    # Weights that options depend on: T5 1.1's own matrix, Marian's bias.
+    weights = {"lm_head.weight", "final_logits_bias"} if "t5-v1.1" in name else set()
+    weights |= {"final_logits_bias"} if config.model_type == "marian" else set()
+    read = read_spec(FAMILIES[config.model_type], hf_class, config.to_dict(), weights)
+    ours = without_bands(name)
+    if not read.heads:  # DeBERTa's, which no class has: a mask decoder, replaced tokens
+        ours = ours.replace(heads=())
+    assert comparable(read) == comparable(ours)
 
 
 def comparable(spec: Any) -> ModelSpec:
@@ -226,38 +239,38 @@ def without_bands(name: str) -> Any:
     return spec.replace(decoder=spec.decoder.replace(mixer=spec.decoder.mixer_of(0)))
 
 
-def test_every_preset_is_whole():
-    for name, preset in catalogue.items():
-        assert any(digit.isdigit() for digit in preset.paper), name  # a year
-        assert preset.context is None or preset.context > 0, name
-        assert preset.spec.max_length in (None, preset.context), name
-        assert preset.spec.heads, name
-        if isinstance(preset.spec, ModelSpec):
-            for stack in preset.spec.stacks:
-                attention = next(iter(stack.attentions), None)
-                if attention is None:
-                    continue
-                filled = attention.num_heads * attention.head_dim == preset.spec.d_model
-                assert filled or name in NOT_FILLED, name
+@pytest.mark.parametrize(("name", "preset"), catalogue.items(), ids=catalogue)
+def test_every_preset_is_whole(name, preset):
+    assert any(digit.isdigit() for digit in preset.paper), name  # a year
+    assert preset.context is None or preset.context > 0
+    assert preset.spec.max_length in (None, preset.context)
+    assert preset.spec.heads
+    if isinstance(preset.spec, ModelSpec):
+        for stack in preset.spec.stacks:
+            attention = next(iter(stack.attentions), None)
+            if attention is None:
+                continue
+            filled = attention.num_heads * attention.head_dim == preset.spec.d_model
+            assert filled or name in NOT_FILLED
 
 
-def test_presets_start_as_published():
+@pytest.mark.parametrize(("name", "preset"), catalogue.items(), ids=catalogue)
+def test_presets_start_as_published(name, preset):
     """The faster initialisation is a choice of the recipe."""
-    for name, preset in catalogue.items():
-        start = getattr(preset.spec, "initialization", None)
-        assert getattr(start, "attention", "random") == "random", name
-        assert getattr(start, "residual_init", "full") in ("full", "scaled"), name
+    start = getattr(preset.spec, "initialization", None)
+    assert getattr(start, "attention", "random") == "random"
+    assert getattr(start, "residual_init", "full") in ("full", "scaled")
 
 
-def test_small_sizes_are_built_like_the_published_ones():
+@pytest.mark.parametrize(("family", "published"), LIKE.items(), ids=LIKE)
+def test_small_sizes_are_built_like_the_published_ones(family, published):
     """All but sizes is the same."""
-    for family, published in LIKE.items():
-        for size, num_layers, width in (("tiny", 2, 128), ("mini", 4, 256)):
-            spec = presets[f"{family}-{size}"]
-            assert isinstance(spec, ModelSpec)
-            assert {stack.num_layers for stack in spec.stacks} == {num_layers}
-            assert spec.d_model == width
-            assert traits(spec) == traits(presets[published]), family
+    for size, num_layers, width in (("tiny", 2, 128), ("mini", 4, 256)):
+        spec = presets[f"{family}-{size}"]
+        assert isinstance(spec, ModelSpec)
+        assert {stack.num_layers for stack in spec.stacks} == {num_layers}
+        assert spec.d_model == width
+        assert traits(spec) == traits(presets[published])
 
 
 def traits(spec: Any) -> list[Any]:

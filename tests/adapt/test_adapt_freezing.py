@@ -16,52 +16,53 @@ def frozen(model):
     return {name for name, weight in model.named_parameters() if not weight.requires_grad}
 
 
-def test_parts_of_every_family():
-    for name in ALL_SPECS:
-        model = small_model(name)
-        names = {path for path, _ in model.named_parameters()}
-        freeze(model, "embeddings")
-        assert {path for path in names if path.startswith("tokens.")} <= frozen(model)
-        assert not any("layers" in path or "heads" in path for path in frozen(model))
-        assert freeze(model, "none") == (sum(p.numel() for p in model.parameters()), 0)
-        if any("layers" in path for path in names):
-            freeze(model, "layers:1")
-            layers = {path for path in frozen(model) if "layers" in path}
-            assert layers, name
-            assert all(".layers.0." in path or "_l0" in path for path in layers), name
-            assert not any(".cells.1." in path for path in layers), name
-        if any(path.startswith("heads.") for path in names):
-            freeze(model, "body")
-            assert frozen(model) == {path for path in names if not path.startswith("heads.")}
+@pytest.mark.parametrize("name", ALL_SPECS)
+def test_parts_of_every_family(name):
+    model = small_model(name)
+    names = {path for path, _ in model.named_parameters()}
+    freeze(model, "embeddings")
+    assert {path for path in names if path.startswith("tokens.")} <= frozen(model)
+    assert not any("layers" in path or "heads" in path for path in frozen(model))
+    assert freeze(model, "none") == (sum(p.numel() for p in model.parameters()), 0)
+    if any("layers" in path for path in names):
+        freeze(model, "layers:1")
+        layers = {path for path in frozen(model) if "layers" in path}
+        assert layers
+        assert all(".layers.0." in path or "_l0" in path for path in layers)
+        assert not any(".cells.1." in path for path in layers)
+    if any(path.startswith("heads.") for path in names):
+        freeze(model, "body")
+        assert frozen(model) == {path for path in names if not path.startswith("heads.")}
 
 
-def test_layer_1_of_an_rnn_is_not_layer_10():
-    for direction in ("forward", "both", "two-way"):
-        model = build(
-            RNNSpec(
-                vocab_size=7, d_model=2, cell="gru", d_hidden=2, num_layers=11, direction=direction
-            )
-        )
-        freeze(model, "layers:2")
-        if direction == "two-way":  # every layer is a module
-            cells = {path.split(".cells.")[1][0] for path in frozen(model) if "cells" in path}
-            assert cells == {"0", "1"}
-            assert not any(".cells.10." in path for path in frozen(model))
-            continue
-        cells = {path.split("_l")[1] for path in frozen(model) if "cells" in path}
-        backward = {"0_reverse", "1_reverse"} if direction == "both" else set()
-        assert cells == {"0", "1"} | backward, direction
+@pytest.mark.parametrize("direction", ["forward", "both", "two-way"])
+def test_layer_1_of_an_rnn_is_not_layer_10(direction):
+    model = build(
+        RNNSpec(vocab_size=7, d_model=2, cell="gru", d_hidden=2, num_layers=11, direction=direction)
+    )
+    freeze(model, "layers:2")
+    if direction == "two-way":  # every layer is a module
+        cells = {path.split(".cells.")[1][0] for path in frozen(model) if "cells" in path}
+        assert cells == {"0", "1"}
+        assert not any(".cells.10." in path for path in frozen(model))
+        return
+    cells = {path.split("_l")[1] for path in frozen(model) if "cells" in path}
+    backward = {"0_reverse", "1_reverse"} if direction == "both" else set()
+    assert cells == {"0", "1"} | backward
 
 
-def test_the_encoder_with_its_table():
-    for name, parts in (
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
         ("bart", {"encoder", "tokens"}),
         ("transformer-two-vocabularies", {"encoder", "source_tokens"}),
         ("bert", {"encoder", "tokens"}),
-    ):
-        model = small_model(name)
-        freeze(model, "encoder")
-        assert {path.split(".")[0] for path in frozen(model)} == parts
+    ],
+)
+def test_the_encoder_with_its_table(name, parts):
+    model = small_model(name)
+    freeze(model, "encoder")
+    assert {path.split(".")[0] for path in frozen(model)} == parts
 
 
 def test_patterns_of_names():

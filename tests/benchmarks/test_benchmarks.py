@@ -211,27 +211,30 @@ def test_attention(monkeypatch):
         assert figures["trained tokens/s"] > 0, kind
 
 
-@pytest.mark.slow
-def test_finetune(tmp_path):
-    finetune = program("finetune")
-    for task, name, lines in (
+@pytest.mark.parametrize(
+    ("task", "name", "lines"),
+    [
         ("classification", "movies.jsonl", 23),
         ("translation", "english-french.tsv", 200),
-    ):
-        folder = tmp_path / task
-        files = finetune.split_sample(name, folder)
-        for path, count in zip(map(Path, files), (lines, 3), strict=True):
-            path.write_text("".join(path.read_text().splitlines(keepends=True)[:count]))
-        train, valid = files
-        job = {"task": task, "train": train, "valid": valid, "epochs": 0.1, "vocab_size": 300}
-        if task == "classification":
-            job["model"] = finetune.random_bert(train, folder / "bert")
-        else:
-            job["model"] = None
-        for run in finetune.SIDES.values():
-            figures = run(argparse.Namespace(**job))
-            assert figures["seconds"] > 0
-            assert finetune.METRICS[task] in figures
+    ],
+)
+@pytest.mark.slow
+def test_finetune(task, name, lines, tmp_path):
+    finetune = program("finetune")
+    folder = tmp_path / task
+    files = finetune.split_sample(name, folder)
+    for path, count in zip(map(Path, files), (lines, 3), strict=True):
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:count]))
+    train, valid = files
+    job = {"task": task, "train": train, "valid": valid, "epochs": 0.1, "vocab_size": 300}
+    if task == "classification":
+        job["model"] = finetune.random_bert(train, folder / "bert")
+    else:
+        job["model"] = None
+    for run in finetune.SIDES.values():
+        figures = run(argparse.Namespace(**job))
+        assert figures["seconds"] > 0
+        assert finetune.METRICS[task] in figures
 
 
 @pytest.mark.slow
@@ -253,20 +256,24 @@ def test_sentiment(tmp_path, monkeypatch, capsys):
     assert len(rows) == 1 + len(sentiment.POLICIES)
 
 
-def test_generate(tmp_path, capsys):
+@pytest.mark.parametrize(("model", "beams"), [("gpt2", 1), ("marian", 2)])
+def test_generate(model, beams, tmp_path, capsys):
     generate = program("generate")
-    for model, beams in (("gpt2", 1), ("marian", 2)):
-        folder = tmp_path / model
-        generate.make_folder(model, folder, tiny=True)
-        job = {"model": model, "folder": str(folder), "dtype": "float32", "device": "cpu"}
-        job |= {"batch": 2, "new_tokens": 5, "repeats": 1, "beams": beams}
-        results = {}
-        for side, run in generate.SIDES.items():
-            if "compiled" not in side:
-                results[side] = [run(argparse.Namespace(**job))]
-                assert results[side][0]["tokens/s"] > 0
-        generate.check_same_tokens(results)
-        assert capsys.readouterr().out == ""
+    folder = tmp_path / model
+    generate.make_folder(model, folder, tiny=True)
+    job = {"model": model, "folder": str(folder), "dtype": "float32", "device": "cpu"}
+    job |= {"batch": 2, "new_tokens": 5, "repeats": 1, "beams": beams}
+    results = {}
+    for side, run in generate.SIDES.items():
+        if "compiled" not in side:
+            results[side] = [run(argparse.Namespace(**job))]
+            assert results[side][0]["tokens/s"] > 0
+    generate.check_same_tokens(results)
+    assert capsys.readouterr().out == ""
+
+
+def test_sizes_and_partial_figures_of_generation(capsys):
+    generate = program("generate")
     spec = generate.smollm(importlib.import_module("trivium.presets").presets["llama-tiny"])
     assert spec.d_model == 576
     generate.check_same_tokens({"a": [{"checksum": 1}], "b": [{"checksum": 2}]})

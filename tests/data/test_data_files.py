@@ -33,6 +33,10 @@ COMPRESS = {
 }
 
 
+def suffix_id(suffix):
+    return suffix.lstrip(".") or "plain"
+
+
 def read(path, **options):
     with open_text(path, **options) as file:
         return file.read()
@@ -125,32 +129,38 @@ def test_a_file_is_hashed_once_until_it_changes(tmp_path, monkeypatch):
     assert has_sha256(path, other)
 
 
-def test_text_of_every_compression(tmp_path, monkeypatch):
+@pytest.mark.parametrize("suffix", COMPRESS, ids=suffix_id)
+def test_text_of_every_compression(suffix, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "_BLOCK", 5)
     text = "\n\nÉté 猫\nsecond 🦉\u2028still\x0c\n \t\nlast without end"
-    for suffix, compress in COMPRESS.items():
-        path = tmp_path / f"a.txt{suffix}"
-        for end in ("\n", "\r\n", "\r"):
-            for mark in (b"", b"\xef\xbb\xbf"):
-                path.write_bytes(compress(mark + text.replace("\n", end).encode()))
-                assert read(path) == text
+    path = tmp_path / f"a.txt{suffix}"
+    for end in ("\n", "\r\n", "\r"):
+        for mark in (b"", b"\xef\xbb\xbf"):
+            path.write_bytes(COMPRESS[suffix](mark + text.replace("\n", end).encode()))
+            assert read(path) == text
     for name in ("utf-8", "UTF-8", "utf8"):  # one encoding: the mark is dropped
         with files.open_text(path, encoding=name) as file:
             assert file.read() == text
+
+
+def test_frames_of_zstandard_are_read_one_after_the_other(tmp_path):
     frames = COMPRESS[".zst"](b"one ") + COMPRESS[".zst"](b"two")
     (tmp_path / "b.zst").write_bytes(frames)
     assert read(tmp_path / "b.zst") == "one two"
 
 
-def test_invalid_utf8_names_the_line(tmp_path):
-    for suffix, compress in COMPRESS.items():
-        path = tmp_path / f"bad.txt{suffix}"
-        data = bytearray("猫\n\n".encode() * 20_000)
-        data[5 * 7 + 1] = 0xFF
-        path.write_bytes(compress(bytes(data)))
-        with pytest.raises(DataError, match=r"bad\.txt.*, line 15 .*byte 0xe7 at 0.*replace"):
-            read(path)
-        assert "\ufffd" in read(path, errors="replace")
+@pytest.mark.parametrize("suffix", COMPRESS, ids=suffix_id)
+def test_invalid_utf8_names_the_line(suffix, tmp_path):
+    path = tmp_path / f"bad.txt{suffix}"
+    data = bytearray("猫\n\n".encode() * 20_000)
+    data[5 * 7 + 1] = 0xFF
+    path.write_bytes(COMPRESS[suffix](bytes(data)))
+    with pytest.raises(DataError, match=r"bad\.txt.*, line 15 .*byte 0xe7 at 0.*replace"):
+        read(path)
+    assert "\ufffd" in read(path, errors="replace")
+
+
+def test_a_character_cut_at_the_end_names_its_line(tmp_path):
     path = tmp_path / "cut.txt"
     path.write_bytes("one\nso 猫".encode()[:-1])
     with pytest.raises(DataError, match="line 2 is not valid"):

@@ -11,7 +11,7 @@ import types
 import warnings
 
 import pytest
-from test_data_files import COMPRESS
+from test_data_files import COMPRESS, suffix_id
 
 from trivium.data.documents import ReadOptions, read_documents
 from trivium.data.records import (
@@ -30,7 +30,12 @@ from trivium.text import Tokenizer
 ROWS = [{"id": "0", "body": 'said "so"'}, {"id": "1", "body": "two\nlines, 猫"}]
 
 
-def test_all_formats_agree(tmp_path):
+@pytest.mark.parametrize("suffix", COMPRESS, ids=suffix_id)
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [("a.jsonl", "line 3"), ("a.json", "item 2"), ("b.json", "line 2"), ("a.csv", "line 3")],
+)
+def test_all_formats_agree(name, place, suffix, tmp_path):
     table = io.StringIO()
     writer = csv.DictWriter(table, ["id", "body"])
     writer.writeheader()
@@ -41,20 +46,20 @@ def test_all_formats_agree(tmp_path):
         "b.json": "\n".join(map(json.dumps, ROWS)),
         "a.csv": table.getvalue(),
     }
-    for suffix, compress in COMPRESS.items():
-        for name, content in contents.items():
-            path = tmp_path / (name + suffix)
-            path.write_bytes(compress(content.encode()))
-            records = list(read_records(path))
-            assert records == ROWS
-            assert [record.untyped for record in records] == [name == "a.csv"] * 2
-    places = {"a.jsonl": "line 3", "a.json": "item 2", "b.json": "line 2", "a.csv": "line 3"}
-    for name, place in places.items():
-        assert [*read_records(tmp_path / name)][1].where == f"{tmp_path / name}, {place}"
+    path = tmp_path / (name + suffix)
+    path.write_bytes(COMPRESS[suffix](contents[name].encode()))
+    records = list(read_records(path))
+    assert records == ROWS
+    assert [record.untyped for record in records] == [name == "a.csv"] * 2
+    assert records[1].where == f"{path}, {place}"
+
+
+def test_places_and_headers_of_tables(tmp_path):
     tsv = tmp_path / "a.tsv"
     tsv.write_bytes(b'id\tbody\r\n\r\n0\tsaid "so"\r\n1\t"open\r\n')
     assert [record["body"] for record in read_records(tsv)] == ['said "so"', '"open']
     assert read_header(str(tsv)) == ("id", "body")
+    (tmp_path / "a.json").write_text(json.dumps(ROWS))
     assert read_header(str(tmp_path / "a.json")) == ()
     plain = [*read_records(tsv, RecordOptions(["x", "y"]))]
     assert plain[0] == {"x": "id", "y": "body"}

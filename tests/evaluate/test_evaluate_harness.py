@@ -169,11 +169,11 @@ def tasks(tmp_path, harness):
     return tmp_path
 
 
-def test_a_task_from_local_files(tasks):
-    for family in ("decoder", "encoder", "encoder-decoder"):
-        lm = counting_model(family, LOGITS)
-        results = run_tasks(lm, ["trivium_choice"], folder=tasks)
-        assert results["trivium_choice"]["acc,none"] == 0.75
+@pytest.mark.parametrize("family", ["decoder", "encoder", "encoder-decoder"])
+def test_a_task_from_local_files(family, tasks):
+    lm = counting_model(family, LOGITS)
+    results = run_tasks(lm, ["trivium_choice"], folder=tasks)
+    assert results["trivium_choice"]["acc,none"] == 0.75
     results = run_tasks(lm, ["trivium_choice"], folder=tasks, limit=2)
     assert results["trivium_choice"]["acc,none"] == 1.0
 

@@ -184,21 +184,19 @@ def test_an_encoder_masks_every_token_in_turn(tmp_path):
     assert "pseudo_perplexity_per_token" in result.to_dict()
 
 
+@pytest.mark.parametrize("name", ["lstm-tiny", "ngram-tiny"])
 @torch.no_grad()
-def test_models_with_a_state_read_on_without_a_window():
+def test_models_with_a_state_read_on_without_a_window(name):
     text = text_of(1311)  # longer than the parts it is read in
-    for name in ("lstm-tiny", "ngram-tiny"):
-        model = build(presets[name].replace(vocab_size=VOCABULARY), seed=5).eval()
-        result = perplexity(LanguageModel(model.spec, model, ENDING), [text, text_of(7)])
-        expected = 0.0
-        for one in (text, text_of(7)):
-            ids = torch.tensor([[ENDING.eos_id, *ids_of(ENDING, one), ENDING.eos_id]])
-            logits = model.logits(model(ids))[0, :-1].double()
-            expected += float(
-                torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum")
-            )
-        assert (result.num_tokens, result.num_ends, result.window) == (1318, 2, None)
-        assert result.nats + result.end_nats == pytest.approx(expected, rel=1e-9)
+    model = build(presets[name].replace(vocab_size=VOCABULARY), seed=5).eval()
+    result = perplexity(LanguageModel(model.spec, model, ENDING), [text, text_of(7)])
+    expected = 0.0
+    for one in (text, text_of(7)):
+        ids = torch.tensor([[ENDING.eos_id, *ids_of(ENDING, one), ENDING.eos_id]])
+        logits = model.logits(model(ids))[0, :-1].double()
+        expected += float(torch.nn.functional.cross_entropy(logits, ids[0, 1:], reduction="sum"))
+    assert (result.num_tokens, result.num_ends, result.window) == (1318, 2, None)
+    assert result.nats + result.end_nats == pytest.approx(expected, rel=1e-9)
 
 
 def test_every_token_is_scored_once_with_context():

@@ -73,16 +73,16 @@ def test_hostile_questions_are_one_clear_error(tmp_path):
             prompts(tmp_path, row, **options)
 
 
-def test_accuracy_of_every_family(tmp_path):
+@pytest.mark.parametrize("family", ["decoder", "encoder", "encoder-decoder"])
+def test_accuracy_of_every_family(family, tmp_path):
     rows = [{"text": "a", "label": label} for label in (1, 1, 0, 1)]
     path = write(tmp_path / "a.jsonl", rows)
     how = {"template": "{text} {answer}", "options": ["bad", "good"]}
-    for family in ("decoder", "encoder", "encoder-decoder"):
-        lm = counting_model(family, LOGITS)
-        metrics = prompt(lm, path, **how)
-        assert metrics.values["accuracy"] == 0.75
-        assert metrics.values["majority"] == 0.75
-        assert [row["predicted"] for row in metrics.predictions] == ["good"] * 4
+    lm = counting_model(family, LOGITS)
+    metrics = prompt(lm, path, **how)
+    assert metrics.values["accuracy"] == 0.75
+    assert metrics.values["majority"] == 0.75
+    assert [row["predicted"] for row in metrics.predictions] == ["good"] * 4
     assert metrics.predictions[2]["right"] is False
     assert next(read_prompts(path, shots=1))[1].count("Answer:") == 2
     with pytest.raises(DataError, match=r"no record|no question"):

@@ -55,50 +55,63 @@ def test_bpe_merges_the_rats_as_the_textbook():
     assert "th + e -> the" in explain("bpe").text()
 
 
-def test_ties_by_bytes_are_those_of_a_course():
+@pytest.mark.parametrize("topic", ["bpe", "byte-bpe"])
+def test_ties_by_bytes_are_those_of_a_course(topic):
     """The example of Stanford's CS336, assignment 1, section 2.4."""
     counts = {"low": 5, "lower": 2, "widest": 3, "newest": 6}
     text = " ".join(" ".join([word] * count) for word, count in counts.items())
     merges = "s+t e+st o+w l+ow w+est n+e ne+west w+i wi+d wid+est low+e lowe+r"
-    for topic, texts in (("bpe", [text]), ("byte-bpe", text.split())):
-        facts = explain(topic, texts, merges=12, ties="frequent-then-bytes").facts
-        assert " ".join("+".join(step["pair"]) for step in facts["merges"]) == merges
+    texts = [text] if topic == "bpe" else text.split()
+    facts = explain(topic, texts, merges=12, ties="frequent-then-bytes").facts
+    assert " ".join("+".join(step["pair"]) for step in facts["merges"]) == merges
 
 
-def test_merges_are_those_of_the_library():
-    spaces = pre_tokenizers.WhitespaceSplit()
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+@pytest.mark.parametrize(
+    ("topic", "split"),
+    [
+        ("bpe", pre_tokenizers.WhitespaceSplit()),
+        ("byte-bpe", pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    ],
+    ids=["bpe", "byte-bpe"],
+)
+def test_merges_are_those_of_the_library(topic, split):
     rng = random.Random(0)
     noise = ["".join(rng.choices("abc\u4eca\u5929 ", k=300))]
-    for topic, split in (("bpe", spaces), ("byte-bpe", level)):
-        for texts, most in [(RATS, 5), (PROSE, 37), (noise, 60)]:
-            page = explain(topic, texts, merges=most, ties="lowest-ids")
-            merges = [step["pair"] for step in page.facts["merges"]]
-            assert merges == _library_merges(texts, most, split)
+    for texts, most in [(RATS, 5), (PROSE, 37), (noise, 60)]:
+        page = explain(topic, texts, merges=most, ties="lowest-ids")
+        merges = [step["pair"] for step in page.facts["merges"]]
+        assert merges == _library_merges(texts, most, split)
 
 
-def test_tokens_are_those_of_the_library(tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [("bpe", 127), ("byte-bpe", 331), ("wordpiece", 149), ("whitespace", 31), ("unigram", 127)],
+)
+def test_tokens_are_those_of_the_library(kind, size, tmp_path):
     texts = [
         *PROSE,
         "shellwood peppercorn",
         "Pickle   pepper, sea!",
         "xylophone \u4eca\u5929 q sea",
     ]
-    kinds = [("bpe", 127), ("byte-bpe", 331), ("wordpiece", 149), ("whitespace", 31)]
-    for kind, size in [*kinds, ("unigram", 127)]:
-        tokenizer = Tokenizer.train(kind, texts=PROSE * 3, vocab_size=size, progress=False)
-        path = tokenizer.save(tmp_path / kind)
-        inside = texts[:-2] if kind == "bpe" else texts
-        for text, facts in zip(inside, explain(kind, inside, tokenizer=path).facts["texts"]):
-            words = facts.get("words", [facts])
-            tokens = [token for word in words for token in word["tokens"]]
-            encoding = tokenizer.encode(text, add_special_tokens=False)
-            # The library shows an unknown piece as it is in the text.
-            library = tokenizer.backend.encode(text, add_special_tokens=False).tokens
-            if kind != "unigram":
-                assert tokens == list(encoding.tokens)
-            elif "\u5929" not in text:
-                assert tokens == library
+    tokenizer = Tokenizer.train(kind, texts=PROSE * 3, vocab_size=size, progress=False)
+    path = tokenizer.save(tmp_path / kind)
+    inside = texts[:-2] if kind == "bpe" else texts
+    for text, facts in zip(inside, explain(kind, inside, tokenizer=path).facts["texts"]):
+        words = facts.get("words", [facts])
+        tokens = [token for word in words for token in word["tokens"]]
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        # The library shows an unknown piece as it is in the text.
+        library = tokenizer.backend.encode(text, add_special_tokens=False).tokens
+        if kind != "unigram":
+            assert tokens == list(encoding.tokens)
+        elif "\u5929" not in text:
+            assert tokens == library
+
+
+def test_a_tokenizer_of_another_kind_names_its_topic(tmp_path):
+    tokenizer = Tokenizer.train("unigram", texts=PROSE * 3, vocab_size=127, progress=False)
+    path = tokenizer.save(tmp_path / "unigram")
     with pytest.raises(TokenizerError, match="trivium explain unigram"):
         explain("bpe", ["a"], tokenizer=path)
 

@@ -100,22 +100,22 @@ def test_weights_equal_transformers():
                 torch.testing.assert_close(rows, wanted, rtol=1e-9, atol=1e-9)
 
 
-def test_weights_of_every_family_sum_to_one_and_leave_no_hooks():
-    for name, described in SPECS.items():
-        model = small_model(name).bfloat16()
-        results = attention_weights(model, **inputs_for(name, random_ids(2, 7)))
-        for kind, stack in (("encoder", described.encoder), ("decoder", described.decoder)):
-            weights = getattr(results, kind)
-            assert len(weights) == (0 if stack is None else stack.num_layers)
-            for layer, attention in zip(weights, stack.attentions if stack else ()):
-                queries = 11 if kind == "encoder" and name in BOTH else 7
-                assert layer.shape == (2, attention.num_heads, queries, queries)
-                assert layer.dtype == torch.get_default_dtype()
-                torch.testing.assert_close(layer.sum(-1), torch.ones_like(layer[..., 0]))
-                if kind == "decoder":
-                    assert not layer.triu(1).any()
-        assert len(results.cross) == (len(results.decoder) if name in BOTH else 0)
-        assert not any(module._forward_pre_hooks for module in model.modules())
+@pytest.mark.parametrize(("name", "described"), SPECS.items(), ids=SPECS)
+def test_weights_of_every_family_sum_to_one_and_leave_no_hooks(name, described):
+    model = small_model(name).bfloat16()
+    results = attention_weights(model, **inputs_for(name, random_ids(2, 7)))
+    for kind, stack in (("encoder", described.encoder), ("decoder", described.decoder)):
+        weights = getattr(results, kind)
+        assert len(weights) == (0 if stack is None else stack.num_layers)
+        for layer, attention in zip(weights, stack.attentions if stack else ()):
+            queries = 11 if kind == "encoder" and name in BOTH else 7
+            assert layer.shape == (2, attention.num_heads, queries, queries)
+            assert layer.dtype == torch.get_default_dtype()
+            torch.testing.assert_close(layer.sum(-1), torch.ones_like(layer[..., 0]))
+            if kind == "decoder":
+                assert not layer.triu(1).any()
+    assert len(results.cross) == (len(results.decoder) if name in BOTH else 0)
+    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_a_model_in_training_mode_drops_nothing_and_every_model_stays_in_its_mode():

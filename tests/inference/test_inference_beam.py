@@ -103,45 +103,45 @@ def test_hypotheses_and_scores_equal_transformers():
         assert len(lengths) > 3
 
 
-def test_rules_equal_those_of_transformers():
-    for name in ("gpt2", "bart", "t5"):
-        module, ends = hf_pair(name)[1], stop_ids_of(name)
-        base = BeamSearchParams(4, 0.6, num_return=3)
-        rules = text_model(module).generation_rules
-        start = rules.decoder_start
-        for params in (
-            base.replace(no_repeat_ngram=2),
-            base.replace(no_repeat_ngram=1, num_beams=2, num_return=2),
-            base.replace(min_new_tokens=5),
-        ):
-            lm = text_model(module, stop_ids=frozenset(ends))
-            results = beam_search(lm, PROMPTS, params, max_new_tokens=NEW)
-            assert_same(results, hf_beams(name, params, ends, start=start), (name, params))
-        banned = frozenset(beam_search(lm, PROMPTS, base, max_new_tokens=NEW)[0][0].ids[:2])
-        lm = text_model(module, stop_ids=frozenset(ends), banned_ids=banned)
-        expected = hf_beams(name, base, ends, start=start, suppress_tokens=sorted(banned))
+@pytest.mark.parametrize("name", ["gpt2", "bart", "t5"])
+def test_rules_equal_those_of_transformers(name):
+    module, ends = hf_pair(name)[1], stop_ids_of(name)
+    base = BeamSearchParams(4, 0.6, num_return=3)
+    rules = text_model(module).generation_rules
+    start = rules.decoder_start
+    for params in (
+        base.replace(no_repeat_ngram=2),
+        base.replace(no_repeat_ngram=1, num_beams=2, num_return=2),
+        base.replace(min_new_tokens=5),
+    ):
+        lm = text_model(module, stop_ids=frozenset(ends))
+        results = beam_search(lm, PROMPTS, params, max_new_tokens=NEW)
+        assert_same(results, hf_beams(name, params, ends, start=start), (name, params))
+    banned = frozenset(beam_search(lm, PROMPTS, base, max_new_tokens=NEW)[0][0].ids[:2])
+    lm = text_model(module, stop_ids=frozenset(ends), banned_ids=banned)
+    expected = hf_beams(name, base, ends, start=start, suppress_tokens=sorted(banned))
+    assert_same(beam_search(lm, PROMPTS, base, max_new_tokens=NEW), expected, name)
+    if start:
+        forced = {"forced_start": (5,), "forced_end": ends[0]}
+        lm = text_model(module, stop_ids=frozenset(ends), **forced)
+        forced = {"forced_bos_token_id": 5, "forced_eos_token_id": ends[0]}
+        expected = hf_beams(name, base, ends, start=start, **forced)
         assert_same(beam_search(lm, PROMPTS, base, max_new_tokens=NEW), expected, name)
-        if start:
-            forced = {"forced_start": (5,), "forced_end": ends[0]}
-            lm = text_model(module, stop_ids=frozenset(ends), **forced)
-            forced = {"forced_bos_token_id": 5, "forced_eos_token_id": ends[0]}
-            expected = hf_beams(name, base, ends, start=start, **forced)
-            assert_same(beam_search(lm, PROMPTS, base, max_new_tokens=NEW), expected, name)
 
 
-def test_a_batch_equals_one_by_one_in_every_family():
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_batch_equals_one_by_one_in_every_family(name):
     prompts = [row[:length] for row, length in zip(random_ids(5, 13).tolist(), (5, 1, 13, 12, 2))]
     both = (
         BeamSearchParams(3, num_return=3, no_repeat_ngram=2),
         BeamSearchParams(4, 2.0, early_stopping=True),
     )
-    for number, name in enumerate(DECODERS):
-        lm = text_model(small_model(name, seed=3), stop_ids=frozenset({7, 11}))
-        params = both[number % 2]
-        alone = [beam_search(lm, [p], params, max_new_tokens=NEW)[0] for p in prompts]
-        for tokens in (100, 32768):
-            results = beam_search(lm, prompts, params, max_new_tokens=NEW, batch_tokens=tokens)
-            assert_same(results, alone, (name, params, tokens))
+    lm = text_model(small_model(name, seed=3), stop_ids=frozenset({7, 11}))
+    params = both[DECODERS.index(name) % 2]
+    alone = [beam_search(lm, [p], params, max_new_tokens=NEW)[0] for p in prompts]
+    for tokens in (100, 32768):
+        results = beam_search(lm, prompts, params, max_new_tokens=NEW, batch_tokens=tokens)
+        assert_same(results, alone, (params, tokens))
 
 
 def test_one_beam_is_greedy():
@@ -194,14 +194,14 @@ def test_under_a_negative_length_penalty_longer_texts_are_worse():
         assert search.is_final is final
 
 
-def test_every_prompt_may_have_a_limit_of_its_own():
+@pytest.mark.parametrize("name", ["gpt2", "t5"])
+def test_every_prompt_may_have_a_limit_of_its_own(name):
     params, limits = BeamSearchParams(3), [5, 1, 9, 2]
-    for name in ("gpt2", "t5"):
-        lm = text_model(hf_pair(name)[1])
-        results = beam_search(lm, PROMPTS, params, max_new_tokens=limits)
-        assert [len(texts[0].ids) for texts in results] == limits
-        for prompt, limit, texts in zip(PROMPTS, limits, results):
-            assert_same([texts], beam_search(lm, [prompt], params, max_new_tokens=limit), name)
+    lm = text_model(hf_pair(name)[1])
+    results = beam_search(lm, PROMPTS, params, max_new_tokens=limits)
+    assert [len(texts[0].ids) for texts in results] == limits
+    for prompt, limit, texts in zip(PROMPTS, limits, results):
+        assert_same([texts], beam_search(lm, [prompt], params, max_new_tokens=limit), name)
 
 
 def test_only_long_texts_need_a_cache_for_the_limit(monkeypatch):

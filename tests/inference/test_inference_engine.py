@@ -74,17 +74,17 @@ def uncached(lm, prompt: list[int], params: SamplingParams) -> list[int]:
     return output
 
 
-def test_every_family_equals_a_model_without_a_cache():
-    for name in [*DECODERS, *SEQUENCES]:
-        lm = text_model(made(name), stop_ids=frozenset({STOP}))
-        prompts = prompts_of(lm.module)
-        for params, slots in ((GREEDY, 7), (SAMPLED, 2)):
-            expected = [
-                uncached(lm, prompt, params.replace(seed=(params.seed or 0) + i))
-                for i, prompt in enumerate(prompts)
-            ]
-            texts = run(lm, prompts, params, slots=slots, slot_length=37)
-            assert [text.output_ids for text in texts] == expected, (name, slots)
+@pytest.mark.parametrize("name", [*DECODERS, *SEQUENCES])
+def test_every_family_equals_a_model_without_a_cache(name):
+    lm = text_model(made(name), stop_ids=frozenset({STOP}))
+    prompts = prompts_of(lm.module)
+    for params, slots in ((GREEDY, 7), (SAMPLED, 2)):
+        expected = [
+            uncached(lm, prompt, params.replace(seed=(params.seed or 0) + i))
+            for i, prompt in enumerate(prompts)
+        ]
+        texts = run(lm, prompts, params, slots=slots, slot_length=37)
+        assert [text.output_ids for text in texts] == expected, (name, slots)
 
 
 def test_greedy_equals_transformers():
@@ -106,19 +106,19 @@ def test_greedy_equals_transformers():
         assert "stop" in {text.finish_reason for text in ended}
 
 
-def test_drafts_change_no_text():
-    for name in ("gpt2", "mistral", "alibi", "t5", "bart"):
-        lm = text_model(made(name), stop_ids=frozenset({STOP}))
-        prompts = prompts_of(lm.module)
-        drafts = [PromptLookup(num_tokens=5), PromptLookup(num_tokens=1, ngram=1)]
-        if name not in BOTH:
-            drafts += [DraftModel(small_model("llama", seed=1)), DraftModel(lm.module, 3)]
-        for params in (GREEDY.replace(max_new_tokens=17), SAMPLED.replace(max_new_tokens=17)):
-            plain = run(lm, prompts, params, slots=3, slot_length=37)
-            for draft in drafts:
-                texts = run(lm, prompts, params, slots=3, slot_length=37, draft=draft)
-                expected = [text.output_ids for text in plain]
-                assert [text.output_ids for text in texts] == expected, (name, draft)
+@pytest.mark.parametrize("name", ["gpt2", "mistral", "alibi", "t5", "bart"])
+def test_drafts_change_no_text(name):
+    lm = text_model(made(name), stop_ids=frozenset({STOP}))
+    prompts = prompts_of(lm.module)
+    drafts = [PromptLookup(num_tokens=5), PromptLookup(num_tokens=1, ngram=1)]
+    if name not in BOTH:
+        drafts += [DraftModel(small_model("llama", seed=1)), DraftModel(lm.module, 3)]
+    for params in (GREEDY.replace(max_new_tokens=17), SAMPLED.replace(max_new_tokens=17)):
+        plain = run(lm, prompts, params, slots=3, slot_length=37)
+        for draft in drafts:
+            texts = run(lm, prompts, params, slots=3, slot_length=37, draft=draft)
+            expected = [text.output_ids for text in plain]
+            assert [text.output_ids for text in texts] == expected, (name, draft)
 
 
 def test_a_model_that_drafts_for_itself_needs_few_steps():
@@ -180,24 +180,24 @@ def counting(extend, rows: list[int]):
     return counted
 
 
-def test_a_text_that_remains_moves_to_the_lowest_slot(monkeypatch):
-    for name in ("gpt2", "t5", "lstm"):
-        lm = text_model(made(name), stop_ids=frozenset({STOP}))
-        prompts = prompts_of(lm.module)
-        expected = run(lm, prompts, SAMPLED, slots=1, slot_length=37)
-        for draft in (None, PromptLookup()) if name == "gpt2" else (None,):
-            engine = Engine(lm, slots=7, slot_length=37, draft=draft)
-            lengths = [NEW if i in (2, 6) else 2 for i in range(7)]
-            requests = [
-                engine.add(GenerationRequest(prompt, SAMPLED.replace(max_new_tokens=n, seed=3 + i)))
-                for i, (prompt, n) in enumerate(zip(prompts, lengths))
-            ]
-            rows = []
-            monkeypatch.setattr(engine, "_extend", counting(engine._extend, rows))
-            list(engine.run())
-            for one, other, n in zip(requests, expected, lengths):
-                assert one.output_ids == other.output_ids[:n], name
-            assert rows[-1] <= 2, name
+@pytest.mark.parametrize("name", ["gpt2", "t5", "lstm"])
+def test_a_text_that_remains_moves_to_the_lowest_slot(name, monkeypatch):
+    lm = text_model(made(name), stop_ids=frozenset({STOP}))
+    prompts = prompts_of(lm.module)
+    expected = run(lm, prompts, SAMPLED, slots=1, slot_length=37)
+    for draft in (None, PromptLookup()) if name == "gpt2" else (None,):
+        engine = Engine(lm, slots=7, slot_length=37, draft=draft)
+        lengths = [NEW if i in (2, 6) else 2 for i in range(7)]
+        requests = [
+            engine.add(GenerationRequest(prompt, SAMPLED.replace(max_new_tokens=n, seed=3 + i)))
+            for i, (prompt, n) in enumerate(zip(prompts, lengths))
+        ]
+        rows = []
+        monkeypatch.setattr(engine, "_extend", counting(engine._extend, rows))
+        list(engine.run())
+        for one, other, n in zip(requests, expected, lengths):
+            assert one.output_ids == other.output_ids[:n]
+        assert rows[-1] <= 2
 
 
 def test_many_prompts_are_read_in_several_steps(monkeypatch):

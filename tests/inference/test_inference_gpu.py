@@ -19,6 +19,6 @@ def totals(name: str, device: str) -> list[float]:
     return [score.total for score in scores[0]]
 
 
-def test_continuations_that_share_a_cache_are_scored():
-    for name in DECODERS:
-        assert totals(name, "cuda") == pytest.approx(totals(name, "cpu"), rel=1e-3), name
+@pytest.mark.parametrize("name", DECODERS)
+def test_continuations_that_share_a_cache_are_scored(name):
+    assert totals(name, "cuda") == pytest.approx(totals(name, "cpu"), rel=1e-3)

@@ -142,36 +142,34 @@ def test_scores_equal_transformers():
             check(score, torch.stack(logits), list(ids), tokenizer.vocab_size)
 
 
+@pytest.mark.parametrize("name", ["ngram-tiny", "rnn-tiny", "lstm-tiny", "gru-tiny", "elmo-tiny"])
 @torch.no_grad()
-def test_models_without_attention():
-    for name in ("ngram-tiny", "rnn-tiny", "lstm-tiny", "gru-tiny", "elmo-tiny"):
-        module = build(presets[name].replace(vocab_size=VOCABULARY), seed=5).eval()
-        results = score_continuations(text_model(module, ending()), ITEMS)
-        for item, scores in zip(ITEMS, results, strict=True):
-            for ids, score in zip(item.continuations, scores, strict=True):
-                logits = module.logits(module(torch.tensor([[*item.context, *ids]])))[0]
-                predicting = logits[len(item.context) - 1 : -1]
-                check(score, predicting, list(ids), ending().vocab_size)
+def test_models_without_attention(name):
+    module = build(presets[name].replace(vocab_size=VOCABULARY), seed=5).eval()
+    results = score_continuations(text_model(module, ending()), ITEMS)
+    for item, scores in zip(ITEMS, results, strict=True):
+        for ids, score in zip(item.continuations, scores, strict=True):
+            logits = module.logits(module(torch.tensor([[*item.context, *ids]])))[0]
+            predicting = logits[len(item.context) - 1 : -1]
+            check(score, predicting, list(ids), ending().vocab_size)
 
 
-def test_scores_do_not_depend_on_what_else_is_scored():
+@pytest.mark.parametrize("name", CAUSAL + BIDIRECTIONAL + BOTH)
+def test_scores_do_not_depend_on_what_else_is_scored(name):
     calls = []
-    for name in CAUSAL + BIDIRECTIONAL + BOTH:
-        lm = text_model(small_model(name), masking() if name in BIDIRECTIONAL else ending())
-        lm.module.register_forward_pre_hook(lambda *_: calls.append(1))
-        together = score_continuations(lm, ITEMS)
-        for order in ([2, 0, 1], [1], [0, 0, 2]):
-            results = score_continuations(lm, [ITEMS[i] for i in order])
-            for i, scores in zip(order, results, strict=True):
-                for one, other in zip(scores, together[i], strict=True):
-                    log_p = pytest.approx(other.log_probabilities, rel=1e-9)
-                    assert (one.ids, one.log_probabilities) == (other.ids, log_p), name
-        calls.clear()
-        score_continuations(
-            lm, [item._replace(continuations=item.continuations[:1]) for item in ITEMS]
-        )
-        # Items of a decoder are read together; an encoder reads each token's row.
-        assert len(calls) <= (3 if name in BIDIRECTIONAL else 2), name
+    lm = text_model(small_model(name), masking() if name in BIDIRECTIONAL else ending())
+    lm.module.register_forward_pre_hook(lambda *_: calls.append(1))
+    together = score_continuations(lm, ITEMS)
+    for order in ([2, 0, 1], [1], [0, 0, 2]):
+        results = score_continuations(lm, [ITEMS[i] for i in order])
+        for i, scores in zip(order, results, strict=True):
+            for one, other in zip(scores, together[i], strict=True):
+                log_p = pytest.approx(other.log_probabilities, rel=1e-9)
+                assert (one.ids, one.log_probabilities) == (other.ids, log_p)
+    calls.clear()
+    score_continuations(lm, [item._replace(continuations=item.continuations[:1]) for item in ITEMS])
+    # Items of a decoder are read together; an encoder reads each token's row.
+    assert len(calls) <= (3 if name in BIDIRECTIONAL else 2)
 
 
 def test_the_source_of_several_labels_is_projected_once(monkeypatch):
@@ -211,47 +209,50 @@ def test_texts_are_continuations_of_an_empty_context():
     assert one.log_probabilities == (None, *rest.log_probabilities)
     assert [score.num_tokens for score in several] == [2, 0]
     assert several[0].total == pytest.approx(rest.total, abs=1e-9)
-    for name, tokenizer in (("bert", masking()), ("modernbert", masking())):
-        lm = text_model(small_model(name), tokenizer)
-        text = score_text(lm, tokenizer.decode(ids))
-        assert text == score_continuations(lm, [ScoreItem([], [ids])])[0][0]
 
 
-def test_long_contexts_are_cut_from_the_left_or_refused():
+@pytest.mark.parametrize("name", ["bert", "modernbert"])
+def test_a_text_of_an_encoder_is_a_continuation_of_an_empty_context(name):
+    lm, ids = text_model(small_model(name), masking()), [5, 6, 7]
+    text = score_text(lm, masking().decode(ids))
+    assert text == score_continuations(lm, [ScoreItem([], [ids])])[0][0]
+
+
+@pytest.mark.parametrize(
+    ("name", "tokenizer", "more"),
+    [("gpt2", ending(), 2), ("bert", masking(), 5), ("bart", ending(), 1)],
+    ids=["gpt2", "bert", "bart"],
+)
+def test_long_contexts_are_cut_from_the_left_or_refused(name, tokenizer, more):
     context = [5 + i % 17 for i in range(MAX_LENGTH + 7)]
     continuations = [[6, 7, 8], [9]]
-    for name, tokenizer, more in (
-        ("gpt2", ending(), 2),
-        ("bert", masking(), 5),
-        ("bart", ending(), 1),
-    ):
-        lm = text_model(small_model(name), tokenizer)
-        item = ScoreItem(context, continuations)
-        (results,) = score_continuations(lm, [item], truncate=True)
-        cut = 7 + more
-        assert [score.num_cut for score in results] == [cut, cut]
-        (kept,) = score_continuations(lm, [ScoreItem(context[cut:], continuations)])
-        assert [score.log_probabilities for score in kept] == [
-            score.log_probabilities for score in results
-        ]
-        if name == "bert":  # reads the window around each token
-            continue
-        items = [ScoreItem([5], continuations), ScoreItem(context[cut - 1 :], continuations)]
-        with pytest.raises(SpecError, match=f"item 2: .*{MAX_LENGTH} positions"):
-            score_continuations(lm, items)
+    lm = text_model(small_model(name), tokenizer)
+    item = ScoreItem(context, continuations)
+    (results,) = score_continuations(lm, [item], truncate=True)
+    cut = 7 + more
+    assert [score.num_cut for score in results] == [cut, cut]
+    (kept,) = score_continuations(lm, [ScoreItem(context[cut:], continuations)])
+    assert [score.log_probabilities for score in kept] == [
+        score.log_probabilities for score in results
+    ]
+    if name == "bert":  # reads the window around each token
+        return
+    items = [ScoreItem([5], continuations), ScoreItem(context[cut - 1 :], continuations)]
+    with pytest.raises(SpecError, match=f"item 2: .*{MAX_LENGTH} positions"):
+        score_continuations(lm, items)
 
 
-def test_a_long_context_beside_a_long_continuation():
+@pytest.mark.parametrize("name", CAUSAL)
+def test_a_long_context_beside_a_long_continuation(name):
     """Both fit alone; positions end before the two lengths together."""
     long = [7 + i % 20 for i in range(MAX_LENGTH - 1)]
     items = [ScoreItem(long, [[9, 10], [11]]), ScoreItem([8], [[*long[2:], 9], [10, 11]])]
-    for name in CAUSAL:
-        lm = text_model(small_model(name), ending())
-        together = score_continuations(lm, items)
-        for item, scores in zip(items, together, strict=True):
-            (alone,) = score_continuations(lm, [item])
-            for one, other in zip(scores, alone, strict=True):
-                assert one.log_probabilities == pytest.approx(other.log_probabilities, rel=1e-9)
+    lm = text_model(small_model(name), ending())
+    together = score_continuations(lm, items)
+    for item, scores in zip(items, together, strict=True):
+        (alone,) = score_continuations(lm, [item])
+        for one, other in zip(scores, alone, strict=True):
+            assert one.log_probabilities == pytest.approx(other.log_probabilities, rel=1e-9)
 
 
 def test_what_cannot_be_scored_is_refused():
@@ -270,24 +271,27 @@ def test_what_cannot_be_scored_is_refused():
         encode_item(text_model(small_model("gpt2"), ending()), "w1 w2", [" w3", " "])
 
 
-def test_context_and_continuations_are_encoded_as_one_text():
+@pytest.mark.parametrize("kind", ["whitespace", "wordpiece", "byte-bpe", "bpe", "unigram"])
+def test_context_and_continuations_are_encoded_as_one_text(kind):
     cases = [
         ("The weather was", [" cloudy", " rainy today"]),
         ("The weather was ", ["cloudy", "rainy"]),
         (TEXT[1][:2], [TEXT[1][2:7], TEXT[1][4:7]]),
         ("", ["The weather", "today"]),
     ]
-    for kind in ("whitespace", "wordpiece", "byte-bpe", "bpe", "unigram"):
-        tokenizer = Tokenizer.train(kind, texts=TEXT * 7, vocab_size=290, progress=False)
-        lm = text_model(small_model("gpt2"), tokenizer)
-        for context, continuations in cases:
-            item = encode_item(lm, context, continuations)
-            for text, ids in zip(continuations, item.continuations, strict=True):
-                whole = tokenizer.encode(context + text, add_special_tokens=False).ids
-                assert (*item.context, *ids) == tuple(whole)
-                assert len(ids) > 0
-        moved = encode_item(lm, "The weather was ", ["cloudy"])
-        assert moved == encode_item(lm, "The weather was", [" cloudy"])
+    tokenizer = Tokenizer.train(kind, texts=TEXT * 7, vocab_size=290, progress=False)
+    lm = text_model(small_model("gpt2"), tokenizer)
+    for context, continuations in cases:
+        item = encode_item(lm, context, continuations)
+        for text, ids in zip(continuations, item.continuations, strict=True):
+            whole = tokenizer.encode(context + text, add_special_tokens=False).ids
+            assert (*item.context, *ids) == tuple(whole)
+            assert len(ids) > 0
+    moved = encode_item(lm, "The weather was ", ["cloudy"])
+    assert moved == encode_item(lm, "The weather was", [" cloudy"])
+
+
+def test_a_token_across_the_border_belongs_to_the_continuation():
     # A token across the border belongs to the continuation.
     joined = Tokenizer.train("byte-bpe", texts=["abcd"] * 50, vocab_size=300, progress=False)
     item = encode_item(text_model(small_model("gpt2"), joined), "ab", ["cd", "x"])

@@ -193,21 +193,21 @@ def test_vowel_signs_accents_and_joined_symbols_are_of_one_word():
         assert all(f"{text} !"[word.start : word.end] == word.text for word in words)
 
 
-def test_long_sentences_are_read_in_parts():
+@pytest.mark.parametrize("family", KINDS)
+def test_long_sentences_are_read_in_parts(family):
     hf = theirs("BertForTokenClassification", num_labels=5)
     words = [word for text in TEXT * 3 for word in text.split()]
-    for family in KINDS:
-        model = as_ours(hf, family)
-        (tagged,) = tag_words(model, [find_words(words)], NAMES, max_length=17)
-        assert [each.word for each in tagged] == words
-        (parts,) = encode_words(model.text_tokenizer, [words], max_length=17)
-        assert len(parts) > 3
-        for part in parts:
-            with torch.no_grad():
-                hidden = model.module(torch.tensor([part.ids]))
-                tags = model.module.logits(hidden, head="tagger")[0].argmax(-1)[part.first_tokens]
-            results = [each.tag for each in tagged[part.start : part.stop]]
-            assert results == [NAMES[tag] for tag in tags]
+    model = as_ours(hf, family)
+    (tagged,) = tag_words(model, [find_words(words)], NAMES, max_length=17)
+    assert [each.word for each in tagged] == words
+    (parts,) = encode_words(model.text_tokenizer, [words], max_length=17)
+    assert len(parts) > 3
+    for part in parts:
+        with torch.no_grad():
+            hidden = model.module(torch.tensor([part.ids]))
+            tags = model.module.logits(hidden, head="tagger")[0].argmax(-1)[part.first_tokens]
+        results = [each.tag for each in tagged[part.start : part.stop]]
+        assert results == [NAMES[tag] for tag in tags]
 
 
 def every_span(model, question, limit, stride):
@@ -233,53 +233,57 @@ def every_span(model, question, limit, stride):
     return spans, nothing
 
 
-def test_answers_are_the_best_of_all_spans():
+@pytest.mark.parametrize(
+    ("family", "limit"), [("bert", None), ("bert", 29), ("gpt2", 41), ("t5", 29)]
+)
+def test_answers_are_the_best_of_all_spans(family, limit):
     hf = theirs("BertForQuestionAnswering")
-    for family, limit in (("bert", None), ("bert", 29), ("gpt2", 41), ("t5", 29)):
-        model = as_ours(hf, family)
-        pairs = [(q, c) for q, c in ASKED if limit or len(q + c) < 45][::2]
-        results = find_answers(model, pairs, max_length=limit, stride=7, top_k=5)
-        for question, answers in zip(pairs, results, strict=True):
-            spans, nothing = every_span(model, question, limit, 7)
-            ranked = sorted(spans.items(), key=lambda item: -item[1])
-            assert [(one.start, one.end) for one in answers] == [span for span, _ in ranked[:5]]
-            for one in answers:
-                assert one.text == question[1][one.start : one.end] == one.text.strip()
-            logits = torch.tensor([*(score for _, score in ranked[:20]), nothing])
-            expected = logits.softmax(0)[: len(answers)].tolist()
-            assert [one.score for one in answers] == pytest.approx(expected, abs=1e-9)
+    model = as_ours(hf, family)
+    pairs = [(q, c) for q, c in ASKED if limit or len(q + c) < 45][::2]
+    results = find_answers(model, pairs, max_length=limit, stride=7, top_k=5)
+    for question, answers in zip(pairs, results, strict=True):
+        spans, nothing = every_span(model, question, limit, 7)
+        ranked = sorted(spans.items(), key=lambda item: -item[1])
+        assert [(one.start, one.end) for one in answers] == [span for span, _ in ranked[:5]]
+        for one in answers:
+            assert one.text == question[1][one.start : one.end] == one.text.strip()
+        logits = torch.tensor([*(score for _, score in ranked[:20]), nothing])
+        expected = logits.softmax(0)[: len(answers)].tolist()
+        assert [one.score for one in answers] == pytest.approx(expected, abs=1e-9)
 
 
-def test_windows_equal_transformers_and_cover_the_context():
+@pytest.mark.parametrize("family", KINDS)
+@pytest.mark.parametrize(("limit", "stride"), [(19, 3), (31, 128), (23, 1), (None, 5)])
+def test_windows_equal_transformers_and_cover_the_context(family, limit, stride):
     contexts = [*CONTEXTS, "".join(random.Random(0).choices("abc\u00e9\u597d \n", k=97))]
     pairs = [("it's", context) for context in contexts]
-    for family, (limit, stride) in itertools.product(
-        KINDS, [(19, 3), (31, 128), (23, 1), (None, 5)]
-    ):
-        windows = context_windows(ours(family), pairs, max_length=limit, stride=stride)
-        for number, (question, context) in enumerate(pairs):
-            inputs = [window.input for window in windows if window.question == number]
-            covered = set()
-            for each in inputs:
-                assert limit is None or len(each.ids) <= limit
-                inside = [o for o, text in zip(each.offsets, each.texts) if text == 1]
-                covered.update(n for start, end in inside for n in range(start, end))
-            assert {n for n, c in enumerate(context) if not c.isspace()} <= covered
-            if limit is None:
-                assert len(inputs) == 1
-            elif family in ("bert", "roberta", "t5") and stride < limit // 4:
-                expected = hf_tokenizer(family)(
-                    question,
-                    context,
-                    max_length=limit,
-                    stride=stride,
-                    truncation="only_second",
-                    return_overflowing_tokens=True,
-                    return_offsets_mapping=True,
-                )
-                assert [each.ids for each in inputs] == expected["input_ids"]
-                offsets = [[tuple(o) for o in each] for each in expected["offset_mapping"]]
-                assert [each.offsets for each in inputs] == offsets
+    windows = context_windows(ours(family), pairs, max_length=limit, stride=stride)
+    for number, (question, context) in enumerate(pairs):
+        inputs = [window.input for window in windows if window.question == number]
+        covered = set()
+        for each in inputs:
+            assert limit is None or len(each.ids) <= limit
+            inside = [o for o, text in zip(each.offsets, each.texts) if text == 1]
+            covered.update(n for start, end in inside for n in range(start, end))
+        assert {n for n, c in enumerate(context) if not c.isspace()} <= covered
+        if limit is None:
+            assert len(inputs) == 1
+        elif family in ("bert", "roberta", "t5") and stride < limit // 4:
+            expected = hf_tokenizer(family)(
+                question,
+                context,
+                max_length=limit,
+                stride=stride,
+                truncation="only_second",
+                return_overflowing_tokens=True,
+                return_offsets_mapping=True,
+            )
+            assert [each.ids for each in inputs] == expected["input_ids"]
+            offsets = [[tuple(o) for o in each] for each in expected["offset_mapping"]]
+            assert [each.offsets for each in inputs] == offsets
+
+
+def test_a_question_takes_a_quarter_of_the_window_at_most():
     long = " ".join(SAMPLES[:2])
     ids = ours("bert").encode(long, add_special_tokens=False).ids
     for window in context_windows(ours("bert"), [(long, TEXT[1])], max_length=24):
@@ -317,28 +321,34 @@ def test_no_answer(span_model):
     assert many == sorted(many, reverse=True)
 
 
-def test_vectors_by_their_formula_in_float64():
+@pytest.mark.parametrize(
+    ("family", "name", "usual"), [("bert", "BertModel", "mean"), ("gpt2", "GPT2Model", "last")]
+)
+def test_vectors_by_their_formula_in_float64(family, name, usual):
     texts = [text for text in SAMPLES if text and len(text) < 70]
-    for family, name, usual in (("bert", "BertModel", "mean"), ("gpt2", "GPT2Model", "last")):
-        hf = theirs(name)
-        model = as_ours(hf, family)
-        for pooling in ("mean", "first", "last"):
-            expected = []
-            for text in texts:
-                inputs = hf_tokenizer(family)(text, return_tensors="pt")
-                with torch.no_grad():
-                    hidden = hf(input_ids=inputs["input_ids"]).last_hidden_state[0].double()
-                each = {"first": hidden[0], "last": hidden[-1], "mean": hidden.mean(0)}
-                expected.append(each[pooling])
-            expected = torch.stack(expected)
-            results = model.embed(texts, pooling=pooling, normalize=False)
-            torch.testing.assert_close(results.double(), expected, rtol=1e-9, atol=1e-9)
-            unit = expected / expected.norm(dim=1, keepdim=True)
-            results = model.embed(texts, pooling=pooling)
-            torch.testing.assert_close(results.double(), unit, rtol=1e-9, atol=1e-9)
-            torch.testing.assert_close(model.embed(texts[1], pooling=pooling), results[1])
-        assert torch.equal(model.embed(texts), model.embed(texts, pooling=usual))
-        assert model.embed([]).shape == (0, model.spec.d_model)
+    hf = theirs(name)
+    model = as_ours(hf, family)
+    for pooling in ("mean", "first", "last"):
+        expected = []
+        for text in texts:
+            inputs = hf_tokenizer(family)(text, return_tensors="pt")
+            with torch.no_grad():
+                hidden = hf(input_ids=inputs["input_ids"]).last_hidden_state[0].double()
+            each = {"first": hidden[0], "last": hidden[-1], "mean": hidden.mean(0)}
+            expected.append(each[pooling])
+        expected = torch.stack(expected)
+        results = model.embed(texts, pooling=pooling, normalize=False)
+        torch.testing.assert_close(results.double(), expected, rtol=1e-9, atol=1e-9)
+        unit = expected / expected.norm(dim=1, keepdim=True)
+        results = model.embed(texts, pooling=pooling)
+        torch.testing.assert_close(results.double(), unit, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(model.embed(texts[1], pooling=pooling), results[1])
+    assert torch.equal(model.embed(texts), model.embed(texts, pooling=usual))
+    assert model.embed([]).shape == (0, model.spec.d_model)
+
+
+def test_what_cannot_embed_is_refused():
+    model = as_ours(theirs("GPT2Model"), "gpt2")
     with pytest.raises(SpecError, match="pooling is 'max'"):
         model.embed("a", pooling="max")
     with pytest.raises(SpecError, match="cannot embed"):

@@ -90,12 +90,12 @@ def test_stop_strings_cut_at_the_first(pieces, stop):
         assert shown == whole
 
 
-def test_token_texts_join_to_the_text(tokenizers):
-    for kind in ("bpe", "byte-bpe", "unigram", "wordpiece"):
-        tokenizer = tokenizers[kind]
-        ids = list(tokenizer.encode(TEXT[0], add_special_tokens=False).ids)
-        texts = token_texts(tokenizer, list(zip([None, *ids], ids)))
-        assert "".join(texts) == tokenizer.decode(ids)
+@pytest.mark.parametrize("kind", ["bpe", "byte-bpe", "unigram", "wordpiece"])
+def test_token_texts_join_to_the_text(kind, tokenizers):
+    tokenizer = tokenizers[kind]
+    ids = list(tokenizer.encode(TEXT[0], add_special_tokens=False).ids)
+    texts = token_texts(tokenizer, list(zip([None, *ids], ids)))
+    assert "".join(texts) == tokenizer.decode(ids)
 
 
 def test_tokens_that_are_no_whole_characters_show_their_bytes():

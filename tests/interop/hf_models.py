@@ -31,6 +31,11 @@ class Case(NamedTuple):
         return "-".join([self.name, *self.changes])
 
 
+def case_id(case: Case) -> str:
+    """Return the name of a case in the ids of parametrized tests."""
+    return case.id
+
+
 _BERT = {
     "vocab_size": VOCABULARY,
     "hidden_size": 22,

@@ -22,23 +22,25 @@ _LONG = {
 }
 
 
+@pytest.mark.parametrize(
+    "name", ["Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification"]
+)
 @torch.no_grad()
-def test_blocks_in_evaluation_and_random_ones_in_training():
+def test_blocks_in_evaluation_and_random_ones_in_training(name):
     """Rows of 23 blocks, the last one with padding; and each of the heads of a text."""
     blocks = {"block_size": 3, "num_random_blocks": 2}
     real = torch.arange(69) < torch.tensor([[69], [67]])
     ids = torch.randint(5, VOCABULARY, (2, 69)).where(real, 0)
     inputs = {"input_ids": ids, "attention_mask": real.long()}
-    for name in ("Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification"):
-        for training in (False, True):
-            original = hf_model(Case(f"BigBird{name}", {**_LONG, **blocks})).train(training)
-            local = ours_of(original).train(training)
-            assert local.encoder.layers[1].mixer.prepare(Context.of_length(69)).seen.shape[2] == 23
-            expected = next(hf_outputs(original, inputs))
-            found = next(local_outputs(local, inputs))
-            if found.shape[:2] == real.shape:
-                found, expected = found[real], expected[real]
-            torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, msg=name)
+    for training in (False, True):
+        original = hf_model(Case(f"BigBird{name}", {**_LONG, **blocks})).train(training)
+        local = ours_of(original).train(training)
+        assert local.encoder.layers[1].mixer.prepare(Context.of_length(69)).seen.shape[2] == 23
+        expected = next(hf_outputs(original, inputs))
+        found = next(local_outputs(local, inputs))
+        if found.shape[:2] == real.shape:
+            found, expected = found[real], expected[real]
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9, msg=name)
 
 
 def test_one_token_more_than_a_dense_text():

@@ -9,6 +9,7 @@ from hf_models import (
     VARIANTS,
     Case,
     assert_equal,
+    case_id,
     hf_model,
     hf_outputs,
     inputs_of,
@@ -32,12 +33,24 @@ CLASSES = [
     for name in family.architectures
     if not name.endswith("MultipleChoice")
 ]
-CASES = [Case(name, changes) for name in CLASSES for changes in [{}, *VARIANTS.get(name, [])]]
+LANGUAGE_MODELS = [
+    *(name for name in CLASSES if name.endswith(("MaskedLM", "CausalLM", "LMHeadModel"))),
+    *("BartForConditionalGeneration", "T5ForConditionalGeneration", "MarianMTModel"),
+]
+CASES = [
+    *(Case(name, changes) for name in CLASSES for changes in [{}, *VARIANTS.get(name, [])]),
+    *(
+        Case("MarianMTModel", {**TWO_VOCABULARIES, "tie_word_embeddings": tied})
+        for tied in (True, False)
+    ),
+    Case("MarianModel", TWO_VOCABULARIES),
+]
 # Models that an earlier family can express as well.
 ALSO = ("ElectraForMaskedLM-embedding_size", "MistralForCausalLM-sliding_window-head_dim")
 
 
-def check_both_ways(case: Case) -> None:
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_every_class_and_variant_both_ways(case: Case) -> None:
     """Equal logits here, and in `transformers` again after writing and reading."""
     original, inputs = hf_model(case), inputs_of(case)
     local = ours_of(original)
@@ -80,70 +93,67 @@ def reloaded(hf_class, original, options, tensors):
     return model
 
 
-def test_every_class_and_variant_both_ways():
-    failures = {}
-    for case in CASES:
-        try:
-            check_both_ways(case)
-        except Exception as error:
-            failures[case.id] = f"{type(error).__name__}: {str(error)[:300]}"
-    assert not failures, "\n".join(f"{name}: {why}" for name, why in failures.items())
-
-
-def test_left_padding_and_padding_tokens_inside_a_text():
+@pytest.mark.parametrize("name", LANGUAGE_MODELS)
+def test_left_padding_and_padding_tokens_inside_a_text(name):
     """Positions count columns, real tokens (OPT) or tokens that are not padding (RoBERTa)."""
-    names = [name for name in CLASSES if name.endswith(("MaskedLM", "CausalLM", "LMHeadModel"))]
-    names += ["BartForConditionalGeneration", "T5ForConditionalGeneration", "MarianMTModel"]
-    tested = set()
-    for name in names:
-        original, inputs = hf_model(Case(name, {})), inputs_of(Case(name, {}))
-        local, mask = ours_of(original), inputs["attention_mask"]
-        tested.add(original.config.model_type)
-        flipped = {key: value.flip(1) for key, value in inputs.items()}
-        inside = {**inputs, "input_ids": inputs["input_ids"].clone()}
-        inside["input_ids"][:, 3] = original.config.pad_token_id
-        inside["attention_mask"] = torch.ones_like(mask)
-        # Their RWKV takes no mask: it reads padding before a text.
-        for changed in (inside,) if name.startswith("Rwkv") else (flipped, inside):
-            with torch.no_grad():
-                hf, ours = hf_outputs(original, changed), local_outputs(local, changed)
-                assert_equal(ours, hf, changed, name)
+    original, inputs = hf_model(Case(name, {})), inputs_of(Case(name, {}))
+    local, mask = ours_of(original), inputs["attention_mask"]
+    flipped = {key: value.flip(1) for key, value in inputs.items()}
+    inside = {**inputs, "input_ids": inputs["input_ids"].clone()}
+    inside["input_ids"][:, 3] = original.config.pad_token_id
+    inside["attention_mask"] = torch.ones_like(mask)
+    # Their RWKV takes no mask: it reads padding before a text.
+    for changed in (inside,) if name.startswith("Rwkv") else (flipped, inside):
+        with torch.no_grad():
+            hf, ours = hf_outputs(original, changed), local_outputs(local, changed)
+            assert_equal(ours, hf, changed, name)
+
+
+def test_every_family_has_a_language_model_among_those():
+    tested = {getattr(transformers, name).config_class.model_type for name in LANGUAGE_MODELS}
     assert tested == {*FAMILIES}
 
 
-def test_defaults_are_those_of_the_classes():
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
+def test_defaults_are_those_of_the_classes(family):
     """An option that a config.json leaves out is what the class of `transformers` takes."""
     checked = 0
-    for family in FAMILIES.values():
-        default = transformers.CONFIG_MAPPING[family.model_type]().to_dict()
-        for architecture in family.architectures:
-            whole = read_spec(family, architecture, default, ())
-            for name in default.keys() - {"model_type"}:
-                less = {key: value for key, value in default.items() if key != name}
-                try:
-                    spec = read_spec(family, architecture, less, ())
-                except CheckpointError as error:
-                    if f'"{name}" is missing, which {family.model_type} needs' not in str(error):
-                        raise
-                else:
-                    assert spec == whole, (architecture, name)
-                    checked += 1
-    assert checked > 1000
+    default = transformers.CONFIG_MAPPING[family.model_type]().to_dict()
+    for architecture in family.architectures:
+        whole = read_spec(family, architecture, default, ())
+        for name in default.keys() - {"model_type"}:
+            less = {key: value for key, value in default.items() if key != name}
+            try:
+                spec = read_spec(family, architecture, less, ())
+            except CheckpointError as error:
+                if f'"{name}" is missing, which {family.model_type} needs' not in str(error):
+                    raise
+            else:
+                assert spec == whole, (architecture, name)
+                checked += 1
+    assert checked > 10
+
+
+def test_a_null_in_a_config_is_what_the_class_takes_for_one():
     # A null is what the class takes for one, which is not its default.
     mistral = {**transformers.MistralConfig().to_dict(), "num_key_value_heads": None}
     attention = read_spec(FAMILIES["mistral"], "MistralModel", mistral, ()).decoder.mixer
     assert attention.kv_heads == attention.num_heads
 
 
-def test_the_balance_loss_of_mixtral():
+@pytest.mark.parametrize(
+    "case",
+    [Case("MixtralForCausalLM", each) for each in VARIANTS["MixtralForCausalLM"]],
+    ids=case_id,
+)
+def test_the_balance_loss_of_mixtral(case):
     """Of all tokens, and of those that are not padding."""
-    for case in (Case("MixtralForCausalLM", each) for each in VARIANTS["MixtralForCausalLM"]):
-        original, inputs = hf_model(case), inputs_of(case)
-        local, coefficient = ours_of(original), original.config.router_aux_loss_coef
-        for some in (inputs, {"input_ids": inputs["input_ids"]}):
-            expected = coefficient * original(**some, output_router_logits=True).aux_loss
-            _, loss = local.read(**some)
-            torch.testing.assert_close(loss, expected, rtol=1e-9, atol=0.0)
+    original, inputs = hf_model(case), inputs_of(case)
+    local, coefficient = ours_of(original), original.config.router_aux_loss_coef
+    for some in (inputs, {"input_ids": inputs["input_ids"]}):
+        expected = coefficient * original(**some, output_router_logits=True).aux_loss
+        _, loss = local.read(**some)
+        torch.testing.assert_close(loss, expected, rtol=1e-9, atol=0.0)
 
 
 def test_experts_one_by_one_and_in_one_tensor(tmp_path):
@@ -158,26 +168,25 @@ def test_experts_one_by_one_and_in_one_tensor(tmp_path):
             assert torch.equal(again[key], weight), (name, key)
 
 
-def test_marian_with_a_vocabulary_for_each_side():
-    for tied in (True, False):
-        changes = {**TWO_VOCABULARIES, "tie_word_embeddings": tied}
-        check_both_ways(Case("MarianMTModel", changes))
-    check_both_ways(Case("MarianModel", TWO_VOCABULARIES))
-
-
-def test_multiple_choice_is_a_classifier_of_one_label():
-    for family in FAMILIES.values():
-        for name in family.architectures:
-            if name.endswith("MultipleChoice"):
-                case = Case(name, {})
-                original, inputs = hf_model(case), inputs_of(case)
-                local = ours_of(original)
-                with torch.no_grad():
-                    scores = original(**{n: t[None] for n, t in inputs.items()}).logits[0]
-                    [mine] = local_outputs(local, inputs)
-                assert (mine[:, 0] - scores).abs().max() < 1e-9 * scores.abs().max(), name
-                options, _ = to_hugging_face(local)
-                assert options["architectures"][0].endswith("SequenceClassification")
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for family in FAMILIES.values()
+        for name in family.architectures
+        if name.endswith("MultipleChoice")
+    ],
+)
+def test_multiple_choice_is_a_classifier_of_one_label(name):
+    case = Case(name, {})
+    original, inputs = hf_model(case), inputs_of(case)
+    local = ours_of(original)
+    with torch.no_grad():
+        scores = original(**{n: t[None] for n, t in inputs.items()}).logits[0]
+        [mine] = local_outputs(local, inputs)
+    assert (mine[:, 0] - scores).abs().max() < 1e-9 * scores.abs().max()
+    options, _ = to_hugging_face(local)
+    assert options["architectures"][0].endswith("SequenceClassification")
 
 
 def test_heads_beside_those_of_the_class():
@@ -196,17 +205,17 @@ def test_heads_beside_those_of_the_class():
     assert torch.equal(written["bert.pooler.dense.weight"], tensors["bert.pooler.dense.weight"])
 
 
-def test_bodies_alone_and_configs_that_say_less():
+@pytest.mark.parametrize("name", ["BertModel", "GPT2Model", "LlamaModel", "T5Model", "BartModel"])
+def test_bodies_alone_and_configs_that_say_less(name):
     """A file without the base prefix, a config without family or without class."""
-    for name in ("BertModel", "GPT2Model", "LlamaModel", "T5Model", "BartModel"):
-        original = hf_model(Case(name, {}))
-        options = options_of(original)
-        expected = from_hugging_face(options, original.state_dict()).spec
-        without_family = {**options, "model_type": None}
-        without_class = {n: v for n, v in options.items() if n != "architectures"}
-        # Without a class, tied LM heads are assumed: they have no weights that could be missing.
-        for less in (without_family, *([without_class] if name[:4] in ("Bert", "Llam") else [])):
-            assert from_hugging_face(less, original.state_dict()).spec == expected, name
+    original = hf_model(Case(name, {}))
+    options = options_of(original)
+    expected = from_hugging_face(options, original.state_dict()).spec
+    without_family = {**options, "model_type": None}
+    without_class = {n: v for n, v in options.items() if n != "architectures"}
+    # Without a class, tied LM heads are assumed: they have no weights that could be missing.
+    for less in (without_family, *([without_class] if name[:4] in ("Bert", "Llam") else [])):
+        assert from_hugging_face(less, original.state_dict()).spec == expected
 
 
 def test_rope_as_transformers_4_wrote_it():
@@ -267,42 +276,46 @@ def test_files_of_long_ago():
     from_hugging_face({**options_of(bart), "extra_pos_embeddings": 2}, tensors)
 
 
-def test_deberta_as_it_was_published():
+@pytest.mark.parametrize("name", ["Deberta", "DebertaV2"])
+def test_deberta_as_it_was_published(name):
     """Without a class, the masked head by its other name, and what no class of it reads."""
-    for name in ("Deberta", "DebertaV2"):
-        original = hf_model(Case(f"{name}ForMaskedLM", {"legacy": False}))
-        tensors = dict(original.state_dict())
-        tensors["deberta.embeddings.position_embeddings.weight"] = torch.ones(31, 22)
-        tensors["mask_predictions.dense.weight"] = torch.ones(22, 22)
-        options = {
-            n: o for n, o in options_of(original).items() if n not in ("legacy", "architectures")
-        }
-        local, inputs = from_hugging_face(options, tensors), inputs_of(Case(f"{name}Model", {}))
-        with torch.no_grad():
-            assert_equal(local_outputs(local.eval(), inputs), hf_outputs(original, inputs), inputs)
+    original = hf_model(Case(f"{name}ForMaskedLM", {"legacy": False}))
+    tensors = dict(original.state_dict())
+    tensors["deberta.embeddings.position_embeddings.weight"] = torch.ones(31, 22)
+    tensors["mask_predictions.dense.weight"] = torch.ones(22, 22)
+    options = {
+        n: o for n, o in options_of(original).items() if n not in ("legacy", "architectures")
+    }
+    local, inputs = from_hugging_face(options, tensors), inputs_of(Case(f"{name}Model", {}))
+    with torch.no_grad():
+        assert_equal(local_outputs(local.eval(), inputs), hf_outputs(original, inputs), inputs)
 
 
-def test_equal_gradients():
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("BertForMaskedLM", "AlbertForMaskedLM", "ModernBertForMaskedLM", "GPT2LMHeadModel"),
+        *("LlamaForCausalLM", "T5ForConditionalGeneration", "MarianMTModel"),
+    ],
+)
+def test_equal_gradients(name):
     """Of the cross-entropy at real positions, for every weight, fused and transposed ones too."""
-    names = ("BertForMaskedLM", "AlbertForMaskedLM", "ModernBertForMaskedLM", "GPT2LMHeadModel")
-    names += ("LlamaForCausalLM", "T5ForConditionalGeneration", "MarianMTModel")
-    for name in names:
-        case = Case(name, {})
-        original, inputs = hf_model(case), inputs_of(case)
-        local = ours_of(original)
-        mask = inputs.get("decoder_attention_mask", inputs["attention_mask"]).bool()
-        targets = torch.arange(int(mask.sum())) % 43
-        [logits] = local_outputs(local, inputs)
-        for output in (logits, original(**inputs).logits):
-            torch.nn.functional.cross_entropy(output[mask], targets).backward()
-        gradients = {n: weight.grad for n, weight in original.named_parameters()}
-        weights = dict(local.named_parameters())
-        shapes = {n: weight.shape for n, weight in weights.items()}
-        # A key's bias has no gradient but rounding: softmax takes it away.
-        least = 1e-6 * max(g.abs().max() for g in gradients.values() if g is not None)
-        for weight in hf_weights(local):
-            if gradients.get(weight.hf) is None:  # a copy, or Marian's buffer of a bias
-                continue
-            for part, gradient in weight.split(gradients[weight.hf], shapes).items():
-                error = (weights[part].grad - gradient).abs().max()
-                assert error < tolerance(name) * max(gradient.abs().max(), least), (name, part)
+    case = Case(name, {})
+    original, inputs = hf_model(case), inputs_of(case)
+    local = ours_of(original)
+    mask = inputs.get("decoder_attention_mask", inputs["attention_mask"]).bool()
+    targets = torch.arange(int(mask.sum())) % 43
+    [logits] = local_outputs(local, inputs)
+    for output in (logits, original(**inputs).logits):
+        torch.nn.functional.cross_entropy(output[mask], targets).backward()
+    gradients = {n: weight.grad for n, weight in original.named_parameters()}
+    weights = dict(local.named_parameters())
+    shapes = {n: weight.shape for n, weight in weights.items()}
+    # A key's bias has no gradient but rounding: softmax takes it away.
+    least = 1e-6 * max(g.abs().max() for g in gradients.values() if g is not None)
+    for weight in hf_weights(local):
+        if gradients.get(weight.hf) is None:  # a copy, or Marian's buffer of a bias
+            continue
+        for part, gradient in weight.split(gradients[weight.hf], shapes).items():
+            error = (weights[part].grad - gradient).abs().max()
+            assert error < tolerance(name) * max(gradient.abs().max(), least), (name, part)

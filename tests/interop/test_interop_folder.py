@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from double import double_precision
-from hf_models import LLAMA3_ROPE, Case, hf_model, inputs_of, transformers
+from hf_models import LLAMA3_ROPE, Case, case_id, hf_model, inputs_of, transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -89,7 +89,8 @@ def save_pickled(model: Any, folder: Path, *, zipped: bool = True, shards: int =
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
 
 
-def test_every_format_of_weights(tmp_path):
+@pytest.mark.parametrize("case", [BERT, T5], ids=case_id)
+def test_every_format_of_weights(case, tmp_path):
     forms = {
         "safetensors": lambda model, folder: model.save_pretrained(folder),
         "shards": lambda model, folder: model.save_pretrained(folder, max_shard_size="20KB"),
@@ -97,34 +98,33 @@ def test_every_format_of_weights(tmp_path):
         "old pickle": lambda model, folder: save_pickled(model, folder, zipped=False),
         "shards of pickle": lambda model, folder: save_pickled(model, folder, shards=3),
     }
-    for case in (BERT, T5):
-        model = hf_model(case)
-        expected = hf_logits(case, model)
-        for name, save in forms.items():
-            folder = tmp_path / case.name / name
-            save(model, folder)
-            assert len(list(folder.glob("*-0*"))) > 1 or name != "shards"
-            assert is_hf_folder(folder)
-            check_equal(logits(case, folder), expected)
+    model = hf_model(case)
+    expected = hf_logits(case, model)
+    for name, save in forms.items():
+        folder = tmp_path / case.name / name
+        save(model, folder)
+        assert len(list(folder.glob("*-0*"))) > 1 or name != "shards"
+        assert is_hf_folder(folder)
+        check_equal(logits(case, folder), expected)
 
 
-def test_written_again_transformers_loads_it(saved, tmp_path):
-    for case, limit in ((BERT, 10**9), (T5, 9_000)):
-        model, out = read_folder(saved / case.name), tmp_path / case.name
-        out.mkdir()
-        write_folder(out, model.module, model.tokenizer, model.settings, max_shard_bytes=limit)
-        again = getattr(transformers, case.name).from_pretrained(out)
-        check_equal(hf_logits(case, again), logits(case, saved / case.name))
-        shards = list(out.glob("model-*.safetensors"))
-        assert (len(shards) > 3) == (limit == 9_000)
-        if shards:
-            index = json.loads((out / "model.safetensors.index.json").read_text())
-            assert {*index["weight_map"].values()} == {file.name for file in shards}
-            size = sum(tensor.nbytes for tensor in read_tensors(out).values())
-            assert index["metadata"]["total_size"] == size
-        umask = os.umask(0o22)
-        os.umask(umask)
-        assert {f.stat().st_mode & 0o777 for f in out.iterdir()} == {0o666 & ~umask}
+@pytest.mark.parametrize(("case", "limit"), [(BERT, 10**9), (T5, 9_000)], ids=["bert", "t5"])
+def test_written_again_transformers_loads_it(case, limit, saved, tmp_path):
+    model, out = read_folder(saved / case.name), tmp_path / case.name
+    out.mkdir()
+    write_folder(out, model.module, model.tokenizer, model.settings, max_shard_bytes=limit)
+    again = getattr(transformers, case.name).from_pretrained(out)
+    check_equal(hf_logits(case, again), logits(case, saved / case.name))
+    shards = list(out.glob("model-*.safetensors"))
+    assert (len(shards) > 3) == (limit == 9_000)
+    if shards:
+        index = json.loads((out / "model.safetensors.index.json").read_text())
+        assert {*index["weight_map"].values()} == {file.name for file in shards}
+        size = sum(tensor.nbytes for tensor in read_tensors(out).values())
+        assert index["metadata"]["total_size"] == size
+    umask = os.umask(0o22)
+    os.umask(umask)
+    assert {f.stat().st_mode & 0o777 for f in out.iterdir()} == {0o666 & ~umask}
 
 
 def test_ids_that_a_class_would_take_from_its_published_vocabulary_are_written(tmp_path):
@@ -136,32 +136,34 @@ def test_ids_that_a_class_would_take_from_its_published_vocabulary_are_written(t
     assert config.bos_token_id is None
 
 
-def test_config_has_the_ids_of_generation_and_transformers_the_same_loss(tmp_path):
+@pytest.mark.parametrize(
+    "name", ["gpt1", "gpt2", "opt", "llama", "mistral", "t5", "t5-v1.1", "bart", "marian"]
+)
+def test_config_has_the_ids_of_generation_and_transformers_the_same_loss(name, tmp_path):
     specials = ["<pad>", "</s>", "<unk>", "<s>"]
     tokenizer = Tokenizer.train(
         "byte-bpe", texts=["a cat sat"], vocab_size=262, special_tokens=specials, progress=False
     )
     ids = {"bos_token_id": 3, "eos_token_id": 1, "pad_token_id": 0, "decoder_start_token_id": 3}
-    for name in ("gpt1", "gpt2", "opt", "llama", "mistral", "t5", "t5-v1.1", "bart", "marian"):
-        module = build(presets[f"{name}-tiny"].replace(vocab_size=262), seed=0).eval()
-        folder = tmp_path / name
-        folder.mkdir()
-        write_folder(folder, module, tokenizer, Settings(generation=ids))
-        written = [
-            json.loads((folder / f"{n}.json").read_text()) for n in ("config", "generation_config")
-        ]
-        assert all({n: each.get(n) for n in ids} == ids for each in written), name
-        if module.spec.family != "encoder-decoder":
-            continue
-        source, labels = torch.tensor([[5, 6, 7, 1]]), torch.tensor([[8, 9, 10, 1]])
-        hf = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval().double()
-        module.double()
-        with torch.no_grad(), double_precision():
-            loss = hf(input_ids=source, labels=labels).loss
-            start = torch.tensor([[3, 8, 9, 10]])
-            ours = module.logits(module(input_ids=source, decoder_input_ids=start))
-        expected = torch.nn.functional.cross_entropy(ours[0], labels[0])
-        assert loss.item() == pytest.approx(expected.item(), rel=1e-6)  # Marian's sinusoids
+    module = build(presets[f"{name}-tiny"].replace(vocab_size=262), seed=0).eval()
+    folder = tmp_path / name
+    folder.mkdir()
+    write_folder(folder, module, tokenizer, Settings(generation=ids))
+    written = [
+        json.loads((folder / f"{n}.json").read_text()) for n in ("config", "generation_config")
+    ]
+    assert all({n: each.get(n) for n in ids} == ids for each in written)
+    if module.spec.family != "encoder-decoder":
+        return
+    source, labels = torch.tensor([[5, 6, 7, 1]]), torch.tensor([[8, 9, 10, 1]])
+    hf = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval().double()
+    module.double()
+    with torch.no_grad(), double_precision():
+        loss = hf(input_ids=source, labels=labels).loss
+        start = torch.tensor([[3, 8, 9, 10]])
+        ours = module.logits(module(input_ids=source, decoder_input_ids=start))
+    expected = torch.nn.functional.cross_entropy(ours[0], labels[0])
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)  # Marian's sinusoids
 
 
 def test_norms_named_as_in_tensorflow(bert_folder):

@@ -60,19 +60,19 @@ def merged_as_configured(weights, folder):
     return merged
 
 
-def test_scaled_as_its_configuration_says_the_adapter_gives_the_merged_weights(tmp_path):
-    for name in ("bert", "albert", "modernbert", "gpt2", "llama", "t5", "bart"):
-        model, folder = adapted(name), tmp_path / name
-        save_adapter(folder, model, EVERY, base="org/base")
-        plain = base(name)
-        start = {k: v.clone() for k, v in to_hugging_face(plain)[1].items()}
-        plain.load_state_dict(merged_state(model))
-        _, merged = to_hugging_face(plain)
-        expected = merged_as_configured(start, folder)
-        changed = [key for key, weight in expected.items() if not torch.equal(weight, start[key])]
-        assert len(changed) > 5, name
-        for key, weight in expected.items():
-            torch.testing.assert_close(weight, merged[key], rtol=1e-9, atol=1e-9)
+@pytest.mark.parametrize("name", ["bert", "albert", "modernbert", "gpt2", "llama", "t5", "bart"])
+def test_scaled_as_its_configuration_says_the_adapter_gives_the_merged_weights(name, tmp_path):
+    model, folder = adapted(name), tmp_path / name
+    save_adapter(folder, model, EVERY, base="org/base")
+    plain = base(name)
+    start = {k: v.clone() for k, v in to_hugging_face(plain)[1].items()}
+    plain.load_state_dict(merged_state(model))
+    _, merged = to_hugging_face(plain)
+    expected = merged_as_configured(start, folder)
+    changed = [key for key, weight in expected.items() if not torch.equal(weight, start[key])]
+    assert len(changed) > 5
+    for key, weight in expected.items():
+        torch.testing.assert_close(weight, merged[key], rtol=1e-9, atol=1e-9)
 
 
 def test_names_are_those_of_the_family(tmp_path):
@@ -87,27 +87,30 @@ def test_names_are_those_of_the_family(tmp_path):
     assert len(names) == 2 * 2 * 2 + 1
 
 
-def test_a_model_without_a_family_keeps_its_own_names(tmp_path):
-    for name, target, path in (
+@pytest.mark.parametrize(
+    ("name", "target", "path"),
+    [
         ("sliding", "query", "tokens"),
         ("alibi", "value", "decoder.norm"),
         ("ngram", "hidden", "before"),
-    ):
-        lora = LoRA(rank=3, targets=(target,), trained=(path,))
-        model = adapted(name, lora, small_model(name))
-        save_adapter(tmp_path / name, model, lora)
-        config = json.loads((tmp_path / name / CONFIG).read_text())
-        assert config["auto_mapping"]["base_model_class"] == type(model).__name__
-        assert config["target_modules"] == [target]
-        trained = {n: w for n, w in model.named_parameters() if w.requires_grad}
-        expected = {
-            "base_model.model."
-            + n.replace("lora_a", "lora_A.weight").replace("lora_b", "lora_B.weight"): w
-            for n, w in trained.items()
-        }
-        written = load_file(tmp_path / name / WEIGHTS)
-        assert written.keys() == expected.keys()
-        assert all(torch.equal(written[n], weight) for n, weight in expected.items())
+    ],
+)
+def test_a_model_without_a_family_keeps_its_own_names(name, target, path, tmp_path):
+    lora = LoRA(rank=3, targets=(target,), trained=(path,))
+    model = adapted(name, lora, small_model(name))
+    save_adapter(tmp_path / name, model, lora)
+    config = json.loads((tmp_path / name / CONFIG).read_text())
+    assert config["auto_mapping"]["base_model_class"] == type(model).__name__
+    assert config["target_modules"] == [target]
+    trained = {n: w for n, w in model.named_parameters() if w.requires_grad}
+    expected = {
+        "base_model.model."
+        + n.replace("lora_a", "lora_A.weight").replace("lora_b", "lora_B.weight"): w
+        for n, w in trained.items()
+    }
+    written = load_file(tmp_path / name / WEIGHTS)
+    assert written.keys() == expected.keys()
+    assert all(torch.equal(written[n], weight) for n, weight in expected.items())
 
 
 def test_what_has_no_name_in_the_family_is_refused(tmp_path):

@@ -59,38 +59,40 @@ def write_options(folder: Path, **options: Any) -> dict[str, Any]:
     return options
 
 
-def test_auto_tokenizer_agrees_after_export(tmp_path):
+@pytest.mark.parametrize("kind", ["wordpiece", "byte-bpe", "unigram", "bpe", "whitespace"])
+def test_auto_tokenizer_agrees_after_export(kind, tmp_path):
     bert = hf_model(Case("BertForMaskedLM", {"vocab_size": 331}))
     bert.save_pretrained(tmp_path / "hf")
-    for kind in ("wordpiece", "byte-bpe", "unigram", "bpe", "whitespace"):
-        tokenizer = train(kind)
-        tokenizer.save(tmp_path / "hf")
-        model = read_folder(tmp_path / "hf")
-        assert model.tokenizer is not None
-        assert model.tokenizer.fingerprint == tokenizer.fingerprint
-        out = tmp_path / kind
-        out.mkdir()
-        write_folder(out, model.module, model.tokenizer, model.settings)
-        hf = transformers.AutoTokenizer.from_pretrained(out)
-        check_same_ids(read_tokenizer(out, {}), hf)
-        check_reads_as_trained(tokenizer, hf)
-        for role, token in tokenizer.roles.items():
-            assert getattr(hf, f"{role}_token") == token
-        assert hf.model_max_length == 31
-        assert "token_type_ids" in hf(TEXTS[0])
+    tokenizer = train(kind)
+    tokenizer.save(tmp_path / "hf")
+    model = read_folder(tmp_path / "hf")
+    assert model.tokenizer is not None
+    assert model.tokenizer.fingerprint == tokenizer.fingerprint
+    out = tmp_path / kind
+    out.mkdir()
+    write_folder(out, model.module, model.tokenizer, model.settings)
+    hf = transformers.AutoTokenizer.from_pretrained(out)
+    check_same_ids(read_tokenizer(out, {}), hf)
+    check_reads_as_trained(tokenizer, hf)
+    for role, token in tokenizer.roles.items():
+        assert getattr(hf, f"{role}_token") == token
+    assert hf.model_max_length == 31
+    assert "token_type_ids" in hf(TEXTS[0])
 
 
-def test_sources_end_as_in_training_and_prompts_do_not(tmp_path):
-    for name, ends in (("T5ForConditionalGeneration", True), ("GPT2LMHeadModel", False)):
-        hf_model(Case(name, {"vocab_size": 331})).save_pretrained(tmp_path / name)
-        model, tokenizer = read_folder(tmp_path / name), train("unigram")
-        out = tmp_path / f"{name}-out"
-        out.mkdir()
-        write_folder(out, model.module, tokenizer, model.settings)
-        hf = transformers.AutoTokenizer.from_pretrained(out)
-        for text in SAMPLES:
-            expected = [*tokenizer.encode(text).ids, *([tokenizer.eos_id] if ends else [])]
-            assert hf(text)["input_ids"] == expected
+@pytest.mark.parametrize(
+    ("name", "ends"), [("T5ForConditionalGeneration", True), ("GPT2LMHeadModel", False)]
+)
+def test_sources_end_as_in_training_and_prompts_do_not(name, ends, tmp_path):
+    hf_model(Case(name, {"vocab_size": 331})).save_pretrained(tmp_path / name)
+    model, tokenizer = read_folder(tmp_path / name), train("unigram")
+    out = tmp_path / f"{name}-out"
+    out.mkdir()
+    write_folder(out, model.module, tokenizer, model.settings)
+    hf = transformers.AutoTokenizer.from_pretrained(out)
+    for text in SAMPLES:
+        expected = [*tokenizer.encode(text).ids, *([tokenizer.eos_id] if ends else [])]
+        assert hf(text)["input_ids"] == expected
 
 
 def test_vocab_txt_and_its_case(tmp_path):

@@ -106,13 +106,16 @@ def test_xavier_and_fan_in_starts():
             assert_deviation(name, weight, expected)
 
 
-def test_a_seed_decides_every_weight():
-    for name, described in ALL_SPECS.items():
-        first = build(described, seed=5).state_dict()
-        torch.rand(3)
-        again, other = build(described, seed=5).state_dict(), build(described, seed=6).state_dict()
-        assert all(torch.equal(weight, again[key]) for key, weight in first.items()), name
-        assert any(not torch.equal(weight, other[key]) for key, weight in first.items()), name
+@pytest.mark.parametrize(("name", "described"), ALL_SPECS.items(), ids=ALL_SPECS)
+def test_a_seed_decides_every_weight(name, described):
+    first = build(described, seed=5).state_dict()
+    torch.rand(3)
+    again, other = build(described, seed=5).state_dict(), build(described, seed=6).state_dict()
+    assert all(torch.equal(weight, again[key]) for key, weight in first.items())
+    assert any(not torch.equal(weight, other[key]) for key, weight in first.items())
+
+
+def test_without_a_seed_weights_are_drawn_anew():
     torch.manual_seed(1)
     drawn = build(SPECS["gpt2"]).tokens.weight
     assert not torch.equal(drawn, build(SPECS["gpt2"]).tokens.weight)
@@ -164,17 +167,17 @@ def test_position_offsets_look_at_fixed_distances():
                 assert_distances(scores_of(layer.mixer, x, context)[0], slot)
 
 
+@pytest.mark.parametrize("layout", ["interleaved", "halves"])
 @torch.no_grad()
-def test_diagonal_cross_attention_looks_at_its_own_position_and_its_neighbours():
-    for layout in ("interleaved", "halves"):
-        positions = spec.Sinusoidal(layout=layout)
-        start = spec.Xavier(attention="diagonal")
-        model = model_of(start, embedding=spec.Embedding(positions=positions))
-        x = model.decoder.embedding.positions(torch.arange(LENGTH)[None])
-        for layer in model.decoder.layers:
-            scores = scores_of(layer.cross_attention, x)[0, :, MIDDLE]
-            for head, distance in enumerate([0, *DISTANCES["encoder"]][:HEADS]):
-                assert torch.equal(scores[head].argmax(-1), MIDDLE + distance), (layout, head)
+def test_diagonal_cross_attention_looks_at_its_own_position_and_its_neighbours(layout):
+    positions = spec.Sinusoidal(layout=layout)
+    start = spec.Xavier(attention="diagonal")
+    model = model_of(start, embedding=spec.Embedding(positions=positions))
+    x = model.decoder.embedding.positions(torch.arange(LENGTH)[None])
+    for layer in model.decoder.layers:
+        scores = scores_of(layer.cross_attention, x)[0, :, MIDDLE]
+        for head, distance in enumerate([0, *DISTANCES["encoder"]][:HEADS]):
+            assert torch.equal(scores[head].argmax(-1), MIDDLE + distance), (layout, head)
 
 
 def copy_models():
@@ -227,25 +230,32 @@ def test_fast_starts_are_trained_from_there():
         assert all(weight.grad is not None and weight.grad.any() for weight in model.parameters())
 
 
-def test_fast_is_for_encoders_and_encoder_decoders():
-    t5_encoder = SPECS["t5"].replace(decoder=None, heads=())
-    for model in (SPECS["gpt2"], t5_encoder):
-        with pytest.raises(SpecError, match='leave "published"'):
-            with_fast_initialization(model)
-    for name, attention in (
+@pytest.mark.parametrize(
+    "model", [SPECS["gpt2"], SPECS["t5"].replace(decoder=None, heads=())], ids=["gpt2", "t5"]
+)
+def test_fast_is_for_encoders_and_encoder_decoders(model):
+    with pytest.raises(SpecError, match='leave "published"'):
+        with_fast_initialization(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [
         ("bert", "position_offsets"),
         ("modernbert", "random"),
         ("bart", "copy_heads"),
         ("t5", "copy_heads"),
         ("transformer", "diagonal"),
-    ):
-        start = with_fast_initialization(SPECS[name]).initialization
-        assert start.attention == attention, name
-        if isinstance(start, spec.Normal):
-            assert (start.residual_init, start.std) == ("zero", round(22**-0.5, 4))
-        model = build(with_fast_initialization(SPECS[name]), seed=0)
-        if name == "bert":
-            assert torch.equal(model.heads["mlm"].dense.linear.weight, torch.eye(22))
+    ],
+)
+def test_the_fast_initialization_of_a_family(name, attention):
+    start = with_fast_initialization(SPECS[name]).initialization
+    assert start.attention == attention
+    if isinstance(start, spec.Normal):
+        assert (start.residual_init, start.std) == ("zero", round(22**-0.5, 4))
+    model = build(with_fast_initialization(SPECS[name]), seed=0)
+    if name == "bert":
+        assert torch.equal(model.heads["mlm"].dense.linear.weight, torch.eye(22))
 
 
 def test_fast_starts_need_positions_that_allow_them():

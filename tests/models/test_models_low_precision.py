@@ -25,23 +25,23 @@ def logits_in_steps(model, name: str, inputs: dict[str, Tensor], ids: Tensor) ->
     return model.logits(torch.cat(steps, 1))
 
 
+@pytest.mark.parametrize("name", ["llama", "t5"])
 @torch.no_grad()
-def test_models_in_low_precision_are_roughly_the_same():
+def test_models_in_low_precision_are_roughly_the_same(name):
     ids = random_ids(2, 11)
-    for name in ("llama", "t5"):
-        model, inputs = small_model(name), inputs_for(name, ids)
-        exact = small_model(name).double()
-        expected = exact.logits(exact(**inputs))
-        single = model.logits(model(**inputs))
-        with torch.autocast("cpu", torch.bfloat16):
-            mixed = model.logits(model(**inputs))
-        low = small_model(name).bfloat16()
-        pure = low.logits(low(**inputs))
-        cached = logits_in_steps(low, name, inputs, ids)
-        assert [each.dtype for each in (single, pure)] == [torch.float32, torch.bfloat16]
-        assert relative_error(single, expected) < FLOAT32, name
-        for actual in (mixed, pure, cached):
-            assert relative_error(actual, expected) < BFLOAT16, name
+    model, inputs = small_model(name), inputs_for(name, ids)
+    exact = small_model(name).double()
+    expected = exact.logits(exact(**inputs))
+    single = model.logits(model(**inputs))
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = model.logits(model(**inputs))
+    low = small_model(name).bfloat16()
+    pure = low.logits(low(**inputs))
+    cached = logits_in_steps(low, name, inputs, ids)
+    assert [each.dtype for each in (single, pure)] == [torch.float32, torch.bfloat16]
+    assert relative_error(single, expected) < FLOAT32
+    for actual in (mixed, pure, cached):
+        assert relative_error(actual, expected) < BFLOAT16
 
 
 def test_the_loss_sums_in_float32():

@@ -32,38 +32,41 @@ from trivium.nn import Block, Context, LayerContext
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 
-def test_shapes_and_losses_of_every_family():
+@pytest.mark.parametrize("name", ALL_SPECS)
+def test_shapes_and_losses_of_every_family(name):
     positions, targets = torch.tensor([0, 7, 30, 32]), torch.tensor([5, 0, 42, 5])
-    for name in ALL_SPECS:
-        model, ids = small_model(name), random_ids(3, 11)
-        hidden = model(**inputs_for(name, ids))
-        logits = model.logits(hidden)
-        assert hidden.shape[:2] == (3, 11), name
-        assert logits.shape == (3, 11, VOCABULARY), name
-        loss = model.lm_loss(hidden.flatten(0, 1)[positions], targets)
-        expected = F.cross_entropy(logits.flatten(0, 1)[positions], targets, reduction="sum")
-        assert loss.item() == pytest.approx(expected.item(), rel=1e-9), name
+    model, ids = small_model(name), random_ids(3, 11)
+    hidden = model(**inputs_for(name, ids))
+    logits = model.logits(hidden)
+    assert hidden.shape[:2] == (3, 11)
+    assert logits.shape == (3, 11, VOCABULARY)
+    loss = model.lm_loss(hidden.flatten(0, 1)[positions], targets)
+    expected = F.cross_entropy(logits.flatten(0, 1)[positions], targets, reduction="sum")
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
 
 
-def test_a_model_built_on_meta_and_loaded_is_the_model():
+@pytest.mark.parametrize(("name", "described"), ALL_SPECS.items(), ids=ALL_SPECS)
+def test_a_model_built_on_meta_and_loaded_is_the_model(name, described):
     """No number of a model is outside its state, ALiBi's slopes included."""
-    for name, described in ALL_SPECS.items():
-        model, ids = small_model(name), random_ids(2, 7)
-        empty = build(described, device="meta").eval()
-        assert all(weight.is_meta for weight in empty.parameters())
-        empty.load_state_dict(model.state_dict(), strict=True, assign=True)
-        assert all(not buffer.is_meta for buffer in empty.buffers())
-        inputs = inputs_for(name, ids)
-        assert torch.equal(empty(**inputs), model(**inputs)), name
-        assert num_parameters(described) == sum(p.numel() for p in model.parameters())
+    model, ids = small_model(name), random_ids(2, 7)
+    empty = build(described, device="meta").eval()
+    assert all(weight.is_meta for weight in empty.parameters())
+    empty.load_state_dict(model.state_dict(), strict=True, assign=True)
+    assert all(not buffer.is_meta for buffer in empty.buffers())
+    inputs = inputs_for(name, ids)
+    assert torch.equal(empty(**inputs), model(**inputs))
+    assert num_parameters(described) == sum(p.numel() for p in model.parameters())
 
 
-def test_positions_end_where_the_spec_says():
-    for name in ("bert", "gpt2"):
-        model = small_model(name)
-        model(random_ids(1, MAX_LENGTH))
-        with pytest.raises(SpecError, match=r"38 tokens.*at most 37"):
-            model(random_ids(1, MAX_LENGTH + 1))
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_positions_end_where_the_spec_says(name):
+    model = small_model(name)
+    model(random_ids(1, MAX_LENGTH))
+    with pytest.raises(SpecError, match=r"38 tokens.*at most 37"):
+        model(random_ids(1, MAX_LENGTH + 1))
+
+
+def test_caches_end_where_positions_do():
     with pytest.raises(SpecError, match=r"38 tokens.*at most 37"):
         small_model("gpt2").new_cache(2, MAX_LENGTH + 1)
     assert small_model("llama")(random_ids(1, 101)).shape == (1, 101, WIDTH)
@@ -117,7 +120,8 @@ def test_missing_heads_are_named():
         build(SPECS["bert"].replace(heads=()), seed=0).logits(hidden)
 
 
-def test_heads_of_tasks():
+@pytest.mark.parametrize("name", ["bert", "bilstm"])
+def test_heads_of_tasks(name):
     dense = spec.Dense(activation="tanh", norm=True)
     heads = (
         spec.ClassifierHead(num_labels=5, pooling="mean", dense=dense, bias=False),
@@ -128,11 +132,10 @@ def test_heads_of_tasks():
     )
     shapes = {"classifier": (3, 5), "tagger": (3, 7, 3), "span": (3, 7, 2), "nsp": (3, 2)}
     shapes["replaced-token"] = (3, 7, 1)
-    for name in ("bert", "bilstm"):
-        model = build(ALL_SPECS[name].replace(heads=heads), seed=0).eval()
-        hidden = model(random_ids(3, 7))
-        for kind, shape in shapes.items():
-            assert model.logits(hidden, kind).shape == shape
+    model = build(ALL_SPECS[name].replace(heads=heads), seed=0).eval()
+    hidden = model(random_ids(3, 7))
+    for kind, shape in shapes.items():
+        assert model.logits(hidden, kind).shape == shape
 
 
 def test_pooling_reads_real_positions_alone():
@@ -157,17 +160,17 @@ def test_pooling_reads_real_positions_alone():
         assert whole.abs().max() < 1e-5
 
 
-def test_tied_heads_scales_and_widths():
-    for name in DECODERS:
-        model, head = small_model(name), ALL_SPECS[name].heads[0]
-        hidden, weights = torch.randn(5, WIDTH), model.state_dict()
-        matrix = weights["tokens.weight" if head.tied else "heads.lm.weight"]
-        if name == "opt":
-            matrix = matrix @ weights["heads.lm.projection.weight"]
-        expected = head.scale * hidden @ matrix.T + weights.get("heads.lm.bias", 0.0)
-        if head.soft_cap is not None:
-            expected = head.soft_cap * torch.tanh(expected / head.soft_cap)
-        torch.testing.assert_close(model.logits(hidden), expected, rtol=1e-9, atol=1e-9)
+@pytest.mark.parametrize("name", DECODERS)
+def test_tied_heads_scales_and_widths(name):
+    model, head = small_model(name), ALL_SPECS[name].heads[0]
+    hidden, weights = torch.randn(5, WIDTH), model.state_dict()
+    matrix = weights["tokens.weight" if head.tied else "heads.lm.weight"]
+    if name == "opt":
+        matrix = matrix @ weights["heads.lm.projection.weight"]
+    expected = head.scale * hidden @ matrix.T + weights.get("heads.lm.bias", 0.0)
+    if head.soft_cap is not None:
+        expected = head.soft_cap * torch.tanh(expected / head.soft_cap)
+    torch.testing.assert_close(model.logits(hidden), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_shared_layers_first_norms_and_two_vocabularies():
@@ -202,25 +205,25 @@ def test_a_prefix_is_attended_to_from_before_it():
             model(ids[:, 5:], prefix_lengths=prefix, cache=cache)
 
 
-def test_a_row_of_padding_alone_stays_finite():
+@pytest.mark.parametrize("name", ["bert", "modernbert", "gpt2"])
+def test_a_row_of_padding_alone_stays_finite(name):
     """Such a row fills up the last batch; NaN there would spoil the gradients of all rows."""
     mask = torch.tensor([[1] * 5, [0] * 5])
-    for name in ("bert", "modernbert", "gpt2"):
-        for context in (torch.no_grad, torch.enable_grad):
-            with context():
-                hidden = small_model(name)(random_ids(2, 5), attention_mask=mask)
-            assert hidden.isfinite().all()
+    for context in (torch.no_grad, torch.enable_grad):
+        with context():
+            hidden = small_model(name)(random_ids(2, 5), attention_mask=mask)
+        assert hidden.isfinite().all()
 
 
-def test_dropout_only_while_training():
-    for name in ("bert", "gpt2", "t5", "lstm", "ngram"):
-        model, inputs = (
-            build(ALL_SPECS[name].with_dropout(0.3), seed=0),
-            inputs_for(name, random_ids(2, 7)),
-        )
-        assert not torch.equal(model(**inputs), model(**inputs)), name
-        model.eval()
-        assert torch.equal(model(**inputs), model(**inputs)), name
+@pytest.mark.parametrize("name", ["bert", "gpt2", "t5", "lstm", "ngram"])
+def test_dropout_only_while_training(name):
+    model, inputs = (
+        build(ALL_SPECS[name].with_dropout(0.3), seed=0),
+        inputs_for(name, random_ids(2, 7)),
+    )
+    assert not torch.equal(model(**inputs), model(**inputs))
+    model.eval()
+    assert torch.equal(model(**inputs), model(**inputs))
 
 
 def test_a_block_can_be_used_alone():
@@ -264,47 +267,49 @@ def test_layers_share_tables_and_what_they_prepare():
     assert not torch.allclose(biases[0], biases[1])
 
 
-def test_two_streams():
+@pytest.mark.parametrize("name", ["gpt2", "llama", "alibi"])
+def test_two_streams(name):
     """What is predicted sees neither itself nor what is known later (Yang et al. 2019)."""
     length, changed_at = 9, 4
     rank = torch.tensor([3, 8, 0, 5, 4, 1, 7, 2, 6])
     order = torch.cat((2 * rank, 2 * rank - 1))[None]  # a query comes just before its token
     columns = torch.arange(length).repeat(2)[None]
-    for name in ("gpt2", "llama", "alibi"):
-        described = SPECS[name]
-        mixer = described.decoder.mixer_of(0)
-        windows = (mixer, mixer.replace(pattern=spec.Sliding(window=5)))
-        decoder = described.decoder.replace(mixer=windows)
-        model = random_model(described.replace(decoder=decoder))
-        context = Context(columns, columns, causal=True, order=order, num_keys=length)
-        tokens = model.tokens(random_ids(1, length)).detach()
-        asking = torch.randn(1, 1, tokens.shape[-1]).expand(-1, length, -1)
-        other = tokens.clone()
-        other[:, changed_at] = torch.randn(tokens.shape[-1])
-        for gradient in (True, False):
-            with torch.set_grad_enabled(gradient):
-                before, after = (
-                    model.decoder(torch.cat((each, asking), 1), context)[0]
-                    for each in (tokens, other)
-                )
-            changed = (before - after).abs().amax(-1)[0] > 1e-9
-            content, queries = changed.split(length)
-            assert torch.equal(content, rank >= rank[changed_at]), name
-            assert torch.equal(queries, rank > rank[changed_at]), name
+    described = SPECS[name]
+    mixer = described.decoder.mixer_of(0)
+    windows = (mixer, mixer.replace(pattern=spec.Sliding(window=5)))
+    decoder = described.decoder.replace(mixer=windows)
+    model = random_model(described.replace(decoder=decoder))
+    context = Context(columns, columns, causal=True, order=order, num_keys=length)
+    tokens = model.tokens(random_ids(1, length)).detach()
+    asking = torch.randn(1, 1, tokens.shape[-1]).expand(-1, length, -1)
+    other = tokens.clone()
+    other[:, changed_at] = torch.randn(tokens.shape[-1])
+    for gradient in (True, False):
+        with torch.set_grad_enabled(gradient):
+            before, after = (
+                model.decoder(torch.cat((each, asking), 1), context)[0] for each in (tokens, other)
+            )
+        changed = (before - after).abs().amax(-1)[0] > 1e-9
+        content, queries = changed.split(length)
+        assert torch.equal(content, rank >= rank[changed_at])
+        assert torch.equal(queries, rank > rank[changed_at])
 
 
-def test_flops_are_about_those_that_pytorch_counts():
+@pytest.mark.parametrize("name", ["bert", "albert", "gpt2", "llama", "opt", "t5", "transformer"])
+def test_flops_are_about_those_that_pytorch_counts(name):
     """Within 20 %: at these widths it matters that causal attention counts half."""
-    for name in ("bert", "albert", "gpt2", "llama", "opt", "t5", "transformer"):
-        described = SPECS[name].replace(vocab_size=401)
-        length = 32  # with two rows no rows of the head are added
-        model, ids = build(described, seed=0), torch.ones(2, length, dtype=torch.int64)
-        inputs = {"decoder_input_ids": ids} if name in BOTH else {}
-        with FlopCounterMode(display=False) as counter:
-            hidden = model(ids, **inputs).flatten(0, 1)
-            model.lm_loss(hidden, torch.zeros(2 * length, dtype=torch.int64)).backward()
-        counted = counter.get_total_flops() / (2 * length)
-        assert flops_per_token(described, length) == pytest.approx(counted, rel=0.2), name
+    described = SPECS[name].replace(vocab_size=401)
+    length = 32  # with two rows no rows of the head are added
+    model, ids = build(described, seed=0), torch.ones(2, length, dtype=torch.int64)
+    inputs = {"decoder_input_ids": ids} if name in BOTH else {}
+    with FlopCounterMode(display=False) as counter:
+        hidden = model(ids, **inputs).flatten(0, 1)
+        model.lm_loss(hidden, torch.zeros(2 * length, dtype=torch.int64)).backward()
+    counted = counter.get_total_flops() / (2 * length)
+    assert flops_per_token(described, length) == pytest.approx(counted, rel=0.2)
+
+
+def test_flops_of_recurrent_networks():
     rnn = ALL_SPECS["lstm"]
     weights = 4 * 13 * (WIDTH + 13) + 4 * 13 * (13 + 13) + 13 * WIDTH
     assert flops_per_token(rnn, 128) == 6 * (weights + VOCABULARY * WIDTH)

@@ -59,17 +59,17 @@ def test_token_vectors_are_their_formula_and_equal_ids_are_computed_once(monkeyp
     assert counts == [3, 1, 2]
 
 
-def test_a_tokenizer_says_how_its_tokens_are_written(tmp_path):
+@pytest.mark.parametrize("kind", ["wordpiece", "byte-bpe"])
+def test_a_tokenizer_says_how_its_tokens_are_written(kind, tmp_path):
     texts = ["the cats catch a cat", "cats and the catch \u4e2d\u6587"] * 8
-    for kind in ("wordpiece", "byte-bpe"):
-        tokenizer = Tokenizer.train(kind, texts=texts, vocab_size=290, progress=False)
-        module = build(SPEC, seed=1)
-        module.set_character_ids(tokenizer)
-        for word in ("the", "\u4e2d\u6587"):
-            ids = list(tokenizer.encode(f"a {word}", add_special_tokens=False).ids[1:])
-            rows = module.tokens.character_ids[ids].tolist()
-            text = b"".join(bytes(c for c in row if c < BEGIN) for row in rows)
-            assert text.decode().strip() == word
-            assert rows[0][0] == BEGIN
-        piece = next(i for i, inside in enumerate(tokenizer.continues_word()) if inside)
-        assert module.tokens.character_ids[piece][0] != BEGIN
+    tokenizer = Tokenizer.train(kind, texts=texts, vocab_size=290, progress=False)
+    module = build(SPEC, seed=1)
+    module.set_character_ids(tokenizer)
+    for word in ("the", "\u4e2d\u6587"):
+        ids = list(tokenizer.encode(f"a {word}", add_special_tokens=False).ids[1:])
+        rows = module.tokens.character_ids[ids].tolist()
+        text = b"".join(bytes(c for c in row if c < BEGIN) for row in rows)
+        assert text.decode().strip() == word
+        assert rows[0][0] == BEGIN
+    piece = next(i for i, inside in enumerate(tokenizer.continues_word()) if inside)
+    assert module.tokens.character_ids[piece][0] != BEGIN

@@ -26,27 +26,27 @@ def start(*modules: torch.nn.Module | None):
                 each.reset_parameters(generator)
 
 
-def test_the_mixer_is_the_formula_of_the_paper():
+@pytest.mark.parametrize("shared", ["headwise", "key-value", "layerwise"])
+def test_the_mixer_is_the_formula_of_the_paper(shared):
     x, real = torch.randn(2, 7, 11), torch.arange(7) < torch.tensor([7, 4])[:, None]
-    for shared in ("headwise", "key-value", "layerwise"):
-        part = Linformer(num_heads=3, head_dim=2, rank=5, max_length=13, shared=shared)
-        mixer = LinformerMixer(part, 11)
-        context, table = Context.of_length(7, real=real), mixer.new_table()
-        start(mixer, table)
-        y = mixer(x, context, None, mixer.prepare(context, None, table)).detach().numpy()
-        of_keys = table if table is not None else mixer.project_key
-        e = of_keys.get_parameter("weight").detach().numpy()
-        f = mixer.project_value.weight.detach().numpy() if shared == "headwise" else e
-        for row, length in enumerate((7, 4)):
-            q, k, v = (
-                getattr(mixer, name)(x[row]).detach().numpy() for name in ("query", "key", "value")
-            )
-            k, v, heads = e[:, :length] @ k[:length], f[:, :length] @ v[:length], []
-            for some in (slice(0, 2), slice(2, 4), slice(4, 6)):
-                p = np.exp(q[:, some] @ k[:, some].T / 2**0.5)
-                heads.append(p / p.sum(1, keepdims=True) @ v[:, some])
-            expected = mixer.output(torch.from_numpy(np.concatenate(heads, 1))).detach().numpy()
-            np.testing.assert_allclose(y[row], expected, atol=1e-12)
+    part = Linformer(num_heads=3, head_dim=2, rank=5, max_length=13, shared=shared)
+    mixer = LinformerMixer(part, 11)
+    context, table = Context.of_length(7, real=real), mixer.new_table()
+    start(mixer, table)
+    y = mixer(x, context, None, mixer.prepare(context, None, table)).detach().numpy()
+    of_keys = table if table is not None else mixer.project_key
+    e = of_keys.get_parameter("weight").detach().numpy()
+    f = mixer.project_value.weight.detach().numpy() if shared == "headwise" else e
+    for row, length in enumerate((7, 4)):
+        q, k, v = (
+            getattr(mixer, name)(x[row]).detach().numpy() for name in ("query", "key", "value")
+        )
+        k, v, heads = e[:, :length] @ k[:length], f[:, :length] @ v[:length], []
+        for some in (slice(0, 2), slice(2, 4), slice(4, 6)):
+            p = np.exp(q[:, some] @ k[:, some].T / 2**0.5)
+            heads.append(p / p.sum(1, keepdims=True) @ v[:, some])
+        expected = mixer.output(torch.from_numpy(np.concatenate(heads, 1))).detach().numpy()
+        np.testing.assert_allclose(y[row], expected, atol=1e-12)
     with pytest.raises(SpecError, match="linformer cannot keep tokens from each other by causal"):
         mixer(x, Context.of_length(7, causal=True))
     with pytest.raises(SpecError, match="max_length=13"):
@@ -69,17 +69,17 @@ def test_means_of_fewer_neighbours_are_nearer_to_attention():
         part.replace(rank=33)
 
 
-def test_flops_are_those_of_the_products():
+@pytest.mark.parametrize("shared", ["headwise", "key-value", "layerwise"])
+def test_flops_are_those_of_the_products(shared):
     """A token is multiplied with no weight of E, and with `rank` keys and values."""
-    for shared in ("headwise", "key-value", "layerwise"):
-        stack = spec.Stack(
-            num_layers=2,
-            mixer=Linformer(num_heads=3, head_dim=2, rank=5, max_length=13, shared=shared),
-            feed_forward=spec.FeedForward(d_ff=17, activation="relu"),
-            norm=spec.LayerNorm(),
-            norms=spec.PRE_NORM,
-        )
-        model = spec.ModelSpec(vocab_size=19, d_model=11, embedding=spec.Embedding(), encoder=stack)
-        weights = 19 * 11 + 2 * (4 * 11 * 6 + 2 * 11 * 17)
-        products = 2 * (2 + 2) * 5 * 6  # both projections, scores and sums
-        assert build(model, device="meta").flops_per_token(7) == 6 * (weights + products)
+    stack = spec.Stack(
+        num_layers=2,
+        mixer=Linformer(num_heads=3, head_dim=2, rank=5, max_length=13, shared=shared),
+        feed_forward=spec.FeedForward(d_ff=17, activation="relu"),
+        norm=spec.LayerNorm(),
+        norms=spec.PRE_NORM,
+    )
+    model = spec.ModelSpec(vocab_size=19, d_model=11, embedding=spec.Embedding(), encoder=stack)
+    weights = 19 * 11 + 2 * (4 * 11 * 6 + 2 * 11 * 17)
+    products = 2 * (2 + 2) * 5 * 6  # both projections, scores and sums
+    assert build(model, device="meta").flops_per_token(7) == 6 * (weights + products)

@@ -135,18 +135,16 @@ def test_sequences_of_packed_and_padded_rows():
     assert Sequences.find(real).lengths == [4]
 
 
-def test_sequences_are_read_as_if_alone():
+@pytest.mark.parametrize("cell", ["elman", "elman-logistic"])
+def test_sequences_are_read_as_if_alone(cell):
     """PyTorch's cells, and the one that is a loop here: both ways, from states of their own."""
     x = torch.randn(2, 5, WIDTH)
     sequences = Sequences.find(torch.tensor([[1, 1, 0, 1, 1], [1, 1, 1, 0, 0]]).bool())
     state = torch.randn(2 * LAYERS, 2, HIDDEN)
-    for cell in ("elman", "elman-logistic"):
-        layers = RecurrentLayers(described(cell, "both"))
-        y, after = layers(x, sequences=sequences, state=(state,))
-        for row, real in enumerate(([0, 1, 3, 4], [0, 1, 2])):
-            own, last = layers(
-                x[row : row + 1, real], state=(state[:, row : row + 1].contiguous(),)
-            )
-            torch.testing.assert_close(y[row, real], own[0])
-            torch.testing.assert_close(after[0][:, row], last[0][:, 0])
-        assert not y[0, 2].any()
+    layers = RecurrentLayers(described(cell, "both"))
+    y, after = layers(x, sequences=sequences, state=(state,))
+    for row, real in enumerate(([0, 1, 3, 4], [0, 1, 2])):
+        own, last = layers(x[row : row + 1, real], state=(state[:, row : row + 1].contiguous(),))
+        torch.testing.assert_close(y[row, real], own[0])
+        torch.testing.assert_close(after[0][:, row], last[0][:, 0])
+    assert not y[0, 2].any()

@@ -44,47 +44,48 @@ def read(cache: Cache, held: list[list[int]], slots: list[int], new: list[list[i
             assert near == [*enumerate(held[slot][start : at + 1], start)], (slot, at)
 
 
-def test_slots_hold_their_texts_after_any_steps(monkeypatch):
+@pytest.mark.parametrize(("kind", "length"), [(Ring, WINDOW), (KeysValues, LENGTH)])
+def test_slots_hold_their_texts_after_any_steps(kind, length, monkeypatch):
     """Rows are appended in any order and width, taken back, copied and freed."""
     monkeypatch.setattr(Ring, "SPARE", 3)
     rng, tokens, refused = np.random.default_rng(0), itertools.count(1), 0
-    for state in (Ring(SLOTS, WINDOW, 1, 1, LIKE), KeysValues(SLOTS, LENGTH, 1, 1, LIKE)):
-        cache = Cache(SLOTS, LENGTH, [state], device=CPU)
-        assert cache.max_rewind == (3 if isinstance(state, Ring) else LENGTH)
-        held: list[list[int]] = [[] for _ in range(SLOTS)]
-        longest = [0] * SLOTS
-        for _ in range(600):
-            slot, other = (int(each) for each in rng.choice(SLOTS, 2, replace=False))
-            step = rng.random()
-            if step < 0.6:
-                slots = [int(each) for each in rng.permutation(SLOTS)[: rng.integers(1, SLOTS + 1)]]
-                width = int(rng.choice((1, 1, 2, 4, 11)))
-                new = [[next(tokens) for _ in range(rng.integers(width + 1))] for _ in slots]
-                if rng.random() < 0.5:
-                    new = [[next(tokens) for _ in range(width)] for _ in slots]
-                for each in (each for each in slots if len(held[each]) + width > LENGTH):
-                    cache.free(each)
-                    held[each], longest[each] = [], 0
-                read(cache, held, slots, new, width)
-                longest = [max(most, len(text)) for most, text in zip(longest, held)]
-            elif step < 0.8:
-                length = max(0, len(held[slot]) - int(rng.integers(5)))
-                back = torch.tensor([slot]), torch.tensor([length])
-                if longest[slot] - length > cache.max_rewind:
-                    refused += 1
-                    with pytest.raises(SpecError, match=r"cannot go back .* at most by 3"):
-                        cache.rewind(*back)
-                else:
+    state = kind(SLOTS, length, 1, 1, LIKE)
+    cache = Cache(SLOTS, LENGTH, [state], device=CPU)
+    assert cache.max_rewind == (3 if isinstance(state, Ring) else LENGTH)
+    held: list[list[int]] = [[] for _ in range(SLOTS)]
+    longest = [0] * SLOTS
+    for _ in range(600):
+        slot, other = (int(each) for each in rng.choice(SLOTS, 2, replace=False))
+        step = rng.random()
+        if step < 0.6:
+            slots = [int(each) for each in rng.permutation(SLOTS)[: rng.integers(1, SLOTS + 1)]]
+            width = int(rng.choice((1, 1, 2, 4, 11)))
+            new = [[next(tokens) for _ in range(rng.integers(width + 1))] for _ in slots]
+            if rng.random() < 0.5:
+                new = [[next(tokens) for _ in range(width)] for _ in slots]
+            for each in (each for each in slots if len(held[each]) + width > LENGTH):
+                cache.free(each)
+                held[each], longest[each] = [], 0
+            read(cache, held, slots, new, width)
+            longest = [max(most, len(text)) for most, text in zip(longest, held)]
+        elif step < 0.8:
+            length = max(0, len(held[slot]) - int(rng.integers(5)))
+            back = torch.tensor([slot]), torch.tensor([length])
+            if longest[slot] - length > cache.max_rewind:
+                refused += 1
+                with pytest.raises(SpecError, match=r"cannot go back .* at most by 3"):
                     cache.rewind(*back)
-                    held[slot] = held[slot][:length]
-            elif step < 0.95:
-                cache.copy(torch.tensor([slot]), torch.tensor([other]))
-                held[other], longest[other] = held[slot][:], longest[slot]
             else:
-                cache.free(slot)
-                held[slot], longest[slot] = [], 0
-            assert cache.lengths.tolist() == [len(text) for text in held]
-    assert refused
+                cache.rewind(*back)
+                held[slot] = held[slot][:length]
+        elif step < 0.95:
+            cache.copy(torch.tensor([slot]), torch.tensor([other]))
+            held[other], longest[other] = held[slot][:], longest[slot]
+        else:
+            cache.free(slot)
+            held[slot], longest[slot] = [], 0
+        assert cache.lengths.tolist() == [len(text) for text in held]
+    assert bool(refused) == (kind is Ring)
 
 
 def test_a_state_that_is_a_sum_cannot_be_taken_back():

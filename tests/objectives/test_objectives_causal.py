@@ -79,46 +79,46 @@ def test_a_limited_context_makes_windows_of_documents():
     assert batch.labels[0].tolist() == [12, 13, 14, -100, 22, 23, 24, 25, -100]
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama", "lstm", "ngram"])
 @pytest.mark.parametrize("context", [1, 5])
-def test_a_hidden_state_depends_on_its_window_alone(context):
-    for name in ("gpt2", "llama", "lstm", "ngram"):
-        common = {"vocab_size": VOCABULARY, "heads": (spec.LMHead(tied=False),)}
-        if name == "ngram":
-            model = build(spec.NGramSpec(d_model=7, order=4, d_hidden=13, **common)).eval()
-        elif name == "lstm":
-            rnn = spec.RNNSpec(d_model=11, cell="lstm", d_hidden=17, num_layers=2, **common)
-            model = build(rnn).eval()
-        else:
-            model = small_model(name)
-        batch = Causal(context=context).prepare(rows_of(random_ids(1, 17).numpy()), NONE, VOCAB)
-        inputs = to_device(batch, CPU).inputs
-        ids = inputs.pop("input_ids")
-        seen = torch.zeros(17, 17, dtype=torch.bool)
-        with torch.no_grad():
-            before = model(ids, **inputs)
-            for position in range(17):
-                changed = ids.clone()
-                changed[0, position] = ids[0, position] % (VOCABULARY - 1) + 1
-                seen[:, position] = (model(changed, **inputs) != before).any(-1)[0]
-        window = torch.arange(17) // context
-        allowed = (window[:, None] == window).tril()
-        assert not (seen & ~allowed).any(), name
-        assert seen.diagonal().all(), name
-
-
-def test_the_causal_loss_is_the_cross_entropy_of_the_next_tokens():
-    ids = random_ids(3, 17)
-    for name in CAUSAL:
+def test_a_hidden_state_depends_on_its_window_alone(name, context):
+    common = {"vocab_size": VOCABULARY, "heads": (spec.LMHead(tied=False),)}
+    if name == "ngram":
+        model = build(spec.NGramSpec(d_model=7, order=4, d_hidden=13, **common)).eval()
+    elif name == "lstm":
+        rnn = spec.RNNSpec(d_model=11, cell="lstm", d_hidden=17, num_layers=2, **common)
+        model = build(rnn).eval()
+    else:
         model = small_model(name)
-        batch = Causal().prepare(rows_of(ids.numpy(), [17, 11, 2]), NONE, VOCAB)
-        loss = Causal().loss(model, to_device(batch, CPU))["loss"]
-        logits = model.logits(model(ids))
-        expected: torch.Tensor = sum(  # type: ignore[assignment]
-            F.cross_entropy(logits[row, : length - 1], ids[row, 1:length], reduction="sum")
-            for row, length in enumerate((17, 11, 2))
-        )
-        assert Causal().label_counts(batch)["loss"] == 16 + 10 + 1
-        assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
+    batch = Causal(context=context).prepare(rows_of(random_ids(1, 17).numpy()), NONE, VOCAB)
+    inputs = to_device(batch, CPU).inputs
+    ids = inputs.pop("input_ids")
+    seen = torch.zeros(17, 17, dtype=torch.bool)
+    with torch.no_grad():
+        before = model(ids, **inputs)
+        for position in range(17):
+            changed = ids.clone()
+            changed[0, position] = ids[0, position] % (VOCABULARY - 1) + 1
+            seen[:, position] = (model(changed, **inputs) != before).any(-1)[0]
+    window = torch.arange(17) // context
+    allowed = (window[:, None] == window).tril()
+    assert not (seen & ~allowed).any()
+    assert seen.diagonal().all()
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+def test_the_causal_loss_is_the_cross_entropy_of_the_next_tokens(name):
+    ids = random_ids(3, 17)
+    model = small_model(name)
+    batch = Causal().prepare(rows_of(ids.numpy(), [17, 11, 2]), NONE, VOCAB)
+    loss = Causal().loss(model, to_device(batch, CPU))["loss"]
+    logits = model.logits(model(ids))
+    expected: torch.Tensor = sum(  # type: ignore[assignment]
+        F.cross_entropy(logits[row, : length - 1], ids[row, 1:length], reduction="sum")
+        for row, length in enumerate((17, 11, 2))
+    )
+    assert Causal().label_counts(batch)["loss"] == 16 + 10 + 1
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
 
 
 def test_prefixes_are_even_and_only_the_rest_has_labels():
@@ -179,34 +179,66 @@ def test_the_bidirectional_loss_is_that_of_both_directions():
     torch.testing.assert_close(loss["loss"], expected)
 
 
-def test_models_are_paired_with_their_published_objective_and_others_are_refused():
-    published = {
-        "gpt2": "causal", "bert-base": "masked", "t5-small": "span-corruption",
-        "bart-base": "denoising", "electra-small": "replaced-token",
-        "elmo-mini": "bidirectional-lm",
-    }  # fmt: skip
-    for name, kind in published.items():
-        objective = default_objective(presets[name])
-        assert objective.kind == kind
-        assert objective.heads(presets[name])
-        assert objective.try_it("runs/x", None).split()[1].startswith("runs/x")  # type: ignore
-    for name, preset in presets.items():
-        fitting = [kind for kind, cls in Objective.kinds.items() if cls.is_default_for(preset)]
-        assert len(fitting) < 2, name
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("gpt2", "causal"),
+        ("bert-base", "masked"),
+        ("t5-small", "span-corruption"),
+        ("bart-base", "denoising"),
+        ("electra-small", "replaced-token"),
+        ("elmo-mini", "bidirectional-lm"),
+    ],
+)
+def test_models_are_paired_with_their_published_objective(name, kind):
+    objective = default_objective(presets[name])
+    assert objective.kind == kind
+    assert objective.heads(presets[name])
+    assert objective.try_it("runs/x", None).split()[1].startswith("runs/x")  # type: ignore
+
+
+@pytest.mark.parametrize("name", presets)
+def test_at_most_one_objective_is_the_default_of_a_model(name):
+    kinds = Objective.kinds.items()
+    assert len([kind for kind, cls in kinds if cls.is_default_for(presets[name])]) < 2
+
+
+def test_a_model_without_a_default_objective_needs_a_choice():
     with pytest.raises(RecipeError, match="choose one"):
         default_objective(presets["transformer-base"])
-    for kind, name in {
-        "causal": "bert-base", "prefix-lm": "t5-small", "masked": "gpt2",
-        "span-corruption": "gpt2", "denoising": "bert-base", "seq2seq-prefix-lm": "gpt2",
-        "replaced-token": "gpt2", "sentence-pairs": "gpt2", "bidirectional-lm": "gpt2",
-    }.items():  # fmt: skip
-        with pytest.raises(RecipeError):
-            Objective.kinds[kind]().heads(presets[name])
 
 
-def test_missing_special_tokens_are_refused():
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("causal", "bert-base"),
+        ("prefix-lm", "t5-small"),
+        ("masked", "gpt2"),
+        ("span-corruption", "gpt2"),
+        ("denoising", "bert-base"),
+        ("seq2seq-prefix-lm", "gpt2"),
+        ("replaced-token", "gpt2"),
+        ("sentence-pairs", "gpt2"),
+        ("bidirectional-lm", "gpt2"),
+    ],
+)
+def test_models_that_an_objective_does_not_fit_are_refused(kind, name):
+    with pytest.raises(RecipeError):
+        Objective.kinds[kind]().heads(presets[name])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "masked",
+        "sentence-pairs",
+        "replaced-token",
+        "span-corruption",
+        "denoising",
+        "seq2seq-prefix-lm",
+    ],
+)
+def test_missing_special_tokens_are_refused(kind):
     bare = Vocabulary(size=99, kind="byte-bpe")
-    for kind in ("masked", "sentence-pairs", "replaced-token", "span-corruption", "denoising",
-                 "seq2seq-prefix-lm"):  # fmt: skip
-        with pytest.raises(RecipeError, match="needs"):
-            Objective.kinds[kind]().check_tokens(bare)
+    with pytest.raises(RecipeError, match="needs"):
+        Objective.kinds[kind]().check_tokens(bare)

@@ -175,29 +175,27 @@ CHATML = (
 )
 
 
-def test_a_conversation_begins_alike_in_training_serving_and_generation():
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_conversation_begins_alike_in_training_serving_and_generation(family):
     one = conversation("The weather", "was cloudy", system="notes")
     *messages, _ = one.messages
-    for family in ("llama", "gpt2"):
-        tokenizer, hf = ours(family), theirs(family)
-        spec = presets["llama-tiny"].replace(vocab_size=tokenizer.vocab_size)
-        lm = LanguageModel(spec, build(spec, seed=0), tokenizer)
-        for template in (PLAIN_TEMPLATE, WITH_BOS, CHATML):
-            lm.settings = Settings(chat_template=template)
-            ids = lm.conversation_ids(messages)
-            rendered = ChatTemplate.of(template, tokenizer).render(
-                messages, add_generation_prompt=True
-            )
-            assert prompt_ids(lm, rendered) == ids
-            served = [ChatMessage(**message) for message in messages]
-            assert serving_ids(lm, served) == ids
-            row = Chat().encode([one], lm).take([0]).input_ids[0].tolist()
-            assert row[: len(ids)] == ids
-            expected = hf.apply_chat_template(
-                messages, chat_template=template, add_generation_prompt=True, return_dict=False
-            )
-            begins = not tokenizer.prefix_ids or template == WITH_BOS
-            assert ids == (expected if begins else [*tokenizer.prefix_ids, *expected])
+    tokenizer, hf = ours(family), theirs(family)
+    spec = presets["llama-tiny"].replace(vocab_size=tokenizer.vocab_size)
+    lm = LanguageModel(spec, build(spec, seed=0), tokenizer)
+    for template in (PLAIN_TEMPLATE, WITH_BOS, CHATML):
+        lm.settings = Settings(chat_template=template)
+        ids = lm.conversation_ids(messages)
+        rendered = ChatTemplate.of(template, tokenizer).render(messages, add_generation_prompt=True)
+        assert prompt_ids(lm, rendered) == ids
+        served = [ChatMessage(**message) for message in messages]
+        assert serving_ids(lm, served) == ids
+        row = Chat().encode([one], lm).take([0]).input_ids[0].tolist()
+        assert row[: len(ids)] == ids
+        expected = hf.apply_chat_template(
+            messages, chat_template=template, add_generation_prompt=True, return_dict=False
+        )
+        begins = not tokenizer.prefix_ids or template == WITH_BOS
+        assert ids == (expected if begins else [*tokenizer.prefix_ids, *expected])
 
 
 def test_evaluations_count_packed_rows_and_a_template_is_compiled_once(monkeypatch):

@@ -212,34 +212,34 @@ def theirs(folder, texts):
     return F.normalize((hidden * real).sum(1) / real.sum(1), dim=-1).float()
 
 
-def test_overfits_and_finds_what_belongs_together(tmp_path):
+@pytest.mark.parametrize(("family", "pooling"), [("bert", "mean"), ("gpt2", "last")])
+def test_overfits_and_finds_what_belongs_together(family, pooling, tmp_path):
     pairs = PAIRS[:4]
-    for family, pooling in (("bert", "mean"), ("gpt2", "last")):
-        objective, lm, loss = overfit(Contrastive.parse({}), pairs, family, steps=25)
-        assert objective.pooling == lm.pooling == pooling  # type: ignore[attr-defined]
-        assert loss < 0.3
-        metrics = objective.metrics(lm, pairs)
-        assert metrics.main == "mrr"
-        assert metrics.score == metrics.values["recall@1"] == metrics.values["recall@10"] == 1.0
-        assert {"bm25_mrr", "mixed_recall@10"} <= metrics.values.keys()
-        assert metrics.predictions[1]["rank"] == 1
-        vectors = lm.embed([one.text for one in pairs])
-        torch.testing.assert_close(vectors, lm.embed([p.text for p in pairs], pooling=pooling))
-        # Saved, exported and read again it embeds the same.
-        folder = lm.save(tmp_path / f"own-{family}-{pooling}")
-        exported = lm.save_hf(tmp_path / f"hf-{family}-{pooling}")
-        lm.save_hf(exported, overwrite=True)
-        for again in (load(folder), load(exported)):
-            assert again.settings.pooling == pooling
-            embedded = again.embed([one.text for one in pairs])
-            torch.testing.assert_close(embedded, vectors, rtol=1e-4, atol=1e-5)
-        if family == "bert":
-            their_vectors = theirs(exported, [one.text for one in pairs])
-            torch.testing.assert_close(their_vectors, vectors, rtol=1e-4, atol=1e-5)
-        flags = json.loads((exported / "1_Pooling" / "config.json").read_text())
-        named = {"mean": "mean_tokens", "last": "lasttoken"}[pooling]
-        assert [name for name, value in flags.items() if value is True] == [f"pooling_mode_{named}"]
-        assert flags["word_embedding_dimension"] == lm.spec.d_model
+    objective, lm, loss = overfit(Contrastive.parse({}), pairs, family, steps=25)
+    assert objective.pooling == lm.pooling == pooling  # type: ignore[attr-defined]
+    assert loss < 0.3
+    metrics = objective.metrics(lm, pairs)
+    assert metrics.main == "mrr"
+    assert metrics.score == metrics.values["recall@1"] == metrics.values["recall@10"] == 1.0
+    assert {"bm25_mrr", "mixed_recall@10"} <= metrics.values.keys()
+    assert metrics.predictions[1]["rank"] == 1
+    vectors = lm.embed([one.text for one in pairs])
+    torch.testing.assert_close(vectors, lm.embed([p.text for p in pairs], pooling=pooling))
+    # Saved, exported and read again it embeds the same.
+    folder = lm.save(tmp_path / f"own-{family}-{pooling}")
+    exported = lm.save_hf(tmp_path / f"hf-{family}-{pooling}")
+    lm.save_hf(exported, overwrite=True)
+    for again in (load(folder), load(exported)):
+        assert again.settings.pooling == pooling
+        embedded = again.embed([one.text for one in pairs])
+        torch.testing.assert_close(embedded, vectors, rtol=1e-4, atol=1e-5)
+    if family == "bert":
+        their_vectors = theirs(exported, [one.text for one in pairs])
+        torch.testing.assert_close(their_vectors, vectors, rtol=1e-4, atol=1e-5)
+    flags = json.loads((exported / "1_Pooling" / "config.json").read_text())
+    named = {"mean": "mean_tokens", "last": "lasttoken"}[pooling]
+    assert [name for name, value in flags.items() if value is True] == [f"pooling_mode_{named}"]
+    assert flags["word_embedding_dimension"] == lm.spec.d_model
     modules = json.loads((exported / "modules.json").read_text())
     assert [(one["path"], one["type"].split(".")[-1]) for one in modules] == [
         ("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"),

@@ -55,20 +55,22 @@ def test_the_command_after_a_run_is_in_the_language_of_its_text():
         assert Objective.kinds[kind]().try_it("r", None).isascii()  # type: ignore[arg-type]
 
 
-def test_no_sample_is_cut_within_a_character_or_goes_past_the_trained_length():
+@pytest.mark.parametrize(
+    ("kind", "words"), [("causal", 10), ("prefix-lm", 10), ("seq2seq-prefix-lm", 8)]
+)
+def test_no_sample_is_cut_within_a_character_or_goes_past_the_trained_length(kind, words):
     tokenizer = Tokenizer.train("byte-bpe", texts=[CHINESE], vocab_size=260, progress=False)
     spec = presets["gpt2-tiny"].replace(vocab_size=tokenizer.vocab_size)
-    for kind, words in (("causal", 10), ("prefix-lm", 10), ("seq2seq-prefix-lm", 8)):
-        used = len(tokenizer.encode(beginning(CHINESE, words)).ids)
-        for trained, room in ((used + 9, 9), (None, 40), (used, 0)):
-            settings = Settings(config={"trained_length": trained} if trained else {})
-            lm = LanguageModel(spec, build(spec, seed=0), tokenizer, settings)
-            generated = []
-            lm.generate = lambda prompt, generated=generated, **options: generated.append(options)
-            sample = Objective.kinds[kind]().sample(lm, CHINESE)
-            if not room:
-                assert sample is None
-                continue
-            assert sample
-            assert CHINESE.startswith(sample[0])
-            assert generated[0]["max_new_tokens"] == min(40, room)
+    used = len(tokenizer.encode(beginning(CHINESE, words)).ids)
+    for trained, room in ((used + 9, 9), (None, 40), (used, 0)):
+        settings = Settings(config={"trained_length": trained} if trained else {})
+        lm = LanguageModel(spec, build(spec, seed=0), tokenizer, settings)
+        generated = []
+        lm.generate = lambda prompt, generated=generated, **options: generated.append(options)
+        sample = Objective.kinds[kind]().sample(lm, CHINESE)
+        if not room:
+            assert sample is None
+            continue
+        assert sample
+        assert CHINESE.startswith(sample[0])
+        assert generated[0]["max_new_tokens"] == min(40, room)

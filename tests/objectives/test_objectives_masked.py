@@ -80,18 +80,22 @@ def test_shares_of_masked_replaced_and_kept_tokens(shares):
     assert (batch.attention_mask == (np.arange(LENGTH) < rows.lengths[:, None])).all()
 
 
-def test_the_noise_of_a_row_is_its_own():
+@pytest.mark.parametrize(
+    "objective",
+    [Masked(), Masked(whole_words=True), Masked(max_span=3), ReplacedToken()],
+    ids=["masked", "masked-words", "masked-spans", "replaced-token"],
+)
+def test_the_noise_of_a_row_is_its_own(objective):
     """Same (seed, position): same noise whatever else is in the batch; another seed: another."""
     rows, positions = make_rows(7, 53), np.array([5, 900, 2**40, 11, 12, 13, 0])
     facts = vocabulary(word_continuations=lambda: (np.arange(VOCAB) % 3 == 0).tolist())
-    for objective in (Masked(), Masked(whole_words=True), Masked(max_span=3), ReplacedToken()):
-        whole = objective.prepare(rows, RowRandom(1, positions), facts)
-        for row in (6, 2):
-            alone = rows.rows(row, row + 1)
-            single = objective.prepare(alone, RowRandom(1, positions[row : row + 1]), facts)
-            assert (single.input_ids[0] == whole.input_ids[row]).all()
-        other = objective.prepare(rows, RowRandom(2, positions), facts)
-        assert (other.input_ids != whole.input_ids).any()
+    whole = objective.prepare(rows, RowRandom(1, positions), facts)
+    for row in (6, 2):
+        alone = rows.rows(row, row + 1)
+        single = objective.prepare(alone, RowRandom(1, positions[row : row + 1]), facts)
+        assert (single.input_ids[0] == whole.input_ids[row]).all()
+    other = objective.prepare(rows, RowRandom(2, positions), facts)
+    assert (other.input_ids != whole.input_ids).any()
 
 
 def test_pieces_of_a_word_are_chosen_together():
@@ -129,19 +133,19 @@ def test_spans_have_the_published_lengths_and_every_position_the_same_share(leng
     assert both == pytest.approx(inside + 0.15 / mean * start, rel=0.1)
 
 
-def test_the_masked_loss_is_the_cross_entropy_of_the_chosen_tokens():
-    for name in BIDIRECTIONAL:
-        model, rows = small_model(name), make_rows(5, 23, high=VOCABULARY)
-        facts, objective = vocabulary(VOCABULARY), Masked(probability=0.3)
-        batch = objective.prepare(rows, RowRandom(0, np.arange(5)), facts)
-        loss = objective.loss(model, to_device(batch, CPU))["loss"]
-        assert batch.labels is not None
-        ids, mask = torch.from_numpy(batch.input_ids), torch.from_numpy(batch.attention_mask)
-        logits = model.logits(model(ids, attention_mask=mask)).flatten(0, 1)
-        labels = torch.from_numpy(batch.labels).flatten()
-        expected = F.cross_entropy(logits, labels, reduction="sum")
-        assert int((labels >= 0).sum()) == objective.label_counts(batch)["loss"]
-        assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
+@pytest.mark.parametrize("name", BIDIRECTIONAL)
+def test_the_masked_loss_is_the_cross_entropy_of_the_chosen_tokens(name):
+    model, rows = small_model(name), make_rows(5, 23, high=VOCABULARY)
+    facts, objective = vocabulary(VOCABULARY), Masked(probability=0.3)
+    batch = objective.prepare(rows, RowRandom(0, np.arange(5)), facts)
+    loss = objective.loss(model, to_device(batch, CPU))["loss"]
+    assert batch.labels is not None
+    ids, mask = torch.from_numpy(batch.input_ids), torch.from_numpy(batch.attention_mask)
+    logits = model.logits(model(ids, attention_mask=mask)).flatten(0, 1)
+    labels = torch.from_numpy(batch.labels).flatten()
+    expected = F.cross_entropy(logits, labels, reduction="sum")
+    assert int((labels >= 0).sum()) == objective.label_counts(batch)["loss"]
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-9)
 
 
 class Text:
@@ -251,33 +255,33 @@ def test_one_document_has_no_negatives():
     assert not batch.sequence_labels.any()
 
 
-def test_the_pair_loss_is_that_of_both_heads():
-    for name in ("bert", "albert"):
-        model, generator = small_model(name), np.random.default_rng(0)
-        lengths = np.array([23, 17, 5, 2, 1])
-        documents = (np.arange(23) < lengths[:, None]).astype(np.int64)
-        rows = RowBatch(generator.integers(5, 43, (5, 23)), lengths, documents, np.arange(5))
-        objective = SentencePairs(pairs="order", probability=0.3)
-        batch = objective.prepare(rows, RowRandom(0, np.arange(5)), vocabulary(43))
-        losses = objective.loss(model, to_device(batch, CPU))
-        inputs = {k: torch.from_numpy(v) for k, v in batch.arrays().items()}
-        labels, pairs = inputs.pop("labels"), inputs.pop("sequence_labels")
-        hidden = model(**inputs)
-        expected = F.cross_entropy(
-            model.logits(hidden).flatten(0, 1), labels.flatten(), reduction="sum"
-        )
-        logits = model.logits(hidden, head="nsp")
-        order = F.cross_entropy(logits, pairs, reduction="sum")
-        correct = sum(int(b > a) == label for (a, b), label in zip(logits.tolist(), pairs.tolist()))
-        assert objective.label_counts(batch) == {
-            "mlm": int((labels >= 0).sum()),
-            "order": 5,
-            "order_accuracy": 5,
-        }
-        assert losses["mlm"].item() == pytest.approx(expected.item(), rel=1e-9)
-        assert losses["order"].item() == pytest.approx(order.item(), rel=1e-9)
-        assert losses["order_accuracy"].item() == correct
-        assert 0 < correct < 5
+@pytest.mark.parametrize("name", ["bert", "albert"])
+def test_the_pair_loss_is_that_of_both_heads(name):
+    model, generator = small_model(name), np.random.default_rng(0)
+    lengths = np.array([23, 17, 5, 2, 1])
+    documents = (np.arange(23) < lengths[:, None]).astype(np.int64)
+    rows = RowBatch(generator.integers(5, 43, (5, 23)), lengths, documents, np.arange(5))
+    objective = SentencePairs(pairs="order", probability=0.3)
+    batch = objective.prepare(rows, RowRandom(0, np.arange(5)), vocabulary(43))
+    losses = objective.loss(model, to_device(batch, CPU))
+    inputs = {k: torch.from_numpy(v) for k, v in batch.arrays().items()}
+    labels, pairs = inputs.pop("labels"), inputs.pop("sequence_labels")
+    hidden = model(**inputs)
+    expected = F.cross_entropy(
+        model.logits(hidden).flatten(0, 1), labels.flatten(), reduction="sum"
+    )
+    logits = model.logits(hidden, head="nsp")
+    order = F.cross_entropy(logits, pairs, reduction="sum")
+    correct = sum(int(b > a) == label for (a, b), label in zip(logits.tolist(), pairs.tolist()))
+    assert objective.label_counts(batch) == {
+        "mlm": int((labels >= 0).sum()),
+        "order": 5,
+        "order_accuracy": 5,
+    }
+    assert losses["mlm"].item() == pytest.approx(expected.item(), rel=1e-9)
+    assert losses["order"].item() == pytest.approx(order.item(), rel=1e-9)
+    assert losses["order_accuracy"].item() == correct
+    assert 0 < correct < 5
 
 
 @pytest.mark.parametrize("kind", ["padded", "packed"])

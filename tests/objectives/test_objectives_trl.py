@@ -129,27 +129,24 @@ def assert_equal_steps(objective, lm, batch, model, loss, *, value=True):
         assert float((one - gradients[name]).abs().max()) < KEPT * largest, name
 
 
-def test_losses_of_given_log_probabilities(trl):
+@pytest.mark.parametrize("kind", ["sigmoid", "hinge", "ipo", "simpo", "orpo"])
+def test_losses_of_given_log_probabilities(kind, trl):
     policy = torch.tensor([[-3.1, -9.2], [-7.7, -2.3], [-11.9, -40.0]])
     reference = torch.tensor([[-4.0, -8.1], [-5.9, -3.3], [-13.5, -16.0]])
     tokens = torch.tensor([[3, 7], [5, 2], [13, 11]])
-    ratios, means = policy - reference, policy / tokens
-    for kind, logps in (
-        *(("sigmoid", ratios), ("hinge", ratios), ("ipo", ratios)),
-        *(("simpo", means), ("orpo", means)),
-    ):
-        smoothing = 0.2 if kind in ("sigmoid", "simpo") else 0.0
-        keys = {"loss_type": kind, "beta": 0.7, "label_smoothing": smoothing}
-        objective = PreferenceOptimization(**keys, gamma=0.3)
-        trainer = SimpleNamespace(**keys, simpo_gamma=0.3, alpha=0.0)
-        trainer.accelerator = SimpleNamespace(device=CPU)
-        if kind == "orpo":
-            losses, *_ = trl.experimental.orpo.ORPOTrainer.odds_ratio_loss(trainer, *logps.T)
-            losses = -losses
-        else:
-            losses, *_ = trl.experimental.cpo.CPOTrainer.cpo_loss(trainer, *logps.T)
-        ours = preference_losses(objective, policy, reference, tokens)
-        assert ours.tolist() == pytest.approx(losses.tolist(), rel=1e-12), kind
+    logps = policy / tokens if kind in ("simpo", "orpo") else policy - reference
+    smoothing = 0.2 if kind in ("sigmoid", "simpo") else 0.0
+    keys = {"loss_type": kind, "beta": 0.7, "label_smoothing": smoothing}
+    objective = PreferenceOptimization(**keys, gamma=0.3)
+    trainer = SimpleNamespace(**keys, simpo_gamma=0.3, alpha=0.0)
+    trainer.accelerator = SimpleNamespace(device=CPU)
+    if kind == "orpo":
+        losses, *_ = trl.experimental.orpo.ORPOTrainer.odds_ratio_loss(trainer, *logps.T)
+        losses = -losses
+    else:
+        losses, *_ = trl.experimental.cpo.CPOTrainer.cpo_loss(trainer, *logps.T)
+    ours = preference_losses(objective, policy, reference, tokens)
+    assert ours.tolist() == pytest.approx(losses.tolist(), rel=1e-12)
 
 
 def test_a_batch_of_pairs(trl, tmp_path):

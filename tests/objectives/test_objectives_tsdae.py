@@ -49,28 +49,28 @@ def test_tokens_are_deleted_and_the_text_is_the_target():
     assert abs(deleted / words - 0.6) < 0.04
 
 
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
 @pytest.mark.usefixtures("double_precision")
-def test_the_decoder_sees_the_pooled_vector_and_nothing_else():
-    for pooling in ("mean", "first", "last"):
-        objective, lm = untrained(TSDAE.parse({"pooling": pooling}), EXAMPLES, "bert")
-        _, batch = prepared(objective, lm)
-        model, tensors = lm.module.eval(), to_device(batch, CPU)
-        # Decoding with a cache that remembers this vector in place of an encoder's output.
-        [encoder] = objective.models(model).values()
-        texts = [ids[: mask.sum()] for ids, mask in zip(batch.input_ids, batch.attention_mask)]
-        hidden = [encoder(torch.from_numpy(ids)[None])[0] for ids in texts]
-        pooled = {"mean": lambda x: x.mean(0), "first": lambda x: x[0], "last": lambda x: x[-1]}
-        vectors = torch.stack([pooled[pooling](one) for one in hidden])
-        cache = model.new_cache(3, batch.labels.shape[1])
-        cache.remember(torch.arange(3), vectors[:, None])
-        states = model(
-            decoder_input_ids=torch.from_numpy(np.ascontiguousarray(batch.decoder_input_ids)),
-            cache=cache,
-        )
-        logits, labels = model.logits(states).transpose(1, 2), torch.from_numpy(batch.labels)
-        expected = F.cross_entropy(logits, labels, reduction="sum")
-        loss = objective.loss(model, tensors)["loss"]
-        assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
+def test_the_decoder_sees_the_pooled_vector_and_nothing_else(pooling):
+    objective, lm = untrained(TSDAE.parse({"pooling": pooling}), EXAMPLES, "bert")
+    _, batch = prepared(objective, lm)
+    model, tensors = lm.module.eval(), to_device(batch, CPU)
+    # Decoding with a cache that remembers this vector in place of an encoder's output.
+    [encoder] = objective.models(model).values()
+    texts = [ids[: mask.sum()] for ids, mask in zip(batch.input_ids, batch.attention_mask)]
+    hidden = [encoder(torch.from_numpy(ids)[None])[0] for ids in texts]
+    pooled = {"mean": lambda x: x.mean(0), "first": lambda x: x[0], "last": lambda x: x[-1]}
+    vectors = torch.stack([pooled[pooling](one) for one in hidden])
+    cache = model.new_cache(3, batch.labels.shape[1])
+    cache.remember(torch.arange(3), vectors[:, None])
+    states = model(
+        decoder_input_ids=torch.from_numpy(np.ascontiguousarray(batch.decoder_input_ids)),
+        cache=cache,
+    )
+    logits, labels = model.logits(states).transpose(1, 2), torch.from_numpy(batch.labels)
+    expected = F.cross_entropy(logits, labels, reduction="sum")
+    loss = objective.loss(model, tensors)["loss"]
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 def test_overfits_and_its_encoder_is_saved_without_the_decoder(tmp_path):
@@ -91,7 +91,7 @@ def test_overfits_and_its_encoder_is_saved_without_the_decoder(tmp_path):
     assert read_module(folder).state_dict().keys() == encoder.state_dict().keys()
 
 
-def test_models_that_are_no_encoders_are_refused():
-    for name in ("t5-mini", "gpt2-mini", "lstm-mini", "longformer-mini"):
-        with pytest.raises(RecipeError, match="tsdae"):
-            TSDAE.parse({}).heads(presets[name])
+@pytest.mark.parametrize("name", ["t5-mini", "gpt2-mini", "lstm-mini", "longformer-mini"])
+def test_models_that_are_no_encoders_are_refused(name):
+    with pytest.raises(RecipeError, match="tsdae"):
+        TSDAE.parse({}).heads(presets[name])

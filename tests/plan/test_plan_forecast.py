@@ -22,26 +22,26 @@ TEXT = "\n\n".join(
 )
 
 
-def test_a_forecast_changes_nothing_of_the_run(tmp_path, monkeypatch):
+@pytest.mark.parametrize("preset", ["llama-tiny", "t5-tiny", "electra-tiny"])
+def test_a_forecast_changes_nothing_of_the_run(preset, tmp_path, monkeypatch):
     (tmp_path / "text.txt").write_text(TEXT)
     monkeypatch.setattr(forecast, "_SECONDS", 0.02)
-    for preset in ("llama-tiny", "t5-tiny", "electra-tiny"):  # AdamW, Muon, two models
-        runs = []
-        for seconds in (0.0, 1e9):
-            monkeypatch.setattr(forecast, "_WORTH_SECONDS", seconds)
-            console = quiet()
-            run = pretrain(
-                preset, data=tmp_path / "text.txt", out=tmp_path / f"{preset}-{seconds}",
-                changes=settings(steps=4, eval_every=4, eval_tokens=64), console=console,
-            )  # fmt: skip
-            shown = console.file.getvalue()  # type: ignore[attr-defined]
-            assert ("forecast   about" in shown) == (seconds == 0.0)
-            records = run.read_metrics()
-            runs.append([record.get("train_loss", record.get("valid_loss")) for record in records])
-            if seconds == 0.0:
-                facts = run.read_facts()["forecast"]
-                assert facts["tokens"] == 4 * 32 * 7
-        assert runs[0] == runs[1], preset
+    runs = []
+    for seconds in (0.0, 1e9):
+        monkeypatch.setattr(forecast, "_WORTH_SECONDS", seconds)
+        console = quiet()
+        run = pretrain(
+            preset, data=tmp_path / "text.txt", out=tmp_path / f"{preset}-{seconds}",
+            changes=settings(steps=4, eval_every=4, eval_tokens=64), console=console,
+        )  # fmt: skip
+        shown = console.file.getvalue()  # type: ignore[attr-defined]
+        assert ("forecast   about" in shown) == (seconds == 0.0)
+        records = run.read_metrics()
+        runs.append([record.get("train_loss", record.get("valid_loss")) for record in records])
+        if seconds == 0.0:
+            facts = run.read_facts()["forecast"]
+            assert facts["tokens"] == 4 * 32 * 7
+    assert runs[0] == runs[1]
 
 
 def test_a_run_says_how_often_it_reads_its_text(tmp_path, monkeypatch):
@@ -63,17 +63,23 @@ def test_a_run_says_how_often_it_reads_its_text(tmp_path, monkeypatch):
         assert said in shown if said else "passes" not in shown, shown
 
 
-def test_this_machine_is_measured_without_data(capsys, monkeypatch):
+@pytest.mark.parametrize(
+    ("preset", "kind"), [("bert-tiny", "sentence-pairs"), ("bart-tiny", "denoising")]
+)
+def test_this_machine_is_measured_without_data(preset, kind, capsys, monkeypatch):
     monkeypatch.setattr(forecast, "_SECONDS", 0.02)
-    for preset, kind in (("bert-tiny", "sentence-pairs"), ("bart-tiny", "denoising")):
-        more = ["--set", f"objective.kind={kind}", "--set", "train.steps=10", "--json"]
-        assert cli.main(["plan", preset, "--this-machine", *more]) == 0
-        facts = json.loads(capsys.readouterr().out)
-        assert facts["tokens"] == 10 * 1024
-        assert facts["steps"] == 10
-        assert facts["seconds"] == facts["tokens"] / facts["tokens_per_second"]
-        assert facts["memory_bytes"] < facts["free_bytes"]
-        assert facts["warning"] is None
+    more = ["--set", f"objective.kind={kind}", "--set", "train.steps=10", "--json"]
+    assert cli.main(["plan", preset, "--this-machine", *more]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["tokens"] == 10 * 1024
+    assert facts["steps"] == 10
+    assert facts["seconds"] == facts["tokens"] / facts["tokens_per_second"]
+    assert facts["memory_bytes"] < facts["free_bytes"]
+    assert facts["warning"] is None
+
+
+def test_this_machine_is_measured_for_a_number_of_minutes(capsys, monkeypatch):
+    monkeypatch.setattr(forecast, "_SECONDS", 0.02)
     assert cli.main(["plan", "gpt2-tiny", "--this-machine", "--set", "train.minutes=2"]) == 0
     assert "in 2m00s" in capsys.readouterr().out
 

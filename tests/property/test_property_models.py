@@ -47,66 +47,66 @@ def both_modes(name):
             yield small_model(name)
 
 
-def test_no_token_depends_on_a_later_one():
-    for name in GENERATING:
-        ids = random_ids(ROWS, LENGTH)
-        for model in both_modes(name):
-            before = logits_of(model, **inputs_for(name, ids))
-            for column in (0, 7, LENGTH - 3):
-                after = logits_of(model, **inputs_for(name, changed_at(ids, column)))
-                close(after[:, :column], before[:, :column])  # experts sum in another order
-                difference = (before - after).abs().amax((0, 2))
-                assert difference[column] > 1e-5, (name, column)
-                assert difference[column + 1 :].max() > 1e-5, (name, column)  # not all see the next
+@pytest.mark.parametrize("name", GENERATING)
+def test_no_token_depends_on_a_later_one(name):
+    ids = random_ids(ROWS, LENGTH)
+    for model in both_modes(name):
+        before = logits_of(model, **inputs_for(name, ids))
+        for column in (0, 7, LENGTH - 3):
+            after = logits_of(model, **inputs_for(name, changed_at(ids, column)))
+            close(after[:, :column], before[:, :column])  # experts sum in another order
+            difference = (before - after).abs().amax((0, 2))
+            assert difference[column] > 1e-5, (name, column)
+            assert difference[column + 1 :].max() > 1e-5, (name, column)  # not all see the next
 
 
-def test_an_encoder_sees_both_sides_and_the_whole_source():
-    for name in BIDIRECTIONAL + BOTH:
-        ids = random_ids(1, SOURCE_LENGTH)
-        for model in both_modes(name):
-            encode = model.encode if name in BOTH or hasattr(model, "encode") else model
-            difference = (encode(ids) - encode(changed_at(ids, 5))).abs().amax(-1)
-            assert (difference > 1e-6).all(), name
+@pytest.mark.parametrize("name", BIDIRECTIONAL + BOTH)
+def test_an_encoder_sees_both_sides_and_the_whole_source(name):
+    ids = random_ids(1, SOURCE_LENGTH)
+    for model in both_modes(name):
+        encode = model.encode if name in BOTH or hasattr(model, "encode") else model
+        difference = (encode(ids) - encode(changed_at(ids, 5))).abs().amax(-1)
+        assert (difference > 1e-6).all()
 
 
-def test_padding_changes_nothing():
+@pytest.mark.parametrize("name", ALL_SPECS)
+def test_padding_changes_nothing(name):
     lengths = torch.tensor([LENGTH, 1, 7])
     real = torch.arange(LENGTH) < lengths[:, None]
-    for name in ALL_SPECS:
-        ids = torch.where(real, random_ids(ROWS, LENGTH), 5)
-        inputs = inputs_for(name, ids, real=real)
-        for model in both_modes(name):
-            together = model(**inputs)
-            for row, length in enumerate(lengths.tolist()):
-                alone = inputs_for(name, ids[row : row + 1, :length])
-                if name in BOTH:
-                    alone["input_ids"] = inputs["input_ids"][row : row + 1]
-                close(together[row, :length], model(**alone)[0])
+    ids = torch.where(real, random_ids(ROWS, LENGTH), 5)
+    inputs = inputs_for(name, ids, real=real)
+    for model in both_modes(name):
+        together = model(**inputs)
+        for row, length in enumerate(lengths.tolist()):
+            alone = inputs_for(name, ids[row : row + 1, :length])
+            if name in BOTH:
+                alone["input_ids"] = inputs["input_ids"][row : row + 1]
+            close(together[row, :length], model(**alone)[0])
 
 
-def test_padding_of_the_source_changes_nothing():
+@pytest.mark.parametrize("name", BOTH)
+def test_padding_of_the_source_changes_nothing(name):
     lengths = [11, 1, 7]
     real = torch.arange(11) < torch.tensor(lengths)[:, None]
     source, target = random_ids(ROWS, 11, seed=2), random_ids(ROWS, 7)
-    for name in BOTH:
-        for model in both_modes(name):
-            together = model(source, attention_mask=real.long(), decoder_input_ids=target)
-            for row, length in enumerate(lengths):
-                one = slice(row, row + 1)
-                close(together[one], model(source[one, :length], decoder_input_ids=target[one]))
+    for model in both_modes(name):
+        together = model(source, attention_mask=real.long(), decoder_input_ids=target)
+        for row, length in enumerate(lengths):
+            one = slice(row, row + 1)
+            close(together[one], model(source[one, :length], decoder_input_ids=target[one]))
 
 
-def test_packed_documents_equal_separate_ones():
+@pytest.mark.parametrize("name", [name for name, each in ALL_SPECS.items() if each.packs])
+def test_packed_documents_equal_separate_ones(name):
     lengths = [3, 7, 1, 8]
     documents = torch.repeat_interleave(torch.arange(1, 5), torch.tensor(lengths))[None]
     positions = torch.cat([torch.arange(length) for length in lengths])[None]
     ids = random_ids(1, LENGTH)
-    for name in (name for name, each in ALL_SPECS.items() if each.packs):
-        for model in both_modes(name):
-            read = model.encode if name in BOTH else model
-            packed = read(ids, document_ids=documents, position_ids=positions)
-            separate = [read(part) for part in ids.split(lengths, 1)]
-            close(packed, torch.cat(separate, 1))
+    for model in both_modes(name):
+        read = model.encode if name in BOTH else model
+        packed = read(ids, document_ids=documents, position_ids=positions)
+        separate = [read(part) for part in ids.split(lengths, 1)]
+        close(packed, torch.cat(separate, 1))
 
 
 def test_two_directions_of_elmo_are_independent():
@@ -117,32 +117,30 @@ def test_two_directions_of_elmo_are_independent():
     close(before[:, 0], model(ids))
 
 
-def test_micro_batches_change_no_loss_and_no_gradient():
+@pytest.mark.parametrize("name", GENERATING)
+def test_micro_batches_change_no_loss_and_no_gradient(name):
     labels = random_ids(ROWS, LENGTH, seed=3)
-    for name in GENERATING:
-        gradients = []
-        for size in (ROWS, 1):
-            model = small_model(name)
-            for ids, targets in zip(random_ids(ROWS, LENGTH).split(size), labels.split(size)):
-                hidden = (
-                    model(**inputs_for(name, ids))
-                    if name not in BOTH
-                    else model(
-                        random_ids(1, SOURCE_LENGTH).expand(len(ids), -1), decoder_input_ids=ids
-                    )
-                )
-                model.lm_loss(hidden.flatten(0, 1), targets.flatten()).backward()
-            gradients.append([p.grad for p in model.parameters() if p.grad is not None])
-        for whole, split in zip(*gradients, strict=True):
-            torch.testing.assert_close(split, whole, rtol=1e-9, atol=1e-9)
+    gradients = []
+    for size in (ROWS, 1):
+        model = small_model(name)
+        for ids, targets in zip(random_ids(ROWS, LENGTH).split(size), labels.split(size)):
+            hidden = (
+                model(**inputs_for(name, ids))
+                if name not in BOTH
+                else model(random_ids(1, SOURCE_LENGTH).expand(len(ids), -1), decoder_input_ids=ids)
+            )
+            model.lm_loss(hidden.flatten(0, 1), targets.flatten()).backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    for whole, split in zip(*gradients, strict=True):
+        torch.testing.assert_close(split, whole, rtol=1e-9, atol=1e-9)
 
 
-def test_selected_positions_are_those_of_the_whole():
+@pytest.mark.parametrize("name", ALL_SPECS)
+def test_selected_positions_are_those_of_the_whole(name):
     select = torch.tensor([0, 5, 20, 56])
-    for name in ALL_SPECS:
-        for model in both_modes(name):
-            inputs = inputs_for(name, random_ids(ROWS, LENGTH))
-            close(model(**inputs, select=select), model(**inputs).flatten(0, 1)[select])
+    for model in both_modes(name):
+        inputs = inputs_for(name, random_ids(ROWS, LENGTH))
+        close(model(**inputs, select=select), model(**inputs).flatten(0, 1)[select])
 
 
 def cached(model, name, cache, source, ids, **options):

@@ -117,13 +117,16 @@ def test_translate_reads_with_the_source_tokenizer(served, models):
     assert served.post("translate", {**body, "max_tokens": 1025}).status_code == 400
 
 
+@pytest.mark.parametrize("name", ["decoder", "encoder"])
+def test_scores_equal_those_of_the_model(name, served, models):
+    found = served.post("score", {"model": name, "text": [TEXT, "today"]}).json()["data"]
+    for each, text in zip(found, (TEXT, "today"), strict=True):
+        assert each["log_probability"] == pytest.approx(models[name].score(text), abs=FLOAT32)
+        values = [token["log_probability"] or 0.0 for token in each["tokens"]]
+        assert sum(values) == pytest.approx(each["log_probability"], abs=FLOAT32)
+
+
 def test_score(served, models):
-    for name in ("decoder", "encoder"):
-        found = served.post("score", {"model": name, "text": [TEXT, "today"]}).json()["data"]
-        for each, text in zip(found, (TEXT, "today"), strict=True):
-            assert each["log_probability"] == pytest.approx(models[name].score(text), abs=FLOAT32)
-            values = [token["log_probability"] or 0.0 for token in each["tokens"]]
-            assert sum(values) == pytest.approx(each["log_probability"], abs=FLOAT32)
     texts = [" was cloudy.", "was cloudy."]  # the space may be left out
     body = {"model": "decoder", "text": texts, "context": "The weather"}
     found, same = served.post("score", body).json()["data"]
@@ -172,16 +175,16 @@ def test_every_example_of_the_document_runs(served):
         assert answer.status_code == 200, (path, answer.text)
 
 
-def test_a_model_answers_its_own_endpoints_alone(served, models):
+@pytest.mark.parametrize("name", KINDS)
+def test_a_model_answers_its_own_endpoints_alone(name, served, models):
     """Others refuse it by name, before their functions run."""
-    for name in KINDS:
-        card = served.get(f"/v1/models/{name}").json()
-        for path, endpoint in ENDPOINTS.items():
-            if path in card["endpoints"]:
-                continue
-            answer = served.post(path[4:], {"model": name, **endpoint.example})
-            assert answer.status_code == 400, (name, path)
-            assert answer.json()["error"]["code"] == "model_cannot"
+    card = served.get(f"/v1/models/{name}").json()
+    for path, endpoint in ENDPOINTS.items():
+        if path in card["endpoints"]:
+            continue
+        answer = served.post(path[4:], {"model": name, **endpoint.example})
+        assert answer.status_code == 400, (name, path)
+        assert answer.json()["error"]["code"] == "model_cannot"
 
 
 def served_models(server) -> dict[str, Any]:

@@ -22,14 +22,19 @@ LLAMA = SPECS["llama"].replace(
 )
 
 
-def test_plain_data_and_back():
+@pytest.mark.parametrize(
+    ("name", "described"), [*ALL_SPECS.items(), *presets.items()], ids=[*ALL_SPECS, *presets]
+)
+def test_plain_data_and_back(name, described):
     """Through JSON; of a Transformer also without its kind."""
-    for name, described in [*ALL_SPECS.items(), *presets.items()]:
-        data = json.loads(json.dumps(described.to_dict()))
-        assert Spec.from_dict(data) == described, name
-        if isinstance(described, ModelSpec):
-            del data["kind"]
-            assert Spec.from_dict(data) == described, name
+    data = json.loads(json.dumps(described.to_dict()))
+    assert Spec.from_dict(data) == described
+    if isinstance(described, ModelSpec):
+        del data["kind"]
+        assert Spec.from_dict(data) == described
+
+
+def test_an_unknown_kind_names_the_nearest():
     with pytest.raises(SpecError, match='Did you mean "rnn"'):
         Spec.from_dict({"kind": "rrnn"})
 

@@ -108,17 +108,28 @@ def responses(name: str, chat) -> list[str]:
     return [text[start:stop] for start, stop in spans]
 
 
-def test_the_responses_of_the_assistant():
-    chat = turns("a", "b", "b", "a", "a", "a", system="Be brief.")
-    for name, expected in {
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    {
         "chatml": ["b<|im_end|>\n", "a<|im_end|>\n", "a<|im_end|>\n"],
         "llama2": [" b </s>", " a </s>", " a </s>"],
         "llama3": ["b<|eot_id|>", "a<|eot_id|>", "a<|eot_id|>"],
         "marked": ["b</s>", "a</s>", "a</s>"],
         "plain": [" b</s>\n", " a</s>\n", " a</s>\n"],
         "thinking": ["b<end>\n", "a<end>\n", "<think></think>a<end>\n"],
-    }.items():
-        assert responses(name, chat) == expected
+    }.items(),
+    ids={
+        "chatml": ["b<|im_end|>\n", "a<|im_end|>\n", "a<|im_end|>\n"],
+        "llama2": [" b </s>", " a </s>", " a </s>"],
+        "llama3": ["b<|eot_id|>", "a<|eot_id|>", "a<|eot_id|>"],
+        "marked": ["b</s>", "a</s>", "a</s>"],
+        "plain": [" b</s>\n", " a</s>\n", " a</s>\n"],
+        "thinking": ["b<end>\n", "a<end>\n", "<think></think>a<end>\n"],
+    },
+)
+def test_the_responses_of_the_assistant(name, expected):
+    chat = turns("a", "b", "b", "a", "a", "a", system="Be brief.")
+    assert responses(name, chat) == expected
 
 
 def test_responses_are_in_order_and_apart():

@@ -42,21 +42,19 @@ def parts(one):
     return one.ids, one.type_ids, one.offsets, one.texts
 
 
-def test_texts_and_pairs_as_transformers_encodes_them():
-    for family in FAMILIES:
-        kept = [text for text in SAMPLES if text or family != "gpt2"]
-        texts = [(text, None) for text in kept]
-        texts += [(a, b) for a, b in PAIRS if a or b or family != "gpt2"]
-        for limit in (None, 7, 8, 13, 31):
-            inputs = encode_inputs(
-                ours(family), texts, max_length=limit, as_documents=family in FRAMED
-            )
-            for (a, b), one in zip(texts, inputs, strict=True):
-                expected = encoded_by_transformers(family, a, b, max_length=limit)
-                assert parts(one) == expected, (family, a, b)
-            cut = sum(bool(one.cut) for one in inputs)
-            assert cut < len(texts)
-            assert (limit is None) == (cut == 0)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_and_pairs_as_transformers_encodes_them(family):
+    kept = [text for text in SAMPLES if text or family != "gpt2"]
+    texts = [(text, None) for text in kept]
+    texts += [(a, b) for a, b in PAIRS if a or b or family != "gpt2"]
+    for limit in (None, 7, 8, 13, 31):
+        inputs = encode_inputs(ours(family), texts, max_length=limit, as_documents=family in FRAMED)
+        for (a, b), one in zip(texts, inputs, strict=True):
+            expected = encoded_by_transformers(family, a, b, max_length=limit)
+            assert parts(one) == expected, (family, a, b)
+        cut = sum(bool(one.cut) for one in inputs)
+        assert cut < len(texts)
+        assert (limit is None) == (cut == 0)
 
 
 def test_texts_get_the_tokens_of_documents_where_the_tokenizer_adds_none():
@@ -161,15 +159,15 @@ def test_words_that_share_a_token_have_it_in_both_windows():
         assert [(w.start, w.stop, w.ids, w.first_tokens) for w in windows] == expected
 
 
-def test_no_token_is_across_two_words_without_a_space_between():
+@pytest.mark.parametrize("kind", ["byte-bpe", "bpe", "unigram", "wordpiece"])
+def test_no_token_is_across_two_words_without_a_space_between(kind):
     texts = ["\u6211\u5728\u5317\u4eac", "\u6211\u5728\u4e0a\u6d77"] * 20
-    for kind in ("byte-bpe", "bpe", "unigram", "wordpiece"):
-        tokenizer = Tokenizer.train(kind, texts=texts, vocab_size=300, progress=False)
-        ((window,),) = encode_words(tokenizer, [["\u6211", "\u5728", "\u5317\u4eac", "x"]])
-        first = window.first_tokens
-        assert len({*first}) == 4, kind
-        # Only the first word of a text, and one after a space, have a space before them.
-        assert tokenizer.backend.token_to_id("\u2581") not in window.ids[first[1] : first[2]], kind
+    tokenizer = Tokenizer.train(kind, texts=texts, vocab_size=300, progress=False)
+    ((window,),) = encode_words(tokenizer, [["\u6211", "\u5728", "\u5317\u4eac", "x"]])
+    first = window.first_tokens
+    assert len({*first}) == 4
+    # Only the first word of a text, and one after a space, have a space before them.
+    assert tokenizer.backend.token_to_id("\u2581") not in window.ids[first[1] : first[2]]
 
 
 def test_a_word_longer_than_a_window_is_cut():
@@ -180,11 +178,14 @@ def test_a_word_longer_than_a_window_is_cut():
     assert all(window.first_tokens == [1] for window in windows)
 
 
-def test_no_words_and_words_of_spaces_alone():
+@pytest.mark.parametrize("family", FAMILIES)
+def test_words_of_spaces_alone(family):
+    ((window,),) = encode_words(ours(family), [[" "]])
+    assert window.first_tokens[0] < len(window.ids)
+
+
+def test_no_words_and_spaces_without_special_tokens():
     assert encode_words(ours("bert"), [[], ["a"]])[0] == []
-    for family in FAMILIES:
-        ((window,),) = encode_words(ours(family), [[" "]])
-        assert window.first_tokens[0] < len(window.ids)
     bare = Tokenizer(tokenizers.Tokenizer(models.WordLevel({"a": 0, "u": 1}, unk_token="u")))
     bare.backend.pre_tokenizer = pre_tokenizers.Whitespace()
     ((window,),) = encode_words(bare, [[" "]])

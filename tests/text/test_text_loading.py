@@ -56,52 +56,52 @@ def byte_bpe(corpus):
     return Tokenizer.train("byte-bpe", files=corpus, vocab_size=503, progress=False)
 
 
-def _sentencepiece_cases():
-    plain = {}
-    fallback = {"byte_fallback": True, "vocab_size": 613}
-    no_prefix = {"add_dummy_prefix": False}
-    identity = {
+OPTIONS = {
+    "plain": {},
+    "fallback": {"byte_fallback": True, "vocab_size": 613},
+    "no-prefix": {"add_dummy_prefix": False},
+    "identity": {
         "normalization_rule_name": "identity",
         "remove_extra_whitespaces": False,
         "user_defined_symbols": ["<mask>", "<sep>"],
-    }
-    return [
-        (kind, options)
-        for kind in ("bpe", "unigram")
-        for options in (plain, fallback, no_prefix, identity)
-    ]
+    },
+}
+CASES = {
+    f"{kind}-{name}": (kind, options)
+    for kind in ("bpe", "unigram")
+    for name, options in OPTIONS.items()
+}
 
 
-def test_sentencepiece_models(corpus, tmp_path):
-    for number, (kind, options) in enumerate(_sentencepiece_cases()):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        sentencepiece.SentencePieceTrainer.train(
-            input=str(corpus),
-            model_prefix=str(folder / "m"),
-            model_type=kind,
-            character_coverage=0.98,
-            hard_vocab_limit=False,
-            minloglevel=2,
-            num_threads=1,
-            **{"vocab_size": 359, **options},
-        )
-        reference = sentencepiece.SentencePieceProcessor(model_file=str(folder / "m.model"))
-        tokenizer = Tokenizer.load(folder)
-        assert tokenizer.vocab_size == reference.get_piece_size()
-        texts = list(TEXTS)
-        if "user_defined_symbols" in options:
-            texts += ["a <mask> b", "<mask> first", "  two<sep><mask> "]
-        expected = reference.encode(texts)
-        assert tokenizer.encode_ids_batch(texts) == expected, (kind, options)
-        known = [ids for ids in expected if 0 not in ids]
-        assert [tokenizer.decode(ids) for ids in known] == [reference.decode(i) for i in known]
-        assert (tokenizer.unk_id, tokenizer.bos_id, tokenizer.eos_id) == (0, 1, 2)
-        tokenizer.save(folder / "saved")
-        again = Tokenizer.load(folder / "saved")
-        assert (again.fingerprint, again.kind) == (tokenizer.fingerprint, kind)
-        if "byte_fallback" in options:
-            assert tokenizer.token_bytes[tokenizer.token_to_id("<0xE5>")] == b"\xe5"
+@pytest.mark.parametrize(("kind", "options"), CASES.values(), ids=CASES)
+def test_sentencepiece_models(kind, options, corpus, tmp_path):
+    folder = tmp_path
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(corpus),
+        model_prefix=str(folder / "m"),
+        model_type=kind,
+        character_coverage=0.98,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        num_threads=1,
+        **{"vocab_size": 359, **options},
+    )
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(folder / "m.model"))
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.vocab_size == reference.get_piece_size()
+    texts = list(TEXTS)
+    if "user_defined_symbols" in options:
+        texts += ["a <mask> b", "<mask> first", "  two<sep><mask> "]
+    expected = reference.encode(texts)
+    assert tokenizer.encode_ids_batch(texts) == expected, (kind, options)
+    known = [ids for ids in expected if 0 not in ids]
+    assert [tokenizer.decode(ids) for ids in known] == [reference.decode(i) for i in known]
+    assert (tokenizer.unk_id, tokenizer.bos_id, tokenizer.eos_id) == (0, 1, 2)
+    tokenizer.save(folder / "saved")
+    again = Tokenizer.load(folder / "saved")
+    assert (again.fingerprint, again.kind) == (tokenizer.fingerprint, kind)
+    if "byte_fallback" in options:
+        assert tokenizer.token_bytes[tokenizer.token_to_id("<0xE5>")] == b"\xe5"
     (folder / "tokenizer_config.json").write_text('{"add_bos_token": true}')
     framed = Tokenizer.load(folder / "m.model")
     assert framed.encode("free").ids[0] == 1

@@ -50,34 +50,36 @@ def trained() -> dict[str, Tokenizer]:
     }
 
 
-def test_every_kind_is_trained_the_same_way_twice(trained):
+@pytest.mark.parametrize("kind", SIZES)
+def test_every_kind_is_trained_the_same_way_twice(kind, trained):
     assert set(trained) == set(Tokenizer.kinds)
-    for kind, tokenizer in trained.items():
-        assert tokenizer.kind == kind
-        assert len(tokenizer.tokens) == tokenizer.vocab_size == len(tokenizer)
-        assert all(tokenizer.token_to_id(t) == i for i, t in enumerate(tokenizer.tokens))
-        config = TokenizerConfig.parse({"kind": kind, "vocab_size": SIZES[kind]})
-        assert type(config) is Tokenizer.config_of(kind)
-        again = config.train((text for text in TEXTS), progress=False)
-        assert again.fingerprint == tokenizer.fingerprint
+    tokenizer = trained[kind]
+    assert tokenizer.kind == kind
+    assert len(tokenizer.tokens) == tokenizer.vocab_size == len(tokenizer)
+    assert all(tokenizer.token_to_id(t) == i for i, t in enumerate(tokenizer.tokens))
+    config = TokenizerConfig.parse({"kind": kind, "vocab_size": SIZES[kind]})
+    assert type(config) is Tokenizer.config_of(kind)
+    again = config.train((text for text in TEXTS), progress=False)
+    assert again.fingerprint == tokenizer.fingerprint
 
 
-def test_save_load_and_transformers_agree(trained, tmp_path):
-    for kind, tokenizer in trained.items():
-        tokenizer.save(tmp_path / kind)
-        file = tokenizer.save(tmp_path / kind / "deep" / "tokenizer.json")
-        hf = AutoTokenizer.from_pretrained(tmp_path / kind)
-        for path in (tmp_path / kind, file):
-            loaded = Tokenizer.load(path)
-            assert loaded.fingerprint == tokenizer.fingerprint
-            for text in ENGLISH + WORLD:
-                assert list(loaded.encode(text).ids) == hf(text)["input_ids"]
-            pair = loaded.encode(ENGLISH[0], WORLD[0])
-            assert list(pair.ids) == hf(ENGLISH[0], WORLD[0])["input_ids"]
-        for role in ("pad", "unk", "cls", "sep", "mask", "bos", "eos"):
-            assert getattr(hf, f"{role}_token_id") == getattr(tokenizer, f"{role}_id"), role
-        assert not [name for name in os.listdir(tmp_path / kind) if name.startswith(".")]
-        assert pickle.loads(pickle.dumps(tokenizer)).fingerprint == tokenizer.fingerprint
+@pytest.mark.parametrize("kind", SIZES)
+def test_save_load_and_transformers_agree(kind, trained, tmp_path):
+    tokenizer = trained[kind]
+    tokenizer.save(tmp_path / kind)
+    file = tokenizer.save(tmp_path / kind / "deep" / "tokenizer.json")
+    hf = AutoTokenizer.from_pretrained(tmp_path / kind)
+    for path in (tmp_path / kind, file):
+        loaded = Tokenizer.load(path)
+        assert loaded.fingerprint == tokenizer.fingerprint
+        for text in ENGLISH + WORLD:
+            assert list(loaded.encode(text).ids) == hf(text)["input_ids"]
+        pair = loaded.encode(ENGLISH[0], WORLD[0])
+        assert list(pair.ids) == hf(ENGLISH[0], WORLD[0])["input_ids"]
+    for role in ("pad", "unk", "cls", "sep", "mask", "bos", "eos"):
+        assert getattr(hf, f"{role}_token_id") == getattr(tokenizer, f"{role}_id"), role
+    assert not [name for name in os.listdir(tmp_path / kind) if name.startswith(".")]
+    assert pickle.loads(pickle.dumps(tokenizer)).fingerprint == tokenizer.fingerprint
 
 
 def test_special_tokens_come_first():
@@ -116,25 +118,26 @@ def test_byte_level_round_trips_any_text(text, trained):
     assert b"".join(tokenizer.token_bytes[i] for i in ids) == text.encode()
 
 
-def test_spaces_come_back(trained):
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_spaces_come_back(kind, trained):
     text = "the quick dog was not amused."
-    for kind in ("bpe", "unigram"):
-        ids = trained[kind].encode(text).ids
-        assert trained[kind].decode(ids) == text
-        assert b"".join(trained[kind].token_bytes[i] for i in ids) == b" " + text.encode()
+    ids = trained[kind].encode(text).ids
+    assert trained[kind].decode(ids) == text
+    assert b"".join(trained[kind].token_bytes[i] for i in ids) == b" " + text.encode()
 
 
-def test_batches_and_iterables_equal_single_calls(trained):
-    for tokenizer in trained.values():
-        assert tokenizer.encode_batch(WORLD) == [tokenizer.encode(text) for text in WORLD]
-        fast = tokenizer.encode_ids_batch(WORLD)
-        plain = tokenizer.encode_batch(WORLD, add_special_tokens=False)
-        assert fast == [list(encoding.ids) for encoding in plain]
-        assert tokenizer.decode_batch(fast) == [tokenizer.decode(ids) for ids in fast]
-        many = [text for text in WORLD for _ in range(41)]  # more than one internal batch
-        ids = tokenizer.encode_iterable(iter(many))
-        assert next(ids) == fast[0][0]
-        assert [fast[0][0], *ids] == [i for text in fast for _ in range(41) for i in text]
+@pytest.mark.parametrize("kind", SIZES)
+def test_batches_and_iterables_equal_single_calls(kind, trained):
+    tokenizer = trained[kind]
+    assert tokenizer.encode_batch(WORLD) == [tokenizer.encode(text) for text in WORLD]
+    fast = tokenizer.encode_ids_batch(WORLD)
+    plain = tokenizer.encode_batch(WORLD, add_special_tokens=False)
+    assert fast == [list(encoding.ids) for encoding in plain]
+    assert tokenizer.decode_batch(fast) == [tokenizer.decode(ids) for ids in fast]
+    many = [text for text in WORLD for _ in range(41)]  # more than one internal batch
+    ids = tokenizer.encode_iterable(iter(many))
+    assert next(ids) == fast[0][0]
+    assert [fast[0][0], *ids] == [i for text in fast for _ in range(41) for i in text]
 
 
 def test_byte_level_tokens_are_readable(trained):
@@ -148,10 +151,13 @@ def test_byte_level_tokens_are_readable(trained):
     assert word.encode("北京北京").tokens == ("北京", "北京")
     assert word.encode("北").tokens == ("\\xe5\\x8c", "\\x97")
     assert set(word.encode("天").tokens) == {"\\xe5", "\\xa4", "\\xa9"}
-    for kind in ("bpe", "unigram", "wordpiece", "whitespace"):
-        encoding = trained[kind].encode("the \u2603 dog <mask> [MASK]")
-        assert encoding.tokens == encoding.symbols
-        assert encoding.symbols == tuple(trained[kind].tokens[i] for i in encoding.ids)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece", "whitespace"])
+def test_tokens_of_other_kinds_are_their_symbols(kind, trained):
+    encoding = trained[kind].encode("the \u2603 dog <mask> [MASK]")
+    assert encoding.tokens == encoding.symbols
+    assert encoding.symbols == tuple(trained[kind].tokens[i] for i in encoding.ids)
 
 
 def test_a_tokenizer_from_merges_in_memory(trained):
@@ -183,17 +189,20 @@ def test_a_vocabulary_in_memory_is_checked():
             Tokenizer.from_merges(vocabulary, merges, special_tokens)
 
 
+@pytest.mark.parametrize("kind", ["byte-bpe", "unigram", "bpe"])
+def test_tokens_that_continue_a_word_of_a_kind(kind, trained):
+    tokenizer = trained[kind]
+    inner = dict(zip(tokenizer.tokens, tokenizer.continues_word(), strict=True))
+    assert inner["e"]
+    assert not inner["."]
+    assert not any(v for t, v in inner.items() if t.startswith(("\u0120", "\u2581")))
+    assert not any(inner[tokenizer.tokens[i]] for i in tokenizer.special_ids)
+
+
 def test_continues_word(trained):
     wordpiece = trained["wordpiece"]
     for token, inner in zip(wordpiece.tokens, wordpiece.continues_word(), strict=True):
         assert inner == token.startswith("##")
-    for kind in ("byte-bpe", "unigram", "bpe"):
-        tokenizer = trained[kind]
-        inner = dict(zip(tokenizer.tokens, tokenizer.continues_word(), strict=True))
-        assert inner["e"]
-        assert not inner["."]
-        assert not any(v for t, v in inner.items() if t.startswith(("\u0120", "\u2581")))
-        assert not any(inner[tokenizer.tokens[i]] for i in tokenizer.special_ids)
     words = ["e", "\u4eca", "\u5929\u6c14", "\u00e9", "\u0939"]  # a Chinese character is a word
     units = tokenizers.Tokenizer(models.Unigram([(word, -1.0) for word in words]))
     units.decoder = decoders.Metaspace()
@@ -232,14 +241,17 @@ def test_documents_get_their_special_tokens(trained):
     assert trained["unigram"].suffix_ids == (trained["unigram"].eos_id,)
 
 
-def test_a_vocabulary_larger_than_the_text_allows_shrinks_with_one_line(capsys):
-    for kind in Tokenizer.kinds:
-        lines: list[str] = []
-        tokenizer = Tokenizer.train(kind, texts=ENGLISH, vocab_size=5003, progress=lines.append)
-        assert tokenizer.vocab_size < 5003
-        assert len(lines) == 1, kind
-        assert "5,003" in lines[0]
-        assert str(tokenizer.vocab_size) in lines[0]
+@pytest.mark.parametrize("kind", Tokenizer.kinds)
+def test_a_vocabulary_larger_than_the_text_allows_shrinks_with_one_line(kind):
+    lines: list[str] = []
+    tokenizer = Tokenizer.train(kind, texts=ENGLISH, vocab_size=5003, progress=lines.append)
+    assert tokenizer.vocab_size < 5003
+    assert len(lines) == 1
+    assert "5,003" in lines[0]
+    assert str(tokenizer.vocab_size) in lines[0]
+
+
+def test_that_a_vocabulary_shrinks_is_printed(capsys):
     Tokenizer.train("whitespace", texts=ENGLISH, vocab_size=5003)
     assert "not 5,003" in capsys.readouterr().err
 
@@ -252,11 +264,11 @@ def test_a_whitespace_tokenizer_of_chinese_text_gets_a_hint():
         assert any("unigram" in line for line in lines) == hinted
 
 
-def test_an_alphabet_too_large_says_how_many_are_needed():
-    for kind in ("bpe", "unigram", "wordpiece"):
-        with pytest.raises(TokenizerError, match=r"needed") as error:
-            Tokenizer.train(kind, texts=ENGLISH * 2, vocab_size=19, progress=False)
-        assert any(int(word) > 19 for word in str(error.value).split() if word.isdigit())
+@pytest.mark.parametrize("kind", ["bpe", "unigram", "wordpiece"])
+def test_an_alphabet_too_large_says_how_many_are_needed(kind):
+    with pytest.raises(TokenizerError, match=r"needed") as error:
+        Tokenizer.train(kind, texts=ENGLISH * 2, vocab_size=19, progress=False)
+    assert any(int(word) > 19 for word in str(error.value).split() if word.isdigit())
 
 
 def test_unigram_never_exceeds_its_size():

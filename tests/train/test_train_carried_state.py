@@ -71,28 +71,28 @@ def test_lanes_read_every_row_in_its_order():
         assert np.concatenate(keys).tolist() == list(range(2 * steps * lanes))
 
 
+@pytest.mark.parametrize("cell", ["elman", "elman-logistic", "lstm", "gru"])
 @double_precision()
-def test_the_loss_of_a_row_is_that_of_the_whole_text_before_it():
+def test_the_loss_of_a_row_is_that_of_the_whole_text_before_it(cell):
     """Also of the held-out rows, in the next epoch, and where a step is computed once more."""
     stream = row_stream(CARRY)  # 37 rows of 11 tokens, 7 lanes: an epoch is six steps
     starts = lanes_of_step(0, 7, 37)[0]
-    for cell in ("elman", "elman-logistic", "lstm", "gru"):
-        model = random_model(rnn(cell))
-        trainer = trainer_of(model, stream, 33, eval_tokens=7 * 5 * 11)
-        lanes = torch.from_numpy(stream.data.split.tokens[starts[:, None] * 11 + np.arange(66)])  # type: ignore[union-attr]
-        log_p = model.logits(model(lanes)).log_softmax(-1)[:, :-1]
-        nats = -log_p.gather(2, lanes[:, 1:, None])[..., 0].detach()
-        by_row = [nats[:, 11 * step : 11 * step + 10].sum().item() for step in range(6)]
-        for step in (0, 1, 1, 2, 3, 4, 5, 6, 7):
-            batch = trainer.loader.step(step)
-            assert [len(lane) for lane in batch.lanes] == [3, 3, 1]
-            loss = forward_backward(trainer, batch, step)["loss"]
-            assert loss.item() == pytest.approx(by_row[step % 6], rel=1e-9), (cell, step)
-        for _ in range(2):
-            held_out = validation_losses(trainer, [stream])["valid_loss"]
-            assert held_out == pytest.approx(sum(by_row[:5]) / (7 * 5 * 10), rel=1e-9)
-        loss = forward_backward(trainer, trainer.loader.step(8), 8)["loss"]
-        assert loss.item() == pytest.approx(by_row[2], rel=1e-9)
+    model = random_model(rnn(cell))
+    trainer = trainer_of(model, stream, 33, eval_tokens=7 * 5 * 11)
+    lanes = torch.from_numpy(stream.data.split.tokens[starts[:, None] * 11 + np.arange(66)])  # type: ignore[union-attr]
+    log_p = model.logits(model(lanes)).log_softmax(-1)[:, :-1]
+    nats = -log_p.gather(2, lanes[:, 1:, None])[..., 0].detach()
+    by_row = [nats[:, 11 * step : 11 * step + 10].sum().item() for step in range(6)]
+    for step in (0, 1, 1, 2, 3, 4, 5, 6, 7):
+        batch = trainer.loader.step(step)
+        assert [len(lane) for lane in batch.lanes] == [3, 3, 1]
+        loss = forward_backward(trainer, batch, step)["loss"]
+        assert loss.item() == pytest.approx(by_row[step % 6], rel=1e-9), (cell, step)
+    for _ in range(2):
+        held_out = validation_losses(trainer, [stream])["valid_loss"]
+        assert held_out == pytest.approx(sum(by_row[:5]) / (7 * 5 * 10), rel=1e-9)
+    loss = forward_backward(trainer, trainer.loader.step(8), 8)["loss"]
+    assert loss.item() == pytest.approx(by_row[2], rel=1e-9)
 
 
 class Answers(Causal):
@@ -129,25 +129,29 @@ def segments() -> spec.ModelSpec:
     )  # fmt: skip
 
 
-def test_what_was_said_before_the_row_is_known_with_state_alone():
-    for described in (rnn("lstm").replace(num_layers=1, scale=5.0), segments()):
-        losses = []
-        for carry in (True, False):
-            objective = Answers(carry_state=carry)
-            streams = [
-                BatchStream("", objective, Rows(ids, 8), FACTS, rows_per_step=20)
-                for ids in (questions(0, 14, 4000), questions(9, 14, 400))
-            ]
-            model = build(described, seed=0)
-            trainer = trainer_of(model, streams[0], 160, eval_tokens=4000)
-            for step in range(200):
-                forward_backward(trainer, trainer.loader.step(step), step)
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                for optimizer in trainer.optimizers:
-                    optimizer.step()
-                    optimizer.zero_grad()
-            losses.append(validation_losses(trainer, streams[1:])["valid_loss"])
-        assert losses[0] < 0.3 < 0.6 < losses[1], described.kind  # log 2 is 0.69
+@pytest.mark.parametrize(
+    "described",
+    [rnn("lstm").replace(num_layers=1, scale=5.0), segments()],
+    ids=["lstm", "transformer-xl"],
+)
+def test_what_was_said_before_the_row_is_known_with_state_alone(described):
+    losses = []
+    for carry in (True, False):
+        objective = Answers(carry_state=carry)
+        streams = [
+            BatchStream("", objective, Rows(ids, 8), FACTS, rows_per_step=20)
+            for ids in (questions(0, 14, 4000), questions(9, 14, 400))
+        ]
+        model = build(described, seed=0)
+        trainer = trainer_of(model, streams[0], 160, eval_tokens=4000)
+        for step in range(200):
+            forward_backward(trainer, trainer.loader.step(step), step)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for optimizer in trainer.optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        losses.append(validation_losses(trainer, streams[1:])["valid_loss"])
+    assert losses[0] < 0.3 < 0.6 < losses[1], described.kind  # log 2 is 0.69
 
 
 def test_state_is_refused_where_it_means_nothing():

@@ -25,15 +25,18 @@ def error_of(tree, *changes) -> str:
     return str(caught.value)
 
 
-def test_a_preset_becomes_a_complete_recipe_and_its_toml_reads_back(tmp_path):
-    for name in ("bert-small", "gpt2", "t5-small", "elmo-mini", "electra-small"):
-        recipe = defaults.complete(load_recipe(name), presets[name])
-        file = tmp_path / f"{name}.toml"
-        file.write_text(recipe.to_toml())
-        assert load_recipe(file) == recipe
-        assert recipe.train.budget == ("steps", 2000)
-        assert recipe.optimizer.lr is not None
-        assert recipe.schedule.warmup == 100
+@pytest.mark.parametrize("name", ["bert-small", "gpt2", "t5-small", "elmo-mini", "electra-small"])
+def test_a_preset_becomes_a_complete_recipe_and_its_toml_reads_back(name, tmp_path):
+    recipe = defaults.complete(load_recipe(name), presets[name])
+    file = tmp_path / f"{name}.toml"
+    file.write_text(recipe.to_toml())
+    assert load_recipe(file) == recipe
+    assert recipe.train.budget == ("steps", 2000)
+    assert recipe.optimizer.lr is not None
+    assert recipe.schedule.warmup == 100
+
+
+def test_defaults_of_t5():
     assert load_recipe("t5-small").optimizer.kind == "muon"
     assert len(load_recipe("t5-small").tokenizer.special_tokens) == 105  # type: ignore
 
@@ -177,17 +180,22 @@ def test_parts_of_a_preset_can_be_changed():
     assert Spec.from_dict(spec.to_dict()) == spec
 
 
-def test_a_change_of_attention_holds_for_all_layers_and_replaces_positions():
+@pytest.mark.parametrize("preset", ["gpt2-mini", "gpt3-mini"])
+def test_a_change_of_attention_holds_for_all_layers_and_replaces_positions(preset):
     """Also where layers differ; learned positions do not stay beside relative ones."""
     alibi = "model.decoder.mixer.positions.kind=alibi"
-    for preset in ("gpt2-mini", "gpt3-mini"):
-        changed = load_recipe(preset, [alibi]).model.build_spec()
-        assert {each.positions for each in changed.decoder.attentions} == {ALiBi()}
-        patterns = [each.pattern for each in presets[preset].decoder.attentions]
-        assert [each.pattern for each in changed.decoder.attentions] == patterns
-        assert changed.embedding.positions is None
-        message = error_of({"model": {"preset": preset}}, "model.decoder.mixer.pattern.kind=sparse")
-        assert 'pattern: there is no kind "sparse"; allowed: "fixed", ' in message
+    changed = load_recipe(preset, [alibi]).model.build_spec()
+    assert {each.positions for each in changed.decoder.attentions} == {ALiBi()}
+    patterns = [each.pattern for each in presets[preset].decoder.attentions]
+    assert [each.pattern for each in changed.decoder.attentions] == patterns
+    assert changed.embedding.positions is None
+    message = error_of({"model": {"preset": preset}}, "model.decoder.mixer.pattern.kind=sparse")
+    assert 'pattern: there is no kind "sparse"; allowed: "fixed", ' in message
+
+
+def test_one_change_of_positions_may_follow_another():
+    """Also where layers differ; learned positions do not stay beside relative ones."""
+    alibi = "model.decoder.mixer.positions.kind=alibi"
     both = ["model.embedding.positions.kind=sinusoidal", alibi]
     assert load_recipe("gpt2-mini", both).model.build_spec().embedding.positions == Sinusoidal()
 

@@ -49,31 +49,33 @@ def test_a_run_folder_has_everything_and_loads(encoder):
     assert oct(encoder.weights.stat().st_mode)[-3:] in ("644", "664", "600", "640")
 
 
-def test_every_form_of_pretraining_runs_and_its_model_is_used(text, tmp_path):
-    cases = {
-        "gpt2-tiny": {},
-        "t5-tiny": {"model": {"initialization": "fast"}},
-        "electra-tiny": {"adapter": {"rank": 2}},
-        "elmo-tiny": {},
-        "ngram-tiny": {},
-        "albert-tiny": {"objective": {"kind": "sentence-pairs", "pairs": "order"}},
-        "bert-tiny": {"data": {"packing": "truncate", "length": 32}},
-        "llama-tiny": {"data": {"separate_documents": True, "length": 32}},
-    }
-    for preset, more in cases.items():
-        changes = settings(**SHORT)
-        for section, keys in more.items():
-            changes[section] = {**changes.get(section, {}), **keys}
-        out = tmp_path / preset
-        run = pretrain(preset, data=text, out=out, changes=changes, console=quiet())
-        lm = trivium.load(run.path)
-        last = run.read_metrics()[-1]
-        assert math.isfinite(last["valid_loss"])
-        if preset == "electra-tiny":
-            assert {"valid_generator", "valid_discriminator"} <= set(last)
-            assert trivium.load(run.path / "generator").fill_mask("the [MASK] sat")
-        elif "generate" in lm.capabilities:
-            assert isinstance(lm.generate("the cat", max_new_tokens=3), str)
+CASES = {
+    "gpt2-tiny": {},
+    "t5-tiny": {"model": {"initialization": "fast"}},
+    "electra-tiny": {"adapter": {"rank": 2}},
+    "elmo-tiny": {},
+    "ngram-tiny": {},
+    "albert-tiny": {"objective": {"kind": "sentence-pairs", "pairs": "order"}},
+    "bert-tiny": {"data": {"packing": "truncate", "length": 32}},
+    "llama-tiny": {"data": {"separate_documents": True, "length": 32}},
+}
+
+
+@pytest.mark.parametrize(("preset", "more"), CASES.items(), ids=CASES)
+def test_every_form_of_pretraining_runs_and_its_model_is_used(preset, more, text, tmp_path):
+    changes = settings(**SHORT)
+    for section, keys in more.items():
+        changes[section] = {**changes.get(section, {}), **keys}
+    out = tmp_path / preset
+    run = pretrain(preset, data=text, out=out, changes=changes, console=quiet())
+    lm = trivium.load(run.path)
+    last = run.read_metrics()[-1]
+    assert math.isfinite(last["valid_loss"])
+    if preset == "electra-tiny":
+        assert {"valid_generator", "valid_discriminator"} <= set(last)
+        assert trivium.load(run.path / "generator").fill_mask("the [MASK] sat")
+    elif "generate" in lm.capabilities:
+        assert isinstance(lm.generate("the cat", max_new_tokens=3), str)
 
 
 def test_positions_do_not_count_the_padding_of_the_runs_own_tokenizer(text, tmp_path):
