@@ -22,6 +22,10 @@ os.environ["TRIVIUM_LANGUAGE"] = "en"
 torch.set_num_threads(THREADS)
 # Helpers that several test folders import.
 sys.path.insert(0, str(Path(__file__).parent / "support"))
+if os.environ.get("TRIVIUM_TEST_PERTURB") == "1":  # before anything imports what is replaced
+    import perturbed
+
+    perturbed.install()
 
 
 @pytest.fixture(autouse=True)

@@ -138,7 +138,7 @@ def test_logits_take_lists_arrays_and_tensors(encoder):
     padded = encoder.logits([[5, 7, 11, 0, 0]], attention_mask=[[1, 1, 1, 0, 0]])
     torch.testing.assert_close(padded[:, :3], expected[:1], rtol=1e-9, atol=1e-9)
     shifted = encoder.logits(rows, position_ids=[[0, 1, 2]] * 2)
-    assert torch.equal(shifted, expected)
+    torch.testing.assert_close(shifted, expected, rtol=1e-9, atol=1e-9)
     assert not torch.allclose(encoder.logits(rows, position_ids=[[3, 1, 4]] * 2), expected)
     weights = encoder.attention_weights([[5, 7, 11, 0, 0]], attention_mask=[[1, 1, 1, 0, 0]])
     assert not any(layer[..., 3:].any() for layer in weights.encoder)

@@ -124,7 +124,7 @@ def test_other_descriptions_that_the_page_names() -> None:
         assert y.shape == x.shape
         assert loss is None
         ready = nn.LayerContext(prepared=block.mixer.prepare(context))
-        assert torch.equal(block(x, context, ready)[0], y)
+        torch.testing.assert_close(block(x, context, ready)[0], y)
     encoded = nn.EncoderOutput(torch.randn(2, 7, 32), real=torch.ones(2, 7))
     of_both = nn.Context.of_length(5, causal=True, encoder=encoded)
     assert nn.Block(base, 0, 32, crosses=True)(x, of_both)[0].shape == x.shape

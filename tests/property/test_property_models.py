@@ -112,8 +112,8 @@ def test_packed_documents_equal_separate_ones(name):
 def test_two_directions_of_elmo_are_independent():
     model, ids = small_model("elmo"), random_ids(1, 7)
     before, after = (model.two_ways(i) for i in (ids, changed_at(ids, 3)))
-    assert torch.equal(before[:, 0, :3], after[:, 0, :3])
-    assert torch.equal(before[:, 1, 4:], after[:, 1, 4:])
+    close(after[:, 0, :3], before[:, 0, :3])
+    close(after[:, 1, 4:], before[:, 1, 4:])
     close(before[:, 0], model(ids))
 
 
