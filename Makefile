@@ -16,7 +16,7 @@ help:
 	@echo "make quickstart  from bundled text to two small language models, in minutes"
 	@echo "make test        run the tests, under five minutes on two cores"
 	@echo "make test-all    run them and the slow ones: every family, compiling, kills, browsers"
-	@echo "make test-cpus   run the tests of numbers as other CPUs would: older ones, two threads, another seed"
+	@echo "make test-cpus   run the tests of numbers as other CPUs would: older ones, two threads, another seed, other rounding"
 	@echo "make test-gpu    run the tests that need a GPU"
 	@echo "make fuzz        damage files for every reader, an hour each, one after the other"
 	@echo "make coverage    lines of src that make test runs"
@@ -46,7 +46,7 @@ test-slow: $(VENV)/installed-test
 test-gpu: $(VENV)/installed-test
 	@$(PYTEST) -m gpu
 
-# The fast tests of numbers as other CPUs would run them; CPUS="--commit HASH" chooses one setting of five.
+# The fast tests of numbers as other CPUs would run them; CPUS="--commit HASH" chooses one setting of six.
 test-cpus: $(VENV)/installed-test
 	@$(BIN)/python tests/cpus.py $(CPUS)
 

@@ -1,10 +1,12 @@
-"""Runs the tests of numbers as other machines would: older CPUs, two threads, another random state.
+"""Runs the tests of numbers as other machines would: older CPUs, two threads, other rounding.
 
     python tests/cpus.py                       all settings, one after the other
     python tests/cpus.py --commit "$(git rev-parse HEAD)"    one of them, chosen by the hash
 
 PyTorch and oneDNN use no newer instructions than these variables allow; a setting that names newer
-ones than the CPU has is the CPU's own. `tests/conftest.py` reads threads and seed.
+ones than the CPU has is the CPU's own. `tests/conftest.py` reads the others. The last one changes
+every matrix product by a rounding error that follows from all its operands, so that only the same
+computation gives the same bits (`tests/support/perturbed.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ SETTINGS = (
     {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
     {"TRIVIUM_TEST_THREADS": "2"},
     {"TRIVIUM_TEST_SEED": "1"},
+    {"TRIVIUM_TEST_PERTURB": "1"},
 )
 # Tests of what a model computes; the others know no CPU.
 PACKAGES = "adapt evaluate inference interop models nn objectives overfit property train workflows"
