@@ -25,8 +25,8 @@ def run_processes(processes: int, jobs: list[dict[str, Any]], *options: str) -> 
     """Train every run by so many processes; an error has what they printed."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", *options]
     launcher += ["--nproc-per-node", str(processes), __file__, json.dumps(jobs, default=str)]
-    path = os.pathsep.join(map(str, (SOURCE, Path(__file__).parent)))
-    environment = {**os.environ, "PYTHONPATH": path}
+    paths = [str(SOURCE), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     result = subprocess.run(launcher, env=environment, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stderr[-8000:]
 

@@ -68,9 +68,10 @@ def test_a_run_needs_nothing_that_linux_alone_has(tmp_path):
     text = tmp_path / "text.txt"
     lines = (f"The {word} is number {n}." for n in range(40) for word in ("cat", "dog", "bird"))
     text.write_text("\n\n".join(lines), encoding="utf-8")
+    paths = os.pathsep.join(filter(None, [str(SRC), os.environ.get("PYTHONPATH", "")]))
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, text, tmp_path / "run"],
-        env={**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1", "USER": "somebody"},
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "USER": "somebody"},
         capture_output=True,
         text=True,
         check=False,
