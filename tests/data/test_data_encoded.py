@@ -48,7 +48,7 @@ def test_examples_of_many_chunks_come_back_from_files(tmp_path):
     )
     EncodedExamples.store(chunks, tmp_path / "many")
     with np.load(tmp_path / "many" / "index.npz") as index:
-        assert set(index) == {"input_ids", "labels", "pad_id", "sequence_labels"}
+        assert set(index) == {"cuts", "input_ids", "labels", "pad_id", "sequence_labels"}
     stored = EncodedExamples.open(tmp_path / "many")
     assert isinstance(stored._ragged["input_ids"].values, np.memmap)
     assert stored.lengths.tolist() == whole.lengths.tolist()

@@ -140,3 +140,44 @@ def test_prompts_that_are_too_long_lose_their_left():
     assert truncate_left(lm, "a b", 10) == "a b"
     with pytest.raises(TriviumError, match="no prompt fits"):
         truncate_left(lm, "a", 100)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [(0, "3"), (1, "0"), (3, "2"), (1.0, "0"), ("3", "3"), ("2", "2"), ("0", "0"), ("B", "0")],
+)
+def test_an_integer_beside_choices_is_an_index_and_a_string_is_a_choice(tmp_path, answer, expected):
+    """Choices of digits are where both could be meant."""
+    row = {"question": "x", "choices": ["3", "0", "1", "2"], "answer": answer}
+    (one,), _ = prompts(tmp_path, row)
+    assert (one.answer, one.options) == (expected, ("3", "0", "1", "2"))
+    row["choices"] = [3, 0, 1, 2]
+    (one,), _ = prompts(tmp_path, row)
+    assert (one.answer, one.options) == (expected, ("3", "0", "1", "2"))
+
+
+def test_letters_and_indices_name_choices_that_are_no_choice_themselves(tmp_path):
+    for choices, answer, expected in (
+        (["B", "A"], "A", "A"),
+        (["cat", "dog"], "A", "cat"),
+        (["cat", "dog"], "1", "dog"),
+        (["cat", "dog"], "dog", "dog"),
+    ):
+        (one,), _ = prompts(tmp_path, {"q": "x", "choices": choices, "answer": answer})
+        assert one.answer == expected
+    for answer in (4, -1, "4", "E", "e", True, "cow"):
+        with pytest.raises(DataError, match="is none of the options 3, 0, 1, 2"):
+            prompts(tmp_path, {"q": "x", "choices": ["3", "0", "1", "2"], "answer": answer})
+    with pytest.raises(DataError, match=r'"choices" of .* is a string: give a list'):
+        prompts(tmp_path, {"q": "x", "choices": "a, b", "answer": "a"})
+
+
+def test_in_a_table_what_looks_like_an_integer_beside_choices_is_an_index(tmp_path):
+    path = tmp_path / "a.csv"
+    cells = '"[""3"", ""0"", ""1""]"'
+    path.write_text(f"question,choices,answer\nx,{cells},1\ny,{cells},C\n", encoding="utf-8")
+    answers = [one.answer for one, _ in read_prompts(path)]
+    assert answers == ["0", "1"]
+    # Without choices the words given are texts first.
+    path.write_text("question,label\nx,2\ny,1\n", encoding="utf-8")
+    assert [one.answer for one, _ in read_prompts(path, options=["1", "2", "3"])] == ["2", "1"]

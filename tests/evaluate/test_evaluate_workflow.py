@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 
 import pytest
 from overfit_tasks import overfit, untrained
@@ -13,7 +12,6 @@ from trivium.evaluate.perplexity import perplexity
 from trivium.language_model import LanguageModel
 from trivium.models import build
 from trivium.objectives.classification import LabelledText, TextClassification
-from trivium.objectives.example_split import split_examples
 from trivium.objectives.question_answering import squad_metrics
 from trivium.objectives.seq2seq import SourceTarget, Summarization, TextToText, Translation
 from trivium.objectives.tagging import chunk_metrics
@@ -136,43 +134,6 @@ def test_metrics_are_written_for_the_report(tmp_path):
     assert [one["where"] for one in tree["mistakes"]] == ["x, line 2", "x, line 1"]
     assert (tmp_path / "predictions.jsonl").read_text(encoding="utf-8") == '{"text": "\u4f60"}\n'
     assert listing([f"n{i}" for i in range(40)]).endswith('"n29" and 10 more')
-
-
-def test_examples_are_split_by_their_text():
-    examples = [LabelledText(f"text  {i % 29}", None, "a", "x") for i in range(290)]
-    train, valid = split_examples(examples, 0.2, seed=1)
-    assert len(train) + len(valid) == 290
-    assert 20 < len(valid) < 110
-    assert not {one.text for one in train} & {one.text for one in valid}
-    spaced = [
-        LabelledText(one.text.replace("  ", " "), None, "a", "x") for one in reversed(examples)
-    ]
-    assert {one.text for one in split_examples(spaced, 0.2, 1)[1]} == {
-        one.text.replace("  ", " ") for one in valid
-    }
-    assert split_examples(examples, 0.2, seed=2)[1] != valid
-    assert split_examples(examples, 0, 1) == (examples, [])
-    assert all(split_examples(examples[:2], 0.001, 1))
-    for wrong, share, message in (
-        (examples, 1.0, "at least 0 and below 1"),
-        (examples[:1], 0.5, "same text"),
-    ):
-        with pytest.raises(DataError, match=message):
-            split_examples(wrong, share, 1)
-
-
-def test_every_label_has_its_share_on_both_sides():
-    names = ["often"] * 300 + ["some"] * 40 + ["rare"] * 10 + ["once"]
-    examples = [LabelledText(f"text {i}", None, name, "x") for i, name in enumerate(names)]
-    _, valid = split_examples(examples, 0.1, 3, [[one.label] for one in examples])
-    counts = Counter(one.label for one in valid)
-    assert sum(counts.values()) == 35
-    assert all(abs(counts[name] - share) <= 1 for name, share in {"often": 30, "some": 4}.items())
-    assert (counts["rare"], counts["once"]) == (1, 0)
-    assert (
-        split_examples(examples[::-1], 0.1, 3, [[one.label] for one in examples[::-1]])[1]
-        == (valid[::-1])
-    )
 
 
 def test_shares_are_fractions_in_every_task():

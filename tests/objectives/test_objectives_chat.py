@@ -1,12 +1,10 @@
-"""Chat: prompts with responses, conversations, loss on responses only, packing."""
+"""Chat: prompts with responses, conversations, loss on responses only."""
 
 from __future__ import annotations
 
 import json
-import math
 
 import pytest
-import torch
 from overfit_tasks import overfit, untrained
 from their_tokenizers import ours, theirs
 
@@ -18,7 +16,6 @@ from trivium.inference.text_model import prompt_ids
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import build
-from trivium.objectives.base import to_device, token_losses
 from trivium.objectives.chat import Chat, Conversation
 from trivium.presets import presets
 from trivium.serve.generation import _conversation_ids as serving_ids
@@ -123,25 +120,14 @@ def test_what_a_template_marks_is_labelled_with_its_end():
     assert labels == [*ids[0], *ids[1]]
 
 
-@torch.no_grad()
-def test_packed_conversations_do_not_attend_to_each_other():
-    objective, lm = untrained(Chat(), EXAMPLES, "gpt2")
-    packed = objective.encode(EXAMPLES, lm)
-    assert len(packed) < len(EXAMPLES)
-    separate = [objective.encode([one], lm) for one in EXAMPLES]
-    sums = []
-    for encoded in ([packed], separate):
-        batches = [one.take(range(len(one))).to_batch() for one in encoded]
-        losses = [
-            token_losses(lm.module, to_device(b, torch.device("cpu")))["loss"] for b in batches
-        ]
-        sums.append((sum(map(float, losses)), sum(batch.num_labels for batch in batches)))
-    assert sums[0][1] == sums[1][1]
-    assert sums[0][0] == pytest.approx(sums[1][0], rel=1e-9)
-    metrics = objective.metrics(lm, EXAMPLES)
-    perplexity = math.exp(sums[0][0] / sums[0][1])
-    assert metrics.values == {"perplexity": pytest.approx(perplexity, rel=1e-9)}
-    assert metrics.score == -metrics.values["perplexity"]
+def test_a_step_has_as_many_conversations_as_it_says():
+    many = EXAMPLES * 20
+    objective, lm = untrained(Chat(), many, "gpt2")
+    assert len(objective.encode(many, lm)) == len(many)
+    tree = {"model": {"preset": "gpt2-tiny"}, "objective": {"kind": "chat"}}
+    recipe = build_recipe({**tree, "data": {"paths": ["x.jsonl"]}})
+    steps = defaults.complete(recipe, lm.spec, num_examples=16_000).train
+    assert (steps.batch_examples, steps.eval_every) == (16, 500)
 
 
 def test_overfits_and_answers():
@@ -198,17 +184,9 @@ def test_a_conversation_begins_alike_in_training_serving_and_generation(family):
         assert ids == (expected if begins else [*tokenizer.prefix_ids, *expected])
 
 
-def test_evaluations_count_packed_rows_and_a_template_is_compiled_once(monkeypatch):
+def test_a_template_is_compiled_once_not_for_every_conversation(monkeypatch):
     many = [conversation("hi", "ho")] * 300 + EXAMPLES
     objective, lm = untrained(Chat(), many, "gpt2")
-    rows = len(objective.encode(many, lm))
-    assert objective.num_rows(many, lm) == pytest.approx(rows, rel=0.2)
-    assert rows < len(many) / 2
-    tree = {"model": {"preset": "gpt2-tiny"}, "objective": {"kind": "chat"}}
-    recipe = build_recipe({**tree, "data": {"paths": ["x.jsonl"]}})
-    steps = defaults.complete(recipe, lm.spec, num_examples=16_000, num_rows=1600).train
-    assert (steps.batch_examples, steps.eval_every) == (16, 100)
-    # A template is compiled once, not for every conversation.
     compiled = []
     environment = chat_template.ImmutableSandboxedEnvironment
     monkeypatch.setattr(

@@ -14,12 +14,11 @@ from overfit_tasks import overfit, untrained
 from trivium.data.batch import IGNORE_INDEX
 from trivium.data.row_order import RowRandom
 from trivium.errors import DataError, RecipeError
-from trivium.interop.settings import Settings
 from trivium.objectives import to_device
 from trivium.objectives.kto import KTO, Judgement
 from trivium.objectives.policy import PolicyGradient
 from trivium.objectives.preference import PreferenceOptimization, preference_losses
-from trivium.objectives.preference_pairs import Preference, response_rows
+from trivium.objectives.preference_pairs import Preference
 from trivium.objectives.reward_model import Reward
 from trivium.presets import presets
 from trivium.train import defaults
@@ -79,10 +78,6 @@ def test_reads_texts_and_messages(tmp_path):
     assert (finding.count, finding.total, finding.wrong) == (9, 9, True)
     both = [Preference("q", "a", "bc", "x"), Preference("q", "abc", "d", "x")]
     assert not Reward().findings(both)[0].wrong
-    _, lm = untrained(PreferenceOptimization(), PAIRS, "gpt2")
-    lm.settings = Settings(config={"trained_length": 5})
-    with pytest.warns(UserWarning, match="of 2 of 3 responses nothing is left, .* the 5 tokens"):
-        response_rows(lm, [("who wrote it", "Ada"), ("it " * 9, "Ada"), ("it " * 6, "Ada")])
 
 
 def log_sigmoid(x: float) -> float:

@@ -84,7 +84,7 @@ def test_a_pair_is_held_out_in_both_directions(tmp_path):
     lines = "".join(f"the cat {n}\tle chat {n}\n" for n in range(60))
     (path,) = write(tmp_path, a_tsv=lines)
     held_out = [
-        {one.where for one in split_examples(list(Translation(reverse=r).read([path])), 0.3, 1)[1]}
+        {one.where for one in split_examples(list(Translation(reverse=r).read([path])), 0.3)[1]}
         for r in (False, True)
     ]
     assert held_out[0] == held_out[1] != set()
@@ -174,13 +174,13 @@ def test_sources_and_targets_are_encoded_and_truncated_with_their_ends():
     assert rows.input_ids.shape == (1, 3)
     beginning = lm.tokenizer.encode_ids_batch(["to french"])[0]
     assert rows.input_ids[0].tolist() == [*beginning, end]
-    assert rows.labels[0].tolist() == [target[0], end]
+    assert rows.labels[0].tolist() == target[:2]  # no end follows what is cut
     object.__setattr__(
         lm.settings, "generation", {"decoder_start_token_id": 0, "forced_bos_token_id": 5}
     )
     rows = objective.encode(gold[:1], lm).take([0])
     assert rows.decoder_input_ids[0].tolist() == [0, 5]
-    assert rows.labels[0].tolist() == [IGNORE_INDEX, end]
+    assert rows.labels[0].tolist() == [IGNORE_INDEX, target[0]]
 
 
 def test_label_smoothing_is_for_training_only():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import math
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -96,16 +98,100 @@ def test_noise_differs_between_epochs_rows_and_seeds_and_is_fixed_for_each():
 
 def test_held_out_rows_are_spread_over_the_split_and_always_the_same():
     stream = dataclasses.replace(row_stream(Masked(probability=0.5), rows=401), seed=0)
-    (batch,) = stream.held_out(31 * 11).micro_batches
-    (again,) = stream.held_out(31 * 11).micro_batches
+    [(batch,)] = [one.micro_batches for one in stream.held_out(31 * 11)]
+    [(again,)] = [one.micro_batches for one in stream.held_out(31 * 11)]
     assert all((batch.arrays()[name] == again.arrays()[name]).all() for name in batch.arrays())
     plain = dataclasses.replace(row_stream(Causal(), rows=401))
-    (batch,) = plain.held_out(31 * 11).micro_batches
+    [(batch,)] = [one.micro_batches for one in plain.held_out(31 * 11)]
     whole = plain.data.take(np.arange(401)).input_ids  # type: ignore[union-attr]
     taken = [int((whole == row).all(axis=1).argmax()) for row in batch.input_ids]
     assert len(set(taken)) == 31
     # Thirds of the split have some ten each; five standard deviations are 13.
     assert min(np.bincount(np.array(taken) * 3 // 401, minlength=3)) >= 3
+
+
+class Counted(LabelledCausal):
+    """Counts the rows that are prepared."""
+
+    kind: None = None
+    prepared: ClassVar[list[int]] = []
+
+    def prepare(self, rows, rng, vocabulary):
+        self.prepared.append(rows.num_rows)
+        return super().prepare(rows, rng, vocabulary)
+
+
+class OfWholeSteps(Counted):
+    kind: None = None
+    needs_whole_step: ClassVar[bool] = True
+
+
+class TogetherPrepared(Counted):
+    kind: None = None
+    prepares_steps: ClassVar[bool] = True
+
+
+@pytest.mark.parametrize("objective", [Counted(), OfWholeSteps(), TogetherPrepared()])
+@pytest.mark.parametrize("labelled", [True, False])
+def test_held_out_data_is_bounded_and_prepared_piece_by_piece(objective, labelled):
+    make = example_stream if labelled else functools.partial(row_stream, rows=4000)
+    if labelled and objective.prepares_steps:
+        pytest.skip("examples that are prepared together are of whole steps")
+    stream = make(objective)
+    size, mean = len(stream.data), 11 if not labelled else float(stream.data.lengths.mean())
+    for limit, tokens in ((None, 1 << 40), (7, 1 << 40), (None, round(9.5 * mean)), (5, 60)):
+        expected = min(limit or size, size, max(1, int(tokens / mean)))
+        objective.prepared.clear()
+        pieces = stream.held_out(tokens, limit)
+        first = next(pieces)
+        assert sum(objective.prepared) <= 1024  # nothing is prepared ahead
+        rows = [part.num_rows for one in (first, *pieces) for part in one.micro_batches]
+        assert sum(rows) == expected
+        assert sum(objective.prepared) == expected
+        for size_of in (2, 3):
+            alone = Counter(next(iter(stream.held_out(tokens, limit))).label_counts)
+            several = [
+                [*stream.held_out(tokens, limit, process(i, size_of))] for i in range(size_of)
+            ]
+            assert len({sum(len(one.shares) for one in each) for each in several}) == 1
+            counts = [one.label_counts["loss"] for each in several for one in each]
+            whole = [one.label_counts["loss"] for one in stream.held_out(tokens, limit)]
+            assert sum(counts) == sum(whole)
+            assert alone
+
+
+@pytest.mark.parametrize("objective", [LabelledCausal(), OfWholeSteps(), TogetherPrepared()])
+@pytest.mark.parametrize("make", [row_stream, example_stream])
+@pytest.mark.parametrize("epochs", [0.3, 1, 2, 2.5])
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_a_run_of_epochs_takes_every_row_so_often_and_no_more(objective, make, epochs, processes):
+    if make is example_stream and objective.prepares_steps:
+        pytest.skip("examples that are prepared together are of whole steps")
+    stream = make(objective)
+    taken = math.ceil(epochs * len(stream.data) - 1e-6)
+    stream = dataclasses.replace(stream, num_taken=taken)
+    loader = Loader([stream], [1.0], seed=0, micro_batch_tokens=33)
+    steps = SimpleNamespace(
+        recipe=SimpleNamespace(train=SimpleNamespace(steps=None, epochs=epochs)), loader=loader
+    )
+    number = Trainer.budget_steps.fget(steps)  # type: ignore[attr-defined]
+    seen: Counter[bytes] = Counter()
+    for step in range(number):
+        for rank in range(processes):
+            batch = stream.step(step, 33, process(rank, processes) if processes > 1 else ALONE)
+            for (_, weight), part in zip(batch.shares, batch.micro_batches, strict=True):
+                if weight:
+                    seen.update(_rows_of(part))
+    assert sum(seen.values()) == taken
+    assert len(seen) == min(taken, len(stream.data))
+    assert {*seen.values()} <= {math.floor(epochs), math.ceil(epochs)}
+
+
+def _rows_of(batch: Batch) -> list[bytes]:
+    """What tells rows apart, without padding."""
+    mask = batch.attention_mask
+    lengths = [batch.input_ids.shape[1]] * batch.num_rows if mask is None else mask.sum(axis=1)
+    return [ids[:n].tobytes() for ids, n in zip(batch.input_ids, lengths)]
 
 
 def test_processes_prepare_their_own_micro_batches_and_nothing_else():

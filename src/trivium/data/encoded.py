@@ -31,6 +31,9 @@ class EncodedExamples:
             `decoder_input_ids`, `labels`). `labels` are as long as `decoder_input_ids` where
             there are any, everything else as `input_ids`.
         sequence_labels: labels of whole sequences, [N] or [N, L].
+        cuts: what truncation has taken from every example, [E, 3]: all tokens that are cut, the
+            target tokens of the whole example, and those that are cut. Examples whose target is
+            cut entirely have no row. Without `cuts` every row is a whole example.
         pad_id: padding of token ids; labels are padded with `IGNORE_INDEX`, other fields with 0.
     """
 
@@ -39,6 +42,7 @@ class EncodedExamples:
         sequences: Mapping[str, Sequence[Sequence[int]] | Ragged],
         *,
         sequence_labels: ArrayLike | None = None,
+        cuts: ArrayLike | None = None,
         pad_id: int = 0,
     ) -> None:
         ragged = {
@@ -57,17 +61,36 @@ class EncodedExamples:
         sizes = [ragged[name].sizes for name in _TOKEN_FIELDS if name in ragged]
         self.lengths: Ints = np.sum(sizes, axis=0)
         """Tokens of each example, those of the decoder included, int64 [N]."""
+        whole = [(0, 1, 0)] * len(self) if cuts is None else cuts
+        self.cuts: Ints = np.asarray(whole, dtype=np.int64).reshape(-1, 3)
+
+    @classmethod
+    def with_targets(
+        cls,
+        sequences: Mapping[str, Sequence[Sequence[int]]],
+        cuts: Sequence[Sequence[int]],
+        *,
+        sequence_labels: ArrayLike | None = None,
+        pad_id: int = 0,
+    ) -> Self:
+        """Return the examples, a row each, without those whose target is cut entirely."""
+        kept = np.flatnonzero(has_target(cuts))
+        rows = {name: [each[i] for i in kept.tolist()] for name, each in sequences.items()}
+        labels = None if sequence_labels is None else np.asarray(sequence_labels)[kept]
+        return cls(rows, sequence_labels=labels, cuts=cuts, pad_id=pad_id)
 
     @staticmethod
     def store(chunks: Iterable[EncodedExamples], folder: Path) -> None:
         """Write the examples of chunks, which are encoded one at a time, to a folder."""
         sizes: dict[str, list[Ints]] = {}
         labels: list[NDArray] = []
+        cuts: list[Ints] = []
         pad_id = 0
         with replace_folder(folder) as new, contextlib.ExitStack() as stack:
             files: dict[str, BinaryIO] = {}
             for chunk in chunks:
                 pad_id = chunk.pad_id
+                cuts.append(chunk.cuts)
                 if chunk._sequence_labels is not None:
                     labels.append(chunk._sequence_labels)
                 for name, ragged in chunk._ragged.items():
@@ -78,6 +101,7 @@ class EncodedExamples:
             arrays: dict[str, Any] = {n: np.concatenate(each) for n, each in sizes.items()}
             if labels:
                 arrays["sequence_labels"] = np.concatenate(labels)
+            arrays["cuts"] = np.concatenate(cuts)
             np.savez(new / _INDEX, pad_id=np.array(pad_id), **arrays)
 
     @classmethod
@@ -86,8 +110,9 @@ class EncodedExamples:
         with np.load(folder / _INDEX) as stored:
             arrays = dict(stored)
         pad_id, labels = int(arrays.pop("pad_id")), arrays.pop("sequence_labels", None)
+        cuts = arrays.pop("cuts")
         ragged = {n: Ragged.mapped(folder / f"{n}.bin", sizes) for n, sizes in arrays.items()}
-        return cls(ragged, sequence_labels=labels, pad_id=pad_id)
+        return cls(ragged, sequence_labels=labels, cuts=cuts, pad_id=pad_id)
 
     def __len__(self) -> int:
         return len(self._ragged["input_ids"].sizes)
@@ -113,6 +138,12 @@ class EncodedExamples:
         if self._sequence_labels is not None:
             arrays["sequence_labels"] = self._sequence_labels[numbers]
         return RowBatch(lengths=self._ragged["input_ids"].sizes[numbers], **arrays)
+
+
+def has_target(cuts: ArrayLike) -> NDArray[np.bool_]:
+    """Return which examples have a target token left: bool [E] of `cuts` [E, 3]."""
+    cuts = np.asarray(cuts, dtype=np.int64).reshape(-1, 3)
+    return cuts[:, 2] < cuts[:, 1]
 
 
 class Ragged:

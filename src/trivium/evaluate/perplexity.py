@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from trivium.errors import SpecError, TriviumError
+from trivium.errors import DataError, SpecError, TriviumError
 from trivium.inference.forward import masked_states, pad_rows
 from trivium.inference.score import token_log_probabilities
 from trivium.inference.text_model import start_ids
@@ -63,7 +63,14 @@ class Perplexity:
         """For JSON: loss in nats per token, without and with ends of texts; perplexity; bits.
 
         Perplexity is per token, and per word or, of mostly Chinese or Japanese, per character.
+
+        Raises DataError where no token was scored.
         """
+        if not self.num_tokens:
+            raise DataError(
+                f"no token of {self.num_documents} documents can be scored, so there is no "
+                "perplexity: give longer texts."
+            )
         kind = "pseudo_perplexity" if self.pseudo else "perplexity"
         unit, count = "word", self.num_words
         if self.num_unspaced > 0.3 * self.num_characters:

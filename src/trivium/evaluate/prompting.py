@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import random
 import re
+import string
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trivium.data.records import Record, RecordOptions, read_records
+from trivium.data.records import Record, RecordOptions, json_type, read_records
 from trivium.data.sources import Paths
 from trivium.errors import DataError, TriviumError, did_you_mean
 from trivium.inference.score import continuation_scores
@@ -19,6 +22,7 @@ from trivium.objectives.task_metrics import Metrics
 
 ANSWERS = ("answer", "label", "target", "output")
 OPTIONS = ("choices", "options", "endings")
+_LETTERS = string.ascii_uppercase
 Normalise = Literal["sum", "token", "byte"]
 
 
@@ -47,8 +51,9 @@ def read_prompts(
     """Every question with its prompt: some solved examples, then the question itself.
 
     Args:
-        data: records with a column `answer` or `label` (or `target`, `output`). An answer that is
-            a number, and those of a list of `choices`, count options from 0.
+        data: records with a column `answer` or `label` (or `target`, `output`). Beside a list of
+            `choices` an integer is the index of a choice, counted from 0. A string is the text of
+            a choice or, if there is no such choice, an index or a capital letter (A is 0).
         shots: solved examples before each question.
         seed: with the number of a question, decides which examples these are.
         template: the text of an example, with {column} for a column and {answer} for its answer;
@@ -110,16 +115,12 @@ def _questions(
     answers = [record.columns({"answer": (ANSWERS, None)})[0] for record in rows]
     labels = sorted({str(record[column]) for record, column in zip(rows, answers)})
     for record, column in zip(rows, answers):
-        listed = record.find(OPTIONS)
-        answer, options = str(record[column]), record[listed] if listed else words
-        options = tuple(map(str, options or (labels if column.lower() == "label" else ())))
-        if options and answer not in options:
-            if not answer.isdecimal() or int(answer) >= len(options):
-                raise DataError(
-                    f'{record.where}: the answer "{answer}" is none of the options '
-                    f"{', '.join(options)}.{did_you_mean(answer, options)}"
-                )
-            answer = options[int(answer)]
+        listed, answer = record.find(OPTIONS), str(record[column])
+        choices = _choices(record, listed) if listed else ()
+        options = choices or words or (labels if column.lower() == "label" else ())
+        options = tuple(map(str, options))
+        if options:
+            answer = _option(record, column, options, is_index=bool(choices))
         columns = [name for name in record if name not in (column, listed)]
         lines = [f"{name.capitalize()}: {{{name}}}" for name in columns]
         text = template or "\n".join([*lines, "Answer: {answer}"])
@@ -128,6 +129,41 @@ def _questions(
         before, after = (_fill(part, record) for part in text.split("{answer}"))
         questions.append(PromptQuestion(before, after, answer, options, record.where))
     return questions
+
+
+def _choices(record: Record, column: str) -> list[Any]:
+    """The list of choices in a column; in a table it is a list in JSON."""
+    choices = record[column]
+    if record.untyped and choices.lstrip().startswith("["):
+        with contextlib.suppress(ValueError):
+            choices = json.loads(choices)
+    if not choices or isinstance(choices, list):
+        return choices or []
+    raise DataError(f"{record.name(column)} is {json_type(choices)}: give a list of choices.")
+
+
+def _option(record: Record, column: str, options: tuple[str, ...], *, is_index: bool) -> str:
+    """The option that the answer in a column names; `is_index`: an integer is always an index.
+
+    The cells of a table have no types: whatever looks like an integer is one.
+    """
+    value, answer = record[column], str(record[column])
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    integer = isinstance(value, int) and not isinstance(value, bool)
+    integer |= record.untyped and answer.isdecimal()
+    if answer in options and not (is_index and integer):
+        return answer
+    number = _LETTERS.find(answer) if len(answer) == 1 and answer in _LETTERS else -1
+    if integer or answer.isdecimal():
+        number = int(value)
+    if not 0 <= number < len(options):
+        raise DataError(
+            f'{record.where}: the answer "{answer}" is none of the options '
+            f"{', '.join(options)}.{did_you_mean(answer, options)} An index counts them from 0 to "
+            f"{len(options) - 1}."
+        )
+    return options[number]
 
 
 def _fill(template: str, record: Record) -> str:

@@ -43,12 +43,13 @@ class ContextWindow:
     """A question with a window of its context, as a model reads it.
 
     `context_start` is the first token of the context; `offsets` of the input are characters of the
-    whole context.
+    whole context. `question_cut` counts the tokens of the question that are cut.
     """
 
     question: int
     input: TextInput
     context_start: int
+    question_cut: int = 0
 
     def type_ids(self, spec: Spec) -> list[int]:
         """Those of the input; of a model with one type alone 0 up to the question's end, then 1.
@@ -92,7 +93,7 @@ def context_windows(
             cut = len(question.ids) - limit + total - len(part.ids)
             joined = frame.join(question.part(0, limit), part, cut=cut)
             first = next((i for i, text in enumerate(joined.texts) if text == 1), len(joined.ids))
-            windows.append(ContextWindow(index, joined, first))
+            windows.append(ContextWindow(index, joined, first, len(question.ids) - limit))
             if start + size >= total:
                 break
     return windows

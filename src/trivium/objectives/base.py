@@ -7,6 +7,7 @@ with one class that has a `kind`.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import math
 import shlex
 from abc import ABC, abstractmethod
@@ -36,6 +37,7 @@ from trivium.objectives.excerpt import beginning, mask_middle
 from trivium.objectives.monitor import Monitor
 from trivium.objectives.task_metrics import Metrics
 from trivium.spec import Head, Spec
+from trivium.text.inputs import TextInput
 from trivium.text.vocabulary import Vocabulary
 
 LossTerms = dict[str, Tensor]
@@ -362,6 +364,11 @@ class LabelledObjective(Objective):
     """Optional modules that compute the metrics."""
     generates: ClassVar[bool] = False
     """Metrics need generated text, which is slow: evaluations in training use fewer examples."""
+    measures_cut_answers: ClassVar[bool] = False
+    """Whether examples count in metrics of whose target nothing is left: as wrong answers."""
+    longest: ClassVar[int] = 4096
+    """Tokens that are read at once at most, unless the recipe sets `data.length` or the model has
+    fewer positions. A row of so many is a micro-batch on a CPU."""
 
     def read(self, paths: Sequence[str], options: RecordOptions | None = None) -> Iterator[Any]:
         """The examples of some files. Raises DataError at a bad one, unless `options` count it."""
@@ -407,13 +414,12 @@ class LabelledObjective(Objective):
     def settings(self, settings: Settings, examples: Sequence[Any]) -> Settings:
         """What is kept beside the model to perform the task: label names, task options."""
 
-    def num_rows(self, examples: Sequence[Any], lm: LanguageModel) -> int:
-        """How many rows the examples fill, of which a step takes `train.batch_examples`."""
-        return len(examples)
-
     @abstractmethod
     def encode(self, examples: Sequence[Any], lm: LanguageModel) -> EncodedExamples:
-        """Examples as token ids and labels, truncated to what `lm` reads."""
+        """Examples as token ids and labels, truncated to what `lm` reads.
+
+        `EncodedExamples.cuts` says what is cut.
+        """
 
     @abstractmethod
     def source_texts(self, examples: Sequence[Any]) -> Iterator[str]:
@@ -482,6 +488,18 @@ def compact(ids: Ints, shown: Bools, fill: int) -> tuple[Ints, Ints]:
     rows = np.full((len(ids), len(columns)), fill, dtype=np.int64)
     rows[columns < sizes[:, None]] = ids[shown]
     return rows, sizes
+
+
+def next_tokens(one: TextInput) -> list[int]:
+    """Return the next token of every position as its label.
+
+    Special tokens are no labels where the text is cut: a model would learn to stop in its midst.
+    """
+    shown = (
+        IGNORE_INDEX if one.cut and text is None else token
+        for token, text in zip(one.ids, one.texts)
+    )
+    return [*itertools.islice(shown, 1, None), IGNORE_INDEX]
 
 
 def row_inputs(rows: RowBatch) -> dict[str, np.ndarray | None]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +26,7 @@ from trivium.objectives.base import (
     to_device,
     token_losses,
 )
-from trivium.objectives.task_metrics import Metrics
+from trivium.objectives.task_metrics import Metrics, perplexity_of
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate, Span
 
 MESSAGES = ("messages", "conversations", "conversation")
@@ -40,7 +39,6 @@ ROLES = ("system", "user", "assistant", "tool")
 _OTHER_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
 _BATCH = 16
 _ANSWERED = 16  # held-out conversations that are answered at the end of a run
-_SAMPLE = 256  # conversations from which the number of packed rows is estimated
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +62,7 @@ class Chat(LabelledObjective):
         input_ids  User : how are you ? Assistant : fine </s>
         labels     -100 ...                    fine </s> -100
 
-    Conversations are packed into rows and do not attend to each other. The chat template decides
-    which tokens are a response, the end of the turn included.
+    The chat template decides which tokens are a response, the end of the turn included.
 
     Source: Radford et al. 2018, equation 1; Ouyang et al. 2022, section 3.5 (SFT).
     """
@@ -125,23 +122,15 @@ class Chat(LabelledObjective):
         return dataclasses.replace(settings, chat_template=template).with_task("chat")
 
     def encode(self, examples: Sequence[Conversation], lm: LanguageModel) -> EncodedExamples:
-        """Conversations with labels at the responses, packed into rows where the model masks."""
-        rows = [self._row(one, lm) for one in examples]
+        """Conversations, one a row, with labels at the responses."""
+        template = chat_template(lm)
+        ids, labels, cuts = labelled_rows(self._row(one, template, lm) for one in examples)
         pad = lm.text_tokenizer.pad_id or 0
-        if not (lm.spec.stacks and lm.spec.packs):
-            ids, labels = [ids for ids, _ in rows], [labels for _, labels in rows]
-            return EncodedExamples({"input_ids": ids, "labels": labels}, pad_id=pad)
-        return _packed(rows, pad)
+        return EncodedExamples.with_targets({"input_ids": ids, "labels": labels}, cuts, pad_id=pad)
 
-    def _row(self, one: Conversation, lm: LanguageModel) -> tuple[list[int], list[int]]:
-        text, spans = chat_template(lm).responses(one.messages)
+    def _row(self, one: Conversation, template: ChatTemplate, lm: LanguageModel) -> LabelledRow:
+        text, spans = template.responses(one.messages)
         return labelled_row(lm, text, spans if self.responses_only else [(-1, len(text))])
-
-    def num_rows(self, examples: Sequence[Conversation], lm: LanguageModel) -> int:
-        """Estimated from how well some examples pack, beside the longest."""
-        longest = max(examples, key=lambda one: sum(len(m["content"]) for m in one.messages))
-        some = [longest, *examples[:: max(1, len(examples) // _SAMPLE)]]
-        return math.ceil(len(examples) * len(self.encode(some, lm)) / len(some))
 
     def source_texts(self, examples: Sequence[Conversation]) -> Iterator[str]:
         """The content of all messages."""
@@ -165,8 +154,8 @@ class Chat(LabelledObjective):
         self, answers: list[tuple[float, int]], examples: Sequence[Conversation], lm: LanguageModel
     ) -> Metrics:
         """Perplexity of the responses: e to the nats per token."""
-        mean = sum(nats for nats, _ in answers) / max(1, sum(count for _, count in answers))
-        values = {"perplexity": math.exp(min(mean, 700.0))}
+        sums = [sum(each) for each in zip(*answers)] or [0.0, 0]
+        values = {"perplexity": perplexity_of(*sums)}
         return Metrics(values).with_examples({"messages": list(one.messages)} for one in examples)
 
     def answered(self, lm: LanguageModel, metrics: Metrics) -> Metrics:
@@ -200,9 +189,25 @@ def chat_template(lm: LanguageModel) -> ChatTemplate:
     return ChatTemplate.of(lm.settings.chat_template or PLAIN_TEMPLATE, lm.text_tokenizer)
 
 
+class LabelledRow(NamedTuple):
+    """The ids of a text, its labels, and what is cut of it (`EncodedExamples.cuts`)."""
+
+    ids: list[int]
+    labels: list[int]
+    cut: tuple[int, int, int]
+
+
+def labelled_rows(
+    rows: Iterable[LabelledRow],
+) -> tuple[list[list[int]], list[list[int]], list[tuple[int, int, int]]]:
+    """Return the ids of all rows, their labels, and their cuts."""
+    several = list(rows)
+    return [one.ids for one in several], [one.labels for one in several], [o.cut for o in several]
+
+
 def labelled_row(
     lm: LanguageModel, text: str, spans: Sequence[Span], end: Sequence[int] = ()
-) -> tuple[list[int], list[int]]:
+) -> LabelledRow:
     """The ids of a text with its next tokens as labels, where these are in spans of characters.
 
     `end` are ids that follow the text, with labels too. The end of what is longer than
@@ -218,8 +223,10 @@ def labelled_row(
     response = np.pad(response, (len(whole) - len(ids) - len(end), 0))
     response = np.pad(response, (0, len(end)), constant_values=True)
     # The label of position t is token t + 1.
-    labels = np.where(response, whole, IGNORE_INDEX)[1:].tolist()
-    return whole[:limit], [*labels, IGNORE_INDEX][:limit]
+    labels = [*np.where(response, whole, IGNORE_INDEX)[1:].tolist(), IGNORE_INDEX]
+    beyond = [] if limit is None else labels[limit:]
+    num_targets, num_cut = (len(x) - x.count(IGNORE_INDEX) for x in (labels, beyond))
+    return LabelledRow(whole[:limit], labels[:limit], (len(beyond), num_targets, num_cut))
 
 
 def _prompt(record: Record, prompt: str, response: str) -> list[dict[str, str]]:
@@ -255,25 +262,3 @@ def read_messages(record: Record, name: str) -> list[dict[str, str]]:
             )
         messages.append({"role": known, "content": message.text(content)})
     return messages
-
-
-def _packed(rows: Sequence[tuple[list[int], list[int]]], pad_id: int) -> EncodedExamples:
-    """Rows joined into rows of at most the longest's length, the longest first, first fit.
-
-    `document_ids` keep them apart, and positions start anew in each.
-    """
-    length = max((len(ids) for ids, _ in rows), default=0)
-    names = ("input_ids", "labels", "document_ids", "position_ids")
-    bins: list[dict[str, list[int]]] = []
-    for ids, labels in sorted(rows, key=lambda row: -len(row[0])):
-        recent = bins[-64:]  # older rows are nearly full
-        packed = next((one for one in recent if len(one["input_ids"]) + len(ids) <= length), None)
-        if packed is None:
-            packed = {name: [] for name in names}
-            bins.append(packed)
-        document = (packed["document_ids"] or [0])[-1] + 1
-        packed["input_ids"] += ids
-        packed["labels"] += labels
-        packed["document_ids"] += [document] * len(ids)
-        packed["position_ids"] += range(len(ids))
-    return EncodedExamples({name: [one[name] for one in bins] for name in names}, pad_id=pad_id)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch.nn import functional as F
 
-from trivium.data.batch import IGNORE_INDEX, Batch
+from trivium.data.batch import Batch
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import RECORD_SUFFIXES, Record, RecordOptions, json_type, read_records
 from trivium.data.sources import file_format, walk_files
@@ -35,6 +35,7 @@ from trivium.objectives.base import (
     TensorBatch,
     column_key,
     field_option,
+    next_tokens,
     read,
     token_losses,
 )
@@ -269,9 +270,9 @@ class TextClassification(LabelledObjective):
         if lm.spec.num_token_types > 1:
             sequences["token_type_ids"] = [one.type_ids for one in inputs]
         if any(head.kind == "lm" for head in lm.spec.heads):
-            sequences["labels"] = [[*one.ids[1:], IGNORE_INDEX] for one in inputs]
-        pad = lm.source_tokenizer.pad_id or 0
-        return EncodedExamples(sequences, sequence_labels=labels, pad_id=pad)
+            sequences["labels"] = [next_tokens(one) for one in inputs]
+        cuts, pad = [(one.cut, 1, 0) for one in inputs], lm.source_tokenizer.pad_id or 0
+        return EncodedExamples(sequences, sequence_labels=labels, cuts=cuts, pad_id=pad)
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
         """Texts, and the next tokens of a decoder; of an encoder-decoder the tokens of names."""

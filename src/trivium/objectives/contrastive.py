@@ -112,10 +112,11 @@ class Contrastive(TextPairs):
         tokenizer = lm.source_tokenizer
         ends, pairs = tokenizer.vocabulary.ends_sentence, [(t, None) for t in self.texts(examples)]
         encoded = iter(encode_inputs(tokenizer, pairs, max_length=lm.max_length))
-        rows, numbers = [], []
+        rows, numbers, cuts = [], [], []
         for one in examples:
             parts = [next(encoded) for _ in one.texts]
             ids = [part.ids for part in parts]
+            cuts.append((sum(part.cut for part in parts), 1, 0))
             if one.pair is None:
                 real = np.array([text is not None for text in parts[0].texts])
                 ended = ends[ids[0]] & real
@@ -128,6 +129,7 @@ class Contrastive(TextPairs):
         return EncodedExamples(
             {"input_ids": rows, "document_ids": numbers},
             sequence_labels=np.array(hashes, dtype=np.uint64).view(np.int64).reshape(-1, 3),
+            cuts=cuts,
             pad_id=tokenizer.pad_id or 0,
         )
 

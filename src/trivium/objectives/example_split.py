@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from trivium.data.records import RecordOptions
-from trivium.data.splitting import text_digest
+from trivium.data.splitting import normalized_digest
 from trivium.errors import DataError
 from trivium.objectives.base import LabelledObjective
+
+
+def group_of(example: Any) -> int:
+    """Return a hash of the example's group; white space and Unicode form do not change it."""
+    return normalized_digest(" ".join(example.group.split()))
 
 
 def read_examples(
@@ -20,11 +22,13 @@ def read_examples(
     paths: Sequence[str],
     validation: float | Sequence[str],
     options: RecordOptions,
-    seed: int = 0,
 ) -> tuple[list[Any], list[Any]]:
-    """Training and validation examples of files; `validation` is a fraction, or files of its own.
+    """Read the training and validation examples of files.
 
-    Raises DataError where there is none.
+    `validation` is a fraction, or the paths of validation files, whose examples may be among those
+    of `paths`, too.
+
+    Raises DataError where there are no examples.
     """
     examples = list(objective.read(paths, options))
     if not examples:
@@ -32,23 +36,25 @@ def read_examples(
         raise DataError("\n".join(skipped) or f"{', '.join(paths)}: no examples inside.")
     if isinstance(validation, Sequence):
         return examples, list(objective.read(validation, options))
-    return split_examples(examples, validation, seed, objective.labels_of(examples))
+    return split_examples(examples, validation, objective.labels_of(examples))
 
 
 def split_examples(
     examples: Sequence[Any],
     validation: float,
-    seed: int,
     labels: Sequence[Sequence[str]] | None = None,
 ) -> tuple[list[Any], list[Any]]:
-    """Training and validation examples of any task, each in the order of `examples`.
+    """Split the examples of any task into training and validation, each in their order.
 
-    Examples of equal `group` are on one side. Of the groups of every label the share `validation`
-    is held out, in the order of a hash of the seed and the group; a label that a single group has
-    stays in training. Of several labels the rarest counts. Neither side is empty.
+    Examples of equal `group` are on one side. A group is held out if its hash is in the share
+    `validation` of all hashes, so that nothing but the example decides; the seed has no influence.
+    Two exceptions make sure that every label can be learned and measured. The group with the
+    highest hash of a label stays in training, and so does the only group of a label. A label
+    without a held-out group gives the one with its lowest hash. An example more moves at most one
+    other per label.
 
     Args:
-        labels: of every example; None: none.
+        labels: the labels of every example; None: the task has none.
 
     Raises:
         DataError: `validation` is not in [0, 1), or all examples have one group.
@@ -59,33 +65,20 @@ def split_examples(
         )
     if not validation:
         return list(examples), []
-    # Of the seed and the words: spaces and line feeds do not count.
-    words = (" ".join(example.group.split()) for example in examples)
-    hashes = [text_digest(f"{seed} {text}")[0] for text in words]
-    groups: dict[int, set[str]] = {}
+    hashes = [group_of(example) for example in examples]
+    by_label: defaultdict[str, set[int]] = defaultdict(set)
     for hashed, names in zip(hashes, labels or [()] * len(examples), strict=True):
-        groups.setdefault(hashed, set()).update(names)
-    if len(groups) < 2:
+        for name in names or ("",):
+            by_label[name].add(hashed)
+    if len({*hashes}) < 2:
         raise DataError(
             f"{len(examples)} examples with the same text cannot be split into training and "
             "validation: give more examples, or a file of validation examples."
         )
-    counts = Counter(name for names in groups.values() for name in names)
-    rarest = {
-        hashed: min(names, key=lambda name: (counts[name], name), default="")
-        for hashed, names in groups.items()
-    }
-    order = sorted(
-        (hashed for hashed in groups if counts[rarest[hashed]] != 1),
-        key=lambda hashed: (rarest[hashed], hashed),
-    ) or sorted(groups)
-
-    # How many of the first n groups are held out: the same share of each label.
-    counts_held_out = (np.arange(len(order) + 1) + 0.5) * validation + 0.5
-    chosen = np.diff(counts_held_out.astype(np.int64)) > 0
-    held_out = set(itertools.compress(order, chosen)) or {order[-1]}
-    if len(held_out) == len(groups):
-        held_out.remove(order[0])
+    kept = {max(groups) for groups in by_label.values()}
+    held_out = {hashed for hashed in hashes if hashed < round(validation * 2**64)} - kept
+    lacking = [groups - kept for groups in by_label.values() if not groups & held_out]
+    held_out |= {min(groups) for groups in lacking if groups}
     train = [one for one, hashed in zip(examples, hashes) if hashed not in held_out]
     valid = [one for one, hashed in zip(examples, hashes) if hashed in held_out]
     return train, valid

@@ -43,7 +43,7 @@ from trivium.objectives.preference_pairs import (
     spread,
     with_prompt,
 )
-from trivium.objectives.task_metrics import Metrics
+from trivium.objectives.task_metrics import Metrics, perplexity_of
 from trivium.spec import Head, Spec
 from trivium.text.vocabulary import Vocabulary
 
@@ -152,11 +152,12 @@ class KTO(LabelledObjective):
         `sequence_labels` [N, 4] are the tokens of the first row, log q of both responses, and
         whether the first is good.
         """
-        sequences, first = _sequences(examples, lm)
+        sequences, first, cuts = _sequences(examples, lm)
         sums, _ = measured(sequences, first, lm)
         labels = np.column_stack((first, sums, [one.good for one in examples]))
         pad = lm.text_tokenizer.pad_id or 0
-        return EncodedExamples(sequences, sequence_labels=labels.astype(np.float32), pad_id=pad)
+        labels = labels.astype(np.float32)
+        return EncodedExamples.with_targets(sequences, cuts, sequence_labels=labels, pad_id=pad)
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Both responses side by side, the longest first; sequence_labels without the tokens."""
@@ -220,7 +221,8 @@ class KTO(LabelledObjective):
 
     def answers(self, lm: LanguageModel, examples: Sequence[Judgement]) -> list[tuple[float, int]]:
         """Log-probabilities of responses in nats, and their tokens."""
-        sums, counts = measured(*_sequences(examples, lm), lm)
+        sequences, first, _ = _sequences(examples, lm)
+        sums, counts = measured(sequences, first, lm)
         return list(zip(sums[:, 0].tolist(), counts[:, 0].tolist(), strict=True))
 
     def metrics_of(
@@ -236,9 +238,8 @@ class KTO(LabelledObjective):
         bad = np.sort(means[~good])
         below = np.searchsorted(bad, means[good]) / max(1, len(bad))
         values = {"auc": math.nan, "perplexity": math.nan}  # undefined without both kinds
-        if good.any():
-            nats = -sums[good].sum() / max(1, counts[good].sum())
-            values["perplexity"] = math.exp(min(nats, 700.0))
+        if counts[good].sum():
+            values["perplexity"] = perplexity_of(-sums[good].sum(), counts[good].sum())
         if good.any() and len(bad):
             values["auc"] = float(below.mean())
         rows = [
@@ -263,8 +264,11 @@ class KTO(LabelledObjective):
 
 def _sequences(
     examples: Sequence[Judgement], lm: LanguageModel
-) -> tuple[dict[str, list[list[int]]], list[int]]:
-    """Every response, and that of the example half of them further, after the same prompt."""
+) -> tuple[dict[str, list[list[int]]], list[int], list[tuple[int, int, int]]]:
+    """Every response, and that of the example half of them further, after the same prompt.
+
+    What is cut is that of the response alone.
+    """
     far = len(examples) // 2
     others = [*examples[far:], *examples[:far]]
     pairs = [
@@ -272,7 +276,8 @@ def _sequences(
         for one, other in zip(examples, others)
         for a, b in ((one, one), (one, other))
     ]
-    return side_by_side(response_rows(lm, pairs))
+    rows, cuts = response_rows(lm, pairs)
+    return *side_by_side(rows), cuts[::2]
 
 
 def _parts(batch: TensorBatch) -> Iterator[tuple[Cut, TensorBatch]]:

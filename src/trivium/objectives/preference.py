@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
@@ -29,12 +28,13 @@ from trivium.objectives.preference_pairs import (
     Preference,
     PreferencePairs,
     apart,
+    both_cuts,
     plain,
     response_rows,
     side_by_side,
     spread,
 )
-from trivium.objectives.task_metrics import Metrics, first_prediction
+from trivium.objectives.task_metrics import Metrics, first_prediction, perplexity_of
 from trivium.spec import Head, Spec
 from trivium.text.vocabulary import Vocabulary
 
@@ -125,12 +125,12 @@ class PreferenceOptimization(PreferencePairs):
 
         `sequence_labels` [N, 3] are the tokens of the chosen row, and log q of both responses.
         """
-        sequences, first = _sequences(examples, lm)
+        sequences, first, cuts = _sequences(examples, lm)
         sums, _ = measured(sequences, first, lm)
         self._reference.update(zip((one.where for one in examples), sums))
         labels = np.column_stack((first, sums)).astype(np.float32)
         pad = lm.text_tokenizer.pad_id or 0
-        return EncodedExamples(sequences, sequence_labels=labels, pad_id=pad)
+        return EncodedExamples.with_targets(sequences, cuts, sequence_labels=labels, pad_id=pad)
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Both responses side by side; sequence_labels are the reference's log q [B, 2]."""
@@ -171,7 +171,8 @@ class PreferenceOptimization(PreferencePairs):
         self, lm: LanguageModel, examples: Sequence[Preference]
     ) -> list[tuple[list[float], list[int]]]:
         """Log-probabilities of both responses in nats, and their tokens."""
-        sums, counts = measured(*_sequences(examples, lm), lm)
+        sequences, first, _ = _sequences(examples, lm)
+        sums, counts = measured(sequences, first, lm)
         return list(zip(sums.tolist(), counts.tolist(), strict=True))
 
     def metrics_of(
@@ -180,8 +181,15 @@ class PreferenceOptimization(PreferencePairs):
         examples: Sequence[Preference],
         lm: LanguageModel,
     ) -> Metrics:
-        """Accuracy in the run, which has the reference; without it; perplexity of chosen ones."""
-        sums, counts = (np.array(each, dtype=float) for each in zip(*answers))
+        """Accuracy in the run, which has the reference; without it; perplexity of chosen ones.
+
+        Pairs of which a response is cut entirely do not count.
+        """
+        pairs = [(one, answer) for one, answer in zip(examples, answers) if all(answer[1])]
+        examples, answers = [one for one, _ in pairs], [answer for _, answer in pairs]
+        sums, counts = (np.array([answer[i] for answer in answers], float) for i in range(2))
+        sums, counts = sums.reshape(-1, 2), counts.reshape(-1, 2)
+        perplexity = perplexity_of(-sums[:, 0].sum(), counts[:, 0].sum())
         means = sums / np.maximum(counts, 1)
         values: dict[str, float] = {}
         notes = (
@@ -192,9 +200,8 @@ class PreferenceOptimization(PreferencePairs):
             gains = sums - np.stack([self._reference[one.where] for one in examples])
             values["accuracy"] = float((gains[:, 0] > gains[:, 1]).mean())
             notes = ("accuracy: pairs whose chosen response has gained more in the run", *notes)
-        nats = -sums[:, 0].sum() / max(counts[:, 0].sum(), 1)
         values["ranking_accuracy"] = float((means[:, 0] > means[:, 1]).mean())
-        values["perplexity"] = math.exp(min(nats, 700.0))
+        values["perplexity"] = perplexity
         rows = [
             {
                 "prompt": plain(one.prompt),
@@ -276,9 +283,10 @@ def generation_command(run: str, lm: LanguageModel) -> str:
 
 def _sequences(
     examples: Sequence[Preference], lm: LanguageModel
-) -> tuple[dict[str, list[list[int]]], list[int]]:
+) -> tuple[dict[str, list[list[int]]], list[int], list[tuple[int, int, int]]]:
     pairs = [(one.prompt, each) for one in examples for each in (one.chosen, one.rejected)]
-    return side_by_side(response_rows(lm, pairs))
+    rows, cuts = response_rows(lm, pairs)
+    return *side_by_side(rows), both_cuts(cuts)
 
 
 @torch.no_grad()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +14,18 @@ from torch import Tensor
 
 from trivium.data.batch import IGNORE_INDEX, Batch, Ints, RowBatch
 from trivium.data.checks import Finding
+from trivium.data.encoded import has_target
 from trivium.data.records import Record
 from trivium.errors import DataError
 from trivium.language_model import LanguageModel
 from trivium.objectives.base import LabelledObjective, column_key, compact, field_option
-from trivium.objectives.chat import chat_template, labelled_row, read_messages
+from trivium.objectives.chat import (
+    LabelledRow,
+    chat_template,
+    labelled_row,
+    labelled_rows,
+    read_messages,
+)
 from trivium.objectives.seq2seq import pair_rows
 from trivium.text.symbols import is_unspaced
 
@@ -157,29 +163,23 @@ def joined(prompt: str, response: str) -> str:
 
 def response_rows(
     lm: LanguageModel, pairs: Sequence[tuple[Turn, Turn]]
-) -> dict[str, list[list[int]]]:
+) -> tuple[dict[str, list[list[int]]], list[tuple[int, int, int]]]:
     """Prompts and responses as token ids by the field of `RowBatch`, labels at the responses.
 
         input_ids  prompt prompt response response </s>
         labels     -100   response response </s>   -100
 
     An encoder-decoder reads the prompt and generates the response. Messages are written by the chat
-    template, where that of an encoder-decoder is their contents, a line each.
+    template, where that of an encoder-decoder is their contents, a line each. Returns the rows, and
+    what is cut of each (`EncodedExamples.cuts`).
     """
     if lm.spec.family == "encoder-decoder":
         return pair_rows(lm, [(plain(prompt), plain(response)) for prompt, response in pairs])
-    rows = [_row(lm, prompt, response) for prompt, response in pairs]
-    cut = sum(all(one == IGNORE_INDEX for one in labels) for _, labels in rows)
-    if cut:
-        warnings.warn(
-            f"of {cut} of {len(rows)} responses nothing is left, since their prompts fill the "
-            f"{lm.max_length} tokens that are read at once: raise data.length, or remove them.",
-            stacklevel=2,
-        )
-    return {"input_ids": [ids for ids, _ in rows], "labels": [labels for _, labels in rows]}
+    ids, labels, cuts = labelled_rows(_row(lm, prompt, response) for prompt, response in pairs)
+    return {"input_ids": ids, "labels": labels}, cuts
 
 
-def _row(lm: LanguageModel, prompt: Turn, response: Turn) -> tuple[list[int], list[int]]:
+def _row(lm: LanguageModel, prompt: Turn, response: Turn) -> LabelledRow:
     if isinstance(prompt, str) and isinstance(response, str):
         text, eos = joined(prompt, response), lm.text_tokenizer.eos_id
         return labelled_row(lm, text, [(len(prompt), len(text))], [] if eos is None else [eos])
@@ -188,6 +188,15 @@ def _row(lm: LanguageModel, prompt: Turn, response: Turn) -> tuple[list[int], li
     turns = with_prompt(None, response)
     own = sum(one["role"] == "assistant" for one in turns)
     return labelled_row(lm, text, spans[len(spans) - own :])
+
+
+def both_cuts(cuts: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Return what is cut of every two rows; all of it where one of them has no target left."""
+    joined = []
+    for one, other in zip(cuts[::2], cuts[1::2]):
+        cut, total, lost = (a + b for a, b in zip(one, other))
+        joined.append((cut, total, lost if has_target([one, other]).all() else total))
+    return joined
 
 
 def side_by_side(

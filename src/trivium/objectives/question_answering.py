@@ -12,11 +12,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch.nn import functional as F
 
-from trivium.data.encoded import EncodedExamples
+from trivium.data.encoded import EncodedExamples, has_target
 from trivium.data.records import (
     RECORD_SUFFIXES,
     Record,
@@ -74,6 +75,8 @@ class QuestionAnswering(LabelledObjective):
 
     kind: Literal["qa"] = "qa"
     family: ClassVar[str | None] = "encoder-only"
+    measures_cut_answers: ClassVar[bool] = True
+    longest: ClassVar[int] = 512  # longer contexts are read in windows
     such_as: ClassVar[str] = 'bert-mini; an encoder-decoder generates answers by "text-to-text"'
     question_field: str | None = column_key("column of the question", QUESTIONS)
     context_field: str | None = column_key("column of the context", CONTEXTS)
@@ -131,15 +134,28 @@ class QuestionAnswering(LabelledObjective):
         return (span_head(spec),)
 
     def encode(self, examples: Sequence[Question], lm: LanguageModel) -> EncodedExamples:
-        """Windows with the first and the last token of their answers."""
+        """Windows with the first and the last token of their answers.
+
+        A question whose answer is whole in no window has none: it would teach "no answer".
+        """
         tokenizer = lm.source_tokenizer
         pairs = [(one.question, one.context) for one in examples]
         parts = context_windows(tokenizer, pairs, max_length=lm.max_length, stride=self.stride)
+        ends = [answer_tokens(part, examples[part.question]) for part in parts]
+        found = {part.question for part, each in zip(parts, ends) if each != (0, 0)}
+        question_cuts = {part.question: part.question_cut for part in parts}
+        cuts = [
+            (question_cuts[number], 1, int(bool(one.answers) and number not in found))
+            for number, one in enumerate(examples)
+        ]
+        kept = has_target(cuts)
+        ends = [each for part, each in zip(parts, ends) if kept[part.question]]
+        parts = [part for part in parts if kept[part.question]]
         sequences: dict[str, Any] = {"input_ids": [part.input.ids for part in parts]}
         if lm.spec.reads_token_types:
             sequences["token_type_ids"] = [part.type_ids(lm.spec) for part in parts]
-        ends = [answer_tokens(part, examples[part.question]) for part in parts]
-        return EncodedExamples(sequences, sequence_labels=ends, pad_id=tokenizer.pad_id or 0)
+        labels, pad = np.array(ends, dtype=np.int64).reshape(-1, 2), tokenizer.pad_id or 0
+        return EncodedExamples(sequences, sequence_labels=labels, cuts=cuts, pad_id=pad)
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Half of the nats of both ends."""

@@ -60,6 +60,7 @@ class Reward(PreferencePairs):
 
     kind: Literal["reward"] = "reward"
     rate_factor: ClassVar[float] = 0.2
+    measures_cut_answers: ClassVar[bool] = True
     margin_field: str | None = Field(
         None,
         description="column of a number by which the rewards differ at least; default: margin "
@@ -113,10 +114,15 @@ class Reward(PreferencePairs):
         rows = {"input_ids": [one.ids for one in inputs]}
         if lm.spec.num_token_types > 1:
             rows["token_type_ids"] = [one.type_ids for one in inputs]
+        # What is learned of a pair is the order of its texts, which must differ where they are cut.
+        cuts = [
+            (one.cut + other.cut, 1, int(one.ids == other.ids))
+            for one, other in zip(inputs[::2], inputs[1::2])
+        ]
         sequences, first = side_by_side(rows)
         labels = np.array([first, [one.margin for one in examples]], dtype=np.float32).T
         pad = lm.source_tokenizer.pad_id or 0
-        return EncodedExamples(sequences, sequence_labels=labels, pad_id=pad)
+        return EncodedExamples.with_targets(sequences, cuts, sequence_labels=labels, pad_id=pad)
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Chosen and rejected text side by side; sequence_labels are the margins [B]."""

@@ -358,14 +358,18 @@ def bleu_tokenizer(texts: Sequence[str]) -> Literal["13a", "zh", "char"]:
 
 def encode_pairs(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> EncodedExamples:
     """Sources and targets as examples for an encoder-decoder; see `pair_rows`."""
-    return EncodedExamples(pair_rows(lm, pairs), pad_id=lm.text_tokenizer.pad_id or 0)
+    rows, cuts = pair_rows(lm, pairs)
+    return EncodedExamples.with_targets(rows, cuts, pad_id=lm.text_tokenizer.pad_id or 0)
 
 
-def pair_rows(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> dict[str, list[list[int]]]:
+def pair_rows(
+    lm: LanguageModel, pairs: Sequence[tuple[str, str]]
+) -> tuple[dict[str, list[list[int]]], list[tuple[int, int, int]]]:
     """Sources and targets as token ids for an encoder-decoder, by the field of `RowBatch`.
 
     Both begin and end as documents do; a target ends with the end of text. Of a text that is longer
-    than `lm.max_length` tokens the beginning is kept, and the token that ends it.
+    than `lm.max_length` tokens the beginning is kept. No end of text follows a target that is cut.
+    Returns the rows, and what is cut of each (`EncodedExamples.cuts`).
 
     Raises:
         RecipeError: the tokenizer has no token that ends a text.
@@ -382,16 +386,22 @@ def pair_rows(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> dict[str, 
     start = list(rules.target_start)
     prefix, suffix = list(reader.prefix_ids), list(reader.suffix_ids)
     source_limit = None if limit is None else max(1, limit - len(prefix) - len(suffix))
-    target_limit = None if limit is None else max(0, limit - len(start) - 1)
+    target_limit = None if limit is None else max(1, limit - len(start))
     sources = reader.encode_ids_batch([source for source, _ in pairs])
     targets = tokenizer.encode_ids_batch([target for _, target in pairs])
-    ended = [[*ids[:target_limit], end] for ids in targets]
+    ended = [[*ids, end][:target_limit] for ids in targets]
     forced = [IGNORE_INDEX] * len(rules.forced_start)
-    return {
+    cuts = []
+    for source, target, kept in zip(sources, targets, ended):
+        target_cut = len(target) + 1 - len(kept)
+        source_cut = 0 if source_limit is None else max(0, len(source) - source_limit)
+        cuts.append((source_cut + target_cut, len(target) + 1, target_cut))
+    rows = {
         "input_ids": [[*prefix, *ids[:source_limit], *suffix] for ids in sources],
         "decoder_input_ids": [[*start, *ids[:-1]] for ids in ended],
         "labels": [[*forced, *ids] for ids in ended],
     }
+    return rows, cuts
 
 
 def _name(field: str | int | None) -> str | None:

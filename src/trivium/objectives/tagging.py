@@ -89,6 +89,7 @@ class Tagging(LabelledObjective):
     metric_libraries: ClassVar[Sequence[str]] = ("seqeval", "sklearn")
     reads_case: ClassVar[bool] = True
     kind: Literal["tagging"] = "tagging"
+    longest: ClassVar[int] = 512  # longer sentences are read in windows
     column: int | str | None = Field(
         None,
         description="column of the tag in a file of columns: its number from 0 (negative: from the "
@@ -256,7 +257,10 @@ class Tagging(LabelledObjective):
                 rows.append(part.ids)
                 labels.append(row)
         sequences = {"input_ids": rows, "labels": labels}
-        return EncodedExamples(sequences, pad_id=tokenizer.pad_id or 0)
+        cuts = [
+            (sum(part.cut for part in parts), len(tags), 0) for tags, parts in zip(ids, encoded)
+        ]
+        return EncodedExamples(sequences, cuts=cuts, pad_id=tokenizer.pad_id or 0)
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Nats of the tags of all words."""

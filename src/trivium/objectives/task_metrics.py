@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +34,17 @@ class Mistake:
     expected: str
     predicted: str
     confidence: float | None = None
+
+
+def perplexity_of(nats: float, num_tokens: float) -> float:
+    """Return e to the nats per token. Raises DataError where there is no token."""
+    if not num_tokens:
+        raise DataError(
+            "there is no token to compute a perplexity of: nothing is left of the responses where "
+            "prompts fill the tokens that are read at once. Give shorter prompts, or raise "
+            "data.length."
+        )
+    return math.exp(min(nats / num_tokens, 700.0))
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import nn
 
-from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch, length_mask
+from trivium.data.batch import Batch, RowBatch, length_mask
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import Record
 from trivium.data.row_order import RowRandom
@@ -18,7 +17,7 @@ from trivium.errors import RecipeError, SpecError
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule, Transformer, build
 from trivium.nn import Context, EncoderOutput
-from trivium.objectives.base import LossTerms, TensorBatch, compact, real_tokens
+from trivium.objectives.base import LossTerms, TensorBatch, compact, next_tokens, real_tokens
 from trivium.objectives.text_pairs import TEXTS, TextPair, TextPairs
 from trivium.spec import Head, LMHead, ModelSpec, Spec
 from trivium.text.inputs import encode_inputs
@@ -80,9 +79,14 @@ class TSDAE(TextPairs):
         """Each text between its special tokens."""
         texts = [(one.text, None) for one in examples]
         encoded = encode_inputs(lm.source_tokenizer, texts, max_length=lm.max_length)
-        return EncodedExamples(
-            {"input_ids": [one.ids for one in encoded]}, pad_id=lm.source_tokenizer.pad_id or 0
-        )
+        sequences = {
+            "input_ids": [one.ids for one in encoded],
+            "labels": [next_tokens(one) for one in encoded],
+        }
+        # All tokens but the first are targets.
+        cuts = [(one.cut, len(one.ids) - 1 + one.cut, one.cut) for one in encoded]
+        pad = lm.source_tokenizer.pad_id or 0
+        return EncodedExamples.with_targets(sequences, cuts, pad_id=pad)
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Delete tokens: int64 [B, T] -> input_ids [B, S], decoder_input_ids and labels [B, T - 1].
@@ -90,6 +94,7 @@ class TSDAE(TextPairs):
         Special tokens stay, and of a text without any its first token.
         """
         ids, real = rows.input_ids, real_tokens(rows)
+        assert rows.labels is not None
         stays = rng.uniform(ids.shape[1], 0) >= self.deletion
         stays = real & (stays | vocabulary.is_special[ids])
         stays[:, :1] |= ~stays.any(axis=1, keepdims=True)
@@ -98,7 +103,7 @@ class TSDAE(TextPairs):
             input_ids=input_ids,
             attention_mask=length_mask(lengths, input_ids.shape[1]),
             decoder_input_ids=ids[:, :-1],
-            labels=np.where(real[:, 1:], ids[:, 1:], IGNORE_INDEX),
+            labels=rows.labels[:, :-1],
         )
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:

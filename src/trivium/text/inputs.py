@@ -187,13 +187,15 @@ def _layout(tokenizer: Tokenizer, count: int) -> _Layout:
 class WordsInput:
     """The ids of a window of words, from word `start` up to `stop` of their sentence.
 
-    `first_tokens` has, for each word, the position in `ids` of its first sub-token.
+    `first_tokens` has, for each word, the position in `ids` of its first sub-token. `cut` counts
+    the tokens of a word that is longer than a window.
     """
 
     ids: list[int]
     first_tokens: list[int]
     start: int
     stop: int
+    cut: int = 0
 
 
 def encode_words(
@@ -215,12 +217,13 @@ def encode_words(
         # For the character each word begins at, the first token that ends after it.
         most = max(len(stops) - 1, 0)
         first = [min(bisect.bisect_right(stops, start), most) for start in starts]
-        windows = []
+        windows, following = [], [*first[1:], len(tokens)]
         for start, stop, begin, end in _windows(first, len(tokens), max_length):
             ids = [*prefix, *tokens[begin:end], *suffix] or [tokenizer.unk_id or 0]
             last = max(len(prefix) + end - begin - 1, 0)
             shifted = [min(len(prefix) + token - begin, last) for token in first[start:stop]]
-            windows.append(WordsInput(ids, shifted, start, stop))
+            cut = max(0, following[stop - 1] - end)
+            windows.append(WordsInput(ids, shifted, start, stop, cut))
         inputs.append(windows)
     return inputs
 

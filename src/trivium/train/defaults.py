@@ -53,7 +53,10 @@ _EPOCHS = ((500, 20.0), (3_000, 10.0), (30_000, 5.0))
 _FEWEST_EPOCHS = 3.0
 # The learning rate of a LoRA adapter, divided by that of all weights.
 _ADAPTER_RATE = 10.0
-LONGEST_EXAMPLE = 512
+# A model that was trained on short examples reads as many tokens at once.
+SHORT_EXAMPLE = 512
+# Of a model whose attention has relative biases, which need quadratic memory.
+_LONGEST_BIASED = 1024
 
 
 def vocabulary_size(spec: Spec, corpus_bytes: int) -> int:
@@ -147,16 +150,27 @@ def batch_tokens(spec: Spec, length: int) -> int:
     return rows * length
 
 
-def complete(
-    recipe: Recipe, spec: Spec, *, num_examples: int = 0, num_rows: int | None = None
-) -> Recipe:
+def example_length(recipe: Recipe, spec: Spec, stated: object = None) -> int:
+    """Return how many tokens of an example are read at once: all, up to a limit of the task.
+
+    `stated` is the length that the tokenizer of a trained model states, if it does.
+    """
+    longest = recipe.data.length or max(task.longest for task in _tasks(recipe))
+    if recipe.data.length is None and spec.max_length is None:
+        if spec.biases_encoder:
+            longest = min(longest, _LONGEST_BIASED)
+        if isinstance(stated, int):
+            longest = min(longest, max(stated, SHORT_EXAMPLE))
+    return longest
+
+
+def complete(recipe: Recipe, spec: Spec, *, num_examples: int = 0) -> Recipe:
     """The recipe with every open number decided.
 
     Args:
         recipe: as loaded, with all kinds.
         spec: of the model.
         num_examples: labelled training examples.
-        num_rows: that they are packed into; None: one each.
     """
     new, labelled = not recipe.model.starts_from_weights, recipe.labelled
     train: dict[str, Any] = dict(recipe.train)
@@ -167,7 +181,7 @@ def complete(
         data = data.replace(length=length)
         train["batch_tokens"] = recipe.train.batch_tokens or batch_tokens(spec, length)
     if labelled:
-        train |= _labelled_train(recipe, num_examples, num_rows or num_examples, new=new)
+        train |= _labelled_train(recipe, num_examples, new=new)
     train["eval_every"] = train["eval_every"] or _EVAL_EVERY
     train["save_every"] = train["save_every"] or _SAVE_EVERY
     if recipe.train.budget is None and not labelled:
@@ -190,15 +204,13 @@ def complete(
     )
 
 
-def _labelled_train(
-    recipe: Recipe, num_examples: int, num_rows: int, *, new: bool
-) -> dict[str, Any]:
+def _labelled_train(recipe: Recipe, num_examples: int, *, new: bool) -> dict[str, Any]:
     """Keys of `[train]` that follow from the number of labelled examples."""
     tasks = _tasks(recipe)
     section = recipe.train
-    batch = section.batch_examples or max(1, min(tasks[0].batch_examples, num_rows))
+    batch = section.batch_examples or max(1, min(tasks[0].batch_examples, num_examples))
     longest = _POLICY_STEPS if tasks[0].rolls_out else _LONGEST_EPOCH
-    epoch = min(longest, max(_SHORTEST_EPOCH, num_rows // batch))
+    epoch = min(longest, max(_SHORTEST_EPOCH, num_examples // batch))
     chosen: dict[str, Any] = {"batch_examples": batch, "eval_every": section.eval_every or epoch}
     chosen["save_every"] = section.save_every or chosen["eval_every"]
     if section.budget is None:

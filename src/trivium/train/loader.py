@@ -25,6 +25,8 @@ _SOURCE_CHANNEL = 1 << 20
 _TOKENS_PER_CALL = 256
 # The size of batches of held-out rows and examples.
 _HELD_OUT_ROWS, _HELD_OUT_TOKENS = 32, 4096
+# Held-out rows that are prepared together, where what becomes of a row depends on others.
+_HELD_OUT_TOGETHER = 1024
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class BatchStream:
         rows_per_step: rows or examples in a global batch.
         separate_documents: documents in a row do not attend to each other.
         adds_loss: layers of the model add to the loss, a mean per token (`BALANCE`).
+        num_taken: rows or examples that the whole run takes: the last step has what is left of
+            them; None: every step is full.
     """
 
     name: str
@@ -48,6 +52,7 @@ class BatchStream:
     rows_per_step: int = 1
     separate_documents: bool = False
     adds_loss: bool = False
+    num_taken: int | None = None
 
     @property
     def longest(self) -> int:
@@ -78,9 +83,12 @@ class BatchStream:
         if self.objective.rolls_out:  # all processes have the prompts, and divide the samples
             parallel = ALONE
         if self.objective.carries_state:
-            batch = self._in_lanes([number], self.rows_per_step, micro_batch_tokens, parallel)
+            batch = self._in_lanes(number, self.rows_per_step, micro_batch_tokens, parallel)
             return dataclasses.replace(batch, is_first=number % self.lane_steps == 0)
         indices, keys = rows_of_step(self.seed, number, self.rows_per_step, len(self.data))
+        left = (self.num_taken or 0) - number * self.rows_per_step
+        if left > 0:
+            indices, keys = indices[:left], keys[:left]
         if self.objective.needs_whole_step:
             parts = _of_all([np.arange(len(indices))], parallel)
             return self._share(indices, keys, parts, micro_batch_tokens)
@@ -90,51 +98,58 @@ class BatchStream:
             groups = self._groups(len(indices), micro_batch_tokens)
         return self._share(indices, keys, parallel.share(groups), micro_batch_tokens)
 
-    def held_out(self, tokens: int, parallel: Parallel = ALONE) -> GlobalBatch:
-        """What this process computes of all examples, or of about `tokens` of the rows.
+    def held_out(
+        self, tokens: int, limit: int | None = None, parallel: Parallel = ALONE
+    ) -> Iterator[GlobalBatch]:
+        """Yield what this process computes of about `tokens` tokens of held-out data, in pieces.
 
-        The rows, spread evenly, and their noise are the same at every call. Where the objective
-        carries state they are the first ones of every lane.
+        Rows or examples, at most `limit` of them, are spread evenly. They and their noise are the
+        same at every call. Where the objective carries state they are the first rows of every lane.
         """
+        size = len(self.data)
+        mean = self.data.length if isinstance(self.data, Rows) else self.data.lengths.mean()
+        count = min(size, max(1, int(tokens / mean)), limit or size)
+        if self.objective.carries_state:
+            lanes = min(self.rows_per_step, count)
+            for number in range(-(-count // lanes)):
+                yield self._in_lanes(number, lanes, _HELD_OUT_TOKENS, parallel)
+            return
+        together, of_step = self.objective.prepares_steps, self.objective.needs_whole_step
         if isinstance(self.data, Rows):
-            count = min(len(self.data), max(1, tokens // self.data.length))
-            if self.objective.carries_state:
-                lanes = min(self.rows_per_step, count)
-                steps = range(-(-count // lanes))
-                return self._in_lanes(steps, lanes, _HELD_OUT_TOKENS, parallel)
-            indices = np.sort(permutation(0, 0, len(self.data))[:count])
-            groups = np.split(np.arange(count), range(_HELD_OUT_ROWS, count, _HELD_OUT_ROWS))
+            indices, lengths = np.sort(permutation(0, 0, size)[:count]), None
         else:
-            indices = np.arange(len(self.data))
-            groups = group_by_length(self.data.lengths, _HELD_OUT_TOKENS)
-            if self.objective.needs_whole_step:  # as many as in a step
-                groups = np.split(indices, indices[:: self.rows_per_step][1:])
-                parts = _of_all(groups, parallel)
-                return self._share(indices, indices, parts, _HELD_OUT_TOKENS)
-        return self._share(indices, indices, parallel.share(groups), _HELD_OUT_TOKENS)
+            indices = np.arange(count) * size // count
+            lengths = self.data.lengths[indices]
+        if of_step:  # as many as in a step
+            parts = _of_all(_pieces(count, self.rows_per_step), parallel)
+        elif lengths is not None:
+            parts = parallel.share(group_by_length(lengths, _HELD_OUT_TOKENS))
+        elif together:
+            for piece in _pieces(count, _HELD_OUT_TOGETHER):
+                groups = parallel.share(_pieces(len(piece), _HELD_OUT_ROWS))
+                yield self._share(indices[piece], indices[piece], groups, _HELD_OUT_TOKENS)
+            return
+        else:
+            parts = parallel.share(_pieces(count, _HELD_OUT_ROWS))
+        for part in parts:
+            yield self._share(indices, indices, [part], _HELD_OUT_TOKENS)
 
     def _groups(self, count: int, micro_batch_tokens: int) -> list[np.ndarray]:
         """The places of so many rows in a step, in micro-batches of nearly equal size."""
         size = equal_parts(count, max(1, micro_batch_tokens // self.longest))
-        return np.split(np.arange(count), range(size, count, size))
+        return _pieces(count, size)
 
     def _in_lanes(
-        self, steps: Sequence[int], lanes: int, micro_batch_tokens: int, parallel: Parallel
+        self, number: int, lanes: int, micro_batch_tokens: int, parallel: Parallel
     ) -> GlobalBatch:
-        """Some steps, one after the other, whose rows are read in so many lanes.
+        """Step `number`, whose rows are read in so many lanes.
 
         A lane is always read by the same process.
         """
-        rows = [lanes_of_step(step, lanes, len(self.data)) for step in steps]
-        indices, keys = (np.concatenate(each) for each in zip(*rows, strict=True))
+        indices, keys = lanes_of_step(number, lanes, len(self.data))
         parts = [*parallel.share(self._groups(lanes, micro_batch_tokens))]
-        of_all = [
-            (number, start + group, weight)
-            for start in range(0, len(indices), lanes)
-            for number, group, weight in parts
-        ]
-        batch = self._share(indices, keys, of_all, micro_batch_tokens)
-        return dataclasses.replace(batch, lanes=tuple(group for _, group, _ in parts) * len(steps))
+        batch = self._share(indices, keys, parts, micro_batch_tokens)
+        return dataclasses.replace(batch, lanes=tuple(group for _, group, _ in parts))
 
     def _share(
         self,
@@ -310,6 +325,11 @@ def equal_parts(rows: int, most: int) -> int:
     (4, 10)
     """
     return -(-rows // -(-rows // min(rows, most)))
+
+
+def _pieces(count: int, size: int) -> list[np.ndarray]:
+    """The places of some rows in pieces of a size; the last one has what is left."""
+    return np.split(np.arange(count), range(size, count, size))
 
 
 def _of_all(

@@ -51,7 +51,6 @@ def as_list(value: Any) -> Any:
 
 TEXT_KEYS = {
     "train.batch_tokens": "train.batch_examples",
-    "train.eval_tokens": "train.eval_examples",
     **dict.fromkeys(("data.packing", "data.separate_documents", "data.separator"), ""),
     **dict.fromkeys(("data.text_field", "data.keep_duplicates"), ""),
     **dict.fromkeys(("data.keep_text", "train.keep_best"), ""),
@@ -172,7 +171,8 @@ class DataConfig(Config):
     length: PositiveInt | None = Field(
         None,
         description="of text: tokens of a row, 128 unless set; of labelled examples: most tokens "
-        "that are read, the rest is cut, 512 unless set",
+        "that are read, the rest is cut; unless set the positions of the model, 4,096 at most, or "
+        "512 where longer texts are read in windows",
     )
     packing: Literal["pack", "truncate"] = Field(
         "pack", description="join documents and cut rows, or one row per document"
@@ -296,11 +296,14 @@ class TrainConfig(Config):
     eval_every: PositiveInt | None = Field(
         None, description="steps between evaluations; 200, or an epoch (policies: 25), unless set"
     )
-    eval_tokens: PositiveInt = Field(32_768, description="held-out tokens of text per evaluation")
+    eval_tokens: PositiveInt = Field(
+        32_768, description="held-out tokens that the validation loss is measured on, evenly spaced"
+    )
     eval_examples: PositiveInt | None = Field(
         None,
-        description="held-out examples of each source per evaluation, evenly spaced, and in the "
-        "one at the end; unless set all, but 400 during training where text is generated",
+        description="held-out examples of each source per evaluation, evenly spaced, for metrics "
+        "and loss, and in the evaluation at the end; unless set all, but 400 during training where "
+        "text is generated",
     )
     save_every: PositiveInt | None = Field(
         None,

@@ -11,6 +11,7 @@ import math
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -253,9 +254,10 @@ class Trainer:
 
     @property
     def budget_steps(self) -> int:
-        """Steps of a budget in steps or epochs."""
+        """Steps of a budget in steps or epochs; the last one of an epoch may be smaller."""
         steps, epochs = self.recipe.train.steps, self.recipe.train.epochs or 0.0
-        return steps or max(1, round(epochs * self.loader.steps_per_epoch()))
+        # Less than the rounding error of the product.
+        return steps or max(1, math.ceil(epochs * self.loader.steps_per_epoch() - 1e-6))
 
     def _evaluate_end(self, state: TrainState) -> None:
         """Evaluate a run that was interrupted after its last evaluation and has no budget left."""
@@ -370,11 +372,14 @@ def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTer
 
 
 @torch.no_grad()
-def validation_losses(trainer: Trainer, streams: Sequence[BatchStream]) -> dict[str, float]:
+def validation_losses(
+    trainer: Trainer, streams: Sequence[BatchStream], limit: int | None = None
+) -> dict[str, float]:
     """Mean losses of held-out data by the names they are logged with.
 
-    The same rows or examples with the same noise every time, about `train.eval_tokens` of text;
-    `streams` are those of the sources that have some. Leaves the model in evaluation mode.
+    The same rows or examples with the same noise every time, about `train.eval_tokens` of them, and
+    at most `limit` examples of a labelled source; `streams` are those of the sources that have
+    some. Leaves the model in evaluation mode.
     """
     if not streams:
         return {}
@@ -384,16 +389,20 @@ def validation_losses(trainer: Trainer, streams: Sequence[BatchStream]) -> dict[
     meter, enabled = LossMeter(), trainer.precision is not torch.float32
     for stream in streams:
         tokens = max(1, round(shares[stream.name] * trainer.recipe.train.eval_tokens))
-        batch = stream.held_out(tokens, parallel)
+        most = limit if stream.objective.labelled else None
         sums: dict[str, Tensor] = {}
+        counts: Counter[str] = Counter()
         carried = trainer.carried and carried_state(trainer.carried.model, stream)
-        for place, (_, weight) in enumerate(batch.shares):
-            tensors = _on_device(trainer, batch, place, carried)
-            with torch.autocast(trainer.device.type, trainer.precision, enabled=enabled):
-                losses = train_step(stream.objective, tensors)
-            for term, loss in losses.items():
-                sums[term] = sums.get(term, 0.0) + weight * widened(loss)
-        meter.add(stream.name, parallel.all_reduce(sums), batch.of_all(parallel).label_counts)
+        for batch in stream.held_out(tokens, most, parallel):
+            counts.update(batch.label_counts)
+            for place, (_, weight) in enumerate(batch.shares):
+                tensors = _on_device(trainer, batch, place, carried)
+                with torch.autocast(trainer.device.type, trainer.precision, enabled=enabled):
+                    losses = train_step(stream.objective, tensors)
+                for term, loss in losses.items():
+                    sums[term] = sums.get(term, 0.0) + weight * widened(loss)
+        totals = dict(zip(counts, parallel.all_reduce_sum(*counts.values()), strict=True))
+        meter.add(stream.name, parallel.all_reduce(sums), totals)
     return meter.means("valid", streams, shares)
 
 

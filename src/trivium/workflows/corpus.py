@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trivium.data.batch import Ints
 from trivium.data.documents import text_bytes
+from trivium.data.encoded import has_target
 from trivium.data.prepare import PrepareProgress, prepare, texts_changed
 from trivium.data.records import BadRecords, RecordOptions
 from trivium.data.shards import TRAIN, VALIDATION, Shards, holds_shards, unigram_loss
@@ -25,7 +27,7 @@ from trivium.files import replace_file
 from trivium.language_model import LanguageModel
 from trivium.messages import translated
 from trivium.objectives import LabelledObjective, Objective
-from trivium.objectives.example_split import read_examples
+from trivium.objectives.example_split import group_of, read_examples
 from trivium.objectives.on_policy import OnPolicyObjective
 from trivium.progress import ProgressLine, labelled, short_duration
 from trivium.spec import Spec
@@ -67,6 +69,8 @@ class ExampleSource:
     valid: list[Any]
 
     def __post_init__(self) -> None:
+        self.cuts: dict[str, Ints] = {}
+        """What is cut of the examples of every split (`EncodedExamples.cuts`), once encoded."""
         self.num_train = len(self.train)
         self.counted = self.train[:: max(1, self.num_train // _COUNTED_EXAMPLES)]
         """About a thousand training examples, to count tokens in."""
@@ -79,6 +83,24 @@ class ExampleSource:
         """At most `limit` held-out examples, evenly from all of them: files are often sorted."""
         count = len(self.valid) if limit is None else min(limit, len(self.valid))
         return [self.valid[number * len(self.valid) // count] for number in range(count)]
+
+    def note_cuts(self, split: str, cuts: Ints, length: int | None) -> None:
+        """Note what is cut of the examples of a split, and leave out those without a target.
+
+        Raises DataError where no example has a target token left.
+        """
+        kept, self.cuts[split] = has_target(cuts), cuts
+        if not kept.any():
+            raise DataError(
+                f"of {len(kept):,} examples {'to train on' if split == TRAIN else 'held out'} none "
+                f"has a target token left: what comes before it fills the {length:,} tokens that "
+                "are read at once. Shorten it, raise data.length, or take a model with more "
+                "positions."
+            )
+        if split == TRAIN:
+            self.num_train = int(kept.sum())
+        elif not self.objective.measures_cut_answers:
+            self.valid = list(itertools.compress(self.valid, kept))
 
     def num_bytes(self, side: str = "texts") -> int:
         """Bytes of the training texts, or of one side of them."""
@@ -134,28 +156,6 @@ class Corpus:
         """How many "documents", "tokens", "text_bytes" or "duplicates" of text there are."""
         splits = (item for source in self.texts for item in source.shards.manifest.splits.items())
         return sum(getattr(info, what) for name, info in splits if split in (None, name))
-
-    def long_share(self, limit: int) -> float:
-        """The share of examples whose source has more than `limit` tokens, of about a thousand."""
-        tokenizer = self.source_tokenizer or self.tokenizer
-        lengths = [
-            len(ids)
-            for source in self.examples
-            for ids in tokenizer.encode_ids_batch(
-                list(source.objective.source_texts(source.counted))
-            )
-        ]
-        return sum(length > limit for length in lengths) / max(1, len(lengths))
-
-    def has_longer(self, limit: int) -> bool:
-        """Whether a text of any example has more than `limit` tokens, which are a byte or more."""
-        tokenizer = self.source_tokenizer or self.tokenizer
-        return any(
-            len(tokenizer.encode(text, add_special_tokens=False).ids) > limit
-            for source in self.examples
-            for text in source.objective.source_texts([*source.train, *source.valid])
-            if len(text.encode()) >= limit
-        )
 
     def num_held_out(self, limit: int | None) -> int:
         """Held-out examples of all sources, at most `limit` of each."""
@@ -276,6 +276,7 @@ def load_corpus(
         if not config.paths:
             raise DataError("there is no data to train on: give --data PATH or set data.paths.")
     sources = [_open_source(recipe, config, run) for config in recipe.sources]
+    _remove_held_out([one for one in sources if isinstance(one, ExampleSource)], line)
     if base is None:
         recipe = _with_vocabulary_size(recipe, spec, sources)
     tokenizer, source_tokenizer = _tokenizers(recipe, spec, base, sources, run, line)
@@ -328,12 +329,47 @@ def _read_examples(
     bad = BadRecords() if recipe.data.bad_records == "skip" else None
     options = RecordOptions(errors=recipe.data.errors, encoding=recipe.data.encoding, bad=bad)
     held_out = config.validation or 0.0
-    train, valid = read_examples(objective, config.paths, held_out, options, recipe.seed)
+    train, valid = read_examples(objective, config.paths, held_out, options)
     objective.check_metrics()
     if bad is not None and bad.count:
         read = f"{bad.count:,} of {bad.count + len(train) + len(valid):,} records are skipped"
         warnings.warn("\n".join([f"{read}:", *bad.lines]), stacklevel=2)
     return ExampleSource(config, objective, train, valid)
+
+
+def _remove_held_out(sources: Sequence[ExampleSource], line: ProgressLine) -> None:
+    """Remove the training examples whose group a source of the run holds out, and say how many.
+
+    Raises DataError where no training example of a source is left.
+    """
+    if len(sources) == 1 and not isinstance(sources[0].config.validation, Sequence):
+        return  # a fraction of the examples: no group is on both sides
+    held_out = {group_of(one) for source in sources for one in source.valid}
+    for source in sources:
+        train = [one for one in source.train if group_of(one) not in held_out]
+        if not train:
+            raise DataError(
+                f"Every example of {', '.join(source.config.paths)} is also held out for "
+                "validation: no example is left to train on. Give other files as validation, or "
+                "leave --validation out, and a share of the examples is held out."
+            )
+        count = len(source.train) - len(train)
+        if count and len(sources) > 1:
+            line.tell(
+                "held out",
+                "{count:,} examples of the source {name} are also held out, by it or by another "
+                "source; they are not trained on",
+                count=count,
+                name=source.config.name,
+            )
+        elif count:
+            line.tell(
+                "held out",
+                "{count:,} examples of --data are also in --validation; they are not trained on",
+                count=count,
+            )
+        source.train = train
+        source.__post_init__()
 
 
 def _with_vocabulary_size(recipe: Recipe, spec: Spec, sources: Sequence[_Source]) -> Recipe:

@@ -169,21 +169,33 @@ def check_task(task: str, tasks: Sequence[str]) -> None:
 
 
 def _training_data(paths: Sequence[str], recipe: dict[str, Any]) -> tuple[str, ...]:
-    """A note where a run was trained on one of these paths, by its recipe."""
+    """A note where a run was trained on one of these paths, by its recipe.
+
+    Files that the run held out are not trained on, also where they are among its data.
+    """
     tables = (recipe.get("data", {}), *recipe.get("mix", []))
-    listed = [as_list(table.get("paths")) for table in tables]
-    patterns = [path for paths in listed if isinstance(paths, list) for path in map(str, paths)]
-    trained = [
-        os.path.realpath(one) for path in patterns for one in glob.glob(path, recursive=True)
-    ]
-    known = [
-        path
-        for path in paths
-        if any(Path(os.path.realpath(path)).is_relative_to(one) for one in trained)
-    ]
+    trained, held_out = (_files(tables, key) for key in ("paths", "validation"))
+    known = [path for path in paths if _is_in(path, trained) and not _is_in(path, held_out)]
     if not known:
         return ()
     return (f"the model was trained on {', '.join(known)}: this does not measure new text",)
+
+
+def _files(tables: Sequence[dict[str, Any]], key: str) -> list[str]:
+    """The files and folders that are named under a key of some tables of a recipe."""
+    listed = [as_list(table.get(key)) for table in tables]
+    patterns = [path for paths in listed if isinstance(paths, list) for path in map(str, paths)]
+    return [path for pattern in patterns for path in glob.glob(pattern, recursive=True)]
+
+
+def _is_in(path: str, files: Sequence[str]) -> bool:
+    """Whether a path is one of some files, perhaps by another name (a link), or in one of them."""
+    whole = Path(os.path.realpath(path))
+    return any(
+        whole.is_relative_to(os.path.realpath(one))
+        or (os.path.isfile(path) and os.path.samefile(path, one))
+        for one in files
+    )
 
 
 def task_of(lm: LanguageModel) -> str:

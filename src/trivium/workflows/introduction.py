@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
+
 from trivium.config import flattened
 from trivium.data.documents import LONG_ADVICE, LONG_BYTES
+from trivium.data.encoded import has_target
 from trivium.data.shards import TRAIN, VALIDATION
 from trivium.messages import translated
 from trivium.models import flops_per_token, num_parameters
 from trivium.presets import catalogue, is_own_size
-from trivium.progress import ProgressLine, short_duration
+from trivium.progress import ProgressLine, counted, short_duration
 from trivium.report import UNKNOWN_SHARE
+from trivium.spec import Spec
 from trivium.train import defaults
+from trivium.train.distributed import ALONE
 from trivium.train.recipe import Recipe, TokenizerFile
-from trivium.train.trainer import TrainState
-from trivium.workflows.corpus import Corpus
+from trivium.train.trainer import Trainer, TrainState
+from trivium.workflows.corpus import Corpus, ExampleSource
 from trivium.workflows.finished_run import HeldOutMetrics
 from trivium.workflows.model_setup import ModelSetup
+
+# Runs of fewer steps, in a budget that does not name them, are warned of.
+_FEW_STEPS = 50
 
 
 def run_facts(
@@ -116,6 +125,28 @@ def introduce(
         )
 
 
+def tell_steps(line: ProgressLine, trainer: Trainer, spec: Spec) -> None:
+    """Say how many steps a budget in epochs or tokens has, and warn where these are few."""
+    train, steps = trainer.recipe.train, trainer.budget_steps
+    if train.tokens is not None:
+        steps = math.ceil(train.tokens / trainer.loader.step(0, ALONE).num_tokens)
+    elif train.epochs is None:
+        return
+    line.tell(
+        "steps",
+        "{steps:,}; an epoch has {epoch:,.1f}",
+        steps=steps,
+        epoch=trainer.loader.steps_per_epoch(),
+    )
+    if steps < _FEW_STEPS and not spec.counts:
+        batch = "examples" if trainer.recipe.labelled else "tokens"
+        budget = "epochs" if train.tokens is None else "tokens"
+        line.warn(
+            f"{counted(steps, 'step')} in all are few to learn from: raise train.{budget}, or "
+            f"lower train.batch_{batch}."
+        )
+
+
 def say_finished(line: ProgressLine, recipe: Recipe, state: TrainState) -> None:
     """Say that a resumed run has used up its budget, and how to train on."""
     assert recipe.train.budget is not None
@@ -156,16 +187,8 @@ def _tell_examples(
         every=every,
         labels=translated(", {count} labels", count=count) if count > 1 else "",
     )
-    longest = setup.lm.max_length
-    long = 0.0 if longest is None else corpus.long_share(longest)
-    if long:
-        line.tell(
-            "",
-            "about {share:.1%} have more than the {length:,} tokens that are read at once "
-            "(data.length)",
-            share=long,
-            length=longest,
-        )
+    for source in corpus.examples:
+        _tell_cuts(line, source, setup)
     some, seconds = facts["eval_examples"], facts["eval_seconds"]
     if some < every:
         end = translated(", on all {every:,} at the end", every=every)
@@ -180,6 +203,38 @@ def _tell_examples(
             some=some,
             cost=cost if seconds else "",
             end=end,
+        )
+
+
+def _tell_cuts(line: ProgressLine, source: ExampleSource, setup: ModelSetup) -> None:
+    """Say how many examples of a source are cut, and what is lost of their targets."""
+    cuts = np.concatenate([np.empty((0, 3), np.int64), *source.cuts.values()])
+    cut, targets, lost = ((cuts[:, 0] > 0).sum(), *cuts[:, 1:].sum(axis=0))
+    if cut:
+        line.tell(
+            "cut",
+            "{cut:,} of {count:,} examples ({share:.1%}) have more than the {length:,} tokens that "
+            "are read at once (data.length, or the model's positions); their ends are cut",
+            cut=cut,
+            count=len(cuts),
+            share=cut / len(cuts),
+            length=setup.lm.max_length or 0,
+        )
+    if cut and targets > len(cuts):  # the targets are tokens
+        line.tell(
+            "",
+            "{lost:,} of {targets:,} target tokens ({share:.1%}) are cut",
+            lost=lost,
+            targets=targets,
+            share=lost / targets,
+        )
+    dropped = len(cuts) - has_target(cuts).sum()
+    if dropped:
+        line.tell(
+            "",
+            "{dropped:,} of {count:,} examples are left out: no token of their targets remains",
+            dropped=dropped,
+            count=len(cuts),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ class ModelSetup:
         lm: the model that the run saves.
         parameters: how many are trained.
         new_heads: kinds of heads whose weights are new, of a model with trained weights.
+        fitted: returns the settings of the model whose longest example has some number of tokens.
     """
 
     recipe: Recipe
@@ -47,6 +48,13 @@ class ModelSetup:
     lm: LanguageModel
     parameters: ParameterCounts
     new_heads: tuple[str, ...]
+    fitted: Callable[[int], Settings]
+
+    def fit_length(self, corpus: Corpus, longest: int) -> None:
+        """Let the model read as many tokens at once as the longest example has, if none is cut."""
+        cut = any(cuts[:, 0].any() for one in corpus.examples for cuts in one.cuts.values())
+        if corpus.examples and not cut and self.recipe.data.length is None:
+            self.lm.settings = self.fitted(longest)
 
 
 def set_up_model(
@@ -89,15 +97,23 @@ def set_up_model(
             elif folder.is_dir():
                 copy_weights(load(folder, device="cpu"), model)
         objectives[0].join(module)
+    before = None
+    if base is not None and recipe.model.starts_from_weights:
+        before = base.trained_length or 0
     lm = LanguageModel(
         final,
         models[""],
         corpus.tokenizer,
-        _with_lengths(settings, final, corpus, base),
+        _with_lengths(settings, final, corpus, before),
         source_tokenizer=corpus.source_tokenizer,
     )
     recipe.freeze_weights(lm.module)
-    return ModelSetup(recipe, vocabulary, module, lm, count_parameters(module), new_heads)
+    parameters = count_parameters(module)
+
+    def fitted(longest: int) -> Settings:
+        return _with_lengths(settings, final, corpus, before, longest)
+
+    return ModelSetup(recipe, vocabulary, module, lm, parameters, new_heads, fitted)
 
 
 def copy_weights(base: LanguageModel, model: Any) -> tuple[str, ...]:
@@ -210,24 +226,32 @@ def _with_padding(spec: Spec, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _with_lengths(
-    settings: Settings, spec: Spec, corpus: Corpus, base: LanguageModel | None
+    settings: Settings, spec: Spec, corpus: Corpus, before: int | None, longest: int | None = None
 ) -> Settings:
-    """Settings with the length of the longest rows, and of the longest input of labelled examples.
+    """Return settings with the length of the longest rows, and of the longest input of examples.
 
-    That of rows is unknown where that of the base is; RNNs and n-gram models have none: they carry
-    a state or read a few tokens.
+    Args:
+        settings: without lengths of this run.
+        spec: of the model. RNNs and n-gram models have no length of rows: they carry a state or
+            read a few tokens.
+        corpus: what is read.
+        before: tokens of the longest rows that the model was trained on before; 0 if it is unknown,
+            which the length stays then; None for new weights.
+        longest: tokens of the longest example, if none is cut and the recipe sets no length; None
+            before the examples are encoded, and where one is cut.
     """
     recipe, config, options = corpus.recipe, {**settings.config}, {**settings.tokenizer}
     lengths = [defaults.row_length(recipe)] if corpus.texts else []
     if corpus.examples:
-        length = recipe.data.length or defaults.LONGEST_EXAMPLE
+        length = defaults.example_length(recipe, spec, options.get("model_max_length"))
+        length = min(length, spec.max_length or length)
+        if longest is None:
+            options["model_max_length"] = length
+        else:
+            length = min(length, max(longest, defaults.SHORT_EXAMPLE))
         lengths.append(length)
-        # A pair adds up to three special tokens.
-        if recipe.data.length is not None or corpus.has_longer(length - 3):
-            limit = spec.max_length
-            options["model_max_length"] = min(length, limit or length)
-    if base is not None and recipe.model.starts_from_weights:
-        lengths.append(base.trained_length or 0)
+    if before is not None:
+        lengths.append(before)
     if spec.stacks and min(lengths):
         config["trained_length"] = max(lengths)
     return dataclasses.replace(settings, config=config, tokenizer=options)

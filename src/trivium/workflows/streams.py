@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,6 +56,7 @@ def build_streams(
                     elif source.objective.rolls_out:  # every process keeps the prompts
                         deque(chunks, maxlen=0)
                     data = EncodedExamples.open(encoded)
+                source.note_cuts(split, data.cuts, setup.lm.max_length)
             rows_per_step = recipe.train.batch_examples
         else:
             data = _rows(source, recipe, setup, split)
@@ -76,6 +78,7 @@ def build_streams(
                 rows_per_step=rows_per_step,
                 separate_documents=recipe.data.separate_documents,
                 adds_loss=setup.lm.spec.adds_loss,
+                num_taken=_num_taken(recipe, len(data)) if split == TRAIN else None,
             )
             if split == TRAIN and source.objective.carries_state and stream.lane_steps == 1:
                 raise RecipeError(
@@ -85,6 +88,13 @@ def build_streams(
                 )
             streams.append(stream)
     return streams
+
+
+def _num_taken(recipe: Recipe, size: int) -> int | None:
+    """Rows of a budget in epochs; of a mix, whose sources are drawn, they are not known."""
+    if recipe.mix or recipe.train.epochs is None:
+        return None
+    return max(1, math.ceil(recipe.train.epochs * size - 1e-6))
 
 
 def source_shares(recipe: Recipe, streams: Sequence[BatchStream]) -> dict[str, float]:

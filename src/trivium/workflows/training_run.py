@@ -38,7 +38,7 @@ from trivium.train.unfreezing import GradualUnfreezing
 from trivium.train.whole_model import WholeModel
 from trivium.workflows.corpus import Corpus
 from trivium.workflows.finished_run import FinishedRun, HeldOutMetrics
-from trivium.workflows.introduction import introduce, run_facts, say_finished
+from trivium.workflows.introduction import introduce, run_facts, say_finished, tell_steps
 from trivium.workflows.model_setup import ModelSetup
 from trivium.workflows.streams import build_streams, source_shares
 
@@ -77,7 +77,6 @@ def train_run(
         setup.recipe,
         lm.spec,
         num_examples=sum(one.num_train for one in corpus.examples),
-        num_rows=sum(one.objective.num_rows(one.train, lm) for one in corpus.examples),
     )
     arithmetic = hardware.choose_arithmetic(recipe.train.precision, device, module, before)
     [slower] = parallel.all_reduce_max(arithmetic.precision is torch.float32)
@@ -93,6 +92,8 @@ def train_run(
         )
     validation_streams = [one for one in validation_streams if not one.objective.rolls_out]
     corpus.free_examples()
+    lengths = [one.longest for one in (*streams, *validation_streams) if one.objective.labelled]
+    setup.fit_length(corpus, max(lengths, default=0))
     shares = source_shares(recipe, streams)
     memory = fit_memory(
         resumed_micro_batch(recipe, before, parallel) if resume else recipe,
@@ -178,6 +179,7 @@ def train_run(
         unfreezing,
     )
     if state.step == 0:
+        tell_steps(line, trainer, lm.spec)
         facts = run.read_facts() if parallel.is_main else {}
         facts |= say_forecast(trainer, memory, facts, line)
         if parallel.is_main:
@@ -251,7 +253,8 @@ class RunHooks(Hooks):
     def evaluate(self, trainer: Trainer, state: TrainState) -> tuple[dict[str, Any], bool]:
         """Validation losses and, of labelled objectives, metrics, whose best weights are kept."""
         self.context.line.update(translated("evaluating"))
-        record, measured = validation_losses(trainer, self.validation_streams), self.held_out
+        measured = self.held_out
+        record = validation_losses(trainer, self.validation_streams, measured.limit)
         # Of a mix with labelled examples their metric decides.
         by_loss = (
             "valid_loss" in record and not measured.sources and self._keeps_best(trainer, state)
