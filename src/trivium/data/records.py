@@ -8,18 +8,20 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
-import functools
 import itertools
 import json
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import Any, TextIO
 
 from trivium.data.sources import Paths, Source, file_format, list_sources
 from trivium.errors import DataError, MissingExtraError, did_you_mean, shorten
 from trivium.files import STDIN, open_text, refuse_lfs_pointer
+from trivium.messages import translated
 from trivium.remote import is_remote, open_remote
 
 _TABLES = (".csv", ".tsv")
@@ -28,6 +30,7 @@ _SEPARATED = f"Cells of a table are separated by {', '.join(_SEPARATORS.values()
 _SNIFFED_LINES = 50
 _LONGEST_CELL = 1 << 26
 _ROWS_AT_ONCE = 1024
+_SHOWN_LAYOUTS = 5
 _DETAILS = re.compile(r'"[^"]*"|\S*\d\S*|\S+\.\w+')
 
 
@@ -41,6 +44,7 @@ class RecordOptions:
         errors: "strict", or "replace" to read invalid bytes as U+FFFD.
         encoding: Of files of text.
         bad: Where broken records are counted; None: they are errors.
+        report: Where the columns that a task reads are noted.
     """
 
     header: Sequence[str] | None = None
@@ -48,6 +52,7 @@ class RecordOptions:
     errors: str = "strict"
     encoding: str = "utf-8"
     bad: BadRecords | None = None
+    report: ReadReport | None = None
 
     def refuse(self, error: DataError) -> None:
         """Raise the error of a broken record, or count it where those are skipped."""
@@ -92,21 +97,76 @@ class BadRecords:
         return [f"{count:,} x {first}" for count, first in most]
 
 
-class Record(dict[str, Any]):
-    """The columns of one row, and where it is: "reviews.csv, line 3".
+class ReadReport:
+    """What is said of records that are read: the columns of every layout, and what is not used."""
 
-    In a record of CSV or TSV (`untyped`) every value is a string.
+    def __init__(self) -> None:
+        self.layouts: dict[str, tuple[int, str]] = {}
+        """For each line on columns the number of records, and where the first one is."""
+        self.unused: Counter[str] = Counter()
+        """How often messages have something that is not used, by its name."""
+        self.notes: Counter[str] = Counter()
+        """How often a sentence holds; {count} in it stands for that number."""
+
+    def add_layout(self, line: str, where: str) -> None:
+        """Count a record whose columns a line describes."""
+        count, first = self.layouts.get(line, (0, where))
+        self.layouts[line] = count + 1, first
+
+    @property
+    def lines(self) -> list[str]:
+        """What is said, in the reader's language."""
+        lines = [*self.layouts]
+        if len(lines) > 1:
+            lines = [
+                translated(
+                    "{line} ({count:,} records, the first is {where})",
+                    line=line,
+                    count=count,
+                    where=where,
+                )
+                for line, (count, where) in self.layouts.items()
+            ]
+        more = len(lines) - _SHOWN_LAYOUTS
+        if more > 0:
+            lines[_SHOWN_LAYOUTS:] = [translated("and {count:,} other layouts", count=more)]
+        if self.unused:
+            names = ", ".join(f"{name} ({count:,})" for name, count in self.unused.items())
+            lines.append(translated("not used: {names}", names=names))
+        return lines + [translated(note, count=count) for note, count in self.notes.items()]
+
+
+class Record(dict[str, Any]):
+    """The columns of one row, and where the row is: "reviews.csv, line 3".
+
+    Args:
+        columns: the values by column.
+        where: file and line, for messages.
+        untyped: the record is a row of CSV or TSV, where every value is a string.
+        class_names: for columns of class indices the names of the classes.
+
+    A schema adds `columns`, the column of every field of a task, and `report`.
     """
 
-    __slots__ = ("untyped", "where")
+    __slots__ = ("class_names", "columns", "report", "untyped", "where")
 
-    def __init__(self, columns: dict[str, Any], where: str, *, untyped: bool = False) -> None:
+    def __init__(
+        self,
+        columns: dict[str, Any],
+        where: str,
+        *,
+        untyped: bool = False,
+        class_names: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    ) -> None:
         super().__init__(columns)
         self.where = where
         self.untyped = untyped
+        self.class_names = class_names
+        self.columns: Mapping[str, str] = {}
+        self.report: ReadReport | None = None
 
     def value(self, name: str, option: str = "") -> Any:
-        """The value of a column; "translation.en" is a column inside another.
+        """Return the value of a column; "translation.en" is a column inside another.
 
         Raises DataError where there is none; `option` is the setting that names a column.
         """
@@ -115,12 +175,21 @@ class Record(dict[str, Any]):
         value: Any = self
         for part in name.split("."):
             if not isinstance(value, dict) or part not in value:
-                raise self.no_column([f'"{name}"'], [option], did_you_mean(name, self))
+                near = did_you_mean(name, self.column_names())
+                raise self.no_column([f'"{name}"'], [option], near)
             value = value[part]
         return value
 
+    def named(self, name: str) -> Any:
+        """Return the value of a column, with the names of classes in place of their indices.
+
+        The index -1, which stands for no label, becomes None.
+        """
+        names, value = self.class_names.get(name), self.value(name)
+        return value if names is None else _named(value, names)
+
     def text(self, name: str, option: str = "") -> str:
-        """The text of a column. Raises DataError where it is missing, blank or not a string."""
+        """Return the text of a column. Raises DataError where it is blank or not a string."""
         value = self.value(name, option)
         if not isinstance(value, str):
             raise DataError(f"{self.name(name)} is {json_type(value)}, not a string.")
@@ -128,56 +197,53 @@ class Record(dict[str, Any]):
             raise DataError(f"{self.name(name)} is blank. Fill it in, or remove the row.")
         return value
 
+    def optional_text(self, field: str) -> str | None:
+        """Return the text of a field; None where it has no column, or is null or blank.
+
+        Raises DataError where it is not a string.
+        """
+        value = self.value(self.columns[field]) if field in self.columns else None
+        if value is None or (isinstance(value, str) and not value.strip()):
+            return None
+        return self.text(self.columns[field])
+
+    def note(self, sentence: str) -> None:
+        """Count a sentence that holds for this record."""
+        if self.report is not None:
+            self.report.notes[sentence] += 1
+
     def name(self, column: str) -> str:
-        """A column and where the record is, for messages."""
-        numbered = " (columns are numbered from 0)" if self._numbered else ""
+        """Return a column and where the record is, for messages."""
+        numbered = " (columns are numbered from 0)" if self.is_numbered else ""
         return f'"{column}"{numbered} of {self.where}'
 
-    def first_of(self, names: str) -> str:
-        """The first column there is of names separated by commas; else what was given."""
-        several = (name.strip() for name in names.split(","))
-        return next(filter(self._has, (names, *several)), names)
+    def has(self, name: str) -> bool:
+        """Whether there is a column, also inside another."""
+        try:
+            self.value(name)
+        except DataError:
+            return False
+        return True
 
-    def find(self, names: Sequence[str]) -> str | None:
-        """The column with the first of some usual names, in any case; None without one."""
-        match = _usual_columns(tuple(self), tuple((name,) for name in names))
-        return match[0] if match else None
-
-    def find_pair(self, pairs: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
-        """The first pair of usual names of which there are both columns, in any case."""
-        return _usual_columns(tuple(self), tuple(pairs))  # type: ignore[return-value]
-
-    def columns(
-        self,
-        wanted: Mapping[str, tuple[Sequence[str], str | None]],
-        option: str = "",
-        *,
-        if_data: str = "add a header line",
-    ) -> list[str]:
-        """The column of everything wanted: the one that is named, else one of a usual name.
-
-        `wanted` has the usual names of each, and the name that is set or None; several names that
-        are set, separated by commas, are tried in order. `option` is the setting of a name, with {}
-        for what it is of. `if_data` says what to do where the first line
-        of a table is no header.
-
-        Raises DataError, which says all that has no column.
-        """
-        names: list[str] = []
-        missing: list[str] = []
-        options: list[str] = []
-        near = ""
-        for what, (usual, name) in wanted.items():
-            column = self.find(usual) if name is None else self.first_of(name)
-            if column is not None and self._has(column):
-                names.append(column)
-                continue
-            missing.append(f'"{name}"' if name else f"for the {what} (such as {', '.join(usual)})")
-            options.append(option.format(what))
-            near = near or did_you_mean(name or "", self)
-        if missing:
-            raise self.no_column(missing, options, near, if_data=if_data)
+    def column_names(self) -> list[str]:
+        """Return all columns; those inside a column follow it, with a dot."""
+        names = []
+        for name, value in self.items():
+            names += [
+                name,
+                *(f"{name}.{part}" for part in (value if isinstance(value, dict) else ())),
+            ]
         return names
+
+    @property
+    def table_or_row(self) -> str:
+        """Where the columns are from: of a table its header is at fault, not the line."""
+        return self.where.rsplit(", line ", 1)[0] if self.untyped else self.where
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether this is the row of a table without a header."""
+        return self.untyped and list(self) == [str(number) for number in range(len(self))]
 
     def no_column(
         self,
@@ -187,54 +253,26 @@ class Record(dict[str, Any]):
         *,
         if_data: str = "add a header line",
     ) -> DataError:
-        """The error of a record without some columns, which the options would choose."""
-        columns = self._columns()
+        """Return the error of a record without some columns, which the options would choose."""
+        inner = {name for name, value in self.items() if isinstance(value, dict) and value}
+        columns = [f'"{shorten(one, 40)}"' for one in self.column_names() if one not in inner]
         choose = f" Choose with {' '.join(filter(None, options))}." if any(options) else ""
-        # Of a table the header is at fault, not the line.
-        where = self.where.rsplit(", line ", 1)[0] if self.untyped else self.where
-        message = f"{where} has no column {' and none '.join(missing)}; it has "
+        message = f"{self.table_or_row} has no column {' and none '.join(missing)}; it has "
         message += f"{', '.join(columns[:20]) or 'none'}.{near}{choose}"
-        if self._numbered:
+        if self.is_numbered:
             message += " Columns of a table without a header are numbered from 0."
         elif self.untyped and not all(name.isidentifier() for name in self):
             message += f" These are the cells of the first line: if it is data, {if_data}."
             message += f" {_SEPARATED}"
         return DataError(message)
 
-    @property
-    def _numbered(self) -> bool:
-        """Whether this is the row of a table without a header."""
-        return self.untyped and list(self) == [str(number) for number in range(len(self))]
 
-    def _has(self, name: str) -> bool:
-        try:
-            self.value(name)
-        except DataError:
-            return False
-        return True
-
-    def _columns(self) -> list[str]:
-        """The columns for a message; those of an inner object with a dot."""
-        names = []
-        for name, value in self.items():
-            inner = [f"{name}.{part}" for part in value] if isinstance(value, dict) else []
-            names += inner or [name]
-        return [f'"{shorten(name, 40)}"' for name in names]
-
-
-@functools.lru_cache(maxsize=64)
-def _usual_columns(
-    columns: tuple[str, ...], usual: tuple[tuple[str, ...], ...]
-) -> tuple[str, ...] | None:
-    """The first of the usual names, in any case, of which all are columns.
-
-    Cached, since all records of a file have the same columns.
-    """
-    lowered = {column.lower(): column for column in reversed(columns)}
-    return next(
-        (tuple(lowered[name] for name in names) for names in usual if lowered.keys() >= set(names)),
-        None,
-    )
+def _named(value: Any, names: Sequence[str]) -> Any:
+    if isinstance(value, list):
+        return [_named(one, names) for one in value]
+    if isinstance(value, int) and not isinstance(value, bool):
+        return names[value] if 0 <= value < len(names) else None
+    return value
 
 
 def json_type(value: object) -> str:
@@ -435,15 +473,41 @@ def _read_parquet(name: str, options: RecordOptions) -> Iterator[Record]:
         table = pyarrow.parquet.ParquetFile(open_remote(name) if is_remote(name) else name)
         columns = options.columns or ()
         read = list(columns) if columns and {*columns} <= {*table.schema_arrow.names} else None
-        number = 0
+        names, number = {}, 0
+        with contextlib.suppress(ValueError, AttributeError, KeyError, TypeError):
+            stored = json.loads(table.schema_arrow.metadata[b"huggingface"])
+            names = _class_names(stored["info"]["features"])
         for batch in table.iter_batches(_ROWS_AT_ONCE, columns=read):
             for row in batch.to_pylist():
                 number += 1
-                yield Record(row, f"{name}, row {number}")
+                yield Record(row, f"{name}, row {number}", class_names=names)
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
         # Texts that are not UTF-8, times that Python does not have and unknown time zones are none
         # of Arrow's errors.
         raise DataError(f"{name} is not a valid Parquet file: {error}.") from error
+
+
+def _class_names(features: Any) -> dict[str, tuple[str, ...]]:
+    """Return the names of classes by column, as `datasets` stores them beside its rows.
+
+    >>> _class_names({"tags": [{"_type": "ClassLabel", "names": ["O", "B-PER"]}]})
+    {'tags': ('O', 'B-PER')}
+    """
+    names: dict[str, tuple[str, ...]] = {}
+    for column, feature in features.items():
+        while isinstance(feature, list | dict):
+            if isinstance(feature, list):  # of one feature: a list of its values
+                feature = feature[0] if feature else None
+            elif feature.get("_type") == "ClassLabel":
+                names[column] = tuple(map(str, feature.get("names") or ()))
+                break
+            elif "_type" not in feature:
+                inner = _class_names(feature)
+                names |= {f"{column}.{name}": one for name, one in inner.items()}
+                break
+            else:
+                feature = feature.get("feature")
+    return names
 
 
 RECORD_FORMATS: dict[str, Callable[[str, RecordOptions], Iterator[Record]]] = {
@@ -480,8 +544,10 @@ def _read_hub(name: str) -> Iterator[Record]:
         rows = datasets.load_dataset(
             dataset, config, split=split, revision=revision or None, streaming=True
         )
+        features = getattr(rows, "features", None)
+        names = _class_names(features.to_dict()) if features else {}
         for number, row in enumerate(rows, start=1):
-            yield Record(dict(row), f"{name}, row {number}")
+            yield Record(dict(row), f"{name}, row {number}", class_names=names)
     except RuntimeError as error:  # A loading script, which is never executed.
         twin = _PARQUET_TWINS.get(dataset.rpartition("/")[2], "")
         language = (config or "en").rpartition(".")[2]

@@ -8,7 +8,6 @@ from typing import Any
 from trivium.data.records import Record
 from trivium.inference.request import GenerationRequest
 from trivium.language_model import LanguageModel
-from trivium.objectives.preference_pairs import joined
 from trivium.rewards import RewardFunction, Sample, all_scores
 
 
@@ -29,8 +28,8 @@ def best_and_worst(
 ) -> dict[str, Any] | None:
     """A row of preferences from ranked samples; None where no reward is above another.
 
-    Empty samples, which `finetune preference` does not read, are left out. Where a decoder goes on
-    without a space, which would be added, both are whole texts without a column for the prompt.
+    Empty samples, which `finetune preference` does not read, are left out. Texts go on where the
+    prompt ends.
     """
     some = [pair for pair in samples if pair[1].text.strip()]
     if not some or some[0][0] == some[-1][0]:
@@ -38,15 +37,7 @@ def best_and_worst(
     (_, best), (_, worst) = some[0], some[-1]
     if best.answers:
         return {"prompt": prompt, "chosen": [_message(best)], "rejected": [_message(worst)]}
-    pair = {"chosen": best.text, "rejected": worst.text}
-    if all(joined(prompt, text) == _whole(lm, prompt, text) for text in pair.values()):
-        return {"prompt": prompt, **pair}
-    return {name: prompt + text for name, text in pair.items()}
-
-
-def _whole(lm: LanguageModel, prompt: str, text: str) -> str:
-    """A prompt with what a decoder continued it by, or with the output of an encoder-decoder."""
-    return prompt + text if lm.spec.family == "decoder-only" else joined(prompt, text)
+    return {"prompt": prompt, "chosen": best.text, "rejected": worst.text}
 
 
 def _message(request: GenerationRequest) -> dict[str, str]:
@@ -55,6 +46,6 @@ def _message(request: GenerationRequest) -> dict[str, str]:
 
 def _sample(lm: LanguageModel, prompt: str, request: GenerationRequest) -> Sample:
     response, record = request.text.strip(), Record({}, f'the prompt "{prompt}"')
-    text = _whole(lm, prompt, request.text.rstrip()) if response else prompt
+    text = prompt + request.text.rstrip()
     messages = ({"role": "user", "content": prompt}, _message(request)) if request.answers else ()
     return Sample(prompt, response, text, record, messages, request.finish_reason == "stop")

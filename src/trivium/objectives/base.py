@@ -11,7 +11,7 @@ import itertools
 import math
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -29,6 +29,7 @@ from trivium.data.encoded import EncodedExamples
 from trivium.data.records import Record, RecordOptions, read_records
 from trivium.data.row_order import RowRandom
 from trivium.data.rows import Rows
+from trivium.data.schema import Fields, Schema, Slot
 from trivium.errors import MissingExtraError, RecipeError
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
@@ -369,26 +370,47 @@ class LabelledObjective(Objective):
     longest: ClassVar[int] = 4096
     """Tokens that are read at once at most, unless the recipe sets `data.length` or the model has
     fewer positions. A row of so many is a micro-batch on a CPU."""
+    fields: ClassVar[Sequence[Slot]] = ()
+    """What is read of a record. The key `NAME_field`, if any, sets the column of NAME."""
+
+    @property
+    def record_schema(self) -> Schema:
+        """The fields of the task, with the columns that keys of the recipe set."""
+        keys = {
+            name.removesuffix("_field"): getattr(self, name)
+            for name in type(self).model_fields
+            if name.endswith("_field")
+        }
+        chosen = {name: str(column) for name, column in keys.items() if column is not None}
+        return Schema(self.fields, chosen, frozenset(keys), field_option("{}"))
 
     def read(self, paths: Sequence[str], options: RecordOptions | None = None) -> Iterator[Any]:
-        """The examples of some files. Raises DataError at a bad one, unless `options` count it."""
+        """Return the examples of some files.
+
+        Raises DataError at a bad one, unless `options` count it.
+        """
         options = options or RecordOptions()
-        for record in self.records(paths, options):
+        return self.examples(self.records(paths, options), options)
+
+    def examples(self, records: Iterable[Any], options: RecordOptions) -> Iterator[Any]:
+        """Return the examples of records, of which the schema decides the columns."""
+        schema = self.record_schema
+        for record in records:
             with options.skipping():
+                if isinstance(record, Record):
+                    schema.resolve(record, options.report)
                 yield self.example(record)
 
     def records(self, paths: Sequence[str], options: RecordOptions) -> Iterator[Any]:
         """The records of some files, each of which is an example."""
         return read_records(paths, options)
 
-    def columns(self, record: Record, **usual: Sequence[str]) -> list[str]:
-        """The columns of what a record must have, by usual names unless keys of the recipe say."""
-        wanted = {what: (names, getattr(self, f"{what}_field")) for what, names in usual.items()}
-        return record.columns(wanted, field_option("{}"))
-
     @abstractmethod
     def example(self, record: Any) -> Any:
-        """The example of a record. Raises DataError, with file and line, for a bad one."""
+        """Return the example of a record, whose fields are in `record.columns`.
+
+        Raises DataError, with file and line, for a bad one.
+        """
 
     def input_of(self, example: Any) -> str:
         """What the model reads of an example; for checks: equal ones repeat each other."""
@@ -461,9 +483,10 @@ class LabelledObjective(Objective):
         return rows.to_batch()
 
 
-def column_key(description: str, usual: Sequence[str]) -> Any:
-    """A key that names a column, which is looked for by usual names unless it is set."""
-    return Field(None, description=f"{description}; default: one of {', '.join(usual)}")
+def column_key(description: str, fields: Fields) -> Any:
+    """Return a key that names a column, which is looked for by usual names unless it is set."""
+    usual = ", ".join(fields.usual_of(fields.names[0]))
+    return Field(None, description=f"{description}; default: one of {usual}")
 
 
 def field_option(name: str) -> str:

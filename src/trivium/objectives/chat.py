@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +14,9 @@ from pydantic import Field
 
 from trivium.data.batch import IGNORE_INDEX
 from trivium.data.encoded import EncodedExamples
-from trivium.data.records import Record, json_type
-from trivium.errors import DataError, RecipeError, did_you_mean, shorten
+from trivium.data.records import Record
+from trivium.data.schema import Fields, Slot
+from trivium.errors import DataError
 from trivium.inference.request import GenerationRequest
 from trivium.inference.text_model import begun
 from trivium.interop.settings import Settings
@@ -22,21 +24,35 @@ from trivium.language_model import LanguageModel
 from trivium.objectives.base import (
     LabelledObjective,
     column_key,
-    field_option,
     to_device,
     token_losses,
+)
+from trivium.objectives.conversations import (
+    MESSAGES,
+    SYSTEM,
+    Message,
+    conversation,
+    read_prompt,
+    read_turn,
 )
 from trivium.objectives.task_metrics import Metrics, perplexity_of
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate, Span
 
-MESSAGES = ("messages", "conversations", "conversation")
-PAIRS = (
-    *(("prompt", "response"), ("prompt", "completion"), ("instruction", "output")),
-    *(("instruction", "response"), ("question", "answer"), ("input", "output")),
+# What a prompt and a response are called; `input` and `context` belong to an instruction.
+PAIR = Fields(
+    "prompt response input?",
+    (("prompt", "response"), ("prompt", "completion")),
+    (
+        *(
+            ("instruction", response, *more)
+            for response in ("output", "response", "completion", "answer")
+            for more in ((), ("input",), ("context",))
+        ),
+        *((one, name) for one in ("question", "query") for name in ("answer", "response")),
+        ("problem", "solution"),
+        *(("input", "output"), ("input", "target"), ("inputs", "targets")),
+    ),
 )
-ROLES = ("system", "user", "assistant", "tool")
-# ShareGPT's files have messages {"from": ..., "value": ...} with these names.
-_OTHER_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
 _BATCH = 16
 _ANSWERED = 16  # held-out conversations that are answered at the end of a run
 
@@ -45,7 +61,7 @@ _ANSWERED = 16  # held-out conversations that are answered at the end of a run
 class Conversation:
     """Messages {"role", "content"} in turn, at least one of them the assistant's."""
 
-    messages: tuple[dict[str, str], ...]
+    messages: tuple[Message, ...]
     where: str
 
     @property
@@ -73,6 +89,7 @@ class Chat(LabelledObjective):
         'gpt2-mini or llama-mini; an encoder-decoder is fine-tuned with "text-to-text"'
     )
     batch_examples: ClassVar[int] = 16
+    fields: ClassVar[Sequence[Slot]] = (("conversation", (MESSAGES, PAIR)), SYSTEM)
     messages_field: str | None = column_key("list of messages", MESSAGES)
     prompt_field: str | None = Field(
         None, description="column of the prompt, where there are no messages; default: usual names"
@@ -84,37 +101,22 @@ class Chat(LabelledObjective):
         """A record with a list of messages, or with a prompt and a response.
 
         `instruction` is followed by an `input` that is not blank; `system` is the first message.
+        Messages of the assistant with a `weight` of 0 are not trained.
 
         Raises:
             DataError: with file and line, for a blank part, an unknown role, or no response.
         """
-        names = self._columns(record)
-        messages = _prompt(record, *names) if len(names) == 2 else read_messages(record, names[0])
-        if all(message["role"] != "assistant" for message in messages):
+        field = "messages" if "messages" in record.columns else "response"
+        turn = read_turn(record, field, weighted=True)
+        messages = conversation(record, read_prompt(record), turn)
+        trained = [one.get("weight") != 0 for one in messages if one["role"] == "assistant"]
+        if not any(trained):
             raise DataError(
-                f"{record.where} has no message of the assistant: there is no response."
+                f"{record.where}: all messages of the assistant have weight 0."
+                if trained
+                else f"{record.where} has no message of the assistant: there is no response."
             )
-        system = record.get("system")
-        if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
-            messages.insert(0, {"role": "system", "content": system})
-        return Conversation(tuple(messages), record.where)
-
-    def _columns(self, record: Record) -> tuple[str, ...]:
-        if self.prompt_field is not None or self.response_field is not None:
-            if self.prompt_field is None or self.response_field is None:
-                raise RecipeError("objective.prompt_field and response_field are given together.")
-            return record.first_of(self.prompt_field), record.first_of(self.response_field)
-        messages = self.messages_field and record.first_of(self.messages_field)
-        messages = messages or record.find(MESSAGES)
-        pair = record.find_pair(PAIRS)
-        if messages is not None:
-            return (messages,)
-        if pair is None:
-            usual = ", ".join((*MESSAGES, *(f"{a} with {b}" for a, b in PAIRS)))
-            messages, *both = map(field_option, ("messages", "prompt", "response"))
-            what = f"for the conversation (such as {usual})"
-            raise record.no_column([what], [messages, "or", *both])
-        return pair
+        return Conversation(messages, record.where)
 
     def settings(self, settings: Settings, examples: Sequence[Conversation]) -> Settings:
         """The chat template: the model's own, or a plain one."""
@@ -130,7 +132,13 @@ class Chat(LabelledObjective):
 
     def _row(self, one: Conversation, template: ChatTemplate, lm: LanguageModel) -> LabelledRow:
         text, spans = template.responses(one.messages)
-        return labelled_row(lm, text, spans if self.responses_only else [(-1, len(text))])
+        answers = [message for message in one.messages if message["role"] == "assistant"]
+        trained = [message.get("weight") != 0 for message in answers]
+        if not all(trained):
+            spans = list(itertools.compress(spans, trained))
+        elif not self.responses_only:
+            spans = [(-1, len(text))]
+        return labelled_row(lm, text, spans)
 
     def source_texts(self, examples: Sequence[Conversation]) -> Iterator[str]:
         """The content of all messages."""
@@ -229,36 +237,3 @@ def labelled_row(
     return LabelledRow(whole[:limit], labels[:limit], (len(beyond), num_targets, num_cut))
 
 
-def _prompt(record: Record, prompt: str, response: str) -> list[dict[str, str]]:
-    user = record.text(prompt, field_option("prompt"))
-    more = record.get("input") if prompt.lower() == "instruction" else None
-    if isinstance(more, str) and more.strip():
-        user = f"{user}\n\n{more}"
-    answer = record.text(response, field_option("response"))
-    return [{"role": "user", "content": user}, {"role": "assistant", "content": answer}]
-
-
-def read_messages(record: Record, name: str) -> list[dict[str, str]]:
-    """The messages in a column. Raises DataError for a blank part or an unknown role."""
-    value: Any = record.value(name, field_option("messages"))
-    if not isinstance(value, list) or not value:
-        kind = "empty" if value == [] else json_type(value)
-        raise DataError(f'"{name}" of {record.where} is {kind}, not a list of messages.')
-    messages = []
-    for number, one in enumerate(value, start=1):
-        if not isinstance(one, dict):
-            raise DataError(
-                f"{record.where}, message {number} is {json_type(one)}, not an object with role "
-                "and content."
-            )
-        message = Record(one, f"{record.where}, message {number}")
-        role, content = ("from", "value") if "from" in message else ("role", "content")
-        name_of_role = message.text(role)
-        known = _OTHER_ROLES.get(name_of_role, name_of_role)
-        if known not in ROLES:
-            raise DataError(
-                f'the role of {message.where} is "{shorten(known)}"; known are {", ".join(ROLES)}.'
-                f"{did_you_mean(known, ROLES)}"
-            )
-        messages.append({"role": known, "content": message.text(content)})
-    return messages

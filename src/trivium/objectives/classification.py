@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from trivium.data.batch import Batch
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import RECORD_SUFFIXES, Record, RecordOptions, json_type, read_records
+from trivium.data.schema import Fields, Slot
 from trivium.data.sources import file_format, walk_files
 from trivium.errors import DataError, RecipeError, shorten
 from trivium.files import open_text
@@ -54,13 +55,21 @@ from trivium.objectives.task_metrics import (
 from trivium.spec import ClassifierPooling, Head, Spec
 from trivium.text.inputs import encode_inputs
 
-PAIRS = (
-    *(("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2")),
-    *(("text", "pair"), ("text", "text_pair"), ("text1", "text2"), ("text_a", "text_b")),
-    *(("question", "passage"), ("question", "sentence"), ("query", "passage")),
+TEXT = Fields(
+    "text pair?",
+    (
+        *("text", ("text", "pair"), ("text", "text_pair")),
+        *(("premise", "hypothesis"), ("sentence1", "sentence2"), ("question1", "question2")),
+        *(("text1", "text2"), ("text_a", "text_b")),
+        *(("question", "passage"), ("question", "sentence"), ("query", "passage")),
+    ),
+    ("sentence", "review", "content", "document"),
 )
-TEXTS = ("text", "sentence", "review", "content", "document")
-LABELS = ("label", "labels", "score", "class", "category", "intent", "sentiment")
+LABEL = Fields(
+    "label",
+    ("label",),
+    ("labels", "gold_label", "score", "class", "category", "intent", "sentiment"),
+)
 _WHOLE = re.compile(r"([+-]?\d+)\.0+")
 _MISSING = {"na", "n/a", "#n/a", "nan", "null", "none", "nil", "missing", "unknown", "?", "-"}
 _UNLABELLED = "unsup"  # IMDB's folder of texts without a label
@@ -113,12 +122,13 @@ class TextClassification(LabelledObjective):
 
     metric_libraries: ClassVar[Sequence[str]] = ("sklearn", "scipy")
     kind: Literal["classification"] = "classification"
-    text_field: str | None = column_key("column of the text", TEXTS)
+    fields: ClassVar[Sequence[Slot]] = (TEXT, LABEL)
+    text_field: str | None = column_key("column of the text", TEXT)
     pair_field: str | None = Field(
         None,
         description="column of a second text; default: usual pairs such as premise, hypothesis",
     )
-    label_field: str | None = column_key("column of the label", LABELS)
+    label_field: str | None = column_key("column of the label", LABEL)
     label_kind: LabelKind | None = Field(
         None, description="classes, multi-label or numbers; default: derived from the data"
     )
@@ -151,24 +161,16 @@ class TextClassification(LabelledObjective):
 
     def example(self, record: Record) -> LabelledText:
         """A record with a text, or a pair, and a label; none may be missing or blank."""
-        text, pair, label = self._columns(record)
-        value = record.value(label)
+        columns = record.columns
+        is_number = self.label_kind == "numbers"
+        value = (record.value if is_number else record.named)(columns["label"])
         unlabelled = self.label_kind == "multi-label" and value in (None, "")
         return LabelledText(
-            record.text(text),
-            None if pair is None else record.text(pair, field_option("pair")),
+            record.text(columns["text"]),
+            record.text(columns["pair"]) if "pair" in columns else None,
             () if unlabelled else as_label(value, record.where),
             record.where,
         )
-
-    def _columns(self, record: Record) -> tuple[str, str | None, str]:
-        """The columns of the text, of its pair and of the label."""
-        match = record.find_pair(PAIRS)
-        if self.text_field is None and match is not None and self.pair_field in (None, match[1]):
-            (label,) = self.columns(record, label=LABELS)
-            return *match, label
-        text, label = self.columns(record, text=TEXTS, label=LABELS)
-        return text, self.pair_field and record.first_of(self.pair_field), label
 
     def resolve(self, spec: Spec, examples: Sequence[LabelledText]) -> Self:
         """The kind of the labels and the weights of the classes."""

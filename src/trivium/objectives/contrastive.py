@@ -16,6 +16,7 @@ from trivium.data.batch import Batch, RowBatch, length_mask
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import Record
 from trivium.data.row_order import RowRandom, derived_seed
+from trivium.data.schema import Fields, Slot
 from trivium.data.splitting import text_digest
 from trivium.errors import DataError, RecipeError
 from trivium.language_model import LanguageModel
@@ -26,13 +27,18 @@ from trivium.spec import Head, Spec
 from trivium.text.inputs import encode_inputs
 from trivium.text.vocabulary import Vocabulary
 
-PAIRS = (
-    *(("question", "context"), ("query", "passage"), ("question", "passage")),
-    *(("query", "positive"), ("query", "document"), ("question", "answer")),
-    *(("anchor", "positive"), ("text", "pair"), ("sentence1", "sentence2")),
-    *(("title", "text"), ("title", "body"), ("source", "target")),
+PAIR = Fields(
+    "text pair?",
+    (
+        *(("question", "context"), ("query", "passage"), ("question", "passage")),
+        *(("query", "positive"), ("query", "document"), ("anchor", "positive")),
+        *(("text", "pair"), ("sentence1", "sentence2"), ("source", "target")),
+    ),
+    (("question", "answer"), ("query", "answer"), ("title", "text"), ("title", "body")),
+    ("text",),
+    TEXTS,
 )
-NEGATIVES = ("negative", "hard_negative", "negatives")
+NEGATIVE = Fields("negative?", ("negative",), ("hard_negative", "negatives"))
 _ANCHOR, _POSITIVE, _NEGATIVE = range(3)
 _SENTENCE, _KEPT = range(2)  # channels of noise
 _KEPT_SHARE = 0.1  # Lee et al. 2019, section 4
@@ -64,6 +70,7 @@ class Contrastive(TextPairs):
     needs_whole_step: ClassVar[bool] = True
     batch_examples: ClassVar[int] = 64
     kind: Literal["contrastive"] = "contrastive"
+    fields: ClassVar[Sequence[Slot]] = (PAIR, NEGATIVE)
     pair_field: str | None = Field(
         None,
         description="column of the text that belongs to it; default: usual pairs such as question, "
@@ -71,8 +78,8 @@ class Contrastive(TextPairs):
     )
     negative_field: str | None = Field(
         None,
-        description=f"column of a text that does not belong to it; default: {', '.join(NEGATIVES)} "
-        "where there is one",
+        description="column of a text that does not belong to it; default: negative, "
+        "hard_negative, negatives where there is one",
     )
     pairs: Literal["cloze", "dropout"] = Field(
         "cloze", description="of texts alone: a sentence and its text, or twice the text"
@@ -83,16 +90,14 @@ class Contrastive(TextPairs):
         """A text, with its pair and a hard negative where there are columns of them."""
         if isinstance(record, TextPair):
             return record
-        usual = None if self.text_field or self.pair_field else record.find_pair(PAIRS)
-        text, pair = usual or (self.text_field, self.pair_field)
-        if text is None:
-            [text] = self.columns(record, text=TEXTS)
-        negative = self.negative_field or record.find(NEGATIVES)
-        texts = [None if name is None else record.text(name) for name in (text, pair, negative)]
-        assert texts[0] is not None
-        if texts[1] is None and texts[2] is not None:
+        text, pair, negative = (
+            record.text(record.columns[name]) if name in record.columns else None
+            for name in ("text", "pair", "negative")
+        )
+        assert text is not None
+        if pair is None and negative is not None:
             raise DataError(f"{record.where} has a negative but no pair. Name the column of that.")
-        return TextPair(texts[0], texts[1], texts[2], record.where)
+        return TextPair(text, pair, negative, record.where)
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """None: the vectors are hidden states."""

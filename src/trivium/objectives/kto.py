@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -17,13 +17,24 @@ from torch.utils.checkpoint import checkpoint
 
 from trivium.data.batch import Batch, RowBatch
 from trivium.data.encoded import EncodedExamples
-from trivium.data.records import Record
+from trivium.data.records import Record, RecordOptions
 from trivium.data.row_order import RowRandom, derived_seed
+from trivium.data.schema import Fields, Slot
 from trivium.errors import DataError, shorten
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.objectives.base import Cut, LabelledObjective, LossTerms, TensorBatch, column_key
+from trivium.objectives.conversations import (
+    SYSTEM,
+    Turn,
+    conversation,
+    join_note,
+    plain,
+    read_prompt,
+    read_turn,
+    without_prompts,
+)
 from trivium.objectives.monitor import KTOMonitor
 from trivium.objectives.preference import (
     generation_command,
@@ -32,23 +43,22 @@ from trivium.objectives.preference import (
     require_generation,
 )
 from trivium.objectives.preference_pairs import (
-    PROMPTS,
-    Turn,
-    joined,
-    plain,
-    read_prompt,
-    read_turn,
+    OPTIONAL_PROMPT,
     response_rows,
     side_by_side,
     spread,
-    with_prompt,
 )
 from trivium.objectives.task_metrics import Metrics, perplexity_of
 from trivium.spec import Head, Spec
 from trivium.text.vocabulary import Vocabulary
 
-RESPONSES = ("completion", "response", "answer", "output")
-LABELS = ("label", "desirable", "thumbs_up")
+RESPONSE = Fields(
+    "response",
+    ("response",),
+    ("completion", "answer", "output"),
+    ("messages", "conversations"),
+)
+LABEL = Fields("label", ("label",), ("desirable", "thumbs_up", "kto_tag"))
 _GOOD, _BAD = ("true", "1", "1.0", "yes"), ("false", "0", "0.0", "-1", "no")
 
 
@@ -95,34 +105,42 @@ class KTO(LabelledObjective):
     rate_range: ClassVar[tuple[float, float]] = 5e-7, 5e-6
     dropout: ClassVar[float] = 0.0
     epochs: ClassVar[float | None] = 1.0
-    prompt_field: str | None = column_key("column of the prompt, text or messages", PROMPTS)
-    response_field: str | None = column_key("column of the response", RESPONSES)
-    label_field: str | None = column_key("column of true or false, 1 or 0", LABELS)
+    fields: ClassVar[Sequence[Slot]] = (OPTIONAL_PROMPT, RESPONSE, LABEL, SYSTEM)
+    prompt_field: str | None = column_key("column of the prompt, text or messages", OPTIONAL_PROMPT)
+    response_field: str | None = column_key("column of the response", RESPONSE)
+    label_field: str | None = column_key("column of true or false, 1 or 0", LABEL)
     beta: float = Field(0.1, gt=0, description="how strongly the reference holds the model")
     good_weight: float = Field(1.0, ge=0, description="weight of the loss of good responses")
     bad_weight: float = Field(1.0, ge=0, description="weight of the loss of bad responses")
 
     def example(self, record: Record) -> Judgement:
         """A record with a response, its label and usually a prompt."""
-        response, label = self.columns(record, response=RESPONSES, label=LABELS)
+        label = record.columns["label"]
         value = str(record.value(label)).strip().lower()
         if value not in (*_GOOD, *_BAD):
             raise DataError(
                 f'{record.name(label)} is "{shorten(value)}": give true or 1 for a good response, '
                 "false or 0 for a bad one."
             )
-        prompt, turn = (
-            read_prompt(record, self.prompt_field),
-            read_turn(record, response, "response"),
-        )
-        if isinstance(prompt, tuple) or isinstance(turn, tuple):
-            messages = with_prompt(prompt, turn)
-            prompt, turn = messages[:-1], messages[-1:]
-        return Judgement(prompt or "", turn, value in _GOOD, record.where)
+        prompt, turn = read_prompt(record), read_turn(record, "response")
+        if (
+            isinstance(prompt, str | None)
+            and isinstance(turn, str)
+            and "system" not in record.columns
+        ):
+            join_note(record, prompt or "", [turn])
+            return Judgement(prompt or "", turn, value in _GOOD, record.where)
+        messages = conversation(record, prompt, turn)
+        return Judgement(messages[:-1], messages[-1:], value in _GOOD, record.where)
+
+    def examples(self, records: Iterable[Any], options: RecordOptions) -> Iterator[Judgement]:
+        """Return the examples of records; whole texts without their prompt."""
+        examples = list(super().examples(records, options))
+        yield from without_prompts(examples, ["response"], options.report)
 
     def input_of(self, example: Judgement) -> str:
         """The prompt with its response."""
-        return joined(plain(example.prompt), plain(example.response))
+        return plain(example.prompt) + plain(example.response)
 
     def source_texts(self, examples: Sequence[Judgement]) -> Iterator[str]:
         """Each prompt with its response."""

@@ -19,6 +19,7 @@ from trivium.data.batch import IGNORE_INDEX, Batch, Floats, length_mask
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import Record
 from trivium.data.row_order import derived_seed
+from trivium.data.schema import Fields, Schema, Slot
 from trivium.errors import DataError, RecipeError
 from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.text_model import GenerationRules
@@ -36,17 +37,17 @@ from trivium.objectives.advantages import (
     whitened,
 )
 from trivium.objectives.base import LossTerms, TensorBatch, column_key, read, to_device
+from trivium.objectives.conversations import PROMPTS, SYSTEM, conversation, read_prompt
 from trivium.objectives.monitor import PolicyMonitor
 from trivium.objectives.on_policy import Divided, OnPolicyObjective
 from trivium.objectives.preference import generation_command
-from trivium.objectives.preference_pairs import PROMPTS, read_turn
 from trivium.objectives.responses import Prompt, Response, drawn, prompt_ids
 from trivium.objectives.task_metrics import Metrics
 from trivium.rewards import RewardFunction, reward_names
 from trivium.rewards.exact_match import ExactMatch
 from trivium.spec import Spec, TaggerHead
 
-_COLUMNS = (*PROMPTS, "messages")
+PROMPT = Fields("prompt input?", *PROMPTS, ("messages", "conversations"))
 # Tokens that pass through a model together where no gradient is wanted.
 _TOKENS = 8192
 # The head of values, which reads every token.
@@ -101,7 +102,8 @@ class PolicyGradient(OnPolicyObjective):
     rate_factor: ClassVar[float] = 1 / 15
     dropout: ClassVar[float] = 0.0
     epochs: ClassVar[float | None] = 1.0
-    prompt_field: str | None = column_key("column of the prompt, text or messages", _COLUMNS)
+    fields: ClassVar[Sequence[Slot]] = (PROMPT, SYSTEM)
+    prompt_field: str | None = column_key("column of the prompt, text or messages", PROMPT)
     rewards: tuple[SerializeAsAny[RewardFunction], ...] = Field(
         (ExactMatch.parse({}),), min_length=1, description="what responses are worth"
     )
@@ -177,14 +179,24 @@ class PolicyGradient(OnPolicyObjective):
         model.heads.update({kind: module.heads[kind] for kind in model.heads})
         return {"": model}
 
+    @property
+    def record_schema(self) -> Schema:
+        """The prompt, and the columns that rewards read."""
+        columns = [getattr(reward, "column", None) for reward in self.rewards if not reward.files]
+        also = None if any(reward.files for reward in self.rewards) else [*filter(None, columns)]
+        return dataclasses.replace(super().record_schema, also=also)
+
     def example(self, record: Record) -> Prompt:
         """A record with a prompt; of messages those up to the last one of a user."""
-        (name,) = self.columns(record, prompt=_COLUMNS)
-        prompt = read_turn(record, name, "prompt")
+        prompt = read_prompt(record)
+        if isinstance(prompt, tuple) or "system" in record.columns:
+            prompt = conversation(record, prompt)
         while isinstance(prompt, tuple) and prompt and prompt[-1]["role"] == "assistant":
             prompt = prompt[:-1]
         if not prompt:
-            raise DataError(f"{record.name(name)} has no message to respond to.")
+            raise DataError(
+                f"{record.name(record.columns['prompt'])} has no message to respond to."
+            )
         for reward in self.rewards:
             reward.check(record)
         return Prompt(prompt, dict(record), record.where)

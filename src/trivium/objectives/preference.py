@@ -23,13 +23,13 @@ from trivium.models import LanguageModule
 from trivium.nn.loss import token_cross_entropy
 from trivium.objectives.base import LossTerms, TensorBatch, read, to_device
 from trivium.objectives.causal import is_causal
+from trivium.objectives.conversations import plain
 from trivium.objectives.monitor import PreferenceMonitor
 from trivium.objectives.preference_pairs import (
     Preference,
     PreferencePairs,
     apart,
     both_cuts,
-    plain,
     response_rows,
     side_by_side,
     spread,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,29 +15,41 @@ from torch import Tensor
 from trivium.data.batch import IGNORE_INDEX, Batch, Ints, RowBatch
 from trivium.data.checks import Finding
 from trivium.data.encoded import has_target
-from trivium.data.records import Record
+from trivium.data.records import Record, RecordOptions
+from trivium.data.schema import Fields, Slot
 from trivium.errors import DataError
 from trivium.language_model import LanguageModel
-from trivium.objectives.base import LabelledObjective, column_key, compact, field_option
-from trivium.objectives.chat import (
-    LabelledRow,
-    chat_template,
-    labelled_row,
-    labelled_rows,
-    read_messages,
+from trivium.objectives.base import LabelledObjective, column_key, compact
+from trivium.objectives.chat import LabelledRow, chat_template, labelled_row, labelled_rows
+from trivium.objectives.conversations import (
+    PROMPTS,
+    SYSTEM,
+    Turn,
+    conversation,
+    join_note,
+    plain,
+    read_prompt,
+    read_turn,
+    with_prompt,
+    without_prompts,
 )
 from trivium.objectives.seq2seq import pair_rows
 from trivium.text.symbols import is_unspaced
 
-PROMPTS = ("prompt", "question", "instruction", "query", "input")
-CHOSEN = ("chosen", "preferred", "chosen_response", "response_chosen")
-REJECTED = ("rejected", "dispreferred", "rejected_response", "response_rejected")
+OPTIONAL_PROMPT = Fields("prompt? input?", *PROMPTS)
+CHOSEN = Fields(
+    "chosen",
+    ("chosen",),
+    ("preferred", "chosen_response", "response_chosen", "preferred_output"),
+)
+REJECTED = Fields(
+    "rejected",
+    ("rejected",),
+    ("dispreferred", "rejected_response", "response_rejected", "non_preferred_output"),
+)
 
 # Of pairs whose chosen response is the longer one, a bad sign.
 _MOSTLY = 0.8
-
-Turn = str | tuple[dict[str, str], ...]
-"""A text, or messages {"role", "content"}."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +74,8 @@ class Preference:
 class PreferencePairs(LabelledObjective):
     """What objectives on pairs have in common: their columns."""
 
-    prompt_field: str | None = column_key("column of the prompt, text or messages", PROMPTS)
+    fields: ClassVar[Sequence[Slot]] = (OPTIONAL_PROMPT, CHOSEN, REJECTED, SYSTEM)
+    prompt_field: str | None = column_key("column of the prompt, text or messages", OPTIONAL_PROMPT)
     chosen_field: str | None = column_key("column of the better response", CHOSEN)
     rejected_field: str | None = column_key("column of the worse response", REJECTED)
 
@@ -74,30 +87,31 @@ class PreferencePairs(LabelledObjective):
         Raises:
             DataError: with file and line, for a blank part, or where both responses are the same.
         """
-        names = self.columns(record, chosen=CHOSEN, rejected=REJECTED)
-        chosen, rejected = (
-            read_turn(record, name, what) for name, what in zip(names, ("chosen", "rejected"))
-        )
+        chosen, rejected = (read_turn(record, name) for name in ("chosen", "rejected"))
         if chosen == rejected:
+            names = " and ".join(f'"{record.columns[name]}"' for name in ("chosen", "rejected"))
             raise DataError(
-                f'"{names[0]}" and "{names[1]}" of {record.where} are the same: nothing is '
-                "preferred. Remove the row, or leave such rows out: --set data.bad_records=skip"
+                f"{names} of {record.where} are the same: nothing is preferred. Remove the row, or "
+                "leave such rows out: --set data.bad_records=skip"
             )
-        prompt = read_prompt(record, self.prompt_field)
-        if isinstance(chosen, str) and isinstance(rejected, str) and not isinstance(prompt, tuple):
-            if prompt is None:
-                prompt = _common_beginning(chosen, rejected)
-                chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
-            return Preference(prompt, chosen, rejected, record.where)
-        one, other = (with_prompt(prompt, turn) for turn in (chosen, rejected))
+        prompt = read_prompt(record)
+        are_texts = all(isinstance(one, str | None) for one in (prompt, chosen, rejected))
+        if are_texts and "system" not in record.columns:
+            return _texts(record, prompt, chosen, rejected)  # type: ignore[arg-type]
+        one, other = (conversation(record, prompt, turn) for turn in (chosen, rejected))
         start = min(_num_common(one, other), len(one) - 1, len(other) - 1)
         return Preference(one[:start], one[start:], other[start:], record.where)
+
+    def examples(self, records: Iterable[Any], options: RecordOptions) -> Iterator[Preference]:
+        """Return the examples of records; whole texts without their prompt."""
+        examples = list(super().examples(records, options))
+        yield from without_prompts(examples, ("chosen", "rejected"), options.report)
 
     def source_texts(self, examples: Sequence[Preference]) -> Iterator[str]:
         """Each prompt with both responses."""
         for one in examples:
             for response in (one.chosen, one.rejected):
-                yield joined(plain(one.prompt), plain(response))
+                yield plain(one.prompt) + plain(response)
 
     def findings(self, examples: Sequence[Preference]) -> list[Finding]:
         """Whether the length of a response tells which one is chosen."""
@@ -111,54 +125,41 @@ class PreferencePairs(LabelledObjective):
         return "\n".join(map(plain, (example.prompt, example.chosen, example.rejected)))
 
 
-def read_turn(record: Record, name: str, what: str) -> Turn:
-    """The text or the messages in a column, which is that of `what`."""
-    if isinstance(record.value(name, field_option(what)), str):
-        return record.text(name)
-    return tuple(read_messages(record, name))
-
-
-def read_prompt(record: Record, field: str | None) -> Turn | None:
-    """The prompt of a record, if it has one."""
-    name = record.find(PROMPTS) if field is None else record.first_of(field)
-    return None if name is None else read_turn(record, name, "prompt")
-
-
-def with_prompt(prompt: Turn | None, response: Turn) -> tuple[dict[str, str], ...]:
-    """A conversation: the response after its prompt, where it does not begin with that already."""
-    if isinstance(response, str):
-        response = ({"role": "assistant", "content": response},)
-    if isinstance(prompt, str):
-        prompt = ({"role": "user", "content": prompt},)
-    if response[0]["role"] != "assistant":
-        return response
-    return (*(prompt or ()), *response)
+def _texts(record: Record, prompt: str | None, chosen: str, rejected: str) -> Preference:
+    """A pair of texts; without a prompt it is what they have in common at the beginning."""
+    if prompt is None:
+        prompt = _common_beginning(chosen, rejected)
+        chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+    else:
+        join_note(record, prompt, (chosen, rejected))
+    return Preference(prompt, chosen, rejected, record.where)
 
 
 def _common_beginning(chosen: str, rejected: str) -> str:
-    """What two texts have in common, without the space and the word that it ends in.
+    """What two texts have in common, up to the last border of a word, without spaces there.
+
+    Of scripts without spaces every character is a border.
 
     >>> _common_beginning("Q: why? A: because", "Q: why? A: begone")
     'Q: why? A:'
     """
-    return re.sub(r"\s*\S*$", "", chosen[: _num_common(chosen, rejected)])
+    end = min(_num_common(chosen, rejected), len(chosen) - 1, len(rejected) - 1)
+    while end and any(_inside_word(text, end) for text in (chosen, rejected)):
+        end -= 1
+    return chosen[:end].rstrip()
+
+
+def _inside_word(text: str, at: int) -> bool:
+    """Whether a word goes on at a position, or a mark belongs to the character before."""
+    before, after = text[at - 1], text[at]
+    if unicodedata.combining(after) or unicodedata.category(after) in ("Mn", "Mc", "Cf"):
+        return True
+    return before.isalnum() and after.isalnum() and not (is_unspaced(before) or is_unspaced(after))
 
 
 def _num_common(one: Sequence[Any], other: Sequence[Any]) -> int:
     """How many first characters or messages are the same."""
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
-
-
-def plain(turn: Turn) -> str:
-    """A text, or the contents of messages, a line each."""
-    return turn if isinstance(turn, str) else "\n".join(one["content"] for one in turn)
-
-
-def joined(prompt: str, response: str) -> str:
-    """A text after its prompt, with a space between them unless there is one, or none belongs."""
-    if not prompt or any(one.isspace() or is_unspaced(one) for one in (prompt[-1], response[0])):
-        return prompt + response
-    return f"{prompt} {response}"
 
 
 def response_rows(
@@ -181,7 +182,7 @@ def response_rows(
 
 def _row(lm: LanguageModel, prompt: Turn, response: Turn) -> LabelledRow:
     if isinstance(prompt, str) and isinstance(response, str):
-        text, eos = joined(prompt, response), lm.text_tokenizer.eos_id
+        text, eos = prompt + response, lm.text_tokenizer.eos_id
         return labelled_row(lm, text, [(len(prompt), len(text))], [] if eos is None else [eos])
     messages = with_prompt(prompt, response)
     text, spans = chat_template(lm).responses(messages)

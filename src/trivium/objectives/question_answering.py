@@ -26,6 +26,7 @@ from trivium.data.records import (
     read_records,
     without_surrogates,
 )
+from trivium.data.schema import Fields, Slot
 from trivium.data.sources import file_format, list_sources
 from trivium.errors import DataError, shorten
 from trivium.files import open_text
@@ -40,10 +41,12 @@ from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
 from trivium.spec import Head, Spec
 from trivium.text.symbols import UNSPACED
 
-QUESTIONS = ("question", "query")
-CONTEXTS = ("context", "passage", "paragraph", "document")
-ANSWERS = ("answers", "answer")
-STARTS = ("answer_start", "start")
+QUESTION = Fields("question", ("question",), ("query",))
+CONTEXT = Fields("context", ("context",), ("passage", "paragraph", "document"))
+ANSWERS = Fields("answers?", ("answers",), ("answer",))
+# Read beside them, where there are such columns.
+STARTS = Fields("start?", ("answer_start", "start"))
+IMPOSSIBLE, IDENTITY = Fields("impossible?", ("is_impossible",)), Fields("id?", ("id",))
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
@@ -78,8 +81,9 @@ class QuestionAnswering(LabelledObjective):
     measures_cut_answers: ClassVar[bool] = True
     longest: ClassVar[int] = 512  # longer contexts are read in windows
     such_as: ClassVar[str] = 'bert-mini; an encoder-decoder generates answers by "text-to-text"'
-    question_field: str | None = column_key("column of the question", QUESTIONS)
-    context_field: str | None = column_key("column of the context", CONTEXTS)
+    fields: ClassVar[Sequence[Slot]] = (QUESTION, CONTEXT, ANSWERS, STARTS, IMPOSSIBLE, IDENTITY)
+    question_field: str | None = column_key("column of the question", QUESTION)
+    context_field: str | None = column_key("column of the context", CONTEXT)
     answers_field: str | None = column_key("column of the answers", ANSWERS)
     stride: int = Field(128, gt=0, description="tokens by which windows of a context overlap")
 
@@ -103,19 +107,19 @@ class QuestionAnswering(LabelledObjective):
             DataError: with file and line or question, for an answer that is not in its context or
                 a missing part.
         """
-        usual = {"question": QUESTIONS, "context": CONTEXTS}
-        if str(record.get("is_impossible")).lower() != "true":
-            usual["answers"] = ANSWERS
-        columns = self.columns(record, **usual)
-        question, context = map(record.value, columns[:2])
+        columns = record.columns
+        question, context = (record.value(columns[name]) for name in ("question", "context"))
+        impossible = "impossible" in columns and record.value(columns["impossible"])
         # Published files hold blank questions (CMRC 2018), and are scored with them.
         for what, text in (("question", question), ("context", context)):
             if not isinstance(text, str):
                 raise DataError(f"the {what} of {record.where} is {json_type(text)}, not a string.")
         spans: tuple[tuple[str, int], ...] = ()
-        for name in columns[2:]:
-            start = record.get(record.find(STARTS) or "")
-            answers = _listed_answers(record.value(name), start, record.where)
+        if str(impossible).lower() != "true":
+            if "answers" not in columns:
+                raise self.record_schema.missing(record, "answers")
+            start = record.value(columns["start"]) if "start" in columns else None
+            answers = _listed_answers(record.value(columns["answers"]), start, record.where)
             spans = tuple(_span(context, *answer, record.where) for answer in answers)
         identity = str(record.get("id") or record.where)
         return Question(identity, question, context, spans, record.where)

@@ -14,7 +14,7 @@ from trivium.inference.request import GenerationRequest
 from trivium.inference.sampling_params import SamplingParams
 from trivium.language_model import LanguageModel
 from trivium.objectives.chat import chat_template
-from trivium.objectives.preference_pairs import Turn, joined, plain
+from trivium.objectives.conversations import Turn, plain
 from trivium.rewards import RewardFunction, Sample, all_scores
 
 SLOTS = 128
@@ -104,9 +104,10 @@ def _ids(request: GenerationRequest) -> list[int]:
 
 def _sample(prompt: Prompt, request: GenerationRequest) -> Sample:
     response, messages = request.text.strip(), ()
+    text = prompt.group + request.text.rstrip()
     if not isinstance(prompt.prompt, str):
         messages = (*prompt.prompt, {"role": "assistant", "content": response})
-    text = joined(prompt.group, response) if response else prompt.group
+        text = plain(messages).rstrip()
     ended = request.finish_reason == "stop"
     record = Record(prompt.columns, prompt.where)
     return Sample(prompt.group, response, text, record, messages, ended)

@@ -16,21 +16,20 @@ from trivium.data.batch import Batch, RowBatch
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import Record, json_type
 from trivium.data.row_order import RowRandom
+from trivium.data.schema import Fields, Slot
 from trivium.errors import DataError, RecipeError
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.objectives.base import LossTerms, TensorBatch, read
 from trivium.objectives.chat import chat_template
+from trivium.objectives.conversations import Turn, with_prompt
 from trivium.objectives.preference_pairs import (
     Preference,
     PreferencePairs,
-    Turn,
     apart,
-    joined,
     side_by_side,
     spread,
-    with_prompt,
 )
 from trivium.objectives.task_heads import classifier_head, default_pooling, require_encoding
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
@@ -38,7 +37,7 @@ from trivium.spec import Head, Pooling, Spec
 from trivium.text.inputs import encode_inputs
 from trivium.text.vocabulary import Vocabulary
 
-_MARGIN = "margin"
+MARGIN = Fields("margin?", ("margin",))
 _SHOWN_TEXT = 500  # characters of a text in a command
 
 
@@ -61,6 +60,7 @@ class Reward(PreferencePairs):
     kind: Literal["reward"] = "reward"
     rate_factor: ClassVar[float] = 0.2
     measures_cut_answers: ClassVar[bool] = True
+    fields: ClassVar[Sequence[Slot]] = (*PreferencePairs.fields, MARGIN)
     margin_field: str | None = Field(
         None,
         description="column of a number by which the rewards differ at least; default: margin "
@@ -76,17 +76,18 @@ class Reward(PreferencePairs):
 
     def example(self, record: Record) -> Preference:
         """A pair, with its margin."""
-        name, one = self.margin_field, super().example(record)
-        if name is None and _MARGIN not in record:
+        one = super().example(record)
+        if "margin" not in record.columns:
             return one
-        value = record.value(name or _MARGIN)
+        name = record.columns["margin"]
+        value = record.value(name)
         try:
             margin = math.nan if isinstance(value, bool) else float(value)
         except (TypeError, ValueError):
             margin = math.nan
         if not math.isfinite(margin):
             kind = json_type(value)
-            raise DataError(f"{record.name(name or _MARGIN)} is {kind}, not a finite number.")
+            raise DataError(f"{record.name(name)} is {kind}, not a finite number.")
         return dataclasses.replace(one, margin=margin)
 
     def settings(self, settings: Settings, examples: Sequence[Preference]) -> Settings:
@@ -196,5 +197,5 @@ class Reward(PreferencePairs):
 
 def _text(lm: LanguageModel, prompt: Turn, response: Turn) -> str:
     if isinstance(prompt, str) and isinstance(response, str):
-        return joined(prompt, response)
+        return prompt + response
     return chat_template(lm).render(with_prompt(prompt, response))

@@ -23,6 +23,7 @@ from trivium.data.records import (
     read_header,
     read_records,
 )
+from trivium.data.schema import Fields, Schema, Slot, layout_line
 from trivium.data.sources import file_format, list_sources
 from trivium.errors import DataError, RecipeError
 from trivium.files import open_text
@@ -33,17 +34,24 @@ from trivium.objectives.base import (
     LabelledObjective,
     LossTerms,
     TensorBatch,
-    field_option,
     token_losses,
 )
+from trivium.objectives.conversations import with_input
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
 from trivium.text.symbols import LETTERS, is_cjk, is_unspaced
 
-PAIRS = (
-    *(("source", "target"), ("source", "targets"), ("src", "tgt")),
-    *(("document", "summary"), ("article", "summary"), ("article", "highlights")),
-    *(("dialogue", "summary"), ("text", "summary"), ("question", "answer")),
-    *(("input", "output"), ("prompt", "response"), ("prompt", "completion")),
+PAIR = Fields(
+    "source target input?",
+    (("source", "target"), ("source", "targets")),
+    (
+        ("src", "tgt"),
+        *(("document", "summary"), ("article", "summary"), ("article", "highlights")),
+        *(("dialogue", "summary"), ("text", "summary"), ("question", "answer")),
+        *(("input", "output"), ("prompt", "response"), ("prompt", "completion")),
+        *(("instruction", "output"), ("instruction", "output", "input"), ("0", "1")),
+    ),
+    takes_other=True,
+    both_in="translation",
 )
 _TARGET_LIMITS = {
     *("max_length", "max_new_tokens", "min_length", "min_new_tokens"),
@@ -95,6 +103,7 @@ class SourceToTarget(LabelledObjective):
     batch_examples: ClassVar[int] = 64
     generates: ClassVar[bool] = True
 
+    fields: ClassVar[Sequence[Slot]] = (PAIR,)
     source_field: str | int | None = Field(
         None,
         description="column of the source: its name, or its number from 0 in a table without a "
@@ -143,8 +152,9 @@ class SourceToTarget(LabelledObjective):
         if isinstance(record, SourceTarget):
             one = record
         else:
-            source, target = self._columns(record)
-            one = SourceTarget(record.text(source), _targets(record, target), record.where)
+            columns = record.columns
+            source = with_input(record, record.text(columns["source"]))
+            one = SourceTarget(source, _targets(record, columns["target"]), record.where)
         swapped = SourceTarget(one.targets[0], (one.source,), one.where, reverse=True)
         return swapped if self.reverse else one
 
@@ -157,7 +167,7 @@ class SourceToTarget(LabelledObjective):
             for field in fields
         )
         if cells and file_format(file) == ".tsv" and fields == (None, None):
-            numbered = Record(dict.fromkeys(cells), file).find_pair(PAIRS) is None
+            numbered = not self.record_schema.fits(cells)
             if numbered and all(cell.isascii() and cell.isidentifier() for cell in cells):
                 warnings.warn(
                     f"line 1 of {file} ({', '.join(cells)}) is read as an example; if it is a "
@@ -166,20 +176,10 @@ class SourceToTarget(LabelledObjective):
                 )
         return [str(i) for i in range(len(cells))] if cells and numbered else None
 
-    def _columns(self, record: Record) -> tuple[str, str]:
-        match = record.find_pair((*PAIRS, ("0", "1")))
-        if self.source_field is None and self.target_field is None and match is not None:
-            return match
-        source, target = _name(self.source_field), _name(self.target_field)
-        if (source is None) != (target is None) and (len(record) == 2 or "0" in record):
-            other = next((name for name in record if name not in (source, target)), None)
-            source, target = source or other, target or other
-        sources, targets = (list(dict.fromkeys(names)) for names in zip(*PAIRS))
-        wanted = {"source": (sources, source), "target": (targets, target)}
-        source, target = record.columns(wanted, field_option("{}"), if_data=_IF_DATA)
-        if source == target:
-            raise DataError(f'{record.where}: source and target are both the column "{source}".')
-        return source, target
+    @property
+    def record_schema(self) -> Schema:
+        """The fields; where the first line of a table is not a header, columns have numbers."""
+        return dataclasses.replace(super().record_schema, if_data=_IF_DATA)
 
     def input_of(self, example: SourceTarget) -> str:
         """The source, also of a file that has the target first."""
@@ -404,13 +404,9 @@ def pair_rows(
     return rows, cuts
 
 
-def _name(field: str | int | None) -> str | None:
-    return None if field is None else str(field)
-
-
 def _targets(record: Record, column: str) -> tuple[str, ...]:
     """The references in a column: a text, a number, or a list of texts."""
-    value: Any = record.value(column, field_option("target"))
+    value: Any = record.named(column)
     values = value if isinstance(value, list) else [value]
     for one in values or [None]:
         if isinstance(one, bool) or not isinstance(one, str | int | float) or not str(one).strip():
@@ -421,6 +417,8 @@ def _targets(record: Record, column: str) -> tuple[str, ...]:
 def _aligned(first: str, second: str, *, options: RecordOptions) -> Iterator[SourceTarget]:
     """Lines of two files that belong together; lines that are blank in both are left out."""
     sources, targets = _lines(first, options), _lines(second, options)
+    if options.report is not None:
+        options.report.add_layout(layout_line({"source": first, "target": second}, ()), first)
     rows = itertools.zip_longest(sources, targets, fillvalue="")
     for number, (source, target) in enumerate(rows, start=1):
         if bool(source.strip()) != bool(target.strip()):

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from trivium.data.batch import IGNORE_INDEX
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import RECORD_SUFFIXES, Record, RecordOptions, json_type, read_records
+from trivium.data.schema import Fields, Slot, layout_line
 from trivium.data.sources import file_format, list_sources
 from trivium.errors import DataError, RecipeError, did_you_mean, shorten
 from trivium.files import open_text
@@ -38,8 +39,9 @@ from trivium.spec import Head, Spec
 from trivium.text.inputs import encode_words, join_words
 from trivium.text.symbols import UNSPACED
 
-WORDS = ("words", "tokens")
-TAGS = ("tags", "labels", "ner_tags", "pos_tags")
+WORDS = Fields("words", ("words",), ("tokens",))
+# CoNLL-2003 has tags of names beside those of parts of speech.
+TAGS = Fields("tags", ("tags",), ("labels", "ner_tags"), ("pos_tags", "upos"))
 COLUMN_SUFFIXES = (".conll", ".conllu", ".iob", ".iob2", ".bio", ".txt", ".tsv")
 CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 # CoNLL-U's ranges of multiword tokens (1-2) and empty nodes (1.1) are not words.
@@ -90,6 +92,7 @@ class Tagging(LabelledObjective):
     reads_case: ClassVar[bool] = True
     kind: Literal["tagging"] = "tagging"
     longest: ClassVar[int] = 512  # longer sentences are read in windows
+    fields: ClassVar[Sequence[Slot]] = (WORDS, TAGS)
     column: int | str | None = Field(
         None,
         description="column of the tag in a file of columns: its number from 0 (negative: from the "
@@ -157,6 +160,10 @@ class Tagging(LabelledObjective):
         width = len(head)
         numbered = width > 2 and all(map(_is_numbered, sentences[:100]))
         word, tag = self._choose_columns(path, width, numbered)
+        if options.report is not None:
+            others = [f"column {number}" for number in range(width) if number not in (word, tag)]
+            read = {"words": f"column {word}", "tags": f"column {tag}"}
+            options.report.add_layout(layout_line(read, others), path)
         missing = ("", "_") if numbered and tag in (3, 4) else ("",)  # of upos and xpos
         # In a language of its own, a header is a word where all other tags mark chunks.
         others = {cells[tag] for rows in sentences for _, cells in rows if cells is not head}
@@ -207,8 +214,7 @@ class Tagging(LabelledObjective):
         return word % width, tag % width
 
     def _of_record(self, record: Record) -> TaggedSentence:
-        columns = self.columns(record, words=WORDS, tags=TAGS)
-        words, tags = (_strings(record, name) for name in columns)
+        words, tags = (_strings(record, record.columns[name]) for name in ("words", "tags"))
         if len(words) != len(tags) or not words:
             raise DataError(
                 f"{record.where} has {len(words)} words and {len(tags)} tags; every word has one "
@@ -442,7 +448,7 @@ def _is_numbered(rows: list[tuple[int, list[str]]]) -> bool:
 
 def _strings(record: Record, name: str) -> tuple[str, ...]:
     """A column that is a list of strings; integers, as tags may be, become strings."""
-    values = record.value(name)
+    values = record.named(name)
     if not isinstance(values, list):
         raise DataError(f'"{name}" of {record.where} is {json_type(values)}, not a list.')
     for number, value in enumerate(values, start=1):

@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from trivium.data.records import RECORD_SUFFIXES, Record, RecordOptions
+from trivium.data.schema import Fields
 from trivium.data.sources import file_format, list_sources
 from trivium.files import open_text
 from trivium.interop.settings import Settings
@@ -26,7 +27,8 @@ from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
 from trivium.spec import Pooling, Spec
 from trivium.text.symbols import WORD
 
-TEXTS = ("text", "sentence", "paragraph", "passage", "content", "document")
+TEXTS = ("sentence", "paragraph", "passage", "content", "document")
+TEXT = Fields("text", ("text",), TEXTS)
 _FEWEST_WORDS = 8
 
 
@@ -57,7 +59,7 @@ class TextPairs(LabelledObjective):
     to find the second.
     """
 
-    text_field: str | None = column_key("column of the text, such as a question", TEXTS)
+    text_field: str | None = column_key("column of the text, such as a question", TEXT)
     pooling: Pooling | None = Field(
         None, description="vector of a text: mean, first or last; default: mean, of a decoder last"
     )

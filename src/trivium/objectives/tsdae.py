@@ -13,12 +13,13 @@ from trivium.data.batch import Batch, RowBatch, length_mask
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import Record
 from trivium.data.row_order import RowRandom
+from trivium.data.schema import Slot
 from trivium.errors import RecipeError, SpecError
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule, Transformer, build
 from trivium.nn import Context, EncoderOutput
 from trivium.objectives.base import LossTerms, TensorBatch, compact, next_tokens, real_tokens
-from trivium.objectives.text_pairs import TEXTS, TextPair, TextPairs
+from trivium.objectives.text_pairs import TEXT, TextPair, TextPairs
 from trivium.spec import Head, LMHead, ModelSpec, Spec
 from trivium.text.inputs import encode_inputs
 from trivium.text.vocabulary import Vocabulary
@@ -46,14 +47,14 @@ class TSDAE(TextPairs):
 
     batch_examples: ClassVar[int] = 64
     kind: Literal["tsdae"] = "tsdae"
+    fields: ClassVar[Sequence[Slot]] = (TEXT,)
     deletion: float = Field(0.6, ge=0, lt=1, description="share of the tokens that is deleted")
 
     def example(self, record: Record | TextPair) -> TextPair:
         """A text."""
         if isinstance(record, TextPair):
             return record
-        [text] = self.columns(record, text=TEXTS)
-        return TextPair(record.text(text), None, None, record.where)
+        return TextPair(record.text(record.columns["text"]), None, None, record.where)
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """None: the head over the vocabulary is the decoder's."""

@@ -1,0 +1,308 @@
+"""Schemas: which column of a record is which field of a task.
+
+A task declares its fields once, with the names that columns usually have. What a file has is
+decided once for every layout (the names of its columns), and can be printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from trivium.data.records import (
+    RECORD_SUFFIXES,
+    ReadReport,
+    Record,
+    RecordOptions,
+    read_source_records,
+)
+from trivium.data.sources import Source, file_format
+from trivium.errors import DataError, did_you_mean, shorten
+
+_SHOWN = 12  # ignored columns in a line, and sources of text whose columns are looked at
+_LAYOUTS = 1000  # that are kept
+Usual = str | tuple[str, ...]
+"""A usual column of the first field, or usual columns of the first fields."""
+
+
+class Fields:
+    """Fields that are looked for together, such as a text and its pair.
+
+    Args:
+        names: names of the fields, separated by spaces; a field that ends in "?" is optional.
+        usual: groups of usual columns, in any case. The first group of which a record has columns
+            decides. Columns that are part of others in the group, such as ("text",) of
+            ("text", "pair"), give way to them; where several are left, the record is ambiguous.
+        takes_other: where one of two fields is set, and there are two columns or columns have
+            numbers, the other field takes the first other column.
+        both_in: a column that may have two inside, for the two fields.
+    """
+
+    def __init__(
+        self,
+        names: str,
+        *usual: Sequence[Usual],
+        takes_other: bool = False,
+        both_in: str | None = None,
+    ) -> None:
+        self.names = tuple(name.removesuffix("?") for name in names.split())
+        self.required = {name for name in names.split() if not name.endswith("?")}
+        self.usual = [
+            [dict(zip(self.names, (one,) if isinstance(one, str) else one)) for one in group]
+            for group in usual
+        ]
+        self.takes_other = takes_other
+        self.both_in = both_in
+
+    def usual_of(self, name: str) -> list[str]:
+        """The usual columns of one field."""
+        layouts = (layout for group in self.usual for layout in group)
+        return list(dict.fromkeys(layout[name] for layout in layouts if name in layout))
+
+    @property
+    def shown(self) -> list[str]:
+        """The usual columns of all required fields, for messages."""
+        layouts = (layout for group in self.usual for layout in group)
+        rows = (
+            [one for name, one in layout.items() if name in self.required] for layout in layouts
+        )
+        return list(dict.fromkeys(" with ".join(row) for row in rows))
+
+    def candidates(
+        self, columns: Mapping[str, str], chosen: Mapping[str, str], settable: frozenset[str]
+    ) -> list[dict[str, str]]:
+        """The layouts that fit a record, for the fields that are not chosen.
+
+        More than one: the record is ambiguous.
+
+        Args:
+            columns: lower case -> name of the columns that are not chosen.
+            chosen: columns that are set.
+            settable: fields whose column can be set. Where another field is set, an optional one
+                of these is left out: who sets `text_field` alone wants no pair.
+        """
+        wanted = {name for name in self.names if name not in chosen}
+        if chosen:
+            wanted -= settable - self.required
+        both = {**columns, **{column.lower(): column for column in chosen.values()}}
+        taken = {*chosen.values()}
+        for group in self.usual:
+            known = [
+                {name: both[one] for name, one in layout.items()}
+                for layout in group
+                if both.keys() >= {*layout.values()}
+            ]
+            # Layouts with the columns that are set go before those with others.
+            for some in [one for one in known if chosen.items() <= one.items()], known:
+                parts = [{n: one[n] for n in one if n in wanted} for one in some]
+                parts = [one for one in parts if one and not {*one.values()} & taken]
+                parts = [
+                    one for one in parts if not any({*one.values()} < {*o.values()} for o in parts)
+                ]
+                if parts:
+                    return [one for i, one in enumerate(parts) if one not in parts[:i]]
+        return []
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The column of every field in records of one layout, and the columns that are not read."""
+
+    columns: Mapping[str, str]
+    ignored: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """A line such as: text <- review, label <- stars; ignored: id, source."""
+        return layout_line(self.columns, self.ignored)
+
+
+def layout_line(columns: Mapping[str, str], ignored: Sequence[str]) -> str:
+    """A line that says what is read: text <- review, label <- stars; ignored: id, source."""
+    line = ", ".join(f"{name} <- {shorten(column, 40)}" for name, column in columns.items())
+    others = ", ".join(shorten(column, 40) for column in ignored[:_SHOWN])
+    more = f" and {len(ignored) - _SHOWN:,} more" if len(ignored) > _SHOWN else ""
+    return f"{line}; ignored: {others}{more}" if ignored else line
+
+
+Slot = Fields | tuple[str, tuple[Fields, ...]]
+"""Fields that are looked for together; or what they are, with alternatives of such fields."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Schema:
+    """The fields that a task reads, with the columns that a user has set.
+
+    Args:
+        slots: of alternatives the first that a record has is read.
+        chosen: columns by field; several names separated by commas are tried in order.
+        settable: the fields whose column can be set.
+        option: the option that sets a column, with {} for the field.
+        also: columns that are read, too, such as those of rewards; None: any may be.
+        if_data: what to do where the first line of a table is not a header.
+    """
+
+    slots: Sequence[Slot]
+    chosen: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    settable: frozenset[str] = frozenset()
+    option: str = ""
+    also: Sequence[str] | None = ()
+    if_data: str = "add a header line"
+
+    @cached_property
+    def _layouts(self) -> dict[tuple[Any, ...], Layout]:
+        return {}
+
+    def resolve(self, record: Record, report: ReadReport | None = None) -> Layout:
+        """Decide on the columns of a record, which has them as `record.columns` from then on.
+
+        Raises DataError where a required field has no column, or several could be meant.
+        """
+        key = tuple(
+            (name, *value) if isinstance(value, dict) else name for name, value in record.items()
+        )
+        layout = self._layouts.get(key)
+        if layout is None:
+            if len(self._layouts) >= _LAYOUTS:
+                self._layouts.clear()
+            layout = self._layouts[key] = self._decide(record)
+        record.columns, record.report = layout.columns, report
+        if report is not None and self.slots:
+            report.add_layout(str(layout), record.where)
+        return layout
+
+    def fits(self, names: Sequence[str]) -> bool:
+        """Whether the required fields have usual columns among some names."""
+        try:
+            self._decide(Record(dict.fromkeys(names), ""))
+        except DataError:
+            return False
+        return True
+
+    def missing(self, record: Record, field: str) -> DataError:
+        """Return the error of a record without an optional field that is needed there."""
+        fields = (one for slot in self.slots for one in _alternatives(slot))
+        [usual] = [one.usual_of(field) for one in fields if field in one.names]
+        return self._no_column(record, [_lacking(field, usual)])
+
+    def _decide(self, record: Record) -> Layout:
+        names = record.column_names()
+        own: dict[str, str] = {}
+        missing: list[tuple[str, str]] = []
+        for field, name in self.chosen.items():
+            several = (name, *(one.strip() for one in name.split(",")))
+            own[field] = next((one for one in several if record.has(one)), "")
+            if not own[field]:
+                missing.append((f'"{name}"', field))
+        if missing:
+            near = next(filter(None, (did_you_mean(one[1:-1], names) for one, _ in missing)), "")
+            raise self._no_column(record, missing, near)
+        free: dict[str, str] = {}
+        for name in names:
+            if name not in own.values():
+                free.setdefault(name.lower(), name)
+        found: dict[str, str] = {}
+        for slot in self.slots:
+            several = _alternatives(slot)
+            several = [one for one in several if own.keys() & {*one.names}] or several
+            matches = [self._match(one, record, free, own) for one in several]
+            whole = [one for one, match in zip(several, matches) if one.required <= match.keys()]
+            best = several.index(whole[0]) if whole else 0
+            found |= matches[best]
+            if not whole and len(several) > 1:
+                shown = ", ".join(name for one in several for name in one.shown)
+                options = " or ".join(" ".join(one.names) for one in several)
+                missing.append((f"for the {slot[0]} (such as {shown})", options))  # type: ignore
+            elif not whole:
+                lacks = [n for n in several[0].names if n in several[0].required - found.keys()]
+                missing += [_lacking(name, several[0].usual_of(name)) for name in lacks]
+        if missing:
+            raise self._no_column(record, missing)
+        for one in found.values():
+            fields = [name for name, other in found.items() if other == one]
+            if len(fields) > 1:
+                raise DataError(
+                    f'{record.where}: {" and ".join(fields)} are both the column "{one}".'
+                )
+        return Layout(found, self._ignored(record, found))
+
+    def _match(
+        self, fields: Fields, record: Record, free: Mapping[str, str], own: Mapping[str, str]
+    ) -> dict[str, str]:
+        """The columns of some fields; those that are not there are left out."""
+        match = {name: own[name] for name in fields.names if name in own}
+        rest = fields.required - match.keys()
+        is_pair = len(record) == 2 or record.is_numbered
+        if fields.takes_other and is_pair and match and len(rest) == 1 and free:
+            return match | {rest.pop(): next(iter(free.values()))}
+        inner = [one for one in record.column_names() if one.startswith(f"{fields.both_in}.")]
+        if not match and len(inner) == 2:
+            return dict(zip(fields.names, inner))
+        parts = fields.candidates(free, match, self.settable)
+        if len(parts) > 1:
+            raise self._ambiguous(record, fields, parts)
+        match |= parts[0] if parts else {}
+        return {name: match[name] for name in fields.names if name in match}
+
+    def _ignored(self, record: Record, found: Mapping[str, str]) -> tuple[str, ...]:
+        if self.also is None:
+            return ()
+        used = {*found.values(), *self.also}
+        names: list[str] = []
+        for name, value in record.items():
+            inner = [f"{name}.{part}" for part in value] if isinstance(value, dict) else []
+            if name not in used:
+                names += [one for one in inner if one not in used] if used & {*inner} else [name]
+        return tuple(names)
+
+    def _ambiguous(
+        self, record: Record, fields: Fields, parts: Sequence[Mapping[str, str]]
+    ) -> DataError:
+        problems: list[str] = []
+        options: list[str] = []
+        for name in fields.names:
+            several = list(dict.fromkeys(part[name] for part in parts if name in part))
+            if len(several) > 1:
+                shown = ", ".join(f'"{shorten(one, 40)}"' for one in several)
+                problems.append(f"for the {name}: {shown}")
+                options += self._options(name)
+        return DataError(
+            f"{record.table_or_row} has several columns {'; '.join(problems)}. Choose with "
+            f"{' '.join(options)}."
+        )
+
+    def _options(self, fields: str) -> list[str]:
+        """The options that set the columns of some fields, "or" between alternatives."""
+        names = [name for name in fields.split() if name == "or" or name in self.settable]
+        return [name if name == "or" else self.option.format(name) for name in names]
+
+    def _no_column(
+        self, record: Record, missing: Sequence[tuple[str, str]], near: str = ""
+    ) -> DataError:
+        options = [one for _, fields in missing for one in self._options(fields)]
+        return record.no_column([what for what, _ in missing], options, near, if_data=self.if_data)
+
+
+def _alternatives(slot: Slot) -> Sequence[Fields]:
+    return slot[1] if isinstance(slot, tuple) else (slot,)
+
+
+def _lacking(field: str, usual: Sequence[str]) -> tuple[str, str]:
+    return f"for the {field} (such as {', '.join(usual)})", field
+
+
+def text_columns(sources: Sequence[Source], name: str, options: RecordOptions) -> list[str]:
+    """Return a line for each layout of sources of text: the column that is read, and the others.
+
+    The first record of the first sources is looked at; broken ones are left to their reading.
+    """
+    schema, report = Schema((Fields("text"),), {"text": name}), ReadReport()
+    for source in sources[:_SHOWN]:
+        if source.kind == "hub" or file_format(source.name) in RECORD_SUFFIXES:
+            with contextlib.suppress(DataError):
+                for record in itertools.islice(read_source_records(source, options), 1):
+                    schema.resolve(record, report)
+    return [*report.layouts]
