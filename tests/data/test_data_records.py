@@ -185,19 +185,10 @@ def test_columns():
     record = Record({"Text": "x", "translation": {"en": "y", "fr": " "}, "n": 5}, "a.jsonl, line 1")
     assert record.value("translation.en") == record.text("translation.en") == "y"
     assert record.value("translation.fr") == " "
-    assert record.find(["sentence", "text"]) == "Text"
-    assert record.columns({"text": (["text"], None), "label": (["label"], "n")}) == ["Text", "n"]
     for attempt, message in (
         (lambda: record.text("translation.fr"), "blank"),
         (lambda: record.text("n"), '"n" of a.jsonl, line 1 is a number, not a string'),
         (lambda: record.value("nn"), 'no column "nn"; it has "Text", "translation.en", .*mean "n"'),
-        (
-            lambda: record.columns(
-                {"pair": (["b"], None), "label": (["label", "class"], None)}, "{}_field"
-            ),
-            r"no column for the pair \(such as b\) and none for the label \(such as label, class\);"
-            " .* Choose with pair_field label_field",
-        ),
     ):
         with pytest.raises(DataError, match=message):
             attempt()
@@ -221,17 +212,6 @@ def test_bad_records_are_skipped_and_counted_by_kind(tmp_path):
     assert bad.count == 5
     assert sorted(line.split(" ")[0] for line in bad.lines) == ["1", "2", "2"]
     assert any("a.jsonl, line 2 is a list" in line for line in bad.lines)
-
-
-def test_a_column_is_the_first_of_several_names():
-    record = Record({"review": "x", "a,b": "y"}, "file, line 1")
-    for name, expected in (
-        ("text,review", "review"), ("review", "review"), ("a,b", "a,b"), ("no, a,b", "no, a,b"),
-    ):  # fmt: skip
-        assert record.first_of(name) == expected
-    assert record.columns({"text": ((), "body, review")}) == ["review"]
-    with pytest.raises(DataError, match='no column "body,text"'):
-        record.columns({"text": ((), "body,text")})
 
 
 def test_other_encodings_are_named_and_read(tmp_path):

@@ -23,8 +23,8 @@ from trivium.cli import _options as opt
 from trivium.cli._shared import fraction_or_paths, print_json
 from trivium.cli._tables import add_texts, new_table, print_table
 from trivium.data.checks import Finding, check_shards, check_texts
-from trivium.data.documents import ReadOptions
-from trivium.data.records import RECORD_SUFFIXES
+from trivium.data.documents import ReadOptions, text_columns
+from trivium.data.records import RECORD_SUFFIXES, ReadReport
 from trivium.data.shards import Shards, holds_shards
 from trivium.data.sources import file_format
 from trivium.data.splitting import CorpusOptions
@@ -32,6 +32,7 @@ from trivium.errors import DataError, RecipeError
 from trivium.messages import padded, translated, translated_whole
 from trivium.objectives import Objective, task_kinds
 from trivium.objectives.example_checks import check_examples
+from trivium.progress import labelled
 from trivium.text import Tokenizer
 from trivium.workflows.evaluate import check_task, data_changes, task_objective
 
@@ -69,6 +70,7 @@ def check(
     keys, read_keys = data_changes(changes or ())
     options = CorpusOptions(validation=heldout, **{**reading, **read_keys})
     shards = len(data) == 1 and holds_shards(data[0])
+    report, columns = ReadReport(), []
     if task is not None:
         check_task(task, task_kinds())
         if (options.separator, options.text_field) != ("blank", "text"):
@@ -81,6 +83,7 @@ def check(
             encoding=options.encoding,
             errors=options.errors,
             tokenizer=loaded,
+            report=report,
         )
     elif keys:
         raise RecipeError("--set changes the objective of a task: name it with --task.")
@@ -91,13 +94,17 @@ def check(
         findings = check_shards(opened, Tokenizer.load(opened.tokenizer_path))
     else:
         findings = _check_texts(data, options, loaded)
+        columns = text_columns(data, options)
+    columns = [*columns, *report.lines]
     wrong = [one for one in findings if one.wrong]
     if as_json:
         rows = [
             dataclasses.asdict(one) | {"share": one.share, "wrong": one.wrong} for one in findings
         ]
-        print_json({"wrong": len(wrong), "findings": rows})
+        print_json({"wrong": len(wrong), "findings": rows, "columns": columns})
     else:
+        for number, line in enumerate(columns):
+            typer.echo(labelled("" if number else "columns", line))
         _print(findings)
     raise typer.Exit(int(strict and bool(wrong)))
 

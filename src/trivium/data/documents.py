@@ -6,18 +6,27 @@ one document of a whole file).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterator
 from typing import Literal, TextIO
 
 from trivium.config import option
-from trivium.data.records import RECORD_SUFFIXES, RecordOptions, json_type, read_source_records
+from trivium.data.records import (
+    RECORD_SUFFIXES,
+    ReadReport,
+    RecordOptions,
+    json_type,
+    read_source_records,
+)
+from trivium.data.schema import Fields, Schema
 from trivium.data.sources import Paths, Source, SourceList, file_format, list_sources
 from trivium.errors import DataError
 from trivium.files import COMPRESSIONS, check_encoding, open_text
 
 _BLOCK = 1 << 18
+_LOOKED_AT = 20  # sources whose columns are told
 
 # In folders `.json` is left out: there it is more often metadata than text.
 TEXT_SUFFIXES = (".txt", *(suffix for suffix in RECORD_SUFFIXES if suffix != ".json"))
@@ -91,6 +100,21 @@ def text_bytes(paths: Paths) -> int:
     """About how many bytes of text there are; compressed ones count three times."""
     sources = list_texts(paths).sources
     return sum(one.size * (3 if one.name.endswith(COMPRESSIONS) else 1) for one in sources)
+
+
+def text_columns(paths: Paths, options: ReadOptions) -> list[str]:
+    """Return a line for each layout of records: the column that is read, and the ignored ones.
+
+    The first record of the first sources is looked at. Broken sources are left to their reading.
+    """
+    schema, report = Schema((Fields("text"),), {"text": options.text_field}), ReadReport()
+    reading = RecordOptions(errors=options.errors, encoding=options.encoding)
+    for source in list_texts(paths).sources[:_LOOKED_AT]:
+        if source.kind == "hub" or file_format(source.name) in RECORD_SUFFIXES:
+            with contextlib.suppress(DataError):
+                for record in itertools.islice(read_source_records(source, reading), 1):
+                    schema.resolve(record, report)
+    return [*report.layouts]
 
 
 def no_text(sources: tuple[Source, ...]) -> DataError:

@@ -6,24 +6,16 @@ decided once for every layout (the names of its columns), and can be printed.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from trivium.data.records import (
-    RECORD_SUFFIXES,
-    ReadReport,
-    Record,
-    RecordOptions,
-    read_source_records,
-)
-from trivium.data.sources import Source, file_format
+from trivium.data.records import ReadReport, Record
 from trivium.errors import DataError, did_you_mean, shorten
+from trivium.messages import translated
 
-_SHOWN = 12  # ignored columns in a line, and sources of text whose columns are looked at
+_SHOWN = 12  # ignored columns in a line
 _LAYOUTS = 1000  # that are kept
 Usual = str | tuple[str, ...]
 """A usual column of the first field, or usual columns of the first fields."""
@@ -59,9 +51,10 @@ class Fields:
         self.both_in = both_in
 
     def usual_of(self, name: str) -> list[str]:
-        """The usual columns of one field."""
+        """Return the usual columns of one field, first the one that has its name."""
         layouts = (layout for group in self.usual for layout in group)
-        return list(dict.fromkeys(layout[name] for layout in layouts if name in layout))
+        usual = dict.fromkeys(layout[name] for layout in layouts if name in layout)
+        return sorted(usual, key=lambda column: column != name)
 
     @property
     def shown(self) -> list[str]:
@@ -123,9 +116,12 @@ class Layout:
 def layout_line(columns: Mapping[str, str], ignored: Sequence[str]) -> str:
     """A line that says what is read: text <- review, label <- stars; ignored: id, source."""
     line = ", ".join(f"{name} <- {shorten(column, 40)}" for name, column in columns.items())
-    others = ", ".join(shorten(column, 40) for column in ignored[:_SHOWN])
-    more = f" and {len(ignored) - _SHOWN:,} more" if len(ignored) > _SHOWN else ""
-    return f"{line}; ignored: {others}{more}" if ignored else line
+    if not ignored:
+        return line
+    others = [shorten(column, 40) for column in ignored[:_SHOWN]]
+    if len(ignored) > _SHOWN:
+        others.append(translated("{count:,} more", count=len(ignored) - _SHOWN))
+    return translated("{line}; ignored: {columns}", line=line, columns=", ".join(others))
 
 
 Slot = Fields | tuple[str, tuple[Fields, ...]]
@@ -292,17 +288,3 @@ def _alternatives(slot: Slot) -> Sequence[Fields]:
 
 def _lacking(field: str, usual: Sequence[str]) -> tuple[str, str]:
     return f"for the {field} (such as {', '.join(usual)})", field
-
-
-def text_columns(sources: Sequence[Source], name: str, options: RecordOptions) -> list[str]:
-    """Return a line for each layout of sources of text: the column that is read, and the others.
-
-    The first record of the first sources is looked at; broken ones are left to their reading.
-    """
-    schema, report = Schema((Fields("text"),), {"text": name}), ReadReport()
-    for source in sources[:_SHOWN]:
-        if source.kind == "hub" or file_format(source.name) in RECORD_SUFFIXES:
-            with contextlib.suppress(DataError):
-                for record in itertools.islice(read_source_records(source, options), 1):
-                    schema.resolve(record, report)
-    return [*report.layouts]

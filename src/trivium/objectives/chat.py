@@ -32,6 +32,7 @@ from trivium.objectives.conversations import (
     SYSTEM,
     Message,
     conversation,
+    read_messages,
     read_prompt,
     read_turn,
 )
@@ -106,8 +107,11 @@ class Chat(LabelledObjective):
         Raises:
             DataError: with file and line, for a blank part, an unknown role, or no response.
         """
-        field = "messages" if "messages" in record.columns else "response"
-        turn = read_turn(record, field, weighted=True)
+        columns = record.columns
+        if "messages" in columns:
+            turn = tuple(read_messages(record, columns["messages"], weighted=True))
+        else:
+            turn = read_turn(record, "response", weighted=True)
         messages = conversation(record, read_prompt(record), turn)
         trained = [one.get("weight") != 0 for one in messages if one["role"] == "assistant"]
         if not any(trained):

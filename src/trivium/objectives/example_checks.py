@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from trivium.data.checks import MESSAGE_LENGTH, Cases, Finding, Repeats, Words, sample_of
-from trivium.data.records import BadRecords, RecordOptions
+from trivium.data.records import BadRecords, ReadReport, RecordOptions
 from trivium.data.shards import TRAIN, VALIDATION
 from trivium.objectives.base import LabelledObjective
 from trivium.objectives.example_split import read_examples
@@ -24,13 +24,14 @@ def check_examples(
     encoding: str = "utf-8",
     errors: str = "strict",
     tokenizer: Tokenizer | None = None,
+    report: ReadReport | None = None,
 ) -> list[Finding]:
     """Check the examples of a task, which are read and split as a run would.
 
-    Raises DataError where none can be read.
+    The columns that are read are noted in `report`. Raises DataError where none can be read.
     """
     bad = BadRecords()
-    options = RecordOptions(errors=errors, encoding=encoding, bad=bad)
+    options = RecordOptions(errors=errors, encoding=encoding, bad=bad, report=report)
     train, heldout = read_examples(objective, paths, validation, options)
     examples = [*train, *heldout]
     keys, wholes, words = Repeats(), Repeats(), Words(tokenizer)

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from trivium.data.batch import Ints
-from trivium.data.documents import text_bytes
+from trivium.data.documents import text_bytes, text_columns
 from trivium.data.encoded import has_target
 from trivium.data.prepare import PrepareProgress, prepare, texts_changed
-from trivium.data.records import BadRecords, RecordOptions
+from trivium.data.records import BadRecords, ReadReport, RecordOptions
 from trivium.data.shards import TRAIN, VALIDATION, Shards, holds_shards, unigram_loss
 from trivium.data.splitting import CorpusOptions, training_texts, write_split_texts
 from trivium.errors import DataError, RecipeError
@@ -275,7 +275,7 @@ def load_corpus(
     for config in recipe.sources:
         if not config.paths:
             raise DataError("there is no data to train on: give --data PATH or set data.paths.")
-    sources = [_open_source(recipe, config, run) for config in recipe.sources]
+    sources = [_open_source(recipe, config, run, line) for config in recipe.sources]
     _remove_held_out([one for one in sources if isinstance(one, ExampleSource)], line)
     if base is None:
         recipe = _with_vocabulary_size(recipe, spec, sources)
@@ -301,16 +301,17 @@ def load_corpus(
     return corpus
 
 
-def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder) -> _Source:
+def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder, line: ProgressLine) -> _Source:
     if "-" in config.paths:
         config = _without_stdin(config, run)
     if isinstance(config.objective, LabelledObjective):
-        return _read_examples(config, config.objective, recipe)
+        return _read_examples(config, config.objective, recipe, line)
     if len(config.paths) == 1 and holds_shards(config.paths[0]):
         return TextSource(config, Shards.open(config.paths[0]))
     keys = {"separator", "text_field", "errors", "encoding", "keep_duplicates"}
     options = recipe.data.model_dump(include=keys)
     options = CorpusOptions(**options, validation=config.validation or 0.0)
+    _tell_columns(recipe, config, text_columns(config.paths, options), line)
     return RawText(config, options, recipe.data.keep_text)
 
 
@@ -323,14 +324,27 @@ def _without_stdin(config: MixConfig, run: RunFolder) -> MixConfig:
     return config.model_copy(update={"paths": paths})
 
 
+def _tell_columns(
+    recipe: Recipe, config: MixConfig, lines: Sequence[str], progress: ProgressLine
+) -> None:
+    """Say which columns are read, of a mix with the name of the source."""
+    for number, line in enumerate(lines):
+        source = f"{config.name}: " if len(recipe.sources) > 1 else ""
+        progress.say(labelled("" if number else "columns", source + line))
+
+
 def _read_examples(
-    config: MixConfig, objective: LabelledObjective, recipe: Recipe
+    config: MixConfig, objective: LabelledObjective, recipe: Recipe, line: ProgressLine
 ) -> ExampleSource:
     bad = BadRecords() if recipe.data.bad_records == "skip" else None
-    options = RecordOptions(errors=recipe.data.errors, encoding=recipe.data.encoding, bad=bad)
+    report = ReadReport()
+    options = RecordOptions(
+        errors=recipe.data.errors, encoding=recipe.data.encoding, bad=bad, report=report
+    )
     held_out = config.validation or 0.0
     train, valid = read_examples(objective, config.paths, held_out, options)
     objective.check_metrics()
+    _tell_columns(recipe, config, report.lines, line)
     if bad is not None and bad.count:
         read = f"{bad.count:,} of {bad.count + len(train) + len(valid):,} records are skipped"
         warnings.warn("\n".join([f"{read}:", *bad.lines]), stacklevel=2)

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from trivium.adapt.quantize import Quantization
 from trivium.config import option
-from trivium.data.documents import ReadOptions, read_documents
-from trivium.data.records import RecordOptions
+from trivium.data.documents import ReadOptions, read_documents, text_columns
+from trivium.data.records import ReadReport, RecordOptions
 from trivium.data.sources import Paths, path_names
 from trivium.errors import RecipeError, TriviumError, did_you_mean
 from trivium.evaluate.perplexity import perplexity
@@ -125,6 +125,7 @@ def evaluate(
         )
         note = f"windows of {result.window} tokens, stride {result.stride}"
         notes = ("whole texts" if result.window is None else note, *seen)
+        notes = (*text_columns(names, reading), *notes)
         if result.num_ends:
             ends = "loss_with_ends: the end of each text is a token too, as in the validation loss"
             notes = (*notes, ends)
@@ -136,10 +137,11 @@ def evaluate(
         lm.require(capability)
     objective = objective_of(lm, task, recipe, changes)
     objective.check_metrics()
-    records = RecordOptions(errors=text.errors, encoding=text.encoding)
+    report = ReadReport()
+    records = RecordOptions(errors=text.errors, encoding=text.encoding, report=report)
     examples = list(itertools.islice(objective.read(names, records), limit))
     metrics = objective.metrics(lm, examples)
-    return dataclasses.replace(metrics, notes=(*metrics.notes, *seen))
+    return dataclasses.replace(metrics, notes=(*report.lines, *metrics.notes, *seen))
 
 
 def data_changes(changes: Changes) -> tuple[Changes, dict[str, Any]]:
