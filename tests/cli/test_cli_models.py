@@ -30,7 +30,7 @@ from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 from trivium.models import build
 from trivium.objectives.preference import PreferenceOptimization
-from trivium.objectives.preference_pairs import Preference, joined, plain
+from trivium.objectives.preference_pairs import Preference, plain
 from trivium.objectives.reward_model import Reward
 from trivium.text import Tokenizer
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
@@ -287,7 +287,7 @@ def test_generate(saved, run, stdin, capsys):
 def test_ranked_samples_train_a_preference(saved, run, tmp_path, monkeypatch):
     """Of a decoder and of one that chats: rewards are those of the texts, pairs are read back."""
     judge, pairs = str(tmp_path / "judge"), tmp_path / "pairs.jsonl"
-    _, classifier = untrained(Reward(), [Preference("Ada", "wrote it", "is open", "x")], "gpt2")
+    _, classifier = untrained(Reward(), [Preference("Ada", " wrote it", " is open", "x")], "gpt2")
     classifier.save(judge)
     lm, prompts = load(saved["generate"]), ["Ada", "the weather "]
     flags = ("--num-samples", "3", "--seed", "5", "--max-new-tokens", "6")
@@ -309,8 +309,8 @@ def test_ranked_samples_train_a_preference(saved, run, tmp_path, monkeypatch):
                 texts = [prompt + row["text"] for row in some]
                 judged = [classifier.classify(text.rstrip()).score for text in texts]
                 assert rewards == pytest.approx(judged, abs=1e-5)
-                assert joined(one.prompt, one.chosen) == texts[0]
-                assert joined(one.prompt, one.rejected) == texts[-1]
+                assert one.prompt + one.chosen == texts[0]
+                assert one.prompt + one.rejected == texts[-1]
                 params = {"seed": best["seed"], "max_new_tokens": 6, "temperature": 4.0}
                 assert best["text"] == lm.generate(prompt, **params)
             else:

@@ -27,9 +27,9 @@ from trivium.train.recipe_loading import build_recipe
 
 CPU = torch.device("cpu")
 PAIRS = [
-    Preference("who wrote it", "Ada did", "go away and never come back", "x, line 1", 0.5),
-    Preference("what is red", "a rose is red", "nothing", "x, line 2"),
-    Preference("hi", "ho", "he he he", "x, line 3", 1.5),
+    Preference("who wrote it", " Ada did", " go away and never come back", "x, line 1", 0.5),
+    Preference("what is red", " a rose is red", " nothing", "x, line 2"),
+    Preference("hi", " ho", " he he he", "x, line 3", 1.5),
 ]
 
 
@@ -201,7 +201,7 @@ def test_the_first_loss_is_ln_2_and_labels_are_the_responses(family):
     for part, response in zip(np.split(batch.labels[0], 2), ("Ada did", PAIRS[0].rejected)):
         target = part[part != IGNORE_INDEX].tolist()
         assert target[-1] == lm.tokenizer.eos_id
-        assert lm.tokenizer.decode(target[:-1]) == response
+        assert lm.tokenizer.decode(target[:-1]) == response.strip()
     # Of pairs alone, and of another order, the same: padding counts for nothing.
     scores = [(sum(n), logp) for logp, n in objective.answers(lm, PAIRS)]
     alone = [objective.answers(lm, [one])[0] for one in PAIRS]
@@ -293,11 +293,11 @@ def test_rewards_need_one_vector_of_a_text():
 
 
 JUDGEMENTS = [
-    Judgement("who wrote it", "Ada did", True, "x, line 1"),
-    Judgement("who wrote it", "go away and never come back", False, "x, line 2"),
-    Judgement("what is red", "a rose is red", True, "x, line 3"),
-    Judgement("hi", "he he he", False, "x, line 4"),
-    Judgement("hi", "ho", True, "x, line 5"),
+    Judgement("who wrote it", " Ada did", True, "x, line 1"),
+    Judgement("who wrote it", " go away and never come back", False, "x, line 2"),
+    Judgement("what is red", " a rose is red", True, "x, line 3"),
+    Judgement("hi", " he he he", False, "x, line 4"),
+    Judgement("hi", " ho", True, "x, line 5"),
 ]
 
 

@@ -33,21 +33,19 @@ pytestmark = [pytest.mark.usefixtures("double_precision"), pytest.mark.filterwar
 
 CPU = torch.device("cpu")
 PAIRS = [
-    Preference("who wrote it", "Ada did", "go away and never come back", "x, line 1", 0.5),
-    Preference("what is red", "a rose is red", "nothing", "x, line 2"),
-    Preference("hi", "ho", "he he he", "x, line 3", 1.5),
+    Preference("who wrote it", " Ada did", " go away and never come back", "x, line 1", 0.5),
+    Preference("what is red", " a rose is red", " nothing", "x, line 2"),
+    Preference("hi", " ho", " he he he", "x, line 3", 1.5),
 ]
 JUDGEMENTS = [
-    Judgement("who wrote it", "Ada did", True, "x, line 1"),
-    Judgement("who wrote it", "go away and never come back", False, "x, line 2"),
-    Judgement("what is red", "a rose is red", True, "x, line 3"),
-    Judgement("hi", "he he he", False, "x, line 4"),
-    Judgement("hi", "ho", True, "x, line 5"),
+    Judgement("who wrote it", " Ada did", True, "x, line 1"),
+    Judgement("who wrote it", " go away and never come back", False, "x, line 2"),
+    Judgement("what is red", " a rose is red", True, "x, line 3"),
+    Judgement("hi", " he he he", False, "x, line 4"),
+    Judgement("hi", " ho", True, "x, line 5"),
 ]
-# trl puts no space between a prompt and a response.
 ROWS = [
-    {"prompt": one.prompt, "chosen": f" {one.chosen}", "rejected": f" {one.rejected}"}
-    for one in PAIRS
+    {"prompt": one.prompt, "chosen": one.chosen, "rejected": one.rejected} for one in PAIRS
 ]
 KINDS = ("regex", "length")
 # The reference's log-probabilities, advantages and margins are float32 in a batch of ours.
@@ -171,7 +169,7 @@ def test_a_batch_of_pairs(trl, tmp_path):
     assert (input_ids[mask > 0] == ids[mask > 0]).all()
     for kind in ("sigmoid", "hinge"):
         trainer.loss_types, trainer.loss_weights = [kind, "sft"], [1.0, 0.2]
-        objective = PreferenceOptimization(loss_type=kind).resolve(lm.spec, ())
+        objective = PreferenceOptimization(loss_type=kind, sft_weight=0.2).resolve(lm.spec, ())
         loss = trainer.compute_loss(model, inputs)
         assert_equal_steps(objective, lm, batch, model, loss)
     # Their ipo is ours with means over tokens in place of the paper's sums.
@@ -192,7 +190,7 @@ def test_a_batch_of_judgements(trl, tmp_path):
     lm.module.load_state_dict(start)  # whose divergence is positive
     model, _ = exported(lm, tmp_path / "model")
     rows = [
-        {"prompt": one.prompt, "completion": f" {one.response}", "label": one.good}
+        {"prompt": one.prompt, "completion": one.response, "label": one.good}
         for one in JUDGEMENTS
     ]
     weights = {"desirable_weight": 1.3, "undesirable_weight": 0.6}

@@ -89,7 +89,7 @@ def test_what_a_model_says(tmp_path):
     assert found[:2] == pytest.approx([classifier.classify("4").scores["b"]] * 2)
     [found] = scores({"kind": "label", "model": folder, "label": "b", "with_prompt": True})
     assert found[2] == pytest.approx(classifier.classify("2+2= so 5").scores["b"])
-    pairs = [Preference("2+2=", "4", "so 5", "x")]
+    pairs = [Preference("2+2=", " 4", " so 5", "x")]
     _, judge = untrained(Reward(), pairs, "gpt2")
     judge.save(tmp_path / "judge")
     [found] = scores({"kind": "model", "model": str(tmp_path / "judge")})
