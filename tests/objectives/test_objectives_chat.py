@@ -77,7 +77,7 @@ def test_hostile_files_are_one_clear_error(tmp_path):
     ):
         with pytest.raises(DataError, match=message):
             read(tmp_path, record)
-    with pytest.raises(DataError, match="no column for the response.*objective.response_field"):
+    with pytest.raises(DataError, match=r"no column for the response.*objective.response_field"):
         read(tmp_path, {"a": "b"}, prompt_field="a")
     with pytest.raises(RecipeError, match='"chat" trains decoder-only models'):
         Chat().heads(presets["t5-tiny"])

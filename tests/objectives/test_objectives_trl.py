@@ -44,9 +44,7 @@ JUDGEMENTS = [
     Judgement("hi", " he he he", False, "x, line 4"),
     Judgement("hi", " ho", True, "x, line 5"),
 ]
-ROWS = [
-    {"prompt": one.prompt, "chosen": one.chosen, "rejected": one.rejected} for one in PAIRS
-]
+ROWS = [{"prompt": one.prompt, "chosen": one.chosen, "rejected": one.rejected} for one in PAIRS]
 KINDS = ("regex", "length")
 # The reference's log-probabilities, advantages and margins are float32 in a batch of ours.
 KEPT = 1e-6
@@ -190,8 +188,7 @@ def test_a_batch_of_judgements(trl, tmp_path):
     lm.module.load_state_dict(start)  # whose divergence is positive
     model, _ = exported(lm, tmp_path / "model")
     rows = [
-        {"prompt": one.prompt, "completion": one.response, "label": one.good}
-        for one in JUDGEMENTS
+        {"prompt": one.prompt, "completion": one.response, "label": one.good} for one in JUDGEMENTS
     ]
     weights = {"desirable_weight": 1.3, "undesirable_weight": 0.6}
     trainer = trainer_of(trl, "KTO", tmp_path, model, rows, tokenizer, weights, ref_model=reference)

@@ -102,7 +102,7 @@ class Fields:
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class RecordLayout:
     """The column of every field in records of one layout, and the columns that are not read."""
 
     columns: Mapping[str, str]
@@ -149,10 +149,10 @@ class Schema:
     if_data: str = "add a header line"
 
     @cached_property
-    def _layouts(self) -> dict[tuple[Any, ...], Layout]:
+    def _layouts(self) -> dict[tuple[Any, ...], RecordLayout]:
         return {}
 
-    def resolve(self, record: Record, report: ReadReport | None = None) -> Layout:
+    def resolve(self, record: Record, report: ReadReport | None = None) -> RecordLayout:
         """Decide on the columns of a record, which has them as `record.columns` from then on.
 
         Raises DataError where a required field has no column, or several could be meant.
@@ -184,7 +184,7 @@ class Schema:
         [usual] = [one.usual_of(field) for one in fields if field in one.names]
         return self._no_column(record, [_lacking(field, usual)])
 
-    def _decide(self, record: Record) -> Layout:
+    def _decide(self, record: Record) -> RecordLayout:
         names = record.column_names()
         own: dict[str, str] = {}
         missing: list[tuple[str, str]] = []
@@ -223,7 +223,7 @@ class Schema:
                 raise DataError(
                     f'{record.where}: {" and ".join(fields)} are both the column "{one}".'
                 )
-        return Layout(found, self._ignored(record, found))
+        return RecordLayout(found, self._ignored(record, found))
 
     def _match(
         self, fields: Fields, record: Record, free: Mapping[str, str], own: Mapping[str, str]

@@ -14,14 +14,19 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trivium.data.records import Record, RecordOptions, json_type, read_records
+from trivium.data.schema import Fields, Schema
 from trivium.data.sources import Paths
 from trivium.errors import DataError, TriviumError, did_you_mean
 from trivium.inference.score import continuation_scores
 from trivium.language_model import LanguageModel
 from trivium.objectives.task_metrics import Metrics
 
-ANSWERS = ("answer", "label", "target", "output")
-OPTIONS = ("choices", "options", "endings")
+_SCHEMA = Schema(
+    (
+        Fields("answer", ("answer",), ("label", "target", "output")),
+        Fields("options?", ("choices",), ("options", "endings")),
+    )
+)
 _LETTERS = string.ascii_uppercase
 Normalise = Literal["sum", "token", "byte"]
 
@@ -112,10 +117,13 @@ def _questions(
     records: Iterable[Record], template: str | None, words: Sequence[str]
 ) -> list[PromptQuestion]:
     rows, questions = list(records), []
-    answers = [record.columns({"answer": (ANSWERS, None)})[0] for record in rows]
+    answers = [_SCHEMA.resolve(record).columns["answer"] for record in rows]
+    for record, column in zip(rows, answers):
+        if not words and "options" not in record.columns:
+            record[column] = record.named(column)
     labels = sorted({str(record[column]) for record, column in zip(rows, answers)})
     for record, column in zip(rows, answers):
-        listed, answer = record.find(OPTIONS), str(record[column])
+        listed, answer = record.columns.get("options"), str(record[column])
         choices = _choices(record, listed) if listed else ()
         options = choices or words or (labels if column.lower() == "label" else ())
         options = tuple(map(str, options))
