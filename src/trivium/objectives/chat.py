@@ -239,5 +239,3 @@ def labelled_row(
     beyond = [] if limit is None else labels[limit:]
     num_targets, num_cut = (len(x) - x.count(IGNORE_INDEX) for x in (labels, beyond))
     return LabelledRow(whole[:limit], labels[:limit], (len(beyond), num_targets, num_cut))
-
-
