@@ -1,9 +1,11 @@
-"""What is being done, on a terminal or in a log: a line that is rewritten, numbers and times."""
+"""Show what is being done, on a terminal or in a log: a live line, numbers, times; and signals."""
 
 from __future__ import annotations
 
+import signal
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from rich.console import Console
@@ -102,3 +104,18 @@ def short_duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02}s"
     return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+
+
+@contextmanager
+def handle_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """SIGINT and SIGTERM call `handler`, also in a script's `command &`, which ignores SIGINT."""
+    try:
+        before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread, which alone can handle signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)

@@ -15,6 +15,7 @@ Examples:
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,7 +39,7 @@ from trivium.data.splitting import CorpusOptions, training_texts, write_split_te
 from trivium.errors import DataError
 from trivium.files import STDIN, is_disk_full
 from trivium.messages import padded, translated
-from trivium.progress import ProgressLine
+from trivium.progress import ProgressLine, handle_signals
 from trivium.text import Tokenizer
 
 _DEFAULT_KIND, _DEFAULT_VOCAB_SIZE = "wordpiece", 8192
@@ -108,7 +109,7 @@ def prepare(
         line.say(progress.note) if progress.note else line.show(str(progress))
 
     try:
-        with line.running():
+        with handle_signals(signal.default_int_handler), line.running():
             if part is not None:
                 tokens = prepare_part(
                     paths, chosen, out, *_numbers(part), options=options, progress=show

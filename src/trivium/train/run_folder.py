@@ -15,6 +15,7 @@ from trivium import files, model_folder
 from trivium.data.prepare import partial_folder
 from trivium.errors import CheckpointError, RecipeError
 from trivium.interop.settings import FILES
+from trivium.progress import handle_signals
 
 _LOCK = ".lock"
 # What `files.py` writes beside the place of a file or folder.
@@ -69,7 +70,7 @@ class RunFolder:
         if resume is True and not self.recipe.is_file():
             raise RecipeError(
                 f"{self.path}: there is no run to resume here (no {model_folder.RECIPE})."
-                f"{files.did_you_mean_folder(self.path)}"
+                f"{self._where_replaced()}{files.did_you_mean_folder(self.path)}"
             )
         return resume is True or (resume == "auto" and self.begun) or self._restarted
 
@@ -87,22 +88,41 @@ class RunFolder:
         """Whether it holds a run that came to its first step."""
         return self.recipe.is_file() and (self.facts.is_file() or self.checkpoints.is_dir())
 
+    @property
+    def resumable(self) -> bool:
+        """Whether it holds a checkpoint or a finished model."""
+        checkpoint = next(model_folder.checkpoints(self.checkpoints), None)
+        return checkpoint is not None or self.weights.is_file()
+
     @contextmanager
     def opened(self, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
         """Lock the folder for this process, or the several of a run, of which the first calls it.
 
-        Nothing is decided, removed or written before. A run that is to be replaced stays until the
-        new one trains. An attempt that fails before its first step leaves no trace, except text
-        that was encoded and its tokenizer, which the next start uses.
+        Nothing is decided, removed or written before. A run that is to be replaced is set aside,
+        and deleted when the new run has a checkpoint; if the new run ends without one, or is
+        killed, the old run comes back. An attempt that fails before its first step leaves no trace,
+        except text that was encoded and its tokenizer, which the next start uses.
 
         Raises:
             RecipeError: another process trains here; there is a run, or something else, and it may
                 not be replaced.
         """
-        replaced = self.path.with_name(f".{self.path.name}.replaced")
+        if self._replaced.is_dir() and not self.resumable and not (resume and self.begun):
+            with self._locked() as lock:
+                if overwrite or lock.read() != "":  # else the folder is somebody's own
+                    self.remove_preparation()
+                self._bring_back()
+            if not overwrite or self._replaced.is_dir():
+                where = self._where_replaced() or " The run is back as it was."
+                raise RecipeError(
+                    f"{self.path}: a start with --overwrite was killed before its first checkpoint."
+                    f"{where} Continue that run (--resume), choose another --out, or replace it "
+                    "(--overwrite)."
+                )
         if overwrite and not resume and self.recipe.is_file():
             with self._locked():
-                self._set_aside(replaced)
+                shutil.rmtree(self._replaced, ignore_errors=True)
+                self.path.rename(self._replaced)
         with self._locked() as lock:
             known = lock.read() != ""  # a run has been here
             try:
@@ -113,31 +133,38 @@ class RunFolder:
                 lock.flush()
                 for left in [*self.path.rglob(_TEMPORARY)]:  # by processes that were killed
                     shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
-                with nullcontext() if resume else self._leaving_no_trace(replaced):
+                with nullcontext() if resume else self._leaving_no_trace():
                     yield self
             finally:
-                if resume and not known:
-                    lock.truncate(0)  # somebody made the folder: no start takes it for its own
-                self._release(replaced)
+                with handle_signals(_ignore):
+                    if resume and not known:
+                        lock.truncate(0)  # somebody made the folder: no start takes it for its own
+                    self._release()
 
     @contextmanager
-    def _leaving_no_trace(self, replaced: Path) -> Iterator[None]:
-        """Remove what an attempt made that fails before its first step, but for encoded text."""
+    def _leaving_no_trace(self) -> Iterator[None]:
+        """Remove what an attempt made that fails before its first step, but for encoded text.
+
+        An attempt to replace another run is removed if it fails before its first checkpoint.
+        """
         try:
             yield
         except BaseException:
-            is_encoded = any(self.path.glob("shards*")) and not replaced.is_dir()
-            if not (self.training or is_encoded):
+            is_encoded = any(self.path.glob("shards*"))
+            replaces = self._replaced.is_dir()
+            if not (self.resumable if replaces else self.training or is_encoded):
                 self.kept = False
-                self.remove_preparation()
+                with handle_signals(_ignore):
+                    self.remove_preparation()
             raise
 
     def remove_preparation(self) -> None:
-        """Remove what a start makes before its first step, and nothing else."""
+        """Remove what a start makes before its first checkpoint, and nothing else."""
         texts = self.standard_input, self.texts, self.examples
         shards = self.shards, partial_folder(self.shards)
         logs = self.metrics, self.facts, self.path / "tensorboard"
-        for entry in (self.recipe, *self.model_files, *texts, *shards, *logs):
+        others = (self.path / "vocab.txt", *(() if self.resumable else (self.checkpoints,)))
+        for entry in (self.recipe, *self.model_files, *texts, *shards, *logs, *others):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
 
     def write_facts(self, facts: dict[str, Any]) -> None:
@@ -201,23 +228,37 @@ class RunFolder:
                 f"{self.path} is a folder with other things in it: choose another --out."
             )
 
-    def _set_aside(self, aside: Path) -> None:
-        """Move the run that is to be replaced, unless it is there: an attempt was killed."""
-        if aside.is_dir() and not self.checkpoints.is_dir():
-            self.remove_preparation()
-        else:
-            shutil.rmtree(aside, ignore_errors=True)
-            self.path.rename(aside)
+    @property
+    def _replaced(self) -> Path:
+        """Where a run waits until the run that replaces it has a checkpoint."""
+        return self.path.with_name(f".{self.path.name}.replaced")
 
-    def _release(self, replaced: Path) -> None:
-        """Remove what was replaced; or where nothing was made, the folder, and bring that back."""
-        if self.training:
-            shutil.rmtree(replaced, ignore_errors=True)
+    def _where_replaced(self) -> str:
+        """Return where the run is that a killed start was to replace, for an error message."""
+        if not self._replaced.is_dir():
+            return ""
+        return (
+            f" The run that a start with --overwrite was to replace is in {self._replaced}: rename "
+            f"it to {self.path}."
+        )
+
+    def _release(self) -> None:
+        """Delete the run that was replaced; if nothing was made, bring it back."""
+        if self.resumable:
+            shutil.rmtree(self._replaced, ignore_errors=True)
         elif not self.recipe.is_file():
-            (self.path / _LOCK).unlink(missing_ok=True)
-            with suppress(OSError):  # not empty, or another process begins
-                self.path.rmdir()
-                replaced.rename(self.path)
+            self._bring_back()
+
+    def _bring_back(self) -> None:
+        """Remove the folder, if it is empty, and rename the run that was set aside to it."""
+        (self.path / _LOCK).unlink(missing_ok=True)
+        with suppress(OSError):  # not empty, or another process begins
+            self.path.rmdir()
+            self._replaced.rename(self.path)
+
+
+def _ignore(number: int, frame: Any) -> None:
+    """Let cleaning up finish: a second signal does not stop it."""
 
 
 def _json_line(record: dict[str, Any]) -> str:

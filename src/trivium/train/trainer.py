@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from trivium.data.row_order import derived_seed
 from trivium.errors import TrainingError
 from trivium.objectives import LossTerms, Objective, TensorBatch, to_device
+from trivium.progress import handle_signals
 from trivium.train.carried_state import CarriedState, carried_state
 from trivium.train.defaults import decays_by_passes
 from trivium.train.distributed import ALONE, Parallel, reducing
@@ -467,21 +468,6 @@ def _check_finite(loss: float, norm: Tensor | float, step: int, lr: float) -> No
         "lower optimizer.lr, a longer schedule.warmup or a smaller train.clip; "
         "train.precision=fp32 shows whether precision is the cause."
     )
-
-
-@contextmanager
-def handle_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """SIGINT and SIGTERM call `handler`, also in a script's `command &`, which ignores SIGINT."""
-    try:
-        before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread, which alone can handle signals
-        yield
-        return
-    try:
-        yield
-    finally:
-        for number, previous in before.items():
-            signal.signal(number, previous)
 
 
 @contextmanager

@@ -22,14 +22,14 @@ from trivium.model_folder import new_model_folder, write_model
 from trivium.models import build
 from trivium.objectives import Metrics
 from trivium.objectives.task_metrics import EVALUATION, PREDICTIONS, mixed_metrics, write_metrics
-from trivium.progress import ProgressLine, counted, labelled, short_duration
+from trivium.progress import ProgressLine, counted, handle_signals, labelled, short_duration
 from trivium.report import read_run, summarize, write_report
 from trivium.train import defaults
 from trivium.train.checkpoint import average_weights
 from trivium.train.distributed import ALONE, Parallel
 from trivium.train.recipe import Recipe
 from trivium.train.run_folder import RunFolder
-from trivium.train.trainer import TrainState, handle_signals
+from trivium.train.trainer import TrainState
 from trivium.train.whole_model import WholeModel
 from trivium.workflows.corpus import Corpus
 

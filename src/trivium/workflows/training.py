@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from trivium.model_loading import load
 from trivium.models import num_parameters
 from trivium.objectives import task_kinds
 from trivium.presets import presets
-from trivium.progress import ProgressLine
+from trivium.progress import ProgressLine, handle_signals
 from trivium.spec import Spec
 from trivium.train import defaults, hardware
 from trivium.train.callback import Callback
@@ -113,7 +114,8 @@ def pretrain(
     if parallel.is_main:
         opened = run.opened(resume=resume, overwrite=overwrite)
     try:
-        with line.running(), opened:
+        # SIGTERM stops a run like Ctrl-C, also before the loop, which handles both by itself.
+        with handle_signals(signal.default_int_handler), line.running(), opened:
             base = None if origin is None else load(origin, device="cpu")
             spec = recipe.model.build_spec() if base is None else base.spec
             assert spec is not None
@@ -212,7 +214,8 @@ def _interrupted(run: RunFolder, recipe: Recipe) -> Interrupted:
     """What is left of a run that was interrupted, and the command that resumes it."""
     if not run.kept:
         back = f"; the run that was in {run.path} is still there" if run.recipe.is_file() else ""
-        return Interrupted(0, f"interrupted before the first step, nothing is kept{back}.")
+        first = "checkpoint" if run.training else "step"
+        return Interrupted(0, f"interrupted before the first {first}, nothing is kept{back}.")
     newest = next(checkpoints(run.checkpoints), None)
     step = 0 if newest is None else int(newest.name.removeprefix("step-"))
     saved = f"step {step:,} is saved" if step else "what was prepared for the first step is kept"
