@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import tomllib
 
@@ -10,7 +11,8 @@ import torch
 from run_settings import quiet, settings
 from safetensors.torch import load_file
 
-from trivium import load
+from trivium import Callback, load
+from trivium.train.run_folder import RunFolder
 from trivium.train.trainer import Trainer
 from trivium.workflows.training import pretrain
 
@@ -88,3 +90,64 @@ def test_the_best_generator_and_discriminator_are_of_one_step(text, tmp_path):
     kept = load_file(checkpoint / "model.safetensors")
     beside = load_file(run.path / "generator" / "model.safetensors")
     assert torch.equal(kept["generator.tokens.weight"], beside["tokens.weight"])
+
+
+class Crash(Callback):
+    """Fails at the evaluation of one step, after its weights are kept as the best."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def on_evaluate(self, record, lm):
+        if record["step"] == self.step:
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("kind", ["text", "labelled"])
+def test_best_weights_of_an_abandoned_history_are_not_used(kind, text, reviews, tmp_path):
+    """A run that crashed after a new best one, and went on with another rate from before it."""
+    train = {"steps": 12, "eval_every": 2, "save_every": 6, "log_every": 1, "device": "cpu"}
+    if kind == "text":
+        changes = settings(**train, keep_best=True)
+        start = {"recipe": "gpt2-tiny", "data": text}
+    else:
+        tree = {"model": {"preset": "bert-tiny"}, "objective": {"kind": "classification"}}
+        changes, start = {"train": train}, {"recipe": tree, "data": reviews}
+    changes["optimizer"] = {"lr": 2e-4}
+    changes["schedule"] = {"kind": "constant", "warmup": 0}
+    options = {"out": tmp_path / "run", "console": quiet()}
+    with pytest.raises(ZeroDivisionError):
+        pretrain(**start, changes=changes, callbacks=[Crash(8)], **options)
+    run = RunFolder(options["out"])
+    abandoned = load_file(run.best(8)) if run.best(8).is_file() else {}
+    if kind == "text":
+        assert abandoned
+    run = pretrain("", resume=True, changes=["optimizer.lr=10.0"], **options)
+    state = json.loads((run.checkpoints / "step-00000012" / "state.json").read_text())
+    losses = {r["step"]: r["valid_loss"] for r in run.read_metrics() if "valid_loss" in r}
+    if kind == "text":
+        assert state["best_step"] == min(losses, key=losses.__getitem__) == 6
+    kept, final = load_file(run.best(state["best_step"])), load_file(run.weights)
+    assert all(torch.equal(final[name], kept[name]) for name in final)
+    if abandoned:
+        assert not all(torch.equal(final[name], abandoned[name]) for name in final)
+    assert [file.name for file in run.checkpoints.glob("best*")] == [
+        run.best(state["best_step"]).name
+    ]
+
+
+def test_best_weights_that_are_missing_are_chosen_anew(text, tmp_path):
+    """Of the newest checkpoint that is whole: the weights that it knows may be gone."""
+    changes = settings(steps=6, eval_every=2, save_every=2, keep_best=True)
+    options = {"out": tmp_path / "run", "console": quiet()}
+    run = pretrain("gpt2-tiny", data=text, changes=changes, **options)
+    for file in run.checkpoints.glob("best*"):
+        file.unlink()
+    console = quiet()
+    options["console"] = console
+    pretrain("", resume=True, changes=["train.steps=8"], **options)
+    assert "are missing: the best ones are chosen" in console.file.getvalue()
+    state = json.loads((run.checkpoints / "step-00000008" / "state.json").read_text())
+    assert state["best_step"] == 8
+    kept, final = load_file(run.best(8)), load_file(run.weights)
+    assert all(torch.equal(final[name], kept[name]) for name in final)

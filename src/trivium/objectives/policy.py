@@ -311,7 +311,7 @@ class PolicyGradient(OnPolicyObjective):
 
     def answers(self, lm: LanguageModel, examples: Sequence[Prompt]) -> list[Response]:
         """A response to every prompt, drawn as in training, with the same numbers every time."""
-        prompts = [(one, zlib.crc32(one.where.encode())) for one in examples]
+        prompts = [(one, zlib.crc32(one.group.encode())) for one in examples]
         return drawn(lm, prompts, self._sampling, self.rewards)
 
     def metrics_of(

@@ -6,10 +6,11 @@ Numbers that a recipe leaves open need the data and are decided in `train/defaul
 from __future__ import annotations
 
 import copy
+import glob
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,19 @@ from pydantic import ValidationError
 from trivium.config import list_keys, merge, several_problems
 from trivium.data.shards import are_shards
 from trivium.errors import RecipeError
+from trivium.files import STDIN
 from trivium.model_loading import load
 from trivium.objectives import Objective, default_objective
 from trivium.presets import catalogue, did_you_mean_preset, is_own_size, presets
+from trivium.remote import is_remote
 from trivium.spec import ModelSpec, Spec
 from trivium.text import Tokenizer
 from trivium.train import defaults
 from trivium.train.optimizers import Optimizer
 from trivium.train.recipe import BUDGETS, ORIGINS, ModelConfig, Recipe, as_list
+
+# Keys whose texts say where something is.
+_PATHS = ("paths", "validation", "path", "init_from", "model", "function")
 
 AnyRecipe = str | os.PathLike[str] | Recipe | Mapping[str, Any]
 """A name or file of a recipe, a recipe, or its keys."""
@@ -185,6 +191,42 @@ def _without_default_tokenizer(recipe: Recipe) -> dict[str, Any]:
         if build_recipe(bare).tokenizer == recipe.tokenizer:
             return bare
     return tree
+
+
+def map_paths(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """Return a recipe's tree with `change` applied to the values that are a path or several."""
+    if isinstance(tree, list | tuple):
+        return [map_paths(one, change) for one in tree]
+    if not isinstance(tree, Mapping):
+        return tree
+    return {
+        key: change(value)
+        if key in _PATHS and isinstance(value, str | list | tuple)
+        else map_paths(value, change)
+        for key, value in tree.items()
+    }
+
+
+def absolute_paths(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe's tree with absolute paths, which hold in every working directory.
+
+    Names of other kinds stay, such as those of models on the hub.
+    """
+
+    def absolute(value: Any) -> Any:
+        if not isinstance(value, str):
+            return [absolute(one) for one in value]
+        is_local = value != STDIN and not value.startswith("hf:") and not is_remote(value)
+        file = value.rpartition(":")[0] or value  # file.py:function
+        exists = glob.has_magic(value) or os.path.exists(value) or os.path.exists(file)
+        return os.path.abspath(value) if is_local and exists else value
+
+    return map_paths(tree, absolute)
+
+
+def with_absolute_paths(recipe: Recipe) -> Recipe:
+    """Return a complete recipe as a run keeps it: it can be resumed from another directory."""
+    return Recipe.parse(absolute_paths(recipe.to_tree()))
 
 
 def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "recipe") -> Recipe:

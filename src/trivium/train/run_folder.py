@@ -53,7 +53,6 @@ class RunFolder:
         self.facts = self.path / model_folder.FACTS
         self.report = self.path / "report.html"
         self.checkpoints = self.path / model_folder.CHECKPOINTS
-        self.best = self.checkpoints / "best.safetensors"
         self.training = False
         """Whether the first step was reached, so that the run is worth keeping."""
         self.kept = True
@@ -166,6 +165,17 @@ class RunFolder:
         others = (self.path / "vocab.txt", *(() if self.resumable else (self.checkpoints,)))
         for entry in (self.recipe, *self.model_files, *texts, *shards, *logs, *others):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
+
+    def best(self, step: int) -> Path:
+        """Return the file with the weights of the evaluation at a step, the best so far."""
+        return self.checkpoints / f"best-{step:08}.safetensors"
+
+    def keep_best(self, *steps: int) -> None:
+        """Delete the best weights of other steps than these."""
+        kept = {self.best(step) for step in steps}
+        for file in self.checkpoints.glob("best*.safetensors"):
+            if file not in kept:
+                file.unlink(missing_ok=True)
 
     def write_facts(self, facts: dict[str, Any]) -> None:
         """Write `run.json`."""

@@ -34,7 +34,7 @@ from trivium.spec import Spec
 from trivium.text import Tokenizer, TokenizerConfig
 from trivium.train import defaults
 from trivium.train.recipe import MixConfig, Recipe, TokenizerFile
-from trivium.train.recipe_loading import read_recipe
+from trivium.train.recipe_loading import read_recipe, with_absolute_paths
 from trivium.train.run_folder import RunFolder
 
 _SIDES = {"texts": "the training text", "source_texts": "sources", "target_texts": "targets"}
@@ -187,11 +187,16 @@ class Corpus:
         contents: dict[str, Iterable[Any]] = {
             "tokenizer": (one.fingerprint for one in tokenizers if one is not None),
             "token shards": (source.shards.manifest for source in self.texts),
-            "labelled files": (e for s in self.examples for e in itertools.chain(s.train, s.valid)),
+            "labelled files": (
+                repr(example).replace(example.where, "")  # files may move
+                for source in self.examples
+                for example in itertools.chain(source.train, source.valid)
+            ),
         }
         for source in self.examples:
             if isinstance(source.objective, OnPolicyObjective):
-                contents |= {file: [Path(file).read_bytes()] for file in source.objective.files}
+                files = map(Path, source.objective.files)
+                contents |= {file.name: [file.read_bytes()] for file in files}
         digests = {}
         for name, parts in contents.items():
             digest = hashlib.blake2b(digest_size=16)
@@ -243,7 +248,7 @@ def remove_other_preparation(run: RunFolder, recipe: Recipe) -> bool:
     """
     if not run.recipe.is_file():
         return False
-    before, now = read_recipe(run.recipe), tomllib.loads(recipe.to_toml())
+    before, now = read_recipe(run.recipe), tomllib.loads(with_absolute_paths(recipe).to_toml())
     same = all(before.get(name) == now.get(name) for name in _PREPARED_BY)
     if same and not any(_may_differ(source, run) for source in recipe.sources):
         return False

@@ -151,8 +151,8 @@ class FinishedRun:
 
         The first process writes.
         """
-        if self.run.best.is_file():  # of all that is trained: ELECTRA's two models fit together
-            best = tensor_files.read_safetensors(self.run.best)
+        if state.best_step:  # of all that is trained: ELECTRA's two models fit together
+            best = tensor_files.read_safetensors(self.run.best(state.best_step))
             self.model.whole.load_state_dict(best)
         if not self.model.parallel.is_main:
             self._choose_weights()

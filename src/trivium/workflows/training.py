@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,7 +16,8 @@ from rich.console import Console
 from safetensors import SafetensorError
 
 from trivium.config import flattened
-from trivium.data.shards import are_shards
+from trivium.data.prepare import texts_changed
+from trivium.data.shards import Shards, are_shards, holds_shards
 from trivium.data.sources import Paths, missing_paths, path_names
 from trivium.errors import CheckpointError, DataError, RecipeError, TriviumError
 from trivium.files import is_disk_full, write_file
@@ -35,12 +36,15 @@ from trivium.train.recipe import ORIGINS, Recipe, as_list
 from trivium.train.recipe_loading import (
     AnyRecipe,
     Changes,
+    absolute_paths,
     apply_changes,
     build_recipe,
     changes_tree,
+    map_paths,
     read_recipe,
     recipe_name,
     recipe_tree,
+    with_absolute_paths,
 )
 from trivium.train.run_folder import Resume, RunFolder
 from trivium.train.trainer import Interrupted
@@ -55,9 +59,6 @@ _FIXED = (
     *("seed", "defaults", "model", "tokenizer", "data", "objective", "mix", "adapter"),
     *("optimizer.kind", "train.batch_tokens", "train.batch_examples", "train.metric"),
 )
-
-# Keys that say where something is.
-_PATHS = ("paths", "path", "init_from")
 
 
 def pretrain(
@@ -129,7 +130,7 @@ def pretrain(
                         line.tell(
                             "starting", "anew: what was prepared is of another recipe or text"
                         )
-                    write_file(run.recipe, recipe.to_toml())
+                    write_file(run.recipe, with_absolute_paths(recipe).to_toml())
                 elif not run.recipe.is_file():
                     raise RecipeError(
                         f"{run.path} is not what the first process sees under this name: with "
@@ -342,6 +343,7 @@ def _resumed_recipe(
         ) from None
     if tree.get("data", {}).get("paths") == []:  # of a Recipe that names no data
         del tree["data"]["paths"]
+    tree, changes = absolute_paths(tree), absolute_paths(changes_tree(changes))
     after, edited = recipe_tree(before), before.to_tree()
     # What somebody edited in recipe.toml. Files may have moved; their contents are compared.
     trained = run.read_facts().get("recipe", edited)
@@ -362,7 +364,9 @@ def _resumed_recipe(
     if run.facts.is_file() and next(checkpoints(run.checkpoints), None) is None:
         where = run.checkpoints
         line.tell("resuming", "from the first step: there is no checkpoint in {where}", where=where)
-    for key, old, new in (*edits, *_differences(before.to_tree(), recipe.to_tree())):
+    _refuse_other_texts(run, before, recipe)
+    both = (_without_paths(one.to_tree()) for one in (before, recipe))
+    for key, old, new in (*edits, *_differences(*both)):
         if any(f"{key}.".startswith(f"{fixed}.") for fixed in _FIXED):
             _refuse_change(run, key, old, new)
         if key.startswith(("optimizer.", "schedule.")):
@@ -373,11 +377,23 @@ def _resumed_recipe(
     return recipe
 
 
-def _without_paths(value: Any) -> Any:
-    """A recipe's tree without paths."""
-    if isinstance(value, Mapping):
-        return {k: _without_paths(v) for k, v in value.items() if k not in _PATHS}
-    return [_without_paths(one) for one in value] if isinstance(value, list) else value
+def _refuse_other_texts(run: RunFolder, before: Recipe, after: Recipe) -> None:
+    """Refuse other raw text than the run has encoded; labelled files and shards are compared later.
+
+    Files that have moved, with their size and time, are the same text.
+    """
+    for old, new in zip(before.sources, after.sources):
+        shards, held_out = run.shards / new.name, new.validation or 0.0
+        is_other = (old.paths, old.validation) != (new.paths, new.validation)
+        if is_other and holds_shards(shards):
+            is_missing = missing_paths(new.paths) != []
+            if is_missing or texts_changed(Shards.open(shards), new.paths, held_out):
+                _refuse_change(run, "data.paths", list(old.paths), list(new.paths))
+
+
+def _without_paths(tree: Any) -> Any:
+    """Return a recipe's tree without paths."""
+    return map_paths(tree, lambda _: None)
 
 
 def _refuse_change(run: RunFolder, key: str, old: Any, new: Any) -> NoReturn:

@@ -30,6 +30,7 @@ from trivium.train.loss_meter import joined
 from trivium.train.memory import fit_memory, resumed_micro_batch
 from trivium.train.optimizers import Optimizers
 from trivium.train.recipe import Recipe
+from trivium.train.recipe_loading import with_absolute_paths
 from trivium.train.rollout import RolloutLoader
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import RunLog
@@ -145,6 +146,7 @@ def train_run(
         _check_unchanged(context, corpus, before, verify=recipe.train.verify)
         state = saved.restore(module, optimizers, line.warn, verify=recipe.train.verify)
         _say_resumed(context, state, machine, before)
+        _drop_abandoned_best(context, state)
     parallel.barrier()  # all have read run.json, which the first one writes now
     log_book = None
     if parallel.is_main:
@@ -153,7 +155,8 @@ def train_run(
         facts["peak_flops"] = hardware.peak_flops(device, precision)
         log_book = _open_log(context, recipe, corpus, setup, held_out, facts, state)
     hooks = RunHooks(
-        context, recipe, model, held_out, validation_streams, saved, optimizers, log_book
+        *(context, recipe, model, held_out, validation_streams, saved, optimizers, log_book),
+        saved_best_step=state.best_step,
     )
     loader = RolloutLoader(
         streams,
@@ -198,6 +201,7 @@ def train_run(
         if log_book is not None:
             log_book.close()
     parallel.barrier()  # the last checkpoint is complete
+    [state.best_step] = map(int, parallel.all_reduce_max(state.best_step))  # the first one knows
     for optimizer in optimizers:
         optimizer.state.clear()
     model.gather(device)
@@ -223,6 +227,8 @@ class RunHooks(Hooks):
     checkpoints: Checkpoints
     optimizers: Optimizers
     log_book: RunLog | None
+    saved_best_step: int
+    """The step of the best weights, as the last checkpoint has it."""
 
     def step(self, number: int, progress: float) -> None:
         """Show how far the run is."""
@@ -305,8 +311,12 @@ class RunHooks(Hooks):
         """Write the weights if no evaluation before had a higher score; note it in the state."""
         if math.isfinite(score) and (state.best is None or score > state.best):
             state.best, state.best_step, state.evals_since_best = score, state.step, 0
-            self.context.run.checkpoints.mkdir(exist_ok=True)
-            tensor_files.write_safetensors(self.context.run.best, self.model.whole.state_dict())
+            run = self.context.run
+            run.checkpoints.mkdir(exist_ok=True)
+            tensor_files.write_safetensors(run.best(state.step), self.model.whole.state_dict())
+            # A resumed run may need the best weights that its checkpoint knows.
+            self.checkpoints.wait()
+            run.keep_best(state.step, self.saved_best_step)
         else:
             state.evals_since_best += 1
 
@@ -316,6 +326,7 @@ class RunHooks(Hooks):
         if self.log_book is not None:
             sync(self.context.run.metrics)  # a checkpoint has all records before it
         self.checkpoints.save(self.model.module, self.optimizers, state)
+        self.saved_best_step = state.best_step
         if self.context.callbacks:
             self.checkpoints.wait()
         for callback in self.context.callbacks if self.log_book is not None else ():
@@ -343,7 +354,7 @@ def _open_log(
 ) -> RunLog:
     """Write all of a run but its weights, and say what it trains."""
     run, before = context.run, context.run.read_facts()
-    write_file(run.recipe, recipe.to_toml())
+    write_file(run.recipe, with_absolute_paths(recipe).to_toml())
     tokenizers = corpus.tokenizer, corpus.source_tokenizer
     write_description(run.path, setup.lm.spec, *tokenizers, setup.lm.settings)
     facts["preparation_seconds"] = round(time.monotonic() - context.started, 3)
@@ -385,6 +396,19 @@ def _check_unchanged(
     context.line.update(translated("verifying the token shards"))
     for source in corpus.texts if verify else ():
         source.shards.verify(context.parallel.rank, context.parallel.size)
+
+
+def _drop_abandoned_best(context: RunContext, state: TrainState) -> None:
+    """Delete best weights of steps after the checkpoint, and forget those that are missing."""
+    if state.best_step and not context.run.best(state.best_step).is_file():
+        context.line.warn(
+            f"the best weights so far, of step {state.best_step:,}, are missing: the best ones are "
+            "chosen among the evaluations from here on."
+        )
+        state.best, state.best_step, state.evals_since_best = None, 0, 0
+    context.parallel.barrier()  # all have looked
+    if context.parallel.is_main:
+        context.run.keep_best(state.best_step)
 
 
 def _say_resumed(
