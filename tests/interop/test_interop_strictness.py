@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from hf_models import SIZES, Case, hf_model
@@ -10,13 +12,21 @@ from hugging_face import options_of, ours_of
 from trivium import spec
 from trivium.adapt import LoRA, add_lora
 from trivium.errors import CheckpointError, SpecError
-from trivium.interop.convert import config_of, from_hugging_face, to_hugging_face
+from trivium.interop.convert import (
+    config_of,
+    from_hugging_face,
+    is_expressible,
+    to_hugging_face,
+)
 from trivium.interop.families import FAMILIES
+from trivium.interop.hf_folder import export_problem
 from trivium.interop.spec_config import read_spec, simplify
 from trivium.models import build
 from trivium.nn.activations import ACTIVATIONS
 from trivium.presets import presets
+from trivium.spec import TaggerHead
 from trivium.spec.feed_forwards.experts import Experts
+from trivium.train.recipe import ModelConfig
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 # Class -> options that are refused, with what the message must say.
@@ -470,3 +480,29 @@ def test_published_configs_are_read_whole(name, options):
     family = FAMILIES[options["model_type"]]
     read = read_spec(family, options["architectures"][0], options, ())
     assert same(read, presets[name])
+
+
+EXPORTABLE = [n for n, spec in presets.items() if n.endswith("-tiny") and is_expressible(spec)]
+
+
+@pytest.mark.parametrize("factor", [1.5, 2])
+@pytest.mark.parametrize("preset", EXPORTABLE)
+def test_of_another_width_the_own_family_and_a_field_of_the_spec_are_named(preset, factor):
+    changed = ModelConfig(preset=preset, d_model=int(presets[preset].d_model * factor))
+    spec = changed.build_spec()
+    assert (export_problem(spec) is None) == is_expressible(spec)
+    if problem := export_problem(spec):
+        family, field = re.match(r"([\w-]+), the nearest .* not have ([\w.]+)", problem).groups()
+        assert family == config_of(presets[preset]).family.model_type
+        *parts, name = field.split(".")
+        assert name in {"head_dim", "d_ff", "scale", "d_inner"}
+        assert ".".join(parts) in {
+            *("encoder.mixer", "decoder.mixer", "decoder.feed_forward", "embedding", "heads.lm")
+        }
+
+
+def test_a_head_that_no_class_has_is_named():
+    spec = presets["bert-tiny"]
+    spec = spec.replace(heads=(*spec.heads, TaggerHead(num_labels=2)))
+    assert re.search("the heads mlm, .*tagger in one model", str(export_problem(spec)))
+    assert export_problem(presets["lstm-tiny"]) == "only Transformers can be exported"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from run_settings import quiet
+from run_settings import quiet, settings
 
+from trivium.cli import app
 from trivium.errors import RecipeError
 from trivium.presets import catalogue, is_own_size, presets
 from trivium.progress import ProgressLine
 from trivium.train import defaults
 from trivium.train.recipe_loading import load_recipe
 from trivium.workflows.introduction import _tell_published
+from trivium.workflows.training import pretrain
 
 PUBLISHED = [name for name, spec in presets.items() if spec.stacks and not is_own_size(name)]
 
@@ -36,3 +38,22 @@ def test_only_keys_of_the_paper_are_called_published(preset):
         changed = defaults.complete(load_recipe(preset, changes), presets[preset])
         assert not any(key in told(changed) for key in ("optimizer.lr,", "train.tokens"))
         assert "data.length" in told(changed)
+
+
+@pytest.mark.parametrize(("width", "said"), [(None, False), (256, True)])
+def test_a_run_says_before_it_trains_that_its_model_cannot_be_exported(
+    width, said, text, tmp_path, capsys
+):
+    console, changes = quiet(), settings(steps=1)
+    changes["model"]["d_model"] = width
+    pretrain("bert-tiny", data=text, out=tmp_path / "run", changes=changes, console=console)
+    printed = " ".join(console.file.getvalue().split())
+    problem = "bert, the nearest family, does not have encoder.mixer.head_dim = 64"
+    before, _ = printed.split("Training loss")
+    assert (f"cannot be exported to Hugging Face: {problem}" in before) == said
+    options = [] if width is None else [f"--set=model.d_model={width}"]
+    for machine in (["--tokens=1e6", "--batch-tokens=4096", "--length=32"], ["--this-machine"]):
+        with pytest.raises(SystemExit) as ended:
+            app(["plan", "bert-tiny", *machine, *options])
+        assert not ended.value.code
+        assert (problem in " ".join(capsys.readouterr().out.split())) == said

@@ -31,6 +31,7 @@ from trivium.cli._tables import new_table, print_table
 from trivium.cli.presets import shape_cells
 from trivium.config import option
 from trivium.errors import RecipeError
+from trivium.interop.hf_folder import export_problem
 from trivium.messages import translated, translated_whole
 from trivium.models import active_parameters, build
 from trivium.plan.forecast import forecast_run, planned_model, trainer_without_data
@@ -216,6 +217,7 @@ def _forecast(name: str, changes: Sequence[str], *, as_json: bool) -> None:
         default=default,
     )
     typer.echo(labelled("model", model))
+    _say_export(trainer.train_step.model.spec)  # type: ignore[union-attr]
     typer.echo(labelled("steps", steps))
     typer.echo(labelled("forecast", forecast.line))
     if forecast.warning is not None:
@@ -245,6 +247,7 @@ def _show_plan(plan: TrainingPlan, gpu: str, size: Preset) -> None:
         memory=work.gpu.memory / 2**30,
     )
     typer.echo(labelled("", shape))
+    _say_export(work.spec)
     typer.echo(labelled("run", _run_line(plan)))
     typer.echo(labelled("machine", machine) + "\n")
     print_table(_layout_table(plan))
@@ -261,6 +264,13 @@ def _show_plan(plan: TrainingPlan, gpu: str, size: Preset) -> None:
     typer.echo(labelled("time", _time_line(plan)))
     typer.echo(labelled("memory", held))
     typer.echo(labelled("", translated(_LEFT_OUT) + samples))
+
+
+def _say_export(spec: Spec) -> None:
+    """Say why a model could not be exported."""
+    if problem := export_problem(spec):
+        words = translated("it cannot be exported to Hugging Face: {problem}", problem=problem)
+        typer.echo(labelled("", words))
 
 
 def _model_line(plan: TrainingPlan, size: Preset) -> str:

@@ -70,8 +70,7 @@ def config_of(spec: ModelSpec) -> HFConfig:
     Raises:
         SpecError: none can; the message names what the nearest one lacks.
     """
-    configs = [write_config(family, spec) for family in FAMILIES.values()]
-    nearest = min(configs, key=lambda each: (not each.architecture, len(each.differences)))
+    nearest = nearest_config(spec)
     if nearest.differences:
         raise SpecError(
             "no Hugging Face family has all parts of this model, so it cannot be exported. The "
@@ -79,6 +78,12 @@ def config_of(spec: ModelSpec) -> HFConfig:
             f"{nearest.differences[0]}. Families: {', '.join(FAMILIES)}."
         )
     return nearest
+
+
+def nearest_config(spec: ModelSpec) -> HFConfig:
+    """Return the config of the family that can express most of a spec."""
+    configs = (write_config(family, spec) for family in FAMILIES.values())
+    return min(configs, key=lambda each: each.rank)
 
 
 def is_expressible(spec: Spec) -> bool:

@@ -13,7 +13,12 @@ from torch import Tensor
 
 from trivium.errors import CheckpointError, SpecError
 from trivium.files import write_file, write_json
-from trivium.interop.convert import family_of, from_hugging_face, to_hugging_face
+from trivium.interop.convert import (
+    family_of,
+    from_hugging_face,
+    nearest_config,
+    to_hugging_face,
+)
 from trivium.interop.hf_config import TOKENIZER_KEYS, read_object
 from trivium.interop.sentence_transformers import read_pooling, write_sentence_transformers
 from trivium.interop.settings import (
@@ -27,7 +32,7 @@ from trivium.interop.settings import (
 from trivium.interop.tensor_files import MAX_SHARD_BYTES, read_tensors, write_tensors
 from trivium.interop.tokenizer_files import add_document_tokens, read_tokenizer
 from trivium.models import LanguageModule, Transformer, build
-from trivium.spec import ModelSpec
+from trivium.spec import Head, ModelSpec, Spec
 from trivium.text import Tokenizer
 
 CONFIG, SPEC = "config.json", "spec.json"
@@ -189,18 +194,33 @@ def _write_tokenizer(
         write_file(folder / CHAT_TEMPLATE, settings.chat_template)
 
 
+def export_problem(spec: Spec) -> str | None:
+    """Return why no Hugging Face family can express a model, or None if one can."""
+    if not isinstance(spec, ModelSpec):
+        return "only Transformers can be exported"
+    nearest = nearest_config(spec.replace(heads=_known_heads(spec)))
+    for difference in nearest.differences:
+        return f"{nearest.family.model_type}, the nearest family, does not have {difference}"
+    return None
+
+
+def _known_heads(spec: ModelSpec) -> tuple[Head, ...]:
+    """Return the heads without a head over the vocabulary that no class has beside the others."""
+    tasks = tuple(head for head in spec.heads if head.kind in ("classifier", "tagger"))
+    if spec.family == "decoder-only" and tasks:
+        return tasks
+    return tuple(head for head in spec.heads if head.kind != "mlm" or not spec.late_positions)
+
+
 def _with_known_heads(module: Transformer) -> Transformer:
     """The module without a head over the vocabulary that no class has, with a warning."""
-    spec = module.spec
-    tasks = tuple(head for head in spec.heads if head.kind in ("classifier", "tagger"))
-    if spec.family == "decoder-only" and 0 < len(tasks) < len(spec.heads):
+    spec, tasks = module.spec, _known_heads(module.spec)
+    if tasks == spec.heads:
+        return module
+    lost, left = "a mask decoder", "is the encoder, to be fine-tuned, and fills no masks"
+    if spec.family == "decoder-only":
         lost = f"a {tasks[0].kind} and a head over the vocabulary"
         left = "predicts labels, no longer the next token"
-    elif spec.late_positions:
-        tasks = tuple(head for head in spec.heads if head.kind != "mlm")
-        lost, left = "a mask decoder", "is the encoder, to be fine-tuned, and fills no masks"
-    else:
-        return module
     warnings.warn(f"no Hugging Face class has {lost}: the exported model {left}.", stacklevel=4)
     alone = build(spec.replace(heads=tasks), device="meta")
     weights = module.state_dict()

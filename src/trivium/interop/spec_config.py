@@ -6,6 +6,7 @@ back, and every field that comes back different is one that the family cannot sa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -70,12 +71,15 @@ class HFConfig:
         architecture: the class.
         options: the content of `config.json`.
         differences: what the class cannot express of the spec.
+        rank: how far it is from the spec: heads or stacks that no class has, a config that cannot
+            be read back, the number of differences.
     """
 
     family: Family
     architecture: str
     options: dict[str, Any]
     differences: tuple[str, ...]
+    rank: tuple[int, int]
 
 
 def write_config(family: Family, spec: ModelSpec) -> HFConfig:
@@ -88,8 +92,10 @@ def write_config(family: Family, spec: ModelSpec) -> HFConfig:
         has_heads = heads <= kinds and kinds - heads <= {*family.optional_heads}
         if family.stacks_of(name) == stacks and has_heads:
             configs.append(_write_as(family, name, spec))
-    none = HFConfig(family, "", {}, ("this combination of stacks and heads",))
-    return min(configs, key=lambda each: len(each.differences), default=none)
+    has_stacks = any(family.stacks_of(name) == stacks for name in family.architectures)
+    lacks = f"the heads {', '.join(sorted(kinds))} in one model" if has_stacks else "these stacks"
+    none = HFConfig(family, "", {}, (lacks,), (3 - has_stacks, 0))
+    return min(configs, key=lambda each: each.rank, default=none)
 
 
 def simplify(spec: ModelSpec) -> ModelSpec:
@@ -112,16 +118,20 @@ def _heads(family: Family, architecture: str, weights: Collection[str]) -> tuple
 def _write_as(family: Family, architecture: str, spec: ModelSpec) -> HFConfig:
     """Write and read back: what differs cannot be expressed."""
     options, differences = _options(family, architecture, spec)
-    weights = _deciding_weights(family, architecture, spec)
+    weights, is_unreadable = _deciding_weights(family, architecture, spec), False
     try:
         again = _comparable(read_spec(family, architecture, options, weights))
     except TriviumError as error:
         differences.append(str(error).rstrip("."))
+        is_unreadable = True
     else:
         own = _comparable(simplify(spec))
         paths = sorted(own.keys() | again.keys(), key=_kinds_first)
-        differences += [_shown(path, own) for path in paths if own.get(path) != again.get(path)]
-    return HFConfig(family, architecture, options, tuple(dict.fromkeys(differences)))
+        differences += [
+            _shown(path, own, again) for path in paths if own.get(path) != again.get(path)
+        ]
+    unique = tuple(dict.fromkeys(differences))
+    return HFConfig(family, architecture, options, unique, (int(is_unreadable), len(unique)))
 
 
 def _kinds_first(path: str) -> tuple[bool, int, str]:
@@ -129,11 +139,14 @@ def _kinds_first(path: str) -> tuple[bool, int, str]:
     return not path.endswith(".kind"), path.count("."), path
 
 
-def _shown(path: str, own: Mapping[str, Any]) -> str:
+def _shown(path: str, own: Mapping[str, Any], again: Mapping[str, Any]) -> str:
     """A field and its value; the whole part where it is left out or differs between layers."""
-    part = path if path in own else path.removesuffix(".kind")
-    if isinstance(own.get(part), list):
+    part, layer, field = re.fullmatch(r"(.*?)(?:\.(\d+)\.(.*))?", path).groups()  # type: ignore
+    if layer is not None and f"{part}.0.kind" in again:
+        return f"{part}.{field} = {own.get(path)!r}"
+    if f"{part}.0.kind" in own:
         return f"{part} that differs between layers"
+    part = path if path in own else path.removesuffix(".kind")
     return f"{part} = {own.get(part)!r}"
 
 
@@ -242,4 +255,8 @@ def _simple(attention: Mixer) -> Mixer:
 def _comparable(spec: ModelSpec) -> dict[str, Any]:
     """All that logits depend on in a spec that is `simplify`'s, by dotted paths."""
     tree = spec.with_dropout(0.0).replace(initialization=Normal()).to_dict()
+    for slot in ("encoder", "decoder"):
+        mixer = (tree.get(slot) or {}).get("mixer")
+        if isinstance(mixer, list):  # of single layers
+            tree[slot]["mixer"] = {str(layer): one for layer, one in enumerate(mixer)}
     return flattened({**tree, "heads": {head["kind"]: head for head in tree["heads"]}})

@@ -13,6 +13,7 @@ from trivium.config import flattened
 from trivium.data.documents import LONG_ADVICE, LONG_BYTES
 from trivium.data.encoded import has_target
 from trivium.data.shards import TRAIN, VALIDATION
+from trivium.interop.hf_folder import export_problem
 from trivium.messages import translated
 from trivium.models import flops_per_token, num_parameters
 from trivium.presets import catalogue, is_own_size
@@ -255,6 +256,8 @@ def _tell_model(
     )
     if source_size:
         line.tell("", "with two vocabularies it cannot be exported to Hugging Face")
+    elif problem := export_problem(setup.lm.spec):
+        line.tell("", "it cannot be exported to Hugging Face: {problem}", problem=problem)
 
 
 def _some(facts: Mapping[str, Any], *names: str) -> dict[str, Any]:
