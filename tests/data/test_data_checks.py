@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from trivium.cli import main
+from trivium.data.checks import check_texts
 from trivium.data.prepare import prepare
 from trivium.data.splitting import CorpusOptions
 from trivium.errors import DataError
@@ -183,3 +184,17 @@ def test_all_kinds_of_bad_records_and_rare_labels_are_listed(capsys, tmp_path):
         (1, 3, True),
         ["c (3)"],
     )
+
+
+def test_one_document_and_markers_of_its_end_are_told(tmp_path):
+    path = tmp_path / "a.txt"
+    for marker in ("<|endoftext|>", "</s>", "<|end_of_text|>", "[SEP]", "<EOS>"):
+        path.write_text("".join(f"Story {n} is told here.\n{marker}\n" for n in range(20)))
+        findings = {one.check: one for one in check_texts([str(path)], CorpusOptions())}
+        assert findings["documents"].count == 1
+        assert "there is only one" in findings["documents"].advice
+        assert f'--separator "{marker}"' in findings["markers of a document's end"].advice
+        options = CorpusOptions(separator=marker)
+        findings = {one.check: one for one in check_texts([str(path)], options)}
+        assert (findings["documents"].count, findings["documents"].advice) == (20, "")
+        assert "markers of a document's end" not in findings

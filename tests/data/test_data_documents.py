@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import sys
 import types
 
@@ -20,7 +21,7 @@ def texts(paths, **options):
 
 
 def test_separators(tmp_path, monkeypatch):
-    monkeypatch.setattr(documents, "_BLOCK", 5)
+    monkeypatch.setattr(documents, "PART", 5)
     path = tmp_path / "a.txt"
     path.write_text("\n\none\ntwo\n\t \n\nthree<|end|>four\n<|end|>\n<|end|>\nfive\n")
     lines = path.read_text().split("\n")
@@ -42,9 +43,27 @@ def test_separators(tmp_path, monkeypatch):
 @settings(max_examples=200, deadline=None, derandomize=True)
 def test_any_separator_is_found_across_blocks(text, separator, block):
     blocks = [text[i : i + block] for i in range(0, len(text), block)]
-    assert list(documents.split_blocks(iter(blocks), separator)) == [
-        part.strip("\n") for part in text.split(separator)
-    ]
+    pieces = documents.split_blocks(iter(blocks), separator)
+    found = [part for part in documents.join_texts(documents.join_parts(pieces)) if part]
+    assert found == [part for one in text.split(separator) if (part := one.strip("\n"))]
+
+
+@given(st.text("ab \n", max_size=60), st.integers(1, 9))
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_parts_of_any_size_are_the_same_documents(text, size):
+    naive = {
+        "line": text.split("\n"),
+        "blank": ["".join(run) for _, run in itertools.groupby(text.splitlines(True), str.isspace)],
+        "file": [text],
+        "-": [text],
+    }
+    for separator, expected in naive.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(documents, "PART", size)
+            pieces = documents._split(io.StringIO(text), separator)
+            parts = list(documents.join_parts(pieces))
+        found = [one for one in documents.join_texts(parts) if one.strip()]
+        assert [one.strip("\n") for one in expected if one.strip()] == found
 
 
 def test_only_line_feeds_end_lines(tmp_path):

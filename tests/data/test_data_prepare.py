@@ -275,8 +275,9 @@ def test_other_folders_are_never_touched(tmp_path, documents, tokenizer):
 def test_bad_input_leaves_nothing_behind(tmp_path, tokenizer):
     path = tmp_path / "a.txt"
     for text, options, message in (
-        ("the cat", {}, r"(train|validation) split is empty.*fraction 0\.1"),
-        ("a cat", {"validation": 0.999999}, "train split is empty"),
+        ("the cat\n\nx", {"validation": 1e-9}, r"validation split is empty.*fraction 1e-09"),
+        ("a cat\n\nx", {"validation": 0.999999}, "train split is empty"),
+        ("a", {"validation": 0.1}, r"(train|validation) split is empty"),
         ("[UNK]", {"validation": 1.0}, "validation is a fraction"),
         ("a", {"validation": "missing.txt"}, "no file or folder missing.txt"),
         ("a cat\n\nb\xff", {}, "line 3 is not valid UTF-8"),
@@ -289,13 +290,13 @@ def test_bad_input_leaves_nothing_behind(tmp_path, tokenizer):
 
 def test_long_documents_are_encoded_in_chunks(tmp_path, documents, tokenizer, monkeypatch):
     monkeypatch.setattr(text_batches, "BATCH_CHARACTERS", 101)
+    monkeypatch.setattr(text_batches, "_CHUNK_CHARACTERS", 1500)
     long = "\n".join(documents[:67])
     path = tmp_path / "a.jsonl"
     records = [documents[80], long, " ".join(documents[100:120]), documents[81], "猫" * 503]
     path.write_text("\n".join(json.dumps({"text": text}) for text in records), encoding="utf-8")
     shards = make(path, tmp_path / "out", tokenizer, validation=0)
-    assert stored(shards, "train")[:4] == by_hand(tokenizer, records[:4])
-    assert len(stored(shards, "train")) == 5
+    assert stored(shards, "train") == by_hand(tokenizer, records)
     chunks = list(cut_text(long, 101))
     assert "".join(chunks) == long
     assert all(len(chunk) <= 101 for chunk in chunks)
@@ -532,3 +533,61 @@ def test_parts_of_a_text_have_the_hash_of_the_whole():
             digest.update(text[position : position + size])
             position += size
         assert digest.value == text_digest(text)[0], ascii(text)
+
+
+@pytest.mark.parametrize("separator", ["blank", "line", "file", "<|end|>"])
+@pytest.mark.parametrize("validation", [0.1, 0.5])
+def test_one_document_holds_out_its_end(tmp_path, documents, tokenizer, separator, validation):
+    text = " ".join(documents[:200])
+    path = tmp_path / "a.txt"
+    path.write_text(f"\n{text}\n", encoding="utf-8")
+    options = {"separator": separator, "validation": validation}
+    notes = []
+    shards = make(
+        path, tmp_path / "out", tokenizer, progress=lambda one: notes.append(one.note), **options
+    )
+    assert f"there is one document: its last {validation:.0%} are the validation split" in notes
+    train, held_out = (stored(shards, split) for split in ("train", "validation"))
+    assert (len(train), len(held_out)) == (1, 1)
+    assert [train[0][1:-1] + held_out[0][1:-1]] == [one[1:-1] for one in by_hand(tokenizer, [text])]
+    share = len(held_out[0]) / (len(train[0]) + len(held_out[0]))
+    assert share == pytest.approx(validation, abs=0.03)
+    pairs = list(read_splits(path, CorpusOptions(**options)))
+    assert [split for split, _ in pairs] == ["train", "validation"]
+    assert "".join(part for _, part in pairs) == text
+    assert "".join(training_texts(path, CorpusOptions(**options))) == pairs[0][1]
+    info = shards.manifest.splits["train"]
+    assert (info.documents, info.text_bytes) == (1, len(pairs[0][1].encode()))
+    (tmp_path / "b.txt").write_text("another document", encoding="utf-8")
+    options["validation"] = 0.0
+    assert [*read_splits([path, tmp_path / "b.txt"], CorpusOptions(**options))] == [
+        ("train", text),
+        ("train", "another document"),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("separator", ["line", "<|end|>"])
+def test_memory_does_not_grow_with_a_document(tmp_path, separator):
+    """The peak of a process that encodes one line of 24 MB is near that of 8 MB."""
+    code = """if True:
+        import resource, sys
+        from trivium.data import prepare
+        from trivium.data.splitting import CorpusOptions, training_texts
+        from trivium.text import Tokenizer
+        path, separator = sys.argv[1:]
+        texts = ["the weather was cloudy " * 9]
+        tokenizer = Tokenizer.train("byte-bpe", texts=texts, vocab_size=300, progress=False)
+        options = CorpusOptions(separator=separator)
+        for _ in training_texts(path, options):
+            pass
+        prepare.prepare(path, tokenizer, path + ".shards", options=options)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    """
+    peaks = []
+    for size in (8, 24):
+        path = tmp_path / f"{size}.txt"
+        path.write_text("the weather was cloudy, 猫 " * (size * 40_000), encoding="utf-8")
+        run = [sys.executable, "-c", code, str(path), separator]
+        peaks.append(int(subprocess.run(run, check=True, capture_output=True).stdout) / 1024)
+    assert peaks[1] - peaks[0] < 25, peaks

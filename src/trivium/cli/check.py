@@ -143,7 +143,7 @@ def _print(findings: list[Finding]) -> None:
             table.add_row("", "", "", "", "", sample)
     print_table(table)
     for one in findings:
-        if one.wrong or (one.count and one.limit is None):
+        if one.wrong or (one.count and one.limit is None and one.advice):
             mark = padded(translated("wrong" if one.wrong else "note"), 7)
             check, advice = translated_whole(one.check), translated_whole(one.advice)
             typer.echo(f"{mark}{check}{translated(': ')}{advice}")

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from trivium.data.documents import LONG_ADVICE, LONG_BYTES, no_text, read_source
+from trivium.data.documents import LONG_ADVICE, LONG_BYTES, join_texts, no_text
 from trivium.data.shards import TRAIN, VALIDATION, Shards
-from trivium.data.splitting import CorpusOptions, split_sources
+from trivium.data.splitting import CorpusOptions, plan_corpus, text_digest
 from trivium.errors import DataError, shorten
 from trivium.text import Tokenizer
 from trivium.text.symbols import is_unspaced
@@ -27,6 +27,11 @@ _LONGEST_WORD = 20  # characters
 _LONG_LINE = 40  # characters; shorter ones may be headings, which repeat in good text too
 # U+FFFD, or UTF-8 that was read as Latin-1: capital A with tilde and a control character or sign.
 _WRONG_CHARACTERS = re.compile("\ufffd|\u00c3[\u0080-\u00bf]|\u00e2\u20ac")
+# What separates documents in published corpora.
+_MARKER = re.compile(
+    r"<\|(?:end_?of_?(?:text|document|doc)|eo[sdt]|end)\|>|</(?:s|doc)>|<eo[sd]>|\[(?:EOS|SEP)\]",
+    re.IGNORECASE,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -63,17 +68,20 @@ def check_texts(
     Raises DataError where a path is missing, or no source can be read. One that cannot be read
     among others is a finding.
     """
-    plan = split_sources(paths, options.validation)
     options = dataclasses.replace(options, errors="replace")
+    plan = plan_corpus(paths, options)
     documents, headings, lines = Repeats(), Repeats(), Repeats()
     unreadable, encoding, words = Cases(), Cases(), Words(tokenizer)
+    markers: Counter[str] = Counter()
     num_long = 0
     for source in plan.sources:
         try:
-            for text in read_source(source, options):
-                split, _, size = plan.assign(source, text)
+            for text in join_texts(plan.read_parts(source, options)):
+                digest, size = text_digest(text)
+                split = plan.assign(source, digest)
                 num_long += size > LONG_BYTES
-                documents.add(hash(text), split, text)
+                documents.add(digest, split, text)
+                markers.update(_MARKER.findall(text))
                 for line in filter(None, map(str.strip, text.split("\n"))):
                     repeats = lines if len(line) >= _LONG_LINE else headings
                     repeats.add(hash(line), split, line)
@@ -84,7 +92,10 @@ def check_texts(
             unreadable.add(str(error), MESSAGE_LENGTH)
     if not documents.total:
         raise DataError("\n".join(unreadable.samples) or str(no_text(plan.sources)))
+    count = 1 if plan.cut else documents.total
+    single = "there is only one: its end is held out; is the separator right?"
     findings = [
+        Finding("documents", count, count, None, single if count == 1 else ""),
         unreadable.finding("unreadable sources", len(plan.sources), 0, "mend or remove them"),
         encoding.finding(
             "documents in wrong encoding", documents.total, 0, "convert the file to UTF-8"
@@ -96,6 +107,10 @@ def check_texts(
         ),
         *words.findings("is the separator right?"),
     ]
+    marker, often = max(markers.items(), key=lambda item: item[1], default=("", 0))
+    if often > 1 and marker not in options.separator:
+        advice = f'where it ends a document, give --separator "{marker}"'
+        findings.append(Finding("markers of a document's end", often, often, None, advice))
     if options.separator == "blank":
         long = f"documents of over {LONG_BYTES:,} bytes"
         findings.append(Finding(long, num_long, documents.total, None, LONG_ADVICE))

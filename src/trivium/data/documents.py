@@ -1,15 +1,16 @@
 """Documents: the texts of plain files, of a text column of records, and of the hub, as a stream.
 
-Memory holds one block and one document, whatever the size of the corpus (`separator="file"` makes
-one document of a whole file).
+Plain text is read in parts (`read_parts`), so that memory does not grow with the corpus, nor with a
+document of any length; a record is read whole.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal, TextIO
 
 from trivium.config import option
@@ -25,8 +26,10 @@ from trivium.data.sources import Paths, Source, SourceList, file_format, list_so
 from trivium.errors import DataError
 from trivium.files import COMPRESSIONS, check_encoding, open_text
 
-_BLOCK = 1 << 18
 _LOOKED_AT = 20  # sources whose columns are told
+
+PART = 1 << 20
+"""About how many characters of a long document are read at a time."""
 
 # In folders `.json` is left out: there it is more often metadata than text.
 TEXT_SUFFIXES = (".txt", *(suffix for suffix in RECORD_SUFFIXES if suffix != ".json"))
@@ -124,23 +127,46 @@ def no_text(sources: tuple[Source, ...]) -> DataError:
 
 def read_source(source: Source, options: ReadOptions) -> Iterator[str]:
     """The texts of one source. An empty source is an error only where it is named."""
-    empty = True
-    for text in _read(source, options):
-        if text and not text.isspace():
+    return join_texts(read_parts(source, options))
+
+
+def join_texts(parts: Iterable[tuple[str, bool]]) -> Iterator[str]:
+    """Yield texts whole that are given in parts, each with whether it is the last of its text."""
+    held: list[str] = []
+    for part, is_last in parts:
+        held.append(part)
+        if is_last:
+            yield "".join(held)
+            held = []
+
+
+def read_parts(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
+    """Yield the texts of one source in parts, each with whether it is the last of its text.
+
+    Texts without a visible character are left out.
+    """
+    empty, blank, is_visible = True, "", False
+    for part, is_last in _read(source, options):
+        if not is_visible:
+            part = blank + part
+            is_visible = bool(part) and not part.isspace()
+            blank = "" if is_visible or is_last else part
+        if is_visible:
             empty = False
-            yield text
+            yield part, is_last
+            is_visible = not is_last
     if empty and source.named:
         name = "Standard input" if source.kind == "stdin" else source.name
         raise DataError(f"{name} is empty: it holds no document.")
 
 
-def _read(source: Source, options: ReadOptions) -> Iterator[str]:
+def _read(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
     suffix = file_format(source.name) if source.kind == "file" else ""
     if source.kind == "hub" or suffix in RECORD_SUFFIXES:
-        yield from _read_column(source, options)
+        yield from ((text, True) for text in _read_column(source, options))
     else:
         with open_text(source.name, errors=options.errors, encoding=options.encoding) as file:
-            yield from _split(file, options.separator)
+            yield from join_parts(_split(file, options.separator))
 
 
 def _read_column(source: Source, options: ReadOptions) -> Iterator[str]:
@@ -154,19 +180,49 @@ def _read_column(source: Source, options: ReadOptions) -> Iterator[str]:
             raise DataError(f'"{name}" of {record.where} is {json_type(text)}, not a string.')
 
 
-def _split(file: TextIO, separator: str) -> Iterator[str]:
-    """The documents of plain text; some may be blank."""
+def _split(file: TextIO, separator: str) -> Iterator[tuple[str, bool]]:
+    """Yield pieces of plain text, each with whether a document ends with it."""
+    lines = iter(functools.partial(file.readline, PART), "")
+    blocks = iter(functools.partial(file.read, PART), "")
     match separator:
         case "line":
-            return (line.removesuffix("\n") for line in file)
+            return ((line, line.endswith("\n")) for line in lines)
         case "blank":
-            runs = itertools.groupby(file, str.isspace)
-            return ("".join(lines).removesuffix("\n") for blank, lines in runs if not blank)
+            return _split_at_blank_lines(lines)
         case "file":
-            return iter([file.read().strip("\n")])
+            return ((block, False) for block in blocks)
         case _:
-            blocks = iter(lambda: file.read(_BLOCK), "")
             return split_blocks(blocks, unescape(separator))
+
+
+def _split_at_blank_lines(lines: Iterator[str]) -> Iterator[tuple[str, bool]]:
+    """Yield the pieces of documents that blank lines separate; long lines arrive in pieces."""
+    inside_line, spaces = False, ""
+    for line in lines:
+        line, spaces = spaces + line, ""
+        if inside_line or not line.isspace():
+            yield line, False
+            inside_line = not line.endswith("\n")
+        elif line.endswith("\n"):
+            yield "", True
+        else:
+            spaces = line
+
+
+def join_parts(pieces: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
+    """Join the pieces of every document into parts, without the line feeds around the document."""
+    held: list[str] = []
+    size, has_begun = 0, False
+    for piece, is_last in itertools.chain(pieces, [("", True)]):
+        held.append(piece)
+        size += len(piece)
+        if is_last or size >= PART:
+            text = "".join(held) if has_begun else "".join(held).lstrip("\n")
+            part = text.rstrip("\n")
+            if part or is_last:
+                yield part, is_last
+            rest = "" if is_last else text[len(part) :]
+            held, size, has_begun = [rest], len(rest), not is_last and (has_begun or bool(part))
 
 
 def unescape(separator: str) -> str:
@@ -174,20 +230,15 @@ def unescape(separator: str) -> str:
     return separator.replace("\\n", "\n").replace("\\t", "\t")
 
 
-def split_blocks(blocks: Iterator[str], separator: str) -> Iterator[str]:
-    """The texts between separators, without the line feeds around them."""
-    pending: list[str] = []
+def split_blocks(blocks: Iterator[str], separator: str) -> Iterator[tuple[str, bool]]:
+    """Yield the pieces of text between separators, each with whether a document ends with it."""
     carry = ""
     for block in blocks:
-        first, *others = (carry + block).split(separator)
-        if others:
-            yield "".join([*pending, first]).strip("\n")
-            pending = []
-            first = others.pop()
-            for text in others:
-                yield text.strip("\n")
+        *ended, rest = (carry + block).split(separator)
+        for text in ended:
+            yield text, True
         # The last characters may begin a separator that the next block completes.
-        cut = max(len(first) - len(separator) + 1, 0)
-        carry = first[cut:]
-        pending.append(first[:cut])
-    yield "".join([*pending, carry]).strip("\n")
+        cut = max(len(rest) - len(separator) + 1, 0)
+        carry = rest[cut:]
+        yield rest[:cut], False
+    yield carry, True

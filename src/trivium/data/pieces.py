@@ -29,14 +29,14 @@ from trivium.data.shards import (
     shard_path,
 )
 from trivium.data.sources import Source
-from trivium.data.splitting import SplitSources
+from trivium.data.splitting import SplitSources, TextDigest
 from trivium.errors import DataError, shorten
 from trivium.files import has_sha256, replace_folder, sha256, write_json
 
 MARKER, TOKENS, NOTES = "piece.json", "tokens.bin", "documents.npz"
 _NOTES_OF_A_DOCUMENT = [("digest", "<u8"), ("size", "<i8"), ("heldout", "?")]
 _NUM_EXCERPTS, _EXCERPT_CHARACTERS = 4, 500
-_DOCUMENTS_AT_ONCE = 256
+_TOKENS_AT_ONCE = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,21 +71,28 @@ class OpenPiece:
     read_bytes: int = 0
 
     def read(
-        self, texts: Iterator[tuple[int, int, int, str]], plan: SplitSources, max_bytes: int
-    ) -> Iterator[str]:
-        """The next texts of the group, each noted: `max_bytes` of them, or all that are left.
+        self, parts: Iterator[tuple[int, int, int, str, bool]], plan: SplitSources, max_bytes: int
+    ) -> Iterator[tuple[str, bool]]:
+        """The next texts of the group in parts: `max_bytes` of them, or all that are left.
 
-        Each comes with its source, the documents and the bytes that are read with it.
+        Each part comes with its source, the documents and the bytes that are read with it, and
+        whether it ends its document, which is then noted.
         """
-        for self.next_source, self.next_document, self.read_bytes, text in texts:
-            split, digest, size = plan.assign(self.group.sources[self.next_source], text)
-            heldout = split == VALIDATION
-            if sum(self.documents[n][2] == heldout for n in self.excerpts) < _NUM_EXCERPTS:
-                self.excerpts[len(self.documents)] = text[:_EXCERPT_CHARACTERS]
-            self.documents.append((digest, size, heldout))
-            self.text_bytes += size
-            yield text
-            if self.text_bytes >= max_bytes:
+        digest, size, excerpt = TextDigest(), 0, ""
+        for self.next_source, self.next_document, self.read_bytes, part, is_last in parts:
+            digest.update(part)
+            size += len(part.encode())
+            excerpt = excerpt or part[:_EXCERPT_CHARACTERS]
+            if is_last:
+                value, source = digest.value, self.group.sources[self.next_source]
+                heldout = plan.assign(source, value) == VALIDATION
+                if sum(self.documents[n][2] == heldout for n in self.excerpts) < _NUM_EXCERPTS:
+                    self.excerpts[len(self.documents)] = excerpt
+                self.documents.append((value, size, heldout))
+                self.text_bytes += size
+                digest, size, excerpt = TextDigest(), 0, ""
+            yield part, is_last
+            if is_last and self.text_bytes >= max_bytes:
                 return
         self.next_source, self.next_document = len(self.group.sources), 0
         self.read_bytes = self.group.size
@@ -238,9 +245,9 @@ class Pieces:
             offsets = self._notes(key)["offsets"]
             keep = keep & (np.diff(offsets) > 0)
             if keep.any():
-                ids = np.memmap(self.path(*key) / TOKENS, self.dtype, mode="r")
                 paths = shard_path(out, split, len(files)), index_path(out, split, len(files))
-                files.append(_copy_documents(ids, offsets, keep, paths, counts))
+                blocks = _read_tokens(self.path(*key) / TOKENS, self.dtype)
+                files.append(_copy_documents(blocks, offsets, keep, paths, counts))
         return files, excerpts
 
     def _notes(self, key: tuple[int, int]) -> dict[str, NDArray]:
@@ -260,17 +267,25 @@ def _verify(folder: Path, piece: Piece) -> None:
         raise ValueError("it has other documents")
 
 
+def _read_tokens(path: Path, dtype: np.dtype) -> Iterator[NDArray]:
+    """Yield the tokens of a piece in blocks. A memory map of the file would count as memory."""
+    with path.open("rb") as file:
+        while len(block := np.fromfile(file, dtype, _TOKENS_AT_ONCE)):
+            yield block
+
+
 def _copy_documents(
-    ids: NDArray, offsets: Ints, keep: Bools, paths: tuple[Path, Path], counts: Ints
+    blocks: Iterator[NDArray], offsets: Ints, keep: Bools, paths: tuple[Path, Path], counts: Ints
 ) -> ShardFile:
-    """Write a shard of some documents, and count their tokens."""
+    """Write a shard of some documents of a piece, given in blocks, and count their tokens."""
     lengths = np.diff(offsets)
     with paths[0].open("wb") as file:
-        for start in range(0, len(keep), _DOCUMENTS_AT_ONCE):
-            some = slice(start, start + _DOCUMENTS_AT_ONCE)
-            bounds = offsets[start : start + _DOCUMENTS_AT_ONCE + 1]
-            block = ids[bounds[0] : bounds[-1]][np.repeat(keep[some], lengths[some])]
-            np.add.at(counts, block, 1)
+        start = 0
+        for block in blocks:
+            bounds = np.clip(offsets, start, start + len(block))
+            start += len(block)
+            block = block[np.repeat(keep, np.diff(bounds))]
+            counts += np.bincount(block, minlength=len(counts))
             file.write(block.tobytes())
     np.save(paths[1], np.concatenate(([0], np.cumsum(lengths[keep]))))
     digests = sha256(paths[0]), sha256(paths[1])

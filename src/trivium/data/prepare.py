@@ -29,7 +29,7 @@ from trivium.data.shards import (
     token_dtype,
 )
 from trivium.data.sources import Paths, Source, path_names
-from trivium.data.splitting import CorpusOptions, SplitSources, split_sources
+from trivium.data.splitting import CorpusOptions, SplitSources, plan_corpus, split_sources
 from trivium.data.text_batches import encode_texts, group_sources, read_pieces
 from trivium.errors import DataError, TriviumError
 from trivium.files import locked, move_folder, read_json, replace_folder, sha256, write_json
@@ -287,7 +287,7 @@ class _Preparation:
 
     def __post_init__(self) -> None:
         self.work = partial_folder(self.out)
-        self.plan = split_sources(self.paths, self.options.validation)
+        self.plan = plan_corpus(self.paths, self.options)
         self.inputs = _describe(self.paths, self.options, self.tokenizer.fingerprint)
         self.dtype = token_dtype(self.tokenizer.vocab_size)
         self.pieces = Pieces(self.work, self.dtype)
@@ -343,6 +343,9 @@ class _Preparation:
         if skipped := self.plan.skipped:
             more = ", ..." if len(skipped) > 3 else ""
             self._note(f"{len(skipped)} files skipped: {', '.join(skipped[:3])}{more}")
+        if self.plan.cut:
+            share = self.plan.fraction
+            self._note(f"there is one document: its last {share:.0%} are the validation split")
         if len(self.pieces):
             tokens = self.pieces.total("tokens")
             self._note(f"resuming after {tokens:,} tokens that were prepared before")

@@ -11,16 +11,20 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
+import tempfile
 import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from trivium.config import option
-from trivium.data.documents import ReadOptions, list_texts, read_source, unescape
+from trivium.data.documents import PART, ReadOptions, list_texts, read_parts, unescape
 from trivium.data.shards import TRAIN, VALIDATION
 from trivium.data.sources import Paths, Source, source_key
 from trivium.errors import DataError
 from trivium.files import replace_file
+
+_NEAR = 200  # characters in which a line feed or space is looked for
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,12 +44,15 @@ class SplitSources:
     """The sources to read, in order, each with its split.
 
     `fraction` is the share of documents that the hash assigns to validation, 0 where validation
-    has paths of its own or is not wanted.
+    has paths of its own or is not wanted. Where there is a single document, its first `cut`
+    characters, whose hash is `head`, are for training, and the rest is for validation.
     """
 
     sources: tuple[Source, ...]
     skipped: tuple[str, ...]
     fraction: float
+    cut: int = 0
+    head: int = 0
 
     @functools.cached_property
     def total_bytes(self) -> int:
@@ -57,11 +64,22 @@ class SplitSources:
         """Whether there is to be a validation split."""
         return self.fraction > 0 or any(source.split == VALIDATION for source in self.sources)
 
-    def assign(self, source: Source, text: str) -> tuple[str, int, int]:
-        """The split of a document, the hash that decides it, and the bytes of its text."""
-        digest, size = text_digest(text)
-        by_hash = VALIDATION if digest < round(self.fraction * 2**64) else TRAIN
-        return source.split or by_hash, digest, size
+    def assign(self, source: Source, digest: int) -> str:
+        """The split of a document, which its hash decides where the source has none."""
+        heldout = digest != self.head if self.cut else digest < round(self.fraction * 2**64)
+        return source.split or (VALIDATION if heldout else TRAIN)
+
+    def read_parts(self, source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
+        """Yield the documents of a source in parts, as `documents.read_parts`, a single one cut."""
+        start = 0
+        for part, is_last in read_parts(source, options):
+            border = self.cut - start
+            start += len(part)
+            if 0 < border <= len(part):
+                yield part[:border], True
+                part = part[border:]
+            if part or is_last:
+                yield part, is_last
 
 
 def split_sources(paths: Paths, validation: float | Paths) -> SplitSources:
@@ -85,6 +103,38 @@ def split_sources(paths: Paths, validation: float | Paths) -> SplitSources:
         raise DataError("Every training file is a validation file too: no training text is left.")
     sources = _in_split(heldout.sources, VALIDATION) + _in_split(rest, TRAIN)
     return SplitSources(sources, train.skipped + heldout.skipped, 0.0)
+
+
+def plan_corpus(paths: Paths, options: CorpusOptions) -> SplitSources:
+    """List the sources as `split_sources` does, and choose the cut where there is one document.
+
+    The cut is after a line feed or a space near the share of validation, if there is one.
+    """
+    plan = split_sources(paths, options.validation)
+    if not plan.fraction or not all(source.modified for source in plan.sources):
+        return plan
+    with contextlib.suppress(DataError):  # reported when the texts themselves are read
+        size, has_ended = 0, False
+        for part, is_last in _read_all(plan, options):
+            if has_ended:
+                return plan
+            size, has_ended = size + len(part), is_last
+        cut, start, digest = size - round(size * plan.fraction), 0, TextDigest()
+        for part, _ in _read_all(plan, options) if 0 < cut < size else ():
+            if start + len(part) > cut:
+                near = part[cut - start :][:_NEAR]
+                border = near.find("\n") + 1 or near.find(" ") + 1
+                cut += border if cut + border < size else 0
+                digest.update(part[: cut - start])
+                return dataclasses.replace(plan, cut=cut, head=digest.value)
+            start += len(part)
+            digest.update(part)
+    return plan
+
+
+def _read_all(plan: SplitSources, options: CorpusOptions) -> Iterator[tuple[str, bool]]:
+    for source in plan.sources:
+        yield from read_parts(source, options)
 
 
 def _in_split(sources: Iterable[Source], split: str | None) -> tuple[Source, ...]:
@@ -161,20 +211,44 @@ def read_splits(
     set of Python integers. Two texts with the same digest are expected once in about six billion
     documents.
     """
-    plan = split_sources(paths, options.validation)
+    return ((split, "".join(parts)) for split, parts in _read_splits(paths, options))
+
+
+def _read_splits(paths: Paths, options: CorpusOptions) -> Iterator[tuple[str, Iterable[str]]]:
+    """Yield the documents of `read_splits` in parts, each to be read before the next."""
+    plan = plan_corpus(paths, options)
     seen: dict[str, set[int]] = {TRAIN: set(), VALIDATION: set()}
     for source in plan.sources:
-        for text in read_source(source, options):
-            split, digest, _ = plan.assign(source, text)
+        for parts, digest in _with_digests(plan.read_parts(source, options)):
+            split = plan.assign(source, digest)
             repeats = digest in seen[split] and not options.keep_duplicates
             if not repeats and (split == VALIDATION or digest not in seen[VALIDATION]):
                 seen[split].add(digest)
-                yield split, text
+                yield split, parts
+
+
+def _with_digests(parts: Iterator[tuple[str, bool]]) -> Iterator[tuple[Iterable[str], int]]:
+    """Yield documents with their digests; a document of several parts waits in a file."""
+    for part, is_last in parts:
+        if is_last:
+            yield [part], normalized_digest(part)
+            continue
+        digest = TextDigest()
+        with tempfile.TemporaryFile("w+", encoding="utf-8", newline="") as file:
+            for each, ends in itertools.chain([(part, is_last)], parts):
+                digest.update(each)
+                file.write(each)
+                if ends:
+                    break
+            file.seek(0)
+            yield iter(functools.partial(file.read, PART), ""), digest.value
 
 
 def training_texts(paths: Paths, options: CorpusOptions = CorpusOptions()) -> Iterator[str]:
-    """The texts of the training split, to train a tokenizer on."""
-    return (text for split, text in read_splits(paths, options) if split == TRAIN)
+    """The texts of the training split, to train a tokenizer on; long ones in parts."""
+    for split, parts in _read_splits(paths, options):
+        if split == TRAIN:
+            yield from parts
 
 
 def write_split_texts(

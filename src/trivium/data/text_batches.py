@@ -1,7 +1,8 @@
 """From sources to token ids: the texts of every piece, read in order and encoded in batches.
 
 Documents are read and assigned to splits in the calling thread; worker threads encode. A few
-batches are in flight, so that memory is bounded whatever the size of the corpus.
+batches are in flight, and long documents are cut, so that memory is bounded whatever the size of
+the corpus and of its documents.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trivium.data.batch import Ints
-from trivium.data.documents import read_source
 from trivium.data.pieces import OpenPiece, Piece, SourceGroup
 from trivium.data.sources import Source
 from trivium.data.splitting import CorpusOptions, SplitSources
 from trivium.text import Tokenizer
-from trivium.text.reservoir import cut_text
+from trivium.text.chunks import Chunk, cut_texts
 
 BATCH_CHARACTERS = 1 << 20
 PIECE_BYTES = 1 << 26
@@ -30,7 +30,7 @@ _BATCHES_IN_FLIGHT = 3
 
 EncodedBatch = tuple[NDArray, Ints]
 """Token ids, and the positions in them at which documents end."""
-_Chunk = tuple[str, bool, bool]  # of a document, its first, its last
+_CHUNK_CHARACTERS = 1 << 18
 
 
 def group_sources(plan: SplitSources) -> list[SourceGroup]:
@@ -53,38 +53,39 @@ def _piece_bytes(plan: SplitSources) -> int:
 
 def read_pieces(
     plan: SplitSources, group: SourceGroup, done: Sequence[Piece], options: CorpusOptions
-) -> Iterator[tuple[OpenPiece, Iterator[str]]]:
-    """The pieces of a group after its finished ones, each with its texts, to be read in order."""
+) -> Iterator[tuple[OpenPiece, Iterator[tuple[str, bool]]]]:
+    """The pieces of a group after its finished ones, each with the parts of its texts, in order."""
     last = done[-1] if done else Piece(group.sources)
-    documents = _read_documents(group, options, last)
+    parts = _read_documents(plan, group, options, last)
     number = len(done)
     while last.next_source < len(group.sources):
         last = OpenPiece(group, number)
         max_bytes = _piece_bytes(plan) << (number // _PIECES_OF_SIZE)
-        yield last, last.read(documents, plan, max_bytes)
+        yield last, last.read(parts, plan, max_bytes)
         number += 1
 
 
 def _read_documents(
-    group: SourceGroup, options: CorpusOptions, last: Piece
-) -> Iterator[tuple[int, int, int, str]]:
-    """Behind the last finished piece: source, documents read of it, bytes read, text."""
+    plan: SplitSources, group: SourceGroup, options: CorpusOptions, last: Piece
+) -> Iterator[tuple[int, int, int, str, bool]]:
+    """Behind the last finished piece: source, documents, bytes read, part, whether it is last."""
     before = sum(source.size for source in group.sources[: last.next_source])
     for number in range(last.next_source, len(group.sources)):
         skip = last.next_document if number == last.next_source else 0
-        num_bytes = 0
+        num_bytes, document = 0, 1
         source = group.sources[number]
-        for document, text in enumerate(read_source(source, options), start=1):
-            num_bytes += len(text.encode())
+        for part, is_last in plan.read_parts(source, options):
+            num_bytes += len(part.encode())
             if document > skip:
-                yield number, document, before + min(num_bytes, source.size), text
+                yield number, document, before + min(num_bytes, source.size), part, is_last
+            document += is_last
         before += source.size
 
 
 def encode_texts(
-    texts: Iterable[str], tokenizer: Tokenizer, dtype: np.dtype
+    parts: Iterable[tuple[str, bool]], tokenizer: Tokenizer, dtype: np.dtype
 ) -> Generator[EncodedBatch]:
-    """Encode documents in worker threads, in order, a few batches at a time.
+    """Encode documents, given in parts, in worker threads, in order, a few batches at a time.
 
     The tokenizer's own threads use every core and release Python's lock. A document's ids may go on
     in the next batch.
@@ -92,7 +93,7 @@ def encode_texts(
     waiting: collections.deque[Future[EncodedBatch]] = collections.deque()
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="encode") as pool:
         try:
-            for batch in _batches(texts):
+            for batch in _batches(cut_texts(parts, tokenizer.encode_ids_batch, _CHUNK_CHARACTERS)):
                 waiting.append(pool.submit(_encode, batch, tokenizer, dtype))
                 if len(waiting) > _BATCHES_IN_FLIGHT:
                     yield waiting.popleft().result()
@@ -103,33 +104,34 @@ def encode_texts(
                 future.cancel()
 
 
-def _batches(texts: Iterable[str]) -> Iterator[list[_Chunk]]:
-    """Documents that are encoded together; very long ones are cut."""
-    batch: list[_Chunk] = []
+def _batches(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
+    """Chunks that are encoded together."""
+    batch: list[Chunk] = []
     characters = 0
-    for text in texts:
-        chunks = list(cut_text(text, BATCH_CHARACTERS))
-        for place, chunk in enumerate(chunks, start=1):
-            batch.append((chunk, place == 1, place == len(chunks)))
-            characters += len(chunk)
-            if characters >= BATCH_CHARACTERS:
-                yield batch
-                batch, characters = [], 0
+    for chunk in chunks:
+        batch.append(chunk)
+        characters += len(chunk.text)
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
     yield batch
 
 
-def _encode(batch: Sequence[_Chunk], tokenizer: Tokenizer, dtype: np.dtype) -> EncodedBatch:
+def _encode(batch: Sequence[Chunk], tokenizer: Tokenizer, dtype: np.dtype) -> EncodedBatch:
     """Encode a batch. A document without any ids has no prefix and suffix either."""
-    encoded = tokenizer.encode_ids_batch([text for text, _, _ in batch])
+    encoded = tokenizer.encode_ids_batch([chunk.before + chunk.text for chunk in batch])
+    before = tokenizer.encode_ids_batch([chunk.before for chunk in batch if chunk.before])
+    lengths = iter(map(len, before))
     flat: list[int] = []
     ends: list[int] = []
-    for (_, first, last), ids in zip(batch, encoded):
-        is_empty = first and last and not ids
-        if first and not is_empty:
+    for chunk, ids in zip(batch, encoded):
+        is_first = not chunk.before
+        is_empty = is_first and chunk.is_last and not ids
+        if is_first and not is_empty:
             flat.extend(tokenizer.prefix_ids)
-        flat.extend(ids)
-        if last and not is_empty:
+        flat.extend(ids if is_first else ids[next(lengths) :])
+        if chunk.is_last and not is_empty:
             flat.extend(tokenizer.suffix_ids)
-        if last:
+        if chunk.is_last:
             ends.append(len(flat))
     return np.fromiter(flat, dtype, len(flat)), np.array(ends, dtype=np.int64)
