@@ -108,7 +108,7 @@ def split_sources(paths: Paths, validation: float | Paths) -> SplitSources:
 def plan_corpus(paths: Paths, options: CorpusOptions) -> SplitSources:
     """List the sources as `split_sources` does, and choose the cut where there is one document.
 
-    The cut is after a line feed or a space near the share of validation, if there is one.
+    The cut is after a line feed or before a space near the share of validation, if there is one.
     """
     plan = split_sources(paths, options.validation)
     if not plan.fraction or not all(source.modified for source in plan.sources):
@@ -123,7 +123,7 @@ def plan_corpus(paths: Paths, options: CorpusOptions) -> SplitSources:
         for part, _ in _read_all(plan, options) if 0 < cut < size else ():
             if start + len(part) > cut:
                 near = part[cut - start :][:_NEAR]
-                border = near.find("\n") + 1 or near.find(" ") + 1
+                border = near.find("\n") + 1 or max(near.find(" "), 0)
                 cut += border if cut + border < size else 0
                 digest.update(part[: cut - start])
                 return dataclasses.replace(plan, cut=cut, head=digest.value)
