@@ -123,7 +123,7 @@ def test_prepare(capsys, tmp_path, text_file):
     count = Shards.open(shards).manifest.splits["train"].tokens
     output(capsys, *arguments)  # finished work is kept
     assert Shards.open(shards).manifest.splits["train"].tokens == count
-    other = output(capsys, *arguments[:-1], "101", code=1)
+    other = output(capsys, *arguments[:-1], "151", code=1)
     assert "another tokenizer" in other[-1]
     both = ["--tokenizer", shards, "--kind", "bpe"]
     assert "not both" in output(capsys, *arguments, *both, code=1)[0]

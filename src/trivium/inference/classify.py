@@ -57,6 +57,9 @@ def classify_texts(
     logits, kind = classifier_logits(lm, texts), lm.settings.label_kind
     if logits.shape[1] == 1 and kind == "classes":
         kind = "numbers"
+    if kind == "numbers":
+        mean, deviation = lm.settings.label_scale
+        logits = mean + deviation * logits.double()
     return to_classifications(logits, lm.label_names(logits.shape[1]), kind)
 
 

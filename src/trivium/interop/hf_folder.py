@@ -20,6 +20,7 @@ from trivium.interop.convert import (
     to_hugging_face,
 )
 from trivium.interop.hf_config import TOKENIZER_KEYS, read_object
+from trivium.interop.label_scale import fold_numbers
 from trivium.interop.sentence_transformers import read_pooling, write_sentence_transformers
 from trivium.interop.settings import (
     CHAT_TEMPLATE,
@@ -117,7 +118,7 @@ def write_folder(
         raise SpecError(
             f"Hugging Face has no {type(module).__name__}: only Transformers can be exported."
         )
-    module = _with_known_heads(module)
+    module, settings = _with_folded_numbers(_with_known_heads(module), settings)
     options, tensors = to_hugging_face(module)
     write_tensors(folder, tensors, max_shard_bytes=max_shard_bytes)
     config = _config(options, tensors, tokenizer, settings)
@@ -222,7 +223,17 @@ def _with_known_heads(module: Transformer) -> Transformer:
         lost = f"a {tasks[0].kind} and a head over the vocabulary"
         left = "predicts labels, no longer the next token"
     warnings.warn(f"no Hugging Face class has {lost}: the exported model {left}.", stacklevel=4)
-    alone = build(spec.replace(heads=tasks), device="meta")
-    weights = module.state_dict()
-    alone.load_state_dict({name: weights[name] for name in alone.state_dict()}, assign=True)
-    return alone.eval()
+    return _rebuilt(spec.replace(heads=tasks), module.state_dict())
+
+
+def _with_folded_numbers(module: Transformer, settings: Settings) -> tuple[Transformer, Settings]:
+    """Return a regression whose head gives numbers in the user's units, and its settings."""
+    weights, folded = fold_numbers(module.state_dict(), settings)
+    return (module if folded is settings else _rebuilt(module.spec, weights)), folded
+
+
+def _rebuilt(spec: ModelSpec, weights: Mapping[str, Tensor]) -> Transformer:
+    """Return a model with those of the weights that it has."""
+    module = build(spec, device="meta")
+    module.load_state_dict({name: weights[name] for name in module.state_dict()}, assign=True)
+    return module.eval()

@@ -136,6 +136,19 @@ class Settings:
                 return kind
         return "numbers" if len(self.labels) == 1 else "classes"
 
+    @property
+    def label_scale(self) -> tuple[float, float]:
+        """Mean and standard deviation of a regression: a number is mean + deviation * logit."""
+        options = self.task_options("classification") if self.task == "classification" else {}
+        scale = options.get("label_mean"), options.get("label_deviation")
+        known = all(isinstance(one, int | float) for one in scale)
+        return (float(scale[0]), float(scale[1])) if known else (0.0, 1.0)  # type: ignore[arg-type]
+
+    def with_label_scale(self, mean: float, deviation: float) -> Settings:
+        """The settings of a regression whose numbers have this mean and standard deviation."""
+        options = {**self.task_options("classification"), "label_mean": mean}
+        return self.with_task("classification", **options | {"label_deviation": deviation})
+
     def with_labels(self, names: Sequence[str], kind: LabelKind = "classes") -> Settings:
         """The settings of a model whose labels have these names."""
         labels = {

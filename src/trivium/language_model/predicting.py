@@ -49,7 +49,11 @@ class PredictionMixin(TextModel):
         )
         decodes = "decoder_input_ids" in tensors
         mask = tensors.get("decoder_attention_mask" if decodes else "attention_mask")
-        return self.module.logits(self.module(**tensors), head=head, attention_mask=mask).float()
+        logits = self.module.logits(self.module(**tensors), head=head, attention_mask=mask).float()
+        if logits.ndim == 2 and logits.shape[1] == 1:  # a regression, in the user's units
+            mean, deviation = self.settings.label_scale
+            logits = mean + deviation * logits
+        return logits
 
     def attention_weights(
         self,

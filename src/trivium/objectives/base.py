@@ -424,6 +424,18 @@ class LabelledObjective(Objective):
         """The labels of every example, of which validation gets its share; none for most tasks."""
         return [() for _ in examples]
 
+    def continuing(self, settings: Settings, examples: Sequence[Any]) -> Self:
+        """Return the objective with what it takes over from a model trained for the same task."""
+        return self
+
+    def with_labels(self, labels: Sequence[str], examples: Sequence[Any]) -> Self:
+        """Return the objective with keys that follow from the labels of the model."""
+        return self
+
+    def with_statistics(self, settings: Settings, train: Sequence[Any]) -> Settings:
+        """Return the settings with statistics of the training examples."""
+        return settings
+
     def resolve(self, spec: Spec, examples: Sequence[Any]) -> Self:
         """The objective with keys that follow from the examples of a run (kind of labels)."""
         return self

@@ -110,7 +110,7 @@ class TextClassification(LabelledObjective):
         input_ids        [CLS] a dull film [SEP]
         sequence_labels  0            classes [B]: softmax cross-entropy
                          [1, 0, 1]    multi-label [B, L]: the mean of L binary cross-entropies
-                         2.5          numbers [B]: squared error
+                         2.5          numbers [B]: squared error of standardised numbers
 
     An encoder-decoder generates the name of the class instead:
 
@@ -189,15 +189,47 @@ class TextClassification(LabelledObjective):
                 "objective.class_weights needs one class per text and a model with a classifier "
                 "head: leave it out."
             )
-        if weights == "balanced":
-            counts = Counter(one.label for one in examples if isinstance(one.label, str))
-            names = natural_order(counts)
-            weights = tuple(len(examples) / (len(names) * counts[name]) for name in names)
         lm_weight = self.lm_weight
         kinds = {head.kind for head in self.heads(spec, ("A", "B"))}
         if lm_weight is None and {"lm", "classifier"} <= kinds:  # the LM head is kept
             lm_weight = _LM_WEIGHT
-        return self.replace(label_kind=kind, class_weights=weights, lm_weight=lm_weight)
+        return self.replace(label_kind=kind, lm_weight=lm_weight)
+
+    def continuing(self, settings: Settings, examples: Sequence[LabelledText]) -> Self:
+        """Labels that could be classes are of the kind that the model has learned."""
+        known, kind = settings.labels, settings.label_kind
+        if not known or self.label_kind or settings.task not in (None, self.kind):
+            return self
+        if kind == "classes" or label_kind(examples) != "classes":
+            return self
+        own = self.replace(label_kind="multi-label")
+        fits = all(_as_number(one.label) is not None for one in examples)
+        if kind == "multi-label":
+            fits = not {*own.label_names(examples)}.isdisjoint(known)
+        return self.replace(label_kind=kind) if fits else self
+
+    def with_labels(self, labels: Sequence[str], examples: Sequence[LabelledText]) -> Self:
+        """The weights of the classes, in their order; 1 for a class without an example."""
+        weights = self.class_weights
+        if weights == "balanced":
+            counts = Counter(one.label for one in examples if isinstance(one.label, str))
+            even = len(examples) / len(counts)
+            weights = tuple(even / counts[name] if counts[name] else 1.0 for name in labels)
+        if isinstance(weights, tuple) and len(weights) != len(labels):
+            raise RecipeError(
+                f"objective.class_weights has {len(weights)} numbers for {len(labels)} classes: "
+                f"{listing(labels)}."
+            )
+        return self.replace(class_weights=weights)
+
+    def with_statistics(self, settings: Settings, train: Sequence[LabelledText]) -> Settings:
+        """The mean and the standard deviation of numbers, by which they are standardised."""
+        if settings.label_kind != "numbers":
+            return settings
+        numbers = self._label_array(train, settings)
+        mean = float(numbers.mean())
+        deviation = float(numbers.std()) if np.ptp(numbers) > 0 else abs(mean) or 1.0
+        return settings.with_label_scale(mean, deviation)
 
     def label_names(self, examples: Sequence[LabelledText]) -> tuple[str, ...]:
         """The names of the classes, or one name for a number."""
@@ -232,11 +264,6 @@ class TextClassification(LabelledObjective):
                 f"them with {field_option('text')} {field_option('label')}. Numbers are predicted "
                 "with --set objective.label_kind=numbers."
             )
-        if isinstance(self.class_weights, tuple) and len(self.class_weights) != len(names):
-            raise RecipeError(
-                f"objective.class_weights has {len(self.class_weights)} numbers for {len(names)} "
-                f"classes: {listing(names)}."
-            )
         paired = {one.pair is not None for one in examples}
         options = {
             "prefix": self.prefix,
@@ -262,6 +289,9 @@ class TextClassification(LabelledObjective):
     def encode(self, examples: Sequence[LabelledText], lm: LanguageModel) -> EncodedExamples:
         """Texts with their labels; for a decoder also with the next tokens."""
         labels = self._label_array(examples, lm.settings)
+        if lm.settings.label_kind == "numbers":
+            mean, deviation = lm.settings.label_scale
+            labels = ((labels - mean) / deviation).astype(np.float32)
         if lm.spec.family == "encoder-decoder":
             names = lm.settings.labels
             pairs = [(self.prefix + one.joined, names[i]) for one, i in zip(examples, labels)]
@@ -375,7 +405,7 @@ class TextClassification(LabelledObjective):
         return names
 
     def _label_array(self, examples: Sequence[LabelledText], settings: Settings) -> NDArray[Any]:
-        """Class indices int64 [N], indicators float32 [N, L], or numbers float32 [N].
+        """Class indices int64 [N], indicators float32 [N, L], or numbers float64 [N].
 
         Raises DataError, with file and line, for a label the model does not know.
         """
@@ -385,7 +415,7 @@ class TextClassification(LabelledObjective):
             for one, value in zip(examples, values):
                 if value is None:
                     raise DataError(f'the label of {one.where} is "{one.label}", not a number.')
-            return np.array(values, dtype=np.float32)
+            return np.array(values, dtype=np.float64)
         ids = {name: i for i, name in enumerate(settings.labels)}
         chosen = [
             [label_id(name, ids, one.where) for name in self._names(one, kind)] for one in examples
@@ -403,7 +433,7 @@ def _shown(label: str | list[str]) -> str:
 
 
 def _number_metrics(
-    examples: Sequence[LabelledText], gold: NDArray[np.float32], predicted: Sequence[float]
+    examples: Sequence[LabelledText], gold: NDArray[np.float64], predicted: Sequence[float]
 ) -> Metrics:
     """Metrics of numbers; the mistakes are the largest errors."""
     rows = [

@@ -12,7 +12,6 @@ from trivium.spec import (
     Dense,
     Head,
     MLMHead,
-    Pooling,
     SpanHead,
     Spec,
     TaggerHead,
@@ -29,8 +28,13 @@ def require_encoding(spec: Spec, task: str) -> None:
         )
 
 
-def default_pooling(spec: Spec) -> Pooling:
-    """The vector of a text that is classified: one that has read all of it, or the mean."""
+def default_pooling(spec: Spec) -> ClassifierPooling:
+    """The vector of a text that is classified: that of the head that the model has already, else
+    one that has read all of the text, or the mean.
+    """
+    for head in spec.heads:
+        if isinstance(head, ClassifierHead):
+            return head.pooling
     if spec.two_way:
         return "mean"
     ends = spec.family == "decoder-only" or spec.query_stream
@@ -38,7 +42,10 @@ def default_pooling(spec: Spec) -> Pooling:
 
 
 def classifier_head(spec: Spec, num_labels: int, pooling: ClassifierPooling) -> Head:
-    """A classifier of one vector of a text."""
+    """A classifier of one vector of a text, in the form that the model already has."""
+    own = [head for head in spec.heads if isinstance(head, ClassifierHead)]
+    if own and own[0].pooling == pooling:
+        return own[0].replace(num_labels=num_labels)
     if pooling == "last":
         last = ClassifierHead(num_labels=num_labels, pooling="last", bias=False)
         summary = last.replace(dense=Dense(activation="tanh"), bias=True)
@@ -50,7 +57,10 @@ def classifier_head(spec: Spec, num_labels: int, pooling: ClassifierPooling) -> 
 
 
 def tagger_head(spec: Spec, num_labels: int) -> Head:
-    """A classifier of every position."""
+    """A classifier of every position, in the form that the model already has."""
+    own = [head for head in spec.heads if isinstance(head, TaggerHead)]
+    if own:
+        return own[0].replace(num_labels=num_labels)
     dense = [None, *_dense_layers(spec)]
     return _published(spec, [TaggerHead(num_labels=num_labels, dense=one) for one in dense])
 

@@ -189,22 +189,25 @@ def multi_label_metrics(gold: NDArray, predicted: NDArray, names: Sequence[str])
 
 
 def regression_metrics(gold: NDArray, predicted: NDArray) -> Metrics:
-    """Correlations and errors of numbers [N]; a correlation with a constant is 0."""
+    """Return R2, correlations and errors of numbers [N]; a correlation with a constant is 0.
+
+    R2 is the main value: unlike a correlation it also counts a wrong scale.
+    """
     from scipy import stats
 
     sk, pearson, spearman = _sklearn_metrics(), 0.0, 0.0
     if len(gold) > 1 and np.ptp(gold) > 0 and np.ptp(predicted) > 0:
         results: Any = stats.pearsonr(gold, predicted), stats.spearmanr(gold, predicted)
         pearson, spearman = (float(result[0]) for result in results)
-    return Metrics(
-        {
-            "pearson": pearson,
-            "spearman": spearman,
-            "mse": float(sk.mean_squared_error(gold, predicted)),
-            "mae": float(sk.mean_absolute_error(gold, predicted)),
-            "r2": float(sk.r2_score(gold, predicted)) if len(gold) > 1 else 0.0,
-        }
-    )
+    values = {
+        "r2": float(sk.r2_score(gold, predicted)) if len(gold) > 1 else 0.0,
+        "pearson": pearson,
+        "spearman": spearman,
+        "mse": float(sk.mean_squared_error(gold, predicted)),
+        "mae": float(sk.mean_absolute_error(gold, predicted)),
+    }
+    # R2 compares with the mean, which says nothing where all numbers are equal.
+    return Metrics(values).with_main("r2" if np.ptp(gold) > 0 else "mse")
 
 
 def _scores_by_label(gold: ArrayLike, predicted: ArrayLike, names: Sequence[str]) -> Any:

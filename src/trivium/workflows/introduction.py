@@ -17,7 +17,7 @@ from trivium.interop.hf_folder import export_problem
 from trivium.messages import translated
 from trivium.models import flops_per_token, num_parameters
 from trivium.presets import catalogue, is_own_size
-from trivium.progress import ProgressLine, counted, short_duration
+from trivium.progress import ProgressLine, counted, labelled, short_duration
 from trivium.report import UNKNOWN_SHARE
 from trivium.spec import Spec
 from trivium.train import defaults
@@ -308,6 +308,8 @@ def _tell_weights(line: ProgressLine, recipe: Recipe, corpus: Corpus, setup: Mod
     if setup.new_heads:
         heads = ", ".join(setup.new_heads)
         line.tell("weights", "of {name}; the head {heads} starts new", name=name, heads=heads)
+    for sentence in setup.labels.sentences():
+        line.say(labelled("labels", sentence))
 
 
 def _tell_published(line: ProgressLine, recipe: Recipe) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 
 from trivium.adapt import ParameterCounts, count_parameters
 from trivium.errors import RecipeError
+from trivium.interop.label_scale import rescale_numbers
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
@@ -26,6 +27,12 @@ from trivium.text.vocabulary import Vocabulary
 from trivium.train import defaults
 from trivium.train.recipe import Recipe
 from trivium.workflows.corpus import Corpus, ExampleSource
+from trivium.workflows.known_labels import (
+    KnownLabels,
+    copied_rows,
+    known_labels,
+    over_labels,
+)
 
 
 @dataclass
@@ -40,6 +47,7 @@ class ModelSetup:
         parameters: how many are trained.
         new_heads: kinds of heads whose weights are new, of a model with trained weights.
         fitted: returns the settings of the model whose longest example has some number of tokens.
+        labels: those of the model before, beside those of the data.
     """
 
     recipe: Recipe
@@ -48,6 +56,7 @@ class ModelSetup:
     lm: LanguageModel
     parameters: ParameterCounts
     new_heads: tuple[str, ...]
+    labels: KnownLabels
     fitted: Callable[[int], Settings]
 
     def fit_length(self, corpus: Corpus, longest: int) -> None:
@@ -68,18 +77,29 @@ def set_up_model(
     Raises:
         RecipeError: a model, tokenizer, weights or adapter that do not fit.
     """
-    for source in corpus.examples:
-        source.objective = source.objective.resolve(spec, [*source.train, *source.valid])
-    objectives = [source.objective for source in corpus.sources]
-    recipe = corpus.recipe.with_objectives(objectives)
     settings = base.settings if base is not None else Settings()
+    for source in corpus.examples:
+        examples = [*source.train, *source.valid]
+        source.objective = source.objective.continuing(settings, examples).resolve(spec, examples)
+    objectives = [source.objective for source in corpus.sources]
     vocabulary = _vocabulary(corpus.tokenizer, settings)
     if spec.family == "encoder-decoder":
         settings = _with_generation_ids(settings, objectives, vocabulary)
         vocabulary = _vocabulary(corpus.tokenizer, settings)
     for source in corpus.examples:
         settings = source.objective.settings(settings, [*source.train, *source.valid])
+        settings = source.objective.with_statistics(settings, source.train)
         _warn_of_unseen_labels(source)
+    heads = [head for one in objectives for head in one.heads(spec, settings.labels)]
+    keeps = base is not None and not corpus.recipe.model.new_weights
+    labels = known_labels(base if keeps else None, settings, heads)
+    if labels.before:
+        settings = settings.with_labels(labels.after, settings.label_kind)
+    for source in corpus.examples:
+        examples = [*source.train, *source.valid]
+        source.objective = source.objective.with_labels(settings.labels, examples)
+    objectives = [source.objective for source in corpus.sources]
+    recipe = corpus.recipe.with_objectives(objectives)
     settings = _with_prefixes(settings, objectives)
     final = _final_spec(recipe, spec, settings, corpus, new=base is None)
     module = objectives[0].build(final, seed=recipe.seed, device=device)
@@ -93,10 +113,16 @@ def set_up_model(
             # Beside a run of ELECTRA is its generator.
             folder = Path(str(recipe.model.init_from)) / name
             if not name:
-                new_heads = copy_weights(base, model)
+                new_heads = copy_weights(base, model, labels)
             elif folder.is_dir():
                 copy_weights(load(folder, device="cpu"), model)
         objectives[0].join(module)
+        numbers = settings.task == "classification" and settings.label_kind == "numbers"
+        if numbers and labels.before and "classifier" not in new_heads:
+            scales = base.settings.label_scale, settings.label_scale
+            weights, scale = rescale_numbers(models[""].state_dict(), *scales)
+            models[""].load_state_dict(weights)
+            settings = settings.with_label_scale(*scale)
     before = None
     if base is not None and recipe.model.starts_from_weights:
         before = base.trained_length or 0
@@ -113,23 +139,31 @@ def set_up_model(
     def fitted(longest: int) -> Settings:
         return _with_lengths(settings, final, corpus, before, longest)
 
-    return ModelSetup(recipe, vocabulary, module, lm, parameters, new_heads, fitted)
+    return ModelSetup(recipe, vocabulary, module, lm, parameters, new_heads, labels, fitted)
 
 
-def copy_weights(base: LanguageModel, model: Any) -> tuple[str, ...]:
-    """Fill a model with the weights of another one; the kinds of heads that stay new.
+def copy_weights(
+    base: LanguageModel, model: Any, labels: KnownLabels | None = None
+) -> tuple[str, ...]:
+    """Fill a model with the weights of another one. Returns the kinds of heads that stay new.
 
-    These are the heads that the other has not, or has with other labels.
+    These are the heads that the other model does not have. A head over labels keeps the rows of
+    the labels that the other model knows, and is new where it knows none of them.
 
     Raises RecipeError where another weight is missing or has another shape.
     """
-    trained = base.module.state_dict()
-    new_heads = tuple(head.kind for head in model.spec.heads if head not in base.spec.heads)
+    trained, rows = base.module.state_dict(), 0 if labels is None else len(labels.before)
+    new_heads = tuple(
+        head.kind for head in model.spec.heads if not _has_head(base.spec, head, labels)
+    )
     new = tuple(f"heads.{kind}." for kind in new_heads)
+    partly = tuple(f"heads.{head.kind}." for head in model.spec.heads if over_labels(head))
     taken = {}
     for name, weight in model.state_dict().items():
         if name.startswith(new):
             continue
+        if name in trained and name.startswith(partly):
+            trained[name] = copied_rows(trained[name], weight, rows)
         if name not in trained or trained[name].shape != weight.shape:
             raise RecipeError(
                 f"the model to start from has no {name} of shape {list(weight.shape)}: it is built "
@@ -138,6 +172,14 @@ def copy_weights(base: LanguageModel, model: Any) -> tuple[str, ...]:
         taken[name] = trained[name]
     model.load_state_dict(taken, strict=False)
     return new_heads
+
+
+def _has_head(spec: Spec, head: Head, labels: KnownLabels | None) -> bool:
+    """Return whether a model has a head, or one of the same form over labels of which some stay."""
+    if labels is None or not over_labels(head):
+        return head in spec.heads
+    same = (one for one in spec.heads if over_labels(one) and one.kind == head.kind)
+    return labels.kept and any(one.replace(num_labels=head.num_labels) == head for one in same)
 
 
 def _warn_of_unseen_labels(source: ExampleSource) -> None:

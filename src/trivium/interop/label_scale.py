@@ -1,0 +1,57 @@
+"""The scale of a regression's numbers, moved between a model's settings and its head."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from trivium.interop.settings import Settings
+
+Scale = tuple[float, float]
+"""The mean and the standard deviation that the output of a head is multiplied by and added to."""
+
+_HEAD, _NORM = "heads.classifier.classifier", "decoder.norm.bias"
+
+
+def rescale_numbers(
+    weights: Mapping[str, Tensor], before: Scale, after: Scale
+) -> tuple[dict[str, Tensor], Scale]:
+    """Change the scale of a regression, but no prediction.
+
+    Returns the weights with those of the head changed, and the scale that they need: `after`, but
+    with the mean of `before` where the head has no bias to take up the difference.
+    """
+    (mean, deviation), (new_mean, new_deviation) = before, after
+    weight, bias = weights[f"{_HEAD}.weight"], weights.get(f"{_HEAD}.bias")
+    ratio = deviation / new_deviation
+    changed = {**weights, f"{_HEAD}.weight": (weight.double() * ratio).to(weight.dtype)}
+    if bias is None:
+        return changed, (mean, new_deviation)
+    moved = bias.double() * ratio + (mean - new_mean) / new_deviation
+    return changed | {f"{_HEAD}.bias": moved.to(bias.dtype)}, after
+
+
+def fold_numbers(
+    weights: Mapping[str, Tensor], settings: Settings
+) -> tuple[Mapping[str, Tensor], Settings]:
+    """Fold the scale of a regression into the weights, so that their output is in the user's units.
+
+    Without a bias in the head, the bias of the last norm takes up the mean, as in GPT-2. Without
+    that (LLaMA), the mean stays in the settings, with a warning.
+    """
+    if settings.label_scale == (0.0, 1.0):
+        return weights, settings
+    weights, (mean, _) = rescale_numbers(weights, settings.label_scale, (0.0, 1.0))
+    direction, norm = weights[f"{_HEAD}.weight"][0].double(), weights.get(_NORM)
+    if mean and norm is not None and direction.count_nonzero():
+        shift = mean * direction / (direction @ direction)
+        weights, mean = weights | {_NORM: (norm.double() + shift).to(norm.dtype)}, 0.0
+    if mean:
+        warnings.warn(
+            f"no Hugging Face class of this family has a bias in its classifier: add {mean:g}, the "
+            "mean of the training labels, to the numbers that transformers gives.",
+            stacklevel=2,
+        )
+    return weights, settings.with_label_scale(mean, 1.0)

@@ -1,0 +1,93 @@
+"""Labels of a model that is trained on: the rows of its head that it keeps, and their scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+
+from trivium.interop.settings import Settings
+from trivium.language_model import LanguageModel
+from trivium.messages import translated
+from trivium.objectives.task_metrics import listing
+from trivium.spec import ClassifierHead, Head, TaggerHead
+
+
+@dataclass(frozen=True)
+class KnownLabels:
+    """The labels of a model to start from, beside those of the new data.
+
+    Args:
+        before: the labels of the model, in the order of its head.
+        data: the labels of the new data.
+    """
+
+    before: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()
+
+    @property
+    def kept(self) -> bool:
+        """Whether the model keeps its labels: at least one of them is in the new data."""
+        return not {*self.before}.isdisjoint(self.data)
+
+    @property
+    def after(self) -> tuple[str, ...]:
+        """The labels of the trained model: those of the model before, then the new ones."""
+        new = tuple(name for name in self.data if name not in self.before)
+        return self.before + new if self.kept else self.data
+
+    def sentences(self) -> Iterator[str]:
+        """Yield what happens to the labels, for the user."""
+        added = [name for name in self.after if name not in self.before]
+        unseen = [name for name in self.before if name not in self.data]
+        if not self.before or not (added or unseen):
+            return
+        if not self.kept:
+            words = "none of the labels of the model is in the data, so all are replaced: {labels}"
+            yield translated(words, labels=listing(self.before))
+            return
+        kept = [name for name in self.before if name in self.data]
+        yield translated("kept with their weights: {labels}", labels=listing(kept))
+        if added:
+            yield translated("added with new weights: {labels}", labels=listing(added))
+        if unseen:
+            words = "kept, but never in the data, so they may be forgotten: {labels}"
+            yield translated(words, labels=listing(unseen))
+
+
+def over_labels(head: Head) -> TypeGuard[ClassifierHead | TaggerHead]:
+    """Return whether a head has a row for every label."""
+    return isinstance(head, ClassifierHead | TaggerHead)
+
+
+def known_labels(
+    base: LanguageModel | None, settings: Settings, heads: Iterable[Head]
+) -> KnownLabels:
+    """Compare the labels of a base model with those in the settings of a new task.
+
+    Args:
+        base: the model to start from.
+        settings: with the labels of the data.
+        heads: those of the new task.
+    """
+    if base is None or settings.label_kind != base.settings.label_kind:
+        return KnownLabels()
+    kinds = {head.kind for head in heads if over_labels(head)}
+    own = [one.num_labels for one in base.spec.heads if over_labels(one) and one.kind in kinds]
+    before = base.label_names(own[0]) if own else ()
+    if base.generates_labels and settings.task == base.settings.task:
+        before = base.settings.labels
+    if settings.label_kind == "numbers":  # one number, whatever its name is
+        return KnownLabels(settings.labels, settings.labels) if before else KnownLabels()
+    numbers = tuple(name.removeprefix("LABEL_") for name in before)  # names of transformers
+    if {*settings.labels} <= {*numbers}:
+        before = numbers
+    return KnownLabels(before, settings.labels)
+
+
+def copied_rows(weight: Tensor, new: Tensor, rows: int) -> Tensor:
+    """Return a new weight over labels whose first `rows` rows are those of another weight."""
+    return weight if weight.shape == new.shape else torch.cat([weight[:rows], new[rows:]])
