@@ -232,7 +232,7 @@ def test_settings_refuse_labels_that_cannot_be_learned():
     with pytest.raises(DataError, match="name each class that applies once"):
         TextClassification(label_kind="multi-label").settings(Settings(), examples([["a", "a"]]))
     with pytest.raises(RecipeError, match="3 numbers for 2 classes"):
-        TextClassification(class_weights=(1, 2, 3)).settings(Settings(), examples(CLASSES))
+        TextClassification(class_weights=(1, 2, 3)).with_labels("ab", examples(CLASSES))
     gold = examples(CLASSES)
     resolved, lm = untrained(objective, gold, "bert")
     with pytest.raises(
@@ -263,12 +263,14 @@ def test_models_and_keys_that_do_not_fit_are_refused():
         heads = TextClassification(pooling=pooling).heads(presets["elmo-tiny"], "ab")
         assert [head.pooling for head in heads] == [expected]
     balanced = TextClassification(class_weights="balanced").resolve(encoder, examples(CLASSES))
+    names = balanced.label_names(examples(CLASSES))
+    balanced = balanced.with_labels(names, examples(CLASSES))
     assert balanced.class_weights == pytest.approx((7 / 8, 7 / 6))
     gold = examples(["10", "9", "1", "9", "9", "1", "9"])
     names = np.array(TextClassification().label_names(gold))
     expected = compute_class_weight("balanced", classes=names, y=[one.label for one in gold])
     objective = TextClassification(class_weights="balanced", label_kind="classes")
-    balanced = objective.resolve(encoder, gold)
+    balanced = objective.resolve(encoder, gold).with_labels(names.tolist(), gold)
     assert balanced.class_weights == pytest.approx(expected.tolist())
 
 
@@ -277,7 +279,7 @@ def test_models_and_keys_that_do_not_fit_are_refused():
     [
         ("bert", CLASSES, {}, "accuracy"),
         ("bert", [["a"], ["b"], [], ["a", "b"], ["b"], ["a"], []], {}, "micro_f1"),
-        ("bert", [0.5, 1.0, -1.0, 2.0, 0.0, 1.5, 3.0], {}, "pearson"),
+        ("bert", [0.5, 1.0, -1.0, 2.0, 0.0, 1.5, 3.0], {}, "r2"),
         ("gpt2", CLASSES, {"class_weights": "balanced"}, "accuracy"),
         ("t5", CLASSES, {"prefix": "sentiment: "}, "accuracy"),
     ],
@@ -290,9 +292,9 @@ def test_every_kind_overfits_and_measures_itself(family, labels, options, main):
     assert metrics.main == main
     assert metrics.score > 0.98
     assert len(metrics.predictions) == 7
-    if main == "pearson":
+    if main == "r2":
         tree = json.loads(json.dumps(metrics.to_dict()))
-        assert (tree["main"], tree["num_examples"]) == ("pearson", 7)
+        assert (tree["main"], tree["num_examples"]) == ("r2", 7)
         assert set(tree["mistakes"][0]) == {"where", "text", "expected", "predicted", "confidence"}
         return
     assert not metrics.mistakes

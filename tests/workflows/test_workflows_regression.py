@@ -18,6 +18,8 @@ from trivium.objectives.task_metrics import regression_metrics
 from trivium.workflows.evaluate import evaluate
 from trivium.workflows.training import finetune
 
+pytestmark = pytest.mark.filterwarnings("ignore:no Hugging Face class has a classifier and")
+
 SCALES = {
     "hundreds": (500, 400),
     "thousandths": (0.001, 0.0005),
