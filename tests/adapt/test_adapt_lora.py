@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from double import FLOAT32
+from double import FLOAT32, double_precision
 from small_models import ALL_SPECS, SPECS, inputs_for, random_ids, small_model
 from torch.nn import functional as F
 
@@ -57,6 +57,7 @@ def test_dropout_is_of_the_update_alone_and_of_training_alone():
 
 
 @pytest.mark.parametrize("name", ["bert", "albert", "modernbert", "gpt2", "llama", "t5", "bart"])
+@double_precision()
 def test_the_base_stays_and_the_merged_model_computes_the_same(name):
     ids = random_ids(2, 11)
     model = adapted(name)
@@ -71,7 +72,7 @@ def test_the_base_stays_and_the_merged_model_computes_the_same(name):
     merged = small_model(name)
     merged.load_state_dict(merged_state(model))
     expected = outputs(model, name)
-    torch.testing.assert_close(outputs(merged, name), expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(outputs(merged, name), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_targets_and_what_is_trained_beside_them():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from double import double_precision
 from small_models import ALL_SPECS
 
 from trivium import spec
@@ -15,8 +16,8 @@ from trivium.presets import catalogue
 CONCAT = spec.ClassifierHead(num_labels=3, pooling="concat")
 
 
-@pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("dense", [None, spec.Dense(activation="tanh")])
+@double_precision()
 def test_concat_is_the_last_state_with_maximum_and_mean_of_all(dense: spec.Dense | None):
     part = ALL_SPECS["lstm"].replace(heads=(CONCAT.replace(dense=dense),))
     head = build(part, seed=1).eval().heads["classifier"]

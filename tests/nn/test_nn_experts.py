@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from double import double_precision
 from small_models import SPECS, WIDTH, random_ids, random_model
 
 from trivium import spec
@@ -35,7 +36,7 @@ def mixture(x, router, experts, real, chosen):
     return y, 0.3 * 5 * (counts * probabilities).sum() / max(1, real.sum()) ** 2
 
 
-@pytest.mark.usefixtures("double_precision")
+@double_precision()
 def test_a_mixture_is_the_formula_and_only_chosen_experts_compute():
     x, padding = torch.randn(ROWS, LENGTH, WIDTH), torch.tensor([[1] * 6, [1] * 2 + [0] * 4])
     select, none = torch.tensor([1, 3, 7, 10]), torch.tensor([], dtype=torch.int64)
@@ -65,7 +66,7 @@ def test_a_mixture_is_the_formula_and_only_chosen_experts_compute():
         PART.replace(num_chosen=6)
 
 
-@pytest.mark.usefixtures("double_precision")
+@double_precision()
 def test_the_loss_is_of_all_layers_of_a_stack_and_weights_that_compute_are_counted():
     bart = SPECS["bart"]
     bart = bart.replace(

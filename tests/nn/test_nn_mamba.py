@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-from double import relative_error
+from double import double_precision, relative_error
 from torch.nn import functional as F
 
 from trivium.models import build
@@ -40,7 +39,7 @@ def one_by_one(layer: mamba.MambaMixer, x: torch.Tensor) -> torch.Tensor:
     return layer.output(torch.stack(outputs) * F.silu(gate))
 
 
-@pytest.mark.usefixtures("double_precision")
+@double_precision()
 def test_the_formula_of_the_paper_over_segments_documents_and_padding(monkeypatch):
     monkeypatch.setattr(mamba, "SEGMENT", 4)
     torch.manual_seed(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from double import FLOAT32, relative_error
+from double import FLOAT32, double_precision, relative_error
 from small_models import SPECS, random_ids, random_model
 from torch.nn import functional as F
 
@@ -49,7 +49,7 @@ def by_sums(layer: TimeMixingMixer, x: torch.Tensor) -> torch.Tensor:
     return layer.output(receptance.sigmoid() * torch.stack(means))
 
 
-@pytest.mark.usefixtures("double_precision")
+@double_precision()
 def test_the_formula_of_the_paper_over_documents_and_padding():
     torch.manual_seed(0)
     layer, x = mixer(), torch.randn(2, LENGTH, WIDTH)
@@ -86,7 +86,7 @@ def test_keys_of_any_size_in_float32():
     assert relative_error(from_state, y) < FLOAT32
 
 
-@pytest.mark.usefixtures("double_precision")
+@double_precision()
 def test_a_network_that_reads_the_token_before_in_parallel_blocks():
     torch.manual_seed(0)
     described = SPECS["gpt-neox"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from double import double_precision
 from overfit_tasks import CPU, overfit, untrained
 from torch.nn import functional as F
 
@@ -50,7 +51,7 @@ def test_tokens_are_deleted_and_the_text_is_the_target():
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
-@pytest.mark.usefixtures("double_precision")
+@double_precision()
 def test_the_decoder_sees_the_pooled_vector_and_nothing_else(pooling):
     objective, lm = untrained(TSDAE.parse({"pooling": pooling}), EXAMPLES, "bert")
     _, batch = prepared(objective, lm)

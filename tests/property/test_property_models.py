@@ -17,6 +17,7 @@ from small_models import (
     small_model,
 )
 
+from trivium import spec
 from trivium.errors import SpecError
 from trivium.nn.state import Ring
 
@@ -156,92 +157,107 @@ def expected(model, name, source, ids):
     return logits_of(model, input_ids=ids)[0]
 
 
-def in_rings(names, monkeypatch):
-    """The names; then those with windows, whose slots are rings of a few tokens."""
-    yield from names
-    monkeypatch.setattr(Ring, "SPARE", 2)
-    rings = [name for name in names if has_ring(name)]
-    assert {"gpt3", "mistral", "sliding"} <= {*rings}
-    yield from rings
+def with_rings(names):
+    """The names; then those with windows, whose slots are then rings of a few tokens."""
+    rings = [name for name in names if has_window(ALL_SPECS[name])]
+    return [
+        *(pytest.param(name, False, id=name) for name in names),
+        *(pytest.param(name, True, id=f"{name}-rings") for name in rings),
+    ]
 
 
-def has_ring(name):
-    return any(isinstance(state, Ring) for state in small_model(name).new_cache(1, LENGTH).states)
+def has_window(described):
+    """Whether a decoder has sliding windows, of which a cache keeps the last tokens alone."""
+    decoder = getattr(described, "decoder", None)
+    mixers = decoder.mixers if decoder is not None else ()
+    return any(
+        each.kind == "attention" and isinstance(each.pattern, spec.Sliding)  # type: ignore
+        for each in mixers
+    )
 
 
+def model_with(rings, name, monkeypatch):
+    """The model; with rings, those that are kept have only two slots to spare."""
+    if rings:
+        monkeypatch.setattr(Ring, "SPARE", 2)
+    model = small_model(name)
+    states = model.new_cache(1, LENGTH).states
+    if rings:
+        assert any(isinstance(state, Ring) for state in states)
+    return model
+
+
+@pytest.mark.parametrize(("name", "rings"), with_rings(GENERATING))
 @torch.no_grad()
-def test_cached_equals_uncached_with_slots_in_any_order(monkeypatch):
+def test_cached_equals_uncached_with_slots_in_any_order(name, rings, monkeypatch):
     """Four texts of different lengths enter five slots, move on, leave, and are copied."""
     texts = [random_ids(1, LENGTH, seed=seed) for seed in range(4)]
     source = random_ids(4, SOURCE_LENGTH, seed=9)
-    for name in in_rings(GENERATING, monkeypatch):
-        model = small_model(name)
-        cache = model.new_cache(5, LENGTH)
-        assert cache.lengths.tolist() == [0] * 5
-        whole = [expected(model, name, source[i : i + 1], texts[i]) for i in range(4)]
-        if name in BOTH:
-            cache.remember(torch.tensor([3, 0]), model.encode(source[:2, :5]))  # stale
-            cache.remember(torch.tensor([3, 0, 4, 1]), model.encode(source))
-        # A prefill of two texts, padded on the right, then two others, then chunks of one.
-        held = {3: 0, 0: 1, 4: 2, 1: 3}  # slot -> text
-        for slots, lengths in (([3, 0], [7, 2]), ([4, 1], [3, 5]), ([3, 4], [4, 1])):
-            starts = cache.lengths[torch.tensor(slots)].tolist()
-            ids = torch.full((len(slots), max(lengths) + 1), 7)
-            for row, (slot, start, length) in enumerate(zip(slots, starts, lengths)):
-                ids[row, :length] = texts[held[slot]][0, start : start + length]
-            options = {"slots": torch.tensor(slots), "lengths": torch.tensor(lengths)}
-            logits = cached(model, name, cache, source, ids, **options)
-            for row, (slot, start, length) in enumerate(zip(slots, starts, lengths)):
-                close(logits[row, :length], whole[held[slot]][start : start + length])
-        assert cache.lengths.tolist() == [2, 5, 0, 11, 4]
-        # Decode steps of all rows; slot 2 is free and must not disturb.
-        for _ in range(3):
-            starts = cache.lengths.tolist()
-            step = [
-                texts[held[s]][0, starts[s]] if s in held else torch.tensor(1) for s in range(5)
-            ]
-            active = torch.tensor([1, 1, 0, 1, 1])
-            logits = cached(model, name, cache, source, torch.stack(step)[:, None], lengths=active)
-            for slot, text in held.items():
-                close(logits[slot, 0], whole[text][starts[slot]])
-        # Slot 4 ends; slot 3's text continues in slots 2 and 4 too.
-        cache.free(4)
-        cache.copy(torch.tensor([3, 3]), torch.tensor([2, 4]))
-        start = int(cache.lengths[3])
-        assert cache.lengths.tolist() == [5, 8, start, start, start]
-        logits = cached(
-            model,
-            name,
-            cache,
-            source,
-            texts[0][:, start : start + 2].expand(3, -1),
-            slots=torch.tensor([4, 2, 3]),
-        )
-        for row in range(3):
-            close(logits[row], whole[0][start : start + 2])
+    model = model_with(rings, name, monkeypatch)
+    cache = model.new_cache(5, LENGTH)
+    assert cache.lengths.tolist() == [0] * 5
+    whole = [expected(model, name, source[i : i + 1], texts[i]) for i in range(4)]
+    if name in BOTH:
+        cache.remember(torch.tensor([3, 0]), model.encode(source[:2, :5]))  # stale
+        cache.remember(torch.tensor([3, 0, 4, 1]), model.encode(source))
+    # A prefill of two texts, padded on the right, then two others, then chunks of one.
+    held = {3: 0, 0: 1, 4: 2, 1: 3}  # slot -> text
+    for slots, lengths in (([3, 0], [7, 2]), ([4, 1], [3, 5]), ([3, 4], [4, 1])):
+        starts = cache.lengths[torch.tensor(slots)].tolist()
+        ids = torch.full((len(slots), max(lengths) + 1), 7)
+        for row, (slot, start, length) in enumerate(zip(slots, starts, lengths)):
+            ids[row, :length] = texts[held[slot]][0, start : start + length]
+        options = {"slots": torch.tensor(slots), "lengths": torch.tensor(lengths)}
+        logits = cached(model, name, cache, source, ids, **options)
+        for row, (slot, start, length) in enumerate(zip(slots, starts, lengths)):
+            close(logits[row, :length], whole[held[slot]][start : start + length])
+    assert cache.lengths.tolist() == [2, 5, 0, 11, 4]
+    # Decode steps of all rows; slot 2 is free and must not disturb.
+    for _ in range(3):
+        starts = cache.lengths.tolist()
+        step = [texts[held[s]][0, starts[s]] if s in held else torch.tensor(1) for s in range(5)]
+        active = torch.tensor([1, 1, 0, 1, 1])
+        logits = cached(model, name, cache, source, torch.stack(step)[:, None], lengths=active)
+        for slot, text in held.items():
+            close(logits[slot, 0], whole[text][starts[slot]])
+    # Slot 4 ends; slot 3's text continues in slots 2 and 4 too.
+    cache.free(4)
+    cache.copy(torch.tensor([3, 3]), torch.tensor([2, 4]))
+    start = int(cache.lengths[3])
+    assert cache.lengths.tolist() == [5, 8, start, start, start]
+    logits = cached(
+        model,
+        name,
+        cache,
+        source,
+        texts[0][:, start : start + 2].expand(3, -1),
+        slots=torch.tensor([4, 2, 3]),
+    )
+    for row in range(3):
+        close(logits[row], whole[0][start : start + 2])
 
 
+@pytest.mark.parametrize(("name", "rings"), with_rings(DECODERS))
 @torch.no_grad()
-def test_slots_of_equal_length_need_no_mask_and_can_be_shortened(monkeypatch):
+def test_slots_of_equal_length_need_no_mask_and_can_be_shortened(name, rings, monkeypatch):
     """By as many tokens as the model can take back; by more is an error."""
     ids, source = random_ids(2, LENGTH), random_ids(2, SOURCE_LENGTH, seed=9)
-    for name in in_rings(DECODERS, monkeypatch):
-        model = small_model(name)
-        cache = model.new_cache(2, LENGTH)
-        if name in BOTH:
-            cache.remember(torch.arange(2), model.encode(source))
-        parts = [cached(model, name, cache, source, part) for part in ids.split([7, 1, 11], 1)]
-        whole = [expected(model, name, source[i : i + 1], ids[i : i + 1]) for i in range(2)]
-        close(torch.cat(parts, 1), torch.stack(whole))
-        first, second = (LENGTH - min(most, cache.max_rewind) for most in (14, 16))
-        cache.rewind(torch.tensor([1, 0]), torch.tensor([second, first]))
-        assert cache.lengths.tolist() == [first, second]
-        if second < LENGTH:
-            end = min(second + 6, LENGTH)
-            more = ids[1:, second:end]
-            logits = cached(model, name, cache, source, more, slots=torch.tensor([1]))
-            close(logits[0], whole[1][second:end])
-        if cache.max_rewind < LENGTH:
-            too_far = torch.tensor([LENGTH - cache.max_rewind - 1])
-            with pytest.raises(SpecError, match=f"at most by {cache.max_rewind}"):
-                cache.rewind(torch.tensor([1]), too_far)
+    model = model_with(rings, name, monkeypatch)
+    cache = model.new_cache(2, LENGTH)
+    if name in BOTH:
+        cache.remember(torch.arange(2), model.encode(source))
+    parts = [cached(model, name, cache, source, part) for part in ids.split([7, 1, 11], 1)]
+    whole = [expected(model, name, source[i : i + 1], ids[i : i + 1]) for i in range(2)]
+    close(torch.cat(parts, 1), torch.stack(whole))
+    first, second = (LENGTH - min(most, cache.max_rewind) for most in (14, 16))
+    cache.rewind(torch.tensor([1, 0]), torch.tensor([second, first]))
+    assert cache.lengths.tolist() == [first, second]
+    if second < LENGTH:
+        end = min(second + 6, LENGTH)
+        more = ids[1:, second:end]
+        logits = cached(model, name, cache, source, more, slots=torch.tensor([1]))
+        close(logits[0], whole[1][second:end])
+    if cache.max_rewind < LENGTH:
+        too_far = torch.tensor([LENGTH - cache.max_rewind - 1])
+        with pytest.raises(SpecError, match=f"at most by {cache.max_rewind}"):
+            cache.rewind(torch.tensor([1]), too_far)

@@ -167,9 +167,15 @@ def test_state_is_refused_where_it_means_nothing():
             load_recipe("lstm-tiny", {**changes, "objective": objective})
     with pytest.raises(RecipeError, match=r"leave \[\[mix\]\] out"):
         load_recipe("lstm-tiny", {"mix": mix})
-    for preset in ("gpt2-tiny", "ngram-tiny"):
-        with pytest.raises(RecipeError, match="needs a model whose state goes on from row to row"):
-            CARRY.heads(presets[preset])
-    for preset in ("elmo-tiny", "bilstm-tiny"):
-        with pytest.raises(RecipeError, match="RNNs that read one way"):
-            CARRY.heads(presets[preset])
+
+
+@pytest.mark.parametrize("preset", ["gpt2-tiny", "ngram-tiny"])
+def test_models_without_state_are_refused(preset):
+    with pytest.raises(RecipeError, match="needs a model whose state goes on from row to row"):
+        CARRY.heads(presets[preset])
+
+
+@pytest.mark.parametrize("preset", ["elmo-tiny", "bilstm-tiny"])
+def test_networks_that_read_both_ways_are_refused(preset):
+    with pytest.raises(RecipeError, match="RNNs that read one way"):
+        CARRY.heads(presets[preset])

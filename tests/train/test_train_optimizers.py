@@ -72,18 +72,18 @@ def test_memory_counts_the_numbers_that_an_optimizer_keeps(config):
     assert forecasts[0]["optimizer"] == forecasts[1]["optimizer"] / 2
 
 
+@pytest.mark.parametrize("config", KINDS, ids=kind_of)
 @pytest.mark.parametrize("name", SPECS)
-def test_every_weight_is_in_one_group_and_vectors_do_not_decay(name):
-    for config in KINDS:
-        model = small_model(name)
-        names = {id(weight): n for n, weight in model.named_parameters()}
-        grouped = []
-        for optimizer in config.build(model):
-            for group in optimizer.param_groups:
-                for weight in group["params"]:
-                    grouped.append(names[id(weight)])
-                    assert group["weight_decay"] == (0.1 if weight.ndim > 1 else 0.0)
-        assert sorted(grouped) == sorted(names.values())
+def test_every_weight_is_in_one_group_and_vectors_do_not_decay(name, config):
+    model = small_model(name)
+    names = {id(weight): n for n, weight in model.named_parameters()}
+    grouped = []
+    for optimizer in config.build(model):
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                grouped.append(names[id(weight)])
+                assert group["weight_decay"] == (0.1 if weight.ndim > 1 else 0.0)
+    assert sorted(grouped) == sorted(names.values())
 
 
 def test_muon_trains_the_matrices_of_the_blocks_and_token_vectors_have_their_rate():
@@ -111,21 +111,21 @@ def test_muon_trains_the_matrices_of_the_blocks_and_token_vectors_have_their_rat
     assert isinstance(alone, torch.optim.AdamW)
 
 
+@pytest.mark.parametrize("config", KINDS, ids=kind_of)
 @pytest.mark.parametrize("name", ["lstm", "bilstm", "elmo", "bert", "t5"])
-def test_rates_fall_from_layer_to_layer(name):
+def test_rates_fall_from_layer_to_layer(name, config):
     """The rate of a layer is decay times that of the layer above (Howard and Ruder 2018, 3.1)."""
-    for config in KINDS:
-        model = small_model(name)
-        plain, decayed = (
-            {id(w): (group["lr"], group["weight_decay"])
-             for optimizer in each.build(model) for group in optimizer.param_groups
-             for w in group["params"]}
-            for each in (config, config.replace(layer_decay=0.4))
-        )  # fmt: skip
-        for weight_name, weight in model.named_parameters():
-            rate, decay = plain[id(weight)]
-            expected = rate * 0.4 ** height(name, weight_name), decay
-            assert decayed[id(weight)] == pytest.approx(expected), (name, weight_name)
+    model = small_model(name)
+    plain, decayed = (
+        {id(w): (group["lr"], group["weight_decay"])
+         for optimizer in each.build(model) for group in optimizer.param_groups
+         for w in group["params"]}
+        for each in (config, config.replace(layer_decay=0.4))
+    )  # fmt: skip
+    for weight_name, weight in model.named_parameters():
+        rate, decay = plain[id(weight)]
+        expected = rate * 0.4 ** height(name, weight_name), decay
+        assert decayed[id(weight)] == pytest.approx(expected), (name, weight_name)
 
 
 def height(model, name):
