@@ -423,7 +423,7 @@ def test_a_source_tokenizer_of_its_own_reads_everything(translator):
     settings = Settings(config={"decoder_start_token_id": 0}).with_labels(NAMES)
     settings = settings.with_task("classification", prefix="")
     model = LanguageModel(spec, shaken(spec), byte_bpe(), settings, source_tokenizer=source)
-    assert model.source_tokenizer is source
+    assert model.reading("special").source_tokenizer is source
     seen, encode = [], model.module.encode
     model.module.encode = lambda ids, **inputs: seen.append(ids.tolist()) or encode(ids, **inputs)
     text = "The weather was cloudy"

@@ -210,7 +210,10 @@ def test_objectives_that_do_not_fit_the_other_tables_are_refused():
     message = error_of({**t5, "tokenizer": {"special_tokens": specials}})
     assert "needs the special token <extra_id_0>" in message
     assert "leave tokenizer.kind and tokenizer.special_tokens out" in message
-    assert "[MASK]" in error_of(bert, "tokenizer.kind=byte-bpe")
+    without_mask = {"kind": "byte-bpe", "special_tokens": ["<|endoftext|>"]}
+    assert "[MASK]" in error_of({**bert, "tokenizer": without_mask})
+    chosen = build_recipe({**bert, "tokenizer": {"kind": "byte-bpe"}}).tokenizer
+    assert chosen.special_tokens == ("<|endoftext|>", "[MASK]")  # type: ignore
     sentinels = [f"<extra_id_{n}>" for n in range(3)]
     build_recipe({**t5, "tokenizer": {"special_tokens": [*specials, *sentinels]}})
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast, get_origin, get_type_
 import typer
 
 from trivium.config import option_fields
+from trivium.text import literals
 
 MODELS_OWN = "the model's, or {}"
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -31,6 +32,13 @@ Texts = Annotated[
 ]
 Positive = Annotated[int, typer.Option(min=1)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, ...")]
+SpecialTokens = Annotated[
+    literals.SpecialTokens | None,
+    typer.Option(
+        help="Read the name of a special token in a text as text, or as the special token.",
+        show_default="text; in the prompt of generate special",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per text.")]
 Dtype = Annotated[
     Literal["float32", "bfloat16", "float16"] | None,

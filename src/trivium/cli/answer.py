@@ -31,6 +31,7 @@ def answer(
     context_file: Path | None = None,
     top_k: opt.Positive = 1,
     device: opt.Device = "auto",
+    special_tokens: opt.SpecialTokens = None,
     as_json: opt.Json = False,
 ) -> None:
     """Answers with their probabilities, best first, one per line; empty where there is none.
@@ -46,7 +47,7 @@ def answer(
     if context_file is not None:
         with open_text(context_file) as file:
             context = file.read()
-    lm = load(model, device=device)
+    lm = load(model, device=device).reading(special_tokens)
     lines = known_texts(chain([context or ""], read_texts(questions)), lm.source_tokenizer)
     next(lines)  # the context that all questions share
     for batch in batched(lines):

@@ -42,6 +42,7 @@ def chat(
     quantize: opt.Quantize = None,
     compile: opt.Compile = False,
     device: opt.Device = "auto",
+    special_tokens: opt.SpecialTokens = None,
     **options: Any,
 ) -> None:
     """Answer each line of the terminal, or of stdin, as a message of one conversation.
@@ -54,7 +55,7 @@ def chat(
     """
     lm = load(
         model, device=device, dtype=dtype, quantize=quantize, pack=not compile, compile=compile
-    )
+    ).reading(special_tokens)
     options = {**opt.only_set(options), "max_new_tokens": max_new_tokens}
     beginning = [] if system is None else [{"role": "system", "content": system}]
     messages = [*beginning]

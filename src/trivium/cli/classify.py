@@ -25,6 +25,7 @@ def classify(
     texts: opt.Texts = None,
     pair: str | None = None,
     device: opt.Device = "auto",
+    special_tokens: opt.SpecialTokens = None,
     as_json: opt.Json = False,
 ) -> None:
     """The label of every text with its probability, one line each; --json has all labels.
@@ -34,7 +35,7 @@ def classify(
     Args:
         pair: The second text of a pair; in lines of stdin it follows a tab.
     """
-    lm = load(model, device=device)
+    lm = load(model, device=device).reading(special_tokens)
     # To a model of single texts a tab is a space like others.
     splits = not texts and pair is None and lm.settings.reads_pairs is not False
     blank: list[int] = []

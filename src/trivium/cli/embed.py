@@ -38,6 +38,7 @@ def embed(
     similarities: bool = False,
     per_token: bool = False,
     device: opt.Device = "auto",
+    special_tokens: opt.SpecialTokens = None,
     as_json: opt.Json = False,
 ) -> None:
     """The vector of every text, or token: numbers separated by spaces, one line each.
@@ -59,7 +60,7 @@ def embed(
     if out is not None:
         path = out if out.suffix == ".npy" else out.with_name(f"{out.name}.npy")
         path.parent.mkdir(parents=True, exist_ok=True)
-    lm = load(model, device=device)
+    lm = load(model, device=device).reading(special_tokens)
     rows: list[np.ndarray] = []
     names: list[dict[str, Any]] = []
     for batch in text_batches(texts, lm.source_tokenizer):

@@ -30,6 +30,7 @@ def fill_mask(
     checkpoint: opt.Checkpoint = None,
     top_k: opt.Positive = 5,
     device: opt.Device = "auto",
+    special_tokens: opt.SpecialTokens = None,
     as_json: opt.Json = False,
 ) -> None:
     """Predictions for every masked token, most probable first.
@@ -40,7 +41,7 @@ def fill_mask(
     Args:
         top_k: Predictions at most: per mask; T5 and BART: for all masks together; GLM: one.
     """
-    lm = load(model, checkpoint=checkpoint, device=device)
+    lm = load(model, checkpoint=checkpoint, device=device).reading(special_tokens)
     percent = lm.spec.family == "encoder-only"
     if not percent and not as_json:
         note = "scores: probabilities per token (geometric means), whose sum may exceed 1"

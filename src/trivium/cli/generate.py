@@ -68,6 +68,7 @@ def generate(
     quantize: opt.Quantize = None,
     compile: opt.Compile = False,
     device: opt.Device = "auto",
+    special_tokens: opt.SpecialTokens = None,
     as_json: opt.Json = False,
     **options: Any,
 ) -> None:
@@ -98,7 +99,7 @@ def generate(
         quantize=quantize,
         pack=not compile,
         compile=compile,
-    )
+    ).reading(special_tokens)
     drafts = _draft(draft, device, lm)
     if options.get("temperature") == 0 and num_samples > 1:
         warnings.warn("--temperature 0 is greedy: all samples of a prompt are equal.", stacklevel=2)
@@ -209,7 +210,7 @@ def _generate(
     requests: list[tuple[str, GenerationRequest]] = []
     for prompt, seed in jobs:
         message = {"role": "user", "content": prompt}
-        ids = lm.conversation_ids([message]) if chats else prompt_ids(lm, prompt)
+        ids = lm.conversation_ids([message]) if chats else prompt_ids(lm.prompting, prompt)
         params = lm.sampling_params(ids, {**options, "seed": seed})
         requests.append((prompt, GenerationRequest(ids, params, answers=chats)))
     engine = lm.engine_for([request for _, request in requests], slots=slots, draft=draft)

@@ -45,7 +45,7 @@ from trivium.text import Tokenizer
 _DEFAULT_KIND, _DEFAULT_VOCAB_SIZE = "wordpiece", 8192
 
 
-@opt.with_options(CorpusOptions, exclude=["validation"])
+@opt.with_options(CorpusOptions, exclude=["validation", "control_tokens"])
 def prepare(
     paths: Annotated[
         list[str],

@@ -28,6 +28,7 @@ def score(
     per_token: bool = False,
     symbols: opt.Symbols = False,
     device: opt.Device = "auto",
+    special_tokens: opt.SpecialTokens = None,
     as_json: opt.Json = False,
 ) -> None:
     """The log-probability of every text in nats, a tab, the text: one line each.
@@ -40,7 +41,7 @@ def score(
         context: Score the texts as continuations of this, or as outputs for it.
         per_token: Also every token, one per line.
     """
-    lm = load(model, device=device)
+    lm = load(model, device=device).reading(special_tokens)
     tokenizer = lm.text_tokenizer
     lm.require("score")
     for text in known_texts(read_texts(texts), lm.text_tokenizer):

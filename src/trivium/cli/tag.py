@@ -19,6 +19,7 @@ def tag(
     model: opt.Model,
     texts: opt.Texts = None,
     device: opt.Device = "auto",
+    special_tokens: opt.SpecialTokens = None,
     as_json: opt.Json = False,
 ) -> None:
     """Every word as word/TAG, one line per text; with --json also entities, merged from IOB tags.
@@ -26,7 +27,7 @@ def tag(
     Words are separated by spaces, with the marks at their ends as words of their own; Chinese and
     Japanese characters are words, unless the model was trained on longer ones.
     """
-    lm = load(model, device=device)
+    lm = load(model, device=device).reading(special_tokens)
     for batch in text_batches(texts, lm.source_tokenizer):
         for text, words in zip(batch, lm.tag(batch)):
             line = " ".join(f"{word.word}/{word.tag}" for word in words)

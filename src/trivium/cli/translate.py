@@ -33,6 +33,7 @@ def translate(
     quantize: opt.Quantize = None,
     compile: opt.Compile = False,
     device: opt.Device = "auto",
+    special_tokens: opt.SpecialTokens = None,
     as_json: opt.Json = False,
     **options: Any,
 ) -> None:
@@ -46,7 +47,7 @@ def translate(
     """
     lm = load(
         model, device=device, dtype=dtype, quantize=quantize, pack=not compile, compile=compile
-    )
+    ).reading(special_tokens)
     for batch in text_batches(texts, lm.source_tokenizer):
         sources = [text for text in batch if text.strip()]
         targets = iter(

@@ -210,6 +210,7 @@ def _describe(paths: Paths, options: CorpusOptions, fingerprint: str) -> dict[st
         "paths": list(path_names(paths)),
         **dataclasses.asdict(options),
         "validation": validation,
+        "control_tokens": list(options.control_tokens),
     }
 
 
@@ -231,10 +232,11 @@ def _check_same(out: Path, inputs: dict[str, Any], paths: Paths, options: Corpus
         if manifest.options == inputs:
             return
         raise
+    made = manifest.options_of_text
     differences = [
-        "another tokenizer" if name == "tokenizer" else f"{name} {manifest.options.get(name)!r}"
+        "another tokenizer" if name == "tokenizer" else f"{name} {made.get(name)!r}"
         for name in inputs
-        if name != "paths" and manifest.options.get(name) != inputs[name]
+        if name != "paths" and made.get(name) != inputs[name]
     ]
     if not _can_be_read_again(plan):
         differences.append("standard input, which cannot be compared")
@@ -365,10 +367,12 @@ class _Preparation:
         tokens, documents = (self.pieces.total(what) for what in ("tokens", "documents"))
         total_bytes = sum(group.size for group in groups)
         began, text_bytes, read_bytes = time.perf_counter(), 0, 0
+        options = self.options
+        tokenizer = self.tokenizer.reading(options.special_tokens, control=options.control_tokens)
         for group in groups:
             done = self.pieces.of(group)
             for piece, texts in read_pieces(self.plan, group, done, self.options):
-                batches = encode_texts(texts, self.tokenizer, self.dtype)
+                batches = encode_texts(texts, tokenizer, self.dtype)
                 with self.pieces.writing(piece) as append, contextlib.closing(batches):
                     for ids, ends in batches:
                         append(ids, ends)

@@ -116,6 +116,11 @@ class Manifest:
     sources: tuple[Source, ...]
     format_version: int = FORMAT_VERSION
 
+    @property
+    def options_of_text(self) -> dict[str, Any]:
+        """The options; older shards, which do not have them all, read names as special tokens."""
+        return {"special_tokens": "special", "control_tokens": [], **self.options}
+
     def save(self, folder: Path) -> None:
         """Write `manifest.json` atomically."""
         write_json(folder / MANIFEST, dataclasses.asdict(self))

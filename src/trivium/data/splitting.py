@@ -16,6 +16,7 @@ import tempfile
 import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Literal
 
 from trivium.config import option
 from trivium.data.documents import PART, ReadOptions, list_texts, read_parts, unescape
@@ -32,11 +33,17 @@ class CorpusOptions(ReadOptions):
     """How a corpus is read and split.
 
     `validation` is a fraction of the documents, in [0, 1), chosen by a hash of their text; or
-    paths.
+    paths. `control_tokens` are special tokens whose names in the text are never text.
     """
 
     validation: float | Paths = 0.1
     keep_duplicates: bool = option(False, "keep exact repeats of a document")
+    special_tokens: Literal["text", "special"] = option(
+        "text",
+        "what the name of a special token in the text is, such as [SEP]: text, or special: the "
+        "control token",
+    )
+    control_tokens: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

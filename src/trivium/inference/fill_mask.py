@@ -59,7 +59,7 @@ def fill_masks(lm: TextModel, text: str, *, top_k: int = 5) -> list[list[MaskFil
         TokenizerError: the tokenizer has no mask token.
         TriviumError: the text has no mask, or top_k is below 1.
     """
-    tokenizer = lm.source_tokenizer
+    tokenizer = _reader(lm)
     if tokenizer.mask_id is None:
         raise TokenizerError(
             "this tokenizer has no mask token, so the model was not trained to fill masks."
@@ -88,12 +88,22 @@ def fill_masks(lm: TextModel, text: str, *, top_k: int = 5) -> list[list[MaskFil
     return fills
 
 
+def _reader(lm: TextModel) -> Tokenizer:
+    """The tokenizer of what the model reads, for which masks and sentinels are special tokens."""
+    tokenizer = lm.source_tokenizer
+    if not tokenizer.reads_text:
+        return tokenizer
+    marks = [tokenizer.tokens[index] for index in tokenizer.sentinel_ids]
+    marks += [*MASK_SPELLINGS, tokenizer.roles.get("mask", "")]
+    return tokenizer.reading("text", control=marks)
+
+
 def with_mask_token(tokenizer: Tokenizer, text: str) -> str:
     """The text with the tokenizer's mask token for every spelling of a mask."""
     mask = tokenizer.roles.get("mask")
     if mask is None:
         return text
-    other = {name for name in MASK_SPELLINGS if tokenizer.token_to_id(name) is not None} - {mask}
+    other = tokenizer.special_tokens.keys() & {*MASK_SPELLINGS} - {mask}
     return MASK_PATTERN.sub(lambda match: match[0] if match[0] in other else mask, text)
 
 
@@ -166,7 +176,7 @@ def fill_blanks(lm: TextModel, text: str) -> MaskFill:
         TriviumError: the text has no blank.
         SpecError: the text is longer than the model reads.
     """
-    tokenizer, module = lm.text_tokenizer, lm.module
+    tokenizer, module = _reader(lm), lm.module
     start, end, mask = tokenizer.vocabulary.start_id, tokenizer.vocabulary.end_id, tokenizer.mask_id
     if start is None or end is None or mask is None:
         raise TokenizerError("blanks need tokens that mask, start and end them.")
@@ -207,7 +217,7 @@ _Fill = tuple[str, list[str], float]
 
 
 def _fill_sentinels(lm: TextModel, text: str, beams: BeamSearchParams) -> Iterator[_Fill]:
-    tokenizer, target, rules = lm.source_tokenizer, lm.text_tokenizer, lm.generation_rules
+    tokenizer, target, rules = _reader(lm), lm.text_tokenizer, lm.generation_rules
     text, names = _with_sentinels(tokenizer, text)
     gaps = [token_id for name in names if (token_id := target.token_to_id(name)) is not None]
     rules = dataclasses.replace(
@@ -226,7 +236,7 @@ def _fill_sentinels(lm: TextModel, text: str, beams: BeamSearchParams) -> Iterat
 
 
 def _fill_by_rewriting(lm: TextModel, text: str, beams: BeamSearchParams) -> Iterator[_Fill]:
-    tokenizer = lm.source_tokenizer
+    tokenizer = _reader(lm)
     mask = tokenizer.roles.get("mask", "")
     text = with_mask_token(tokenizer, text)
     if not mask or mask not in text:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack, get_args
+from typing import Any, Self, Unpack, get_args
 
 from trivium.errors import SpecError, TokenizerError
 from trivium.inference.request import GenerationRequest
@@ -22,6 +23,7 @@ from trivium.spec import Pooling, Spec
 from trivium.text import Tokenizer
 from trivium.text.chat_template import ChatTemplate, Message
 from trivium.text.inputs import TextInput, encode_inputs, encode_windows
+from trivium.text.literals import SpecialTokens
 
 _NO_LENGTH = 1 << 24  # Files of Hugging Face write numbers beyond it for "any length".
 _BIASED_LENGTH = 1024  # mT5 and ByT5, which state no length, were trained on it (Xue et al. 2020).
@@ -134,6 +136,7 @@ class TextModel:
         self.spec, self.module, self.tokenizer = spec, module.eval(), tokenizer
         self.settings, self._source_tokenizer = settings or Settings(), source_tokenizer
         self.compile = compile
+        self._special_tokens: SpecialTokens | None = None
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.spec.family}, {', '.join(self.capabilities)}>"
@@ -210,20 +213,50 @@ class TextModel:
             f"this model cannot {capability.replace('_', '-')}: it is {self.spec.family}. {advice}"
         )
 
+    def reading(self, special_tokens: SpecialTokens | None) -> Self:
+        """Return this model, for which the names of special tokens in a text are what is given.
+
+        Args:
+            special_tokens: whether `[SEP]` or `<|im_end|>` in a text is "text" like any other, or
+                the "special" token. None: special in the prompt of `generate`, text elsewhere
+                (`[MASK]` aside in `fill_mask`), unless the model was trained with another
+                `data.special_tokens`.
+        """
+        if special_tokens == self._special_tokens:
+            return self
+        other = copy.copy(self)
+        other._special_tokens = special_tokens
+        return other
+
+    @property
+    def special_tokens(self) -> SpecialTokens:
+        """What the names of special tokens in a text are."""
+        trained = self.settings.config.get("trained_special_tokens") == "special"
+        return self._special_tokens or ("special" if trained else "text")
+
+    @property
+    def prompting(self) -> Self:
+        """This model as it reads a prompt, in which the names of special tokens are special."""
+        return self.reading(self._special_tokens or "special")
+
     @property
     def text_tokenizer(self) -> Tokenizer:
-        """The tokenizer. Raises TokenizerError where the model came without one."""
+        """The tokenizer, which reads texts as `special_tokens` says.
+
+        Raises TokenizerError where the model came without one.
+        """
         if self.tokenizer is None:
             raise TokenizerError(
                 "this model has no tokenizer, which text needs: put a tokenizer.json into its "
                 "folder, or use `logits` with ids."
             )
-        return self.tokenizer
+        return self.tokenizer.reading(self.special_tokens)
 
     @property
     def source_tokenizer(self) -> Tokenizer:
         """The tokenizer of everything an encoder reads; without one of its own, the tokenizer."""
-        return self._source_tokenizer or self.text_tokenizer
+        own = self._source_tokenizer
+        return self.text_tokenizer if own is None else own.reading(self.special_tokens)
 
     @property
     def max_length(self) -> int | None:

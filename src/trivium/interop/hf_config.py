@@ -62,6 +62,7 @@ class _Types(_GenerationTypes):
     task_specific_params: dict[str, dict[str, Any]] | None = None
     finetuning_task: str | None = None
     trained_length: int | None = None
+    trained_special_tokens: str | None = None
     max_position_embeddings: int | None = None
     model_max_length: int | float | None = None
     added_tokens_decoder: dict[str, dict[str, Any]] | None = None
@@ -76,8 +77,12 @@ NOT_APPLIED = {
 }
 """Ways to generate that are kept but not applied, with the value that changes nothing."""
 GENERATION_KEYS = frozenset([*_GenerationTypes.model_fields, *NOT_APPLIED])
-# Of `config.json`: names of labels, tasks, and how long the rows of our training were.
-_MODEL = "finetuning_task id2label label2id problem_type task_specific_params trained_length"
+# Of `config.json`: names of labels, tasks, how long the rows of our training were, and what names
+# of special tokens were in them.
+_MODEL = """
+finetuning_task id2label label2id problem_type task_specific_params trained_length
+trained_special_tokens
+"""
 # Of `tokenizer_config.json`, with one meaning in every class that reads `tokenizer.json`.
 _TOKENIZER = """
 additional_special_tokens chat_template clean_up_tokenization_spaces extra_special_tokens

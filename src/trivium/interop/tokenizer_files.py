@@ -13,7 +13,7 @@ from trivium.errors import TokenizerError, TriviumError, shorten
 from trivium.interop.hf_config import read_object_if_exists
 from trivium.text import Tokenizer
 from trivium.text.loading import find_file
-from trivium.text.roles import SENTINELS, add_template, named_roles, role_tokens
+from trivium.text.roles import SENTINELS, add_template, named_roles, role_tokens, special_names
 
 # A sentencepiece file does not say which tokens surround a text; the class that reads it does:
 # role of the token before a text, role of the token after it.
@@ -59,11 +59,10 @@ def read_tokenizer(
         _add_tokens(backend, _added(folder, options), options)
         roles = named_roles(options, backend.token_to_id)
         _apply_bert_options(backend, options)
-        special = {t.content for t in backend.get_added_tokens_decoder().values() if t.special}
         more = [one for one in _more_special(options) if backend.token_to_id(one) is not None]
         named = {*roles.values(), *more}
-        backend.add_special_tokens(sorted(named - special))
-        _surround(backend, options, {**role_tokens(backend.token_to_id), **roles}, usual)
+        backend.add_special_tokens(sorted(named - special_names(backend)))
+        _surround(backend, options, {**role_tokens(special_names(backend)), **roles}, usual)
         return Tokenizer(backend, roles)
     except TriviumError:
         raise

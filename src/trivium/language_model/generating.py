@@ -116,7 +116,7 @@ class GenerationMixin(TextModel):
     ) -> list[GenerationRequest]:
         self.require("generate")
         requests, drawn = [], secrets.randbits(31)
-        for i, ids in enumerate(self.prompts(prompts)):
+        for i, ids in enumerate(self.prompting.prompts(prompts)):
             params = self.sampling_params(ids, options)
             seed = (drawn if params.seed is None else params.seed) + i
             requests.append(GenerationRequest(ids, params.replace(seed=seed)))

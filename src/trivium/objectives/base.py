@@ -39,6 +39,7 @@ from trivium.objectives.monitor import Monitor
 from trivium.objectives.task_metrics import Metrics
 from trivium.spec import Head, Spec
 from trivium.text.inputs import TextInput
+from trivium.text.roles import SENTINELS, role_of
 from trivium.text.vocabulary import Vocabulary
 
 LossTerms = dict[str, Tensor]
@@ -169,8 +170,11 @@ class Objective(Choice, Config, ABC):
     labelled: ClassVar[bool] = False
     fast: ClassVar[Mapping[str, Any]] = {}
     """Keys whose default is another with `defaults = "fast"`."""
-    required_tokens: ClassVar[Mapping[str, str]] = {}
-    """The special tokens it needs: their attribute of `Vocabulary`, and their usual name."""
+    special_tokens: ClassVar[tuple[str, ...]] = ()
+    """Names of the special tokens that it needs, its own or those of roles: `[MASK]` also stands
+    for a `<mask>`. New tokenizers have them, and `vocabulary.id_of` gives their ids in `prepare`.
+    In the text of a run the names of its own ones are control tokens.
+    """
     separates_documents: ClassVar[bool] = True
     """Whether `data.separate_documents` has an effect."""
     needs_documents: ClassVar[bool] = False
@@ -243,14 +247,21 @@ class Objective(Choice, Config, ABC):
 
     def check_tokens(self, vocabulary: Vocabulary) -> None:
         """Raise RecipeError where the vocabulary lacks a special token."""
-        for attribute, name in self.required_tokens.items():
-            if getattr(vocabulary, attribute) in (None, ()):
-                raise RecipeError(
-                    f'objective.kind = "{self.kind}" needs the special token {name}, and this '
-                    f"{vocabulary.kind} tokenizer has none: leave tokenizer.kind and "
-                    "tokenizer.special_tokens out for all that are needed, or list every special "
-                    "token in tokenizer.special_tokens, which replaces the usual ones."
-                )
+        missing = [name for name in self.special_tokens if vocabulary.find(name) is None]
+        if missing:
+            raise RecipeError(
+                f'objective.kind = "{self.kind}" needs the special token{"s" * (len(missing) > 1)} '
+                f"{', '.join(missing)}, and this {vocabulary.kind} tokenizer has none: leave "
+                "tokenizer.kind and tokenizer.special_tokens out for all that are needed, or list "
+                "every special token in tokenizer.special_tokens, which replaces the usual ones."
+            )
+
+    @property
+    def control_tokens(self) -> list[str]:
+        """The special tokens of its own, whose names in the text of a run are control tokens."""
+        return [
+            name for name in self.special_tokens if role_of(name) is None and name not in SENTINELS
+        ]
 
     def check_rows(self, packing: str, separate_documents: bool, *, is_mixed: bool) -> None:
         """Raise RecipeError where it does not read rows that are made so, by keys of `[data]`.

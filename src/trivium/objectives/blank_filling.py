@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -69,11 +69,7 @@ class BlankFilling(LeftToRight):
     """
 
     separates_documents: ClassVar[bool] = False
-    required_tokens: ClassVar[Mapping[str, str]] = {
-        "mask_id": "<mask>",
-        "start_id": "<s>",
-        "end_id": "</s>",
-    }
+    special_tokens: ClassVar[tuple[str, ...]] = ("<mask>", "<s>", "</s>")
     kind: Literal["blank-filling"] = "blank-filling"
     probability: float = Field(0.15, gt=0, lt=1, description="share of tokens in blanks")
     mean_span: float = Field(3.0, ge=1, le=20, description="mean tokens of a blank")

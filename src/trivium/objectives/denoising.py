@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -50,10 +49,7 @@ class Denoising(EncoderDecoderObjective):
     than replaced tokens, so that no row grows longer.
     """
 
-    required_tokens: ClassVar[Mapping[str, str]] = {
-        **EncoderDecoderObjective.required_tokens,
-        "mask_id": "<mask>",
-    }
+    special_tokens: ClassVar[tuple[str, ...]] = (*EncoderDecoderObjective.special_tokens, "<mask>")
     shown_mask: ClassVar[str | None] = "<mask>"
     kind: Literal["denoising"] = "denoising"
     probability: float = Field(0.3, gt=0, lt=1, description="share of tokens in replaced spans")

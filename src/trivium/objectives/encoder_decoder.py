@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -26,7 +25,7 @@ class EncoderDecoderObjective(Objective):
     separates_documents: ClassVar[bool] = False
     family: ClassVar[str | None] = "encoder-decoder"
     such_as: ClassVar[str] = "t5-mini or bart-mini"
-    required_tokens: ClassVar[Mapping[str, str]] = {"pad_id": "<pad>", "end_id": "</s>"}
+    special_tokens: ClassVar[tuple[str, ...]] = ("<pad>", "</s>")
 
     def decoder_start(self, vocabulary: Vocabulary) -> int | None:
         """The model's own start, else that of the objective."""

@@ -35,7 +35,7 @@ class Choosing(Objective):
         "harmonic", description="frequencies of span lengths: ALBERT's or SpanBERT's \"geometric\""
     )
 
-    required_tokens: ClassVar[Mapping[str, str]] = {"mask_id": "[MASK]"}
+    special_tokens: ClassVar[tuple[str, ...]] = ("[MASK]",)
     shown_mask: ClassVar[str | None] = "[MASK]"
 
     def check_tokens(self, vocabulary: Vocabulary) -> None:

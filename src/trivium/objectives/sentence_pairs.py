@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -48,12 +48,7 @@ class SentencePairs(Masking):
     chance.
     """
 
-    required_tokens: ClassVar[Mapping[str, str]] = {
-        **Masking.required_tokens,
-        "start_id": "[CLS]",
-        "end_id": "[SEP]",
-        "pad_id": "[PAD]",
-    }
+    special_tokens: ClassVar[tuple[str, ...]] = ("[MASK]", "[CLS]", "[SEP]", "[PAD]")
     needs_documents: ClassVar[bool] = True
     prepares_steps: ClassVar[bool] = True  # negatives are drawn from the same step
     # The label of a pair without any knowledge is a coin toss.

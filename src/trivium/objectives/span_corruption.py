@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -44,10 +43,11 @@ class SpanCorruption(EncoderDecoderObjective):
     sentinel follows the last target. Ends of documents inside a row are tokens like others.
     """
 
-    required_tokens: ClassVar[Mapping[str, str]] = {
-        **EncoderDecoderObjective.required_tokens,
-        "sentinel_ids": f"{SENTINELS[0]} (with others after it)",
-    }
+    # More sentinels are usual: their number limits the spans of a row.
+    special_tokens: ClassVar[tuple[str, ...]] = (
+        *EncoderDecoderObjective.special_tokens,
+        SENTINELS[0],
+    )
     shown_mask: ClassVar[str | None] = SENTINELS[0]
     kind: Literal["span-corruption"] = "span-corruption"
     probability: float = Field(0.15, gt=0, lt=1, description="share of tokens in noise spans")

@@ -94,7 +94,7 @@ class Endpoint:
         model = await registry.ready(request.model)
         if self.accepts(model.lm):
             with model.in_use():
-                return await self.function(model, request)
+                return await self.function(model.reading(request.special_tokens), request)
         paths = [each.path for each in ENDPOINTS.values() if each.accepts(model.lm)]
         no_template = self.capability == "chat" and "generate" in model.lm.capabilities
         reason = ": it has no chat template" if no_template else ""
@@ -111,7 +111,9 @@ async def _list_reply(
     model: ServedModel, num_tokens: int, function: Function, items: Sequence[Any], **options: Any
 ) -> Reply:
     """What `function(lm, items, **options)` gives for every item, numbered."""
-    data = await model.thread.call(function, items, num_tokens, **options)
+    data = await model.thread.call(
+        function, items, num_tokens, special_tokens=model.special_tokens, **options
+    )
     return _list_of(model, data, Usage(num_tokens))
 
 
@@ -351,9 +353,8 @@ async def translate(model: ServedModel, request: TranslateRequest) -> Reply:
     texts = as_list(request.text)
     num_tokens = await _count_tokens(model, texts)
     options = request.model_dump(include={"num_beams", "length_penalty"}, exclude_none=True)
-    targets = await model.thread.call(
-        LanguageModel.translate, texts, num_tokens, max_new_tokens=max_tokens, **options
-    )
+    options |= {"max_new_tokens": max_tokens, "special_tokens": model.special_tokens}
+    targets = await model.thread.call(LanguageModel.translate, texts, num_tokens, **options)
     encoded = await asyncio.to_thread(model.lm.text_tokenizer.encode_ids_batch, targets)
     data = [{"text": target} for target in targets]
     return _list_of(model, data, Usage(num_tokens, sum(map(len, encoded))))
@@ -439,7 +440,8 @@ class DetokenizeRequest(ModelRequest):
 
 
 def _tokenizer(model: ServedModel, request: TokenizeRequest | DetokenizeRequest) -> Tokenizer:
-    return model.lm.source_tokenizer if request.source else model.lm.text_tokenizer
+    lm = model.lm.prompting
+    return lm.source_tokenizer if request.source else lm.text_tokenizer
 
 
 async def detokenize(model: ServedModel, request: DetokenizeRequest) -> Reply:

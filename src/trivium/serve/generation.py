@@ -185,7 +185,7 @@ async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
         raise ApiError(400, message, param="best_of")
     if max_tokens == 0 and request.stream:
         raise ApiError(400, "max_tokens is 0: there is nothing to stream.", param="stream")
-    prompts = await asyncio.to_thread(_encode_prompts, model.lm, as_list(request.prompt))
+    prompts = await asyncio.to_thread(_encode_prompts, model.lm.prompting, as_list(request.prompt))
     ids = [prompt.ids for prompt in prompts]
     _check_limits(model, request, ids, max_tokens, prompt_field="prompt")
     tokens: list[list[_Token]] = [[] for _ in prompts]

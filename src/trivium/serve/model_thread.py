@@ -172,8 +172,9 @@ class ModelThread:
         """`function(lm, items, **options)` in the model's thread, in batches.
 
         Calls of the same function and options share batches, where their requests have similar
-        numbers of tokens. Cancelling the task that waits ends the work before its next forward
-        pass. Raises what the function raises, and ApiError for a full queue.
+        numbers of tokens. The option `special_tokens` is that of `TextModel.reading`. Cancelling
+        the task that waits ends the work before its next forward pass. Raises what the function
+        raises, and ApiError for a full queue.
         """
         size = max(num_tokens, _SHORT)
         jobs = [_Call(function=function, options=options, item=item, size=size) for item in items]
@@ -360,7 +361,9 @@ class ModelThread:
         first = batch[0]
         try:
             items = [call.item for call in batch]
-            results = first.function(self.lm, items, **first.options)
+            options = dict(first.options)
+            lm = self.lm.reading(options.pop("special_tokens", None))
+            results = first.function(lm, items, **options)
             self._outbox += list(zip(batch, results, strict=True))
         except _CancelledCallError:
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import gc
 import logging
 import time
@@ -17,6 +18,7 @@ from trivium.serve.api_error import ApiError
 from trivium.serve.limits import Limits
 from trivium.serve.metrics import ServerMetrics
 from trivium.serve.model_thread import ModelThread
+from trivium.text.literals import SpecialTokens
 
 _POLL_SECONDS = 0.02
 _LOG = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ class ServedModel:
         self.name, self.path, self.created = name, path, int(time.time())
         self.limits, self.metrics = limits, metrics
         self.users, self.last_used = 0, 0.0
+        self.special_tokens: SpecialTokens | None = None
         self._thread: ModelThread | None = None
         self._leaving = False
         self._outline: LanguageModel | None = None
@@ -88,7 +91,13 @@ class ServedModel:
     @property
     def lm(self) -> LanguageModel:
         """The loaded model; its weights belong to its thread."""
-        return self.thread.lm
+        return self.thread.lm.reading(self.special_tokens)
+
+    def reading(self, special_tokens: SpecialTokens | None) -> ServedModel:
+        """Return this model, whose texts are read as a request says."""
+        other = copy.copy(self)
+        other.special_tokens = special_tokens
+        return other
 
     def outline(self) -> LanguageModel | None:
         """The model, before it is loaded without its weights; None where its folder is damaged."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from trivium.inference.sampling_params import SamplingParams
+from trivium.text.literals import SpecialTokens
 
 _MAX_ID = 2**31 - 1
 ITEMS = Field(fail_fast=True, min_length=1, max_length=2**17)
@@ -36,6 +37,12 @@ class ModelRequest(_Strict):
     """A request to a model."""
 
     model: str = Field(description="The id of a model of /v1/models.")
+    special_tokens: SpecialTokens | None = Field(
+        None,
+        description="What the name of a special token in a text is: text, or the special token. By "
+        "default special in prompts of /v1/completions and /v1/tokenize, text elsewhere ([MASK] "
+        "aside in /v1/fill-mask).",
+    )
 
 
 class StreamOptions(_Strict):

@@ -18,6 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from trivium.errors import TokenizerError, shorten
+from trivium.text.literals import ChatText, Literals
 from trivium.text.tokenizer import Tokenizer
 
 Message = Mapping[str, str]
@@ -35,6 +36,7 @@ PLAIN_TEMPLATE = (
 
 # Marks around {% generation %} blocks; Unicode reserves these code points, no text has them.
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+_GENERATION = re.compile(f"[{_OPEN}{_CLOSE}]")
 
 
 class ChatTemplate:
@@ -43,26 +45,63 @@ class ChatTemplate:
     Args:
         source: of the template.
         tokens: `bos_token`, `eos_token` and others by name, which the template may use.
+        literals: the names of special tokens, which are text in messages; None: control tokens.
 
     Raises:
         TokenizerError: the template cannot be parsed.
     """
 
-    def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self, source: str, tokens: Mapping[str, str], literals: Literals | None = None
+    ) -> None:
         self.template, self.tokens = _compiled(source), dict(tokens)
+        self._literals = literals or Literals({}, {})
 
     @classmethod
     def of(cls, source: str, tokenizer: Tokenizer) -> ChatTemplate:
-        """A template with the special tokens of a tokenizer."""
-        return cls(source, {f"{role}_token": token for role, token in tokenizer.roles.items()})
+        """A template with the special tokens of a tokenizer, which reads messages as its texts."""
+        tokens = {f"{role}_token": token for role, token in tokenizer.roles.items()}
+        literals = tokenizer.literals if tokenizer.reads_text else None
+        return cls(source, tokens, literals)
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
+    def render(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = False
+    ) -> ChatText:
         """The text of a conversation, with the beginning of the assistant's turn if wanted.
 
         Raises TokenizerError: the template refuses the messages.
         """
-        marked = self._render(messages, add_generation_prompt)
-        return marked.replace(_OPEN, "").replace(_CLOSE, "")
+        protected = self._render_plain(self._protected(messages), add_generation_prompt)
+        return ChatText.of(protected, self._literals)
+
+    def end_of_turn(self, tokenizer: Tokenizer) -> int | None:
+        """Return the id of the added token that closes the assistant's turn; None without one.
+
+        Some templates close a turn with the token that opens the next one.
+        """
+        answer = "3141592653"
+        turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": answer}]
+        added = tokenizer.backend.get_added_tokens_decoder()
+        names = {token.content: index for index, token in added.items()}
+        for messages in (turns, [*turns, turns[0]]):
+            try:
+                after = self._render_plain(messages, False).rpartition(answer)[2].lstrip()
+            except TokenizerError:
+                continue
+            starts = [name for name in names if after.startswith(name)]
+            if starts:
+                return names[max(starts, key=len)]
+        return None
+
+    def _protected(self, messages: Sequence[Message]) -> list[dict[str, str]]:
+        """Messages in which the names of special tokens are text."""
+        protect = self._literals.protect
+        return [
+            {k: protect(v) if isinstance(v, str) else v for k, v in one.items()} for one in messages
+        ]
+
+    def _render_plain(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        return _GENERATION.sub("", self._render(messages, add_generation_prompt))
 
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         variables: dict[str, Any] = {"bos_token": "", "eos_token": "", **self.tokens}
@@ -79,7 +118,7 @@ class ChatTemplate:
                 f"The chat template refuses these messages: {_reason(error)}."
             ) from None
 
-    def responses(self, messages: Sequence[Message]) -> tuple[str, list[Span]]:
+    def responses(self, messages: Sequence[Message]) -> tuple[ChatText, list[Span]]:
         """The whole text, and the (start, end) characters of the assistant's turns.
 
         A turn is what the template has between {% generation %} and {% endgeneration %}; without
@@ -87,6 +126,14 @@ class ChatTemplate:
 
         Raises TokenizerError: the template refuses the messages, or an answer is not in its text.
         """
+        text, spans = self._protected_responses(self._protected(messages))
+        restored = [
+            (len(self._literals.restore(text[:start])), len(self._literals.restore(text[:stop])))
+            for start, stop in spans
+        ]
+        return ChatText.of(text, self._literals), restored
+
+    def _protected_responses(self, messages: Sequence[Message]) -> tuple[str, list[Span]]:
         marked = self._render(messages, False)
         if _OPEN in marked:
             return _marked_spans(marked)
@@ -103,10 +150,10 @@ class ChatTemplate:
 
     def _span(self, text: str, messages: Sequence[Message], index: int, offset: int) -> Span:
         """The characters of one turn of the assistant, not before `offset`."""
-        after, header = self.render(messages[: index + 1]), ""
+        after, header = self._render_plain(messages[: index + 1], False), ""
         try:
-            before = self.render(messages[:index], add_generation_prompt=True)
-            header = before.removeprefix(self.render(messages[:index]))
+            before = self._render_plain(messages[:index], True)
+            header = before.removeprefix(self._render_plain(messages[:index], False))
         except TokenizerError:  # some templates refuse an empty conversation
             before = after
         if before != after and text.startswith(before) and text.startswith(after):

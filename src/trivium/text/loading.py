@@ -174,11 +174,12 @@ def _load_gpt2(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
     prefix_space = bool(config.get("add_prefix_space", False))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     backend.decoder = decoders.ByteLevel()
-    mask = token_of_role("mask", tokens)
-    specials = {name for names in NAMES.values() for name in names if name in tokens}
+    learned = {first + second for first, second in pairs}  # from the text, like any other
+    specials = {name for names in NAMES.values() for name in names if name in tokens} - learned
+    mask = token_of_role("mask", specials)
     ordered = sorted(specials, key=lambda name: tokens[name])
     backend.add_special_tokens(added_tokens(ordered, with_space=mask))
-    if mask == "<mask>" and "<s>" in tokens and "</s>" in tokens:
+    if mask == "<mask>" and {"<s>", "</s>"} <= specials:
         backend.post_processor = processors.RobertaProcessing(
             ("</s>", tokens["</s>"]), ("<s>", tokens["<s>"]), add_prefix_space=prefix_space
         )

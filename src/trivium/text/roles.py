@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,13 @@ NAMES: dict[str, tuple[str, ...]] = {
     "eos": ("</s>", "<T>", "[EOS]", "<eos>", "<EOS>", "<|end_of_text|>", "<|endoftext|>"),
 }
 
-SENTINELS = tuple(f"<extra_id_{n}>" for n in range(100))
+
+def sentinel(number: int) -> str:
+    """Return the mark of a span (T5), numbered from 0."""
+    return f"<extra_id_{number}>"
+
+
+SENTINELS = tuple(map(sentinel, range(100)))
 """Marks of spans, in this order (T5)."""
 END_OF_TEXT = "<|endoftext|>"
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -45,15 +50,13 @@ class RoleId:
         return tokenizer.token_to_id(tokenizer.roles[self.role])
 
 
-def role_tokens(token_to_id: Callable[[str], int | None]) -> dict[str, str]:
-    """Role -> token, for the roles that a vocabulary has a conventional name for.
+def role_tokens(special_tokens: Container[str]) -> dict[str, str]:
+    """Return role -> token, for the roles that one of the special tokens has a usual name for.
 
     `<|endoftext|>` ends a text, and starts one where no other token does (GPT-2).
     """
-    names = itertools.chain.from_iterable(NAMES.values())
-    present = {name for name in names if token_to_id(name) is not None}
-    tokens = {role: token for role in ROLES if (token := token_of_role(role, present))}
-    if END_OF_TEXT in present:
+    tokens = {role: token for role in ROLES if (token := token_of_role(role, special_tokens))}
+    if END_OF_TEXT in special_tokens:
         tokens.setdefault("bos", END_OF_TEXT)
     return tokens
 
@@ -61,6 +64,11 @@ def role_tokens(token_to_id: Callable[[str], int | None]) -> dict[str, str]:
 def token_of_role(role: str, tokens: Container[str]) -> str | None:
     """The token in `tokens` that plays `role`, or None."""
     return next((name for name in NAMES[role] if name in tokens), None)
+
+
+def role_of(token: str) -> str | None:
+    """Return the role that a special token plays by its usual name; None without one."""
+    return next((role for role in ROLES if token in NAMES[role]), None)
 
 
 def named_roles(
@@ -92,9 +100,15 @@ def added_tokens(names: Iterable[str], *, with_space: str | None = None) -> list
     ]
 
 
+def special_names(backend: tokenizers.Tokenizer) -> set[str]:
+    """Return the names of the special tokens."""
+    added = backend.get_added_tokens_decoder().values()
+    return {token.content for token in added if token.special}
+
+
 def add_bert_template(backend: tokenizers.Tokenizer) -> None:
     """[CLS] A [SEP], and [CLS] A [SEP] B [SEP] for pairs, where there are such tokens."""
-    roles = role_tokens(backend.token_to_id)
+    roles = role_tokens(special_names(backend))
     if "cls" in roles and "sep" in roles:
         add_template(backend, [roles["cls"]], [roles["sep"]])
 

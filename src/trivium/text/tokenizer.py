@@ -17,6 +17,7 @@ from trivium.errors import TokenizerError, did_you_mean
 from trivium.files import write_file, write_json
 from trivium.text.byte_level import build_byte_level
 from trivium.text.encoding import Encoding
+from trivium.text.literals import ChatText, Literals, SpecialTokens
 from trivium.text.loading import load_backend, text_errors
 from trivium.text.reservoir import read_blocks
 from trivium.text.roles import RoleId, hf_files, named_roles, read_options, role_tokens
@@ -31,8 +32,9 @@ _COMPONENT_TYPE = re.compile(r'"type": "(\w+)"')
 class Tokenizer:
     """A trained tokenizer of any kind, on top of `tokenizers.Tokenizer` (`.backend`).
 
-    Truncation and padding of a loaded file are switched off: a text is never cut silently. A
-    special token that occurs in a text is encoded as that token, as in the libraries.
+    Truncation and padding of a loaded file are switched off: a text is never cut silently. The
+    name of a special token that occurs in a text is encoded as that token, as in the libraries;
+    `reading("text")` is the same tokenizer, for which such a name is text.
     """
 
     kinds: ClassVar[dict[str, Any]] = {}
@@ -46,13 +48,36 @@ class Tokenizer:
     eos_id = RoleId("eos")
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, roles: Mapping[str, str] | None = None
+        self,
+        backend: tokenizers.Tokenizer,
+        roles: Mapping[str, str] | None = None,
+        control: frozenset[str] | None = None,
     ) -> None:
-        """Wrap `backend`; `roles` (role -> token) precede conventional names of special tokens."""
-        backend.no_truncation()
-        backend.no_padding()
-        self.backend = backend
+        """Wrap `backend`; `roles` (role -> token) precede conventional names of special tokens.
+
+        `control` are the special tokens whose names in a text are control tokens (None: all).
+        """
+        if control is None:
+            backend.no_truncation()
+            backend.no_padding()
+        self.backend, self._control = backend, control
         self._explicit_roles = dict(roles or {})
+        self._readings: dict[frozenset[str] | None, Tokenizer] = {control: self}
+
+    def reading(self, special_tokens: SpecialTokens, *, control: Iterable[str] = ()) -> Tokenizer:
+        """Return this tokenizer, for which names of special tokens in a text are what is given.
+
+        Args:
+            special_tokens: "special" for control tokens, "text" for text like any other.
+            control: with "text", the names that are control tokens all the same.
+        """
+        all_control = special_tokens == "special" or not self.special_tokens
+        key = None if all_control else frozenset(control).intersection(self.special_tokens)
+        if key not in self._readings:
+            other = Tokenizer(self.backend, self._explicit_roles, key)
+            other._readings = self._readings
+            self._readings[key] = other
+        return self._readings[key]
 
     @classmethod
     def train(
@@ -160,16 +185,22 @@ class Tokenizer:
         Raises TokenizerError: the text is no str, or holds a lone surrogate.
         """
         with text_errors():
-            encoding = self.backend.encode(text, pair, add_special_tokens=add_special_tokens)
-        return self._encoding(encoding)
+            if isinstance(text, ChatText) and text.is_protected:
+                return self._encoding(
+                    *self.literals.encode(text, add_special_tokens=add_special_tokens)
+                )
+            encoder = self.backend if isinstance(text, ChatText) else self._encoder
+            return self._encoding(encoder.encode(text, pair, add_special_tokens=add_special_tokens))
 
-    def _encoding(self, encoding: tokenizers.Encoding) -> Encoding:
+    def _encoding(
+        self, encoding: tokenizers.Encoding, offsets: Sequence[tuple[int, int]] | None = None
+    ) -> Encoding:
         ids = tuple(encoding.ids)
         return Encoding(
             ids=ids,
             tokens=tuple(self.readable_tokens[index] for index in ids),
             symbols=tuple(self.tokens[index] for index in ids),
-            offsets=tuple(encoding.offsets),
+            offsets=tuple(encoding.offsets if offsets is None else offsets),
             type_ids=tuple(encoding.type_ids),
             word_ids=tuple(encoding.word_ids),
         )
@@ -178,14 +209,16 @@ class Tokenizer:
         self, texts: Sequence[str], *, add_special_tokens: bool = True
     ) -> list[Encoding]:
         """Encode many texts in parallel."""
+        if any(isinstance(text, ChatText) for text in texts):
+            return [self.encode(text, add_special_tokens=add_special_tokens) for text in texts]
         with text_errors():
-            batch = self.backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
+            batch = self._encoder.encode_batch(list(texts), add_special_tokens=add_special_tokens)
         return [self._encoding(encoding) for encoding in batch]
 
     def encode_ids_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of many texts, without special tokens around them and without offsets: fast."""
         with text_errors():
-            batch = self.backend.encode_batch_fast(list(texts), add_special_tokens=False)
+            batch = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in batch]
 
     def encode_iterable(self, texts: Iterable[str]) -> Iterator[int]:
@@ -308,7 +341,27 @@ class Tokenizer:
     @functools.cached_property
     def roles(self) -> dict[str, str]:
         """Role (pad, unk, cls, sep, mask, bos, eos) -> token."""
-        return {**role_tokens(self.backend.token_to_id), **self._explicit_roles}
+        return {**role_tokens(self.special_tokens), **self._explicit_roles}
+
+    @functools.cached_property
+    def special_tokens(self) -> dict[str, int]:
+        """The ids of the special tokens by their names."""
+        return {self.tokens[index]: index for index in self.special_ids}
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether the names of special tokens in a text are text."""
+        return self._control is not None
+
+    @functools.cached_property
+    def literals(self) -> Literals:
+        """The names of the special tokens, to tell those in messages from a template's."""
+        return Literals(self._layout, self.special_tokens)
+
+    @functools.cached_property
+    def _encoder(self) -> tokenizers.Tokenizer:
+        """The backend that encodes texts."""
+        return self.backend if self._control is None else self.literals.backend(self._control)
 
     @functools.cached_property
     def special_ids(self) -> tuple[int, ...]:
@@ -319,10 +372,7 @@ class Tokenizer:
     @functools.cached_property
     def sentinel_ids(self) -> tuple[int, ...]:
         """The ids of `<extra_id_0>`, `<extra_id_1>`, ... (T5), as many as there are."""
-        ids: list[int] = []
-        while (index := self.token_to_id(f"<extra_id_{len(ids)}>")) is not None:
-            ids.append(index)
-        return tuple(ids)
+        return self.vocabulary.sentinel_ids
 
     @functools.cached_property
     def prefix_ids(self) -> tuple[int, ...]:
@@ -345,13 +395,11 @@ class Tokenizer:
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
         """What objectives need to know of this tokenizer."""
-        ids: dict[str, Any] = {f"{role}_id": self.token_to_id(t) for role, t in self.roles.items()}
-        return Vocabulary(
+        return Vocabulary.of(
+            self.special_tokens,
+            {role: self.token_to_id(token) for role, token in self.roles.items()},
             size=self.vocab_size,
             kind=self.kind,
-            special_ids=self.special_ids,
-            **ids,
-            sentinel_ids=self.sentinel_ids,
             prefix_ids=self.prefix_ids,
             suffix_ids=self.suffix_ids,
             word_continuations=self.continues_word,
@@ -402,4 +450,4 @@ class Tokenizer:
         return SPACE in json.dumps(parts, ensure_ascii=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Tokenizer, (self.backend, self._explicit_roles)
+        return Tokenizer, (self.backend, self._explicit_roles, self._control)

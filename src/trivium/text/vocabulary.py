@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count, takewhile
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from trivium.errors import TokenizerError
+from trivium.text.roles import role_of, sentinel
 
 _CLOSING = "\"')]}\u201d\u2019\u00bb\u300d\u300f\uff09"
 _SENTENCE_ENDS = (".", "!", "?", "\u3002", "\uff01", "\uff1f", "\u2026")
@@ -21,6 +26,7 @@ class Vocabulary:
         size: ids in the vocabulary, V.
         kind: of the tokenizer, for messages.
         special_ids: ids of special tokens, sorted.
+        special_tokens: the ids of special tokens by their names.
         pad_id, unk_id, cls_id, sep_id, mask_id, bos_id, eos_id: None where there is no such token.
         sentinel_ids: `<extra_id_0>`, `<extra_id_1>`, ... (T5), in this order.
         prefix_ids: put before each document in a training shard.
@@ -34,6 +40,7 @@ class Vocabulary:
     size: int
     kind: str = ""
     special_ids: tuple[int, ...] = ()
+    special_tokens: Mapping[str, int] = field(default_factory=dict)
     pad_id: int | None = None
     unk_id: int | None = None
     cls_id: int | None = None
@@ -47,6 +54,41 @@ class Vocabulary:
     decoder_start_id: int | None = None
     word_continuations: Callable[[], Sequence[bool]] | None = None
     texts: Callable[[], Sequence[str]] | None = None
+
+    @classmethod
+    def of(
+        cls, special_tokens: Mapping[str, int], roles: Mapping[str, int | None], **facts: Any
+    ) -> Vocabulary:
+        """Return the vocabulary with these special tokens, by name and by role."""
+        sentinels = takewhile(special_tokens.__contains__, map(sentinel, count()))
+        return cls(
+            special_tokens=special_tokens,
+            special_ids=tuple(sorted(special_tokens.values())),
+            sentinel_ids=tuple(special_tokens[name] for name in sentinels),
+            **{f"{role}_id": index for role, index in roles.items()},
+            **facts,
+        )
+
+    def find(self, token: str) -> int | None:
+        """Return the id of a special token, else of the one with its role; None without one.
+
+        `<s>` and `[CLS]` both begin a sequence, `</s>` and `[SEP]` end it.
+        """
+        if token in self.special_tokens:
+            return self.special_tokens[token]
+        named = dict(zip(map(sentinel, count()), self.sentinel_ids, strict=False))
+        if token in named:
+            return named[token]
+        role = role_of(token)
+        usual = {"cls": "start", "bos": "start", "sep": "end", "eos": "end"}
+        return None if role is None else getattr(self, f"{usual.get(role, role)}_id")
+
+    def id_of(self, token: str) -> int:
+        """Return the id of a special token, as `find` does. Raises TokenizerError without one."""
+        index = self.find(token)
+        if index is None:
+            raise TokenizerError(f"this {self.kind} tokenizer has no special token {token}.")
+        return index
 
     @property
     def start_id(self) -> int | None:

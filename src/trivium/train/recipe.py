@@ -32,6 +32,7 @@ from trivium.objectives import Objective
 from trivium.presets import presets
 from trivium.spec import ModelSpec, Spec
 from trivium.spec.validation_message import FieldError
+from trivium.text.literals import SpecialTokens
 from trivium.text.trainers import TokenizerConfig, TokenizerSource
 from trivium.train.adapter_config import AdapterConfig
 from trivium.train.optimizers import Optimizer
@@ -193,6 +194,11 @@ class DataConfig(Config):
         description="labelled examples that cannot be read: an error, or counted and left out",
     )
     keep_duplicates: bool = Field(False, description="keep exact repeats of documents")
+    special_tokens: SpecialTokens = Field(
+        "text",
+        description='what the name of a special token in the data is, such as [SEP]: "text" or '
+        '"special", the control token',
+    )
     keep_text: bool = Field(
         False, description="also write train.txt and validation.txt to texts/ in the run's folder"
     )

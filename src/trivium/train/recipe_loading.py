@@ -361,5 +361,12 @@ def _choose_tokenizer(
     for objective in reversed(objectives):
         chosen = objective.tokenizer_defaults(spec) or chosen
     tokenizer.setdefault("kind", "file" if "path" in tokenizer else chosen["kind"])
-    if tokenizer["kind"] != "file" and "special_tokens" in chosen:
-        tokenizer.setdefault("special_tokens", chosen["special_tokens"])
+    config = Tokenizer.kinds.get(tokenizer["kind"])
+    if config is None or "special_tokens" in tokenizer:
+        return
+    config = config(special_tokens=chosen["special_tokens"]) if len(chosen) > 1 else config()
+    vocabulary = config.special_vocabulary
+    needed = dict.fromkeys(name for each in objectives for name in each.special_tokens)
+    missing = [name for name in needed if vocabulary.find(name) is None]
+    if missing or len(chosen) > 1:
+        tokenizer["special_tokens"] = [*config.special_tokens, *missing]

@@ -293,6 +293,12 @@ def load_corpus(
     ]
     corpus = Corpus(recipe, tokenizer, source_tokenizer, encoded)
     for source in corpus.texts:
+        read = source.shards.manifest.options_of_text["special_tokens"]
+        if recipe.data.special_tokens == "special" != read:
+            raise RecipeError(
+                f"{source.shards.folder} was prepared with --special-tokens {read}: leave "
+                "data.special_tokens out, or prepare the text again."
+            )
         if source.shards.manifest.tokenizer_fingerprint != tokenizer.fingerprint:
             if source.shards.folder.is_relative_to(run.path):
                 raise RecipeError(
@@ -313,9 +319,10 @@ def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder, line: Progre
         return _read_examples(config, config.objective, recipe, line)
     if len(config.paths) == 1 and holds_shards(config.paths[0]):
         return TextSource(config, Shards.open(config.paths[0]))
-    keys = {"separator", "text_field", "errors", "encoding", "keep_duplicates"}
+    keys = {"separator", "text_field", "errors", "encoding", "keep_duplicates", "special_tokens"}
     options = recipe.data.model_dump(include=keys)
-    options = CorpusOptions(**options, validation=config.validation or 0.0)
+    control = tuple(config.objective.control_tokens)
+    options = CorpusOptions(**options, validation=config.validation or 0.0, control_tokens=control)
     _tell_columns(recipe, config, text_columns(config.paths, options), line)
     return RawText(config, options, recipe.data.keep_text)
 
@@ -418,7 +425,7 @@ def _tokenizers(
     if base is not None:
         if base.tokenizer is None:
             raise RecipeError(f"{recipe.model.init_from} has no tokenizer, so it cannot read text.")
-        own = base.source_tokenizer
+        own = base.source_tokenizer.reading("special")
         return base.tokenizer, own if own is not base.tokenizer else None
     separate = recipe.model.separate_vocabularies
     labelled = all(isinstance(source, ExampleSource) for source in sources)

@@ -23,6 +23,7 @@ from trivium.objectives.seq2seq import SourceToTarget
 from trivium.objectives.task_metrics import listing
 from trivium.spec import Head, Learned, Spec
 from trivium.text import Tokenizer
+from trivium.text.chat_template import ChatTemplate
 from trivium.text.vocabulary import Vocabulary
 from trivium.train import defaults
 from trivium.train.recipe import Recipe
@@ -102,6 +103,9 @@ def set_up_model(
     recipe = corpus.recipe.with_objectives(objectives)
     settings = _with_prefixes(settings, objectives)
     final = _final_spec(recipe, spec, settings, corpus, new=base is None)
+    answers = final.family == "decoder-only" and any(head.kind == "lm" for head in final.heads)
+    if corpus.examples and answers:
+        settings = _with_end_of_turn(settings, corpus.tokenizer)
     module = objectives[0].build(final, seed=recipe.seed, device=device)
     models = objectives[0].models(module)
     for model in models.values():
@@ -233,6 +237,18 @@ def _with_generation_ids(
     )
 
 
+def _with_end_of_turn(settings: Settings, tokenizer: Tokenizer) -> Settings:
+    """Return settings in which the token that closes a turn of the chat template ends a text."""
+    if settings.chat_template is None:
+        return settings
+    end = ChatTemplate.of(settings.chat_template, tokenizer).end_of_turn(tokenizer)
+    before = [i for i in (tokenizer.eos_id, *settings.ids("eos_token_id")) if i is not None]
+    if end is None or end in before:
+        return settings
+    ends = {"eos_token_id": list(dict.fromkeys([*before, end]))}
+    return dataclasses.replace(settings, generation={**settings.generation, **ends})
+
+
 def _final_spec(
     recipe: Recipe, spec: Spec, settings: Settings, corpus: Corpus, *, new: bool
 ) -> Spec:
@@ -272,6 +288,8 @@ def _with_lengths(
 ) -> Settings:
     """Return settings with the length of the longest rows, and of the longest input of examples.
 
+    They also say where names of special tokens in the data were control tokens.
+
     Args:
         settings: without lengths of this run.
         spec: of the model. RNNs and n-gram models have no length of rows: they carry a state or
@@ -296,4 +314,7 @@ def _with_lengths(
         lengths.append(before)
     if spec.stacks and min(lengths):
         config["trained_length"] = max(lengths)
+    config.pop("trained_special_tokens", None)
+    if recipe.data.special_tokens == "special":
+        config["trained_special_tokens"] = "special"
     return dataclasses.replace(settings, config=config, tokenizer=options)

@@ -51,7 +51,7 @@ def explain(
     """
     lm = _table_model(_TABLE) if model is None else load(model)
     lm.require("generate")
-    ids = prompt_ids(lm, prompt)
+    ids = prompt_ids(lm.prompting, prompt)
     if model is None and lm.text_tokenizer.unk_id in ids:
         raise TriviumError(
             f'the table has no probabilities for every word of "{prompt}"; its words are: '

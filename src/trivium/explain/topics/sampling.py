@@ -121,7 +121,7 @@ def _of_model(model: str, prompt: str) -> tuple[list[str], Tensor]:
     """The tokens of a model's vocabulary, and their logits after a prompt."""
     lm = load(model)
     lm.require("generate")
-    ids, rules = prompt_ids(lm, prompt), lm.generation_rules
+    ids, rules = prompt_ids(lm.prompting, prompt), lm.generation_rules
     start = rules.target_start
     all_logits = lm.logits([ids], decoder_input_ids=[start]) if start else lm.logits([ids])
     logits = all_logits[:, -1, : rules.vocab_size].double().cpu()

@@ -21,7 +21,6 @@ from trivium.errors import DataError, TokenizerError
 from trivium.messages import translated
 from trivium.text.reservoir import reservoir_sample
 from trivium.text.roles import (
-    SENTINELS,
     add_bert_template,
     added_tokens,
     role_tokens,
@@ -69,9 +68,8 @@ class TokenizerConfig(TokenizerSource, ABC):
     def special_vocabulary(self) -> Vocabulary:
         """What the special tokens alone are to an objective, known before training."""
         ids = {token: index for index, token in enumerate(self.special_tokens)}
-        roles: dict[str, Any] = {f"{role}_id": ids[t] for role, t in role_tokens(ids.get).items()}
-        sentinels = tuple(ids[token] for token in itertools.takewhile(ids.__contains__, SENTINELS))
-        return Vocabulary(size=len(ids), kind=self.kind, sentinel_ids=sentinels, **roles)
+        roles = {role: ids[token] for role, token in role_tokens(ids).items()}
+        return Vocabulary.of(ids, roles, size=len(ids), kind=self.kind)
 
     @property
     def size(self) -> int:
@@ -148,7 +146,8 @@ class TokenizerConfig(TokenizerSource, ABC):
     ) -> None:
         """Train `backend` with a trainer of the `tokenizers` library and its `options`.
 
-        `space_before_words`: tokens of words begin with their space, and so does a mask.
+        `space_before_words`: tokens of words begin with their space, and so does a mask. Names of
+        special tokens in the texts are left out: no token that is learned has the same name.
 
         Raises TokenizerError: the library fails on the text.
         """
@@ -160,6 +159,9 @@ class TokenizerConfig(TokenizerSource, ABC):
             show_progress=False,
             **options,
         )
+        names = sorted(self.special_tokens, key=len, reverse=True)
+        special = re.compile("|".join(map(re.escape, names)) or r"(?!)")
+        texts = [special.sub(" ", text) for text in texts]
         try:
             backend.train_from_iterator(texts, trainer)
         except Exception as error:

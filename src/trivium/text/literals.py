@@ -1,0 +1,137 @@
+"""Names of special tokens that occur in a text: read as text, or as control tokens."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import tokenizers
+
+SpecialTokens = Literal["text", "special"]
+"""What a name such as `[SEP]` or `<|im_end|>` in a text is: text, or the control token."""
+
+# Unicode reserves these code points for the use inside of programs.
+_RESERVED = re.compile("[\ufdd0-\ufddf]")
+_OPEN, _CLOSE = "\ufdd4", "\ufdd5"  # of a mark: the id of a token whose name is text
+
+
+class ChatText(str):
+    """The text of a conversation, which knows the names of special tokens that its messages say.
+
+    `protected` is the text with marks in place of these names, which are text. All other names are
+    the template's own: control tokens.
+    """
+
+    protected: str
+
+    @classmethod
+    def of(cls, protected: str, literals: Literals) -> ChatText:
+        """Return the text of a conversation whose messages were protected."""
+        text = cls(literals.restore(protected))
+        text.protected = protected
+        return text
+
+    @property
+    def is_protected(self) -> bool:
+        """Return whether a message says the name of a special token."""
+        return self.protected != self
+
+
+class Literals:
+    """The names of a tokenizer's special tokens, and encoders that read these names as text.
+
+    A conversation needs both: the names that a chat template writes are control tokens, those in
+    its messages are text. A message is protected (each name in it is replaced by a mark) before
+    the template is rendered, so that every name in the rendered text is the template's own.
+
+    Args:
+        layout: the content of `tokenizer.json`.
+        special: the ids of the special tokens by their names.
+    """
+
+    def __init__(self, layout: Mapping[str, Any], special: Mapping[str, int]) -> None:
+        self._layout, self._special = layout, special
+        self._names = {str(index): name for name, index in special.items()}
+        names = "|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)"
+        self._name, self._mark = re.compile(names), re.compile(f"{_OPEN}(\\d+){_CLOSE}")
+        self._both = re.compile(f"{_OPEN}(\\d+){_CLOSE}|(?:{names})")
+
+    def backend(
+        self, control: Iterable[str] = (), *, renamed: bool = False
+    ) -> tokenizers.Tokenizer:
+        """Return a backend with the same ids, for which the names of special tokens are text.
+
+        Special tokens get other names, since some models (whole words, Unigram) find the usual
+        names in their vocabulary even where nothing matches them before.
+
+        Args:
+            control: names that stay control tokens.
+            renamed: match special tokens by their other names.
+        """
+        new = {
+            name: _control_name(index)
+            for name, index in self._special.items()
+            if name not in {*control}
+        }
+        model = dict(self._layout["model"])
+        if isinstance(vocabulary := model["vocab"], dict):
+            model["vocab"] = {new.get(token, token): index for token, index in vocabulary.items()}
+        else:
+            model["vocab"] = [[new.get(piece, piece), score] for piece, score in vocabulary]
+        if unknown := model.get("unk_token"):
+            model["unk_token"] = new.get(unknown, unknown)
+        if merges := model.get("merges"):
+            model["merges"] = [(a, b) for a, b in merges if new.keys().isdisjoint((a, b, a + b))]
+        added = [
+            token
+            | {"content": new.get(token["content"], token["content"])}
+            | ({} if token["content"] in new else {"special": False})
+            for token in self._layout["added_tokens"]
+        ]
+        content = {**self._layout, "model": model, "added_tokens": added}
+        backend = tokenizers.Tokenizer.from_str(json.dumps(content))
+        backend.encode_special_tokens = not renamed
+        return backend
+
+    def protect(self, text: str) -> str:
+        """Return a text with marks in place of the names of special tokens."""
+        text = _RESERVED.sub("\ufffd", text)
+        return self._name.sub(lambda match: f"{_OPEN}{self._special[match[0]]}{_CLOSE}", text)
+
+    def restore(self, text: str) -> str:
+        """Return a text with the names in place of their marks."""
+        return self._mark.sub(lambda match: self._names[match[1]], text)
+
+    def encode(
+        self, text: ChatText, *, add_special_tokens: bool
+    ) -> tuple[tokenizers.Encoding, list[tuple[int, int]]]:
+        """Return the encoding of a text with marks, and the characters of each token."""
+        parts, places, start = [], [0], 0  # places: of `text`, for those of the encoded one
+        for match in [*self._both.finditer(text.protected), None]:
+            stop = len(text.protected) if match is None else match.start()
+            part = text.protected[start:stop] + (
+                self._names[match[1]] if match and match[1] else ""
+            )
+            parts.append(part)
+            places += range(places[-1] + 1, places[-1] + len(part) + 1)
+            if match and not match[1]:
+                parts.append(name := _control_name(self._special[match[0]]))
+                places += [places[-1] + len(match[0])] * len(name)
+            start = match.end() if match else stop
+        encoding = self._renamed.encode("".join(parts), add_special_tokens=add_special_tokens)
+        return encoding, [(places[start], places[stop]) for start, stop in encoding.offsets]
+
+    @functools.cached_property
+    def _renamed(self) -> tokenizers.Tokenizer:
+        return self.backend(renamed=True)
+
+
+def _control_name(index: int) -> str:
+    """Return a name of a special token that is part of no text.
+
+    It has a space, which no word of a vocabulary has, so that no model finds it in a text.
+    """
+    return f"\ufdd2{index} \ufdd3"
