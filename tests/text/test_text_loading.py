@@ -94,6 +94,9 @@ def test_sentencepiece_models(kind, options, corpus, tmp_path):
         texts += ["a <mask> b", "<mask> first", "  two<sep><mask> "]
     expected = reference.encode(texts)
     assert tokenizer.encode_ids_batch(texts) == expected, (kind, options)
+    # sentencepiece itself never reads the name of a control token as the token.
+    named = [*texts, "a <s> b</s>", "</s>", "x<unk>y"]
+    assert tokenizer.reading("text").encode_ids_batch(named) == reference.encode(named)
     known = [ids for ids in expected if 0 not in ids]
     assert [tokenizer.decode(ids) for ids in known] == [reference.decode(i) for i in known]
     assert (tokenizer.unk_id, tokenizer.bos_id, tokenizer.eos_id) == (0, 1, 2)
@@ -228,6 +231,9 @@ def test_tiktoken_ranks(byte_bpe, tmp_path, monkeypatch):
         assert tokenizer.encode_ids_batch(texts) == reference.encode_batch(texts)
         assert [tokenizer.decode(reference.encode(text)) for text in texts] == texts
         assert tokenizer.eos_id == len(tokens)
+        said = ["a<|endoftext|>b", "<|endoftext|> <|endoftext|>"]
+        ordinary = [reference.encode_ordinary(text) for text in [*TEXTS, *said]]
+        assert tokenizer.reading("text").encode_ids_batch([*TEXTS, *said]) == ordinary
         named = Tokenizer.load(tmp_path / "other.tiktoken", pattern=family)
         assert named.fingerprint == tokenizer.fingerprint
     assert Tokenizer.load(tmp_path / "other.tiktoken").encode("a1234").symbols[1] != "1234"

@@ -7,8 +7,11 @@ import json
 import pytest
 import torch
 import transformers
-from run_settings import quiet
+from run_settings import quiet, settings
 
+from trivium.data.prepare import prepare
+from trivium.data.splitting import CorpusOptions
+from trivium.errors import DataError, RecipeError
 from trivium.inference.request import GenerationRequest
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
@@ -16,7 +19,7 @@ from trivium.model_loading import load
 from trivium.models import build
 from trivium.presets import presets
 from trivium.text import Tokenizer
-from trivium.workflows.training import finetune
+from trivium.workflows.training import finetune, pretrain
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
@@ -74,3 +77,66 @@ def test_the_end_of_a_turn_ends_generation_after_fine_tuning(tokenizer, template
     assert generated[0, -1] == index
     assert index not in generated[0, len(ids) : -1]
     assert tokenizer.decode(generated[0, len(ids) :].tolist()).strip() == request.text.strip()
+
+
+SAID = "the [SEP] cat <|endoftext|> sat on [MASK] mats </s> here"
+
+
+@pytest.mark.parametrize("kind", sorted(Tokenizer.kinds))
+def test_names_in_the_text_of_shards_are_text(kind, tmp_path):
+    file = tmp_path / "text.txt"
+    file.write_text("\n\n".join(f"{SAID} number {number}" for number in range(60)))
+    special = ["<unk>", "[SEP]", "<|endoftext|>", "[MASK]", "</s>"]
+    texts = [SAID, *(f"number {number}" for number in range(60))] * 3
+    tokenizer = Tokenizer.train(
+        kind, texts=texts, vocab_size=320, special_tokens=special, progress=False
+    )
+
+    def count(options: CorpusOptions, out: str) -> list[int]:
+        shards = prepare(file, tokenizer, tmp_path / out, options=options)
+        counts = sum(shards.split(name).counts() for name in shards.names)
+        ends = (
+            shards.manifest.splits["train"].documents
+            + shards.manifest.splits["validation"].documents
+        )
+        suffix = dict.fromkeys(tokenizer.suffix_ids, ends)
+        return [
+            int(counts[tokenizer.token_to_id(one)]) - suffix.get(tokenizer.token_to_id(one), 0)
+            for one in special[1:]
+        ]
+
+    text, control = CorpusOptions(), CorpusOptions(special_tokens="special")
+    assert count(text, "text") == [0] * 4
+    assert count(control, "special") == [60] * 4
+    assert count(CorpusOptions(control_tokens=("[MASK]",)), "mask") == [0, 0, 60, 0]
+    for options, out in ((text, "special"), (control, "text")):
+        with pytest.raises(DataError, match="made with special_tokens"):
+            prepare(file, tokenizer, tmp_path / out, options=options)
+
+
+def test_the_key_of_a_run_is_kept_and_cannot_be_changed(tmp_path):
+    file, keys = tmp_path / "text.txt", {"console": quiet()}
+    file.write_text("\n\n".join(f"{SAID} number {number}" for number in range(60)))
+    changes = {**settings(steps=2, eval_every=2, save_every=2), "data.special_tokens": "special"}
+    run = pretrain("gpt2-tiny", data=file, out=tmp_path / "run", changes=changes, **keys)
+    lm = load(run.path)
+    assert lm.special_tokens == "special"
+    assert lm.text_tokenizer.encode("<|endoftext|>").ids == (lm.tokenizer.eos_id,)
+    with pytest.raises(RecipeError, match=r"cannot change data.special_tokens"):
+        pretrain("", out=run.path, resume=True, changes={"data.special_tokens": "text"}, **keys)
+    shards = tmp_path / "shards"
+    del changes["tokenizer"]
+    prepare(file, lm.tokenizer, shards)
+    with pytest.raises(RecipeError, match="prepared with --special-tokens text"):
+        pretrain("gpt2-tiny", data=shards, out=tmp_path / "other", changes=changes, **keys)
+    lm = load(
+        pretrain(
+            "gpt2-tiny",
+            data=shards,
+            out=tmp_path / "third",
+            changes=changes | {"data.special_tokens": "text"},
+            **keys,
+        ).path
+    )
+    assert lm.special_tokens == "text"
+    assert lm.tokenizer.eos_id not in lm.text_tokenizer.encode("<|endoftext|>").ids
