@@ -71,7 +71,9 @@ def test_it_trains_with_every_kind_of_tokenizer(kind, tmp_path):
 def test_tokenizers_without_them_are_refused(tmp_path):
     file = tmp_path / "text.txt"
     file.write_text(TEXT)
-    other = Tokenizer.train("bpe", texts=[TEXT], vocab_size=99, progress=False).save(tmp_path / "t")
+    other = Tokenizer.train("bpe", texts=[TEXT], vocab_size=120, progress=False).save(
+        tmp_path / "t"
+    )
     chosen = ["<|endoftext|>", MARKS[0]]
     with own_kinds():
         objective = fill_in_the_middle()()

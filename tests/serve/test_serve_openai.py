@@ -238,7 +238,11 @@ def test_embeddings_of_ids_of_other_pooling_and_of_long_texts(client, models):
     assert np.abs(np.array(windows.data[0].embedding) - encoder.embed(long).numpy()).max() < 1e-5
     answer = client.embeddings.create(model="encoder", input=long, extra_body={"truncate": True})
     assert answer.usage.prompt_tokens == 61
-    for wrong in ({"input": [97]}, {"input": ""}, {"input": "a", "dimensions": 7}):
+    for wrong in (
+        {"input": [encoder.tokenizer.vocab_size]},
+        {"input": ""},
+        {"input": "a", "dimensions": 7},
+    ):
         with pytest.raises(openai.BadRequestError):
             client.embeddings.create(model="encoder", **wrong)
 
