@@ -18,7 +18,7 @@ import functools
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,10 @@ from torch import Tensor
 VARIABLE = "TRIVIUM_TEST_PERTURB"
 # Relative to an element; numbers of half precision move by their own rounding.
 SIZES = {torch.float64: 1e-15, torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
+_RANDOM = np.random.default_rng(0).uniform(-0.5, 0.5, 1_000_003)
+_UP_OR_DOWN = torch.from_numpy(_RANDOM + np.copysign(0.5, _RANDOM))
+# Near one; a result takes some that stand together.
+_FACTORS = {dtype: (1.0 + size * _UP_OR_DOWN).to(dtype) for dtype, size in SIZES.items()}
 
 _WITH_SUM = ("addmm", "addbmm", "baddbmm", "addmv")
 _OF_TWO = ("matmul", "mm", "bmm", "mv", "dot", "vdot", "inner")
@@ -87,58 +91,61 @@ def perturbed(exact: Callable[..., Any]) -> Callable[..., Any]:
     def product(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return exact(*args, **kwargs)
-        operands = [*_flat(args), *_flat(kwargs.values())]
-        tensors = [each for each in operands if isinstance(each, Tensor)]
-        seed = _seed(operands) if all(map(_has_numbers, tensors)) else None
+        seed = _seed(0, (*args, *kwargs.values()))
         result = exact(*args, **kwargs)
         if seed is not None:
-            for number, each in enumerate(_flat([result])):
-                if isinstance(each, Tensor) and each.dtype in SIZES:
-                    _move(each, seed + number)
+            _move(result, seed)
         return result
 
     product.exact = exact  # type: ignore[attr-defined]
     return product
 
 
-def _flat(values: Any) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, list | tuple):
-            yield from _flat(value)
-        else:
-            yield value
-
-
-def _has_numbers(tensor: Tensor) -> bool:
-    """Whether the tensor holds numbers of its own: not those on the meta device, nor DTensors."""
-    plain = type(tensor) in (Tensor, torch.nn.Parameter)
-    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    return plain and not wrapped and tensor.device.type == "cpu" and tensor.layout is torch.strided
-
-
-def _seed(operands: list[Any]) -> int:
-    """Return a hash of all operands: shapes, types and every bit."""
-    seed = 0
+def _seed(seed: int, operands: Iterable[Any]) -> int | None:
+    """Return a hash of all operands (types, shapes and every bit), None if one has no numbers."""
     for each in operands:
         if isinstance(each, Tensor):
-            seed = zlib.crc32(f"{each.dtype} {[*each.shape]}".encode(), seed)
+            if not _has_numbers(each):
+                return None
+            seed = zlib.crc32(f"{each.dtype} {each.shape}".encode(), seed)
             bits = each.detach().contiguous().reshape(-1).view(torch.uint8)
             seed = zlib.crc32(memoryview(bits.numpy()), seed)
+        elif isinstance(each, list | tuple):
+            inner = _seed(seed, each)
+            if inner is None:
+                return None
+            seed = inner
         else:
             seed = zlib.crc32(repr(each).encode(), seed)
     return seed
 
 
-def _move(result: Tensor, seed: int) -> None:
-    """Move every element by half the size to the whole of it, up or down.
+def _has_numbers(tensor: Tensor) -> bool:
+    """Whether the tensor holds numbers of its own: not those on the meta device, nor DTensors."""
+    return (
+        type(tensor) in (Tensor, torch.nn.Parameter)
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
+
+
+def _move(result: Any, seed: int) -> None:
+    """Move every element of the results by half the size to the whole of it, up or down.
 
     The memory is changed behind autograd's back: nothing more is kept for the backward pass, whose
     memory tests measure.
     """
-    random = np.random.Generator(np.random.SFC64(seed)).uniform(-0.5, 0.5, result.numel())
-    factors = 1.0 + SIZES[result.dtype] * (random + np.copysign(0.5, random))
-    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-        result.data.mul_(torch.from_numpy(factors).reshape(result.shape).to(result.dtype))
+    if isinstance(result, list | tuple):
+        for number, each in enumerate(result):
+            _move(each, seed + 97 * number)
+    elif isinstance(result, Tensor) and result.dtype in SIZES:
+        factors, count = _FACTORS[result.dtype], result.numel()
+        if count > len(factors):
+            factors = factors.repeat(-(-count // len(factors)) + 1)
+        start = seed % (len(factors) - count + 1)
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+            result.data.mul_(factors[start : start + count].view(result.shape))
 
 
 if __name__ == "__main__":
