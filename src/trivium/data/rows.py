@@ -46,7 +46,8 @@ class Rows:
 
     `packing="pack"`: documents, each with its prefix and suffix, are concatenated and cut every
     `length` tokens; the last partial row is dropped. `packing="truncate"`: one row per document,
-    cut to `length` with its suffix kept; `take` pads with `pad_id` to the longest row taken.
+    cut to `length`; `take` pads with `pad_id` to the longest row taken. `keep_suffix`: the suffix
+    replaces the last tokens of a row that is cut. A decoder would learn from it to stop there.
 
     Raises DataError where the split does not fill one row.
 
@@ -62,13 +63,14 @@ class Rows:
         packing: Packing = "pack",
         *,
         pad_id: int = 0,
+        keep_suffix: bool = True,
     ) -> None:
         if packing not in ("pack", "truncate"):
             raise DataError(f'packing is "pack" or "truncate", not "{packing}".')
         self.split = source = TokenArray(split) if isinstance(split, np.ndarray) else split
         self.length = length
         self.packing: Packing = packing
-        self.pad_id = pad_id
+        self.pad_id, self.keep_suffix = pad_id, keep_suffix
         num_special = len(source.prefix_ids) + len(source.suffix_ids)
         if length <= (num_special if packing == "truncate" else 0):
             raise DataError(
@@ -115,7 +117,7 @@ class Rows:
         ids = np.where(real, self.split.tokens_at(positions), self.pad_id)
         suffix = self.split.suffix_ids
         truncated = stops - starts > self.length
-        if suffix and truncated.any():
+        if suffix and self.keep_suffix and truncated.any():
             ids[truncated, self.length - len(suffix) : self.length] = suffix
         if not with_documents:
             return RowBatch(ids, lengths)

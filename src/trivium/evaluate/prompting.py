@@ -27,7 +27,6 @@ _SCHEMA = Schema(
         Fields("options?", ("choices",), ("options", "endings")),
     )
 )
-_LETTERS = string.ascii_uppercase
 Normalise = Literal["sum", "token", "byte"]
 
 
@@ -125,8 +124,8 @@ def _questions(
     for record, column in zip(rows, answers):
         listed, answer = record.columns.get("options"), str(record[column])
         choices = _choices(record, listed) if listed else ()
-        options = choices or words or (labels if column.lower() == "label" else ())
-        options = tuple(map(str, options))
+        usual = labels if column.lower() == "label" else ()
+        options = tuple(map(str, choices or words or usual))
         if options:
             answer = _option(record, column, options, is_index=bool(choices))
         columns = [name for name in record if name not in (column, listed)]
@@ -141,13 +140,12 @@ def _questions(
 
 def _choices(record: Record, column: str) -> list[Any]:
     """The list of choices in a column; in a table it is a list in JSON."""
-    choices = record[column]
-    if record.untyped and choices.lstrip().startswith("["):
-        with contextlib.suppress(ValueError):
-            choices = json.loads(choices)
-    if not choices or isinstance(choices, list):
-        return choices or []
-    raise DataError(f"{record.name(column)} is {json_type(choices)}: give a list of choices.")
+    choices: Any = record[column] or []
+    with contextlib.suppress(ValueError):
+        choices = json.loads(choices) if record.untyped and choices else choices
+    if not isinstance(choices, list):
+        raise DataError(f"{record.name(column)} is {json_type(choices)}: give a list of choices.")
+    return choices
 
 
 def _option(record: Record, column: str, options: tuple[str, ...], *, is_index: bool) -> str:
@@ -158,18 +156,15 @@ def _option(record: Record, column: str, options: tuple[str, ...], *, is_index: 
     value, answer = record[column], str(record[column])
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    integer = isinstance(value, int) and not isinstance(value, bool)
-    integer |= record.untyped and answer.isdecimal()
-    if answer in options and not (is_index and integer):
+    is_integer = type(value) is int or (record.untyped and answer.isdecimal())
+    if answer in options and not (is_index and is_integer):
         return answer
-    number = _LETTERS.find(answer) if len(answer) == 1 and answer in _LETTERS else -1
-    if integer or answer.isdecimal():
-        number = int(value)
+    number = string.ascii_uppercase.find(answer) if len(answer) == 1 else -1
+    number = int(value) if is_integer or answer.isdecimal() else number
     if not 0 <= number < len(options):
         raise DataError(
-            f'{record.where}: the answer "{answer}" is none of the options '
-            f"{', '.join(options)}.{did_you_mean(answer, options)} An index counts them from 0 to "
-            f"{len(options) - 1}."
+            f'{record.where}: the answer "{answer}" is none of the options {", ".join(options)}, '
+            f"nor an index from 0 to {len(options) - 1}.{did_you_mean(answer, options)}"
         )
     return options[number]
 

@@ -7,7 +7,6 @@ with one class that has a `kind`.
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import math
 import shlex
 from abc import ABC, abstractmethod
@@ -541,11 +540,9 @@ def next_tokens(one: TextInput) -> list[int]:
 
     Special tokens are no labels where the text is cut: a model would learn to stop in its midst.
     """
-    shown = (
-        IGNORE_INDEX if one.cut and text is None else token
-        for token, text in zip(one.ids, one.texts)
-    )
-    return [*itertools.islice(shown, 1, None), IGNORE_INDEX]
+    is_text = [text is not None or not one.cut for text in one.texts]
+    ids = [token if kept else IGNORE_INDEX for token, kept in zip(one.ids, is_text)]
+    return [*ids[1:], IGNORE_INDEX]
 
 
 def row_inputs(rows: RowBatch) -> dict[str, np.ndarray | None]:

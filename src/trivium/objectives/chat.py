@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -129,10 +129,9 @@ class Chat(LabelledObjective):
 
     def encode(self, examples: Sequence[Conversation], lm: LanguageModel) -> EncodedExamples:
         """Conversations, one a row, with labels at the responses."""
-        template = chat_template(lm)
-        ids, labels, cuts = labelled_rows(self._row(one, template, lm) for one in examples)
-        pad = lm.text_tokenizer.pad_id or 0
-        return EncodedExamples.with_targets({"input_ids": ids, "labels": labels}, cuts, pad_id=pad)
+        template, pad = chat_template(lm), lm.text_tokenizer.pad_id or 0
+        sequences, cuts = by_field([self._row(one, template, lm) for one in examples])
+        return EncodedExamples.with_targets(sequences, cuts, pad_id=pad)
 
     def _row(self, one: Conversation, template: ChatTemplate, lm: LanguageModel) -> LabelledRow:
         text, spans = template.responses(one.messages)
@@ -201,20 +200,8 @@ def chat_template(lm: LanguageModel) -> ChatTemplate:
     return ChatTemplate.of(lm.settings.chat_template or PLAIN_TEMPLATE, lm.text_tokenizer)
 
 
-class LabelledRow(NamedTuple):
-    """The ids of a text, its labels, and what is cut of it (`EncodedExamples.cuts`)."""
-
-    ids: list[int]
-    labels: list[int]
-    cut: tuple[int, int, int]
-
-
-def labelled_rows(
-    rows: Iterable[LabelledRow],
-) -> tuple[list[list[int]], list[list[int]], list[tuple[int, int, int]]]:
-    """Return the ids of all rows, their labels, and their cuts."""
-    several = list(rows)
-    return [one.ids for one in several], [one.labels for one in several], [o.cut for o in several]
+LabelledRow = tuple[list[int], list[int], tuple[int, int, int]]
+"""The ids of a text, its labels, and what is cut of it (`EncodedExamples.cuts`)."""
 
 
 def labelled_row(
@@ -238,4 +225,12 @@ def labelled_row(
     labels = [*np.where(response, whole, IGNORE_INDEX)[1:].tolist(), IGNORE_INDEX]
     beyond = [] if limit is None else labels[limit:]
     num_targets, num_cut = (len(x) - x.count(IGNORE_INDEX) for x in (labels, beyond))
-    return LabelledRow(whole[:limit], labels[:limit], (len(beyond), num_targets, num_cut))
+    return whole[:limit], labels[:limit], (len(beyond), num_targets, num_cut)
+
+
+def by_field(
+    rows: Sequence[LabelledRow],
+) -> tuple[dict[str, list[list[int]]], list[tuple[int, int, int]]]:
+    """Return the fields of labelled rows by name, and what is cut of each row."""
+    fields = {"input_ids": [row[0] for row in rows], "labels": [row[1] for row in rows]}
+    return fields, [row[2] for row in rows]

@@ -20,7 +20,7 @@ from trivium.data.schema import Fields, Slot
 from trivium.errors import DataError
 from trivium.language_model import LanguageModel
 from trivium.objectives.base import LabelledObjective, column_key, compact
-from trivium.objectives.chat import LabelledRow, chat_template, labelled_row, labelled_rows
+from trivium.objectives.chat import LabelledRow, by_field, chat_template, labelled_row
 from trivium.objectives.conversations import (
     PROMPTS,
     SYSTEM,
@@ -176,8 +176,7 @@ def response_rows(
     """
     if lm.spec.family == "encoder-decoder":
         return pair_rows(lm, [(plain(prompt), plain(response)) for prompt, response in pairs])
-    ids, labels, cuts = labelled_rows(_row(lm, prompt, response) for prompt, response in pairs)
-    return {"input_ids": ids, "labels": labels}, cuts
+    return by_field([_row(lm, prompt, response) for prompt, response in pairs])
 
 
 def _row(lm: LanguageModel, prompt: Turn, response: Turn) -> LabelledRow:

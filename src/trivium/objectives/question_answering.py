@@ -147,11 +147,9 @@ class QuestionAnswering(LabelledObjective):
         parts = context_windows(tokenizer, pairs, max_length=lm.max_length, stride=self.stride)
         ends = [answer_tokens(part, examples[part.question]) for part in parts]
         found = {part.question for part, each in zip(parts, ends) if each != (0, 0)}
-        question_cuts = {part.question: part.question_cut for part in parts}
-        cuts = [
-            (question_cuts[number], 1, int(bool(one.answers) and number not in found))
-            for number, one in enumerate(examples)
-        ]
+        cuts = [[0, 1, bool(q.answers) and n not in found] for n, q in enumerate(examples)]
+        for part in parts:
+            cuts[part.question][0] = part.question_cut
         kept = has_target(cuts)
         ends = [each for part, each in zip(parts, ends) if kept[part.question]]
         parts = [part for part in parts if kept[part.question]]

@@ -150,18 +150,13 @@ def batch_tokens(spec: Spec, length: int) -> int:
     return rows * length
 
 
-def example_length(recipe: Recipe, spec: Spec, stated: object = None) -> int:
-    """Return how many tokens of an example are read at once: all, up to a limit of the task.
-
-    `stated` is the length that the tokenizer of a trained model states, if it does.
-    """
-    longest = recipe.data.length or max(task.longest for task in _tasks(recipe))
-    if recipe.data.length is None and spec.max_length is None:
-        if spec.biases_encoder:
-            longest = min(longest, _LONGEST_BIASED)
-        if isinstance(stated, int):
-            longest = min(longest, max(stated, SHORT_EXAMPLE))
-    return longest
+def example_length(recipe: Recipe, spec: Spec) -> int:
+    """Return how many tokens of an example are read at once: all, up to a limit of the task."""
+    longest = max(task.longest for task in _tasks(recipe))
+    if spec.biases_encoder:
+        longest = min(longest, _LONGEST_BIASED)
+    longest = recipe.data.length or longest
+    return min(longest, spec.max_length or longest)
 
 
 def complete(recipe: Recipe, spec: Spec, *, num_examples: int = 0) -> Recipe:

@@ -376,24 +376,15 @@ def _remove_held_out(sources: Sequence[ExampleSource], line: ProgressLine) -> No
         if not train:
             raise DataError(
                 f"Every example of {', '.join(source.config.paths)} is also held out for "
-                "validation: no example is left to train on. Give other files as validation, or "
-                "leave --validation out, and a share of the examples is held out."
+                "validation: no example is left to train on. Give other files, or leave "
+                "--validation out, which holds out a share of the examples."
             )
-        count = len(source.train) - len(train)
-        if count and len(sources) > 1:
-            line.tell(
-                "held out",
-                "{count:,} examples of the source {name} are also held out, by it or by another "
-                "source; they are not trained on",
-                count=count,
-                name=source.config.name,
-            )
-        elif count:
-            line.tell(
-                "held out",
-                "{count:,} examples of --data are also in --validation; they are not trained on",
-                count=count,
-            )
+        of, where = "--data", "--validation"
+        if len(sources) > 1:
+            of, where = source.config.name, translated("the validation of a source")
+        if count := len(source.train) - len(train):
+            words = "{count:,} examples of {of} are also in {where}; they are not trained on"
+            line.tell("held out", words, count=count, of=of, where=where)
         source.train = train
         source.__post_init__()
 

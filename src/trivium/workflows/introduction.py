@@ -103,6 +103,8 @@ def introduce(
     """Say what a run trains, on what, and for how long; `facts` are those of `run.json`."""
     if corpus.texts:
         _tell_text(line, recipe, facts)
+        if recipe.data.packing == "truncate":
+            _tell_cut_documents(line, corpus, defaults.row_length(recipe))
     if corpus.examples:
         _tell_examples(line, recipe, corpus, setup, facts)
     _tell_model(line, recipe, setup, facts)
@@ -133,18 +135,12 @@ def tell_steps(line: ProgressLine, trainer: Trainer, spec: Spec) -> None:
         steps = math.ceil(train.tokens / trainer.loader.step(0, ALONE).num_tokens)
     elif train.epochs is None:
         return
-    line.tell(
-        "steps",
-        "{steps:,}; an epoch has {epoch:,.1f}",
-        steps=steps,
-        epoch=trainer.loader.steps_per_epoch(),
-    )
+    epoch = trainer.loader.steps_per_epoch()
+    line.tell("steps", "{steps:,}; an epoch has {epoch:,.1f}", steps=steps, epoch=epoch)
     if steps < _FEW_STEPS and not spec.counts:
-        batch = "examples" if trainer.recipe.labelled else "tokens"
-        budget = "epochs" if train.tokens is None else "tokens"
         line.warn(
-            f"{counted(steps, 'step')} in all are few to learn from: raise train.{budget}, or "
-            f"lower train.batch_{batch}."
+            f"{counted(steps, 'step')} in all are few to learn from: set a larger budget "
+            "(train.epochs) or smaller steps (train.batch_examples, of text train.batch_tokens)."
         )
 
 
@@ -175,6 +171,21 @@ def _tell_text(line: ProgressLine, recipe: Recipe, facts: dict[str, Any]) -> Non
     text_bytes = facts["bytes_per_token"] * (facts["train_tokens"] + facts["valid_tokens"])
     if recipe.data.separator == "blank" and text_bytes > LONG_BYTES * facts["documents"]:
         line.tell("", "few and long: {advice}", advice=translated(LONG_ADVICE))
+
+
+def _tell_cut_documents(line: ProgressLine, corpus: Corpus, length: int) -> None:
+    """Say how many documents are longer than a row, and how many tokens that costs."""
+    splits = [source.shards.split(TRAIN) for source in corpus.texts]
+    bounds = [split.document_bounds(np.arange(split.num_documents)) for split in splits]
+    sizes = np.concatenate([stops - starts for starts, stops in bounds])
+    beyond = (sizes - length).clip(0)
+    if cut := (beyond > 0).sum():
+        words = (
+            "{cut:,} of {count:,} documents to train on have more than the {length:,} tokens of a "
+            "row (data.length); {lost:,} of {tokens:,} tokens are cut"
+        )
+        numbers = {"count": len(sizes), "tokens": sizes.sum(), "lost": beyond.sum()}
+        line.tell("cut", words, cut=cut, length=length, **numbers)
 
 
 def _tell_examples(
@@ -211,32 +222,20 @@ def _tell_cuts(line: ProgressLine, source: ExampleSource, setup: ModelSetup) -> 
     """Say how many examples of a source are cut, and what is lost of their targets."""
     cuts = np.concatenate([np.empty((0, 3), np.int64), *source.cuts.values()])
     cut, targets, lost = ((cuts[:, 0] > 0).sum(), *cuts[:, 1:].sum(axis=0))
+    count, dropped = len(cuts), len(cuts) - has_target(cuts).sum()
     if cut:
-        line.tell(
-            "cut",
+        words = (
             "{cut:,} of {count:,} examples ({share:.1%}) have more than the {length:,} tokens that "
-            "are read at once (data.length, or the model's positions); their ends are cut",
-            cut=cut,
-            count=len(cuts),
-            share=cut / len(cuts),
-            length=setup.lm.max_length or 0,
+            "are read at once (data.length, or the model's positions); their ends are cut"
         )
-    if cut and targets > len(cuts):  # the targets are tokens
-        line.tell(
-            "",
-            "{lost:,} of {targets:,} target tokens ({share:.1%}) are cut",
-            lost=lost,
-            targets=targets,
-            share=lost / targets,
-        )
-    dropped = len(cuts) - has_target(cuts).sum()
+        length = setup.lm.max_length or 0
+        line.tell("cut", words, cut=cut, count=count, share=cut / count, length=length)
+    if cut and targets > count:  # the targets are tokens
+        words = "{lost:,} of {targets:,} target tokens ({share:.1%}) are cut"
+        line.tell("", words, lost=lost, targets=targets, share=lost / targets)
     if dropped:
-        line.tell(
-            "",
-            "{dropped:,} of {count:,} examples are left out: no token of their targets remains",
-            dropped=dropped,
-            count=len(cuts),
-        )
+        words = "{dropped:,} of {count:,} examples are left out: no token of their targets remains"
+        line.tell("", words, dropped=dropped, count=count)
 
 
 def _tell_model(

@@ -303,8 +303,7 @@ def _with_lengths(
     recipe, config, options = corpus.recipe, {**settings.config}, {**settings.tokenizer}
     lengths = [defaults.row_length(recipe)] if corpus.texts else []
     if corpus.examples:
-        length = defaults.example_length(recipe, spec, options.get("model_max_length"))
-        length = min(length, spec.max_length or length)
+        length = defaults.example_length(recipe, spec)
         if longest is None:
             options["model_max_length"] = length
         else:

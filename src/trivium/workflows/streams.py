@@ -117,4 +117,5 @@ def _rows(source: TextSource, recipe: Recipe, setup: ModelSetup, split: str) -> 
         defaults.row_length(recipe),
         recipe.data.packing,
         pad_id=next(pad_id for pad_id in pad_ids if pad_id is not None),
+        keep_suffix=setup.lm.spec.family != "decoder-only",
     )
