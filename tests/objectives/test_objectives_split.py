@@ -121,7 +121,8 @@ def opened(folder, *sources: dict[str, Any], **keys: Any) -> list[ExampleSource]
         tree["mix"] = list(sources)
     recipe = build_recipe(tree)
     run = RunFolder(folder / "run")
-    return [_open_source(recipe, one, run) for one in recipe.sources]  # type: ignore[misc]
+    line = ProgressLine(quiet())
+    return [_open_source(recipe, one, run, line) for one in recipe.sources]  # type: ignore[misc]
 
 
 def without_held_out(sources: list[ExampleSource]) -> str:
