@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -201,15 +201,23 @@ class Pieces:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def merge(
-        self, out: Path, splits: Sequence[str], vocab_size: int, *, keep_duplicates: bool
+        self,
+        out: Path,
+        splits: Sequence[str],
+        vocab_size: int,
+        *,
+        keep_duplicates: bool,
+        not_in_training: Collection[int] = (),
     ) -> dict[str, SplitInfo]:
         """Write the shards of all pieces and their token counts to `out`.
 
-        Dropped is what repeats documents before it, and documents without any token.
+        Dropped is what repeats documents before it, documents without any token, and training
+        documents whose digest is in `not_in_training`.
         """
         documents = np.concatenate([self._notes(key)["documents"] for key in sorted(self._pieces)])
         digests, heldout = documents["digest"], documents["heldout"]
-        overlap = ~heldout & np.isin(digests, digests[heldout])
+        elsewhere = np.fromiter(not_in_training, np.uint64, len(not_in_training))
+        overlap = ~heldout & np.isin(digests, np.concatenate((digests[heldout], elsewhere)))
         merged: dict[str, SplitInfo] = {}
         for split in splits:
             own = heldout if split == VALIDATION else ~heldout

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,7 @@ def prepare(
     options: CorpusOptions | None = None,
     overwrite: bool = False,
     progress: ProgressCallback | None = None,
+    not_in_training: Collection[int] = (),
 ) -> Shards:
     """Read texts, split, deduplicate and encode them, and write token shards to `out`.
 
@@ -97,6 +98,8 @@ def prepare(
         options: How the texts are read and split.
         overwrite: Replace shards that `out` already holds.
         progress: Called with a `PrepareProgress` about once a megabyte.
+        not_in_training: Digests of documents that the training split must not have, since another
+            source of a mix holds them out.
 
     Raises:
         DataError: Bad sources, an empty split, or an `out` that holds something else. Finished
@@ -104,7 +107,10 @@ def prepare(
     """
     folder, options = local_folder(out), options or CorpusOptions()
     if _is_free(folder) or overwrite:
-        _Preparation(paths, tokenizer, folder, options, progress or (lambda _: None)).run()
+        preparation = _Preparation(
+            paths, tokenizer, folder, options, progress or (lambda _: None), not_in_training
+        )
+        preparation.run()
     else:
         _check_same(folder, _describe(paths, options, tokenizer.fingerprint), paths, options)
     shards = Shards.open(folder)
@@ -286,6 +292,7 @@ class _Preparation:
     out: Path
     options: CorpusOptions
     progress: ProgressCallback
+    not_in_training: Collection[int] = ()
 
     def __post_init__(self) -> None:
         self.work = partial_folder(self.out)
@@ -390,7 +397,13 @@ class _Preparation:
         tokenizer = self.tokenizer
         with replace_folder(self.work / _MERGED) as merged:
             keep = self.options.keep_duplicates
-            splits = self.pieces.merge(merged, names, tokenizer.vocab_size, keep_duplicates=keep)
+            splits = self.pieces.merge(
+                merged,
+                names,
+                tokenizer.vocab_size,
+                keep_duplicates=keep,
+                not_in_training=self.not_in_training,
+            )
             try:
                 self._check_splits(splits)
             except DataError:

@@ -251,6 +251,17 @@ def _with_digests(parts: Iterator[tuple[str, bool]]) -> Iterator[tuple[Iterable[
             yield iter(functools.partial(file.read, PART), ""), digest.value
 
 
+def held_out_digests(paths: Paths, options: CorpusOptions) -> set[int]:
+    """Return the digests of the documents that are held out."""
+    plan = plan_corpus(paths, options)
+    return {
+        digest
+        for source in plan.sources
+        for _, digest in _with_digests(plan.read_parts(source, options))
+        if plan.assign(source, digest) == VALIDATION
+    }
+
+
 def training_texts(paths: Paths, options: CorpusOptions = CorpusOptions()) -> Iterator[str]:
     """The texts of the training split, to train a tokenizer on; long ones in parts."""
     for split, parts in _read_splits(paths, options):

@@ -21,7 +21,12 @@ from trivium.data.encoded import has_target
 from trivium.data.prepare import PrepareProgress, prepare, texts_changed
 from trivium.data.records import BadRecords, ReadReport, RecordOptions
 from trivium.data.shards import TRAIN, VALIDATION, Shards, holds_shards, unigram_loss
-from trivium.data.splitting import CorpusOptions, training_texts, write_split_texts
+from trivium.data.splitting import (
+    CorpusOptions,
+    held_out_digests,
+    training_texts,
+    write_split_texts,
+)
 from trivium.errors import DataError, RecipeError
 from trivium.files import replace_file
 from trivium.language_model import LanguageModel
@@ -288,7 +293,7 @@ def load_corpus(
     for objective in recipe.objectives:
         objective.check_tokens(tokenizer.vocabulary)
     encoded = [
-        _encode(source, tokenizer, run, line) if isinstance(source, RawText) else source
+        _encode(source, sources, tokenizer, run, line) if isinstance(source, RawText) else source
         for source in sources
     ]
     corpus = Corpus(recipe, tokenizer, source_tokenizer, encoded)
@@ -468,9 +473,16 @@ def _train_tokenizer(
 
 
 def _encode(
-    source: RawText, tokenizer: Tokenizer, run: RunFolder, line: ProgressLine
+    source: RawText,
+    sources: Sequence[_Source],
+    tokenizer: Tokenizer,
+    run: RunFolder,
+    line: ProgressLine,
 ) -> TextSource:
-    """The shards of a source in the run's folder; finished ones of an earlier start are kept."""
+    """The shards of a source in the run's folder; finished ones of an earlier start are kept.
+
+    Where other sources of a mix have another `validation`, what they hold out is not trained on.
+    """
 
     def show(progress: PrepareProgress) -> None:
         if progress.note:
@@ -485,7 +497,21 @@ def _encode(
         if texts_changed(shards, paths, source.options.validation):
             line.warn("resuming with the text as it was when the run began: it has changed since")
     else:
-        shards = prepare(paths, tokenizer, out, options=source.options, progress=show)
+        # Of equal fractions the hash of a document decides the same in all sources.
+        others = [
+            other
+            for other in sources
+            if isinstance(other, RawText) and other.options.validation != source.options.validation
+        ]
+        elsewhere = [held_out_digests(list(one.config.paths), one.options) for one in others]
+        shards = prepare(
+            paths,
+            tokenizer,
+            out,
+            options=source.options,
+            progress=show,
+            not_in_training=set().union(*elsewhere),
+        )
         if source.keep:
             write_split_texts(paths, run.texts / config.name, source.options)
     return TextSource(config, shards)

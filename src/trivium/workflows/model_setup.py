@@ -87,6 +87,7 @@ def set_up_model(
     if spec.family == "encoder-decoder":
         settings = _with_generation_ids(settings, objectives, vocabulary)
         vocabulary = _vocabulary(corpus.tokenizer, settings)
+    _check_labels(corpus)
     for source in corpus.examples:
         settings = source.objective.settings(settings, [*source.train, *source.valid])
         settings = source.objective.with_statistics(settings, source.train)
@@ -184,6 +185,23 @@ def _has_head(spec: Spec, head: Head, labels: KnownLabels | None) -> bool:
         return head in spec.heads
     same = (one for one in spec.heads if over_labels(one) and one.kind == head.kind)
     return labels.kept and any(one.replace(num_labels=head.num_labels) == head for one in same)
+
+
+def _check_labels(corpus: Corpus) -> None:
+    """Raise RecipeError where sources of a mix have different labels, or labels of other tasks."""
+    known: dict[str, tuple[str, ...]] = {}
+    for source in corpus.examples:
+        names = source.objective.label_names([*source.train, *source.valid])
+        if names:
+            known[f"{source.config.name} ({source.objective.kind})"] = names
+    first = next(iter(known), "")
+    for name, names in known.items():
+        if set(names) != set(known[first]) or name.split()[-1] != first.split()[-1]:
+            raise RecipeError(
+                f"the sources of a mix train one head, which has one set of labels. {first} has "
+                f"{listing(known[first])}, and {name} has {listing(names)}. Give all sources the "
+                "same task and labels, or train one model for each."
+            )
 
 
 def _warn_of_unseen_labels(source: ExampleSource) -> None:
