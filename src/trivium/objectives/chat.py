@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -130,17 +130,19 @@ class Chat(LabelledObjective):
     def encode(self, examples: Sequence[Conversation], lm: LanguageModel) -> EncodedExamples:
         """Conversations, one a row, with labels at the responses."""
         template, pad = chat_template(lm), lm.text_tokenizer.pad_id or 0
+        _warn_of_names(template, examples)
         sequences, cuts = by_field([self._row(one, template, lm) for one in examples])
         return EncodedExamples.with_targets(sequences, cuts, pad_id=pad)
 
     def _row(self, one: Conversation, template: ChatTemplate, lm: LanguageModel) -> LabelledRow:
         text, spans = template.responses(one.messages)
         answers = [message for message in one.messages if message["role"] == "assistant"]
-        trained = [message.get("weight") != 0 for message in answers]
-        if not all(trained):
-            spans = list(itertools.compress(spans, trained))
-        elif not self.responses_only:
-            spans = [(-1, len(text))]
+        left_out = [span for span, given in zip(spans, answers) if given.get("weight") == 0]
+        if self.responses_only:
+            spans = [span for span in spans if span not in left_out]
+        else:
+            starts, stops = zip(*[(-1, -1), *left_out, (len(text), len(text))])
+            spans = list(zip(stops, starts[1:]))
         return labelled_row(lm, text, spans)
 
     def source_texts(self, examples: Sequence[Conversation]) -> Iterator[str]:
@@ -193,6 +195,18 @@ class Chat(LabelledObjective):
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """A conversation in the terminal."""
         return f"chat {run}"
+
+
+def _warn_of_names(template: ChatTemplate, examples: Sequence[Conversation]) -> None:
+    """Warn where the template does not show the names that messages have."""
+    named = [one for one in examples if any("name" in message for message in one.messages)]
+    without = [{**message, "name": ""} for one in named[:1] for message in one.messages]
+    if named and template.render(named[0].messages) == template.render(without):
+        warnings.warn(
+            f"{len(named):,} conversations have messages with a name, which the chat template does "
+            "not show.",
+            stacklevel=2,
+        )
 
 
 def chat_template(lm: LanguageModel) -> ChatTemplate:

@@ -27,7 +27,9 @@ Span = tuple[int, int]
 PLAIN_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'system' %}{{ message['content'] }}\n\n"
-    "{% elif message['role'] == 'user' %}User: {{ message['content'] }}\n"
+    "{% elif message['role'] == 'user' %}{{ message['name'] or 'User' }}: "
+    "{{ message['content'] }}\n"
+    "{% elif message['role'] == 'tool' %}Tool: {{ message['content'] }}\n"
     "{% else %}Assistant: {{ message['content'] }}{{ eos_token }}\n{% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}Assistant:{% endif %}"
