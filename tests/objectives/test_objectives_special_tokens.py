@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
+from labelled_tasks import DECODER_KINDS, FAMILIES, KINDS, TO_TARGET, examples_of, record
+from overfit_tasks import untrained
 from own_kinds import own_kinds
 from run_settings import quiet, settings
 
 from trivium.data.batch import IGNORE_INDEX, Batch
 from trivium.errors import RecipeError, TokenizerError
 from trivium.model_loading import load
+from trivium.objectives import LabelledObjective
 from trivium.objectives.causal import Causal
 from trivium.text import Tokenizer
 from trivium.workflows.training import pretrain
 
+RENDERED = (*DECODER_KINDS, "reward")
 MARKS = ("<|fim_suffix|>", "<|fim_middle|>")
 TEXT = "\n\n".join(
     f"the {a} cat sat on the {b} mat <|fim_middle|> here {a}{b}."
@@ -92,3 +97,29 @@ def test_tokenizers_without_them_are_refused(tmp_path):
                 )
         with pytest.raises(TokenizerError, match="has no special token"):
             Tokenizer.load(other).vocabulary.id_of(MARKS[0])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "policy"])
+def test_names_in_labelled_examples_are_text(kind, tmp_path):
+    """Only a model that reads names as special tokens finds more of them than without names."""
+
+    def control(name, special_tokens):
+        line = json.dumps([record(kind, n, size=13, response=1) for n in range(3)])
+        records = json.loads(line.replace("sat", name))
+        examples = examples_of(kind, tmp_path / "a.jsonl", records)
+        objective = LabelledObjective.kinds[kind].parse({"kind": kind})
+        objective, lm = untrained(objective, examples, FAMILIES[kind])
+        encoded = objective.encode(examples, lm.reading(special_tokens))
+        rows = encoded.take(range(len(encoded)))
+        special = {*lm.tokenizer.special_ids} - {lm.tokenizer.unk_id, lm.tokenizer.pad_id}
+        if kind in TO_TARGET:
+            assert not special & {*lm.text_tokenizer.encode_ids_batch([name])[0]}
+        return [
+            int(one) for one in rows.input_ids.ravel() if one in special - {lm.tokenizer.pad_id}
+        ]
+
+    name = {"bert": "[SEP]", "gpt2": "<|endoftext|>", "t5": "</s>"}[FAMILIES[kind]]
+    without = control("word", "text")
+    assert control("word", "special") == without
+    assert control(name, "text") == without
+    assert len(control(name, "special")) >= len(without) + 3 or kind in RENDERED
