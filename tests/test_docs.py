@@ -242,6 +242,7 @@ READERS: dict[str, type[Any]] = {
     "nli.jsonl": TextClassification,
     "names.conll": Tagging,
     "names.jsonl": Tagging,
+    "entities.jsonl": Tagging,
     "questions.jsonl": QuestionAnswering,
     "pairs.tsv": Translation,
     "pairs.jsonl": Translation,

@@ -7,6 +7,7 @@ import json
 import pytest
 from overfit_tasks import overfit, untrained
 
+from trivium.data.records import ReadReport, RecordOptions
 from trivium.errors import DataError, RecipeError
 from trivium.inference.tag import TaggedWord, merge_entities
 from trivium.interop.settings import Settings
@@ -80,6 +81,59 @@ def test_iob_is_repaired():
     ):
         assert to_iob2(tags.split()) == tuple(repaired.split())
     assert to_iob2(["E-A", "W-A"], "W") == ("W-A", "W-A")
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        {
+            "entities": [
+                {"start": 0, "end": 12, "label": "PER"},
+                {"start": 21, "end": 25, "label": "LOC"},
+            ]
+        },
+        {"label": [[21, 25, "LOC"], [0, 12, "PER"]]},
+        {"labels": [[0, 12, "PER"], [21, 25, "LOC"]]},
+        {
+            "entities": [
+                {"start_offset": 0, "end_offset": 12, "type": "PER"},
+                {"start_offset": 21, "end_offset": 25, "type": "LOC"},
+            ]
+        },
+        {
+            "spans": [
+                {"start": 0, "end": 12, "entity_group": "PER", "score": 0.9},
+                {"start": 21, "end": 25, "labels": ["LOC"]},
+            ]
+        },
+    ],
+)
+def test_spans_by_character_offsets_are_read(tmp_path, spans):
+    line = {"id": 7, "text": "Ada Lovelace, not in Oslo.", **spans}
+    (found,) = read(tmp_path, "a.jsonl", json.dumps(line))
+    assert found.words == ("Ada", "Lovelace", ",", "not", "in", "Oslo", ".")
+    assert found.tags == ("B-PER", "I-PER", "O", "O", "O", "B-LOC", "O")
+
+
+def test_spans_that_do_not_fit_are_counted(tmp_path):
+    text = "Ada Lovelace saw \u5317\u4eac."
+    spans = [[1, 7, "PER"], [0, 3, "X"], [17, 19, "LOC"], [30, 40, "Y"], [16, 17, "Z"], [5, 5, "E"]]
+    lines = [{"text": text, "entities": spans}, {"text": "It rained .", "entities": []}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    report = ReadReport()
+    options = RecordOptions(report=report)
+    found = list(Tagging().read([str(tmp_path / "a.jsonl")], options))
+    assert found[0].words == ("Ada", "Lovelace", "saw", "\u5317", "\u4eac", ".")
+    assert found[0].tags == ("B-X", "O", "O", "B-LOC", "I-LOC", "O")
+    assert found[1].tags == ("O", "O", "O")
+    assert sorted(report.notes.values()) == [1, 3]
+    (part,) = read(tmp_path, "c.jsonl", '{"text": "Lovelace saw", "spans": [[4, 10, "PER"]]}')
+    assert part.tags == ("B-PER", "I-PER")
+    printed = "\n".join(report.lines)
+    assert "text <- text, spans <- entities" in printed
+    for span in ('{"start": 0, "end": 1}', "[0, 1]", "5", '[0, "1", "X"]', '[0, 1, ""]'):
+        with pytest.raises(DataError, match=r"line 1: .* is not a span. A span is"):
+            read(tmp_path, "b.jsonl", f'{{"text": "a b", "spans": [{span}]}}')
 
 
 SCHEMES = {

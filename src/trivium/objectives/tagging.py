@@ -21,7 +21,7 @@ from trivium.data.schema import Fields, Slot, layout_line
 from trivium.data.sources import file_format, list_sources
 from trivium.errors import DataError, RecipeError, did_you_mean, shorten
 from trivium.files import open_text
-from trivium.inference.tag import TaggedWord
+from trivium.inference.tag import TaggedWord, find_words
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
@@ -41,7 +41,21 @@ from trivium.text.symbols import UNSPACED
 
 WORDS = Fields("words", ("words",), ("tokens",))
 # CoNLL-2003 has tags of names beside those of parts of speech.
-TAGS = Fields("tags", ("tags",), ("labels", "ner_tags"), ("pos_tags", "upos"))
+_TAGS = (("tags",), ("labels", "ner_tags"), ("pos_tags", "upos"))
+TAGS = Fields("tags", *_TAGS)
+_WORDS_AND_TAGS = Fields(
+    "words tags",
+    *([(words, tags) for tags in several] for several in _TAGS for words in ("words", "tokens")),
+)
+_SPANS = ("entities", "spans", "ents", "annotations", "label", "labels")
+_TEXTS = ("text", "sentence", "content")
+SPANS = Fields("spans", *((name,) for name in _SPANS))
+TEXT = Fields("text", *((name,) for name in _TEXTS))
+_TEXT_AND_SPANS = Fields("text spans", *([(text, s)] for s in _SPANS for text in _TEXTS))
+# The keys of a span, as doccano, spaCy, Label Studio, Prodigy and transformers name them.
+_START = ("start", "start_offset", "start_char", "begin")
+_END = ("end", "end_offset", "end_char", "stop")
+_LABEL = ("label", "labels", "type", "entity_group", "entity_type", "entity", "tag", "category")
 COLUMN_SUFFIXES = (".conll", ".conllu", ".iob", ".iob2", ".bio", ".txt", ".tsv")
 CONLLU = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 # CoNLL-U's ranges of multiword tokens (1-2) and empty nodes (1.1) are not words.
@@ -92,7 +106,7 @@ class Tagging(LabelledObjective):
     reads_case: ClassVar[bool] = True
     kind: Literal["tagging"] = "tagging"
     longest: ClassVar[int] = 512  # longer sentences are read in windows
-    fields: ClassVar[Sequence[Slot]] = (WORDS, TAGS)
+    fields: ClassVar[Sequence[Slot]] = (("words and tags", (_WORDS_AND_TAGS, _TEXT_AND_SPANS)),)
     column: int | str | None = Field(
         None,
         description="column of the tag in a file of columns: its number from 0 (negative: from the "
@@ -102,12 +116,16 @@ class Tagging(LabelledObjective):
     word_column: int | None = Field(None, description="column of the word; default: the first")
     words_field: str | None = column_key("list of words in a record", WORDS)
     tags_field: str | None = column_key("list of tags in a record", TAGS)
+    text_field: str | None = column_key("text of a record with spans", TEXT)
+    spans_field: str | None = column_key("list of spans of a text, with character offsets", SPANS)
     repair_iob: bool = Field(True, description="turn IOB1 into IOB2: a chunk begins with B-")
 
     def records(
         self, paths: Sequence[str], options: RecordOptions
     ) -> Iterator[Record | TaggedSentence]:
-        """Files of columns (CoNLL, IOB2, CoNLL-U), or records with a list of words and of tags.
+        """Files of columns (CoNLL, IOB2, CoNLL-U), or records.
+
+        A record has a list of words and one of tags, or a text and a list of spans.
 
         Raises:
             DataError: with file and line, for a row of another width, a missing column or a word
@@ -214,6 +232,8 @@ class Tagging(LabelledObjective):
         return word % width, tag % width
 
     def _of_record(self, record: Record) -> TaggedSentence:
+        if "spans" in record.columns:
+            return _read_spans(record)
         words, tags = (_strings(record, record.columns[name]) for name in ("words", "tags"))
         if len(words) != len(tags) or not words:
             raise DataError(
@@ -438,6 +458,52 @@ def _as_bioes(tag: str) -> str:
     ['O', 'I', 'S-PER', 'B-DRUG_NAME']
     """
     return "-".join(filter(None, (_BIOES.get(tag[0], tag[0]), tag[2:])))
+
+
+def _read_spans(record: Record) -> TaggedSentence:
+    """Return the words of a text, with tags (IOB2) for spans by character offsets.
+
+    A span that begins or ends inside of a word is extended to the whole word. Spans that overlap
+    an earlier one or are outside of the text are left out. All of these are counted and printed.
+    """
+    text, name = record.text(record.columns["text"]), record.columns["spans"]
+    values = record.value(name) or []
+    if not isinstance(values, list):
+        raise DataError(f'"{name}" of {record.where} is {json_type(values)}, not a list of spans.')
+    spans = sorted(_read_span(value, f'"{name}" of {record.where}') for value in values)
+    words = find_words(text)
+    tags = ["O"] * len(words)
+    for start, end, label in spans:
+        inside = [i for i, word in enumerate(words) if word.start < end and word.end > start]
+        if not 0 <= start < end <= len(text) or not inside:
+            record.note("{count:,} spans are outside of their text, and are left out")
+            continue
+        if any(tags[i] != "O" for i in inside):
+            record.note("{count:,} spans overlap another one, and are left out")
+            continue
+        if text[start:end].strip() != text[words[inside[0]].start : words[inside[-1]].end]:
+            record.note("{count:,} spans begin or end inside of a word, and become whole words")
+        for i in inside:
+            tags[i] = f"{'B' if i == inside[0] else 'I'}-{label}"
+    return TaggedSentence(tuple(word.text for word in words), tuple(tags), record.where)
+
+
+def _read_span(value: Any, where: str) -> tuple[int, int, str]:
+    """Return start, end and label of a span: a dictionary, or a list in this order."""
+    parts: list[Any] = value if isinstance(value, list) else []
+    if isinstance(value, dict):
+        parts = [
+            next((value[k] for k in keys if k in value), None) for keys in (_START, _END, _LABEL)
+        ]
+    if len(parts) == 3 and isinstance(parts[2], list) and len(parts[2]) == 1:
+        parts[2] = parts[2][0]
+    types = [type(part) for part in parts]
+    if types not in ([int, int, str], [int, int, int]) or not str(parts[2]).strip():
+        raise DataError(
+            f"{where}: {shorten(repr(value), 80)} is not a span. A span is [start, end, label], or "
+            'an object such as {"start": 0, "end": 4, "label": "PER"}.'
+        )
+    return parts[0], parts[1], str(parts[2]).strip()
 
 
 def _is_numbered(rows: list[tuple[int, list[str]]]) -> bool:
