@@ -302,7 +302,9 @@ def test_ten_steps_of_dpo(trl, tmp_path):
         "train": {"steps": 10, "batch_examples": len(PAIRS), "log_every": 1, "eval_every": 10},
     }
     changes["train"] |= {"device": "cpu", "precision": "fp32"}
-    keys = {"data": data, "validation": [str(data)], "changes": changes, "console": quiet()}
+    valid = tmp_path / "valid.jsonl"
+    valid.write_text(json.dumps({**ROWS[0], "prompt": "he"}))
+    keys = {"data": data, "validation": [str(valid)], "changes": changes, "console": quiet()}
     run = finetune("preference", model=tmp_path / "start", out=tmp_path / "run", **keys)
     ours = [one["train_preference"] for one in run.read_metrics() if "train_loss" in one]
     assert ours == pytest.approx([float(one) for one in losses], rel=KEPT)

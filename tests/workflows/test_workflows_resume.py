@@ -325,7 +325,7 @@ def test_what_a_run_depends_on_must_not_have_changed(text, reviews, tmp_path):
         "bert-tiny", data=shards, out=tmp_path / "shards-run", changes=of_shards, console=quiet()
     )
     valid = tmp_path / "valid.jsonl"
-    valid.write_bytes(reviews.read_bytes())
+    valid.write_bytes(reviews.read_bytes().replace(b'"text": "', b'"text": "also '))
     of_examples = settings(steps=1, batch_tokens=None, eval_tokens=None)
     of_examples["data"] = {"validation": [str(valid)]}
     tuned = finetune(
@@ -350,7 +350,7 @@ def test_what_a_run_depends_on_must_not_have_changed(text, reviews, tmp_path):
     refused(run, "tokenizer.json has changed since it encoded .* in .*shards/tokenizer.json")
     valid.write_text(valid.read_text().replace("good", "fine"))
     refused(tuned, "changed since this run began: labelled files")
-    valid.write_bytes(reviews.read_bytes())
+    valid.write_bytes(reviews.read_bytes().replace(b'"text": "', b'"text": "also '))
     swap_two_tokens(tuned.tokenizer)
     refused(tuned, "changed since this run began: tokenizer. An exact")
     other = tmp_path / "other.txt"
