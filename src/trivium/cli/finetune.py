@@ -46,6 +46,7 @@ from trivium.cli import _options as opt
 from trivium.cli._shared import fraction_or_paths, run_folder
 from trivium.config import Key, list_keys
 from trivium.data.documents import ReadOptions
+from trivium.data.python_data import PathList
 from trivium.messages import translated
 from trivium.objectives import Objective, task_kinds
 from trivium.train.run_folder import Resume
@@ -118,11 +119,12 @@ def finetune(
     )
     resumed: Resume = "auto" if auto_resume else resume
     out = run_folder(task, out, advice, resume=resumed, overwrite=overwrite)
+    held_out = None if validation is None else fraction_or_paths(validation)
     run_finetuning(
         task or "",
         model=model,
-        data=data or (),
-        validation=None if validation is None else fraction_or_paths(validation),
+        data=PathList(data or ()),
+        validation=PathList(held_out) if isinstance(held_out, list) else held_out,
         out=out,
         changes=[
             *(f"data.{key}={json.dumps(one)}" for key, one in opt.only_set(reading).items()),

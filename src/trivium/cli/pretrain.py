@@ -33,6 +33,7 @@ import typer
 from trivium.cli import _options as opt
 from trivium.cli._shared import run_folder
 from trivium.data.documents import ReadOptions
+from trivium.data.python_data import PathList
 from trivium.explain.show_batch import ShowBatch
 from trivium.train.run_folder import Resume
 from trivium.workflows.training import pretrain as run_pretraining
@@ -80,7 +81,7 @@ def pretrain(
     changes = [*data_keys, *(changes or ()), *(["train.verify=false"] if no_verify else [])]
     run_pretraining(
         recipe or "",
-        data=data or (),
+        data=PathList(data or ()),
         out=out,
         changes=changes,
         resume=resumed,

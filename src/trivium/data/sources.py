@@ -13,6 +13,9 @@ from trivium.errors import DataError, nearest
 from trivium.files import COMPRESSIONS, STDIN
 from trivium.remote import is_remote, list_remote
 
+PYTHON = "python:"
+"""What the names of data begin with that was given from Python, and is stored in the run."""
+
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
@@ -89,7 +92,7 @@ def missing_paths(paths: Sequence[str]) -> list[str]:
         f"There is no file or folder {path}.{_near_path(path)}"
         for path in paths
         if path != STDIN
-        and not path.startswith("hf:")
+        and not path.startswith(("hf:", PYTHON))
         and not is_remote(path)
         and not os.path.exists(path)
         and not glob.has_magic(path)

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from trivium.config import list_keys, merge, several_problems
 from trivium.data.shards import are_shards
+from trivium.data.sources import PYTHON
 from trivium.errors import RecipeError
 from trivium.files import STDIN
 from trivium.model_loading import load
@@ -216,17 +217,22 @@ def absolute_paths(tree: dict[str, Any]) -> dict[str, Any]:
     def absolute(value: Any) -> Any:
         if not isinstance(value, str):
             return [absolute(one) for one in value]
-        is_local = value != STDIN and not value.startswith("hf:") and not is_remote(value)
+        named = value == STDIN or value.startswith(("hf:", PYTHON)) or is_remote(value)
         file = value.rpartition(":")[0] or value  # file.py:function
         exists = glob.has_magic(value) or os.path.exists(value) or os.path.exists(file)
-        return os.path.abspath(value) if is_local and exists else value
+        return os.path.abspath(value) if exists and not named else value
 
     return map_paths(tree, absolute)
 
 
-def with_absolute_paths(recipe: Recipe) -> Recipe:
-    """Return a complete recipe as a run keeps it: it can be resumed from another directory."""
-    return Recipe.parse(absolute_paths(recipe.to_tree()))
+def recipe_file(recipe: Recipe) -> str:
+    """Return the content of a run's `recipe.toml`, by which it is resumed from any directory."""
+    text = Recipe.parse(absolute_paths(recipe.to_tree())).to_toml()
+    note = (
+        "# The data was given from Python. The run has stored it; this file alone does not repeat "
+        "the run.\n"
+    )
+    return note + text if f'"{PYTHON}' in text else text
 
 
 def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "recipe") -> Recipe:

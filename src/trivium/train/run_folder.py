@@ -32,7 +32,8 @@ class RunFolder:
     `recipe.toml` (complete), the files of a model folder, `shards/` (of several sources
     `shards/NAME/`), `texts/` (with `data.keep_text`), `examples/` (labelled ones, encoded),
     `metrics.jsonl`, `run.json` (facts for the report), `report.html`,
-    `checkpoints/step-{n:08}/`; of fine-tuning `evaluation.json` and `predictions.jsonl`.
+    `data/` (given from Python), `checkpoints/step-{n:08}/`; of fine-tuning `evaluation.json` and
+    `predictions.jsonl`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -45,6 +46,7 @@ class RunFolder:
         self.model_files += map(self.path.joinpath, FILES)
         """All of a model but its weights."""
         self.standard_input = self.path / "standard_input.txt"
+        self.python_data = self.path / "data"
         self.weights = self.path / model_folder.WEIGHTS
         self.shards = self.path / "shards"
         self.texts = self.path / "texts"
@@ -159,7 +161,7 @@ class RunFolder:
 
     def remove_preparation(self) -> None:
         """Remove what a start makes before its first checkpoint, and nothing else."""
-        texts = self.standard_input, self.texts, self.examples
+        texts = self.standard_input, self.python_data, self.texts, self.examples
         shards = self.shards, partial_folder(self.shards)
         logs = self.metrics, self.facts, self.path / "tensorboard"
         others = (self.path / "vocab.txt", *(() if self.resumable else (self.checkpoints,)))

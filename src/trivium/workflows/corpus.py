@@ -20,7 +20,8 @@ from trivium.data.documents import text_bytes, text_columns
 from trivium.data.encoded import has_target
 from trivium.data.prepare import PrepareProgress, prepare, texts_changed
 from trivium.data.records import BadRecords, ReadReport, RecordOptions
-from trivium.data.shards import TRAIN, VALIDATION, Shards, holds_shards, unigram_loss
+from trivium.data.shards import TRAIN, VALIDATION, Shards, are_shards, holds_shards, unigram_loss
+from trivium.data.sources import PYTHON
 from trivium.data.splitting import (
     CorpusOptions,
     held_out_digests,
@@ -39,7 +40,7 @@ from trivium.spec import Spec
 from trivium.text import Tokenizer, TokenizerConfig
 from trivium.train import defaults
 from trivium.train.recipe import MixConfig, Recipe, TokenizerFile
-from trivium.train.recipe_loading import read_recipe, with_absolute_paths
+from trivium.train.recipe_loading import read_recipe, recipe_file
 from trivium.train.run_folder import RunFolder
 
 _SIDES = {"texts": "the training text", "source_texts": "sources", "target_texts": "targets"}
@@ -47,6 +48,11 @@ _SIDES = {"texts": "the training text", "source_texts": "sources", "target_texts
 _SLOW_SECONDS = 10.0
 # Of a source, to count tokens in.
 _COUNTED_EXAMPLES = 1000
+# Keys of `[data]` that say how text is read before it is in shards.
+_READING_KEYS = (
+    *("validation", "separator", "text_field", "errors", "encoding"),
+    *("keep_duplicates", "keep_text"),
+)
 # What the tokenizer and the shards of a run follow from, beside the text.
 _PREPARED_BY = ("model", "tokenizer", "data", "mix")
 
@@ -253,7 +259,7 @@ def remove_other_preparation(run: RunFolder, recipe: Recipe) -> bool:
     """
     if not run.recipe.is_file():
         return False
-    before, now = read_recipe(run.recipe), tomllib.loads(with_absolute_paths(recipe).to_toml())
+    before, now = read_recipe(run.recipe), tomllib.loads(recipe_file(recipe))
     same = all(before.get(name) == now.get(name) for name in _PREPARED_BY)
     if same and not any(_may_differ(source, run) for source in recipe.sources):
         return False
@@ -262,7 +268,7 @@ def remove_other_preparation(run: RunFolder, recipe: Recipe) -> bool:
 
 
 def _may_differ(source: MixConfig, run: RunFolder) -> bool:
-    if source.objective.labelled or "-" in source.paths:
+    if source.objective.labelled or "-" in source.paths or source.paths[0].startswith(PYTHON):
         return True
     out = run.shards / source.name
     held_out = source.validation or 0.0
@@ -285,6 +291,7 @@ def load_corpus(
     for config in recipe.sources:
         if not config.paths:
             raise DataError("there is no data to train on: give --data PATH or set data.paths.")
+    _refuse_keys_beside_shards(recipe)
     sources = [_open_source(recipe, config, run, line) for config in recipe.sources]
     _remove_held_out([one for one in sources if isinstance(one, ExampleSource)], line)
     if base is None:
@@ -320,6 +327,7 @@ def load_corpus(
 def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder, line: ProgressLine) -> _Source:
     if "-" in config.paths:
         config = _without_stdin(config, run)
+    config = _with_stored_data(config, run)
     if isinstance(config.objective, LabelledObjective):
         return _read_examples(config, config.objective, recipe, line)
     if len(config.paths) == 1 and holds_shards(config.paths[0]):
@@ -330,6 +338,48 @@ def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder, line: Progre
     options = CorpusOptions(**options, validation=config.validation or 0.0, control_tokens=control)
     _tell_columns(recipe, config, text_columns(config.paths, options), line)
     return RawText(config, options, recipe.data.keep_text)
+
+
+def _refuse_keys_beside_shards(recipe: Recipe) -> None:
+    """Raise RecipeError for keys that say how text is read, where it is in shards already."""
+    shards = [one for one in recipe.sources if not one.objective.labelled and are_shards(one.paths)]
+    keys = [
+        f"validation of the source {one.name}"
+        for one in recipe.mix
+        if one.validation is not None and any(one.name == other.name for other in shards)
+    ]
+    if len(shards) == len(recipe.sources):
+        fields = type(recipe.data).model_fields
+        changed = (n for n in _READING_KEYS if getattr(recipe.data, n) != fields[n].default)
+        keys += [f"data.{name}" for name in changed]
+    if keys:
+        raise RecipeError(
+            f"{', '.join(keys)}: not used, since {shards[0].paths[0]} holds token shards, whose "
+            "text is read and split already. Leave it out, or run `trivium prepare` again with the "
+            "option of that name, such as --validation."
+        )
+
+
+def _with_stored_data(config: MixConfig, run: RunFolder) -> MixConfig:
+    """Return the source with the run's files in place of data from Python.
+
+    Raises RecipeError where the run has not stored it.
+    """
+
+    def stored(path: str) -> str:
+        file = run.python_data / path.removeprefix(PYTHON)
+        if path.startswith(PYTHON) and not file.is_file():
+            raise RecipeError(
+                f"{path}: the data of this recipe was given from Python and is not in its file: "
+                "give the data again."
+            )
+        return str(file) if path.startswith(PYTHON) else path
+
+    held_out = config.validation
+    if isinstance(held_out, tuple):
+        held_out = tuple(map(stored, held_out))
+    paths = tuple(map(stored, config.paths))
+    return config.model_copy(update={"paths": paths, "validation": held_out})
 
 
 def _without_stdin(config: MixConfig, run: RunFolder) -> MixConfig:

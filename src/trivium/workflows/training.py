@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 
 from trivium.config import flattened
 from trivium.data.prepare import texts_changed
+from trivium.data.python_data import Data, named_data, write_data
 from trivium.data.shards import Shards, are_shards, holds_shards
 from trivium.data.sources import Paths, missing_paths, path_names
 from trivium.errors import CheckpointError, DataError, RecipeError, TriviumError
@@ -42,9 +43,9 @@ from trivium.train.recipe_loading import (
     changes_tree,
     map_paths,
     read_recipe,
+    recipe_file,
     recipe_name,
     recipe_tree,
-    with_absolute_paths,
 )
 from trivium.train.run_folder import Resume, RunFolder
 from trivium.train.trainer import Interrupted
@@ -64,8 +65,8 @@ _FIXED = (
 def pretrain(
     recipe: AnyRecipe,
     *,
-    data: Paths = (),
-    validation: float | Paths | None = None,
+    data: Data = (),
+    validation: float | Data | None = None,
     out: str | os.PathLike[str],
     changes: Changes = (),
     resume: Resume = False,
@@ -80,8 +81,12 @@ def pretrain(
         recipe: a preset ("bert-small"), a shipped recipe ("textbook-bert"), a TOML file, a Recipe
             or its keys as a nested dict, or the folder of a model to continue from, local or
             Hugging Face's; "" to resume.
-        data: files, folders or globs of text, or a folder of shards; they replace `data.paths`.
-        validation: a held-out fraction of the documents, or files.
+        data: files, folders or globs of text, or a folder of shards; they replace `data.paths`. Or
+            the data itself: a list or iterable of texts or dictionaries, a `datasets.Dataset` or a
+            pandas DataFrame. It is read once and stored in the run folder, which `resume` uses; the
+            recipe alone cannot repeat such a run. A list of strings is a list of paths if all exist
+            or look like paths.
+        validation: a held-out fraction of the documents, files, or the data itself.
         changes: ["optimizer.lr=3e-4", ...] or a nested dict, applied to the recipe.
         resume: continue the run in `out` from its last good checkpoint; exactly, in that on a CPU
             metrics and weights are those of a run that was never interrupted, unless the budget is
@@ -102,6 +107,10 @@ def pretrain(
     resume = run.is_resumed(resume)
     speaks = os.environ.get("RANK", "0") == "0"  # the first process of several
     line = ProgressLine(console if speaks else Console(quiet=True, force_terminal=False))
+    data, rows = named_data(data, "data")
+    held_out = None
+    if not isinstance(validation, float | int | None):
+        validation, held_out = named_data(validation, "validation")
     recipe = _chosen_recipe(run, recipe, data, validation, changes, line, resume=resume)
     if any(are_shards(source.paths) for source in recipe.sources):
         recipe = recipe.replace(tokenizer=None)  # the shards have theirs
@@ -130,7 +139,11 @@ def pretrain(
                         line.tell(
                             "starting", "anew: what was prepared is of another recipe or text"
                         )
-                    write_file(run.recipe, with_absolute_paths(recipe).to_toml())
+                    write_file(run.recipe, recipe_file(recipe))
+                    for name, given in (("data", rows), ("validation", held_out)):
+                        file = run.python_data / f"{name}.jsonl"
+                        if given is not None and not (resume and file.is_file()):
+                            write_data(given, file, recipe.data.text_field)
                 elif not run.recipe.is_file():
                     raise RecipeError(
                         f"{run.path} is not what the first process sees under this name: with "
@@ -163,8 +176,8 @@ def finetune(
     task: str,
     *,
     model: str | os.PathLike[str] = "",
-    data: Paths = (),
-    validation: float | Paths | None = None,
+    data: Data = (),
+    validation: float | Data | None = None,
     out: str | os.PathLike[str],
     changes: Changes = (),
     resume: Resume = False,
@@ -178,8 +191,8 @@ def finetune(
         task: one of `objectives.task_kinds()`, such as "classification", or a recipe file.
         model: a run, a checkpoint, a Hugging Face folder or name, or a preset (new weights);
             "gpt2" is a preset, "gpt2@main" the model of that name on the hub.
-        data: labelled files; they replace `data.paths`.
-        validation: a fraction of the examples, or files.
+        data: labelled files, which replace `data.paths`, or the examples as in `pretrain`.
+        validation: a fraction of the examples, files, or the examples themselves.
         changes: ["train.epochs=3", ...] or a nested dict, applied to the recipe.
         resume: as of `pretrain`, and so are `overwrite`, `callbacks` and `console`.
 

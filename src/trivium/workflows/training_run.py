@@ -30,7 +30,7 @@ from trivium.train.loss_meter import joined
 from trivium.train.memory import fit_memory, resumed_micro_batch
 from trivium.train.optimizers import Optimizers
 from trivium.train.recipe import Recipe
-from trivium.train.recipe_loading import with_absolute_paths
+from trivium.train.recipe_loading import recipe_file
 from trivium.train.rollout import RolloutLoader
 from trivium.train.run_folder import RunFolder
 from trivium.train.run_log import RunLog
@@ -354,7 +354,7 @@ def _open_log(
 ) -> RunLog:
     """Write all of a run but its weights, and say what it trains."""
     run, before = context.run, context.run.read_facts()
-    write_file(run.recipe, with_absolute_paths(recipe).to_toml())
+    write_file(run.recipe, recipe_file(recipe))
     tokenizers = corpus.tokenizer, corpus.source_tokenizer
     write_description(run.path, setup.lm.spec, *tokenizers, setup.lm.settings)
     facts["preparation_seconds"] = round(time.monotonic() - context.started, 3)

@@ -1,0 +1,122 @@
+"""Data from Python: texts, records, data sets and data frames, which a run stores as JSON lines."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from trivium.data.sources import PYTHON, Paths, path_names
+from trivium.errors import DataError
+from trivium.files import STDIN, replace_file
+from trivium.remote import is_remote
+
+Data = Paths | Iterable[Any]
+"""Paths, or the data itself: texts, dictionaries, a `datasets.Dataset` or a pandas DataFrame."""
+
+_LONGEST_PATH = 4096
+
+
+class PathList(tuple[str, ...]):
+    """Strings that are paths, whatever they look like."""
+
+
+def named_data(data: Data | None, name: str) -> tuple[PathList, Any]:
+    """Return the paths of data and None, or the name of a stored file and what to store there.
+
+    One string is a path. A list of strings is a list of paths if all of them exist or look like
+    paths (no space in them, and a slash, a suffix or a wildcard), else a list of texts.
+
+    Raises DataError for a list with names of files among texts.
+    """
+    if data is None or isinstance(data, str | os.PathLike | PathList):
+        return PathList(path_names(data or ())), None
+    if isinstance(data, list | tuple) and all(isinstance(one, str | os.PathLike) for one in data):
+        files = [number for number, one in enumerate(data) if _is_path(one)]
+        if all(_is_path(one) or _looks_like_path(one) for one in data):
+            return PathList(path_names(data)), None
+        if files:
+            raise DataError(
+                f'{name} {files[0]} is "{data[files[0]]}", the name of a file, but not all are '
+                'paths. Give texts as dictionaries, such as {"text": "..."}, or paths that exist.'
+            )
+    return PathList((f"{PYTHON}{name}.jsonl",)), data
+
+
+def write_data(data: Any, file: Path, text_field: str) -> None:
+    """Write data from Python as JSON lines; a string is the column `text_field` of its record.
+
+    Raises DataError for data that is empty, and for an element that is no text and no dictionary.
+    """
+    name, count = file.stem, 0
+    file.parent.mkdir(exist_ok=True)
+    with replace_file(file) as lines:
+        for row in _rows(data, name):
+            record = {text_field: row} if isinstance(row, str) else row
+            if not isinstance(record, Mapping):
+                raise DataError(
+                    f"{name} {count} is of type {type(row).__name__}: give strings or dictionaries."
+                )
+            try:
+                line = json.dumps({str(key): one for key, one in record.items()}, default=_plain)
+            except (TypeError, ValueError) as error:
+                raise DataError(f"{name} {count} cannot be stored as JSON: {error}.") from None
+            lines.write(line.encode() + b"\n")
+            count += 1
+        if not count:
+            raise DataError(f"{name} has no element.")
+
+
+def _is_path(one: str | os.PathLike[str]) -> bool:
+    """Return whether this is certainly a path, or another name of data."""
+    if not isinstance(one, str) or one == STDIN or one.startswith("hf:") or is_remote(one):
+        return True
+    return len(one) < _LONGEST_PATH and os.path.exists(one)
+
+
+def _looks_like_path(one: str | os.PathLike[str]) -> bool:
+    name = os.fspath(one)
+    if len(name) >= _LONGEST_PATH or name.split() != [name]:
+        return False
+    return "/" in name or os.sep in name or Path(name).suffix != "" or glob.has_magic(name)
+
+
+def _rows(data: Any, name: str) -> Iterator[Any]:
+    """The rows of a data frame, of a data set with the names of its labels, or of an iterable."""
+    if hasattr(data, "iloc") and hasattr(data, "columns"):  # pandas, where missing values are NaN
+        yield from data.astype(object).where(data.notna(), None).to_dict("records")
+        return
+    if isinstance(data, Mapping):
+        raise DataError(
+            f"{name} is a dictionary of {', '.join(map(str, data))}: give one of its parts, such "
+            f'as data["{next(iter(data), "train")}"], or a list of dictionaries.'
+        )
+    if not isinstance(data, Iterable):
+        raise DataError(f"{name} is of type {type(data).__name__}: give paths, or an iterable.")
+    features = getattr(data, "features", None)
+    yield from (_named(row, features) for row in data) if isinstance(features, Mapping) else data
+
+
+def _named(value: Any, feature: Any) -> Any:
+    """Return a value with the names of class labels, which a feature of `datasets` has."""
+    if isinstance(value, int) and hasattr(feature, "names"):
+        return feature.names[value] if value >= 0 else None  # -1: no label
+    inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
+    if isinstance(value, list) and inner is not None:
+        return [_named(one, inner) for one in value]
+    if isinstance(value, Mapping) and isinstance(inner, Mapping):  # lists by name
+        return {key: _named(one, [inner.get(key)]) for key, one in value.items()}
+    if isinstance(value, Mapping) and isinstance(feature, Mapping):
+        return {key: _named(one, feature.get(key)) for key, one in value.items()}
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON has for a number, an array or a date of another library."""
+    for method in ("tolist", "isoformat"):
+        if hasattr(value, method):
+            return getattr(value, method)()
+    raise TypeError(f"it has a value of type {type(value).__name__}")
