@@ -336,7 +336,8 @@ def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder, line: Progre
     options = recipe.data.model_dump(include=keys)
     control = tuple(config.objective.control_tokens)
     options = CorpusOptions(**options, validation=config.validation or 0.0, control_tokens=control)
-    _tell_columns(recipe, config, text_columns(config.paths, options), line)
+    if not holds_shards(run.shards / config.name):  # else the text may be gone
+        _tell_columns(recipe, config, text_columns(config.paths, options), line)
     return RawText(config, options, recipe.data.keep_text)
 
 
