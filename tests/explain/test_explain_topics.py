@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import tomllib
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from trivium.errors import TriviumError
 from trivium.explain import Bilingual, explain, load_topic, topic_names
+from trivium.explain import page as page_module
 from trivium.explain.page import say
+from trivium.explain.topics import replaced_token
 
 
 class _Balanced(HTMLParser):
@@ -50,3 +55,20 @@ def test_every_topic(name):
 def test_an_unknown_topic_is_refused_with_the_nearest():
     with pytest.raises(TriviumError, match='Did you mean "norm"'):
         explain("nrom")
+
+
+def test_every_text_is_used_and_its_languages_have_the_same_fields():
+    folder = Path(page_module.__file__).parent
+    known = {
+        f"{table}.{name}": languages
+        for table, texts in tomllib.loads((folder / "texts.toml").read_text("utf-8")).items()
+        for name, languages in texts.items()
+    }
+    source = "".join(file.read_text("utf-8") for file in folder.rglob("*.py"))
+    used = {*re.findall(r'bilingual\(\s*"([\w.]+)"', source)}
+    used |= {f"replaced_token.{name}" for name in replaced_token._COLUMNS}
+    assert used == known.keys()
+    for name, (english, chinese) in known.items():
+        fields = [sorted(re.findall(r"{(\w*)", text)) for text in (english, chinese)]
+        assert fields[0] == fields[1], name
+        assert re.search("[\u4e00-\u9fff]", chinese) or not re.search("[a-z]{4} [a-z]", english)

@@ -11,7 +11,7 @@ import numpy as np
 
 from trivium.data.batch import IGNORE_INDEX, Batch, Ints, RowBatch
 from trivium.data.row_order import RowRandom
-from trivium.explain.page import Bilingual, Label, Page, Part, Table, Token, TokenRow
+from trivium.explain.page import Bilingual, Label, Page, Part, Table, Token, TokenRow, bilingual
 from trivium.objectives import Objective
 from trivium.objectives.masked import Masking
 from trivium.text import Tokenizer
@@ -24,11 +24,11 @@ WITH_SENTINELS = (*TEXT_SPECIALS, *SENTINELS[:9])
 _UNITS = re.compile(rf"{UNSPACED.pattern}|(?:(?!{UNSPACED.pattern})[\w'\u2019])+|[^\w\s]")
 
 _SIDES = {
-    "input": Bilingual("input", "输入"),
-    "encoder": Bilingual("encoder input", "编码器输入"),
-    "decoder": Bilingual("decoder input", "解码器输入"),
-    "left": Bilingual("input, read from the left", "输入，从左向右读"),
-    "right": Bilingual("input, read from the right", "输入，从右向左读"),
+    "input": bilingual("page.input"),
+    "encoder": bilingual("page.encoder_input"),
+    "decoder": bilingual("page.decoder_input"),
+    "left": bilingual("page.input_read_from_left"),
+    "right": bilingual("page.input_read_from_right"),
 }
 
 
@@ -211,12 +211,12 @@ class _Side:
             for column, target in enumerate(self.targets[: self.size])
         ]
         columns = [
-            Bilingual("position", "位置"),
-            Bilingual("input", "输入"),
-            Bilingual("label", "标签"),
-            Bilingual("weight", "权重"),
+            bilingual("page.position"),
+            bilingual("page.input"),
+            bilingual("page.label"),
+            bilingual("page.weight"),
         ]
-        return Table([*columns, *others], rows, Bilingual("row 1 by position", "第 1 行，逐个位置"))
+        return Table([*columns, *others], rows, bilingual("page.row_1_by_position"))
 
 
 def _sides(batch: Batch, row: int) -> Iterator[tuple[str, Ints, Ints | None]]:
@@ -241,14 +241,13 @@ def _name(names: Sequence[str], label: int) -> str:
 
 
 def _caption(batch: Batch, row: int, side: str, targets: Ints | None) -> Bilingual:
-    en, zh = f"row {row + 1}, {_SIDES[side].en}", f"第 {row + 1} 行，{_SIDES[side].zh}"
+    parts = [bilingual("page.caption", row=row + 1, side=_SIDES[side])]
     if targets is not None:
-        en, zh = f"{en}; below it the label", f"{zh}；下方是标签"
+        parts.append(bilingual("page.label_below"))
     # Numbers with a fraction are noise that the loss draws by (replaced tokens), no label.
     if batch.sequence_labels is not None and batch.sequence_labels.dtype.kind == "i":
-        label = batch.sequence_labels[row].tolist()
-        en, zh = f"{en}; label of the row: {label}", f"{zh}；整行的标签：{label}"
-    return Bilingual(en, zh)
+        parts.append(bilingual("page.label_of_row", label=batch.sequence_labels[row].tolist()))
+    return Bilingual(*map("".join, zip(*parts)))
 
 
 def _weights(objective: Objective, label_counts: Mapping[str, int]) -> Table:
@@ -259,9 +258,9 @@ def _weights(objective: Objective, label_counts: Mapping[str, int]) -> Table:
         for term, count in label_counts.items()
     ]
     columns = [
-        Bilingual("term of the loss", "损失项"),
-        Bilingual("labels", "标签数"),
-        Bilingual("its weight", "该项权重"),
-        Bilingual("weight of one label", "每个标签的权重"),
+        bilingual("page.term_loss"),
+        bilingual("page.labels"),
+        bilingual("page.own_weight"),
+        bilingual("page.weight_one_label"),
     ]
     return Table(columns, rows)

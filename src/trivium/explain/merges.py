@@ -11,25 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from trivium.explain.page import Bilingual, Page, Part, Table, Token, TokenRow
+from trivium.explain.page import Page, Part, Table, Token, TokenRow, bilingual
 from trivium.explain.tokens import Word, encoding_page, load_tokenizer
 from trivium.text.symbols import readable, symbols_to_bytes
 
 Pair: TypeAlias = tuple[str, str]
 Ties: TypeAlias = Literal["first", "frequent-then-bytes", "lowest-ids"]
 _SHOWN_WORDS, _SHOWN_TIES = 6, 2
-_MERGE, _COUNT = Bilingual("merge", "合并"), Bilingual("count", "次数")
-_TIES = Bilingual("as frequent", "次数相同")
-_ENCODING = [_MERGE, Bilingual("rank", "次序"), Bilingual("symbols", "符号")]
-_NOTE = Bilingual(
-    "Each time the most frequent pair is merged. Of pairs as frequent the paper takes any: --ties "
-    "first the one seen first, frequent-then-bytes the greatest in the order of bytes (as a course "
-    "asks), lowest-ids the one whose symbols have the lowest ids, as training here does (the "
-    "library tokenizers).",
-    "每一步合并出现次数最多的一对符号。次数相同时论文未作规定：--ties first 取最先出现的一对，"
-    "frequent-then-bytes 取字节序最大的一对（有课程如此要求），lowest-ids 取编号最小的一对"
-    "（这里实际训练所用的 tokenizers 库如此）。",
-)
+_MERGE, _COUNT = bilingual("page.merge"), bilingual("shared.count")
+_TIES = bilingual("page.as_frequent")
+_ENCODING = [_MERGE, bilingual("page.rank"), bilingual("page.symbols")]
+_NOTE = bilingual("page.merges_note")
 
 
 def merge_steps(symbols: Sequence[str], ranks: Mapping[Pair, int]) -> list[tuple[Pair, list[str]]]:
@@ -102,12 +94,9 @@ def training_page(
     alphabet = sorted(set("".join(words)))
     vocabulary = list(dict.fromkeys([*alphabet, *("".join(step["pair"]) for step in steps)]))
     tokens = [Token(show(one), tone="" if one in alphabet else "changed") for one in vocabulary]
-    caption = Bilingual(
-        f"vocabulary: {len(alphabet)} symbols of the text, {len(vocabulary)} with merges",
-        f"词表：文本中的符号 {len(alphabet)} 个，加上合并所得共 {len(vocabulary)} 个",
-    )
+    caption = bilingual("page.vocabulary_size", alphabet=len(alphabet), size=len(vocabulary))
     return Page(
-        Bilingual("Learning merges", "学习合并规则"),
+        bilingual("page.learning_merges"),
         [Table([_MERGE, _COUNT, _TIES, *names], rows), TokenRow(tokens, caption), _NOTE, *notes],
         {"words": dict(words), "merges": steps, "vocabulary": vocabulary},
     )

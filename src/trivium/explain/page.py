@@ -5,6 +5,8 @@ A page knows its words in English and in Chinese, and is written as text, HTML o
 
 from __future__ import annotations
 
+import functools
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +35,19 @@ class Bilingual(NamedTuple):
 
     en: str
     zh: str
+
+
+def bilingual(identifier: str, /, **values: object) -> Bilingual:
+    """Return a text of `texts.toml`, such as "norm.mean", with values in its {fields}."""
+    table, name = identifier.split(".")
+    texts = _texts()[table][name]
+    return Bilingual(*(text.format(**values) if values else text for text in texts))
+
+
+@functools.cache
+def _texts() -> Mapping[str, Mapping[str, Sequence[str]]]:
+    path = Path(__file__).with_name("texts.toml")
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
 Label: TypeAlias = Bilingual | str

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from trivium.explain.batch_parts import batch_parts
-from trivium.explain.page import Bilingual, Page, TokenRow, say
+from trivium.explain.page import Page, TokenRow, bilingual, say
 from trivium.language_model import LanguageModel
 from trivium.messages import terminal_language
 from trivium.train import Callback
@@ -40,10 +40,7 @@ class ShowBatch(Callback):
             most_rows=_ROWS,
             most_tokens=_TOKENS,
         )
-        title = Bilingual(
-            f"first batch of {objective.kind}: what its loss sees",
-            f"{objective.kind} 的第一个批次：损失看到什么",
-        )
+        title = bilingual("page.first_batch_loss_sees", objective=objective.kind)
         print(Page(title, parts).text(terminal_language()), file=sys.stderr)
         rows = [
             {"caption": say(part.caption, "en"), "tokens": part.cells("en")}

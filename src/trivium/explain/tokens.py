@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from trivium.errors import TokenizerError
-from trivium.explain.page import Bilingual, Heading, Page, Part, Token, TokenRow
+from trivium.explain.page import Heading, Page, Part, Token, TokenRow, bilingual
 from trivium.text import Tokenizer
 from trivium.text.loading import text_errors
 
@@ -48,12 +48,10 @@ def encoding_page(
             Token(token, str(index), "changed" if index == tokenizer.unk_id else "")
             for token, index in zip(encoding.tokens, encoding.ids)
         ]
-        caption = Bilingual("tokens and their ids", "词元及其编号")
+        caption = bilingual("page.tokens_their_ids")
         parts += [Heading(text), *(part for part, _ in words), TokenRow(tokens, caption)]
         facts.append(
             {"text": text, "words": [fact for _, fact in words], "tokens": encoding.tokens}
         )
-    title = Bilingual(
-        f"How a {tokenizer.kind} tokenizer encodes", f"{tokenizer.kind} 词元分析器如何切分文本"
-    )
+    title = bilingual("page.how_tokenizer_encodes", tokenizer=tokenizer.kind)
     return Page(title, parts, {"texts": facts})

@@ -6,10 +6,10 @@ import torch
 
 from trivium import spec
 from trivium.errors import TriviumError
-from trivium.explain.page import Bilingual, Curves, Formula, Page, Table
+from trivium.explain.page import Curves, Formula, Page, Table, bilingual
 from trivium.nn.activations import build_activation
 
-SUMMARY = Bilingual("Swish, GELU and ReLU as curves", "激活函数 Swish、GELU 与 ReLU 的曲线")
+SUMMARY = bilingual("activation.summary")
 
 _POINTS = (-4.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 4.0)
 
@@ -37,7 +37,7 @@ def explain(betas: list[float] | None = None) -> Page:
     lowest = min(zip(values["GELU"], x.tolist()))
     apart = max(abs(a - b) for a, b in zip(values["GELU"], values["GELU (tanh)"]))
     return Page(
-        Bilingual("Activations", "激活函数"),
+        bilingual("activation.activations"),
         [
             Formula(
                 "ReLU(x)      = max(0, x)\n"
@@ -49,27 +49,16 @@ def explain(betas: list[float] | None = None) -> Page:
                 x.tolist(),
                 {name: values[name] for name in (*swishes, "ReLU")},
                 "x",
-                Bilingual("Swish and ReLU", "Swish 与 ReLU"),
+                bilingual("activation.swish_relu"),
             ),
-            Bilingual(
-                "Near beta = 0 Swish is the straight line x / 2, for large beta it is ReLU. With "
-                "beta = 1, as in LLaMA, it is smooth, and falls before it rises.",
-                "β 趋近于 0 时 Swish 趋近于直线 x / 2（有的教材写作 y = x），β 很大时趋近于 ReLU；"
-                "β = 1 时（LLaMA 所用，即 SiLU）它光滑而不单调：先下降，后上升。",
-            ),
+            bilingual("activation.swish_note"),
             Curves(
                 x.tolist(),
                 {name: values[name] for name in gelus},
                 "x",
-                Bilingual("GELU and ReLU", "GELU 与 ReLU"),
+                bilingual("activation.gelu_relu"),
             ),
-            Bilingual(
-                f"GELU is lowest near x = {lowest[1]:.2f}, at {lowest[0]:.3f}. The tanh formula "
-                f"differs from it by {apart:.1e} at most. In transformers BERT has the exact one, "
-                "GPT-2 that of tanh.",
-                f"GELU 在 x = {lowest[1]:.2f} 附近取最小值 {lowest[0]:.3f}。tanh 近似式与精确式"
-                f"至多相差 {apart:.1e}。在 transformers 库中，BERT 用精确式，GPT-2 用近似式。",
-            ),
+            bilingual("activation.gelu_note", x=lowest[1], y=lowest[0], difference=apart),
             Table(["x", *(f"{point:g}" for point in _POINTS)], rows),
         ],
         {"x": x.tolist(), "values": values},

@@ -10,16 +10,14 @@ import torch
 from trivium import spec
 from trivium.errors import TriviumError
 from trivium.explain.attended_text import attended_text
-from trivium.explain.page import Bilingual, Formula, Grid, Heading, Page, Part, Table, say
+from trivium.explain.page import Formula, Grid, Heading, Page, Part, Table, bilingual, say
 from trivium.model_loading import load
 from trivium.nn.attend import attention_probabilities
 from trivium.nn.context import Context
 from trivium.nn.mask import Mask
 from trivium.nn.mixers.attention import AttentionMixer
 
-SUMMARY = Bilingual(
-    "attention step by step, or of a trained model", "逐步计算自注意力，或查看训练好的模型的注意力"
-)
+SUMMARY = bilingual("attention.summary")
 
 _X = [[1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 0, 0], [0, 0, 1, 1]]
 # Two heads, a pair of columns each.
@@ -31,9 +29,9 @@ _MATRICES = {
 }
 _ASKING = 2  # the third vector
 _KINDS = {
-    "encoder": Bilingual("encoder", "编码器"),
-    "decoder": Bilingual("decoder", "解码器"),
-    "cross": Bilingual("cross-attention", "交叉注意力"),
+    "encoder": bilingual("attention.encoder"),
+    "decoder": bilingual("attention.decoder"),
+    "cross": bilingual("attention.cross_attention"),
 }
 
 
@@ -78,7 +76,7 @@ def explain(
         for j in range(4)
     ]
     return Page(
-        Bilingual("Self-attention of four vectors", "四个向量的自注意力"),
+        bilingual("attention.self_attention_four"),
         [
             Formula(
                 "q_i = x_i W_Q    k_j = x_j W_K    v_j = x_j W_V\n"
@@ -86,12 +84,12 @@ def explain(
                 "alpha_j = exp(e_j) / sum_i exp(e_i)\n"
                 "Attention(x_3) = sum_j alpha_j v_j"
             ),
-            Grid(_X, names, caption=Bilingual("vectors X", "输入向量 X")),
+            Grid(_X, names, caption=bilingual("attention.vectors_x")),
             *(
                 Grid(_MATRICES[name], caption=f"W_{name[0].upper()}")
                 for name in ("query", "key", "value")
             ),
-            Heading(Bilingual("What x_3 attends to, head 1", "计算 x_3 的表示（第 1 个头）")),
+            Heading(bilingual("attention.x_3_attends_head_1")),
             Table(
                 ["j", "q_j", "k_j", "v_j", "e_j", "alpha_j", "e_j / sqrt(d_k)", "alpha_j "], steps
             ),
@@ -99,26 +97,19 @@ def explain(
                 f"e_j = q_3 . k_j:              {say((alpha @ v).tolist(), 'en')}\n"
                 f"e_j = q_3 . k_j / sqrt(d_k):  {say((usual @ v).tolist(), 'en')}"
             ),
-            Bilingual(
-                "The example of a textbook leaves out 1 / sqrt(d_k), which its formula has, as "
-                "nearly every model (T5 starts with smaller queries): without it the scores of "
-                "wide heads are large, and one alpha is nearly 1.",
-                "教材的算例省去了 1 / sqrt(d_k)，但教材的公式和几乎所有模型都有这一项"
-                "（T5 改为缩小查询矩阵的初始值）：d_k 较大时，不缩放的分数过大，"
-                "softmax 会把几乎全部权重给一个位置。",
-            ),
-            Heading(Bilingual("Two heads", "两个注意力头")),
+            bilingual("attention.scale_note"),
+            Heading(bilingual("attention.two_heads")),
             *(
                 Grid(
                     scaled[n].tolist(),
                     names,
                     names,
-                    Bilingual(f"alpha of head {n + 1}", f"第 {n + 1} 个头的 alpha"),
+                    bilingual("attention.alpha_head", number=n + 1),
                 )
                 for n in range(2)
             ),
             Table(
-                ["i", *(Bilingual(f"head {n}", f"头 {n}") for n in (1, 2)), "Concat(head) W_O"],
+                ["i", *(bilingual("attention.head", n=n) for n in (1, 2)), "Concat(head) W_O"],
                 [[i + 1, *heads[:, i].tolist(), output[i].tolist()] for i in range(4)],
             ),
         ],
@@ -145,26 +136,17 @@ def _of_model(model: str, text: str, target: str, layer: int | None, head: int |
         layers, heads, *_ = picture.weights.shape
         shown = _chosen("layer", layers if layer is None else layer, layers)
         some = range(1, heads + 1) if head is None else [_chosen("head", head, heads)]
-        en, zh = _KINDS[kind]
-        place = Bilingual(
-            f"{en}, layer {shown} of {layers}", f"{zh}，第 {shown} 层（共 {layers} 层）"
-        )
+        place = bilingual("attention.layer", kind=_KINDS[kind], shown=shown, layers=layers)
         grids.append(Heading(place))
         facts[kind] = {"queries": picture.queries, "keys": picture.keys, "layer": shown}
         for number in some:
             weights = picture.weights[shown - 1, number - 1].tolist()
             facts[kind][f"head {number}"] = weights
-            caption = Bilingual(f"head {number}", f"第 {number} 个头")
+            caption = bilingual("attention.head_number", number=number)
             grids.append(Grid(weights, picture.queries, picture.keys, caption))
     return Page(
-        Bilingual(f"Attention weights of {model}", f"{model} 的注意力权重"),
-        [
-            Bilingual(
-                "A row is a token that attends; its numbers, to the tokens named above, sum to 1.",
-                "每一行是一个查询词元，各列是被关注的词元；一行的权重之和为 1。",
-            ),
-            *grids,
-        ],
+        bilingual("attention.attention_weights", model=model),
+        [bilingual("attention.weights_note"), *grids],
         facts,
     )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from trivium.errors import TriviumError
-from trivium.explain.page import Bilingual, Formula, Page, Table, Tree
+from trivium.explain.page import Formula, Page, Table, Tree, bilingual
 from trivium.inference.beam import Beam, Hypothesis, beam_search
 from trivium.inference.sampling_params import BeamSearchParams
 from trivium.inference.text_model import prompt_ids
@@ -20,7 +20,7 @@ from trivium.spec import LMHead, NGramSpec
 from trivium.text import Tokenizer
 from trivium.text.roles import TEXT_SPECIALS
 
-SUMMARY = Bilingual("beam search as a tree with scores", "束搜索：带得分的树")
+SUMMARY = bilingual("beam.summary")
 
 _END = "</s>"
 _TABLE = {
@@ -71,17 +71,11 @@ def explain(
         for name, several in (("greedy", chosen), ("beam", found))
         for one in several
     ]
-    columns = ["", Bilingual("continuation", "续写"), "P", "log P", Bilingual("score", "得分")]
-    names = {"greedy": Bilingual("greedy", "贪心搜索"), "beam": Bilingual("beam search", "束搜索")}
-    note = Bilingual(
-        f"At every step the {beams} best texts stay, over all continuations of all of them. What "
-        "is greedy takes the best next token and never comes back. The score divides log P by "
-        "length ** length_penalty, or short texts would always win.",
-        f"每一步在所有候选续写中只保留最好的 {beams} 个。贪心搜索每步取概率最大的词元，不能回头。"
-        "得分等于 log P 除以长度的 length_penalty 次方，否则短文本总占便宜。",
-    )
+    columns = ["", bilingual("beam.continuation"), "P", "log P", bilingual("beam.score")]
+    names = {"greedy": bilingual("beam.greedy"), "beam": bilingual("beam.beam_search")}
+    note = bilingual("beam.note", beams=beams)
     return Page(
-        Bilingual("Beam search", "束搜索（Beam Search）"),
+        bilingual("beam.title"),
         [
             Formula("score = sum_t log P(y_t | y_1 ... y_(t-1)) / length ** length_penalty"),
             growth.tree(prompt, lm.text_tokenizer.readable_tokens, found[0] if found else None),
@@ -128,9 +122,9 @@ class _Growth:
             end = self.ended.get(ids)
             if end is not None:
                 score = f"{end.score:.3f}{'  *' * (end is best)}"
-                ends = Bilingual(f"{label}; ends, score {score}", f"{label}；结束，得分 {score}")
+                ends = bilingual("beam.ends_score", label=label, score=score)
                 return Tree(ends, branches)
-            dropped = Bilingual(f"{label}; dropped", f"{label}；淘汰")
+            dropped = bilingual("beam.dropped", label=label)
             return Tree(label if branches else dropped, branches)
 
         return Tree(root, [grown(one) for one in paths if len(one) == 1])

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from trivium.explain.batch_parts import objective_page, text_rows
-from trivium.explain.page import Bilingual, Page
+from trivium.explain.page import Page, bilingual
 from trivium.objectives.blank_filling import BlankFilling
 from trivium.text.roles import TEXT_SPECIALS
 
-SUMMARY = Bilingual(
-    "what GLM's loss sees: blanks that are filled at the end", "GLM 的损失看到什么：自回归填空"
-)
+SUMMARY = bilingual("blank_filling.summary")
 
 
 def explain(
@@ -33,17 +31,10 @@ def explain(
     chosen, rows = text_rows(texts, tokenizer, TEXT_SPECIALS, ends=False)
     keys = {"probability": probability, "mean_span": mean_span}
     return objective_page(
-        Bilingual("Blank filling", "自回归填空（GLM）"),
+        bilingual("blank_filling.blank_filling"),
         BlankFilling.parse({**keys, "document_share": 0.0, "whole_share": 0.0}),
         chosen,
         rows,
-        Bilingual(
-            "Part A, up to the first <s>, is seen by all; part B sees part A and what is before it "
-            "in part B. position_ids are two numbers: the place in the text (for a blank that of "
-            "its mask) and the place inside the blank.",
-            "第一个 <s> 之前是 A 部分，对所有位置可见；"
-            "B 部分能看到 A 部分以及 B 部分中在它之前的内容。"
-            "position_ids 有两个数：在文本中的位置（填空时为其掩码的位置）和在空内的位置。",
-        ),
+        bilingual("blank_filling.note"),
         seed=seed,
     )

@@ -6,19 +6,14 @@ from collections import Counter
 from pathlib import Path
 
 from trivium.explain.merges import Ties, merging_page, training_page
-from trivium.explain.page import Bilingual, Page
+from trivium.explain.page import Page, bilingual
 from trivium.explain.tokens import texts_or_default
 from trivium.text.symbols import SPACE
 
-SUMMARY = Bilingual("BPE: merges of characters and their counts", "BPE：字符的合并与次数")
+SUMMARY = bilingual("bpe.summary")
 
 _RATS = ["the car", "the cat", "the rat"]
-_BOOK = Bilingual(
-    "A textbook's listing of this example also joins r and a in its last step, a pair that occurs "
-    "once. Its c + a comes third only where no merge crosses a space: see --spaces.",
-    "有教材在此例的最后一步把 r 和 a 也合在了一起，而这一对只出现一次。"
-    "只有合并不跨越空格时，第三步才是 c + a，可用 --spaces 对照。",
-)
+_BOOK = bilingual("bpe.textbook_note")
 
 
 def explain(

@@ -8,18 +8,12 @@ from pathlib import Path
 from tokenizers import pre_tokenizers
 
 from trivium.explain.merges import Ties, merging_page, training_page
-from trivium.explain.page import Bilingual, Page
+from trivium.explain.page import Page, bilingual
 from trivium.explain.tokens import texts_or_default
 
-SUMMARY = Bilingual("byte-level BPE: merges of UTF-8 bytes", "字节级 BPE：UTF-8 字节的合并")
+SUMMARY = bilingual("byte_bpe.summary")
 
-_NOTE = Bilingual(
-    "Words are those of GPT-2's splits: a space belongs to the word after it, written ▁. A "
-    "vocabulary begins with all 256 bytes; here only those of the text are listed, as \\xe4 where "
-    "they are no whole character.",
-    "先按 GPT-2 的规则切成词：空格归入后面的词，写作 ▁。词表以全部 256 个字节开头，"
-    "这里只列出文本中出现的字节；不成完整字符的字节写作 \\xe4。",
-)
+_NOTE = bilingual("byte_bpe.words_note")
 
 
 def explain(

@@ -6,10 +6,10 @@ import torch
 from torch import nn
 
 from trivium import spec
-from trivium.explain.page import Bilingual, Formula, Grid, Heading, Page, Table, say
+from trivium.explain.page import Formula, Grid, Heading, Page, Table, bilingual, say
 from trivium.nn.feed_forwards.feed_forward import FeedForwardNetwork
 
-SUMMARY = Bilingual("a feed-forward network step by step", "逐步计算前馈层：ReLU 与 SwiGLU")
+SUMMARY = bilingual("feed_forward.summary")
 
 _HIDDEN = 4
 
@@ -54,7 +54,7 @@ def explain(vector: list[float] | None = None, *, width: int = 4096, seed: int =
         for name, n, size in (("ReLU", 2, 4 * width), ("SwiGLU", 3, 4 * width), ("SwiGLU", 3, d_ff))
     ]
     return Page(
-        Bilingual("The feed-forward network of one vector", "一个向量经过前馈层"),
+        bilingual("feed_forward.feed_forward_network_one"),
         [
             Formula(
                 "FFN_ReLU(x)   = max(0, x W_1) W_2\n"
@@ -72,27 +72,12 @@ def explain(vector: list[float] | None = None, *, width: int = 4096, seed: int =
                 )
             ),
             *tables,
-            Bilingual(
-                "ReLU cuts off what is negative. In SwiGLU one product decides how much of the "
-                "other passes; a negative gate lets a little through, with the other sign.",
-                "ReLU 把负数截断为 0。SwiGLU 用一个线性变换（门）决定另一个线性变换通过多少；"
-                "门为负时仍有少量以相反的符号通过。",
-            ),
-            Heading(
-                Bilingual(
-                    f"Parameters of a layer, d = {width}", f"一层前馈层的参数量（d = {width}）"
-                )
-            ),
+            bilingual("feed_forward.gate_note"),
+            Heading(bilingual("feed_forward.parameters_layer_d", width=width)),
             Table(
-                ["", Bilingual("formula", "公式"), "d_ff", Bilingual("parameters", "参数量")],
-                counts,
+                ["", bilingual("shared.formula"), "d_ff", bilingual("shared.parameters")], counts
             ),
-            Bilingual(
-                "With three matrices in place of two, d_ff is 2/3 of 4 d for the same number of "
-                f"parameters; LLaMA rounds up to a multiple of 256: {d_ff:,}.",
-                "SwiGLU 有三个矩阵而不是两个，要保持参数量不变，d_ff 取 4d 的 2/3；"
-                f"LLaMA 再向上取到 256 的倍数：{d_ff}。",
-            ),
+            bilingual("feed_forward.width_note", d_ff=d_ff),
         ],
         {name: {what: row.tolist() for what, row in rows} for name, rows in steps.items()},
     )

@@ -8,14 +8,12 @@ import torch
 
 from trivium.errors import TriviumError
 from trivium.evaluate.perplexity import perplexity
-from trivium.explain.page import Bilingual, Formula, Heading, Page, Part, Table, Token, TokenRow
+from trivium.explain.page import Formula, Heading, Page, Part, Table, Token, TokenRow, bilingual
 from trivium.inference.score import score_text
 from trivium.model_loading import load
 from trivium.nn.loss import cross_entropy
 
-SUMMARY = Bilingual(
-    "cross-entropy, perplexity, bits per byte", "损失：交叉熵、困惑度与每字节比特数"
-)
+SUMMARY = bilingual("loss.summary")
 
 _TEXT = "The cat sat on the mat."
 # Validation losses of a book's BERT after 1,000 and 10,000 steps; its vocabulary.
@@ -47,47 +45,36 @@ def explain(
         [f"{i}" + (" *" if i == label else ""), one, math.exp(one), p, -math.log(p)]
         for i, (one, p) in enumerate(zip(logits, probabilities), start=1)
     ]
-    book = [[Bilingual("all alike: ln 30522", "均匀猜测：ln 30522"), math.log(_VOCABULARY)]]
+    book = [[bilingual("loss.all_alike_ln_30522"), math.log(_VOCABULARY)]]
     for step, loss in _BOOK.items():
-        book.append([Bilingual(f"BERT, {step} steps", f"BERT，{step} 步"), loss])
-    perplexities = Bilingual("perplexity", "困惑度")
+        book.append([bilingual("loss.bert_steps", step=step), loss])
+    perplexities = bilingual("loss.perplexity")
     facts = {"logits": logits, "probabilities": probabilities, "nats": nats}
     parts: list[Part] = [
         Formula(
             "p_i = exp(z_i) / sum_j exp(z_j)\nloss = -ln p_label = ln(sum_j exp(z_j)) - z_label"
         ),
         Table(
-            [Bilingual("entry", "词"), "z", "exp(z)", "p", "-ln p"],
+            [bilingual("loss.entry"), "z", "exp(z)", "p", "-ln p"],
             rows,
-            Bilingual("One position; * is the label", "一个位置；* 为标签"),
+            bilingual("loss.one_position_label"),
         ),
         Table(
-            [Bilingual("nats", "奈特"), Bilingual("bits", "比特"), perplexities],
+            [bilingual("loss.nats"), bilingual("loss.bits"), perplexities],
             [[nats, nats / math.log(2), math.exp(nats)]],
         ),
-        Bilingual(
-            "A perplexity of 2 is a choice between two tokens of equal probability.",
-            "困惑度为 2，相当于在两个同样可能的词元之间选择。",
-        ),
+        bilingual("loss.perplexity_note"),
         Table(
-            [
-                Bilingual("a book's training", "教材的训练结果"),
-                Bilingual("loss", "损失"),
-                perplexities,
-            ],
+            [bilingual("loss.book_training"), bilingual("shared.loss"), perplexities],
             [[name, loss, f"{math.exp(loss):,.1f}"] for name, loss in book],
         ),
-        Heading(Bilingual("Of a text", "一段文本")),
+        Heading(bilingual("loss.text")),
         Formula(
             "loss = -(1 / n) sum_i ln p(x_i | x_1 ... x_(i-1))\n"
             "PPL  = exp(loss)\n"
             "BPB  = n loss / (ln 2 * bytes)"
         ),
-        Bilingual(
-            "Of different tokenizers losses and perplexities (PPL) do not compare, bits per byte "
-            "of UTF-8 (BPB) do.",
-            "词元分析器不同时，损失和困惑度（PPL）不能直接比较；UTF-8 每字节的比特数（BPB）可以。",
-        ),
+        bilingual("loss.bits_per_byte_note"),
     ]
     if model is not None:
         lm = load(model, device="cpu")
@@ -99,8 +86,8 @@ def explain(
             for i, p in zip(score.ids, score.log_probabilities)
         ]
         parts += [
-            TokenRow(tokens, Bilingual("-ln p of every token", "每个词元的 -ln p")),
+            TokenRow(tokens, bilingual("loss.ln_p_every_token")),
             Table(["", ""], [[name, value] for name, value in whole.items() if value is not None]),
         ]
         facts["text"] = whole
-    return Page(Bilingual("The loss of a language model", "语言模型的损失"), parts, facts)
+    return Page(bilingual("loss.loss_language_model"), parts, facts)

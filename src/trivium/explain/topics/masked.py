@@ -7,12 +7,12 @@ import numpy as np
 from trivium.data.batch import IGNORE_INDEX, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.explain.batch_parts import objective_page, text_rows
-from trivium.explain.page import Bilingual, Page, Table
+from trivium.explain.page import Page, Table, bilingual
 from trivium.objectives.masked import Masked
 from trivium.text.roles import BERT_SPECIALS
 from trivium.text.vocabulary import Vocabulary
 
-SUMMARY = Bilingual("what a masked language model's loss sees", "掩码语言模型的损失看到什么")
+SUMMARY = bilingual("masked.summary")
 
 _TEXT = "I love you because you are kind and the dog and the cat are friends of yours."
 
@@ -42,49 +42,24 @@ def explain(
     objective = Masked.parse(keys)
     chosen, rows = text_rows(text or [_TEXT], tokenizer, BERT_SPECIALS, draws=2)
     page = objective_page(
-        Bilingual("Masked language modelling", "掩码语言模型（MLM）"),
-        objective,
-        chosen,
-        rows,
-        seed=seed,
+        bilingual("masked.masked_language_modelling"), objective, chosen, rows, seed=seed
     )
     shares = count_shares(objective, rows, chosen.vocabulary, seed=seed, draws=draws)
     same = objective.random_share / len(chosen.vocabulary.regular_ids)
     left = 1.0 - objective.mask_share - objective.random_share
     table = Table(
+        [bilingual("masked.many_draws"), bilingual("masked.share"), bilingual("masked.expected")],
         [
-            Bilingual("of many draws", "多次抽取"),
-            Bilingual("share", "比例"),
-            Bilingual("expected", "期望"),
-        ],
-        [
-            [
-                Bilingual("chosen, of all tokens", "被选中（占全部词元）"),
-                shares["chosen"],
-                probability,
-            ],
-            [Bilingual("[MASK]", "替换为 [MASK]"), shares["masked"], objective.mask_share],
-            [
-                Bilingual("another token", "替换为其他词元"),
-                shares["replaced"],
-                objective.random_share - same,
-            ],
-            [Bilingual("unchanged", "保持不变"), shares["kept"], left + same],
+            [bilingual("masked.chosen_all_tokens"), shares["chosen"], probability],
+            [bilingual("masked.mask"), shares["masked"], objective.mask_share],
+            [bilingual("masked.another_token"), shares["replaced"], objective.random_share - same],
+            [bilingual("masked.unchanged"), shares["kept"], left + same],
         ],
     )
     return Page(page.title, [*page.parts, table, _NOTE], {**page.facts, "shares": shares})
 
 
-_NOTE = Bilingual(
-    "Of the chosen tokens 80 % become [MASK], 10 % a token drawn from the whole vocabulary, which "
-    "may be the token itself (more often in a small vocabulary), and 10 % stay. The loss is on the "
-    "chosen positions alone. They are drawn anew whenever a row is seen (RoBERTa); BERT drew "
-    "them once for ten copies of the text.",
-    "被选中的词元中，80% 替换为 [MASK]，"
-    "10% 替换为从整个词表中随机抽取的词元（也可能恰好抽到它自己，"
-    "词表越小越常见），10% 保持不变。损失只在被选中的位置上计算。每次读到一行都重新抽取掩码"
-    "（RoBERTa 的动态掩码）；BERT 则是把文本复制十份，事先抽取一次。",
-)
+_NOTE = bilingual("masked.note")
 
 
 def count_shares(

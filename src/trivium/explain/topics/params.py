@@ -8,33 +8,31 @@ from collections import Counter
 
 import torch
 
-from trivium.explain.page import Bilingual, Heading, Page, Table
+from trivium.explain.page import Bilingual, Heading, Page, Table, bilingual
 from trivium.models import build, flops_per_token
 from trivium.presets import catalogue
 from trivium.train.memory import training_memory
 
-SUMMARY = Bilingual(
-    "where a model's parameters and memory go", "模型的参数量、计算量与显存花在哪里"
-)
+SUMMARY = bilingual("params.summary")
 
 _PARTS = {  # what the name of a weight has, the first that fits -> the part
-    "norm|residual": Bilingual("norms", "归一化"),
-    "mixer|cross_attention": Bilingual("attention (mixer)", "注意力"),
-    "feed_forward": Bilingual("feed-forward", "前馈层"),
-    "heads": Bilingual("head", "输出层"),
-    "^rnn|^backward_rnn|^hidden": Bilingual("recurrent or hidden layer", "循环层、隐藏层"),
-    "": Bilingual("embeddings", "嵌入层"),
+    "norm|residual": bilingual("params.norms"),
+    "mixer|cross_attention": bilingual("params.attention_mixer"),
+    "feed_forward": bilingual("params.feed_forward"),
+    "heads": bilingual("params.head"),
+    "^rnn|^backward_rnn|^hidden": bilingual("params.recurrent_or_hidden_layer"),
+    "": bilingual("params.embeddings"),
 }
 _MEMORY = {
-    "weights": (Bilingual("weights, float32", "权重（float32）"), "4 P"),
-    "gradients": (Bilingual("gradients, float32", "梯度（float32）"), "4 P"),
-    "optimizer": (Bilingual("Adam's two moments", "Adam 的两个动量"), "8 P"),
-    "copies": (Bilingual("weights, bfloat16", "权重的 bfloat16 副本"), "2 P"),
-    "activations": (Bilingual("activations of one text", "一条文本的激活值"), ""),
-    "logits": (Bilingual("logits and their gradient", "logits 及其梯度"), ""),
-    "training": (Bilingual("training together", "训练合计"), ""),
-    "generating": (Bilingual("to generate: weights, bfloat16", "生成时：权重（bfloat16）"), "2 P"),
-    "cache": (Bilingual("to generate: cache of the text", "生成时：键值缓存"), "2 x 2 L K H T"),
+    "weights": (bilingual("params.weights_float32"), "4 P"),
+    "gradients": (bilingual("params.gradients_float32"), "4 P"),
+    "optimizer": (bilingual("params.adam_two_moments"), "8 P"),
+    "copies": (bilingual("params.weights_bfloat16"), "2 P"),
+    "activations": (bilingual("params.activations_one_text"), ""),
+    "logits": (bilingual("params.logits_their_gradient"), ""),
+    "training": (bilingual("params.training_together"), ""),
+    "generating": (bilingual("params.generate_weights"), "2 P"),
+    "cache": (bilingual("params.generate_cache"), "2 x 2 L K H T"),
 }
 
 
@@ -65,46 +63,39 @@ def explain(preset: str = "llama-7b", *, length: int | None = None) -> Page:
         states = model.new_cache(1, length).states
         memory["cache"] = 2 * sum(one.numel() for state in states for one in state.tensors)
     work = [
-        (Bilingual("matrix products", "矩阵乘法"), "6", products),
-        (Bilingual("scores of attention", "注意力分数与加权和"), "12 L N H", flops - products),
-        (Bilingual("together", "合计"), "", flops),
+        (bilingual("params.matrix_products"), "6", products),
+        (bilingual("params.scores_attention"), "12 L N H", flops - products),
+        (bilingual("params.together"), "", flops),
     ]
     if published.tokens:
-        words = Bilingual(f"{published.tokens:.3g} tokens", f"{published.tokens:.3g} 个词元")
+        words = bilingual("params.tokens", tokens=published.tokens)
         work.append((words, "", flops * published.tokens))
-    number = Bilingual("parameters", "参数量")
-    name, formula = Bilingual("part", "部分"), Bilingual("formula", "公式")
-    share = Bilingual("share", "占比")
+    number = bilingual("shared.parameters")
+    name, formula = bilingual("params.part"), bilingual("shared.formula")
+    share = bilingual("params.share")
     return Page(
-        Bilingual(f"{preset}: {total:,} parameters P", f"{preset}：参数量 P = {total:,}"),
+        bilingual("params.parameters_p", preset=preset, total=total),
         [
             Table(
                 [name, number, share],
                 [[part, f"{n:,}", f"{n / total:.1%}"] for part, n in parts.most_common()],
             ),
             Table(
-                [Bilingual("matrix", "矩阵"), formula, number],
+                [bilingual("params.matrix"), formula, number],
                 [
                     [matrix, _product(shape, shapes[matrix, shape]), f"{n:,}"]
                     for (matrix, shape), n in sorted(counts.items(), key=lambda item: -item[1])
                 ],
-                Bilingual("Matrices: rows x columns x how many", "各矩阵：行 x 列 x 个数"),
+                bilingual("params.matrices_rows_x_columns_x"),
             ),
-            Heading(Bilingual("FLOPs to train on a token", "训练一个词元的浮点运算次数")),
+            Heading(bilingual("params.flops_train_on_token")),
             Table([name, formula, "FLOPs"], [[*row, f"{n:.3e}"] for *row, n in work]),
-            Heading(Bilingual(f"Memory, {length} tokens", f"显存（{length} 个词元的文本）")),
+            Heading(bilingual("params.memory_tokens", length=length)),
             Table(
                 [name, formula, "GiB"],
                 [[*_MEMORY[key], f"{size / 2**30:,.2f}"] for key, size in memory.items()],
             ),
-            Bilingual(
-                "A weight costs 6 FLOPs, 2 in the forward pass and 4 in the backward pass; a token "
-                "that attention sees, 12 H in each of N heads and L layers. K: key-value heads, T: "
-                "tokens; bfloat16 has 2 bytes.",
-                "每个权重前向计 2 次、反向计 4 次浮点运算，共 6 次；注意力每看到一个词元，"
-                "L 层中的 N 个头各计 12 H 次（每个头 H 维）。K 为键值头数，T 为词元数；"
-                "bfloat16 每个数占 2 字节。",
-            ),
+            bilingual("params.flops_note"),
         ],
         {
             "parameters": total,

@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from trivium.explain.batch_parts import objective_page, text_rows
-from trivium.explain.page import Bilingual, Page, Table
+from trivium.explain.page import Page, Table, bilingual
 from trivium.objectives.permutation import Permutation
 from trivium.text.roles import TEXT_SPECIALS
 
-SUMMARY = Bilingual(
-    "what XLNet's loss sees: tokens in a random order", "XLNet 的损失看到什么：按随机顺序预测词元"
-)
+SUMMARY = bilingual("permutation.summary")
 
 
 def explain(
@@ -34,7 +32,7 @@ def explain(
     texts = text or ["The cat sat on the mat and it slept."]
     chosen, rows = text_rows(texts, tokenizer, TEXT_SPECIALS)
     page = objective_page(
-        Bilingual("Permutation language modelling", "排列语言模型（XLNet）"),
+        bilingual("permutation.permutation_language"),
         Permutation.parse({"probability": probability, "max_span": max_span}),
         chosen,
         rows,
@@ -47,17 +45,7 @@ def explain(
         [first["labels"][i], " ".join(first["tokens"][j] for j in np.flatnonzero(order < order[i]))]
         for i in targets
     ]
-    columns = [
-        Bilingual("predicted", "预测"),
-        Bilingual("from what is known before", "依据（此前已知的词元）"),
-    ]
-    note = Bilingual(
-        "The text keeps its order and its positions; what is random is the order in which tokens "
-        "become known: 0 is known from the beginning. No mask token is needed, so pretraining and "
-        "fine-tuning read the same.",
-        "文本的顺序和位置编码都不变，随机的只是词元变为已知的次序：0 表示一开始就已知。"
-        "不需要掩码词元，"
-        "因此预训练与微调的输入一致。",
-    )
+    columns = [bilingual("permutation.predicted"), bilingual("permutation.from_known_before")]
+    note = bilingual("permutation.note")
     facts = {**page.facts, "steps": steps}
     return Page(page.title, [*page.parts, Table(columns, steps), note], facts)

@@ -7,37 +7,26 @@ import math
 from trivium.data.records import Record
 from trivium.errors import TriviumError
 from trivium.evaluate.prompting import PromptQuestion, few_shot, fill_prompts
-from trivium.explain.page import Bilingual, Formula, Heading, Page, Part, Table, say
+from trivium.explain.page import Bilingual, Formula, Heading, Page, Part, Table, bilingual, say
 from trivium.inference.score import continuation_scores
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 
-SUMMARY = Bilingual("zero-shot and few-shot prompts, filled in", "提示：零样本与少样本，逐一填好")
+SUMMARY = bilingual("prompt.summary")
 
-_TEXT = Bilingual("This really is a great opportunity", "这真是一个绝佳的机会")
+_TEXT = bilingual("prompt.text")
 _EXAMPLES = {
-    Bilingual("You did very well", "你的表现非常好"): "1",
-    Bilingual("How terrible", "太糟糕了"): "0",
-    Bilingual("What a good idea", "真是一个好主意"): "1",
+    bilingual("prompt.good_example"): "1",
+    bilingual("prompt.bad_example"): "0",
+    bilingual("prompt.second_good_example"): "1",
 }
-_QUESTION = Bilingual(
-    'Is the sentiment of "{text}" positive or negative? Answer 1 if it is positive, else 0.\n'
-    "Answer: {answer}",
-    "“{text}”表达的情感是正面还是负面？正面回答 1，负面回答 0。\n答案：{answer}",
-)
-_INSTRUCTION = Bilingual(
-    "Say of each text whether its sentiment is positive (1) or negative (0).",
-    "判断每条文本的情感：正面为 1，负面为 0。",
-)
-_SHORT = Bilingual("Text: {text}\nAnswer: {answer}", "文本：{text}\n答案：{answer}")
+_QUESTION = bilingual("prompt.question")
+_INSTRUCTION = bilingual("prompt.instruction")
+_SHORT = bilingual("prompt.short_question")
 _KINDS = {
-    Bilingual("zero-shot", "零样本（zero-shot）"): (_QUESTION, "", 0),
-    Bilingual("few-shot", "少样本（few-shot）"): (_QUESTION, "", 1),
-    Bilingual("one instruction and several examples", "一条指令加若干示例"): (
-        _SHORT,
-        _INSTRUCTION,
-        1,
-    ),
+    bilingual("prompt.zero_shot"): (_QUESTION, "", 0),
+    bilingual("prompt.few_shot"): (_QUESTION, "", 1),
+    bilingual("prompt.one_instruction_several"): (_SHORT, _INSTRUCTION, 1),
 }
 
 
@@ -83,23 +72,14 @@ def explain(
         parts += [Heading(name), Formula(Bilingual(**shown))]
     if lm is not None:
         columns = [
-            Bilingual("prompt", "提示"),
-            Bilingual("language", "语言"),
-            Bilingual("answer", "回答"),
-            Bilingual("its probability among the options", "在各选项中的概率"),
+            bilingual("prompt.prompt"),
+            bilingual("prompt.language"),
+            bilingual("prompt.answer"),
+            bilingual("prompt.probability_among_options"),
         ]
         parts.append(Table(columns, rows))
-    parts.append(
-        Bilingual(
-            "Nothing is trained: the examples are only text before the question (in-context "
-            "learning). The answer is the option that the model gives the highest probability "
-            "after the prompt. `trivium prompt` measures accuracy on a file of questions.",
-            "模型不做任何训练：示例只是问题之前的一段文本（上下文学习）。"
-            "回答取提示之后概率最大的选项。"
-            "`trivium prompt` 可在一个问题文件上计算准确率。",
-        )
-    )
-    return Page(Bilingual("Prompts", "提示（Prompt）"), parts, {"prompts": facts})
+    parts.append(bilingual("prompt.note"))
+    return Page(bilingual("prompt.prompts"), parts, {"prompts": facts})
 
 
 def _split(example: str) -> tuple[str, str]:

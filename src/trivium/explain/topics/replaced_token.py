@@ -10,7 +10,7 @@ import torch
 from trivium.data.batch import RowBatch
 from trivium.errors import TriviumError
 from trivium.explain.batch_parts import batch_facts, batch_parts, noisy_batch, text_rows
-from trivium.explain.page import Bilingual, Formula, Page, Table
+from trivium.explain.page import Formula, Page, Table, bilingual
 from trivium.model_loading import load
 from trivium.models.electra import GeneratorAndDiscriminator, build_with_generator
 from trivium.objectives.base import to_device
@@ -19,25 +19,12 @@ from trivium.presets import presets
 from trivium.text.roles import BERT_SPECIALS
 from trivium.text.vocabulary import Vocabulary
 
-SUMMARY = Bilingual(
-    "what ELECTRA's loss sees: which tokens are replaced", "ELECTRA 的损失看到什么：哪些词元被替换"
-)
+SUMMARY = bilingual("replaced_token.summary")
 
-_LABELS = Bilingual("original", "原词"), Bilingual("replaced", "被替换")
-_EN = ("position", "text", "generator reads", "discriminator reads", "label", "P(replaced)")
-_ZH = ("位置", "原文", "生成器的输入", "判别器的输入", "标签", "P(被替换)")
-_STAND_IN = Bilingual(
-    "Both models are untrained stand-ins: the generator draws tokens by their frequencies in the "
-    "text, the discriminator guesses (ln 2 = 0.693). --model RUN takes those of a run.",
-    "这里的两个模型未经训练，只作示意：生成器按词元在文本中的频率抽取，判别器只是随机猜测"
-    "（ln 2 = 0.693）。用 --model RUN 可换成训练过的模型。",
-)
-_NOTE = Bilingual(
-    "A token that the generator draws right counts as original. The discriminator has a label at "
-    "every token, the generator at masked ones alone. No gradient passes through the draws.",
-    "生成器恰好抽对的词元算作原词。判别器在每个词元上都有标签，生成器只在被遮住的词元上有。"
-    "梯度不经过抽样这一步。",
-)
+_LABELS = bilingual("replaced_token.original"), bilingual("replaced_token.replaced")
+_COLUMNS = ("position", "text", "generator_reads", "discriminator_reads", "label", "p_replaced")
+_STAND_IN = bilingual("replaced_token.stand_ins_note")
+_NOTE = bilingual("replaced_token.note")
 
 
 @torch.inference_mode()
@@ -71,14 +58,15 @@ def explain(
         labels, p = (each[row, :n].tolist() for each in (corrupted.replaced, chances))
         shown.append({"tokens": texts[-1], "replaced": labels, "probabilities": p})
         lines = enumerate(zip(*texts, [_LABELS[label] for label in labels], p))
-        caption = Bilingual(f"row {row + 1} by position", f"第 {row + 1} 行，逐个位置")
-        parts.append(Table([*map(Bilingual, _EN, _ZH)], [[i, *one] for i, one in lines], caption))
+        caption = bilingual("replaced_token.row_by_position", row=row + 1)
+        columns = [bilingual(f"replaced_token.{name}") for name in _COLUMNS]
+        parts.append(Table(columns, [[i, *one] for i, one in lines], caption))
     counts = objective.label_counts(host)
     g, d = (sums[name].item() / max(1, count) for name, count in counts.items())
     formula = f"L = L_generator + 50 L_discriminator = {g:.3f} + 50 * {d:.3f} = {g + 50 * d:.2f}"
     parts += [Formula(formula), _NOTE] if model else [Formula(formula), _STAND_IN, _NOTE]
     facts = batch_facts(objective, host, chosen) | {"discriminator": shown, "losses": [g, d]}
-    return Page(Bilingual("Replaced-token detection", "替换词元检测（RTD）"), parts, facts)
+    return Page(bilingual("replaced_token.replaced_token_detection"), parts, facts)
 
 
 def _stand_in(vocabulary: Vocabulary, rows: RowBatch) -> GeneratorAndDiscriminator:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from trivium import spec
-from trivium.explain.page import Bilingual, Curves, Formula, Heading, Page, Table
+from trivium.explain.page import Bilingual, Curves, Formula, Heading, Page, Table, bilingual
 from trivium.models import RecurrentModel, build
 from trivium.nn.recurrent import RecurrentLayers
 
-SUMMARY = Bilingual("an RNN step by step, and its gradients", "循环神经网络：逐步计算与梯度消失")
+SUMMARY = bilingual("rnn.summary")
 
 _WIDTH, _ROWS = 64, 16
 _U, _V, _B = [[0.5, 0.25], [-0.25, 0.5]], [[1.0], [0.5]], [0.0, 0.1]
@@ -40,46 +40,29 @@ def explain(sequence: list[float] | None = None, *, distance: int = 60, seed: in
         for t in range(len(x))
     ]
     norms = {
-        Bilingual("simple RNN", "简单 RNN"): _gradients("elman", distance, seed),
+        bilingual("rnn.simple_rnn"): _gradients("elman", distance, seed),
         "GRU": _gradients("gru", distance, seed),
-        Bilingual("LSTM, forget bias 1", "LSTM，遗忘门偏置 1"): _gradients("lstm", distance, seed),
-        Bilingual("LSTM, forget bias 5", "LSTM，遗忘门偏置 5"): _gradients(
-            "lstm", distance, seed, 5.0
-        ),
+        bilingual("rnn.lstm_forget_bias_1"): _gradients("lstm", distance, seed),
+        bilingual("rnn.lstm_forget_bias_5"): _gradients("lstm", distance, seed, 5.0),
     }
     steps = range(distance + 1)
     return Page(
-        Bilingual("A recurrent network", "循环神经网络"),
+        bilingual("rnn.recurrent_network"),
         [
             Formula(
                 f"h_t = sigma(U h_(t-1) + V x_t + b),    h_0 = 0\nU = {_U}    V = {_V}    b = {_B}"
             ),
             Table(["t", "x_t", "U h_(t-1)", "V x_t", "h_t"], rows),
-            Bilingual(
-                "Here sigma is tanh, as in most networks in use. A textbook names the logistic "
-                "function, whose slope is 1/4 at most, and ReLU.",
-                "这里的 sigma 取 tanh，实际使用的网络大多如此；教材举出的是逻辑函数和 ReLU，"
-                "其中逻辑函数的斜率不超过 1/4，梯度消失得更快。",
-            ),
-            Heading(Bilingual("How far a gradient reaches", "梯度能传多远")),
+            bilingual("rnn.sigma_note"),
+            Heading(bilingual("rnn.how_far_gradient_reaches")),
             Formula("|| d h_T / d x_(T-k) ||  /  || d h_T / d x_T ||"),
             Curves(
                 list(steps),
                 {name: [one.log10().item() for one in norm] for name, norm in norms.items()},
-                Bilingual("distance k", "距离 k"),
-                Bilingual(
-                    f"log10 of the gradient's norm, {_WIDTH} cells, before training",
-                    f"梯度范数的 log10（{_WIDTH} 个单元，训练之前）",
-                ),
+                bilingual("rnn.distance_k"),
+                bilingual("rnn.log_gradient", width=_WIDTH),
             ),
-            Bilingual(
-                "Every step multiplies by U and the slope of sigma: in a simple RNN the gradient "
-                "vanishes. An LSTM adds to its cell and multiplies by its forget gate alone; where "
-                "it learns to keep the gate open, which a bias of 5 imitates, the gradient stays.",
-                "在简单 RNN 中，梯度每往回传一步都要乘以 U 和 sigma 的斜率，很快就消失了。"
-                "LSTM 的记忆单元以加法更新，往回传时只乘以遗忘门；学会让遗忘门保持打开之后"
-                "（这里用偏置 5 模拟），梯度就能保留下来。",
-            ),
+            bilingual("rnn.gradient_note"),
         ],
         {
             "hidden": h.tolist(),

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from trivium.errors import TriviumError
-from trivium.explain.page import Bilingual, Formula, Grid, Page, Table
+from trivium.explain.page import Formula, Grid, Page, Table, bilingual
 from trivium.inference.logits_processors import DecodingState, process_logits
 from trivium.inference.sampling import RESTRICTIONS, restrict, sample
 from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.text_model import GenerationRules, prompt_ids
 from trivium.model_loading import load
 
-SUMMARY = Bilingual("temperature, top-k, top-p and min-p", "采样：温度、top-k、top-p 与 min-p")
+SUMMARY = bilingual("sampling.summary")
 
 _WORDS = {"mat": 4.0, "sofa": 3.4, "floor": 3.0, "table": 2.2, "roof": 1.5, "moon": 0.2}
 _PROMPT = "The cat sat on the"
@@ -69,7 +69,7 @@ def explain(
     uniforms = [chance.random() for _ in range(_DRAWS)]
     drawn = sample(final.expand(_DRAWS, -1), uniforms).bincount(minlength=len(names)).tolist()
     table = Table(
-        [Bilingual("token", "词元"), "logit", *stages, Bilingual("1,000 draws", "抽取 1,000 次")],
+        [bilingual("shared.token"), "logit", *stages, bilingual("sampling.1_000_draws")],
         [
             [name, *(float(one[i]) for one in (scores, *stages.values())), drawn[i]]
             for i, name in enumerate(names[:_SHOWN])
@@ -79,16 +79,9 @@ def explain(
         [(scores[:_SHOWN] / t - (scores / t).logsumexp(-1)).exp().tolist() for t in _TEMPERATURES],
         [f"T = {t:g}" for t in _TEMPERATURES],
         names[:_SHOWN],
-        Bilingual("probabilities by temperature", "不同温度下的概率"),
+        bilingual("sampling.probabilities_by"),
     )
-    note = Bilingual(
-        "A low temperature sharpens the distribution (towards the greedy choice), a high one "
-        "flattens it. top-k keeps a number of tokens, top-p a mass of probability: few where the "
-        "model is sure, many where it is not. What is left is made to sum to 1 again.",
-        "温度低则分布更尖锐（趋于贪心选择），温度高则更平坦。top-k 固定保留的词元个数，"
-        "top-p 固定保留的概率质量："
-        "模型有把握时保留得少，没把握时保留得多。留下的概率重新归一化为 1。",
-    )
+    note = bilingual("sampling.note")
     facts = {
         "tokens": names,
         "logits": scores.tolist(),
@@ -96,11 +89,8 @@ def explain(
         "draws": drawn,
     }
     formula = Formula("p_i = exp(z_i / T) / sum_j exp(z_j / T)")
-    title = Bilingual("Sampling the next token", "下一个词元的采样")
-    hidden = Bilingual(
-        f"the {_SHOWN} most probable of {len(names):,} tokens; the others have the rest",
-        f"只列出 {len(names):,} 个词元中概率最大的 {_SHOWN} 个，其余概率属于没有列出的词元。",
-    )
+    title = bilingual("sampling.sampling_next_token")
+    hidden = bilingual("sampling.shown_tokens", shown=_SHOWN, total=len(names))
     shown = [hidden] if len(names) > _SHOWN else []
     return Page(title, [formula, *shown, table, temperatures, note], facts)
 

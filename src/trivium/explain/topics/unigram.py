@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from trivium.errors import TokenizerError
-from trivium.explain.page import Bilingual, Formula, Heading, Page, Part, Table
+from trivium.explain.page import Formula, Heading, Page, Part, Table, bilingual
 from trivium.explain.tokens import Word, encoding_page, load_tokenizer, texts_or_default
 
-SUMMARY = Bilingual("Unigram: likelihood, EM and pruning", "Unigram：似然值、EM 算法与剪枝")
+SUMMARY = bilingual("unigram.summary")
 
 _MAX_PIECE_LENGTH = 16  # characters, as in sentencepiece
 _UNKNOWN_PENALTY = 10.0  # nats below the worst piece, as in sentencepiece
@@ -27,20 +27,12 @@ _EM_STEPS, _SHOWN_EM_STEPS = 100, (0, 1, 2, 10, 100)  # for the pieces of a sing
 _ROUND_EM_STEPS = 2
 _SHOWN_PATHS = 10
 _EXAMPLE = ["hug hug hug pug pug pun bun hugs"]
-_PROBABILITY, _REMOVED = Bilingual("probability", "概率"), Bilingual("removed", "删去")
-_FITTING = [Bilingual("EM steps", "EM 步数"), Bilingual("likelihood", "似然值")]
-_PATHS = [Bilingual("segmentation", "切分"), Bilingual("product", "乘积"), _PROBABILITY]
-_PIECES = [Bilingual("piece", "词元"), Bilingual("expected count", "期望次数"), _PROBABILITY]
+_PROBABILITY, _REMOVED = bilingual("unigram.probability"), bilingual("unigram.removed")
+_FITTING = [bilingual("unigram.em_steps"), bilingual("unigram.likelihood")]
+_PATHS = [bilingual("unigram.segmentation"), bilingual("unigram.product"), _PROBABILITY]
+_PIECES = [bilingual("unigram.piece"), bilingual("unigram.expected_count"), _PROBABILITY]
 _FORMULA = Formula("p(x) = p(x_1) * p(x_2) * ... * p(x_M)\np(text) = sum of p(x) over all x")
-_NOTE = Bilingual(
-    "The E step counts each piece over all segmentations, weighted by their probabilities; the M "
-    "step divides by the total. The loss of a piece is by how many nats the log-likelihood falls "
-    "without it; those with the least go, characters stay. A tokenizer is trained alike; its key "
-    "keep is the share that stays, 0.75 unless set.",
-    "E 步按各种切分的概率加权，统计每个词元的期望次数；M 步将其除以总数，得到新的概率。"
-    "词元的损失是去掉它之后对数似然的下降量；损失最小的词元被删去，单个字符始终保留。"
-    "词元分析器的训练与此相同，每轮保留的比例由 keep 键给出，默认为 0.75。",
-)
+_NOTE = bilingual("unigram.em_note")
 
 
 def explain(
@@ -72,8 +64,8 @@ def explain(
             facts["texts"].append(fact)
     if vocab is None:
         rounds, facts["training"] = train(texts_or_default(texts, _EXAMPLE), vocab_size, keep)
-        parts += [Heading(Bilingual("Training", "训练")), *rounds, _NOTE]
-    return Page(Bilingual("The Unigram model", "Unigram 模型"), parts, facts)
+        parts += [Heading(bilingual("unigram.training")), *rounds, _NOTE]
+    return Page(bilingual("unigram.unigram_model"), parts, facts)
 
 
 def _encoding(path: Path, texts: Sequence[str]) -> Page:
@@ -104,7 +96,7 @@ def fit(text: str, pieces: Sequence[str]) -> tuple[dict[str, float], Table]:
         if step < _EM_STEPS and counts:
             probabilities = dict.fromkeys(pieces, 0.0) | _normalized(counts)
     names = [f"p({piece})" for piece in probabilities]
-    return probabilities, Table([*_FITTING, *names], rows, Bilingual("EM", "EM 算法"))
+    return probabilities, Table([*_FITTING, *names], rows, bilingual("unigram.em"))
 
 
 def lattice(text: str, probabilities: Mapping[str, float]) -> Word:
@@ -126,9 +118,11 @@ def lattice(text: str, probabilities: Mapping[str, float]) -> Word:
     for pieces, nats in best:
         product = " x ".join(_number(probabilities[piece]) for piece in pieces)
         rows.append([" ".join(pieces), product, _number(math.exp(nats))])
-    caption = Bilingual(
-        f"{text}: likelihood {_number(likelihood)}, segmentations: {path_count}",
-        f"{text}：似然值 {_number(likelihood)}，切分方式 {path_count} 种",
+    caption = bilingual(
+        "unigram.likelihood_segmentations",
+        text=text,
+        likelihood=_number(likelihood),
+        path_count=path_count,
     )
     return Table(_PATHS, rows, caption), {
         "word": text,
@@ -236,7 +230,7 @@ def train(
     seed = {piece: n for piece, n in counts.items() if len(piece) == 1 or n > 1}
     probabilities, rounds = _normalized(seed), []
     listed = f"({len(seed)}): {' '.join(seed)}"
-    parts: list[Part] = [Bilingual(f"seed vocabulary {listed}", f"种子词表 {listed}")]
+    parts: list[Part] = [bilingual("unigram.seed_vocabulary", listed=listed)]
     while True:
         expected: dict[str, float] = {}
         for _ in range(_ROUND_EM_STEPS):
@@ -256,14 +250,16 @@ def train(
         names = ("piece", "expected_count", "probability", "loss", "kept")
         rows = [(p, expected[p], probabilities[p], losses.get(p), p in kept) for p in order]
         rounds.append([dict(zip(names, row)) for row in rows])
-        caption = Bilingual(
-            f"round {len(rounds)}, after {_ROUND_EM_STEPS} EM steps: log-likelihood {whole:.4f}, "
-            f"{len(kept)} of {len(order)} pieces stay",
-            f"第 {len(rounds)} 轮，{_ROUND_EM_STEPS} 步 EM 之后：对数似然 {whole:.4f}，"
-            f"{len(order)} 个词元中保留 {len(kept)} 个",
+        caption = bilingual(
+            "unigram.round",
+            round=len(rounds),
+            steps=_ROUND_EM_STEPS,
+            whole=whole,
+            kept=len(kept),
+            pieces=len(order),
         )
         shown = [[*row[:3], row[3] or "", "" if row[4] else _REMOVED] for row in rows]
-        parts.append(Table([*_PIECES, Bilingual("loss", "损失"), _REMOVED], shown, caption))
+        parts.append(Table([*_PIECES, bilingual("shared.loss"), _REMOVED], shown, caption))
         if len(kept) == len(order):
             break
         probabilities = _normalized({piece: probabilities[piece] for piece in kept})

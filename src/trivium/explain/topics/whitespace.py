@@ -6,19 +6,15 @@ from collections import Counter
 from pathlib import Path
 
 from trivium.errors import TokenizerError
-from trivium.explain.page import Bilingual, Page, Table, Token, TokenRow
+from trivium.explain.page import Page, Table, Token, TokenRow, bilingual
 from trivium.explain.tokens import load_tokenizer, texts_or_default
 from trivium.text import Tokenizer
 
-SUMMARY = Bilingual("words between spaces and their counts", "基于空格的分词与词频")
+SUMMARY = bilingual("whitespace.summary")
 
-_COLUMNS = [Bilingual("word", "词"), Bilingual("count", "次数"), Bilingual("kept", "进入词表")]
-_YES, _NO = Bilingual("yes", "是"), Bilingual("no", "否")
-_NOTE = Bilingual(
-    "Words beyond the vocabulary share one token, and words of one stem share nothing. Text "
-    "without spaces, such as Chinese, is one word a clause.",
-    "词表以外的词都变成同一个未知词元，词干相同的词也毫无共享。中文等不写空格的文本，整句只算一个词。",
-)
+_COLUMNS = [bilingual("whitespace.word"), bilingual("shared.count"), bilingual("whitespace.kept")]
+_YES, _NO = bilingual("whitespace.yes"), bilingual("whitespace.no")
+_NOTE = bilingual("whitespace.note")
 
 
 def explain(
@@ -52,7 +48,7 @@ def explain(
     numbers = [[word, n, _YES if word in known else _NO] for word, n in counts.most_common()]
     tokens = [{"tokens": [token for _, token in words]} for words in encoded]
     return Page(
-        Bilingual("Words between spaces", "基于空格的分词"),
+        bilingual("whitespace.words_between_spaces"),
         [Table(_COLUMNS, numbers), *rows, _NOTE],
         {"counts": dict(counts), "vocabulary": list(known), "texts": tokens},
     )

@@ -9,11 +9,11 @@ from typing import Any
 
 from tokenizers.normalizers import BertNormalizer
 
-from trivium.explain.page import Bilingual, Formula, Page, Table
+from trivium.explain.page import Formula, Page, Table, bilingual
 from trivium.explain.tokens import Word, encoding_page, load_tokenizer, texts_or_default
 from trivium.text.symbols import WORDPIECE_PREFIX
 
-SUMMARY = Bilingual("WordPiece: the longest match first", "WordPiece：最长匹配优先")
+SUMMARY = bilingual("wordpiece.summary")
 
 _BERT = {
     "unk_token": "[UNK]",
@@ -21,19 +21,12 @@ _BERT = {
     "max_input_chars_per_word": 100,
 }
 _COLUMNS = [
-    Bilingual("rest of the word", "剩余部分"),
-    Bilingual("token", "词元"),
-    Bilingual("longer ones, not in the vocabulary", "更长而不在词表中的"),
+    bilingual("wordpiece.rest_word"),
+    bilingual("shared.token"),
+    bilingual("wordpiece.longer_ones"),
 ]
-_NONE = Bilingual("no match", "无法匹配")
-_NOTE = Bilingual(
-    "Inside a word tokens begin with ##. Where nothing matches the whole word is unknown. Training "
-    "of the original merges the pair with the greatest score below, the libraries of today (here, "
-    "too) the most frequent pair, as BPE does.",
-    "词内部的词元以 ## 开头；若某处无法匹配，整个词记为未知词元。"
-    "训练时，原始算法合并下式得分最高的一对；"
-    "如今的库（包括这里）与 BPE 一样，合并出现次数最多的一对。",
-)
+_NONE = bilingual("wordpiece.no_match")
+_NOTE = bilingual("wordpiece.note")
 
 
 def explain(
@@ -59,8 +52,8 @@ def explain(
     parts = [part for part, _ in matches]
     formula = Formula("score(a, b) = count(ab) / (count(a) * count(b))")
     return Page(
-        Bilingual("WordPiece takes the longest match", "WordPiece 最长匹配"),
-        [Bilingual(f"vocabulary: {vocab}", f"词表：{vocab}"), *parts, _NOTE, formula],
+        bilingual("wordpiece.wordpiece_takes_longest"),
+        [bilingual("wordpiece.vocabulary", vocab=vocab), *parts, _NOTE, formula],
         {"words": [facts for _, facts in matches]},
     )
 

@@ -7,26 +7,18 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from trivium.data.samples import SAMPLES, sample
-from trivium.explain.page import Bilingual, Page, Table
+from trivium.explain.page import Page, Table, bilingual
 from trivium.explain.tokens import texts_or_default
 from trivium.text import Tokenizer
 from trivium.text.reservoir import read_blocks
 
-SUMMARY = Bilingual("the same text under each tokenizer", "同一段文本在各种词元分析器下的切分")
+SUMMARY = bilingual("words.summary")
 
 _TEXTS = ["I don't know", "father-in-law", "Abwasserbehandlungsanlage", "我今天去了商店。"]
 _VOCAB_SIZE = 6000
-_COLUMNS = [Bilingual("way", "方法"), Bilingual("number", "词元数"), Bilingual("tokens", "词元")]
-_TRAINED = Bilingual(
-    f"The tokenizers are trained for this page, each with {_VOCAB_SIZE} tokens, on the beginning "
-    "of the bundled English and Chinese articles; --tokenizer takes yours. ▁ is a space.",
-    f"这些词元分析器是为本页临时训练的：词表大小 {_VOCAB_SIZE}，语料是随附的中英文文章的开头部分；"
-    "用 --tokenizer 可换成自己的。▁ 表示空格。",
-)
-_MISSING = Bilingual(
-    "The Penn Treebank's rules need nltk: pip install nltk.",
-    "宾州树库（Penn Treebank）的切分规则需要 nltk：pip install nltk。",
-)
+_COLUMNS = [bilingual("words.way"), bilingual("words.number"), bilingual("words.tokens")]
+_TRAINED = bilingual("words.note", size=_VOCAB_SIZE)
+_MISSING = bilingual("words.treebank_note")
 
 
 def explain(texts: list[str] | None = None, *, tokenizer: list[Path] | None = None) -> Page:
@@ -55,7 +47,7 @@ def explain(texts: list[str] | None = None, *, tokenizer: list[Path] | None = No
         Table(_COLUMNS, [[name, len(cut), " ".join(cut)] for name, cut in cuts.items()], text)
         for text, cuts in facts.items()
     ]
-    return Page(Bilingual("Where words are cut", "词在哪里切开"), [*tables, *notes], facts)
+    return Page(bilingual("words.words_cut"), [*tables, *notes], facts)
 
 
 @functools.cache  # The playground asks again and again.
