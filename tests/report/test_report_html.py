@@ -253,7 +253,7 @@ def test_a_comparison(make_run, tmp_path):
     runs.append(make_run("masked"))
     page = Page(write_comparison(runs, tmp_path / "c.html"))
     text = re.sub(r"\n+", "", page.text)
-    assert "Ranking: next token after 6s" in text
+    assert "Ranking: next token after 6,000 tokens" in text
     assert f"1.{runs[0]}" in text
     assert "4.5000" in text
     assert "model.presetgpt2gpt2bert-tiny" in text

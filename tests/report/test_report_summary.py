@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 from report_runs import FACTS, RECIPE, losses
@@ -119,13 +120,53 @@ def make(make_run):
     return maker
 
 
+def budgeted(run, **train):
+    """A run with a budget in its recipe."""
+    return dataclasses.replace(run, recipe={**run.recipe, "train": train})
+
+
+@pytest.mark.parametrize("budgets", [({"steps": 40}, {"steps": 40}), ({"tokens": 4000},) * 2])
+def test_equal_budgets_in_steps_or_tokens_are_compared_without_the_clock(make, budgets):
+    """Bit-equal runs, one of them killed, resumed, and so ten times as long."""
+    runs = [budgeted(make(name, 6.0, 5.0), **one) for name, one in zip("ab", budgets)]
+    slow = [{**one, "seconds": one["seconds"] ** 2 * 10} for one in runs[1].metrics]
+    runs[1] = dataclasses.replace(runs[1], metrics=tuple(slow))
+    (ranking,) = rank_runs(runs, ["undisturbed", "resumed"])
+    assert [line.loss for line in ranking.lines if line.place] == [5.0, 5.0]
+    assert ranking.note == ""
+    after = "step 40" if "steps" in budgets[0] else "4,000 tokens"
+    assert ranking.title == f"next token after {after}"
+
+
+@pytest.mark.parametrize(
+    ("budgets", "after"),
+    [
+        (({"steps": 80}, {"steps": 40}), "step 40"),
+        (({"steps": 80}, {"minutes": 1}), "4,000 tokens"),
+        (({"minutes": 2}, {"minutes": 1}), "4s"),
+        (({"epochs": 2}, {"tokens": 4000}), "4,000 tokens"),
+    ],
+)
+def test_unequal_budgets_say_what_is_compared(make, budgets, after):
+    runs = [make("long", 6.6, 6.1, 5.9, 3.0), make("short", 6.5, 5.25)]
+    runs = [budgeted(run, **one) for run, one in zip(runs, budgets)]
+    (ranking,) = rank_runs(runs, ["long", "short"])
+    named = ", ".join(f"{size} {kind}" for one in budgets for kind, size in one.items())
+    assert ranking.note == (
+        f"The budgets differ ({named}): compared is the best loss until {after}."
+    )
+    assert ranking.note in text_ranking(ranking)
+    assert [line.name for line in ranking.lines if line.place] == ["short", "long"]
+
+
 def test_runs_are_ranked_by_what_they_reached_when_the_shortest_ended(make):
     # Two seconds an evaluation: the long run's best comes too late.
     runs = [make("long", 6.6, 6.1, 5.9, 3.0), make("short", 6.5, 5.25, 5.4)]
+    runs = [budgeted(run, minutes=1) for run in runs]
     (ranking,) = rank_runs(runs, ["long", "short"])
     assert ranking.same_text
-    assert ranking.seconds == 6.0
-    lines = [(line.place, line.name, line.loss, line.seconds) for line in ranking.lines]
+    assert (ranking.axis, ranking.limit) == ("seconds", 6.0)
+    lines = [(line.place, line.name, line.loss, line.at) for line in ranking.lines]
     assert lines == [
         (1, "short", 5.25, 4.0),
         (2, "long", 5.9, 6.0),
@@ -135,7 +176,6 @@ def test_runs_are_ranked_by_what_they_reached_when_the_shortest_ended(make):
     assert text.startswith("next token after 6s")
     assert " 1. short" in text
     assert "12,345 parameters" in text
-    assert text_report([run.folder for run in runs]).endswith(text)
 
 
 def test_objectives_are_ranked_apart(make):
@@ -169,13 +209,67 @@ def test_the_time_is_that_of_training_not_of_evaluating(make):
         ]
         return dataclasses.replace(run, metrics=tuple(records))
 
-    run = delayed(make("mine", 6.0), 4.5, "valid_loss")
+    run = budgeted(delayed(make("mine", 6.0), 4.5, "valid_loss"), minutes=1)
     (ranking,) = rank_runs([run, run], ["a", "b"])
-    assert ranking.seconds == 2.0
+    assert ranking.limit == 2.0
     # A run whose first evaluation comes later is ranked by it.
     runs = [make("quick", 6.0), delayed(make("slow", 5.0), 10, "seconds")]
+    runs = [budgeted(run, minutes=1) for run in runs]
     (ranking,) = rank_runs(runs, ["quick", "slow"])
-    assert [(line.name, line.seconds) for line in ranking.lines if line.place] == [
+    assert [(line.name, line.at) for line in ranking.lines if line.place] == [
         ("slow", 20.0),
         ("quick", 2.0),
     ]
+
+
+EXAMPLES = {
+    "classification": (
+        [{"text": f"t{n}", "label": "ab"[n % 2]} for n in range(10)], ("a", "b"), "accuracy",
+    ),
+    "multi-label": (
+        [{"text": f"t{n}", "label": [["a"], ["b", "a"]][n % 2]} for n in range(10)],
+        (["a"], ["b"]), "exact_match",
+    ),
+    "regression": ([{"text": f"t{n}", "label": n / 2} for n in range(10)], (0.5, 1.5), "mae"),
+    "tagging": (
+        [{"words": ["x", str(n)], "tags": ["O", "B-PER"]} for n in range(10)],
+        (["O", "O"], ["O", "B-PER"]), "accuracy",
+    ),
+    "translation": ([{"source": f"s{n}", "target": "ab"[n % 2]} for n in range(10)], "ab",
+                    "exact_match"),
+    "qa": ([{"id": n, "question": f"q{n}", "context": "c", "answers": ["a"]} for n in range(10)],
+           "ab", "exact_match"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def labelled(make_run):
+    def maker(name, task, examples, predicted):
+        run = make_run(
+            name, metrics=[{"step": 1, "valid_f1": 0.5, "valid_loss": 1.0}],
+            facts={"task": task, "metric": "f1"},
+        )  # fmt: skip
+        rows = [{**one, "predicted": predicted, "score": 0.5 + len(name)} for one in examples]
+        (run / "predictions.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        (run / "evaluation.json").write_text('{"main": "f1", "values": {"f1": 0.5}}')
+        return read_run(run)
+
+    return maker
+
+
+@pytest.mark.parametrize("task", EXAMPLES)
+def test_runs_with_other_held_out_examples_are_compared_on_the_common_ones(task, labelled):
+    examples, predicted, metric = EXAMPLES[task]
+    one = labelled("one", task, examples[:8], predicted[0])
+    other = labelled("second", task, examples[2:], predicted[1])
+    first, second = incomparable([one, other])
+    assert "not the same: 6 are in all runs (one: 8, second: 8)" in first
+    assert second.startswith("On these 6: one ")
+    assert second.count(metric) == 2
+    if task == "classification":
+        assert second == "On these 6: one accuracy 0.5000, second accuracy 0.5000."
+    reordered = labelled("third", task, examples[:8][::-1], predicted[1])
+    assert incomparable([one, reordered]) == []
+    apart = labelled("fourth", task, examples[8:], predicted[0])
+    (sentence,) = incomparable([one, apart])
+    assert "no held-out example in common" in sentence

@@ -68,6 +68,7 @@ def check(
     loaded = None if tokenizer is None else Tokenizer.load(tokenizer)
     heldout = fraction_or_paths(validation or ["0.1"])
     keys, read_keys = data_changes(changes or ())
+    read_keys.pop("bad_records", None)  # they are always counted
     options = CorpusOptions(validation=heldout, **{**reading, **read_keys})
     shards = len(data) == 1 and holds_shards(data[0])
     report, columns = ReadReport(), []

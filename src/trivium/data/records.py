@@ -96,6 +96,11 @@ class BadRecords:
         most = sorted(self.kinds.values(), key=lambda kind: -kind[0])
         return [f"{count:,} x {first}" for count, first in most]
 
+    def notes(self, num_read: int) -> list[str]:
+        """Lines for the user, beside `num_read` records that were read; none where all are good."""
+        total = self.count + num_read
+        return [f"{self.count:,} of {total:,} records are skipped:", *self.lines] * bool(self.count)
+
 
 class ReadReport:
     """What is said of records that are read: the columns of every layout, and what is not used."""

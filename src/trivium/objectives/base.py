@@ -430,6 +430,10 @@ class LabelledObjective(Objective):
         """What `check` finds in examples of this task, beside what may be wrong with any."""
         return []
 
+    def weighs_classes(self, examples: Sequence[Any]) -> bool:
+        """Return whether `objective.class_weights` helps labels of few examples."""
+        return False
+
     def labels_of(self, examples: Sequence[Any]) -> list[Sequence[str]]:
         """The labels of every example, of which validation gets its share; none for most tasks."""
         return [() for _ in examples]

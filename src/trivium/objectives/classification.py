@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import re
@@ -51,6 +52,7 @@ from trivium.objectives.task_metrics import (
     listing,
     multi_label_metrics,
     regression_metrics,
+    unknown_labels,
 )
 from trivium.spec import ClassifierPooling, Head, Spec
 from trivium.text.inputs import encode_inputs
@@ -238,6 +240,10 @@ class TextClassification(LabelledObjective):
             return ("value",)
         return natural_order(name for one in examples for name in self._names(one, kind))
 
+    def weighs_classes(self, examples: Sequence[LabelledText]) -> bool:
+        """Whether each example has one class."""
+        return (self.label_kind or label_kind(examples)) == "classes"
+
     def input_of(self, example: LabelledText) -> str:
         """The text with its pair."""
         return example.joined
@@ -357,10 +363,14 @@ class TextClassification(LabelledObjective):
     ) -> Metrics:
         """Accuracy, F1 and Matthews' correlation; F1 of several labels; correlations of numbers."""
         names, kind = lm.settings.labels, lm.settings.label_kind
-        gold = self._label_array(examples, lm.settings)
         if kind == "numbers":
+            gold = self._label_array(examples, lm.settings)
             return _number_metrics(examples, gold, [answer.score for answer in answers])
         probabilities = np.array([[answer.scores[name] for name in names] for answer in answers])
+        more, notes = unknown_labels([self._names(one, kind) for one in examples], names)
+        names = (*names, *more)
+        probabilities = np.pad(probabilities.reshape(len(answers), -1), ((0, 0), (0, len(more))))
+        gold = self._label_array(examples, lm.settings.with_labels(names, kind))
         if kind == "multi-label":
             chosen = probabilities > 0.5
             metrics = multi_label_metrics(gold, chosen, names)
@@ -381,7 +391,7 @@ class TextClassification(LabelledObjective):
             for one, right, label, answer in zip(examples, expected, predicted, answers)
             if right != label
         )
-        return metrics.with_examples(rows, mistakes)
+        return dataclasses.replace(metrics, notes=notes).with_examples(rows, mistakes)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """`classify` with a held-out text."""

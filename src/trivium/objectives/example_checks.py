@@ -69,7 +69,7 @@ def check_examples(
             if counts[TRAIN][label] == 1:
                 once.add(f"{label} ({where[label]})", MESSAGE_LENGTH)
         findings.append(once.finding("labels with one example", len(known), 0, "give more of them"))
-        findings.append(_rare(counts[TRAIN]))
+        findings.append(_rare(counts[TRAIN], weighs=objective.weighs_classes(examples)))
     findings += objective.findings(examples)
     if heldout:
         findings.append(keys.overlap("validation texts in training", 0))
@@ -93,12 +93,15 @@ def _disputed(answers: dict[str, dict[tuple[str, ...], str]]) -> Finding:
     return cases.finding("texts with different labels", len(answers), 0, "correct them")
 
 
-def _rare(counts: Counter[str]) -> Finding:
+def _rare(counts: Counter[str], *, weighs: bool) -> Finding:
     """Labels of few examples, which a model that is often right need never predict."""
-    limit = min(_RARE_SHARE, 0.5 / len(counts)) * counts.total() if counts else 0.0
+    share = min(_RARE_SHARE, 0.5 / max(1, len(counts)))
+    limit = share * counts.total()
     rare = Cases(f"{label} ({count:,})" for label, count in counts.items() if count < limit)
-    advice = "they are hardly learned: give more examples; objective.class_weights=balanced helps"
-    return rare.finding(f"labels of under {_RARE_SHARE:.0%}", len(counts), 0, advice)
+    advice = "they are hardly learned: give more examples"
+    if weighs:
+        advice += "; objective.class_weights=balanced helps"
+    return rare.finding(f"labels of under {100 * share:.2g}%", len(counts), 0, advice)
 
 
 def _alike(labels: Sequence[str]) -> Finding:

@@ -34,6 +34,7 @@ from trivium.objectives.task_metrics import (
     first_prediction,
     label_id,
     label_scores,
+    unknown_labels,
 )
 from trivium.spec import Head, Spec
 from trivium.text.inputs import encode_words, join_words
@@ -311,10 +312,13 @@ class Tagging(LabelledObjective):
         """F1 of chunks (seqeval) where tags mark chunks; else accuracy and F1 of tags."""
         names = lm.settings.labels
         examples = self._repaired(examples, names)
+        chunks = are_chunk_tags(names)
+        more, notes = unknown_labels([one.tags for one in examples], names)
+        names = (*names, *more)
         ids = tag_ids(examples, names)
         gold = [list(one.tags) for one in examples]
         predicted = [[word.tag for word in sentence] for sentence in answers]
-        if are_chunk_tags(names):
+        if chunks:
             metrics = chunk_metrics(gold, predicted)
         else:
             answered = [names.index(tag) for tags in predicted for tag in tags]
@@ -329,7 +333,7 @@ class Tagging(LabelledObjective):
             {"words": list(one.words), "tags": right, "predicted": tags}
             for one, right, tags in zip(examples, gold, predicted)
         )
-        return metrics.with_examples(predictions, mistakes)
+        return dataclasses.replace(metrics, notes=notes).with_examples(predictions, mistakes)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """`tag` with a held-out sentence, its words separated by spaces."""

@@ -253,6 +253,19 @@ def label_id(name: str, ids: Mapping[str, int], where: str) -> int:
     return ids[name]
 
 
+def unknown_labels(
+    labels: Sequence[Sequence[str]], known: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the labels of examples that a model does not know, and a note that counts them."""
+    unknown = sorted({name for names in labels for name in names}.difference(known))
+    count = sum(not {*unknown}.isdisjoint(names) for names in labels)
+    note = (
+        f"{count:,} of {len(labels):,} examples have labels that the model does not know, and "
+        f"count as wrong: {listing(unknown)}"
+    )
+    return tuple(unknown), (note,) * bool(unknown)
+
+
 def listing(names: Sequence[str]) -> str:
     """Names for a message, the first thirty of them.
 

@@ -1,4 +1,4 @@
-"""Runs ranked by their loss after the same time, beside the unigram baseline."""
+"""Runs ranked by their loss after equal steps, tokens or time, beside the unigram baseline."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from dataclasses import dataclass, replace
 
 from trivium.messages import display_width, padded, translated, translated_whole
 from trivium.progress import short_duration
-from trivium.report.run_files import RunFiles, number
+from trivium.report.common_examples import common_examples
+from trivium.report.run_files import Points, RunFiles, number
 
-# Budgets in minutes end after a step: a run may take this much longer than the shortest.
+# Budgets in minutes and tokens end after a step: a run may take this much more than the shortest.
 _TOLERANCE = 1.05
+_BUDGETS = ("steps", "tokens", "epochs", "minutes")
 # Unigram losses closer than this are those of the same text and tokenizer.
 _SAME_TEXT = 1e-6
 
 
 @dataclass(frozen=True)
 class RankedRun:
-    """A line of a ranking; a baseline has no place, parameters and time.
+    """A line of a ranking; a baseline has no place and no parameters, and was never measured.
 
-    `loss` is in nats per token, `bits` in bits per byte, `seconds` when the loss was measured.
+    `loss` is in nats per token, `bits` in bits per byte; `at` is the step, the number of tokens or
+    the second at which the loss was measured.
     """
 
     place: int | None
@@ -30,26 +33,47 @@ class RankedRun:
     parameters: float | None
     loss: float
     bits: float | None
-    seconds: float | None
+    at: float | None
 
 
 @dataclass(frozen=True)
 class Ranking:
     """Runs with the same objective, best first, by the best loss until the shortest had ended.
 
-    `same_text` False: they have other texts or tokenizers, and are ranked by bits per byte.
+    `axis` is what they have had equally much of, up to `limit`: "step", "tokens" or "seconds".
+    `budgets` are their budgets where they differ. `same_text` False: they have other texts or
+    tokenizers, and are ranked by bits per byte.
     """
 
     objective: str
-    seconds: float
+    axis: str
+    limit: float
     lines: tuple[RankedRun, ...]
     same_text: bool
+    budgets: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
-        """The objective and the time."""
-        after = short_duration(self.seconds)
+        """The objective, and when the runs are compared."""
+        after = self.shown(self.limit)
         return translated("{objective} after {time}", objective=self.objective, time=after)
+
+    @property
+    def note(self) -> str:
+        """A sentence where the runs were not given the same budget."""
+        if not self.budgets:
+            return ""
+        words = "The budgets differ ({budgets}): compared is the best loss until {time}."
+        budgets = translated(", ").join(self.budgets)
+        return translated(words, budgets=budgets, time=self.shown(self.limit))
+
+    def shown(self, at: float) -> str:
+        """A step, a number of tokens or a time in words."""
+        if self.axis == "seconds":
+            return short_duration(at)
+        return translated(
+            "step {step:,.0f}" if self.axis == "step" else "{step:,.0f} tokens", step=at
+        )
 
 
 def incomparable(runs: Sequence[RunFiles]) -> list[str]:
@@ -73,6 +97,8 @@ def incomparable(runs: Sequence[RunFiles]) -> list[str]:
                 notes=" / ".join(filter(None, notes)),
             )
         )
+    if len(runs) > 1 and len(objectives) == 1 and all(run.evaluation for run in runs):
+        sentences += common_examples(runs)
     return sentences
 
 
@@ -96,32 +122,45 @@ def _objective(run: RunFiles) -> str:
 
 
 def _rank(objective: str, group: Sequence[tuple[str, RunFiles]]) -> Ranking:
-    seconds = min(_losses_by_time(run)[-1][0] for _, run in group)
+    budgets = [_budget(run) for _, run in group]
+    kinds = {kind for kind, _ in budgets}
+    axis = {"steps": "step", "minutes": "seconds"}.get(*kinds) if len(kinds) == 1 else None
+    axis = axis or "tokens"
+    limit = min(_losses(run, axis)[-1][0] for _, run in group)
     same_text = have_same_text([run for _, run in group])
-    lines = [_line(name, run, seconds) for name, run in group]
+    lines = [_line(name, run, axis, limit) for name, run in group]
     if same_text:
         _, run = group[0]
         for label, loss in run.baselines.items():
             lines.append(RankedRun(None, label, "", None, loss, run.bits_per_byte(loss), None))
     lines.sort(key=lambda line: line.loss if same_text or line.bits is None else line.bits)
     ranks = itertools.count(1)
-    ranked = tuple(
-        line if line.seconds is None else replace(line, place=next(ranks)) for line in lines
-    )
-    return Ranking(objective, seconds, ranked, same_text)
+    ranked = tuple(line if line.at is None else replace(line, place=next(ranks)) for line in lines)
+    named = tuple(f"{size:g} {translated(kind)}" for kind, size in dict.fromkeys(budgets) if kind)
+    differ = named if len({*budgets}) > 1 else ()
+    return Ranking(objective, axis, limit, ranked, same_text, differ)
 
 
-def _line(name: str, run: RunFiles, seconds: float) -> RankedRun:
-    """The best loss up to a time, or the first one if that was measured later."""
-    points = _losses_by_time(run)
-    in_time = [(loss, at) for at, loss in points if at <= seconds * _TOLERANCE]
+def _budget(run: RunFiles) -> tuple[str, float]:
+    """The key of `[train]` that says how long a run is, and its value."""
+    sizes = {name: number(run.setting("train", name)) for name in _BUDGETS}
+    return next(((name, size) for name, size in sizes.items() if size is not None), ("", 0.0))
+
+
+def _line(name: str, run: RunFiles, axis: str, limit: float) -> RankedRun:
+    """The best loss up to a limit, or the first one if that was measured later."""
+    points = _losses(run, axis)
+    most = limit if axis == "step" else limit * _TOLERANCE
+    in_time = [(loss, at) for at, loss in points if at <= most]
     loss, at = min(in_time or [(points[0][1], points[0][0])])
     parameters = run.fact("num_parameters")
     return RankedRun(None, name, run.model, parameters, loss, run.bits_per_byte(loss), at)
 
 
-def _losses_by_time(run: RunFiles) -> list[tuple[float, float]]:
-    """Validation losses over seconds of training, without the time of measuring them."""
+def _losses(run: RunFiles, axis: str) -> Points:
+    """Validation losses over steps, tokens, or seconds without the time of measuring them."""
+    if axis != "seconds":
+        return run.series("valid_loss", over=axis)
     seconds: dict[float, float] = {}
     for key in ("valid_loss", "train_loss"):  # a record of training is written before measuring
         for record in run.metrics:
@@ -135,7 +174,7 @@ def text_ranking(ranking: Ranking) -> str:
     """A ranking as plain text."""
     width = max(display_width(line.name) for line in ranking.lines)
     nats, per_byte = translated("nats per token"), translated("bits per byte")
-    lines = [ranking.title, ""]
+    lines = [ranking.title, *filter(None, [ranking.note]), ""]
     for line in ranking.lines:
         place = "" if line.place is None else f"{line.place}."
         bits = "" if line.bits is None else f"{line.bits:9.4f} {per_byte}"

@@ -105,6 +105,11 @@ class RunFiles:
         """The folder's own name."""
         return self.folder.resolve().name
 
+    @property
+    def predictions(self) -> list[dict[str, Any]]:
+        """The held-out examples of a fine-tuned run with its predictions; empty where unknown."""
+        return list(read_json_lines(self.folder / "predictions.jsonl"))
+
     def series(self, key: str, *, over: str = "step") -> Points:
         """A curve of the run, by default over steps."""
         return curve(self.metrics, key, over)

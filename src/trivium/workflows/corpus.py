@@ -414,8 +414,7 @@ def _read_examples(
     objective.check_metrics()
     _tell_columns(recipe, config, report.lines, line)
     if bad is not None and bad.count:
-        read = f"{bad.count:,} of {bad.count + len(train) + len(valid):,} records are skipped"
-        warnings.warn("\n".join([f"{read}:", *bad.lines]), stacklevel=2)
+        warnings.warn("\n".join(bad.notes(len(train) + len(valid))), stacklevel=2)
     return ExampleSource(config, objective, train, valid)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from trivium.adapt.quantize import Quantization
 from trivium.config import option
 from trivium.data.documents import ReadOptions, read_documents, text_columns
-from trivium.data.records import ReadReport, RecordOptions
+from trivium.data.records import BadRecords, ReadReport, RecordOptions
 from trivium.data.sources import Paths, path_names
 from trivium.errors import RecipeError, TriviumError, did_you_mean
 from trivium.evaluate.perplexity import perplexity
@@ -103,6 +103,7 @@ def evaluate(
     task = task or task_of(lm)
     names = path_names(data)
     changes, read_keys = data_changes(changes)
+    bad = BadRecords() if read_keys.pop("bad_records", "stop") == "skip" else None
     text = dataclasses.replace(text, **read_keys)
     reading = ReadOptions(text.separator, text.text_field, text.errors, text.encoding)
     seen = _training_data(names, recipe)
@@ -138,10 +139,11 @@ def evaluate(
     objective = objective_of(lm, task, recipe, changes)
     objective.check_metrics()
     report = ReadReport()
-    records = RecordOptions(errors=text.errors, encoding=text.encoding, report=report)
+    records = RecordOptions(errors=text.errors, encoding=text.encoding, bad=bad, report=report)
     examples = list(itertools.islice(objective.read(names, records), limit))
     metrics = objective.metrics(lm, examples)
-    return dataclasses.replace(metrics, notes=(*report.lines, *metrics.notes, *seen))
+    skipped = () if bad is None else bad.notes(len(examples))
+    return dataclasses.replace(metrics, notes=(*report.lines, *skipped, *metrics.notes, *seen))
 
 
 def data_changes(changes: Changes) -> tuple[Changes, dict[str, Any]]:
@@ -151,13 +153,17 @@ def data_changes(changes: Changes) -> tuple[Changes, dict[str, Any]]:
     """
     tree = changes_tree(changes)
     read_keys = tree.pop("data", {})
-    known = [field.name for field in dataclasses.fields(ReadOptions)]
+    known = [*(field.name for field in dataclasses.fields(ReadOptions)), "bad_records"]
     for key in read_keys:
         if key not in known:
             raise RecipeError(
                 f"data.{key} is not used here, where nothing is trained. The keys of data that are "
                 f"used: {', '.join(known)}."
             )
+    if read_keys.get("bad_records", "stop") not in ("stop", "skip"):
+        raise RecipeError(
+            f'data.bad_records is "stop" or "skip", not {read_keys["bad_records"]!r}.'
+        )
     return tree, read_keys
 
 

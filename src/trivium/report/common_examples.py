@@ -1,0 +1,65 @@
+"""Labelled runs that were measured on different held-out examples, compared on the common ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from trivium.messages import translated
+from trivium.report.run_files import RunFiles
+
+# What a run adds to an example in predictions.jsonl: all else is the example itself.
+_ANSWERS = {"predicted", "score", "rank", "response", "reward", "mix", "id"}
+_RIGHT = ("label", "tags", "answers", "target")
+
+Rows = Mapping[str, Mapping[str, Any]]
+
+
+def common_examples(runs: Sequence[RunFiles]) -> list[str]:
+    """Return sentences where the held-out examples of runs differ, with metrics on common ones."""
+    rows = [{_content(row): row for row in run.predictions} for run in runs]
+    common = set(rows[0]).intersection(*rows[1:])
+    if not all(rows) or all(len(one) == len(common) for one in rows):
+        return []
+    if not common:
+        words = "The runs have no held-out example in common: their metrics cannot be compared."
+        return [translated(words)]
+    sizes = ", ".join(f"{run.name}: {len(one):,}" for run, one in zip(runs, rows))
+    words = "The held-out examples are not the same: {count:,} are in all runs ({sizes})."
+    sentences = [translated(words, count=len(common), sizes=sizes)]
+    values = [_metric([one[key] for key in sorted(common)]) for one in rows]
+    if all(values):
+        shown = ", ".join(f"{run.name} {value}" for run, value in zip(runs, values))
+        words = "On these {count:,}: {values}."
+        sentences.append(translated(words, count=len(common), values=shown))
+    return sentences
+
+
+def _content(row: Mapping[str, Any]) -> str:
+    """What identifies an example: its text and what is right, wherever it was read."""
+    return json.dumps({k: v for k, v in row.items() if k not in _ANSWERS}, sort_keys=True)
+
+
+def _metric(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The name and the value of the metric that predictions alone give; "" for other tasks."""
+    key = next((key for key in _RIGHT if key in rows[0]), None)
+    if key is None or any("predicted" not in row or key not in row for row in rows):
+        return ""
+    right, predicted = ([row[name] for row in rows] for name in (key, "predicted"))
+    if all(isinstance(one, float) for one in (*right, *predicted)):
+        gold, found = np.array(right), np.array(predicted)
+        spread = float(((gold - gold.mean()) ** 2).sum())
+        r2 = f"r2 {1 - float(((gold - found) ** 2).sum()) / spread:.4f}, " if spread else ""
+        return f"{r2}mae {float(np.abs(gold - found).mean()):.4f}"
+    if key == "tags":
+        equal = [a == b for one, other in zip(right, predicted) for a, b in zip(one, other)]
+        return f"accuracy {np.mean(equal):.4f}"
+    if key == "answers":
+        equal = [text in texts or (not texts and not text) for texts, text in zip(right, predicted)]
+    else:
+        equal = [one == other for one, other in zip(right, predicted)]
+    name = "accuracy" if key == "label" and isinstance(right[0], str) else "exact_match"
+    return f"{name} {np.mean(equal):.4f}"
