@@ -100,7 +100,9 @@ def _rare(counts: Counter[str], *, weighs: bool) -> Finding:
     rare = Cases(f"{label} ({count:,})" for label, count in counts.items() if count < limit)
     advice = "they are hardly learned: give more examples"
     if weighs:
-        advice += "; objective.class_weights=balanced helps"
+        advice = (
+            "they are hardly learned: give more examples; objective.class_weights=balanced helps"
+        )
     return rare.finding(f"labels of under {100 * share:.2g}%", len(counts), 0, advice)
 
 
