@@ -118,7 +118,7 @@ def test_a_start_that_took_no_step_does_not_block_its_folder(text, tmp_path, mon
     encoded = shard.stat().st_mtime_ns
     run = start(other)  # the same command uses what is prepared
     assert shard.stat().st_mtime_ns == encoded
-    assert Tokenizer.load(run.tokenizer).vocab_size == 60
+    assert Tokenizer.load(run.tokenizer).vocab_size == 120
     assert (out / "notes.txt").is_file()
 
 
