@@ -31,6 +31,7 @@ from trivium.data.samples import sample
 from trivium.data.splitting import CorpusOptions
 from trivium.errors import DataError
 from trivium.objectives import Objective
+from trivium.objectives.classification import TextClassification
 from trivium.objectives.example_checks import check_examples
 
 _CONLLU = """# text = Ada wrote it .
@@ -102,7 +103,7 @@ def _read_records(folder: Path) -> None:
     list(read_records(folder, RecordOptions(errors="replace")))
     paths = [*folder.iterdir()]
     for record in read_records(paths):
-        record.find(("text",))
+        TextClassification().record_schema.fits([*record])
     for document in read_documents(paths):
         document.text.encode()
 

@@ -97,7 +97,9 @@ def objective_of(task: str, **keys) -> LabelledObjective:
 
 
 def line_of(task: str, names: str, **keys) -> str:
-    return str(objective_of(task, **keys).record_schema.resolve(record_of(names)))
+    report = ReadReport()
+    objective_of(task, **keys).record_schema.resolve(record_of(names), report)
+    return next(iter(report.layouts))
 
 
 @pytest.mark.parametrize(("task", "names", "expected"), PUBLIC)
@@ -133,9 +135,9 @@ def test_ambiguous_records_are_refused_and_a_key_chooses(task, names, candidates
 
 def test_columns_that_a_user_names():
     schema = objective_of("classification", text_field="body, review").record_schema
-    assert schema.resolve(record_of("review label")).columns["text"] == "review"
+    assert schema.resolve(record_of("review label"))["text"] == "review"
     comma = objective_of("classification", text_field="a,b").record_schema
-    assert comma.resolve(record_of("a,b label")).columns["text"] == "a,b"
+    assert comma.resolve(record_of("a,b label"))["text"] == "a,b"
     assert "pair" not in line_of("classification", "premise hypothesis label", text_field="premise")
     for task, keys, message in (
         ("classification", {"label_field": "star"}, 'no column "star".* Did you mean "stars"'),

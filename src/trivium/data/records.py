@@ -180,8 +180,7 @@ class Record(dict[str, Any]):
         value: Any = self
         for part in name.split("."):
             if not isinstance(value, dict) or part not in value:
-                near = did_you_mean(name, self.column_names())
-                raise self.no_column([f'"{name}"'], [option], near)
+                raise self.no_column([f'"{name}"'], [option])
             value = value[part]
         return value
 
@@ -254,13 +253,16 @@ class Record(dict[str, Any]):
         self,
         missing: Sequence[str],
         options: Sequence[str],
-        near: str = "",
         *,
         if_data: str = "add a header line",
     ) -> DataError:
         """Return the error of a record without some columns, which the options would choose."""
         inner = {name for name, value in self.items() if isinstance(value, dict) and value}
         columns = [f'"{shorten(one, 40)}"' for one in self.column_names() if one not in inner]
+        quoted = (one[1:-1] for one in missing if one[0] == '"')
+        near = "".join(
+            [*filter(None, (did_you_mean(one, self.column_names()) for one in quoted))][:1]
+        )
         choose = f" Choose with {' '.join(filter(None, options))}." if any(options) else ""
         message = f"{self.table_or_row} has no column {' and none '.join(missing)}; it has "
         message += f"{', '.join(columns[:20]) or 'none'}.{near}{choose}"

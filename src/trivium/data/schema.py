@@ -7,12 +7,12 @@ decided once for every layout (the names of its columns), and can be printed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from trivium.data.records import ReadReport, Record
-from trivium.errors import DataError, did_you_mean, shorten
+from trivium.errors import DataError, shorten
 from trivium.messages import translated
 
 _SHOWN = 12  # ignored columns in a line
@@ -47,6 +47,11 @@ class Fields:
             [dict(zip(self.names, (one,) if isinstance(one, str) else one)) for one in group]
             for group in usual
         ]
+        self.shown = dict.fromkeys(
+            tuple(one for name, one in layout.items() if name in self.required)
+            for group in self.usual
+            for layout in group
+        )
         self.takes_other = takes_other
         self.both_in = both_in
 
@@ -56,14 +61,10 @@ class Fields:
         usual = dict.fromkeys(layout[name] for layout in layouts if name in layout)
         return sorted(usual, key=lambda column: column != name)
 
-    @property
-    def shown(self) -> list[str]:
-        """The usual columns of all required fields, for messages."""
-        layouts = (layout for group in self.usual for layout in group)
-        rows = (
-            [one for name, one in layout.items() if name in self.required] for layout in layouts
-        )
-        return list(dict.fromkeys(" with ".join(row) for row in rows))
+    def lacking(self, names: Collection[str]) -> list[tuple[str, str]]:
+        """Return what is said of required fields that are not among names, and these fields."""
+        lacks = [name for name in self.names if name in self.required and name not in names]
+        return [(f"for the {one} (such as {', '.join(self.usual_of(one))})", one) for one in lacks]
 
     def candidates(
         self, columns: Mapping[str, str], chosen: Mapping[str, str], settable: frozenset[str]
@@ -91,26 +92,16 @@ class Fields:
             ]
             # Layouts with the columns that are set go before those with others.
             for some in [one for one in known if chosen.items() <= one.items()], known:
-                parts = [{n: one[n] for n in one if n in wanted} for one in some]
-                parts = [one for one in parts if one and not {*one.values()} & taken]
-                parts = [
-                    one for one in parts if not any({*one.values()} < {*o.values()} for o in parts)
-                ]
+                parts: list[dict[str, str]] = []
+                for one in some:
+                    part = {name: one[name] for name in one if name in wanted}
+                    if part and part not in parts and not {*part.values()} & taken:
+                        parts.append(part)
+                sets = [{*part.values()} for part in parts]
+                parts = [part for part, one in zip(parts, sets) if not any(one < o for o in sets)]
                 if parts:
-                    return [one for i, one in enumerate(parts) if one not in parts[:i]]
+                    return parts
         return []
-
-
-@dataclasses.dataclass(frozen=True)
-class RecordLayout:
-    """The column of every field in records of one layout, and the columns that are not read."""
-
-    columns: Mapping[str, str]
-    ignored: tuple[str, ...]
-
-    def __str__(self) -> str:
-        """A line such as: text <- review, label <- stars; ignored: id, source."""
-        return layout_line(self.columns, self.ignored)
 
 
 def layout_line(columns: Mapping[str, str], ignored: Sequence[str]) -> str:
@@ -149,81 +140,62 @@ class Schema:
     if_data: str = "add a header line"
 
     @cached_property
-    def _layouts(self) -> dict[tuple[Any, ...], RecordLayout]:
+    def _layouts(self) -> dict[tuple[Any, ...], tuple[dict[str, str], str]]:
         return {}
 
-    def resolve(self, record: Record, report: ReadReport | None = None) -> RecordLayout:
-        """Decide on the columns of a record, which has them as `record.columns` from then on.
+    def resolve(self, record: Record, report: ReadReport | None = None) -> Mapping[str, str]:
+        """Return the column of every field, which the record has as `columns` from then on.
 
         Raises DataError where a required field has no column, or several could be meant.
         """
         key = tuple(
             (name, *value) if isinstance(value, dict) else name for name, value in record.items()
         )
-        layout = self._layouts.get(key)
-        if layout is None:
+        if key not in self._layouts:
             if len(self._layouts) >= _LAYOUTS:
                 self._layouts.clear()
-            layout = self._layouts[key] = self._decide(record)
-        record.columns, record.report = layout.columns, report
+            columns = self._decide(record)
+            self._layouts[key] = columns, layout_line(columns, self._ignored(record, columns))
+        record.columns, line = self._layouts[key]
+        record.report = report
         if report is not None and self.slots:
-            report.add_layout(str(layout), record.where)
-        return layout
+            report.add_layout(line, record.where)
+        return record.columns
 
     def fits(self, names: Sequence[str]) -> bool:
         """Whether the required fields have usual columns among some names."""
         try:
-            self._decide(Record(dict.fromkeys(names), ""))
+            return bool(self._decide(Record(dict.fromkeys(names), "")))
         except DataError:
             return False
-        return True
 
-    def missing(self, record: Record, field: str) -> DataError:
-        """Return the error of a record without an optional field that is needed there."""
-        fields = (one for slot in self.slots for one in _alternatives(slot))
-        [usual] = [one.usual_of(field) for one in fields if field in one.names]
-        return self._no_column(record, [_lacking(field, usual)])
-
-    def _decide(self, record: Record) -> RecordLayout:
-        names = record.column_names()
+    def _decide(self, record: Record) -> dict[str, str]:
         own: dict[str, str] = {}
-        missing: list[tuple[str, str]] = []
         for field, name in self.chosen.items():
-            several = (name, *(one.strip() for one in name.split(",")))
-            own[field] = next((one for one in several if record.has(one)), "")
-            if not own[field]:
-                missing.append((f'"{name}"', field))
-        if missing:
-            near = next(filter(None, (did_you_mean(one[1:-1], names) for one, _ in missing)), "")
-            raise self._no_column(record, missing, near)
-        free: dict[str, str] = {}
-        for name in names:
-            if name not in own.values():
-                free.setdefault(name.lower(), name)
+            own[field] = next(filter(record.has, (name, *map(str.strip, name.split(",")))), name)
+        missing = [(f'"{name}"', field) for field, name in own.items() if not record.has(name)]
+        names = reversed(record.column_names())
+        free = {name.lower(): name for name in names if name not in own.values()}
         found: dict[str, str] = {}
         for slot in self.slots:
-            several = _alternatives(slot)
-            several = [one for one in several if own.keys() & {*one.names}] or several
+            what, fields = slot if isinstance(slot, tuple) else ("", (slot,))
+            several = [one for one in fields if own.keys() & {*one.names}] or [*fields]
             matches = [self._match(one, record, free, own) for one in several]
-            whole = [one for one, match in zip(several, matches) if one.required <= match.keys()]
-            best = several.index(whole[0]) if whole else 0
-            found |= matches[best]
+            whole = [one for fields, one in zip(several, matches) if fields.required <= one.keys()]
+            found |= (whole or matches)[0]
             if not whole and len(several) > 1:
-                shown = ", ".join(name for one in several for name in one.shown)
-                options = " or ".join(" ".join(one.names) for one in several)
-                missing.append((f"for the {slot[0]} (such as {shown})", options))  # type: ignore
+                usual = ", ".join(" with ".join(one) for fields in several for one in fields.shown)
+                options = " or ".join(" ".join(fields.names) for fields in several)
+                missing.append((f"for the {what} (such as {usual})", options))
             elif not whole:
-                lacks = [n for n in several[0].names if n in several[0].required - found.keys()]
-                missing += [_lacking(name, several[0].usual_of(name)) for name in lacks]
+                missing += several[0].lacking(found)
         if missing:
-            raise self._no_column(record, missing)
-        for one in found.values():
-            fields = [name for name, other in found.items() if other == one]
-            if len(fields) > 1:
-                raise DataError(
-                    f'{record.where}: {" and ".join(fields)} are both the column "{one}".'
-                )
-        return RecordLayout(found, self._ignored(record, found))
+            raise self.no_column(record, missing)
+        twice = [name for name, one in found.items() if [*found.values()].count(one) > 1]
+        if twice:
+            both = f'{" and ".join(twice)} are both the column "{found[twice[0]]}"'
+            raise DataError(f"{record.where}: {both}.")
+        return found
 
     def _match(
         self, fields: Fields, record: Record, free: Mapping[str, str], own: Mapping[str, str]
@@ -233,7 +205,7 @@ class Schema:
         rest = fields.required - match.keys()
         is_pair = len(record) == 2 or record.is_numbered
         if fields.takes_other and is_pair and match and len(rest) == 1 and free:
-            return match | {rest.pop(): next(iter(free.values()))}
+            return match | {rest.pop(): [*free.values()][-1]}
         inner = [one for one in record.column_names() if one.startswith(f"{fields.both_in}.")]
         if not match and len(inner) == 2:
             return dict(zip(fields.names, inner))
@@ -275,16 +247,7 @@ class Schema:
         names = [name for name in fields.split() if name == "or" or name in self.settable]
         return [name if name == "or" else self.option.format(name) for name in names]
 
-    def _no_column(
-        self, record: Record, missing: Sequence[tuple[str, str]], near: str = ""
-    ) -> DataError:
+    def no_column(self, record: Record, missing: Sequence[tuple[str, str]]) -> DataError:
+        """Return the error of a record: what has no column, with the fields that it is for."""
         options = [one for _, fields in missing for one in self._options(fields)]
-        return record.no_column([what for what, _ in missing], options, near, if_data=self.if_data)
-
-
-def _alternatives(slot: Slot) -> Sequence[Fields]:
-    return slot[1] if isinstance(slot, tuple) else (slot,)
-
-
-def _lacking(field: str, usual: Sequence[str]) -> tuple[str, str]:
-    return f"for the {field} (such as {', '.join(usual)})", field
+        return record.no_column([what for what, _ in missing], options, if_data=self.if_data)

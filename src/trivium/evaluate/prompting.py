@@ -116,7 +116,7 @@ def _questions(
     records: Iterable[Record], template: str | None, words: Sequence[str]
 ) -> list[PromptQuestion]:
     rows, questions = list(records), []
-    answers = [_SCHEMA.resolve(record).columns["answer"] for record in rows]
+    answers = [_SCHEMA.resolve(record)["answer"] for record in rows]
     for record, column in zip(rows, answers):
         if not words and "options" not in record.columns:
             record[column] = record.named(column)

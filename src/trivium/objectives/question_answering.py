@@ -117,7 +117,9 @@ class QuestionAnswering(LabelledObjective):
         spans: tuple[tuple[str, int], ...] = ()
         if str(impossible).lower() != "true":
             if "answers" not in columns:
-                raise self.record_schema.missing(record, "answers")
+                usual = ", ".join(ANSWERS.usual_of("answers"))
+                lacks = [(f"for the answers (such as {usual})", "answers")]
+                raise self.record_schema.no_column(record, lacks)
             start = record.value(columns["start"]) if "start" in columns else None
             answers = _listed_answers(record.value(columns["answers"]), start, record.where)
             spans = tuple(_span(context, *answer, record.where) for answer in answers)
