@@ -99,7 +99,8 @@ def test_a_hidden_state_depends_on_its_window_alone(name, context):
         for position in range(17):
             changed = ids.clone()
             changed[0, position] = ids[0, position] % (VOCABULARY - 1) + 1
-            seen[:, position] = (model(changed, **inputs) != before).any(-1)[0]
+            difference = (model(changed, **inputs) - before).abs().amax(-1)[0]
+            seen[:, position] = difference > 1e-12
     window = torch.arange(17) // context
     allowed = (window[:, None] == window).tril()
     assert not (seen & ~allowed).any()

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from double import FLOAT32
 from overfit_tasks import untrained
 from run_settings import quiet
 
@@ -307,5 +308,6 @@ def test_ten_steps_of_dpo(trl, tmp_path):
     keys = {"data": data, "validation": [str(valid)], "changes": changes, "console": quiet()}
     run = finetune("preference", model=tmp_path / "start", out=tmp_path / "run", **keys)
     ours = [one["train_preference"] for one in run.read_metrics() if "train_loss" in one]
-    assert ours == pytest.approx([float(one) for one in losses], rel=KEPT)
+    # Ten steps of AdamW in float32 make rounding grow.
+    assert ours == pytest.approx([float(one) for one in losses], rel=FLOAT32)
     assert ours[-1] < 0.2 < ours[0]
