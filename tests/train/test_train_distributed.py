@@ -202,7 +202,7 @@ def test_the_gathered_model_goes_to_the_gpu_only_where_it_fits(monkeypatch) -> N
         recipe=SimpleNamespace(train=SimpleNamespace(keep_best=False, patience=None)),
         validation_streams=[],
         model=model,
-        held_out=SimpleNamespace(sources=[]),
+        held_out=SimpleNamespace(sources=[], limit=None),
     )
     RunHooks.evaluate(hooks, cast(Any, None), TrainState())
     for name, weight in model.module.state_dict().items():
