@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trivium import spec
-from trivium.presets.preset import Preset
+from trivium.presets.preset import Preset, encoder
 from trivium.spec.mixers.block_sparse_attention import BlockSparseAttention
 
 
@@ -13,20 +13,16 @@ def _bigbird(num_layers: int, d_model: int, block_size: int = 64) -> spec.ModelS
     mixer = BlockSparseAttention(
         num_heads=d_model // 64, head_dim=64, block_size=block_size, num_random=3
     )
-    return spec.ModelSpec(
+    return encoder(
+        num_layers,
+        d_model,
         vocab_size=50_358,
-        d_model=d_model,
         embedding=spec.Embedding(
             positions=spec.Learned(max_length=4096), num_token_types=2, norm=norm
         ),
-        encoder=spec.Stack(
-            num_layers=num_layers,
-            mixer=tuple(mixer.replace(seed=layer) for layer in range(num_layers)),
-            feed_forward=spec.FeedForward(d_ff=4 * d_model, activation="gelu_tanh"),
-            norm=norm,
-            norms=spec.POST_NORM,
-            dropout=0.1,
-        ),
+        mixer=tuple(mixer.replace(seed=layer) for layer in range(num_layers)),
+        activation="gelu_tanh",
+        norm=norm,
         heads=(spec.MLMHead(dense=spec.Dense(activation="gelu_tanh", norm=True)),),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trivium import spec
-from trivium.presets.preset import Preset
+from trivium.presets.preset import Preset, attention, decoder
 
 # sqrt(1 / (3 d_model)) of the largest; all sizes have it in BigScience's training scripts.
 _START = spec.Normal(std=0.0048, embedding_std=0.0048, residual_init="scaled")
@@ -11,21 +11,13 @@ _START = spec.Normal(std=0.0048, embedding_std=0.0048, residual_init="scaled")
 
 def _bloom(num_layers: int, d_model: int, num_heads: int, **published: float) -> Preset:
     """ALiBi, and a norm of the token vectors. Of the vocabulary 250,680 entries are tokens."""
-    model = spec.ModelSpec(
+    model = decoder(
+        num_layers,
+        d_model,
         vocab_size=250_880,
-        d_model=d_model,
         embedding=spec.Embedding(norm=spec.LayerNorm()),
-        decoder=spec.Stack(
-            num_layers=num_layers,
-            mixer=spec.Attention(
-                num_heads=num_heads, head_dim=d_model // num_heads, positions=spec.ALiBi()
-            ),
-            feed_forward=spec.FeedForward(d_ff=4 * d_model, activation="gelu_tanh"),
-            norm=spec.LayerNorm(),
-            norms=spec.PRE_NORM,
-            dropout=0.1,  # Megatron's, which the training scripts leave; that of the release is 0
-        ),
-        heads=(spec.LMHead(tied=True),),
+        mixer=attention(d_model, num_heads, positions=spec.ALiBi()),
+        dropout=0.1,  # Megatron's, which the training scripts leave; that of the release is 0
         initialization=_START,
     )
     return Preset(model, "Le Scao et al. 2022 (BLOOM)", 2048, **published)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trivium import spec
-from trivium.presets.preset import Preset
+from trivium.presets.preset import Preset, attention, encoder
 
 _NORM = spec.LayerNorm(eps=1e-7)
 _MLM = spec.MLMHead(
@@ -22,23 +22,13 @@ def _deberta(
     head: spec.Head,
 ) -> Preset:
     """A post-norm encoder that knows distances alone."""
-    model = spec.ModelSpec(
+    model = encoder(
+        num_layers,
+        d_model,
         vocab_size=vocab_size,
-        d_model=d_model,
         embedding=spec.Embedding(norm=_NORM),
-        encoder=spec.Stack(
-            num_layers=num_layers,
-            mixer=spec.Attention(
-                num_heads=d_model // 64,
-                head_dim=64,
-                key_bias=key_bias,
-                positions=positions,
-            ),
-            feed_forward=spec.FeedForward(d_ff=4 * d_model, activation="gelu"),
-            norm=_NORM,
-            norms=spec.POST_NORM,
-            dropout=0.1,
-        ),
+        mixer=attention(d_model, d_model // 64, key_bias=key_bias, positions=positions),
+        norm=_NORM,
         heads=(head,),
     )
     return Preset(model, paper, 512)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from trivium import spec
-from trivium.presets.preset import Preset
+from trivium.presets.preset import SCALED, Preset, attention, decoder, swiglu
 
 # Brown et al. 2020, appendix B: warm-up over 375 of 300,000 million tokens, the batch growing all
 # the while, which is left out here, and cosine to the end, there over the first 260.
@@ -24,7 +24,8 @@ _LLAMA_TRAINING = {
 }
 _LLAMA2_TRAINING = _LLAMA_TRAINING | {"optimizer": {**_LLAMA_TRAINING["optimizer"], "eps": 1e-5}}
 
-_ROTARY, _SCALED = spec.Rotary(), spec.Normal(residual_init="scaled")
+# Every size sets the number of heads and their width.
+ROTARY_ATTENTION = spec.Attention(num_heads=1, head_dim=64, bias=False, positions=spec.Rotary())
 
 
 def _gpt(
@@ -38,7 +39,7 @@ def _gpt(
     activation: spec.Activation = "gelu_tanh",
     norms: spec.Norms = spec.PRE_NORM,
     patterns: tuple[spec.Pattern | None, ...] = (None,),
-    initialization: spec.Normal = _SCALED,
+    initialization: spec.Normal = SCALED,
     learned: Callable[..., spec.Learned] = spec.Learned,
     factorised: spec.Factorised | None = None,
     dropout: float = 0.1,
@@ -46,29 +47,22 @@ def _gpt(
 ) -> Preset:
     """A decoder with learned positions, LayerNorm and biases: GPT-1 to GPT-3, Jurassic-1, OPT."""
     num_heads = num_heads or d_model // 64
-    first, *others = (
-        spec.Attention(num_heads=num_heads, head_dim=d_model // num_heads, pattern=pattern)
-        for pattern in patterns
-    )
-    model = spec.ModelSpec(
+    first, *others = (attention(d_model, num_heads, pattern=pattern) for pattern in patterns)
+    model = decoder(
+        num_layers,
+        d_model,
         vocab_size=vocab_size,
-        d_model=d_model,
         embedding=spec.Embedding(factorised=factorised, positions=learned(max_length=max_length)),
-        decoder=spec.Stack(
-            num_layers=num_layers,
-            mixer=(first, *others) if others else first,
-            feed_forward=spec.FeedForward(d_ff=4 * d_model, activation=activation),
-            norm=spec.LayerNorm(),
-            norms=norms,
-            dropout=dropout,
-        ),
-        heads=(spec.LMHead(tied=True),),
+        mixer=(first, *others) if others else first,
+        feed_forward=spec.FeedForward(d_ff=4 * d_model, activation=activation),
+        norms=norms,
+        dropout=dropout,
         initialization=initialization,
     )
     return Preset(model, paper, max_length, **published)
 
 
-def _llama(
+def llama(
     num_layers: int,
     d_model: int,
     num_heads: int,
@@ -77,34 +71,30 @@ def _llama(
     paper: str = "Touvron et al. 2023 (LLaMA)",
     context: int = 2048,
     num_kv_heads: int | None = None,
+    head_dim: int | None = None,
     eps: float = 1e-5,
     vocab_size: int = 32_000,
-    positions: spec.Rotary = _ROTARY,
-    pattern: spec.Pattern | None = None,
+    attention: spec.Attention = ROTARY_ATTENTION,
+    feed_forward: spec.Positionwise | None = None,
     tied: bool = False,
     **published: Any,
 ) -> Preset:
-    """A decoder with rotary positions, RMSNorm and SwiGLU: LLaMA and Mistral."""
-    model = spec.ModelSpec(
+    """A decoder with rotary positions, RMSNorm and SwiGLU: LLaMA, Mistral, Mixtral and Qwen.
+
+    `attention` is what all sizes share of theirs; a `feed_forward` takes the place of SwiGLU.
+    """
+    model = decoder(
+        num_layers,
+        d_model,
         vocab_size=vocab_size,
-        d_model=d_model,
-        embedding=spec.Embedding(),
-        decoder=spec.Stack(
-            num_layers=num_layers,
-            mixer=spec.Attention(
-                num_heads=num_heads,
-                head_dim=d_model // num_heads,
-                num_kv_heads=num_kv_heads,
-                bias=False,
-                positions=positions,
-                pattern=pattern,
-            ),
-            feed_forward=spec.FeedForward(d_ff=d_ff, activation="silu", gated=True, bias=False),
-            norm=spec.RMSNorm(eps=eps),
-            norms=spec.PRE_NORM,
+        mixer=attention.replace(
+            num_heads=num_heads,
+            head_dim=head_dim or d_model // num_heads,
+            num_kv_heads=num_kv_heads,
         ),
-        heads=(spec.LMHead(tied=tied),),
-        initialization=_SCALED,
+        feed_forward=feed_forward or swiglu(d_ff),
+        norm=spec.RMSNorm(eps=eps),
+        head=spec.LMHead(tied=tied),
     )
     return Preset(model, paper, context, **published)
 
@@ -150,40 +140,53 @@ _opt = partial(
     initialization=spec.Normal(std=0.006, embedding_std=0.006, residual_init="scaled"),
     learned=partial(spec.Learned, offset=2, counted="attended"),
 )
-_llama1 = partial(_llama, eps=1e-6, training=_LLAMA_TRAINING)
+_llama1 = partial(llama, eps=1e-6, training=_LLAMA_TRAINING)
 _llama2 = partial(
-    _llama,
+    llama,
     paper="Touvron et al. 2023 (Llama 2)",
     context=4096,
     tokens=2e12,
     training=_LLAMA2_TRAINING,
 )
 _llama3 = partial(
-    _llama,
+    llama,
     paper="Grattafiori et al. 2024 (Llama 3)",
     context=8192,
     num_kv_heads=8,
     vocab_size=128_256,
-    positions=spec.Rotary(base=500_000.0),
+    attention=ROTARY_ATTENTION.replace(positions=spec.Rotary(base=500_000.0)),
     tokens=15e12,
 )
-# From 3.1 on the slow rotary frequencies are divided by a factor, for longer texts.
+
+
+def _llama31_attention(factor: float) -> spec.Attention:
+    """From 3.1 on the slow rotary frequencies are divided by a factor, for longer texts."""
+    scaling = spec.Llama3Scaling(factor=factor)
+    return ROTARY_ATTENTION.replace(positions=spec.Rotary(base=500_000.0, scaling=scaling))
+
+
 _llama31 = partial(
     _llama3,
     context=131_072,
-    positions=spec.Rotary(base=500_000.0, scaling=spec.Llama3Scaling(factor=8.0)),
+    attention=_llama31_attention(factor=8.0),
 )
 _llama32 = partial(
     _llama3,
     paper="Meta 2024 (Llama 3.2, model card)",
     context=131_072,
-    positions=spec.Rotary(base=500_000.0, scaling=spec.Llama3Scaling(factor=32.0)),
+    attention=_llama31_attention(factor=32.0),
     tied=True,
     tokens=9e12,
 )
-_mistral = partial(_llama, paper="Jiang et al. 2023 (Mistral 7B)", context=8192)
-# Windows here do not count the position itself.
-_mistral_small = partial(_mistral, num_kv_heads=2, pattern=spec.Sliding(window=63))
+
+
+def _windowed(window: int) -> spec.Attention:
+    """Windows here do not count the position itself."""
+    return ROTARY_ATTENTION.replace(pattern=spec.Sliding(window=window))
+
+
+_mistral = partial(llama, paper="Jiang et al. 2023 (Mistral 7B)", context=8192)
+_mistral_small = partial(_mistral, num_kv_heads=2, attention=_windowed(63))
 
 PRESETS: dict[str, Preset] = {
     "gpt1-tiny": _gpt1(2, 128),
@@ -253,5 +256,5 @@ PRESETS: dict[str, Preset] = {
     "llama3.2-3b": _llama32(28, 3072, 24, 8192),
     "mistral-tiny": _mistral_small(2, 128, 4, 448),
     "mistral-mini": _mistral_small(4, 256, 4, 896),
-    "mistral-7b": _mistral(32, 4096, 32, 14_336, num_kv_heads=8, pattern=spec.Sliding(window=4095)),
+    "mistral-7b": _mistral(32, 4096, 32, 14_336, num_kv_heads=8, attention=_windowed(4095)),
 }

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from trivium import spec
-from trivium.presets.preset import Preset
-
-_MLM = spec.MLMHead(dense=spec.Dense(activation="gelu", norm=True))
+from trivium.presets.preset import GELU_MLM, SCALED, Preset, attention, encoder
 
 
 def _encoder(
@@ -29,25 +27,21 @@ def _encoder(
     **published: float,
 ) -> Preset:
     """A post-norm encoder with learned positions: BERT, RoBERTa, ALBERT, ELECTRA."""
-    num_heads = num_heads or d_model // 64
-    model = spec.ModelSpec(
+    model = encoder(
+        num_layers,
+        d_model,
         vocab_size=vocab_size,
-        d_model=d_model,
         embedding=spec.Embedding(
             factorised=spec.Factorised(width=d_embedding) if d_embedding else None,
             positions=learned(max_length=512),
             num_token_types=num_token_types,
             norm=spec.LayerNorm(eps=eps),
         ),
-        encoder=spec.Stack(
-            num_layers=num_layers,
-            num_distinct=num_distinct,
-            mixer=spec.Attention(num_heads=num_heads, head_dim=d_model // num_heads),
-            feed_forward=spec.FeedForward(d_ff=4 * d_model, activation=activation),
-            norm=spec.LayerNorm(eps=eps),
-            norms=spec.POST_NORM,
-            dropout=dropout,
-        ),
+        num_distinct=num_distinct,
+        mixer=attention(d_model, num_heads or d_model // 64),
+        activation=activation,
+        norm=spec.LayerNorm(eps=eps),
+        dropout=dropout,
         heads=heads,
     )
     return Preset(model, paper, 512, **published)
@@ -59,10 +53,10 @@ def _modernbert(num_layers: int, d_model: int, d_ff: int, *, released: bool = Tr
     Our small sizes are for short runs: narrow windows in the first layers, and biases, which the
     fast initialization needs.
     """
-    attention = spec.Attention(num_heads=d_model // 64, head_dim=64, bias=not released)
-    full = attention.replace(positions=spec.Rotary(base=160_000.0 if released else 10_000.0))
+    plain = attention(d_model, d_model // 64, bias=not released)
+    full = plain.replace(positions=spec.Rotary(base=160_000.0 if released else 10_000.0))
     window = spec.Sliding(window=64 if released else 4)
-    local = attention.replace(positions=spec.Rotary(), pattern=window)
+    local = plain.replace(positions=spec.Rotary(), pattern=window)
     norm = spec.LayerNorm(bias=False)
     model = spec.ModelSpec(
         vocab_size=50_368,
@@ -77,20 +71,20 @@ def _modernbert(num_layers: int, d_model: int, d_ff: int, *, released: bool = Tr
             first_norm=False,
         ),
         heads=(spec.MLMHead(dense=spec.Dense(activation="gelu", bias=not released, norm=True)),),
-        initialization=spec.Normal(residual_init="scaled"),
+        initialization=SCALED,
     )
     if released:
         return Preset(model, "Warner et al. 2024 (ModernBERT)", 8192, 2e12)
     return Preset(model, "after Warner et al. 2024 (ModernBERT), at sizes for short runs", 8192)
 
 
-_bert = partial(_encoder, paper="Devlin et al. 2018 (BERT)", heads=(_MLM, spec.NSPHead()))
+_bert = partial(_encoder, paper="Devlin et al. 2018 (BERT)", heads=(GELU_MLM, spec.NSPHead()))
 _small_bert = partial(_bert, paper="Turc et al. 2019 (small BERTs)")
 _released_bert = partial(_bert, paper="Devlin et al. 2018 (BERT, as released)")
 _roberta = partial(
     _encoder,
     paper="Liu et al. 2019 (RoBERTa)",
-    heads=(_MLM,),
+    heads=(GELU_MLM,),
     vocab_size=50_265,
     num_token_types=1,
     learned=partial(spec.Learned, offset=2, counted="not-padding"),
@@ -113,7 +107,7 @@ _albert = partial(
 )
 # Generator and discriminator share token vectors, as wide as those of the discriminator.
 _electra = partial(_encoder, paper="Clark et al. 2020 (ELECTRA)", heads=(spec.ReplacedTokenHead(),))
-_generator = partial(_electra, heads=(_MLM,))
+_generator = partial(_electra, heads=(GELU_MLM,))
 
 PRESETS: dict[str, Preset] = {
     "bert-tiny": _small_bert(2, 128),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from trivium import spec
-from trivium.presets.preset import Preset
-
-_SCALED = spec.Normal(residual_init="scaled")
+from trivium.presets.preset import Preset, decoder
 
 
 def _gemma2(
@@ -34,21 +32,16 @@ def _gemma2(
         soft_cap=50.0,
         positions=spec.Rotary(),
     )
-    model = spec.ModelSpec(
+    model = decoder(
+        num_layers,
+        d_model,
         vocab_size=256_000,
-        d_model=d_model,
         embedding=spec.Embedding(scale=d_model**0.5),
-        decoder=spec.Stack(
-            num_layers=num_layers,
-            mixer=(full.replace(pattern=spec.Sliding(window=window)), full),
-            feed_forward=spec.FeedForward(
-                d_ff=d_ff, activation="gelu_tanh", gated=True, bias=False
-            ),
-            norm=spec.RMSNorm(offset=1),
-            norms=("before", "branch"),
-        ),
-        heads=(spec.LMHead(tied=True, soft_cap=30.0),),
-        initialization=_SCALED,
+        mixer=(full.replace(pattern=spec.Sliding(window=window)), full),
+        feed_forward=spec.FeedForward(d_ff=d_ff, activation="gelu_tanh", gated=True, bias=False),
+        norm=spec.RMSNorm(offset=1),
+        norms=("before", "branch"),
+        head=spec.LMHead(tied=True, soft_cap=30.0),
     )
     return Preset(model, "Gemma Team 2024 (Gemma 2)", 8192, **published)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trivium import spec
-from trivium.presets.preset import Preset
+from trivium.presets.preset import Preset, attention, decoder
 from trivium.spec.positions.two_dimensional import TwoDimensional
 
 
@@ -11,20 +11,13 @@ def _glm(
     num_layers: int, d_model: int, *, paper: str = "Du et al. 2022 (GLM)", **published: float
 ) -> Preset:
     """The vocabulary is that of the uncased BERT, padded to a multiple of 128."""
-    model = spec.ModelSpec(
+    model = decoder(
+        num_layers,
+        d_model,
         vocab_size=30_592,
-        d_model=d_model,
         embedding=spec.Embedding(positions=TwoDimensional(max_length=512)),
-        decoder=spec.Stack(
-            num_layers=num_layers,
-            mixer=spec.Attention(num_heads=d_model // 64, head_dim=64),
-            feed_forward=spec.FeedForward(d_ff=4 * d_model, activation="gelu_tanh"),
-            norm=spec.LayerNorm(),
-            norms=spec.PRE_NORM,
-            dropout=0.1,
-        ),
-        heads=(spec.LMHead(tied=True),),
-        initialization=spec.Normal(residual_init="scaled"),
+        mixer=attention(d_model, d_model // 64),
+        dropout=0.1,
     )
     return Preset(model, paper, 512, **published)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from trivium import spec
-from trivium.presets.preset import Preset
+from trivium.presets.preset import Preset, attention, decoder
 from trivium.spec.positions.relative_scores import RelativeScores
 
 
@@ -23,25 +23,8 @@ def _gopher(
     has no biases but those of its positions, as in Transformer-XL, and each layer a matrix of
     distances: with it the totals of Hoffmann et al. 2022, table A9, hold to 0.1 %.
     """
-    model = spec.ModelSpec(
-        vocab_size=32_000,
-        d_model=d_model,
-        embedding=spec.Embedding(),
-        decoder=spec.Stack(
-            num_layers=num_layers,
-            mixer=spec.Attention(
-                num_heads=num_heads,
-                head_dim=d_model // num_heads,
-                bias=False,
-                positions=RelativeScores(),
-            ),
-            feed_forward=spec.FeedForward(d_ff=4 * d_model, activation="gelu_tanh"),
-            norm=spec.RMSNorm(),
-            norms=spec.PRE_NORM,
-        ),
-        heads=(spec.LMHead(tied=True),),
-        initialization=spec.Normal(residual_init="scaled"),
-    )
+    mixer = attention(d_model, num_heads, bias=False, positions=RelativeScores())
+    model = decoder(num_layers, d_model, vocab_size=32_000, mixer=mixer, norm=spec.RMSNorm())
     return Preset(model, paper, 2048, **published)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from trivium import spec
-from trivium.presets.preset import Preset
+from trivium.presets.preset import Preset, attention, decoder
 from trivium.spec.initializations.small import Small
 
 
@@ -20,23 +20,14 @@ def _neox(
     **published: float,
 ) -> Preset:
     """Parallel blocks with two norms, rotary positions of a quarter of every head, untied."""
-    model = spec.ModelSpec(
+    model = decoder(
+        num_layers,
+        d_model,
         vocab_size=vocab_size,
-        d_model=d_model,
-        embedding=spec.Embedding(),
-        decoder=spec.Stack(
-            num_layers=num_layers,
-            mixer=spec.Attention(
-                num_heads=num_heads,
-                head_dim=d_model // num_heads,
-                positions=spec.Rotary(share=0.25),
-            ),
-            feed_forward=spec.FeedForward(d_ff=4 * d_model, activation=activation),
-            norm=spec.LayerNorm(),
-            norms=spec.PRE_NORM,
-            block=spec.ParallelLayers(norms="separate"),
-        ),
-        heads=(spec.LMHead(tied=False),),
+        mixer=attention(d_model, num_heads, positions=spec.Rotary(share=0.25)),
+        feed_forward=spec.FeedForward(d_ff=4 * d_model, activation=activation),
+        block=spec.ParallelLayers(norms="separate"),
+        head=spec.LMHead(tied=False),
         initialization=Small(),
     )
     return Preset(model, paper, 2048, **published)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trivium import spec
-from trivium.presets.preset import Preset
+from trivium.presets.preset import GELU_MLM, Preset, encoder
 from trivium.spec.mixers.linformer import Linformer
 
 
@@ -13,21 +13,16 @@ def _linformer(num_layers: int, d_model: int, rank: int) -> Preset:
     The paper reads as many tokens with ranks of 128 and 256 (section 5.1).
     """
     heads = d_model // 64
-    model = spec.ModelSpec(
+    model = encoder(
+        num_layers,
+        d_model,
         vocab_size=50_265,
-        d_model=d_model,
         embedding=spec.Embedding(
             positions=spec.Learned(max_length=512), norm=spec.LayerNorm(eps=1e-5)
         ),
-        encoder=spec.Stack(
-            num_layers=num_layers,
-            mixer=Linformer(num_heads=heads, head_dim=64, rank=rank, max_length=512),
-            feed_forward=spec.FeedForward(d_ff=4 * d_model, activation="gelu"),
-            norm=spec.LayerNorm(),
-            norms=spec.POST_NORM,
-            dropout=0.1,
-        ),
-        heads=(spec.MLMHead(dense=spec.Dense(activation="gelu", norm=True)),),
+        mixer=Linformer(num_heads=heads, head_dim=64, rank=rank, max_length=512),
+        norm=spec.LayerNorm(),
+        heads=(GELU_MLM,),
     )
     return Preset(model, "Wang et al. 2020 (Linformer)", 512)
 

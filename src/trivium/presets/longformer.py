@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trivium import spec
-from trivium.presets.preset import Preset
+from trivium.presets.preset import GELU_MLM, Preset, encoder
 from trivium.spec.mixers.global_attention import GlobalAttention
 
 
@@ -17,25 +17,20 @@ def _longformer(
 ) -> Preset:
     """RoBERTa for 4,096 tokens, each of which sees `window` others to each side."""
     norm = spec.LayerNorm(eps=1e-5)
-    model = spec.ModelSpec(
+    model = encoder(
+        num_layers,
+        d_model,
         vocab_size=50_265,
-        d_model=d_model,
         embedding=spec.Embedding(
             positions=spec.Learned(max_length=4096, offset=2, counted="not-padding"),
             num_token_types=1,
             norm=norm,
         ),
-        encoder=spec.Stack(
-            num_layers=num_layers,
-            mixer=GlobalAttention(
-                num_heads=d_model // 64, head_dim=64, pattern=spec.Sliding(window=window)
-            ),
-            feed_forward=spec.FeedForward(d_ff=4 * d_model, activation="gelu"),
-            norm=norm,
-            norms=spec.POST_NORM,
-            dropout=0.1,
+        mixer=GlobalAttention(
+            num_heads=d_model // 64, head_dim=64, pattern=spec.Sliding(window=window)
         ),
-        heads=(spec.MLMHead(dense=spec.Dense(activation="gelu", norm=True)),),
+        norm=norm,
+        heads=(GELU_MLM,),
     )
     return Preset(model, paper, 4096, **published)
 

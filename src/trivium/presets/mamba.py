@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trivium import spec
-from trivium.presets.preset import Preset
+from trivium.presets.preset import Preset, attention, decoder, swiglu
 from trivium.spec.feed_forwards.nothing import Nothing
 from trivium.spec.mixers.mamba import Mamba
 
@@ -21,19 +21,13 @@ def _mamba(num_layers: int, d_model: int, *, tokens: float | None = None) -> Pre
     stream are divided by the root of 2 layers, not of layers. The vocabulary is GPT-NeoX's 50,277
     tokens, padded to a multiple of 8. Sizes and tokens are those of the authors' release.
     """
-    model = spec.ModelSpec(
+    model = decoder(
+        num_layers,
+        d_model,
         vocab_size=50_280,
-        d_model=d_model,
-        embedding=spec.Embedding(),
-        decoder=spec.Stack(
-            num_layers=num_layers,
-            mixer=_mixer(d_model),
-            feed_forward=Nothing(),
-            norm=spec.RMSNorm(eps=1e-5),
-            norms=spec.PRE_NORM,
-        ),
-        heads=(spec.LMHead(tied=True),),
-        initialization=spec.Normal(residual_init="scaled"),
+        mixer=_mixer(d_model),
+        feed_forward=Nothing(),
+        norm=spec.RMSNorm(eps=1e-5),
     )
     return Preset(model, _GU_DAO, 2048, tokens)
 
@@ -44,25 +38,16 @@ def _hybrid(d_model: int, num_heads: int) -> Preset:
     Of Jamba it leaves out the experts, which every second layer has in place of the feed-forward
     network, and the norms inside of Mamba; its sizes are our own.
     """
-    attention = spec.Attention(
-        num_heads=num_heads, head_dim=d_model // num_heads, num_kv_heads=num_heads // 4, bias=False
-    )
+    full = attention(d_model, num_heads, num_kv_heads=num_heads // 4, bias=False)
     mamba = _mixer(d_model)
-    model = spec.ModelSpec(
+    model = decoder(
+        8,
+        d_model,
         vocab_size=32_000,
-        d_model=d_model,
-        embedding=spec.Embedding(),
-        decoder=spec.Stack(
-            num_layers=8,
-            mixer=(*(mamba,) * 4, attention, *(mamba,) * 3),
-            feed_forward=spec.FeedForward(
-                d_ff=7 * d_model // 2, activation="silu", gated=True, bias=False
-            ),
-            norm=spec.RMSNorm(eps=1e-6),
-            norms=spec.PRE_NORM,
-        ),
-        heads=(spec.LMHead(tied=False),),
-        initialization=spec.Normal(residual_init="scaled"),
+        mixer=(*(mamba,) * 4, full, *(mamba,) * 3),
+        feed_forward=swiglu(7 * d_model // 2),
+        norm=spec.RMSNorm(eps=1e-6),
+        head=spec.LMHead(tied=False),
     )
     return Preset(model, "after Lieber et al. 2024 (Jamba)", None)
 

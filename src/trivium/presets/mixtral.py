@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from trivium import spec
-from trivium.presets.preset import Preset
+from trivium.presets.decoders import ROTARY_ATTENTION, llama
+from trivium.presets.preset import Preset, swiglu
 from trivium.spec.feed_forwards.experts import Experts
 
 
@@ -24,31 +25,17 @@ def _mixtral(
 
     `balance` is that of the released configurations; no paper says it.
     """
-    model = spec.ModelSpec(
-        vocab_size=32_000,
-        d_model=d_model,
-        embedding=spec.Embedding(),
-        decoder=spec.Stack(
-            num_layers=num_layers,
-            mixer=spec.Attention(
-                num_heads=num_heads,
-                head_dim=d_model // num_heads,
-                num_kv_heads=num_kv_heads,
-                bias=False,
-                positions=spec.Rotary(base=1e6),
-            ),
-            feed_forward=Experts(
-                num_experts=8,
-                expert=spec.FeedForward(d_ff=d_ff, activation="silu", gated=True, bias=False),
-                balance=balance,
-            ),
-            norm=spec.RMSNorm(eps=1e-5),
-            norms=spec.PRE_NORM,
-        ),
-        heads=(spec.LMHead(tied=False),),
-        initialization=spec.Normal(residual_init="scaled"),
+    return llama(
+        num_layers,
+        d_model,
+        num_heads,
+        d_ff,
+        paper=paper,
+        context=context,
+        num_kv_heads=num_kv_heads,
+        attention=ROTARY_ATTENTION.replace(positions=spec.Rotary(base=1e6)),
+        feed_forward=Experts(num_experts=8, expert=swiglu(d_ff), balance=balance),
     )
-    return Preset(model, paper, context)
 
 
 _small = partial(_mixtral, num_kv_heads=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trivium import spec
-from trivium.presets.preset import Preset
+from trivium.presets.preset import Preset, decoder, swiglu
 
 
 def _palm(
@@ -14,27 +14,21 @@ def _palm(
     Logits of the tied head are divided by the root of d_model, since token vectors start with
     deviation 1 (section 5).
     """
-    model = spec.ModelSpec(
+    model = decoder(
+        num_layers,
+        d_model,
         vocab_size=256_000,
-        d_model=d_model,
-        embedding=spec.Embedding(),
-        decoder=spec.Stack(
-            num_layers=num_layers,
-            mixer=spec.Attention(
-                num_heads=num_heads,
-                head_dim=head_dim,
-                num_kv_heads=1,
-                bias=False,
-                positions=spec.Rotary(),
-            ),
-            feed_forward=spec.FeedForward(
-                d_ff=4 * d_model, activation="silu", gated=True, bias=False
-            ),
-            norm=spec.LayerNorm(bias=False),
-            norms=spec.PRE_NORM,
-            block=spec.ParallelLayers(norms="shared"),
+        mixer=spec.Attention(
+            num_heads=num_heads,
+            head_dim=head_dim,
+            num_kv_heads=1,
+            bias=False,
+            positions=spec.Rotary(),
         ),
-        heads=(spec.LMHead(tied=True, scale=d_model**-0.5),),
+        feed_forward=swiglu(4 * d_model),
+        norm=spec.LayerNorm(bias=False),
+        block=spec.ParallelLayers(norms="shared"),
+        head=spec.LMHead(tied=True, scale=d_model**-0.5),
         initialization=spec.FanIn(),
     )
     return Preset(model, "Chowdhery et al. 2022 (PaLM)", 2048, **published)

@@ -1,4 +1,4 @@
-"""What a preset is: a spec with its name's paper."""
+"""What a preset is: a spec with its name's paper; and what the specs of many presets share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-from trivium.spec import Spec
+from trivium import spec as specs
+from trivium.spec import POST_NORM, PRE_NORM, FeedForward, LayerNorm, LMHead, ModelSpec, Spec
+
+SCALED = specs.Normal(residual_init="scaled")
+"""GPT-2's initialization, which most decoders follow."""
+
+GELU_MLM = specs.MLMHead(dense=specs.Dense(activation="gelu", norm=True))
+"""The head of BERT and RoBERTa for masked tokens."""
 
 
 @dataclass(frozen=True)
@@ -53,3 +60,70 @@ class Preset:
             "tokens": int(self.tokens),
         }
         return tree
+
+
+_PLAIN, _TIED = specs.Embedding(), LMHead(tied=True)
+
+
+def decoder(
+    num_layers: int,
+    d_model: int,
+    *,
+    vocab_size: int,
+    embedding: specs.Embedding = _PLAIN,
+    feed_forward: specs.Positionwise | None = None,
+    head: specs.Head = _TIED,
+    initialization: specs.Initialization = SCALED,
+    **stack: Any,
+) -> ModelSpec:
+    """Return a decoder-only model that resembles GPT-2 in everything that is not given.
+
+    `stack` contains the other fields of its `Stack`: the mixer, and those that are unlike GPT-2's.
+    """
+    return ModelSpec(
+        vocab_size=vocab_size,
+        d_model=d_model,
+        embedding=embedding,
+        decoder=specs.Stack(
+            num_layers=num_layers,
+            feed_forward=feed_forward or FeedForward(d_ff=4 * d_model, activation="gelu_tanh"),
+            **{"norm": LayerNorm(), "norms": PRE_NORM, **stack},
+        ),
+        heads=(head,),
+        initialization=initialization,
+    )
+
+
+def encoder(
+    num_layers: int,
+    d_model: int,
+    *,
+    vocab_size: int,
+    embedding: specs.Embedding,
+    heads: tuple[specs.Head, ...],
+    activation: specs.Activation = "gelu",
+    **stack: Any,
+) -> ModelSpec:
+    """Return an encoder-only model that has the post-norm blocks of BERT.
+
+    `stack` contains the other fields of its `Stack`: the mixer, the norm and what is unlike BERT's.
+    """
+    feed_forward = FeedForward(d_ff=4 * d_model, activation=activation)
+    blocks = {"feed_forward": feed_forward, "norms": POST_NORM, "dropout": 0.1, **stack}
+    return ModelSpec(
+        vocab_size=vocab_size,
+        d_model=d_model,
+        embedding=embedding,
+        encoder=specs.Stack(num_layers=num_layers, **blocks),
+        heads=heads,
+    )
+
+
+def attention(d_model: int, num_heads: int, **options: Any) -> specs.Attention:
+    """Return attention whose heads together are as wide as the model."""
+    return specs.Attention(num_heads=num_heads, head_dim=d_model // num_heads, **options)
+
+
+def swiglu(d_ff: int) -> FeedForward:
+    """Return LLaMA's feed-forward network: gated by SiLU, without biases."""
+    return FeedForward(d_ff=d_ff, activation="silu", gated=True, bias=False)

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from trivium import spec
-from trivium.presets.preset import Preset
+from trivium.presets.preset import Preset, decoder
 from trivium.spec.feed_forwards.channel_mixing import ChannelMixing
 from trivium.spec.mixers.time_mixing import TimeMixing
 
 
 def _rwkv(num_layers: int, d_model: int, tokens: float | None = None) -> Preset:
     """No positions; a norm of small token vectors, which are not tied to those of the output."""
-    model = spec.ModelSpec(
+    model = decoder(
+        num_layers,
+        d_model,
         vocab_size=50_277,
-        d_model=d_model,
         embedding=spec.Embedding(norm=spec.LayerNorm()),
-        decoder=spec.Stack(
-            num_layers=num_layers,
-            mixer=TimeMixing(d_inner=d_model),
-            feed_forward=ChannelMixing(d_ff=4 * d_model),
-            norm=spec.LayerNorm(),
-            norms=spec.PRE_NORM,
-        ),
-        heads=(spec.LMHead(tied=False),),
+        mixer=TimeMixing(d_inner=d_model),
+        feed_forward=ChannelMixing(d_ff=4 * d_model),
+        head=spec.LMHead(tied=False),
         initialization=spec.Normal(embedding_std=1e-4),
     )
     return Preset(model, "Peng et al. 2023 (RWKV)", 1024, tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trivium import spec
-from trivium.presets.preset import Preset
+from trivium.presets.preset import Preset, attention, decoder
 from trivium.spec.feed_forwards.feed_forward import Swish
 from trivium.spec.patterns.fixed import Fixed
 
@@ -26,23 +26,15 @@ def _sparse(
     and no memory here.
     """
     std = round(0.125 / d_model**0.5, 5)
-    model = spec.ModelSpec(
+    model = decoder(
+        num_layers,
+        d_model,
         vocab_size=256,
-        d_model=d_model,
         embedding=spec.Embedding(positions=spec.Learned(max_length=length)),
-        decoder=spec.Stack(
-            num_layers=num_layers,
-            mixer=spec.Attention(
-                num_heads=num_heads,
-                head_dim=d_model // num_heads,
-                pattern=Fixed(stride=stride, num_summary=num_summary),
-            ),
-            feed_forward=spec.FeedForward(d_ff=4 * d_model, activation=Swish(beta=1.702)),
-            norm=spec.LayerNorm(),
-            norms=spec.PRE_NORM,
-            dropout=0.4,
-        ),
-        heads=(spec.LMHead(tied=False),),
+        mixer=attention(d_model, num_heads, pattern=Fixed(stride=stride, num_summary=num_summary)),
+        feed_forward=spec.FeedForward(d_ff=4 * d_model, activation=Swish(beta=1.702)),
+        dropout=0.4,
+        head=spec.LMHead(tied=False),
         initialization=spec.Normal(std=std, embedding_std=std, residual_init="scaled"),
     )
     return Preset(model, "Child et al. 2019 (Sparse Transformer)", length, tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trivium import spec
-from trivium.presets.preset import Preset
+from trivium.presets.preset import Preset, decoder
 
 _TRANSFORMER = "after Vaswani et al. 2017 (Transformer, as a textbook lists it"
 
@@ -44,18 +44,15 @@ def _gpt3() -> Preset:
     """GPT-3 as a textbook composes it: post-norm blocks on sinusoids, in place of learned
     positions and pre-norm blocks; dense attention alone, relu.
     """
-    model = spec.ModelSpec(
+    model = decoder(
+        96,
+        12_288,
         vocab_size=50_257,
-        d_model=12_288,
         embedding=spec.Embedding(positions=spec.Sinusoidal(max_length=2048)),
-        decoder=spec.Stack(
-            num_layers=96,
-            mixer=spec.Attention(num_heads=96, head_dim=128, bias=False),
-            feed_forward=spec.FeedForward(d_ff=49_152, activation="relu"),
-            norm=spec.LayerNorm(),
-            norms=spec.POST_NORM,
-        ),
-        heads=(spec.LMHead(tied=True),),
+        mixer=spec.Attention(num_heads=96, head_dim=128, bias=False),
+        feed_forward=spec.FeedForward(d_ff=49_152, activation="relu"),
+        norms=spec.POST_NORM,
+        initialization=spec.Normal(),
     )
     paper = "after Brown et al. 2020 (GPT-3, as a textbook composes it)"
     published = {"tokens": 300e9, "lr": 0.6e-4, "batch": 3.2e6, "text_bytes": 570e9}

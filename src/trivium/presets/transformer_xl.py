@@ -7,7 +7,7 @@ model has adaptive ones (Baevski and Auli 2019), so that its 257M parameters are
 from __future__ import annotations
 
 from trivium import spec
-from trivium.presets.preset import Preset
+from trivium.presets.preset import SCALED, Preset, decoder
 from trivium.spec.mixers.segment_attention import SegmentAttention
 from trivium.spec.positions.relative_scores import RelativeScores
 
@@ -22,31 +22,26 @@ def _transformer_xl(
     paper: str,
     vocab_size: int = 50_257,
     norms: spec.Norms = spec.POST_NORM,
-    initialization: spec.Normal | None = None,
     dropout: float = 0.0,
     **published: float,
 ) -> Preset:
-    attention = SegmentAttention(
-        num_heads=num_heads,
-        head_dim=d_model // num_heads,
-        bias=False,
-        positions=RelativeScores(),
-        pattern=spec.Sliding(window=memory),
-    )
-    model = spec.ModelSpec(
+    model = decoder(
+        num_layers,
+        d_model,
         vocab_size=vocab_size,
-        d_model=d_model,
         embedding=spec.Embedding(scale=d_model**0.5),
-        decoder=spec.Stack(
-            num_layers=num_layers,
-            mixer=attention,
-            feed_forward=spec.FeedForward(d_ff=d_ff, activation="relu"),
-            norm=spec.LayerNorm(),
-            norms=norms,
-            dropout=dropout,
+        mixer=SegmentAttention(
+            num_heads=num_heads,
+            head_dim=d_model // num_heads,
+            bias=False,
+            positions=RelativeScores(),
+            pattern=spec.Sliding(window=memory),
         ),
-        heads=(spec.LMHead(tied=True, bias=True),),
-        initialization=initialization or spec.Normal(),
+        feed_forward=spec.FeedForward(d_ff=d_ff, activation="relu"),
+        norms=norms,
+        dropout=dropout,
+        head=spec.LMHead(tied=True, bias=True),
+        initialization=SCALED if norms == spec.PRE_NORM else spec.Normal(),
     )
     return Preset(model, paper, memory, **published)
 
@@ -64,7 +59,6 @@ def _small(num_layers: int, d_model: int) -> Preset:
         128,
         paper=f"after {_PAPER}",
         norms=spec.PRE_NORM,
-        initialization=spec.Normal(residual_init="scaled"),
     )
 
 

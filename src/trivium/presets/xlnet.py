@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trivium import spec
-from trivium.presets.preset import Preset
+from trivium.presets.preset import Preset, encoder
 from trivium.spec.mixers.memory_attention import MemoryAttention
 from trivium.spec.positions.typed_relative_scores import TypedRelativeScores
 
@@ -16,25 +16,19 @@ def _xlnet(
     **published: float,
 ) -> Preset:
     """With a memory of 384 tokens, as released, for training with `objective.carry_state`."""
-    norm = spec.LayerNorm(eps=1e-12)
-    model = spec.ModelSpec(
+    model = encoder(
+        num_layers,
+        d_model,
         vocab_size=32_000,
-        d_model=d_model,
         embedding=spec.Embedding(query_stream=True),
-        encoder=spec.Stack(
-            num_layers=num_layers,
-            mixer=MemoryAttention(
-                num_heads=d_model // 64,
-                head_dim=64,
-                bias=False,
-                positions=TypedRelativeScores(),
-                memory=384,
-            ),
-            feed_forward=spec.FeedForward(d_ff=4 * d_model, activation="gelu"),
-            norm=norm,
-            norms=spec.POST_NORM,
-            dropout=0.1,
+        mixer=MemoryAttention(
+            num_heads=d_model // 64,
+            head_dim=64,
+            bias=False,
+            positions=TypedRelativeScores(),
+            memory=384,
         ),
+        norm=spec.LayerNorm(eps=1e-12),
         heads=(spec.MLMHead(),),
     )
     return Preset(model, paper, 512, **published)
