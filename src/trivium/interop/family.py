@@ -220,6 +220,19 @@ def classes(family: str, names: str) -> dict[str, Architecture]:
     return {family + name: _CLASSES[name] for name in names.split()}
 
 
+_TASKS = "ForSequenceClassification ForTokenClassification ForQuestionAnswering"
+
+
+def encoder_classes(family: str, others: str = "") -> dict[str, Architecture]:
+    """The classes that most encoders have, and `others`."""
+    return classes(family, f"Model ForMaskedLM {_TASKS} {others}")
+
+
+def decoder_classes(family: str) -> dict[str, Architecture]:
+    """The classes that most decoders have."""
+    return classes(family, f"ForCausalLM Model {_TASKS}")
+
+
 _HEADS: Mapping[str, HeadWeights] = {
     "lm": {"lm_head": ""},
     "tagger": {"classifier": "classifier"},

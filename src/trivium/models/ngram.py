@@ -7,6 +7,7 @@ W width of hidden states.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,37 +42,16 @@ class NGramModel(LanguageModule, of=spec.NGramSpec):
         """See `LanguageModule.new_cache`. The tokens themselves are kept."""
         return token_cache(slots, slot_length, self.device)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        *,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        select: Tensor | None = None,
-        cache: Cache | None = None,
-        slots: Tensor | None = None,
-        lengths: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, input_ids: Tensor, *, select: Tensor | None = None, **inputs: Any) -> Tensor:
         """Hidden states of the contexts that end at each position: [B, T, W], or [M, W].
 
-        Arguments are as in `Transformer.read`. Padding, and tokens of another document, count as
-        before the text. `position_ids` are not needed.
+        Arguments are as in `Transformer.read`, those that `earlier_tokens` has. Padding, and tokens
+        of another document, count as before the text.
 
         Raises:
             SpecError: a mask or documents together with a cache.
         """
-        earlier = earlier_tokens(
-            input_ids,
-            self.spec.order - 1,
-            attention_mask=attention_mask,
-            document_ids=document_ids,
-            cache=cache,
-            slots=slots,
-            lengths=lengths,
-        )
-        if select is not None:
-            earlier = earlier.flatten(0, 1).index_select(0, select)
+        earlier = earlier_tokens(input_ids, self.spec.order - 1, select=select, **inputs)
         vectors = self.tokens(earlier.clamp(min=0))
         context = torch.where(earlier[..., None] >= 0, vectors, self.before).flatten(-2)
         context = F.dropout(context, self.spec.dropout, self.training)
@@ -88,13 +68,15 @@ def earlier_tokens(
     attention_mask: Tensor | None = None,
     position_ids: Tensor | None = None,
     document_ids: Tensor | None = None,
+    select: Tensor | None = None,
     cache: Cache | None = None,
     slots: Tensor | None = None,
     lengths: Tensor | None = None,
 ) -> Tensor:
-    """The `count` tokens up to each position, the last first, -1 before a text: [B, T, count].
+    """The `count` tokens up to each position, the last first, -1 before a text: [B, T, count], or
+    [M, count] with `select`.
 
-    Arguments and errors are as of `NGramModel.forward`.
+    Arguments and errors are as of `NGramModel.forward`. `position_ids` are not needed.
     """
     length, texts = input_ids.shape[1], input_ids
     columns = torch.arange(length, device=input_ids.device).expand_as(input_ids)
@@ -112,4 +94,5 @@ def earlier_tokens(
     if document_ids is not None:
         theirs = document_ids.gather(1, inside).view_as(place)
         outside |= theirs != document_ids[..., None]
-    return earlier.masked_fill(outside, -1)
+    earlier = earlier.masked_fill(outside, -1)
+    return earlier if select is None else earlier.flatten(0, 1).index_select(0, select)

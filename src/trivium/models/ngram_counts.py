@@ -62,14 +62,13 @@ class NGramCounts(LanguageModule, of=spec.NGramCountsSpec):
         """See `LanguageModule.new_cache`. The tokens themselves are kept."""
         return token_cache(slots, slot_length, self.device)
 
-    def forward(self, input_ids: Tensor, *, select: Tensor | None = None, **inputs: Any) -> Tensor:
+    def forward(self, input_ids: Tensor, **inputs: Any) -> Tensor:
         """The n-1 tokens up to each position, the last first: int64 [B, T, n-1], or [M, n-1].
 
         They take the place of hidden states; -1 is before the text. Arguments are as in
         `NGramModel.forward`.
         """
-        contexts = earlier_tokens(input_ids, self.spec.order - 1, **inputs)
-        return contexts if select is None else contexts.flatten(0, 1).index_select(0, select)
+        return earlier_tokens(input_ids, self.spec.order - 1, **inputs)
 
     def logits(
         self, hidden: Tensor, head: str | None = None, attention_mask: Tensor | None = None

@@ -47,12 +47,10 @@ class RecurrentStack(nn.Module):
         With `every_layer` a list of what layers make, as wide as token vectors, and of these first.
         """
         x = F.dropout(tokens, self.dropout, self.training)
+        outputs, after = self.layers(x, sequences=sequences, backward=backward, state=state)
         if every_layer:
-            outputs, after = self.layers.every_layer(
-                x, sequences=sequences, backward=backward, state=state
-            )
             return [tokens, *outputs], after
-        x, after = self.layers(x, sequences=sequences, backward=backward, state=state)
+        x = outputs[-1]
         if select is not None:
             x = x.flatten(0, 1).index_select(0, select)
         return self.project(F.dropout(x, self.dropout, self.training)), after

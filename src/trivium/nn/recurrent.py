@@ -149,9 +149,11 @@ class RecurrentLayers(nn.Module):
         sequences: Sequences | None = None,
         backward: bool = False,
         state: CellState | None = None,
-    ) -> tuple[Tensor, CellState]:
-        """Inputs [B, T, D] -> outputs [B, T, W], zeros at padding, and the states after each
-        sequence.
+    ) -> tuple[list[Tensor], CellState]:
+        """Inputs [B, T, D] -> outputs [B, T, W] of every layer, zeros at padding, and the states
+        after each sequence.
+
+        Of layers in one module only the last one's outputs are there.
 
         Args:
             x: inputs.
@@ -159,18 +161,6 @@ class RecurrentLayers(nn.Module):
             backward: read every sequence from its end.
             state: states to continue from; None: zeros.
         """
-        outputs, after = self._run(_ordered(x, sequences, backward=backward), state)
-        return _in_rows(outputs[-1], x, sequences, backward=backward), after
-
-    def every_layer(
-        self,
-        x: Tensor,
-        *,
-        sequences: Sequences | None = None,
-        backward: bool = False,
-        state: CellState | None = None,
-    ) -> tuple[list[Tensor], CellState]:
-        """As `forward`, with the outputs of every layer; of layers in one module only the last."""
         outputs, after = self._run(_ordered(x, sequences, backward=backward), state)
         return [_in_rows(y, x, sequences, backward=backward) for y in outputs], after
 

@@ -7,9 +7,8 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from trivium.errors import SpecError
-from trivium.spec.base_spec import Spec
+from trivium.spec.base_spec import Spec, projecting_head_input
 from trivium.spec.heads import HeadInput
-from trivium.spec.heads.vocabulary import LMHead
 from trivium.spec.part import Count, DropoutRate
 
 
@@ -75,12 +74,4 @@ class AttentionRNNSpec(Spec):
     @property
     def head_input(self) -> HeadInput:
         """What the heads are built with."""
-        tied = any(isinstance(head, LMHead) and head.tied for head in self.heads)
-        return HeadInput(
-            vocab_size=self.vocab_size,
-            d_model=self.d_readout,
-            d_embedding=self.d_model if tied else self.d_readout,
-            projects=tied,
-            norm=None,
-            dropout=self.dropout,
-        )
+        return projecting_head_input(self, self.d_readout, self.dropout)

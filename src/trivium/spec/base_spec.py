@@ -11,6 +11,7 @@ from trivium.choice import Choice
 from trivium.errors import SpecError
 from trivium.spec.heads import Head, HeadInput, Heads
 from trivium.spec.heads.scalar_mix import ScalarMix
+from trivium.spec.heads.vocabulary import LMHead
 from trivium.spec.part import Count, Part
 from trivium.spec.positions import AbsolutePositions
 from trivium.spec.stack import Stack
@@ -177,3 +178,15 @@ class Spec(Choice, Part):
                 all of it (Chen et al. 2016).
         """
         raise NotImplementedError
+
+
+def projecting_head_input(spec: Spec, width: int, dropout: float) -> HeadInput:
+    """Return what heads on `width` numbers are built with: a tied one has a matrix to `d_model`."""
+    tied = any(isinstance(head, LMHead) and head.tied for head in spec.heads)
+    return HeadInput(
+        vocab_size=spec.vocab_size,
+        d_model=width,
+        d_embedding=spec.d_model if tied else width,
+        projects=tied,
+        dropout=dropout,
+    )

@@ -72,11 +72,4 @@ class NGramCountsSpec(Spec):
     @property
     def head_input(self) -> HeadInput:
         """What the heads are built with."""
-        return HeadInput(
-            vocab_size=self.vocab_size,
-            d_model=0,
-            d_embedding=0,
-            projects=False,
-            norm=None,
-            dropout=0.0,
-        )
+        return HeadInput(self.vocab_size, d_model=0, d_embedding=0)

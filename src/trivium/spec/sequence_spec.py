@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from trivium.errors import SpecError
-from trivium.spec.base_spec import Spec
+from trivium.spec.base_spec import Spec, projecting_head_input
 from trivium.spec.characters import CharacterCNN
 from trivium.spec.heads import Head, HeadInput
 from trivium.spec.heads.scalar_mix import ScalarMix
@@ -134,7 +134,6 @@ class RNNSpec(Spec):
             vocab_size=self.vocab_size,
             d_model=self.d_model * (2 if reads_both else 1),
             d_embedding=self.d_model,
-            projects=False,
             norm=LayerNorm(),
             dropout=self.dropout,
         )
@@ -195,12 +194,4 @@ class NGramSpec(Spec):
     @property
     def head_input(self) -> HeadInput:
         """What the heads are built with."""
-        tied = any(isinstance(head, LMHead) and head.tied for head in self.heads)
-        return HeadInput(
-            vocab_size=self.vocab_size,
-            d_model=self.d_output,
-            d_embedding=self.d_model if tied else self.d_output,
-            projects=tied,
-            norm=None,
-            dropout=self.dropout,
-        )
+        return projecting_head_input(self, self.d_output, self.dropout)

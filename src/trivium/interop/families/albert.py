@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trivium.interop.families.bert import BERT, CONFIG, FIXED, ONLY, body
-from trivium.interop.family import ACTIVATIONS, Hook, Option, SpecTree, classes
+from trivium.interop.family import ACTIVATIONS, Hook, Option, SpecTree, encoder_classes
 from trivium.interop.hf_config import ConfigReader
 
 _LAYER = {
@@ -30,11 +30,7 @@ def _check_groups(config: ConfigReader, tree: SpecTree) -> None:
 ALBERT = replace(
     BERT,
     model_type="albert",
-    architectures=classes(
-        "Albert",
-        "Model ForMaskedLM ForPreTraining ForSequenceClassification ForMultipleChoice "
-        "ForTokenClassification ForQuestionAnswering",
-    ),
+    architectures=encoder_classes("Albert", "ForPreTraining ForMultipleChoice"),
     config={
         **CONFIG,
         "hidden_act": Option(

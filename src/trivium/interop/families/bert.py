@@ -8,7 +8,7 @@ from trivium.interop.family import (
     Family,
     Option,
     Weights,
-    classes,
+    encoder_classes,
     in_layers,
 )
 from trivium.spec import POST_NORM
@@ -65,11 +65,7 @@ LAYER = {
 
 BERT = Family(
     "bert",
-    architectures=classes(
-        "Bert",
-        "Model ForMaskedLM ForPreTraining ForSequenceClassification ForMultipleChoice "
-        "ForTokenClassification ForQuestionAnswering",
-    )
+    architectures=encoder_classes("Bert", "ForPreTraining ForMultipleChoice")
     | {"BertForNextSentencePrediction": Architecture(("nsp",))},
     stacks=("encoder",),
     config={

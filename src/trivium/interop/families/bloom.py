@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from trivium.interop.family import QKV, Family, Hook, Option, SpecTree, Weights, classes, in_layers
+from trivium.interop.family import (
+    QKV,
+    Family,
+    Hook,
+    Option,
+    SpecTree,
+    Weights,
+    decoder_classes,
+    in_layers,
+)
 from trivium.interop.hf_config import ConfigReader
 from trivium.spec import PRE_NORM
 
@@ -39,10 +48,7 @@ _LAYER: Weights = {
 
 BLOOM = Family(
     "bloom",
-    architectures=classes(
-        "Bloom",
-        "ForCausalLM Model ForSequenceClassification ForTokenClassification ForQuestionAnswering",
-    ),
+    architectures=decoder_classes("Bloom"),
     stacks=("decoder",),
     config={
         "vocab_size": Option("vocab_size", 250_880),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from trivium.interop.families.bert import LAYER, body
 from trivium.interop.families.deberta_v2 import DEBERTA_V2, DISTANCES
-from trivium.interop.family import QKV, classes
+from trivium.interop.family import QKV, encoder_classes
 
 _LAYER = {
     "attention.self.in_proj.weight": tuple(f"{part}.weight" for part in QKV),
@@ -20,10 +20,7 @@ _LAYER = {
 DEBERTA = replace(
     DEBERTA_V2,
     model_type="deberta",
-    architectures=classes(
-        "Deberta",
-        "Model ForMaskedLM ForSequenceClassification ForTokenClassification ForQuestionAnswering",
-    ),
+    architectures=encoder_classes("Deberta"),
     fixed={**DEBERTA_V2.fixed, "encoder.mixer.key_bias": False},
     weights={
         **body(_LAYER, "deberta", "deberta.encoder.layer.{i}"),

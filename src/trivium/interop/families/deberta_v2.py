@@ -11,8 +11,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trivium.interop.families.bert import BERT, CONFIG, FIXED, LAYER, body
-from trivium.interop.family import ACTIVATIONS, Hook, Option, SpecTree, attention_of, classes
+from trivium.interop.families.bert import BERT, FIXED, LAYER, body
+from trivium.interop.family import (
+    ACTIVATIONS,
+    Hook,
+    Option,
+    SpecTree,
+    attention_of,
+    encoder_classes,
+)
 from trivium.interop.hf_config import ConfigReader
 from trivium.spec import Disentangled, ModelSpec
 
@@ -101,16 +108,9 @@ _READ = ("max_position_embeddings", "embedding.positions.kind", "heads.classifie
 DEBERTA_V2 = replace(
     BERT,
     model_type="deberta-v2",
-    architectures=classes(
-        "DebertaV2",
-        "Model ForMaskedLM ForSequenceClassification ForMultipleChoice ForTokenClassification "
-        "ForQuestionAnswering",
-    ),
+    architectures=encoder_classes("DebertaV2", "ForMultipleChoice"),
     config={
-        **{hf: option for hf, option in CONFIG.items() if hf not in _READ},
-        "hidden_act": Option(
-            ("encoder.feed_forward.activation", "heads.mlm.dense.activation"), "gelu", ACTIVATIONS
-        ),
+        **{hf: option for hf, option in BERT.config.items() if hf not in _READ},
         "pooler_hidden_act": Option("heads.classifier.dense.activation", "gelu", ACTIVATIONS),
         "type_vocab_size": Option("embedding.num_token_types", 0),
         "layer_norm_eps": Option(("encoder.norm.eps", "embedding.norm.eps"), 1e-7),
@@ -122,12 +122,7 @@ DEBERTA_V2 = replace(
         "deberta.encoder.LayerNorm": "encoder.tables.0.norm",
     },
     heads={
-        "mlm": {
-            "cls.predictions.transform.dense": "dense.linear",
-            "cls.predictions.transform.LayerNorm": "dense.norm",
-            "cls.predictions.bias": "bias",
-            "cls.predictions.decoder": "",
-        },
+        "mlm": BERT.heads["mlm"],
         "classifier": {"pooler.dense": "dense.linear", "classifier": "classifier"},
     },
     base="deberta.",

@@ -14,7 +14,7 @@ from trivium.interop.family import (
     SpecTree,
     Weights,
     attention_of,
-    classes,
+    decoder_classes,
     head_dim,
     in_layers,
 )
@@ -151,9 +151,7 @@ def body(feed_forward: Weights) -> Weights:
 
 LLAMA = Family(
     "llama",
-    architectures=classes(
-        "Llama", "ForCausalLM Model ForSequenceClassification ForTokenClassification"
-    )
+    architectures=decoder_classes("Llama")
     | {"LlamaForQuestionAnswering": Architecture(("span",), base="transformer.")},
     stacks=("decoder",),
     config={

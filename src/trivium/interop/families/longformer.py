@@ -12,7 +12,7 @@ from typing import Any
 from trivium.errors import SpecError
 from trivium.interop.families.bert import FIXED, LAYER, body
 from trivium.interop.families.roberta import ROBERTA
-from trivium.interop.family import Hook, SpecTree, classes, head_dim
+from trivium.interop.family import Hook, SpecTree, encoder_classes, head_dim
 from trivium.interop.hf_config import ConfigReader
 from trivium.spec import ModelSpec, Sliding
 from trivium.spec.mixers.global_attention import GlobalAttention
@@ -56,10 +56,7 @@ _GLOBAL = {
 LONGFORMER = replace(
     ROBERTA,
     model_type="longformer",
-    architectures=classes(
-        "Longformer",
-        "Model ForMaskedLM ForSequenceClassification ForTokenClassification ForQuestionAnswering",
-    ),
+    architectures=encoder_classes("Longformer"),
     config={n: field for n, field in ROBERTA.config.items() if n != "num_attention_heads"},
     fixed={**FIXED, **ROBERTA.fixed},
     weights=body({**LAYER, **_GLOBAL}, "longformer", "longformer.encoder.layer.{i}"),

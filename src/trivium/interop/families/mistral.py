@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from trivium.interop.families.llama import CONFIG, FIXED, LLAMA, ROTARY
-from trivium.interop.family import Hook, SpecTree, attention_of, classes
+from trivium.interop.family import Hook, SpecTree, attention_of, decoder_classes
 from trivium.interop.hf_config import ConfigReader
 from trivium.spec import ModelSpec, Sliding
 
@@ -34,10 +34,7 @@ def write_window(spec: ModelSpec, config: dict[str, Any]) -> None:
 MISTRAL = replace(
     LLAMA,
     model_type="mistral",
-    architectures=classes(
-        "Mistral",
-        "ForCausalLM Model ForSequenceClassification ForTokenClassification ForQuestionAnswering",
-    ),
+    architectures=decoder_classes("Mistral"),
     config=CONFIG,
     fixed={**FIXED, "decoder.mixer.bias": False, "decoder.feed_forward.bias": False},
     expected={"attention_bias": False, "mlp_bias": False},

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from trivium.interop.families.llama import CONFIG, FIXED, ROTARY, body
 from trivium.interop.families.mistral import MISTRAL, read_window, write_window
-from trivium.interop.family import ACTIVATIONS, Hook, Option, SpecTree, classes, in_layers
+from trivium.interop.family import ACTIVATIONS, Hook, Option, SpecTree, decoder_classes, in_layers
 from trivium.interop.hf_config import ConfigReader
 
 _EXPERT = "feed_forward.experts.{e}"
@@ -26,10 +26,7 @@ def _read_defaults(config: ConfigReader, tree: SpecTree) -> None:
 MIXTRAL = replace(
     MISTRAL,
     model_type="mixtral",
-    architectures=classes(
-        "Mixtral",
-        "ForCausalLM Model ForSequenceClassification ForTokenClassification ForQuestionAnswering",
-    ),
+    architectures=decoder_classes("Mixtral"),
     config={
         **CONFIG,
         "intermediate_size": Option("decoder.feed_forward.expert.d_ff", 14_336),

@@ -14,7 +14,7 @@ from trivium.interop.family import (
     SpecTree,
     Weights,
     attention_of,
-    classes,
+    encoder_classes,
     head_dim,
     in_layers,
 )
@@ -101,11 +101,7 @@ _LAYER: Weights = {
 
 MODERNBERT = Family(
     "modernbert",
-    architectures=classes(
-        "ModernBert",
-        "Model ForMaskedLM ForSequenceClassification ForMultipleChoice ForTokenClassification "
-        "ForQuestionAnswering",
-    ),
+    architectures=encoder_classes("ModernBert", "ForMultipleChoice"),
     stacks=("encoder",),
     config={
         "vocab_size": "vocab_size",

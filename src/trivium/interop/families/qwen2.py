@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from trivium.interop.families.llama import CONFIG, FIXED, LLAMA, ROTARY
-from trivium.interop.family import Architecture, Hook, Option, SpecTree, classes
+from trivium.interop.family import Architecture, Hook, Option, SpecTree, decoder_classes
 from trivium.interop.hf_config import ConfigReader
 from trivium.spec import ModelSpec, Sliding
 
@@ -72,9 +72,7 @@ WINDOW = Hook(_read_window, _write_window)
 QWEN2 = replace(
     LLAMA,
     model_type="qwen2",
-    architectures=classes(
-        "Qwen2", "ForCausalLM Model ForSequenceClassification ForTokenClassification"
-    )
+    architectures=decoder_classes("Qwen2")
     | {"Qwen2ForQuestionAnswering": Architecture(("span",), base="transformer.")},
     config={
         **CONFIG,

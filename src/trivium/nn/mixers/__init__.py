@@ -5,7 +5,7 @@ Shape letters: B batch, T positions, D width.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,6 +16,14 @@ from trivium.nn.context import Context
 from trivium.nn.mask import limits_of
 from trivium.nn.part_module import PartModule
 from trivium.nn.state import State
+
+PROJECTIONS: Mapping[str, str] = {
+    "query": "column",
+    "key": "column",
+    "value": "column",
+    "output": "row",
+}
+"""`PartModule.parallel` of a mixer that has heads."""
 
 
 class MixerModule(PartModule):

@@ -17,7 +17,7 @@ from trivium.errors import SpecError
 from trivium.nn.attend import MAX_EAGER_SCORES, attend, attention_probabilities
 from trivium.nn.context import Context
 from trivium.nn.mask import Mask
-from trivium.nn.mixers import MixerModule
+from trivium.nn.mixers import PROJECTIONS, MixerModule
 from trivium.nn.norm import build_norm
 from trivium.nn.part_module import module_class
 from trivium.nn.positions import PositionsModule
@@ -42,12 +42,7 @@ class AttentionMixer(MixerModule, of=spec.Attention):
     together keep at most `MAX_EAGER_SCORES` for backward.
     """
 
-    parallel: ClassVar[Mapping[str, str]] = {
-        "query": "column",
-        "key": "column",
-        "value": "column",
-        "output": "row",
-    }
+    parallel: ClassVar[Mapping[str, str]] = PROJECTIONS
 
     def __init__(
         self, part: spec.Attention, width: int, dropout: float = 0.0, num_layers: int = 1
@@ -118,14 +113,21 @@ class AttentionMixer(MixerModule, of=spec.Attention):
     def attended(self, x: Tensor, context: Context, state: Any, prepared: Prepared) -> Tensor:
         """Values as heads mix them: [B, T, D] -> [B, N, T, H]."""
         query, key, value = self._query_key_value(x, context, state, prepared)
+        scores = self._scores(query, key, prepared)
+        return self.attend_with(query, key, value, prepared.mask, scores)
+
+    def attend_with(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, scores: Tensor | None = None
+    ) -> Tensor:
+        """Return `nn.attend.attend` of these with the scale, soft cap and dropout of the part."""
         return attend(
             query,
             key,
             value,
-            prepared.mask,
+            mask,
             scale=self.scale,
             soft_cap=self.soft_cap,
-            scores=self._scores(query, key, prepared),
+            scores=scores,
             dropout=self.dropout if self.training else 0.0,
             max_scores=self.max_scores,
         )

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from trivium.nn.attend import attend, attention_probabilities
+from trivium.nn.attend import attention_probabilities
 from trivium.nn.context import Context
 from trivium.nn.mask import Mask
 from trivium.nn.mixers.attention import AttentionMixer, Prepared
@@ -87,17 +87,7 @@ class GlobalAttentionMixer(AttentionMixer, of=GlobalAttention):
         if (of_all := prepared.of_all) is None:
             return mixed
         query, key, value = self._global_query_key_value(x, of_all.columns)
-        seen = attend(
-            query,
-            key,
-            value,
-            of_all.mask,
-            scale=self.scale,
-            soft_cap=self.soft_cap,
-            dropout=self.dropout if self.training else 0.0,
-            max_scores=self.max_scores,
-        )
-        return _with_global(mixed, seen, of_all)
+        return _with_global(mixed, self.attend_with(query, key, value, of_all.mask), of_all)
 
     def probabilities(
         self, x: Tensor, context: Context, state: Any = None, prepared: Prepared | None = None

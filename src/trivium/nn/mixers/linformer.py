@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from trivium.errors import SpecError
 from trivium.nn.context import Context
-from trivium.nn.mixers import MixerModule
+from trivium.nn.mixers import PROJECTIONS, MixerModule
 from trivium.nn.part_module import PartModule
 from trivium.spec.mixers.linformer import Linformer
 
@@ -43,12 +43,7 @@ class LinformerMixer(MixerModule, of=Linformer):
     Source: Wang et al. 2020, equation 7. Here the matrices have no heads of their own.
     """
 
-    parallel: ClassVar[Mapping[str, str]] = {
-        "query": "column",
-        "key": "column",
-        "value": "column",
-        "output": "row",
-    }
+    parallel: ClassVar[Mapping[str, str]] = PROJECTIONS
 
     def __init__(
         self, part: Linformer, width: int, dropout: float = 0.0, num_layers: int = 1

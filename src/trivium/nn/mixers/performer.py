@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from trivium.nn.context import Context
 from trivium.nn.mask import lowest
-from trivium.nn.mixers import MixerModule
+from trivium.nn.mixers import PROJECTIONS, MixerModule
 from trivium.nn.state import State
 from trivium.spec.mixers.performer import CHUNK, Performer
 
@@ -36,12 +36,7 @@ class PerformerMixer(MixerModule, of=Performer):
     Source: Choromanski et al. 2020, equations 4 to 7 and appendix B.1.
     """
 
-    parallel: ClassVar[Mapping[str, str]] = {
-        "query": "column",
-        "key": "column",
-        "value": "column",
-        "output": "row",
-    }
+    parallel: ClassVar[Mapping[str, str]] = PROJECTIONS
     features: Tensor
 
     def __init__(

@@ -61,9 +61,9 @@ class HeadInput:
     vocab_size: int
     d_model: int
     d_embedding: int
-    projects: bool
-    norm: Norm | None
-    dropout: float
+    projects: bool = False
+    norm: Norm | None = None
+    dropout: float = 0.0
 
 
 import_members(__name__, __path__)
