@@ -5,7 +5,7 @@ Shape letters: B batch, T positions, M selected positions, V vocabulary.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from trivium.nn.state import Cache, append_tokens, token_cache
 class LogitsSpec(spec.Spec):
     """What is known of a model of one's own; how it is built is not."""
 
+    takes_heads: ClassVar[bool] = False
     kind: None = None
     d_model: Any = 0  # it shows no hidden states
     end: int | None = None
@@ -35,11 +36,6 @@ class LogitsSpec(spec.Spec):
     def max_length(self) -> int | None:
         """See `Spec.max_length`."""
         return self.end
-
-    @property
-    def takes_heads(self) -> bool:
-        """It shows no hidden states."""
-        return False
 
     def to_dict(self) -> dict[str, Any]:
         """Raise SpecError: there is no description to save."""

@@ -47,10 +47,11 @@ class RecurrentStack(nn.Module):
         With `every_layer` a list of what layers make, as wide as token vectors, and of these first.
         """
         x = F.dropout(tokens, self.dropout, self.training)
-        outputs, after = self.layers(x, sequences=sequences, backward=backward, state=state)
+        options: dict[str, Any] = {"sequences": sequences, "backward": backward, "state": state}
         if every_layer:
+            outputs, after = self.layers.every_layer(x, **options)
             return [tokens, *outputs], after
-        x = outputs[-1]
+        x, after = self.layers(x, **options)
         if select is not None:
             x = x.flatten(0, 1).index_select(0, select)
         return self.project(F.dropout(x, self.dropout, self.training)), after

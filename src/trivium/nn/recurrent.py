@@ -142,7 +142,12 @@ class RecurrentLayers(nn.Module):
                 layers += [list(chain(*ways[i : i + size])) for i in range(0, len(ways), size)]
         return layers
 
-    def forward(
+    def forward(self, x: Tensor, **options: Any) -> tuple[Tensor, CellState]:
+        """Inputs [B, T, D] -> outputs [B, T, W] of the last layer; see `every_layer`."""
+        outputs, after = self.every_layer(x, **options)
+        return outputs[-1], after
+
+    def every_layer(
         self,
         x: Tensor,
         *,

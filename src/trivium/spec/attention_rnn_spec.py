@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -32,6 +32,7 @@ class AttentionRNNSpec(Spec):
             for all others, which learns faster in short runs.
     """
 
+    aligns: ClassVar[bool] = True  # one weight a source token
     kind: Literal["attention-rnn"] = "attention-rnn"
     source_vocab_size: Count | None = None
     d_hidden: Count
@@ -54,11 +55,6 @@ class AttentionRNNSpec(Spec):
     def family(self) -> Literal["encoder-decoder"]:
         """It translates."""
         return "encoder-decoder"
-
-    @property
-    def aligns(self) -> bool:
-        """Its decoder attends to the encoder, one weight a source token."""
-        return True
 
     @property
     def source_size(self) -> int:

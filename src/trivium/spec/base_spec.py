@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ValidationError, model_validator
 
@@ -22,6 +22,13 @@ Family = Literal["encoder-only", "decoder-only", "encoder-decoder"]
 
 class Spec(Choice, Part):
     """A whole model. `to_dict` and `from_dict` are plain data for JSON or TOML."""
+
+    aligns: ClassVar[bool] = False
+    """Whether it is recurrent and its decoder attends to the encoder (`alignments`)."""
+    counts: ClassVar[bool] = False
+    """Whether it counts its text in one pass, in place of training."""
+    takes_heads: ClassVar[bool] = True
+    """Whether a task's own head can read its hidden states."""
 
     vocab_size: Count
     d_model: Count
@@ -88,11 +95,6 @@ class Spec(Choice, Part):
         return False
 
     @property
-    def aligns(self) -> bool:
-        """Whether it is recurrent and its decoder attends to the encoder (`alignments`)."""
-        return False
-
-    @property
     def packs(self) -> bool:
         """Whether it keeps the documents of a packed row apart."""
         return True
@@ -101,16 +103,6 @@ class Spec(Choice, Part):
     def carries(self) -> bool:
         """Whether it can read a text row by row, with what it keeps of the rows before."""
         return False
-
-    @property
-    def counts(self) -> bool:
-        """Whether it counts its text in one pass, in place of training."""
-        return False
-
-    @property
-    def takes_heads(self) -> bool:
-        """Whether a task's own head can read its hidden states."""
-        return True
 
     @property
     def two_way(self) -> bool:

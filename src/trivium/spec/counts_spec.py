@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -30,6 +30,8 @@ class NGramCountsSpec(Spec):
     section 3; Ney et al. 1994 for D.
     """
 
+    counts: ClassVar[bool] = True
+    takes_heads: ClassVar[bool] = False  # it has no hidden states
     kind: Literal["n-gram-counts"] = "n-gram-counts"
     order: Annotated[int, Field(ge=1)]
     smoothing: Literal["kneser-ney", "add-k"] = "kneser-ney"
@@ -50,16 +52,6 @@ class NGramCountsSpec(Spec):
     def family(self) -> Literal["decoder-only"]:
         """It reads from left to right."""
         return "decoder-only"
-
-    @property
-    def takes_heads(self) -> bool:
-        """It has no hidden states."""
-        return False
-
-    @property
-    def counts(self) -> bool:
-        """It counts its text, once."""
-        return True
 
     def with_dropout(self, dropout: float) -> Self:
         """The same: there is nothing to drop."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -154,6 +154,7 @@ class NGramSpec(Spec):
     Positions before the text have one trained vector (the paper pads with a token).
     """
 
+    takes_heads: ClassVar[bool] = False  # it sees a few tokens of a text
     kind: Literal["n-gram"] = "n-gram"
     order: Annotated[int, Field(ge=2)]
     d_hidden: Count
@@ -171,11 +172,6 @@ class NGramSpec(Spec):
     def family(self) -> Literal["decoder-only"]:
         """It reads from left to right."""
         return "decoder-only"
-
-    @property
-    def takes_heads(self) -> bool:
-        """It sees a few tokens of a text."""
-        return False
 
     @property
     def d_context(self) -> int:

@@ -38,7 +38,7 @@ class MixerModule(PartModule):
 
     def __init__(self, part: Any, width: int, dropout: float = 0.0, num_layers: int = 1) -> None:
         super().__init__()
-        self.part = part
+        self.part, self.width = part, width
 
     @property
     def table_key(self) -> Hashable:

@@ -57,12 +57,6 @@ class SegmentAttentionMixer(AttentionMixer, of=SegmentAttention):
 
     part: SegmentAttention
 
-    def __init__(
-        self, part: SegmentAttention, width: int, dropout: float = 0.0, num_layers: int = 1
-    ) -> None:
-        super().__init__(part, width, dropout, num_layers)
-        self.width = width
-
     def prepare(self, context: Context, state: Any = None, table: Any = None) -> Prepared:
         """See `AttentionMixer.prepare`; `state` is a `Memory`."""
         keys = context.keys
