@@ -59,11 +59,11 @@ def reader(
 
 @functools.cache
 def small_tokenizer(kind: str) -> Tokenizer:
-    """A tokenizer of some 70 tokens; of 290 where every byte is one."""
+    """Return a small tokenizer: 290 tokens where every byte is a token, else 150."""
     specials = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
     if kind in ("byte-bpe", "unigram"):
         specials = ("<pad>", "</s>", "<unk>", "<s>")
-    size = 290 if kind == "byte-bpe" else 70
+    size = 290 if kind == "byte-bpe" else 150
     texts = [TEXT, "the cat sat on the mat"]
     keys: dict[str, Any] = {"vocab_size": size, "special_tokens": specials}
     return Tokenizer.train(kind, texts=texts, progress=False, **keys)

@@ -39,7 +39,7 @@ FINDINGS: list[tuple[str, str, bytes, bytes]] = [
     ("tokenizer-byte-bpe", "tokenizer.json", b'"!": 4,', b'"!": 2147483647,'),
     ("hf-tokenizer", "a/added_tokens.json", b": ", b": []" + b', "x": '),
     ("hf-tokenizer", "c/tokenizer_config.json", b'"extra_ids": ', b'"extra_ids": 999999999'),
-    ("tokenizer-wordpiece", "tokenizer.json", b'"ids": [', b'"ids": [99, '),
+    ("tokenizer-wordpiece", "tokenizer.json", b'"ids": [', b'"ids": [999, '),
     (
         "tokenizer-wordpiece",
         "tokenizer.json",
