@@ -10,8 +10,9 @@ from scipy.stats import binomtest
 
 import trivium.cli.prompt as prompt_command
 from trivium.cli import main
+from trivium.data.records import read_records
 from trivium.errors import DataError, SpecError, TriviumError
-from trivium.evaluate.prompting import few_shot, read_prompts, truncate_left
+from trivium.evaluate.prompting import few_shot, fill_prompts, truncate_left
 
 LOGITS = {"good": 3.0, "bad": 1.0, "a": 2.0, "b": 2.5}
 
@@ -23,12 +24,13 @@ def write(path, rows):
 
 def prompts(folder, *rows, **options):
     """The questions of some rows and their prompts."""
-    pairs = list(read_prompts(write(folder / "x.jsonl", rows), **options))
+    pairs = list(fill_prompts(read_records(write(folder / "x.jsonl", rows)), **options))
     return [one for one, _ in pairs], [text for _, text in pairs]
 
 
 def prompt(lm, path, template, *, options=(), **how):
-    return few_shot(lm, list(read_prompts(path, template=template, options=options)), **how)
+    filled = fill_prompts(read_records(path), template=template, options=options)
+    return few_shot(lm, list(filled), **how)
 
 
 def test_prompts_have_solved_examples_of_other_questions(tmp_path):
@@ -44,9 +46,11 @@ def test_prompts_have_solved_examples_of_other_questions(tmp_path):
     assert prompts(tmp_path, *rows, shots=3, seed=1, **how)[1] == texts
     assert prompts(tmp_path, *rows, shots=3, seed=2, **how)[1] != texts
     pool = write(tmp_path / "pool.jsonl", rows[3:4])
-    _, texts = prompts(tmp_path, *rows, shots=1, examples=pool, **how)
+    _, texts = prompts(tmp_path, *rows, shots=1, examples=read_records(pool), **how)
     assert texts[0] == "t3 is good.\n\nt0 is "
-    _, told = prompts(tmp_path, *rows, shots=1, examples=pool, instruction="Judge.", **how)
+    _, told = prompts(
+        tmp_path, *rows, shots=1, examples=read_records(pool), instruction="Judge.", **how
+    )
     assert told == [f"Judge.\n\n{text}" for text in texts]
     with pytest.raises(DataError, match="7 shots, but there are only 6 examples"):
         prompts(tmp_path, *rows, shots=7)
@@ -84,7 +88,7 @@ def test_accuracy_of_every_family(family, tmp_path):
     assert metrics.values["majority"] == 0.75
     assert [row["predicted"] for row in metrics.predictions] == ["good"] * 4
     assert metrics.predictions[2]["right"] is False
-    assert next(read_prompts(path, shots=1))[1].count("Answer:") == 2
+    assert next(fill_prompts(read_records(path), shots=1))[1].count("Answer:") == 2
     with pytest.raises(DataError, match=r"no record|no question"):
         prompt(lm, write(tmp_path / "empty.jsonl", []), **how)
 
@@ -176,8 +180,9 @@ def test_in_a_table_what_looks_like_an_integer_beside_choices_is_an_index(tmp_pa
     path = tmp_path / "a.csv"
     cells = '"[""3"", ""0"", ""1""]"'
     path.write_text(f"question,choices,answer\nx,{cells},1\ny,{cells},C\n", encoding="utf-8")
-    answers = [one.answer for one, _ in read_prompts(path)]
+    answers = [one.answer for one, _ in fill_prompts(read_records(path))]
     assert answers == ["0", "1"]
     # Without choices the words given are texts first.
     path.write_text("question,label\nx,2\ny,1\n", encoding="utf-8")
-    assert [one.answer for one, _ in read_prompts(path, options=["1", "2", "3"])] == ["2", "1"]
+    filled = fill_prompts(read_records(path), options=["1", "2", "3"])
+    assert [one.answer for one, _ in filled] == ["2", "1"]

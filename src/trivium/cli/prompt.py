@@ -22,9 +22,9 @@ import typer
 from trivium.cli import _options as opt
 from trivium.cli._shared import print_json
 from trivium.data.documents import ReadOptions
-from trivium.data.records import RecordOptions
+from trivium.data.records import RecordOptions, read_records
 from trivium.errors import TriviumError
-from trivium.evaluate.prompting import Normalise, few_shot, read_prompts
+from trivium.evaluate.prompting import Normalise, few_shot, fill_prompts
 from trivium.messages import translated
 from trivium.model_loading import load
 from trivium.progress import ProgressLine, counted
@@ -70,15 +70,15 @@ def prompt(
     words = [word.strip() for word in options.split(",")] if options else []
     if not all(words):
         raise TriviumError(f"--options {options!r} has an empty word: write them as bad,good.")
-    prompts = read_prompts(
-        data,
+    how = RecordOptions(**reading)
+    prompts = fill_prompts(
+        read_records(data, how),
         shots=shots,
         seed=seed,
         template=template.replace("\\n", "\n") if template else None,
         options=words,
-        examples=examples,
+        examples=None if examples is None else read_records(examples, how),
         instruction=instruction.replace("\\n", "\n"),
-        reading=RecordOptions(**reading),
     )
     if show:
         typer.echo(next(prompts)[1])

@@ -77,9 +77,9 @@ def check_texts(
     for source in plan.sources:
         try:
             for text in join_texts(plan.read_parts(source, options)):
-                digest, size = text_digest(text)
+                digest = text_digest(text)
                 split = plan.assign(source, digest)
-                num_long += size > LONG_BYTES
+                num_long += len(text.encode()) > LONG_BYTES
                 documents.add(digest, split, text)
                 markers.update(_MARKER.findall(text))
                 for line in filter(None, map(str.strip, text.split("\n"))):

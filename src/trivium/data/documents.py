@@ -87,7 +87,7 @@ def read_documents(paths: Paths, options: ReadOptions = ReadOptions()) -> Iterat
     sources = list_texts(paths).sources
     empty = True
     for source in sources:
-        for text in read_source(source, options):
+        for text in join_texts(read_parts(source, options)):
             empty = False
             yield Document(text, source.name)
     if empty:
@@ -125,11 +125,6 @@ def no_text(sources: tuple[Source, ...]) -> DataError:
     return DataError(f"There is no text in {', '.join(source.name for source in sources[:5])}.")
 
 
-def read_source(source: Source, options: ReadOptions) -> Iterator[str]:
-    """The texts of one source. An empty source is an error only where it is named."""
-    return join_texts(read_parts(source, options))
-
-
 def join_texts(parts: Iterable[tuple[str, bool]]) -> Iterator[str]:
     """Yield texts whole that are given in parts, each with whether it is the last of its text."""
     held: list[str] = []
@@ -143,7 +138,8 @@ def join_texts(parts: Iterable[tuple[str, bool]]) -> Iterator[str]:
 def read_parts(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
     """Yield the texts of one source in parts, each with whether it is the last of its text.
 
-    Texts without a visible character are left out.
+    Texts without a visible character are left out. An empty source is an error only where it is
+    named.
     """
     empty, blank, is_visible = True, "", False
     for part, is_last in _read(source, options):

@@ -22,6 +22,12 @@ _INDEX = "index.npz"
 _TOKEN_FIELDS = ("input_ids", "decoder_input_ids")
 
 
+Sequences = dict[str, list[list[int]]]
+"""The token ids (or labels, ...) of every example by the field of `RowBatch`."""
+Cuts = list[tuple[int, int, int]]
+"""What truncation has taken from every example; see `EncodedExamples`."""
+
+
 class EncodedExamples:
     """Encoded examples, by the field of `RowBatch` they become.
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from trivium.data.records import class_names, with_class_names
 from trivium.data.sources import PYTHON, Paths, path_names
 from trivium.errors import DataError
 from trivium.files import STDIN, replace_file
@@ -96,22 +97,13 @@ def _rows(data: Any, name: str) -> Iterator[Any]:
         )
     if not isinstance(data, Iterable):
         raise DataError(f"{name} is of type {type(data).__name__}: give paths, or an iterable.")
-    features = getattr(data, "features", None)
-    yield from (_named(row, features) for row in data) if isinstance(features, Mapping) else data
-
-
-def _named(value: Any, feature: Any) -> Any:
-    """Return a value with the names of class labels, which a feature of `datasets` has."""
-    if isinstance(value, int) and hasattr(feature, "names"):
-        return feature.names[value] if value >= 0 else None  # -1: no label
-    inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
-    if isinstance(value, list) and inner is not None:
-        return [_named(one, inner) for one in value]
-    if isinstance(value, Mapping) and isinstance(inner, Mapping):  # lists by name
-        return {key: _named(one, [inner.get(key)]) for key, one in value.items()}
-    if isinstance(value, Mapping) and isinstance(feature, Mapping):
-        return {key: _named(one, feature.get(key)) for key, one in value.items()}
-    return value
+    features: Any = getattr(data, "features", None)
+    if not hasattr(features, "to_dict"):  # not of `datasets`
+        yield from data
+        return
+    names = class_names(features.to_dict())
+    for row in data:
+        yield {column: with_class_names(one, column, names) for column, one in row.items()}
 
 
 def _plain(value: Any) -> Any:

@@ -189,12 +189,11 @@ class Record(dict[str, Any]):
 
         The index -1, which stands for no label, becomes None.
         """
-        names, value = self.class_names.get(name), self.value(name)
-        return value if names is None else _named(value, names)
+        return with_class_names(self.value(name), name, self.class_names)
 
-    def text(self, name: str, option: str = "") -> str:
+    def text(self, name: str) -> str:
         """Return the text of a column. Raises DataError where it is blank or not a string."""
-        value = self.value(name, option)
+        value = self.value(name)
         if not isinstance(value, str):
             raise DataError(f"{self.name(name)} is {json_type(value)}, not a string.")
         if not value or value.isspace():
@@ -233,10 +232,9 @@ class Record(dict[str, Any]):
         """Return all columns; those inside a column follow it, with a dot."""
         names = []
         for name, value in self.items():
-            names += [
-                name,
-                *(f"{name}.{part}" for part in (value if isinstance(value, dict) else ())),
-            ]
+            names.append(name)
+            if isinstance(value, dict):
+                names += [f"{name}.{part}" for part in value]
         return names
 
     @property
@@ -274,12 +272,18 @@ class Record(dict[str, Any]):
         return DataError(message)
 
 
-def _named(value: Any, names: Sequence[str]) -> Any:
+def with_class_names(value: Any, column: str, names: Mapping[str, Sequence[str]]) -> Any:
+    """Return the value of a column, also of one with others inside, with names of classes.
+
+    `names` has the names of the classes by column. The index -1 becomes None.
+    """
+    if isinstance(value, Mapping):
+        return {key: with_class_names(one, f"{column}.{key}", names) for key, one in value.items()}
     if isinstance(value, list):
-        return [_named(one, names) for one in value]
-    if isinstance(value, int) and not isinstance(value, bool):
-        return names[value] if 0 <= value < len(names) else None
-    return value
+        return [with_class_names(one, column, names) for one in value]
+    if column not in names or not isinstance(value, int) or isinstance(value, bool):
+        return value
+    return names[column][value] if 0 <= value < len(names[column]) else None
 
 
 def json_type(value: object) -> str:
@@ -483,7 +487,7 @@ def _read_parquet(name: str, options: RecordOptions) -> Iterator[Record]:
         names, number = {}, 0
         with contextlib.suppress(ValueError, AttributeError, KeyError, TypeError):
             stored = json.loads(table.schema_arrow.metadata[b"huggingface"])
-            names = _class_names(stored["info"]["features"])
+            names = class_names(stored["info"]["features"])
         for batch in table.iter_batches(_ROWS_AT_ONCE, columns=read):
             for row in batch.to_pylist():
                 number += 1
@@ -494,10 +498,10 @@ def _read_parquet(name: str, options: RecordOptions) -> Iterator[Record]:
         raise DataError(f"{name} is not a valid Parquet file: {error}.") from error
 
 
-def _class_names(features: Any) -> dict[str, tuple[str, ...]]:
+def class_names(features: Any) -> dict[str, tuple[str, ...]]:
     """Return the names of classes by column, as `datasets` stores them beside its rows.
 
-    >>> _class_names({"tags": [{"_type": "ClassLabel", "names": ["O", "B-PER"]}]})
+    >>> class_names({"tags": [{"_type": "ClassLabel", "names": ["O", "B-PER"]}]})
     {'tags': ('O', 'B-PER')}
     """
     names: dict[str, tuple[str, ...]] = {}
@@ -509,7 +513,7 @@ def _class_names(features: Any) -> dict[str, tuple[str, ...]]:
                 names[column] = tuple(map(str, feature.get("names") or ()))
                 break
             elif "_type" not in feature:
-                inner = _class_names(feature)
+                inner = class_names(feature)
                 names |= {f"{column}.{name}": one for name, one in inner.items()}
                 break
             else:
@@ -552,7 +556,7 @@ def _read_hub(name: str) -> Iterator[Record]:
             dataset, config, split=split, revision=revision or None, streaming=True
         )
         features = getattr(rows, "features", None)
-        names = _class_names(features.to_dict()) if features else {}
+        names = class_names(features.to_dict()) if features else {}
         for number, row in enumerate(rows, start=1):
             yield Record(dict(row), f"{name}, row {number}", class_names=names)
     except RuntimeError as error:  # A loading script, which is never executed.

@@ -148,19 +148,11 @@ def _in_split(sources: Iterable[Source], split: str | None) -> tuple[Source, ...
     return tuple(dataclasses.replace(source, split=split) for source in sources)
 
 
-def text_digest(text: str) -> tuple[int, int]:
-    """Return the 64-bit hash that identifies a document, and its number of UTF-8 bytes.
+def text_digest(text: str) -> int:
+    """Return the 64-bit hash that identifies a document, and that decides its split.
 
     Two documents that differ only in line ends, in spaces at the ends of lines or in their Unicode
-    form (NFC, NFD) have the same hash. The hash decides the split.
-    """
-    return normalized_digest(text), len(text.encode())
-
-
-def normalized_digest(text: str) -> int:
-    """Return the 64-bit hash of a text without differences that a reader cannot see.
-
-    See `text_digest`. Labelled examples hash their groups with this function, too.
+    form (NFC, NFD) have the same hash. Labelled examples hash their groups with this function, too.
     """
     digest = TextDigest()
     digest.update(text)
@@ -238,7 +230,7 @@ def _with_digests(parts: Iterator[tuple[str, bool]]) -> Iterator[tuple[Iterable[
     """Yield documents with their digests; a document of several parts waits in a file."""
     for part, is_last in parts:
         if is_last:
-            yield [part], normalized_digest(part)
+            yield [part], text_digest(part)
             continue
         digest = TextDigest()
         with tempfile.TemporaryFile("w+", encoding="utf-8", newline="") as file:

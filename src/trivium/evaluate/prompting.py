@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trivium.data.records import Record, RecordOptions, json_type, read_records
+from trivium.data.records import Record, json_type
 from trivium.data.schema import Fields, Schema
-from trivium.data.sources import Paths
 from trivium.errors import DataError, TriviumError, did_you_mean
 from trivium.inference.score import continuation_scores
 from trivium.language_model import LanguageModel
@@ -41,52 +40,6 @@ class PromptQuestion:
     where: str
 
 
-def read_prompts(
-    data: Paths,
-    *,
-    shots: int = 0,
-    seed: int = 0,
-    template: str | None = None,
-    options: Sequence[str] = (),
-    examples: Paths | None = None,
-    instruction: str = "",
-    reading: RecordOptions | None = None,
-) -> Iterator[tuple[PromptQuestion, str]]:
-    """Every question with its prompt: some solved examples, then the question itself.
-
-    Args:
-        data: records with a column `answer` or `label` (or `target`, `output`). Beside a list of
-            `choices` an integer is the index of a choice, counted from 0. A string is the text of
-            a choice or, if there is no such choice, an index or a capital letter (A is 0).
-        shots: solved examples before each question.
-        seed: with the number of a question, decides which examples these are.
-        template: the text of an example, with {column} for a column and {answer} for its answer;
-            default: a line "Column: value" for each, the answer last.
-        options: the words for labels 0, 1, ...; or the only answers there are.
-        examples: records that solved examples are drawn from; default: the other questions.
-        instruction: stands once before them.
-        reading: encoding of the files.
-
-    Raises:
-        DataError: a file that cannot be read, a column that is missing, an answer that is no
-            option, too few examples.
-    """
-    reading = reading or RecordOptions()
-    records = list(read_records(data, reading))
-    if not records:
-        raise DataError(f"{data} holds no question.")
-    solved = None if examples is None else read_records(examples, reading)
-    return fill_prompts(
-        records,
-        shots=shots,
-        seed=seed,
-        template=template,
-        options=options,
-        examples=solved,
-        instruction=instruction,
-    )
-
-
 def fill_prompts(
     records: Iterable[Record],
     *,
@@ -97,8 +50,27 @@ def fill_prompts(
     examples: Iterable[Record] | None = None,
     instruction: str = "",
 ) -> Iterator[tuple[PromptQuestion, str]]:
-    """As `read_prompts`, of records."""
+    """Every question with its prompt: some solved examples, then the question itself.
+
+    Args:
+        records: they have a column `answer` or `label` (or `target`, `output`). Beside a list of
+            `choices` an integer is the index of a choice, counted from 0. A string is the text of
+            a choice or, if there is no such choice, an index or a capital letter (A is 0).
+        shots: solved examples before each question.
+        seed: with the number of a question, decides which examples these are.
+        template: the text of an example, with {column} for a column and {answer} for its answer;
+            default: a line "Column: value" for each, the answer last.
+        options: the words for labels 0, 1, ...; or the only answers there are.
+        examples: records that solved examples are drawn from; default: the other questions.
+        instruction: stands once before them.
+
+    Raises:
+        DataError: no question, a column that is missing, an answer that is no option, or too few
+            examples.
+    """
     questions = _questions(records, template, options)
+    if not questions:
+        raise DataError("The data holds no question.")
     pool = questions if examples is None else _questions(examples, template, options)
     count = len(pool) - 1 if examples is None else len(pool)  # without the question itself
     if not 0 <= shots <= count:
@@ -205,7 +177,7 @@ def few_shot(
     max_new_tokens: int = 32,
     progress: Callable[[int], None] = lambda count: None,
 ) -> Metrics:
-    """Accuracy on the questions of `read_prompts`, its 95 % confidence interval, and what always
+    """Accuracy on the questions of `fill_prompts`, its 95 % confidence interval, and what always
     the most frequent answer reaches.
 
     The most probable option after the prompt is the answer; without options it is generated, up to

@@ -403,20 +403,24 @@ class LabelledObjective(Objective):
         return self.examples(self.records(paths, options), options)
 
     def examples(self, records: Iterable[Any], options: RecordOptions) -> Iterator[Any]:
-        """Return the examples of records, of which the schema decides the columns."""
+        """Return the examples of records, of which the schema decides the columns.
+
+        What is no record is an example already.
+        """
         schema = self.record_schema
         for record in records:
             with options.skipping():
                 if isinstance(record, Record):
                     schema.resolve(record, options.report)
-                yield self.example(record)
+                    record = self.example(record)
+                yield record
 
     def records(self, paths: Sequence[str], options: RecordOptions) -> Iterator[Any]:
-        """The records of some files, each of which is an example."""
+        """The records of some files, each of which becomes an example; or examples."""
         return read_records(paths, options)
 
     @abstractmethod
-    def example(self, record: Any) -> Any:
+    def example(self, record: Record) -> Any:
         """Return the example of a record, whose fields are in `record.columns`.
 
         Raises DataError, with file and line, for a bad one.
@@ -509,9 +513,12 @@ class LabelledObjective(Objective):
         return rows.to_batch()
 
 
-def column_key(description: str, fields: Fields) -> Any:
-    """Return a key that names a column, which is looked for by usual names unless it is set."""
-    usual = ", ".join(fields.usual_of(fields.names[0]))
+def column_key(description: str, fields: Fields, name: str = "") -> Any:
+    """Return a key that names a column, which is looked for by usual names unless it is set.
+
+    It is the column of the field `name`, or of the first of the fields.
+    """
+    usual = ", ".join(fields.usual_of(name or fields.names[0]))
     return Field(None, description=f"{description}; default: one of {usual}")
 
 

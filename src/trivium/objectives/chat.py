@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 
 from trivium.data.batch import IGNORE_INDEX
-from trivium.data.encoded import EncodedExamples
+from trivium.data.encoded import Cuts, EncodedExamples, Sequences
 from trivium.data.records import Record
 from trivium.data.schema import Fields, Slot
 from trivium.errors import DataError
@@ -242,9 +242,7 @@ def labelled_row(
     return whole[:limit], labels[:limit], (len(beyond), num_targets, num_cut)
 
 
-def by_field(
-    rows: Sequence[LabelledRow],
-) -> tuple[dict[str, list[list[int]]], list[tuple[int, int, int]]]:
+def by_field(rows: Sequence[LabelledRow]) -> tuple[Sequences, Cuts]:
     """Return the fields of labelled rows by name, and what is cut of each row."""
     fields = {"input_ids": [row[0] for row in rows], "labels": [row[1] for row in rows]}
     return fields, [row[2] for row in rows]

@@ -86,10 +86,8 @@ class Contrastive(TextPairs):
     )
     temperature: float = Field(0.05, gt=0, description="T, which cosines are divided by")
 
-    def example(self, record: Record | TextPair) -> TextPair:
+    def example(self, record: Record) -> TextPair:
         """A text, with its pair and a hard negative where there are columns of them."""
-        if isinstance(record, TextPair):
-            return record
         text, pair, negative = (
             record.text(record.columns[name]) if name in record.columns else None
             for name in ("text", "pair", "negative")
@@ -130,7 +128,7 @@ class Contrastive(TextPairs):
                 numbers.append([n for n, part in enumerate(ids, start=1) for _ in part])
             rows.append([token for part in ids for token in part])
         texts = [(one.text, one.pair, one.negative) for one in examples]
-        hashes = [[0 if text is None else text_digest(text)[0] for text in each] for each in texts]
+        hashes = [[0 if text is None else text_digest(text) for text in each] for each in texts]
         return EncodedExamples(
             {"input_ids": rows, "document_ids": numbers},
             sequence_labels=np.array(hashes, dtype=np.uint64).view(np.int64).reshape(-1, 3),

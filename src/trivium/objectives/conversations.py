@@ -43,11 +43,14 @@ Turn = str | tuple[Message, ...]
 def read_messages(record: Record, column: str, *, weighted: bool = False) -> list[Message]:
     """Return the messages in a column, without those that have nothing but tool calls.
 
-    `weighted` keeps a "weight" of 0, which OpenAI's format gives to messages that are not trained.
+    One message may stand without a list around it. `weighted` keeps a "weight" of 0, which
+    OpenAI's format gives to messages that are not trained.
 
     Raises DataError for a blank message or an unknown role.
     """
     value: Any = record.value(column)
+    if isinstance(value, dict) and {"role", "from"} & value.keys():
+        value = [value]
     if not isinstance(value, list) or not value:
         kind = "empty" if value == [] else json_type(value)
         raise DataError(f'"{column}" of {record.where} is {kind}, not a list of messages.')
@@ -96,13 +99,8 @@ def _weight(message: Record) -> float:
 def read_turn(record: Record, field: str, *, weighted: bool = False) -> Turn:
     """Return the text or the messages of a field."""
     column = record.columns[field]
-    value = record.value(column)
-    if isinstance(value, str):
+    if isinstance(record.value(column), str):
         return record.text(column)
-    if isinstance(value, dict) and {"role", "from"} & value.keys():
-        inner = Record({column: [value]}, record.where)
-        inner.report = record.report
-        return tuple(read_messages(inner, column, weighted=weighted))
     return tuple(read_messages(record, column, weighted=weighted))
 
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from trivium.data.records import RecordOptions
-from trivium.data.splitting import normalized_digest
+from trivium.data.splitting import text_digest
 from trivium.errors import DataError
 from trivium.objectives.base import LabelledObjective
 
 
 def group_of(example: Any) -> int:
     """Return a hash of the example's group; white space and Unicode form do not change it."""
-    return normalized_digest(" ".join(example.group.split()))
+    return text_digest(" ".join(example.group.split()))
 
 
 def read_examples(

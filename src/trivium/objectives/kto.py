@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from trivium.data.batch import Batch, RowBatch
-from trivium.data.encoded import EncodedExamples
+from trivium.data.encoded import Cuts, EncodedExamples, Sequences
 from trivium.data.records import Record, RecordOptions
 from trivium.data.row_order import RowRandom, derived_seed
 from trivium.data.schema import Fields, Slot
@@ -282,7 +282,7 @@ class KTO(LabelledObjective):
 
 def _sequences(
     examples: Sequence[Judgement], lm: LanguageModel
-) -> tuple[dict[str, list[list[int]]], list[int], list[tuple[int, int, int]]]:
+) -> tuple[Sequences, list[int], Cuts]:
     """Every response, and that of the example half of them further, after the same prompt.
 
     What is cut is that of the response alone.

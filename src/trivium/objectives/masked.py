@@ -128,6 +128,15 @@ class Masking(Choosing):
         input_ids = np.where(masked, vocabulary.mask_id, np.where(replaced, replacement, original))
         return input_ids, np.where(chosen, original, IGNORE_INDEX)
 
+    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+        """The head over the vocabulary."""
+        return (self.require_head(spec, "mlm"),)
+
+    def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
+        """Mask tokens: int64 [B, T] -> input_ids and labels [B, T]."""
+        input_ids, labels = self.mask(rows.input_ids, real_tokens(rows), rng, vocabulary)
+        return Batch(input_ids=input_ids, labels=labels, **row_inputs(rows))
+
 
 class Masked(Masking):
     """Masked language modelling as BERT's, drawn anew whenever a row is seen.
@@ -150,12 +159,3 @@ class Masked(Masking):
     def is_default_for(cls, spec: Spec) -> bool:
         """Encoders with a head over the vocabulary; XLNet's predicts in any order."""
         return any(head.kind == "mlm" for head in spec.heads) and not spec.query_stream
-
-    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The head over the vocabulary."""
-        return (self.require_head(spec, "mlm"),)
-
-    def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Mask tokens: int64 [B, T] -> input_ids and labels [B, T]."""
-        input_ids, labels = self.mask(rows.input_ids, real_tokens(rows), rng, vocabulary)
-        return Batch(input_ids=input_ids, labels=labels, **row_inputs(rows))

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
-from trivium.data.encoded import EncodedExamples
+from trivium.data.encoded import Cuts, EncodedExamples, Sequences
 from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.interop.settings import Settings
@@ -283,7 +283,7 @@ def generation_command(run: str, lm: LanguageModel) -> str:
 
 def _sequences(
     examples: Sequence[Preference], lm: LanguageModel
-) -> tuple[dict[str, list[list[int]]], list[int], list[tuple[int, int, int]]]:
+) -> tuple[Sequences, list[int], Cuts]:
     pairs = [(one.prompt, each) for one in examples for each in (one.chosen, one.rejected)]
     rows, cuts = response_rows(lm, pairs)
     return *side_by_side(rows), both_cuts(cuts)
@@ -291,7 +291,7 @@ def _sequences(
 
 @torch.no_grad()
 def measured(
-    sequences: dict[str, list[list[int]]], first: Sequence[int], lm: LanguageModel
+    sequences: Sequences, first: Sequence[int], lm: LanguageModel
 ) -> tuple[np.ndarray, np.ndarray]:
     """Log-probabilities of both responses, and their tokens, [N, 2] each; batch by batch."""
     pad, zeros = lm.text_tokenizer.pad_id or 0, np.zeros(len(first))

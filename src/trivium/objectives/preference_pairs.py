@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trivium.data.batch import IGNORE_INDEX, Batch, Ints, RowBatch
 from trivium.data.checks import Finding
-from trivium.data.encoded import has_target
+from trivium.data.encoded import Cuts, Sequences, has_target
 from trivium.data.records import Record, RecordOptions
 from trivium.data.schema import Fields, Slot
 from trivium.errors import DataError
@@ -162,9 +162,7 @@ def _num_common(one: Sequence[Any], other: Sequence[Any]) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
 
 
-def response_rows(
-    lm: LanguageModel, pairs: Sequence[tuple[Turn, Turn]]
-) -> tuple[dict[str, list[list[int]]], list[tuple[int, int, int]]]:
+def response_rows(lm: LanguageModel, pairs: Sequence[tuple[Turn, Turn]]) -> tuple[Sequences, Cuts]:
     """Prompts and responses as token ids by the field of `RowBatch`, labels at the responses.
 
         input_ids  prompt prompt response response </s>
@@ -190,7 +188,7 @@ def _row(lm: LanguageModel, prompt: Turn, response: Turn) -> LabelledRow:
     return labelled_row(lm, text, spans[len(spans) - own :])
 
 
-def both_cuts(cuts: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+def both_cuts(cuts: Cuts) -> Cuts:
     """Return what is cut of every two rows; all of it where one of them has no target left."""
     joined = []
     for one, other in zip(cuts[::2], cuts[1::2]):
@@ -199,9 +197,7 @@ def both_cuts(cuts: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int]
     return joined
 
 
-def side_by_side(
-    rows: dict[str, list[list[int]]],
-) -> tuple[dict[str, list[list[int]]], list[int]]:
+def side_by_side(rows: Sequences) -> tuple[Sequences, list[int]]:
     """Each two rows as one, and the tokens of the first: no micro-batch can part them.
 
     The prompt of an encoder-decoder, which both have, is there once.

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from trivium.data.batch import IGNORE_INDEX
-from trivium.data.encoded import EncodedExamples
+from trivium.data.encoded import Cuts, EncodedExamples, Sequences
 from trivium.data.records import (
     RECORD_SUFFIXES,
     Record,
@@ -141,22 +141,22 @@ class SourceToTarget(LabelledObjective):
                 ".tsv or .jsonl; or several [[mix]] sources."
             )
         if plain > 1:
-            yield from _aligned(*files, options=options)
+            yield from map(self._directed, _aligned(*files, options=options))
             return
         for file in files:
             header = self._numbers(file, options.encoding)
             yield from read_records(file, dataclasses.replace(options, header=header))
 
-    def example(self, record: Record | SourceTarget) -> SourceTarget:
+    def example(self, record: Record) -> SourceTarget:
         """A source and its targets, swapped with `reverse`."""
-        if isinstance(record, SourceTarget):
-            one = record
-        else:
-            columns = record.columns
-            source = with_input(record, record.text(columns["source"]))
-            one = SourceTarget(source, _targets(record, columns["target"]), record.where)
-        swapped = SourceTarget(one.targets[0], (one.source,), one.where, reverse=True)
-        return swapped if self.reverse else one
+        source = with_input(record, record.text(record.columns["source"]))
+        targets = _targets(record, record.columns["target"])
+        return self._directed(SourceTarget(source, targets, record.where))
+
+    def _directed(self, one: SourceTarget) -> SourceTarget:
+        if not self.reverse:
+            return one
+        return SourceTarget(one.targets[0], (one.source,), one.where, reverse=True)
 
     def _numbers(self, file: str, encoding: str) -> list[str] | None:
         """The columns 0, 1, ... of a table whose first line is no header; None for other files."""
@@ -362,9 +362,7 @@ def encode_pairs(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> Encoded
     return EncodedExamples.with_targets(rows, cuts, pad_id=lm.text_tokenizer.pad_id or 0)
 
 
-def pair_rows(
-    lm: LanguageModel, pairs: Sequence[tuple[str, str]]
-) -> tuple[dict[str, list[list[int]]], list[tuple[int, int, int]]]:
+def pair_rows(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> tuple[Sequences, Cuts]:
     """Sources and targets as token ids for an encoder-decoder, by the field of `RowBatch`.
 
     Both begin and end as documents do; a target ends with the end of text. Of a text that is longer

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal, Self
 
 import numpy as np
 from pydantic import Field, PrivateAttr
 
-from trivium.data.batch import Batch, Bools, Ints, RowBatch
+from trivium.data.batch import Bools, Ints
 from trivium.data.row_order import RowRandom
 from trivium.data.rows import Rows
-from trivium.objectives.base import real_tokens, row_inputs
 from trivium.objectives.masked import Masking
-from trivium.spec import Head, Spec
 from trivium.text.vocabulary import Vocabulary
 
 _SIMILAR = 20  # a channel of noise beside those of `Masking` and of sentence pairs
@@ -41,15 +38,6 @@ class SimilarWords(Masking):
     kind: Literal["similar-words"] = "similar-words"
     neighbours: int = Field(8, gt=0, le=64, description="similar tokens that one is drawn from")
     _similar: Ints | None = PrivateAttr(None)
-
-    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The head over the vocabulary."""
-        return (self.require_head(spec, "mlm"),)
-
-    def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Replace tokens: int64 [B, T] -> input_ids and labels [B, T]."""
-        input_ids, labels = self.mask(rows.input_ids, real_tokens(rows), rng, vocabulary)
-        return Batch(input_ids=input_ids, labels=labels, **row_inputs(rows))
 
     def learn(self, rows: Rows, vocabulary: Vocabulary) -> Self:
         """With the neighbours of every token in some rows, evenly taken from the text."""

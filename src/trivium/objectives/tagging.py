@@ -40,18 +40,14 @@ from trivium.spec import Head, Spec
 from trivium.text.inputs import encode_words, join_words
 from trivium.text.symbols import UNSPACED
 
-WORDS = Fields("words", ("words",), ("tokens",))
 # CoNLL-2003 has tags of names beside those of parts of speech.
 _TAGS = (("tags",), ("labels", "ner_tags"), ("pos_tags", "upos"))
-TAGS = Fields("tags", *_TAGS)
 _WORDS_AND_TAGS = Fields(
     "words tags",
     *([(words, tags) for tags in several] for several in _TAGS for words in ("words", "tokens")),
 )
 _SPANS = ("entities", "spans", "ents", "annotations", "label", "labels")
 _TEXTS = ("text", "sentence", "content")
-SPANS = Fields("spans", *((name,) for name in _SPANS))
-TEXT = Fields("text", *((name,) for name in _TEXTS))
 _TEXT_AND_SPANS = Fields("text spans", *([(text, s)] for s in _SPANS for text in _TEXTS))
 # The keys of a span, as doccano, spaCy, Label Studio, Prodigy and transformers name them.
 _START = ("start", "start_offset", "start_char", "begin")
@@ -115,10 +111,12 @@ class Tagging(LabelledObjective):
         "else the last",
     )
     word_column: int | None = Field(None, description="column of the word; default: the first")
-    words_field: str | None = column_key("list of words in a record", WORDS)
-    tags_field: str | None = column_key("list of tags in a record", TAGS)
-    text_field: str | None = column_key("text of a record with spans", TEXT)
-    spans_field: str | None = column_key("list of spans of a text, with character offsets", SPANS)
+    words_field: str | None = column_key("list of words in a record", _WORDS_AND_TAGS)
+    tags_field: str | None = column_key("list of tags in a record", _WORDS_AND_TAGS, "tags")
+    text_field: str | None = column_key("text of a record with spans", _TEXT_AND_SPANS)
+    spans_field: str | None = column_key(
+        "list of spans of a text, with character offsets", _TEXT_AND_SPANS, "spans"
+    )
     repair_iob: bool = Field(True, description="turn IOB1 into IOB2: a chunk begins with B-")
 
     def records(
@@ -146,9 +144,17 @@ class Tagging(LabelledObjective):
             else:
                 yield from read_records(source.name, options)
 
-    def example(self, record: Record | TaggedSentence) -> TaggedSentence:
+    def example(self, record: Record) -> TaggedSentence:
         """Words and their tags as they are in the file."""
-        return record if isinstance(record, TaggedSentence) else self._of_record(record)
+        if "spans" in record.columns:
+            return _read_spans(record)
+        words, tags = (_strings(record, record.columns[name]) for name in ("words", "tags"))
+        if len(words) != len(tags) or not words:
+            raise DataError(
+                f"{record.where} has {len(words)} words and {len(tags)} tags; every word has one "
+                "tag."
+            )
+        return TaggedSentence(words, tags, record.where)
 
     def _repaired(
         self, examples: Sequence[TaggedSentence], names: Iterable[str]
@@ -231,17 +237,6 @@ class Tagging(LabelledObjective):
                 "objective.word_column=N."
             )
         return word % width, tag % width
-
-    def _of_record(self, record: Record) -> TaggedSentence:
-        if "spans" in record.columns:
-            return _read_spans(record)
-        words, tags = (_strings(record, record.columns[name]) for name in ("words", "tags"))
-        if len(words) != len(tags) or not words:
-            raise DataError(
-                f"{record.where} has {len(words)} words and {len(tags)} tags; every word has one "
-                "tag."
-            )
-        return TaggedSentence(words, tags, record.where)
 
     def label_names(self, examples: Sequence[TaggedSentence]) -> tuple[str, ...]:
         """The tags; with every B- also its I-, which the examples may lack."""

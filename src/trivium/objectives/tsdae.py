@@ -50,10 +50,8 @@ class TSDAE(TextPairs):
     fields: ClassVar[Sequence[Slot]] = (TEXT,)
     deletion: float = Field(0.6, ge=0, lt=1, description="share of the tokens that is deleted")
 
-    def example(self, record: Record | TextPair) -> TextPair:
+    def example(self, record: Record) -> TextPair:
         """A text."""
-        if isinstance(record, TextPair):
-            return record
         return TextPair(record.text(record.columns["text"]), None, None, record.where)
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:

@@ -57,7 +57,7 @@ class Literals:
         self._names = {str(index): name for name, index in special.items()}
         names = "|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)"
         self._name, self._mark = re.compile(names), re.compile(f"{_OPEN}(\\d+){_CLOSE}")
-        self._both = re.compile(f"{_OPEN}(\\d+){_CLOSE}|(?:{names})")
+        self._both = re.compile(f"{_OPEN}(\\d+){_CLOSE}|({names})")
 
     def backend(
         self, control: Iterable[str] = (), *, renamed: bool = False
@@ -109,18 +109,16 @@ class Literals:
         self, text: ChatText, *, add_special_tokens: bool
     ) -> tuple[tokenizers.Encoding, list[tuple[int, int]]]:
         """Return the encoding of a text with marks, and the characters of each token."""
-        parts, places, start = [], [0], 0  # places: of `text`, for those of the encoded one
-        for match in [*self._both.finditer(text.protected), None]:
-            stop = len(text.protected) if match is None else match.start()
-            part = text.protected[start:stop] + (
-                self._names[match[1]] if match and match[1] else ""
-            )
+        parts, places = [], [0]  # places: of `text`, for those of the encoded one
+        # Plain text, then the id of a mark or the name of a control token, and so on.
+        pieces = [*self._both.split(text.protected), None, None]
+        for part, mark, control in zip(pieces[::3], pieces[1::3], pieces[2::3]):
+            part += "" if mark is None else self._names[mark]
             parts.append(part)
             places += range(places[-1] + 1, places[-1] + len(part) + 1)
-            if match and not match[1]:
-                parts.append(name := _control_name(self._special[match[0]]))
-                places += [places[-1] + len(match[0])] * len(name)
-            start = match.end() if match else stop
+            if control is not None:
+                parts.append(name := _control_name(self._special[control]))
+                places += [places[-1] + len(control)] * len(name)
         encoding = self._renamed.encode("".join(parts), add_special_tokens=add_special_tokens)
         return encoding, [(places[start], places[stop]) for start, stop in encoding.offsets]
 
