@@ -148,9 +148,7 @@ class Schema:
 
         Raises DataError where a required field has no column, or several could be meant.
         """
-        key = tuple(
-            (name, *value) if isinstance(value, dict) else name for name, value in record.items()
-        )
+        key = tuple(record.column_names())
         if key not in self._layouts:
             if len(self._layouts) >= _LAYOUTS:
                 self._layouts.clear()
