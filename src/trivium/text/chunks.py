@@ -67,8 +67,9 @@ def _is_border(text: str, index: int, encode: Encode) -> bool:
     after = None
     for shift in _SHIFTS:
         left = text[index - _CONTEXT + shift : index]
-        ids, whole = encode([left, left + right])
+        # The right side is shortened, too: tokens of one letter may be counted from its end.
+        ids, whole, shorter = encode([left, left + right, left + right[: _CONTEXT - shift]])
         after = whole[len(ids) :] if after is None else after
-        if whole != [*ids, *after]:
+        if whole != [*ids, *after] or shorter[: len(ids)] != ids:
             return False
     return True
