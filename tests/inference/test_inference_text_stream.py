@@ -17,7 +17,7 @@ TEXT = [
     "\U0001f469\u200d\U0001f469\u200d\U0001f467",
     "O\u00f9 est l'\u00e9t\u00e9 ? na\u00efve fa\u00e7ade \u2014 \u201cquoted\u201d (brackets).",
 ]
-SIZES = {"whitespace": 150, "bpe": 150, "byte-bpe": 300, "unigram": 120, "wordpiece": 150}
+SIZES = {"whitespace": 150, "bpe": 150, "byte-bpe": 300, "unigram": 150, "wordpiece": 150}
 
 
 @pytest.fixture(scope="module")
