@@ -144,9 +144,9 @@ def _shown(path: str, own: Mapping[str, Any], again: Mapping[str, Any]) -> str:
     part, layer, field = re.fullmatch(r"(.*?)(?:\.(\d+)\.(.*))?", path).groups()  # type: ignore
     if layer is not None and f"{part}.0.kind" in again:
         return f"{part}.{field} = {own.get(path)!r}"
+    part = part if part in own else part.removesuffix(".kind")
     if f"{part}.0.kind" in own:
         return f"{part} that differs between layers"
-    part = path if path in own else path.removesuffix(".kind")
     return f"{part} = {own.get(part)!r}"
 
 
