@@ -60,12 +60,9 @@ class ProgressLine:
         self._printed = time.monotonic()
         self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
-    def tell(self, label: str, words: str, /, **values: object) -> None:
-        """Print what a label stands for, in the reader's language: see `translated`.
-
-        Without a label it belongs to the line before.
-        """
-        self.say(labelled(label, translated(words, **values)))
+    def tell(self, label: str, identifier: str, /, **values: object) -> None:
+        """Print a label and a text in the reader's language: see `labelled` and `translated`."""
+        self.say(labelled(label, translated(identifier, **values)))
 
     def warn(self, message: str) -> None:
         """Print a warning."""
@@ -79,17 +76,20 @@ class ProgressLine:
 
 
 def labelled(label: str, text: str) -> str:
-    """A line of a run: a label in the reader's language, and its text."""
-    return padded(translated(label), _LABEL_WIDTH) + text
+    """Return a line of a run: a label of `[label]` in the reader's language, and a text.
+
+    Without a label the text belongs to the line before.
+    """
+    return padded(translated(f"label.{label}") if label else "", _LABEL_WIDTH) + text
 
 
 def counted(number: int, noun: str) -> str:
-    """A number of things.
+    """Return a number with its unit, which `[unit]` has in the singular and the plural.
 
     >>> counted(1, "step"), counted(2000, "step")
     ('1 step', '2,000 steps')
     """
-    return f"{number:,} {translated(noun if number == 1 else f'{noun}s')}"
+    return f"{number:,} {translated(f'unit.{noun}' if number == 1 else f'unit.{noun}s')}"
 
 
 def short_duration(seconds: float) -> str:

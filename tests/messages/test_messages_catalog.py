@@ -1,153 +1,229 @@
-"""What the program says in Chinese: nothing is missing in the catalog, nothing there is unused."""
+"""What the program says: every identifier has its English and its Chinese, and none is unused."""
 
 from __future__ import annotations
 
 import ast
-import itertools
+import functools
 import json
 import math
 import re
-from collections.abc import Iterator
+import string
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import typer
 
 from trivium import cli
-from trivium.cli import _help
+from trivium.messages import _IN_FILES as IN_FILES
 from trivium.messages import (
     catalog,
+    chinese_help,
     display_width,
+    english,
     padded,
     terminal_language,
     translated,
-    translated_whole,
+    translated_english,
 )
 from trivium.train.health import LossMonitor
 
 SOURCE = Path(__file__).parents[2] / "src" / "trivium"
-CHINESE = catalog("zh")
 VARIABLES = ("TRIVIUM_LANGUAGE", "LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
-# What is called with an English text, and how many of its arguments are texts.
-CALLS = {"translated": 1, "tell": 2, "labelled": 1, "_summary_line": 1}
-CALLS |= {"new_table": 99, "add_texts": 2}
-# What makes texts that are finished before they are translated (`translated_whole`).
-FINDINGS = ("Finding", "finding", "findings", "overlap")
-FIELD = re.compile(r"\{\w+[^{}]*\}")
+# What begins the identifiers that functions are called with, by argument; None: no identifier.
+CALLS = {
+    "translated": [""],
+    "english": [""],
+    "tell": ["label.", ""],
+    "labelled": ["label."],
+    "_summary_line": ["label."],
+    "new_table": ["heading."] * 99,
+    "add_texts": [None, "heading."],
+    "Finding.of": ["finding.", None, None, None, "advice."],
+    "note": [""],  # of a record
+    "overlap": ["finding."],
+    "findings": ["advice."],
+    "counted": [None, "unit."],
+}
 IN_TEMPLATES = re.compile(r'\b_\("([^"]+)"')
+# Names that are listed in a text of help.
+LISTED = re.compile(r"[a-z0-9][\w-]*(?:, (?!or )[a-z0-9][\w-]*){3,}")
 
 
-def help_texts() -> Iterator[str]:
-    """Every text of every command's help, as the catalog has them."""
-    commands = [("", typer.main.get_command(cli.app)), *cli._load_all()]
-    for _, (_, line) in cli.commands().items():
-        yield line
-    for name, command in commands:
-        texts = [command.help, command.epilog]
-        texts += [one.help for one in command.params]
-        texts += [one.show_default for one in command.params]
-        if not name.startswith("explain "):  # a topic says its summary in both languages
-            texts.append(command.short_help)
-        for text in texts:
-            if isinstance(text, str) and " " in text:
-                paragraphs = (" ".join(one.split()) for one in text.split("\n\n"))
-                yield from filter(None, paragraphs)
+@functools.cache
+def modules() -> dict[str, ast.Module]:
+    files = {file for file in SOURCE.rglob("*.py") if file.parent.name != "messages"}
+    return {str(one.relative_to(SOURCE)): ast.parse(one.read_text("utf-8")) for one in files}
 
 
-def is_example(paragraph: str) -> bool:
-    return bool(re.match(r"([A-Z_=.]+ |[a-z]+ [^`]*\| )?(trivium|python -c) ", paragraph))
-
-
-def literals(node: ast.expr) -> Iterator[str]:
-    """A string, or those of `a if condition else b`."""
-    if isinstance(node, ast.IfExp):
-        yield from (*literals(node.body), *literals(node.orelse))
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield node.value
-
-
-def templates(node: ast.expr, names: dict[str, list[str]]) -> Iterator[str]:
-    """Strings and f-strings of an expression, with {} for every value."""
-    if isinstance(node, ast.JoinedStr):
-        parts = (part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
-        yield "".join(map(str, parts))
-    elif isinstance(node, ast.Name):
-        yield from names.get(node.id, ())
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield node.value
-    elif isinstance(node, ast.IfExp):
-        yield from (*templates(node.body, names), *templates(node.orelse, names))
-    elif isinstance(node, ast.Tuple | ast.List):
-        yield from (text for one in node.elts for text in templates(one, names))
-
-
-def finished_texts() -> Iterator[str]:
-    """What checks find, what monitors warn of, and notes of metrics, as templates."""
-    for file in SOURCE.rglob("*.py"):
-        tree, names = ast.parse(file.read_text(encoding="utf-8")), dict[str, list[str]]()
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                names.setdefault(node.targets[0].id, []).extend(templates(node.value, names))
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in FINDINGS:
-                yield from (text for one in node.args for text in templates(one, names))
-            elif isinstance(node, ast.ClassDef) and node.name.endswith("Monitor"):
-                for one in ast.walk(node):
-                    if isinstance(one, ast.Yield) and isinstance(one.value, ast.Tuple):
-                        halves = (templates(half, names) for half in one.value.elts)
-                        yield from map(" ".join, itertools.product(*halves))
-                    elif isinstance(one, ast.Return) and one.value is not None:
-                        yield from templates(one.value, {})
-            elif isinstance(node, ast.keyword) and node.arg == "notes":
-                yield from templates(node.value, names)
-
-
-def called_texts() -> Iterator[str]:
-    """Texts in calls of `translated` and of what calls it, and in templates."""
-    for file in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call):
-                name = ast.unparse(node.func).split(".")[-1]
-                for argument in node.args[: CALLS.get(name, 0)]:
-                    yield from literals(argument)
-    for file in SOURCE.rglob("*.j2"):
-        yield from IN_TEMPLATES.findall(file.read_text(encoding="utf-8"))
-
-
-def strings_of_the_source() -> set[str]:
-    """Every string of the modules, since a text may be chosen before it is translated."""
+@functools.cache
+def strings() -> set[str]:
+    """Every string of the modules: an identifier may end with a value that is one of them."""
+    nodes = (node for tree in modules().values() for node in ast.walk(tree))
     return {
-        text
-        for file in SOURCE.rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Constant | ast.JoinedStr)
-        for text in templates(node, {})
+        one.value for one in nodes if isinstance(one, ast.Constant) and isinstance(one.value, str)
     }
 
 
-def test_every_text_has_its_chinese_and_no_other_has():
-    texts, called = {*help_texts()}, {*called_texts()}
-    named = {text: _help._NAMES.sub("{names}", text) for text in texts}
-    missing = [text for text in texts if not {text, named[text]} & CHINESE.keys()]
-    missing = [text for text in missing if not is_example(text)]
-    missing += called - CHINESE.keys() - {""}
-    known = {FIELD.sub("{}", text) for text in CHINESE}
-    finished = {text for text in finished_texts() if re.search("[a-z] ?[a-z]+ ", text)}
-    missing += {FIELD.sub("{}", text) for text in finished} - known
-    assert sorted(missing) == []
-    of_click = {"Usage: ", "Arguments:", "Options:", "Commands:", "Show this message and exit."}
-    used = texts | {*named.values()} | called | finished | strings_of_the_source() | of_click
-    units = {"token", "tokens", "step", "minute", "epoch", "questions"}  # of `counted`, of a budget
-    unused = CHINESE.keys() - used - units
-    assert sorted(text for text in unused if FIELD.sub("{}", text) not in used) == []
+def identifiers(node: ast.expr, names: Mapping[str, list[ast.expr]]) -> Iterator[str]:
+    """The identifiers that an argument may be; of an f-string those that the catalog has."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.IfExp):
+        yield from (*identifiers(node.body, names), *identifiers(node.orelse, names))
+    elif isinstance(node, ast.Name) and node.id in names:
+        for value in names[node.id]:
+            yield from identifiers(value, {})
+    elif isinstance(node, ast.JoinedStr):
+        parts = (
+            re.escape(str(p.value)) if isinstance(p, ast.Constant) else "(.+)" for p in node.values
+        )
+        pattern = re.compile("".join(map(str, parts)))
+        for known in catalog("en"):
+            match = pattern.fullmatch(known)
+            if match and {match[1], f"{match[1]}s"} & strings():
+                yield known
 
 
-def test_values_have_the_same_names_in_both_languages():
-    def names(text: str) -> set[str]:
-        return {field.strip("{}").split(":")[0] for field in FIELD.findall(text)}
+def fields(text: str) -> dict[str, str]:
+    """The names of a text's fields, with their formats."""
+    return {name: spec or "" for _, name, spec, _ in string.Formatter().parse(text) if name}
 
-    unknown = {text for text, chinese in CHINESE.items() if names(chinese) - names(text)}
-    assert unknown == set()
+
+def scopes(node: ast.AST) -> Iterator[ast.AST]:
+    """The functions and methods of a module, and its other statements."""
+    for child in ast.iter_child_nodes(node):
+        yield from scopes(child) if isinstance(child, ast.ClassDef) else [child]
+
+
+def calls() -> Iterator[tuple[str, str, ast.Call, list[str]]]:
+    """Every call with identifiers: where it is, of what, and which they may be."""
+    for file, tree in modules().items():
+        for scope in scopes(tree):
+            names: dict[str, list[ast.expr]] = {}
+            for node in (*tree.body, *ast.walk(scope)):
+                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                    names.setdefault(node.targets[0].id, []).append(node.value)
+            for node in ast.walk(scope):
+                if isinstance(node, ast.Call):
+                    name = ast.unparse(node.func)
+                    name = name if name == "Finding.of" else name.split(".")[-1]
+                    yield f"{file}:{node.lineno}", name, node, called_with(name, node, names)
+
+
+def called_with(name: str, call: ast.Call, names: Mapping[str, list[ast.expr]]) -> list[str]:
+    begins = CALLS.get(name, [])
+    if name == "finding":
+        begins = ["finding.", *[None] * (len(call.args) - 2), "advice."]
+    found = [
+        begin + one
+        for begin, argument in zip(begins, call.args)
+        if begin is not None
+        for one in identifiers(argument, names)
+        if one or begin not in ("label.", "advice.")
+    ]
+    return found + ([f"{one}s" for one in found] if name == "counted" else [])
+
+
+def signs() -> Iterator[str]:
+    """The warnings of monitors, which yield their names."""
+    for tree in modules().values():
+        for monitor in ast.walk(tree):
+            if isinstance(monitor, ast.ClassDef) and monitor.name.endswith("Monitor"):
+                for node in ast.walk(monitor):
+                    if isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple):
+                        yield "warning." + str(ast.literal_eval(node.value.elts[0]))
+
+
+def used() -> set[str]:
+    texts = (file.read_text("utf-8") for file in SOURCE.rglob("*.j2"))
+    in_templates = {one for text in texts for one in IN_TEMPLATES.findall(text)}
+    return in_templates | {*signs()} | {one for *_, found in calls() for one in found}
+
+
+def test_every_identifier_is_in_the_catalog_and_is_used():
+    known = catalog("en").keys()
+    of_click = {one for one in known if one.startswith("click.")}
+    missing, unused = used() - known, known - used() - of_click - strings()
+    assert (sorted(missing), sorted(unused)) == ([], [])
+
+
+def test_texts_have_the_same_fields_in_both_languages():
+    differing = [
+        identifier
+        for identifier, text in catalog("en").items()
+        if fields(text).keys() != fields(catalog("zh")[identifier]).keys()
+    ]
+    assert differing == []
+
+
+def test_calls_give_the_values_of_their_texts():
+    wrong = []
+    for where, name, call, found in calls():
+        given = {one.arg for one in call.keywords}
+        texts = [catalog("en").get(one, "") for one in found if not one.startswith("label.")]
+        needed = {field for text in texts for field in fields(text)}
+        if name in ("translated", "english", "tell") and texts and None not in given:
+            wrong += [where] if given != needed else []
+        elif name in ("Finding.of", "finding") and texts:
+            wrong += [where] if not given >= needed else []
+    assert wrong == []
+
+
+def test_identifiers_are_seen_where_they_are_used():
+    # Of a variable nobody sees whether the catalog has it, except where it is called `identifier`.
+    hidden = [
+        where
+        for where, name, call, found in calls()
+        if name in ("translated", "english") and not found
+        if ast.unparse(call.args[0]) != "identifier"
+    ]
+    assert hidden == []
+
+
+def help_texts() -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
+    """Every text of help: where it is, its English, and the tables and names it may be under."""
+    for name, (_, line) in cli.commands().items():
+        yield name, line, [(name, "summary")]
+    for name, command in [("trivium", typer.main.get_command(cli.app)), *cli._load_all()]:
+        tables = [name, *name.split()[:-1]]
+        yield name, command.help or "", [(name, "about")]
+        for one in command.params:
+            for text, key in ((one.help, one.name), (one.show_default, f"{one.name}_default")):
+                if isinstance(text, str):
+                    yield f"{name} {one.name}", text, [(of, key) for of in (*tables, "options")]
+
+
+def test_every_text_of_help_has_its_chinese_and_no_other_has():
+    tables = chinese_help().items()
+    known = {(table, name): text for table, texts in tables for name, text in texts.items()}
+    said: dict[tuple[str, str], set[str]] = {}
+    missing = []
+    for where, text, places in help_texts():
+        place = next((one for one in places if one in known), None)
+        if place is not None:
+            said.setdefault(place, set()).add(LISTED.sub("{names}", text))
+        elif " " in text and text != "Show this message and exit.":  # a word alone is a value
+            missing.append((where, text))
+    assert (missing, sorted(known.keys() - said.keys())) == ([], [])
+    # One Chinese text for several options: they say the same in English.
+    assert {place: texts for place, texts in said.items() if len(texts) > 1} == {}
+    numbers = {place: {*re.findall(r"\d+", min(texts))} for place, texts in said.items()}
+    differing = [at for at, of in numbers.items() if of - {*re.findall(r"\d+", known[at])}]
+    assert differing == []
+
+
+@pytest.mark.parametrize("identifier", [one for one in catalog("en") if one.startswith(IN_FILES)])
+def test_a_text_of_a_file_is_translated_with_its_values(
+    identifier: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TRIVIUM_LANGUAGE", "zh")
+    specs = fields(catalog("en")[identifier])
+    values = dict(zip(specs, (2, 3, 5, 7)))
+    shown = {name: format(value, specs[name]) for name, value in values.items()}
+    chinese = re.sub(r"\{(\w+)[^{}]*\}", lambda field: shown[field[1]], catalog("zh")[identifier])
+    assert translated_english(english(identifier, **values)) == chinese
+    assert translated_english("BLEU nrefs:1|case:mixed") == "BLEU nrefs:1|case:mixed"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +272,7 @@ def test_help_and_reports_are_chinese(
     steps = [{"step": n, "tokens": n, "lr": 1.0, "train_loss": x} for n, x in enumerate(losses)]
     records = [one | {"valid_loss": one["train_loss"] + 0.5} for one in steps]
     records[-1]["warning"] = [monitor.warning(one) for one in steps][-1]
-    assert "diverges" in records[-1]["warning"]
+    assert "diverges" in str(records[-1]["warning"])
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
 
     assert cli.main([*options, "pretrain", "--help"]) == 0
@@ -209,7 +285,7 @@ def test_help_and_reports_are_chinese(
     table = capsys.readouterr().out
     columns = {display_width(line) for line in table.splitlines() if " | " in line}
     assert len(columns) == 1
-    assert translated("Validation loss") in table
+    assert translated("report.validation_loss") in table
     assert "4.00" in table
     assert "diverges" not in table
     page = (tmp_path / "report.html").read_text("utf-8")
@@ -231,18 +307,6 @@ def test_tables_of_commands_are_chinese(
         table = capsys.readouterr().out
         words = re.sub("[A-Z][a-z]+ et al|The same .*", "", table)
         assert not re.search("[a-z]{3,} [a-z]{3,}", words), table
-
-
-def test_a_finished_text_is_translated_with_its_values(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("TRIVIUM_LANGUAGE", "zh")
-    side, reason = (
-        "labels never in training",
-        "fsdp x tensor 2 needs 1,149 GiB per GPU of 74 usable",
-    )
-    assert translated("training") in translated_whole(side)
-    values = re.findall("fsdp x tensor 2|[0-9,]{2,}", translated_whole(reason))
-    assert values == ["fsdp x tensor 2", "1,149", "74"]
-    assert translated_whole("BLEU nrefs:1|case:mixed") == "BLEU nrefs:1|case:mixed"
 
 
 def test_columns_count_characters_of_two():

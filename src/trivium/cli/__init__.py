@@ -27,7 +27,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import trivium
-from trivium.cli._help import HelpContext, in_readers_language
+from trivium.cli._help import HelpContext, translate_help
 from trivium.errors import MissingExtraError, TriviumError, did_you_mean
 from trivium.messages import Language
 
@@ -131,7 +131,7 @@ class CommandGroup(TyperGroup):
         if name in known:
             completes = ctx.resilient_parsing
             command = _outline(name) if completes else load_command(name)
-            return name, in_readers_language(command), args[1:]
+            return name, translate_help(command, name), args[1:]
         if not name.startswith("-"):
             inside = (other for other, _ in _load_all() if other.endswith(f" {name}"))
             near = "".join(f" Did you mean `trivium {other}`?" for other in inside)
@@ -140,7 +140,7 @@ class CommandGroup(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """The help of the program, when its language is known."""
-        in_readers_language(self)
+        translate_help(self)
         super().format_help(ctx, formatter)
 
     def invoke(self, ctx: Any) -> Any:
@@ -284,7 +284,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     group = typer.main.get_command(app)
     assert isinstance(group, CommandGroup)
     for name, (_, help_line) in commands().items():
-        group.add_command(TyperCommand(name, help=help_line))
+        group.add_command(TyperCommand(name, short_help=help_line))
     code = 0
     try:
         group.main(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="trivium")

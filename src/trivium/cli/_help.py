@@ -8,14 +8,12 @@ from typing import Any
 
 from typer.core import TyperCommand
 
-from trivium.messages import translated, translated_paragraphs
+from trivium.messages import catalog, chinese_help, terminal_language, translated
 
 _WIDE = "[\u2e80-\uff60]"
 _OPENS, _ENDS = "[\uff08\u300a]", "[\uff0c\u3002\uff1a\uff1b\uff1f\uff01\uff09\u300b\u3001)\\]]"
-# Lists of kinds (objectives, presets): the catalog has {names} in their place, so that a new kind
-# needs no new translation.
+# Lists of kinds (objectives, presets): the Chinese has {names} in their place.
 _NAMES = re.compile(r"[a-z0-9][\w-]*(?:, (?!or )[a-z0-9][\w-]*){3,}")
-_WORDS_OF_CLICK = ("[default: ", "required]")
 
 
 class HelpFormatter(TyperCommand.context_class.formatter_class):
@@ -27,11 +25,11 @@ class HelpFormatter(TyperCommand.context_class.formatter_class):
 
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
         """The line of a command's arguments."""
-        super().write_usage(prog, args, prefix or translated("Usage: "))
+        super().write_usage(prog, args, prefix or translated("click.usage"))
 
     def write_heading(self, heading: str) -> None:
         """Such as Options."""
-        self.write(f"{'':>{self.current_indent}}{translated(f'{heading}:')}\n")
+        self.write(f"{'':>{self.current_indent}}{_translate_words(f'{heading}:')}\n")
 
     def write_text(self, text: str) -> None:
         """Paragraphs."""
@@ -53,29 +51,44 @@ class HelpContext(TyperCommand.context_class):
 
 
 def _spread(text: str) -> str:
-    text = translated(text)
-    for word in _WORDS_OF_CLICK:
-        text = text.replace(word, translated(word))
-    text = re.sub(f"({_WIDE}(?={_ENDS})|{_OPENS})", "\\1\xa0", text)
+    text = re.sub(f"({_WIDE}(?={_ENDS})|{_OPENS})", "\\1\xa0", _translate_words(text))
     return re.sub(f"({_WIDE})(?!\xa0)", r"\1 ", text)
 
 
-def in_readers_language(command: Any) -> Any:
-    """A command with its help, and that of its parameters and of commands inside, translated."""
+def _translate_words(text: str) -> str:
+    """Translate the words that click writes around the texts of commands."""
+    for identifier, words in catalog("en").items():
+        if identifier.startswith("click."):
+            text = text.replace(words, translated(identifier))
+    return text
+
+
+def translate_help(command: Any, *names: str) -> Any:
+    """Translate the help of a command, its parameters and the commands inside it, in place.
+
+    Args:
+        command: of click.
+        names: those of the command, such as "tokenizer", "train"; none of the program itself.
+    """
     inside = getattr(command, "commands", {})
-    for one in inside.values() if isinstance(inside, dict) else ():  # others come when asked for
-        in_readers_language(one)
+    for name in inside if isinstance(inside, dict) else ():  # others come when asked for
+        translate_help(inside[name], *names, name)
     command.context_class = HelpContext
-    for one in (command, *command.params):
-        for name in ("help", "short_help", "epilog", "show_default"):
-            text = getattr(one, name, None)
-            if isinstance(text, str) and " " in text:  # a word alone is a value
-                setattr(one, name, _translated_help(text))
+    if terminal_language() == "en":
+        return command
+    own, *groups = [" ".join(names[:count]) for count in range(len(names), 0, -1)] or ["trivium"]
+    _translate(command, "help", "about", own)
+    _translate(command, "short_help", "summary", own)
+    for one in command.params:
+        _translate(one, "help", one.name, own, *groups, "options")
+        _translate(one, "show_default", f"{one.name}_default", own, *groups, "options")
     return command
 
 
-def _translated_help(text: str) -> str:
-    text = translated_paragraphs(text)
-    names = _NAMES.search(text)
-    listed = names[0] if names else "{names}"
-    return translated(text.replace(listed, "{names}")).replace("{names}", listed)
+def _translate(owner: Any, attribute: str, name: str, *tables: str) -> None:
+    """Replace an English text of help by the text of that name in the first table that has it."""
+    text, known = getattr(owner, attribute, None), chinese_help()
+    chinese = next((known[one][name] for one in tables if name in known.get(one, ())), None)
+    if isinstance(text, str) and chinese is not None:
+        names = _NAMES.search(text)
+        setattr(owner, attribute, chinese.replace("{names}", names[0] if names else ""))

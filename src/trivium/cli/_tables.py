@@ -14,20 +14,21 @@ _WIDE = 200  # characters of a line that no terminal cuts
 
 
 def new_table(first: str, *numbers: str, wrap: bool = False) -> Table:
-    """A table of one column of names and several of numbers, which end on the right.
+    """Return a table of one column of names and several of numbers, which end on the right.
 
-    Headings are translated here.
+    `[heading]` has the headings by the names that are given.
     """
     table = Table(box=None, pad_edge=False)
-    table.add_column(translated(first), no_wrap=True)
+    table.add_column(translated(f"heading.{first}"), no_wrap=True)
     for heading in numbers:
-        table.add_column(translated(heading), justify="right", no_wrap=not wrap)
+        table.add_column(translated(f"heading.{heading}"), justify="right", no_wrap=not wrap)
     return table
 
 
 def add_texts(table: Table, heading: str, width: int | None = None) -> None:
     """Add a column of texts, which are cut where they are too long."""
-    table.add_column(translated(heading), overflow="ellipsis", no_wrap=True, max_width=width)
+    heading = translated(f"heading.{heading}")
+    table.add_column(heading, overflow="ellipsis", no_wrap=True, max_width=width)
 
 
 def print_table(table: Table) -> None:

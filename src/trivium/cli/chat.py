@@ -28,8 +28,6 @@ from trivium.model_loading import load
 with contextlib.suppress(ImportError):  # not on Windows
     import readline  # noqa: F401  (input() then edits lines, and knows earlier ones)
 
-_GREETING = "Write a message. /new begins anew, Ctrl-C stops an answer, /exit or Ctrl-D leaves."
-
 
 @opt.with_options(
     SamplingParams, exclude=["max_new_tokens", "choices", "top_logprobs"], unset=opt.MODELS_OWN
@@ -87,7 +85,7 @@ def _lines() -> Iterator[str]:
     if not sys.stdin.isatty():
         yield from read_texts(None)
         return
-    typer.echo(translated(_GREETING), err=True)
+    typer.echo(translated("chat.greeting"), err=True)
     while True:
         try:
             line = input("> ")

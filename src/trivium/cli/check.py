@@ -29,7 +29,7 @@ from trivium.data.shards import Shards, holds_shards
 from trivium.data.sources import file_format
 from trivium.data.splitting import CorpusOptions
 from trivium.errors import DataError, RecipeError
-from trivium.messages import padded, translated, translated_whole
+from trivium.messages import padded, translated, translated_english
 from trivium.objectives import Objective, task_kinds
 from trivium.objectives.example_checks import check_examples
 from trivium.progress import labelled
@@ -133,27 +133,26 @@ def _not_for_examples(task: str) -> RecipeError:
 
 
 def _print(findings: list[Finding]) -> None:
-    table = new_table("check", "found", "of", "share")
+    table = new_table("check", "found", "total", "share")
     table.add_column("", no_wrap=True)
-    add_texts(table, "such as", width=_WIDTH)
+    add_texts(table, "such_as", width=_WIDTH)
     for one in findings:
-        mark = translated("wrong") if one.wrong else ""
+        mark = translated("check.wrong") if one.wrong else ""
         cells = (f"{one.count:,}", f"{one.total:,}", f"{one.share:.1%}", mark)
-        table.add_row(translated_whole(one.check), *cells, *one.samples[:1])
+        table.add_row(translated_english(one.check), *cells, *one.samples[:1])
         for sample in one.samples[1:]:
             table.add_row("", "", "", "", "", sample)
     print_table(table)
     for one in findings:
         if one.wrong or (one.count and one.limit is None and one.advice):
-            mark = padded(translated("wrong" if one.wrong else "note"), 7)
-            check, advice = translated_whole(one.check), translated_whole(one.advice)
-            typer.echo(f"{mark}{check}{translated(': ')}{advice}")
+            mark = padded(translated("check.wrong" if one.wrong else "check.note"), 7)
+            check, advice = translated_english(one.check), translated_english(one.advice)
+            typer.echo(f"{mark}{check}{translated('join.colon')}{advice}")
         for sample in one.samples if one.wrong else ():
             if len(sample) > _WIDTH:
                 typer.echo(f"       {sample}")
     wrong = sum(one.wrong for one in findings)
     if not wrong:
-        typer.echo(translated("All well."))
+        typer.echo(translated("check.all_well"))
         return
-    words = "{wrong} of {total} checks found something wrong."
-    typer.echo(translated(words, wrong=wrong, total=len(findings)))
+    typer.echo(translated("check.result", wrong=wrong, total=len(findings)))

@@ -22,7 +22,7 @@ from trivium.cli import _options as opt
 from trivium.cli._tables import add_texts, new_table, print_table
 from trivium.data.cleaning import REMOVED_LINES, REPORT, RULES, CleanOptions, CleanReport
 from trivium.data.cleaning import clean as clean_texts
-from trivium.messages import translated, translated_whole
+from trivium.messages import translated, translated_english
 from trivium.progress import ProgressLine
 
 
@@ -60,30 +60,27 @@ def clean(
             out,
             CleanOptions(rules=chosen, processes=processes, **options),
             overwrite=overwrite,
-            progress=lambda now: line.update(
-                translated("{count:,} documents", count=now.documents)
-            ),
+            progress=lambda now: line.update(translated("clean.documents", count=now.documents)),
         )
     _print(report)
-    typer.echo(f"{translated('report')}  {out / REPORT}")
+    typer.echo(f"{translated('label.report')}  {out / REPORT}")
 
 
 def _print(report: CleanReport) -> None:
     table = new_table("dropped", "documents", "share")
-    add_texts(table, "such as", width=70)
+    add_texts(table, "such_as", width=70)
     for why, count in report.most_common():
         share = f"{count / report.documents:.1%}"
-        table.add_row(translated_whole(why), f"{count:,}", share, report.samples[why][0])
+        table.add_row(translated_english(why), f"{count:,}", share, report.samples[why][0])
     share = f"{report.kept / report.documents:.1%}"
-    table.add_row(translated("kept"), f"{report.kept:,}", share, "")
+    table.add_row(translated("clean.kept"), f"{report.kept:,}", share, "")
     print_table(table)
     kept = translated(
-        "{kept:,} of {all:,} characters are kept; {removed:,} lines of kept documents were "
-        "removed.",
+        "clean.result",
         kept=report.kept_characters,
         all=report.characters,
         removed=report.removed_lines,
     )
     typer.echo(kept)
     for line in report.samples.get(REMOVED_LINES, [])[:1]:
-        typer.echo(translated('{name}, such as "{line}"', name=REMOVED_LINES, line=line))
+        typer.echo(translated("clean.removed_line", name=REMOVED_LINES, line=line))

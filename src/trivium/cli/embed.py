@@ -77,8 +77,8 @@ def embed(
     if path is not None:
         with replace_file(path) as file:
             np.save(file, matrix)
-        words, (count, size) = "{path}: {count} vectors of {size} numbers", matrix.shape
-        typer.echo(translated(words, path=path, count=count, size=size), err=True)
+        count, size = matrix.shape
+        typer.echo(translated("embed.written", path=path, count=count, size=size), err=True)
     if similarities:
         matrix = matrix / np.linalg.norm(matrix, axis=1, keepdims=True)
         for name, row in zip(names, matrix @ matrix.T):

@@ -25,7 +25,7 @@ from trivium.data.sources import missing_paths
 from trivium.errors import DataError, TriviumError
 from trivium.evaluate.harness import find_tasks, run_tasks
 from trivium.files import write_json
-from trivium.messages import padded, translated, translated_whole
+from trivium.messages import padded, translated, translated_english
 from trivium.model_loading import load
 from trivium.objectives import Metrics
 from trivium.progress import ProgressLine
@@ -87,9 +87,8 @@ def eval_(
     def evaluate_all(quantize: Literal["int8"] | None) -> Iterator[tuple[str, dict[str, Any]]]:
         for file in files or ():
             is_long = Path(file).is_file() and Path(file).stat().st_size > _LONG
-            long = " (long: --limit 100 takes only its beginning)"
-            part = translated(long) if is_long and not limit else ""
-            line.say(translated("evaluating on {file}{part}", file=file, part=part))
+            part = translated("eval.long_file") if is_long and not limit else ""
+            line.say(translated("eval.file", file=file, part=part))
             with line.running():
                 metrics = evaluate(
                     model,
@@ -101,7 +100,7 @@ def eval_(
                     device=device,
                     quantize=quantize,
                     progress=lambda count: line.update(
-                        translated("{count:,} tokens scored", count=count)
+                        translated("eval.tokens_scored", count=count)
                     ),
                 )
             yield file, _record(metrics)
@@ -134,11 +133,11 @@ def _lines(result: dict[str, Any], quantize: str | None) -> str:
     other = result.get(str(quantize), {})
     values = {name: v for name, v in result.items() if isinstance(v, int | float)}
     width = max(map(len, values), default=0)
-    notes = map(translated_whole, result.get("notes", ()))
-    lines = [result["file"], *("  " + translated("({note})", note=note) for note in notes)]
+    notes = map(translated_english, result.get("notes", ()))
+    lines = [result["file"], *("  " + translated("run.note", note=note) for note in notes)]
     if quantize:
-        stored = padded(translated("stored"), 12, right=True)
-        change = padded(translated("change"), 8, right=True)
+        stored = padded(translated("eval.stored"), 12, right=True)
+        change = padded(translated("eval.change"), 8, right=True)
         lines.append(f"  {'':<{width}}  {stored}  {quantize:>12}  {change}")
     for name, value in values.items():
         line = f"  {name:<{width}}  {_number(value):>12}"

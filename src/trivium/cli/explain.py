@@ -20,7 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from trivium.cli import add_examples, described
-from trivium.cli._help import in_readers_language
+from trivium.cli._help import translate_help
 from trivium.cli._shared import print_json
 from trivium.explain import load_topic, topic_names
 from trivium.explain.page import Page, say
@@ -56,7 +56,7 @@ class _TopicGroup(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of a topic, in the reader's language."""
         command = super().get_command(ctx, cmd_name)
-        return None if command is None else in_readers_language(command)
+        return None if command is None else translate_help(command, "explain", cmd_name)
 
 
 app = typer.Typer(

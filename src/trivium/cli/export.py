@@ -38,5 +38,5 @@ def export(
     load(model, device="cpu").save_hf(out, overwrite=overwrite)
     typer.echo(f"{out}: {', '.join(read_json(out / 'config.json')['architectures'])}")
     for file in sorted(out.iterdir()):
-        size = translated("{size:>15,} bytes", size=file.stat().st_size)
+        size = translated("export.size", size=file.stat().st_size)
         typer.echo(f"  {file.name:<28}{size}")

@@ -44,8 +44,7 @@ def fill_mask(
     lm = load(model, checkpoint=checkpoint, device=device).reading(special_tokens)
     percent = lm.spec.family == "encoder-only"
     if not percent and not as_json:
-        note = "scores: probabilities per token (geometric means), whose sum may exceed 1"
-        typer.echo(translated(note), err=True)
+        typer.echo(translated("fill-mask.scores"), err=True)
     for number, text in enumerate(known_texts(read_texts(texts), lm.source_tokenizer)):
         fills = lm.fill_mask(text, top_k=top_k)
         masks: list[list[MaskFill]] = [fills] if isinstance(fills[0], MaskFill) else fills

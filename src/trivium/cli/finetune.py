@@ -67,8 +67,7 @@ class Command(TyperCommand):
         if self._task is None:
             return
         keys = [key for key in list_keys(Objective.kinds[self._task]) if key.name != "kind"]
-        heading = "Keys of {task}, such as --set objective.{key}=..."
-        with formatter.section(translated(heading, task=self._task, key=keys[0].name)):
+        with formatter.section(translated("finetune.keys", task=self._task, key=keys[0].name)):
             formatter.write_dl([(f"objective.{key.name}", _describe(key)) for key in keys])
 
 

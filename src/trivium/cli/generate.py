@@ -184,9 +184,7 @@ def _rank(
             lm.warn_of_lengths(requests)
     if pairs is not None:
         words = translated(
-            "{pairs:,} pairs in {file}; {equal:,} prompts have none, since their samples have "
-            "equal rewards; {cut:,} samples are cut at --max-new-tokens, and `finetune preference` "
-            "would train the model to end there.",
+            "generate.pairs",
             pairs=counts["pairs"],
             file=pairs,
             equal=counts["equal"],

@@ -45,15 +45,14 @@ def import_(
     check_replaceable(out, overwrite=overwrite)
     lm = load(source, device="cpu", lowercase=lowercase, allow_unknown_keys=allow_unknown_keys)
     lm.save(out, overwrite=overwrite)
-    heads = ", ".join(head.kind for head in lm.spec.heads) or translated("none")
+    heads = ", ".join(head.kind for head in lm.spec.heads) or translated("import.none")
     tokenizer = lm.tokenizer
-    vocabulary = translated("none")
+    vocabulary = translated("import.none")
     if tokenizer:
-        words = "{kind}, {size:,} tokens"
-        vocabulary = translated(words, kind=tokenizer.kind, size=tokenizer.vocab_size)
-    words, count = "{out}: {family}, {count:,} parameters", num_parameters(lm.spec)
-    typer.echo(translated(words, out=out, family=lm.spec.family, count=count))
+        vocabulary = translated("import.tokenizer", kind=tokenizer.kind, size=tokenizer.vocab_size)
+    count = num_parameters(lm.spec)
+    typer.echo(translated("import.written", out=out, family=lm.spec.family, count=count))
     capabilities = ", ".join(lm.capabilities).replace("_", "-")
-    facts = {"output heads": heads, "tokenizer": vocabulary, "capabilities": capabilities}
+    facts = {"output_heads": heads, "tokenizer": vocabulary, "capabilities": capabilities}
     for name, text in facts.items():
-        typer.echo(f"  {padded(translated(name), 12)}  {text}")
+        typer.echo(f"  {padded(translated(f'label.{name}'), 12)}  {text}")

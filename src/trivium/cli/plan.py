@@ -32,7 +32,7 @@ from trivium.cli.presets import shape_cells
 from trivium.config import option
 from trivium.errors import RecipeError
 from trivium.interop.hf_folder import export_problem
-from trivium.messages import translated, translated_whole
+from trivium.messages import translated, translated_english
 from trivium.models import active_parameters, build
 from trivium.plan.forecast import forecast_run, planned_model, trainer_without_data
 from trivium.plan.layouts import Workload
@@ -47,7 +47,6 @@ from trivium.train.recipe_loading import load_recipe
 
 _LONGEST = 8192  # tokens of a row; longer ones are for the end of training
 _BATCH = 2.0**19  # tokens of a step where a paper does not say
-_LEFT_OUT = "without failures, evaluations, checkpoints and slow GPUs"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,8 +134,8 @@ def plan(
         _show_plan(plans[0], options.gpu, sizes[plans[0].name])
     else:
         print_table(_family_table(plans, sizes))
-        left_out = translated(_LEFT_OUT)
-        typer.echo("\n" + translated("on {gpu}; {left_out}", gpu=options.gpu, left_out=left_out))
+        left_out = translated("plan.left_out")
+        typer.echo("\n" + translated("plan.on_gpu", gpu=options.gpu, left_out=left_out))
 
 
 def _published(name: str) -> dict[str, Preset]:
@@ -201,17 +200,17 @@ def _forecast(name: str, changes: Sequence[str], *, as_json: bool) -> None:
     parameters = count_parameters(trainer.train_step)
     trained = default = ""
     if parameters.frozen:
-        trained = translated(", {count:,} of them trained", count=parameters.trained)
+        trained = translated("run.trained_parameters", count=parameters.trained)
     if not recipe.train.budget:
-        default = translated("; {count:,.0f} steps are the default", count=forecast.steps)
+        default = translated("plan.default_steps", count=forecast.steps)
     model = translated(
-        "{parameters:,} parameters{trained}, vocabulary of {vocabulary:,}, random weights",
+        "plan.measured_model",
         parameters=sum(parameters),
         trained=trained,
         vocabulary=trainer.loader.streams[0].vocabulary.size,
     )
     steps = translated(
-        "of {tokens:,.0f} tokens, in micro-batches of {micro_batch:,}{default}",
+        "plan.measured_step",
         tokens=forecast.tokens / forecast.steps,
         micro_batch=forecast.micro_batch_tokens,
         default=default,
@@ -228,11 +227,9 @@ def _show_plan(plan: TrainingPlan, gpu: str, size: Preset) -> None:
     work = plan.step.work
     typer.echo(labelled("model", _model_line(plan, size)))
     width, heads, layers = shape_cells(work.spec)
-    text = size.text_bytes and translated(
-        "; trained on {size:,.0f} GB of text", size=size.text_bytes / 1e9
-    )
+    text = size.text_bytes and translated("plan.text_size", size=size.text_bytes / 1e9)
     shape = translated(
-        "{layers} layers of width {width}, feed-forward {feed_forward}, {heads} heads{text}",
+        "plan.shape",
         layers=layers,
         width=width,
         feed_forward=_feed_forward(work.spec),
@@ -240,7 +237,7 @@ def _show_plan(plan: TrainingPlan, gpu: str, size: Preset) -> None:
         text=text or "",
     )
     machine = translated(
-        "{count:,} x {gpu}: {peak:,.0f} TFLOP/s, {memory:.0f} GiB each",
+        "plan.machine",
         count=work.gpus,
         gpu=gpu,
         peak=work.gpu.peak_flops / 1e12,
@@ -252,36 +249,36 @@ def _show_plan(plan: TrainingPlan, gpu: str, size: Preset) -> None:
     typer.echo(labelled("machine", machine) + "\n")
     print_table(_layout_table(plan))
     memory = plan.step.memory.items()
-    parts = (f"{translated(name)} {size / 2**30:.1f}" for name, size in memory)
+    parts = (f"{translated(f'memory.{name}')} {size / 2**30:.1f}" for name, size in memory)
     held = translated(
-        "{size:.1f} GiB of each GPU: {parts}",
+        "plan.memory",
         size=plan.step.memory_bytes / 2**30,
-        parts=translated(", ").join(parts),
+        parts=translated("join.comma").join(parts),
     )
-    reasons = translated("; ").join(map(translated_whole, plan.reasons))
-    samples = translated(", and drawing samples") if work.samples else ""
-    typer.echo("\n" + labelled("layout", f"{plan.step.layout}{translated(': ')}{reasons}"))
+    reasons = translated("join.semicolon").join(map(translated_english, plan.reasons))
+    samples = translated("plan.left_out_samples") if work.samples else ""
+    typer.echo("\n" + labelled("layout", f"{plan.step.layout}{translated('join.colon')}{reasons}"))
     typer.echo(labelled("time", _time_line(plan)))
     typer.echo(labelled("memory", held))
-    typer.echo(labelled("", translated(_LEFT_OUT) + samples))
+    typer.echo(labelled("", translated("plan.left_out") + samples))
 
 
 def _say_export(spec: Spec) -> None:
     """Say why a model could not be exported."""
     if problem := export_problem(spec):
-        words = translated("it cannot be exported to Hugging Face: {problem}", problem=problem)
+        words = translated("run.export_problem", problem=problem)
         typer.echo(labelled("", words))
 
 
 def _model_line(plan: TrainingPlan, size: Preset) -> str:
     work = plan.step.work
     parameters, active = work.sizes.parameters, active_parameters(work.spec)
-    line = translated("{name}: {count:,} parameters", name=plan.name, count=parameters)
+    line = translated("plan.model", name=plan.name, count=parameters)
     if active < parameters:
-        line += translated(", {count:,} of them active for a token", count=active)
+        line += translated("plan.active", count=active)
     if work.trained < 1:
-        line += translated(", {share:.2%} of them trained", share=work.trained)
-    return line + (translated(", {paper}", paper=size.paper) if size.paper else "")
+        line += translated("plan.trained_share", share=work.trained)
+    return line + (translated("plan.paper", paper=size.paper) if size.paper else "")
 
 
 def _run_line(plan: TrainingPlan) -> str:
@@ -289,17 +286,8 @@ def _run_line(plan: TrainingPlan) -> str:
     work = plan.step.work
     values = {"batch": work.batch_tokens, "length": work.length, "each": work.flops_per_token}
     if not plan.tokens:
-        return translated(
-            "{batch:,.0f} tokens per step, in rows of {length:,}: {each:.3g} FLOPs per token",
-            **values,
-        )
-    return translated(
-        "{tokens} tokens, {batch:,.0f} per step, in rows of {length:,}: {flops:.3g} FLOPs, "
-        "{each:.3g} per token",
-        tokens=short_count(plan.tokens),
-        flops=plan.flops,
-        **values,
-    )
+        return translated("plan.step", **values)
+    return translated("plan.run", tokens=short_count(plan.tokens), flops=plan.flops, **values)
 
 
 def _time_line(plan: TrainingPlan) -> str:
@@ -308,13 +296,13 @@ def _time_line(plan: TrainingPlan) -> str:
     if plan.tokens:
         days = short_duration(plan.days * 86_400)
         if plan.days >= 1:
-            days = translated("{days:,.1f} days", days=plan.days)
+            days = translated("plan.days", days=plan.days)
         hours = f"{plan.gpu_hours:{',.0f' if plan.gpu_hours >= 10 else '.2g'}}"
-        time = translated("{time}, {hours} GPU-hours, at ", time=days, hours=hours)
+        time = translated("plan.time", time=days, hours=hours)
     return time + translated(
-        "{rate:,.0f} tokens/s of each GPU ({source}), {share:.1%} of its peak",
+        "plan.rate",
         rate=rate,
-        source=translated("as given" if plan.measured else "predicted"),
+        source=translated("plan.rate_given" if plan.measured else "plan.rate_predicted"),
         share=plan.step.utilization(rate),
     )
 
@@ -326,12 +314,12 @@ def _layout_table(plan: TrainingPlan) -> Table:
     gradients ("data").
     """
     table = new_table(
-        "layout", "micro-batch", "memory, GiB", "tokens/s per GPU", "of peak", "compute, s",
-        "tensor, s", "data, s", "sent, GB", wrap=True,
+        "layout", "micro_batch", "memory_gib", "tokens_per_second", "of_peak", "compute_s",
+        "tensor_s", "data_s", "sent_gb", wrap=True,
     )  # fmt: skip
     for step in plan.steps:
         micro_batch = f"{step.micro_batches} x {step.micro_rows * step.work.length:,}"
-        first = translated(step.problem) if step.problem else micro_batch
+        first = translated_english(step.problem) if step.problem else micro_batch
         cells = [first, f"{step.memory_bytes / 2**30:,.1f}"] + ["-"] * 6
         if step.problem is None:
             products, memory, tensor, data = step.seconds.values()
@@ -354,9 +342,9 @@ def _feed_forward(spec: Spec) -> str:
 def _family_table(plans: Sequence[TrainingPlan], sizes: Mapping[str, Preset]) -> Table:
     """The table of sizes in a family's paper, and what each of them takes."""
     table = new_table(
-        "preset", "parameters", "width", "heads", "layers", "feed-forward", "text, GB",
-        "learning rate", "batch", "tokens", "FLOPs", "GPU-hours", "GPUs", "days",
-        "GiB per GPU", "layout", wrap=True,
+        "preset", "parameters", "width", "heads", "layers", "feed_forward", "text_gb",
+        "learning_rate", "batch", "tokens", "flops", "gpu_hours", "gpus", "days",
+        "gib_per_gpu", "layout", wrap=True,
     )  # fmt: skip
     for plan in plans:
         work, size = plan.step.work, sizes[plan.name]

@@ -133,10 +133,9 @@ def prepare(
             "space, and the same command continues."
         ) from error
     if shards is None:
-        where, words = partial_folder(out), "part {part}: {tokens:,} tokens in {where}"
-        typer.echo(translated(words, part=part, tokens=tokens, where=where))
-        then = "When all parts are done, the same command without --part merges them."
-        typer.echo(translated(then))
+        where = partial_folder(out)
+        typer.echo(translated("prepare.part", part=part, tokens=tokens, where=where))
+        typer.echo(translated("prepare.then_merge"))
         return
     if write_text is not None:
         files = write_split_texts(paths, write_text, options)
@@ -164,8 +163,8 @@ def _trained(
         tokenizer = Tokenizer.load(earlier)
         if (tokenizer.kind, tokenizer.vocab_size) == (kind, size):
             return tokenizer
-    words = "training a {kind} tokenizer of {size:,} tokens"
-    print(translated(words, kind=kind, size=size), file=sys.stderr, flush=True)
+    said = translated("tokenizer.training_of_size", kind=kind, size=size)
+    print(said, file=sys.stderr, flush=True)
     return Tokenizer.train(kind, texts=training_texts(paths, options), vocab_size=size)
 
 
@@ -175,7 +174,7 @@ def _summary(shards: Shards, out: str) -> str:
     splits = shards.manifest.splits
     for name, info in splits.items():
         held = translated(
-            "{documents:,} documents, {tokens:,} tokens, {size:.2f} bytes per token",
+            "prepare.split",
             documents=info.documents,
             tokens=info.tokens,
             size=info.text_bytes / max(info.tokens, 1),
@@ -183,15 +182,14 @@ def _summary(shards: Shards, out: str) -> str:
         lines.append(_summary_line(name, held))
     duplicates = sum(info.duplicates for info in splits.values())
     overlap = sum(info.overlap for info in splits.values())
-    dropped = translated("{count:,} exact duplicate documents", count=duplicates)
+    dropped = translated("prepare.duplicates", count=duplicates)
     lines.append(_summary_line("dropped", dropped))
     if overlap:
-        words = "{count:,} training documents that are also in validation"
-        lines.append(_summary_line("dropped", translated(words, count=overlap)))
-    loss = "{loss:.3f} nats per token: unigram baseline"
-    lines.append(_summary_line("loss", translated(loss, loss=unigram_loss([shards]))))
+        lines.append(_summary_line("dropped", translated("prepare.overlap", count=overlap)))
+    loss = translated("prepare.unigram_loss", loss=unigram_loss([shards]))
+    lines.append(_summary_line("loss", loss))
     return "\n".join(lines)
 
 
 def _summary_line(label: str, text: str) -> str:
-    return f"{padded(translated(label), 12)} {text}"
+    return f"{padded(translated(f'label.{label}'), 12)} {text}"

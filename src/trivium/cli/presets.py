@@ -69,10 +69,7 @@ def presets(
         return
     _print({name: selected[name] for name in names})
     if not part:
-        words = (
-            "A laptop trains the first ones, -tiny and -mini, in minutes: `trivium presets mini`."
-        )
-        typer.echo(translated(words), err=True)
+        typer.echo(translated("presets.small_ones"), err=True)
 
 
 def _row(name: str, preset: Preset) -> dict[str, Any]:
@@ -133,7 +130,7 @@ def _print(selected: dict[str, Preset]) -> None:
 def _parameters(spec: Spec) -> str:
     """How many, and how many of them compute for a token, where these are fewer."""
     total, active = num_parameters(spec), active_parameters(spec)
-    part = translated(" ({count} active)", count=short_count(active)) if active < total else ""
+    part = translated("presets.active", count=short_count(active)) if active < total else ""
     return short_count(total) + part
 
 

@@ -99,11 +99,11 @@ def prompt(
         return
     values = metrics.values
     note = translated(
-        "({questions}: 95 % confidence {low:.2f} to {high:.2f})",
+        "prompt.confidence",
         questions=counted(len(prompts), "question"),
         low=values["accuracy_low"],
         high=values["accuracy_high"],
     )
     typer.echo(f"accuracy  {values['accuracy']:.4f}  {note}")
-    always = translated("(always the most frequent answer)")
+    always = translated("prompt.majority")
     typer.echo(f"majority  {values['majority']:.4f}  {always}")

@@ -42,6 +42,6 @@ def report(
     else:
         path = write_comparison(runs, out or _COMPARISON)
     typer.echo(text_report(runs))
-    typer.echo(f"{translated('report')}  {path}")
+    typer.echo(f"{translated('label.report')}  {path}")
     if open_page:
         webbrowser.open(path.resolve().as_uri())

@@ -30,4 +30,4 @@ def samples(
         folder: The folder to unpack to.
     """
     for path in copy_samples(folder):
-        typer.echo(f"{path}  {translated('{size:,} bytes', size=path.stat().st_size)}")
+        typer.echo(f"{path}  {translated('samples.size', size=path.stat().st_size)}")

@@ -84,9 +84,8 @@ def train(
         sample_bytes: Train on a sample of at most this many bytes.
     """
     seconds = Tokenizer.config_of(kind).seconds_per_mb
-    words = ": about {seconds:g} s per MB on one core"
-    slow = translated(words, seconds=seconds) if seconds > 1 else ""
-    typer.echo(translated("training a {kind} tokenizer{slow}", kind=kind, slow=slow), err=True)
+    slow = translated("tokenizer.cost_per_mb", seconds=seconds) if seconds > 1 else ""
+    typer.echo(translated("tokenizer.training", kind=kind, slow=slow), err=True)
     documents = read_documents(data, ReadOptions(**reading))
     tokenizer = Tokenizer.train(
         kind,
@@ -100,8 +99,8 @@ def train(
         progress=lambda line: typer.echo(line, err=True),
     )
     path = tokenizer.save(out)
-    made = "{path}: {kind}, {size} tokens"
-    typer.echo(translated(made, path=path, kind=tokenizer.kind, size=tokenizer.vocab_size))
+    size = tokenizer.vocab_size
+    typer.echo(translated("tokenizer.written", path=path, kind=tokenizer.kind, size=size))
 
 
 @app.command()

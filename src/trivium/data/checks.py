@@ -9,13 +9,15 @@ import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Self
 
 import numpy as np
 
-from trivium.data.documents import LONG_ADVICE, LONG_BYTES, join_texts, no_text
+from trivium.data.documents import LONG_BYTES, join_texts, no_text
 from trivium.data.shards import TRAIN, VALIDATION, Shards
 from trivium.data.splitting import CorpusOptions, plan_corpus, text_digest
 from trivium.errors import DataError, shorten
+from trivium.messages import english
 from trivium.text import Tokenizer
 from trivium.text.symbols import is_unspaced
 
@@ -48,6 +50,32 @@ class Finding:
     limit: float | None
     advice: str = ""
     samples: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        check: str,
+        count: int,
+        total: int,
+        limit: float | None,
+        advice: str,
+        samples: Sequence[str] = (),
+        **values: object,
+    ) -> Self:
+        """Create a finding from identifiers.
+
+        Args:
+            check: a name in `[finding]` of the catalog.
+            count: the cases.
+            total: what they are cases of.
+            limit: the share from which on the cases are wrong, or None.
+            advice: a name in `[advice]`; empty: nothing is to be done.
+            samples: some of the cases.
+            values: those of both texts.
+        """
+        words = english(f"finding.{check}", **values)
+        what_to_do = english(f"advice.{advice}", **values) if advice else ""
+        return cls(words, count, total, limit, what_to_do, tuple(samples))
 
     @property
     def share(self) -> float:
@@ -93,30 +121,27 @@ def check_texts(
     if not documents.total:
         raise DataError("\n".join(unreadable.samples) or str(no_text(plan.sources)))
     count = 1 if plan.cut else documents.total
-    single = "there is only one: its end is held out; is the separator right?"
     findings = [
-        Finding("documents", count, count, None, single if count == 1 else ""),
-        unreadable.finding("unreadable sources", len(plan.sources), 0, "mend or remove them"),
-        encoding.finding(
-            "documents in wrong encoding", documents.total, 0, "convert the file to UTF-8"
-        ),
-        documents.finding("repeated documents", None, "they are dropped"),
-        headings.finding("repeated short lines", None, "headings and names repeat in good text"),
-        lines.finding(
-            f"repeated lines of {_LONG_LINE} characters", 0.1, "notices? clean the texts"
-        ),
-        *words.findings("is the separator right?"),
+        Finding.of("documents", count, count, None, "single_document" if count == 1 else ""),
+        unreadable.finding("unreadable", len(plan.sources), 0, "remove"),
+        encoding.finding("wrong_encoding", documents.total, 0, "convert"),
+        documents.finding("repeated_documents", None, "dropped"),
+        headings.finding("repeated_short_lines", None, "headings_repeat"),
+        lines.finding("repeated_long_lines", 0.1, "clean", size=_LONG_LINE),
+        *words.findings("separator"),
     ]
     marker, often = max(markers.items(), key=lambda item: item[1], default=("", 0))
     if often > 1 and marker not in options.separator:
-        advice = f'where it ends a document, give --separator "{marker}"'
-        findings.append(Finding("markers of a document's end", often, often, None, advice))
+        counts = often, often
+        findings.append(Finding.of("markers", *counts, None, "separator_marker", marker=marker))
     if options.separator == "blank":
-        long = f"documents of over {LONG_BYTES:,} bytes"
-        findings.append(Finding(long, num_long, documents.total, None, LONG_ADVICE))
+        sizes = num_long, documents.total
+        findings.append(
+            Finding.of("long_documents", *sizes, None, "separator_line", size=LONG_BYTES)
+        )
     if plan.wants_validation:
-        findings.append(documents.overlap("validation documents in training", 0))
-        findings.append(lines.overlap("validation lines in training", 0.1))
+        findings.append(documents.overlap("documents_in_both", 0))
+        findings.append(lines.overlap("lines_in_both", 0.1))
     return findings
 
 
@@ -138,11 +163,11 @@ def check_shards(shards: Shards, tokenizer: Tokenizer) -> list[Finding]:
         words.counts += split.counts()
         words.num_texts += split.num_documents
     findings = [
-        documents.finding("repeated documents", None, "they differ in what the tokenizer loses"),
-        *words.findings("was the separator right?"),
+        documents.finding("repeated_documents", None, "same_tokens"),
+        *words.findings("separator_of_shards"),
     ]
     if VALIDATION in shards.names:
-        findings.append(documents.overlap("validation documents in training", 0))
+        findings.append(documents.overlap("documents_in_both", 0))
     return findings
 
 
@@ -161,9 +186,11 @@ class Cases:
         if self.count <= _NUM_SAMPLES:
             self.samples.append(sample_of(text, limit))
 
-    def finding(self, check: str, total: int, limit: float | None, advice: str) -> Finding:
-        """The cases as the result of a check."""
-        return Finding(check, self.count, total, limit, advice, tuple(self.samples))
+    def finding(
+        self, check: str, total: int, limit: float | None, advice: str, **values: object
+    ) -> Finding:
+        """Return the cases as the result of a check; see `Finding.of`."""
+        return Finding.of(check, self.count, total, limit, advice, self.samples, **values)
 
 
 class Repeats:
@@ -185,19 +212,19 @@ class Repeats:
         """Documents or lines of both splits."""
         return sum(counts.total() for counts in self._counts.values())
 
-    def finding(self, check: str, limit: float | None, advice: str) -> Finding:
-        """What occurs again in its own split."""
+    def finding(self, check: str, limit: float | None, advice: str, **values: object) -> Finding:
+        """Return what occurs again in its own split; see `Finding.of`."""
         repeats = self.total - sum(len(counts) for counts in self._counts.values())
         often = {key: sum(one[key] for one in self._counts.values()) for key in self._texts}
         first = sorted(often, key=lambda key: -often[key])[:_NUM_SAMPLES]
-        samples = tuple(f"{often[key]:,} x {self._texts[key]}" for key in first)
-        return Finding(check, repeats, self.total, limit, advice, samples)
+        samples = [f"{often[key]:,} x {self._texts[key]}" for key in first]
+        return Finding.of(check, repeats, self.total, limit, advice, samples, **values)
 
     def overlap(self, check: str, limit: float) -> Finding:
         """What of validation occurs in training."""
         train, heldout = self._counts[TRAIN], self._counts[VALIDATION]
         count = sum(number for key, number in heldout.items() if key in train)
-        return Finding(check, count, heldout.total(), limit, "scores will be too good")
+        return Finding.of(check, count, heldout.total(), limit, "scores_too_good")
 
 
 class Words:
@@ -238,7 +265,7 @@ class Words:
         """Short texts, unknown tokens and tokens that are never used."""
         tokenizer = self._tokenizer
         if tokenizer is None:
-            return [self.short.finding("texts of one word", self.num_texts, 0.01, advice)]
+            return [self.short.finding("one_word", self.num_texts, 0.01, advice)]
         self._encode(tokenizer)
         special = list(tokenizer.special_ids)
         unk_id = tokenizer.unk_id
@@ -249,9 +276,9 @@ class Words:
         unused = int((self.counts == 0).sum()) - len(special)
         size = len(self.counts) - len(special)
         return [
-            self.short.finding("texts of one token", self.num_texts, 0.01, advice),
-            Finding("unknown tokens", unknown, total, 0.01, "train a tokenizer on these texts"),
-            Finding("tokens never used", unused, size, 0.5, "a smaller vocabulary, or other texts"),
+            self.short.finding("one_token", self.num_texts, 0.01, advice),
+            Finding.of("unknown_tokens", unknown, total, 0.01, "train_tokenizer"),
+            Finding.of("unused_tokens", unused, size, 0.5, "smaller_vocabulary"),
         ]
 
 

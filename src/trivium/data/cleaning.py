@@ -24,6 +24,7 @@ from trivium.data.documents import Document, ReadOptions, read_documents
 from trivium.data.sources import Paths
 from trivium.errors import DataError, MissingExtraError, did_you_mean, shorten
 from trivium.files import replace_folder, write_json
+from trivium.messages import english
 from trivium.text.symbols import WORD
 
 RULES = ("gopher-repetition", "gopher", "c4", "fineweb")
@@ -149,7 +150,7 @@ def clean(
             if verdict.why:
                 report.drop(verdict.why, document.text)
             elif not seen.isdisjoint(verdict.buckets):
-                report.drop("near-duplicate: of an earlier document", document.text)
+                report.drop(english("reason.near_duplicate"), document.text)
             else:
                 record = {"text": verdict.text, "source": document.source}
                 # In files of a bounded size, so that parts of the corpus can be prepared apart.

@@ -38,11 +38,6 @@ TEXT_SUFFIXES = (".txt", *(suffix for suffix in RECORD_SUFFIXES if suffix != ".j
 LONG_BYTES = 200_000
 """Documents of more bytes are hardly what their writer means by one."""
 
-LONG_ADVICE = (
-    "a blank line ends a document of plain text, and whole documents are held out: right for "
-    "books; where each line is a text, give --separator line"
-)
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Document:

@@ -62,9 +62,9 @@ class PrepareProgress:
             return self.note
         read = f"{self.read_bytes / 1e6:,.1f}"
         if self.total_bytes:
-            read += translated(" of {size:,.1f}", size=self.total_bytes / 1e6)
+            read += translated("progress.of_size", size=self.total_bytes / 1e6)
         return translated(
-            "{read} MB of files read, {documents:,} documents, {tokens:,} tokens, {rate:.1f} MB/s",
+            "progress.encoding",
             read=read,
             documents=self.documents,
             tokens=self.tokens,

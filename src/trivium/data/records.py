@@ -111,7 +111,7 @@ class ReadReport:
         self.unused: Counter[str] = Counter()
         """How often messages have something that is not used, by its name."""
         self.notes: Counter[str] = Counter()
-        """How often a sentence holds; {count} in it stands for that number."""
+        """How often a text of the catalog holds, whose {count} stands for that number."""
 
     def add_layout(self, line: str, where: str) -> None:
         """Count a record whose columns a line describes."""
@@ -124,21 +124,18 @@ class ReadReport:
         lines = [*self.layouts]
         if len(lines) > 1:
             lines = [
-                translated(
-                    "{line} ({count:,} records, the first is {where})",
-                    line=line,
-                    count=count,
-                    where=where,
-                )
+                translated("data.layout", line=line, count=count, where=where)
                 for line, (count, where) in self.layouts.items()
             ]
         more = len(lines) - _SHOWN_LAYOUTS
         if more > 0:
-            lines[_SHOWN_LAYOUTS:] = [translated("and {count:,} other layouts", count=more)]
+            lines[_SHOWN_LAYOUTS:] = [translated("data.more_layouts", count=more)]
         if self.unused:
             names = ", ".join(f"{name} ({count:,})" for name, count in self.unused.items())
-            lines.append(translated("not used: {names}", names=names))
-        return lines + [translated(note, count=count) for note, count in self.notes.items()]
+            lines.append(translated("data.unused", names=names))
+        for identifier, count in self.notes.items():
+            lines.append(translated(identifier, count=count))
+        return lines
 
 
 class Record(dict[str, Any]):
@@ -210,10 +207,10 @@ class Record(dict[str, Any]):
             return None
         return self.text(self.columns[field])
 
-    def note(self, sentence: str) -> None:
-        """Count a sentence that holds for this record."""
+    def note(self, identifier: str) -> None:
+        """Count a text of the catalog that holds for this record."""
         if self.report is not None:
-            self.report.notes[sentence] += 1
+            self.report.notes[identifier] += 1
 
     def name(self, column: str) -> str:
         """Return a column and where the record is, for messages."""

@@ -111,8 +111,8 @@ def layout_line(columns: Mapping[str, str], ignored: Sequence[str]) -> str:
         return line
     others = [shorten(column, 40) for column in ignored[:_SHOWN]]
     if len(ignored) > _SHOWN:
-        others.append(translated("{count:,} more", count=len(ignored) - _SHOWN))
-    return translated("{line}; ignored: {columns}", line=line, columns=", ".join(others))
+        others.append(translated("data.more_columns", count=len(ignored) - _SHOWN))
+    return translated("data.columns", line=line, columns=", ".join(others))
 
 
 Slot = Fields | tuple[str, tuple[Fields, ...]]

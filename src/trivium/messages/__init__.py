@@ -1,7 +1,12 @@
 """What the program says, in the reader's language.
 
-Texts are written in English where they are used; `zh.toml` has the same in Chinese. Errors and
-warnings stay English: they are what one searches for.
+Every text has an identifier, such as `run.forecast`, under which `texts.toml` has its English and
+its Chinese, with the same {fields}. `translated("run.forecast", rate=...)` returns it in the
+reader's language. The English of `--help` is in the commands, its Chinese in `help_zh.toml`.
+
+Texts that the files of a run keep, such as warnings in `metrics.jsonl`, are made by `english`, and
+`translated_english` translates them where they are shown. Errors and warnings on the terminal stay
+English, because that is what one searches for.
 """
 
 from __future__ import annotations
@@ -11,15 +16,15 @@ import os
 import re
 import tomllib
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 Language: TypeAlias = Literal["en", "zh"]
 
+# Tables of texts that are made by `english`.
+_IN_FILES = ("finding.", "advice.", "note.", "reason.", "warning.")
 _FIELD = re.compile(r"\{(\w+)[^{}]*\}")
-# Characters besides its values by which a template is recognized.
-_LEAST_FIXED = 12
 
 
 def terminal_language() -> Language:
@@ -36,54 +41,51 @@ def terminal_language() -> Language:
 
 @functools.cache
 def catalog(language: Language) -> Mapping[str, str]:
-    """English -> a language; of English itself empty."""
-    path = Path(__file__).with_name(f"{language}.toml")
-    return {} if language == "en" else tomllib.loads(path.read_text(encoding="utf-8"))
-
-
-def translated(english: str, /, **values: object) -> str:
-    """A text in the reader's language, with the values in the places of their {names}."""
-    text = catalog(terminal_language()).get(english, english)
-    return text.format(**values) if values else text
-
-
-def translated_whole(english: str, /) -> str:
-    """A finished text in the reader's language, such as a warning in the files of a run.
-
-    The catalog has it as it is, or the template that it was made of: then its values are found, and
-    those that the catalog has are translated, too. Any other text stays English.
-    """
-    known = catalog(terminal_language())
-    if english in known:
-        return known[english]
-    for pattern, names, text in _templates(terminal_language()):
-        if match := pattern.fullmatch(english):
-            values = {name: known.get(one, one) for name, one in zip(names, match.groups())}
-            return text.format(**values)
-    return english
+    """Return the texts of a language by identifier."""
+    place, tables = ("en", "zh").index(language), _read("texts.toml").items()
+    return {f"{table}.{name}": one[place] for table, texts in tables for name, one in texts.items()}
 
 
 @functools.cache
-def _templates(language: Language) -> Sequence[tuple[re.Pattern[str], Sequence[str], str]]:
-    """What texts of the catalog's templates look like, names of values, text in a language.
-
-    Those with the most words of their own come first.
-    """
-    templates: list[tuple[int, tuple[re.Pattern[str], Sequence[str], str]]] = []
-    for english, text in catalog(language).items():
-        parts = _FIELD.split(english)
-        fixed, names = parts[::2], parts[1::2]
-        length = len("".join(fixed))
-        if names and length >= _LEAST_FIXED:
-            pattern = re.compile("(.+?)".join(map(re.escape, fixed)))
-            templates.append((length, (pattern, names, _FIELD.sub(r"{\1}", text))))
-    return [template for _, template in sorted(templates, key=lambda one: -one[0])]
+def chinese_help() -> Mapping[str, Mapping[str, str]]:
+    """Return the Chinese of `--help`: a table for each command, with its texts by name."""
+    return _read("help_zh.toml")
 
 
-def translated_paragraphs(english: str) -> str:
-    """A text by its paragraphs; those that the catalog does not have, as examples, stay."""
-    known = catalog(terminal_language())
-    return "\n\n".join(known.get(" ".join(one.split()), one) for one in english.split("\n\n"))
+def _read(name: str) -> Mapping[str, Mapping[str, Any]]:
+    return tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+
+
+def translated(identifier: str, /, **values: object) -> str:
+    """Return a text in the reader's language, with the values in the places of its {fields}."""
+    return catalog(terminal_language())[identifier].format(**values)
+
+
+def english(identifier: str, /, **values: object) -> str:
+    """Return a text in English, for a file; see `translated_english`."""
+    return catalog("en")[identifier].format(**values)
+
+
+def translated_english(text: str, /) -> str:
+    """Return a text that `english` made in the reader's language; any other text stays as it is."""
+    for identifier, pattern in _patterns().items():
+        if match := pattern.fullmatch(text):
+            translation = catalog(terminal_language())[identifier]
+            return _FIELD.sub(r"{\1}", translation).format(**match.groupdict())
+    return text
+
+
+@functools.cache
+def _patterns() -> Mapping[str, re.Pattern[str]]:
+    """Return what texts of `english` look like with any values, by identifier."""
+    patterns = {}
+    for identifier, text in catalog("en").items():
+        if identifier.startswith(_IN_FILES):
+            words, names = _FIELD.split(text)[::2], _FIELD.findall(text)
+            groups = [f"(?P<{name}>.+?)" for name in names]
+            parts = (re.escape(one) + group for one, group in zip(words, [*groups, ""]))
+            patterns[identifier] = re.compile("".join(parts))
+    return patterns
 
 
 def display_width(text: str) -> int:

@@ -30,10 +30,10 @@ _OTHER_ROLES = {
     **dict.fromkeys(("gpt", "bot", "model", "chatgpt"), "assistant"),
     **dict.fromkeys(("function", "observation", "ipython"), "tool"),
 }
-_CALLS_ALONE = "{count:,} messages of the assistant are left out: they have tool calls alone"
-_OWN_SYSTEM = "{count:,} conversations have a system message, which goes before the system column"
-_NO_SPACE = "{count:,} responses follow their prompt without a space: texts are joined as they are"
-_WHOLE = "{count:,} prompts, with which the responses begin, are read once"
+_CALLS_ALONE = "data.tool_calls_alone"
+_OWN_SYSTEM = "data.own_system_message"
+_NO_SPACE = "data.no_space_after_prompt"
+_WHOLE = "data.repeated_prompts"
 
 Message = dict[str, Any]
 Turn = str | tuple[Message, ...]

@@ -53,7 +53,7 @@ def check_examples(
         words.count_tokens([*objective.target_texts(examples)])
     findings = [
         _bad_records(bad, len(examples)),
-        wholes.finding("repeated examples", None, "each counts again in training"),
+        wholes.finding("repeated_examples", None, "count_again"),
     ]
     known = sorted({*counts[TRAIN], *counts[VALIDATION]})
     if known:
@@ -61,26 +61,25 @@ def check_examples(
         findings.append(_alike(known))
         for split in (TRAIN, VALIDATION) if heldout else ():
             missing = Cases(label for label in known if not counts[split][label])
-            advice = "give examples of them" if split == TRAIN else "hold out more examples"
-            side = "training" if split == TRAIN else split
-            findings.append(missing.finding(f"labels never in {side}", len(known), 0, advice))
+            advice = "give_examples" if split == TRAIN else "hold_out_more"
+            check = "labels_not_in_training" if split == TRAIN else "labels_not_in_validation"
+            findings.append(missing.finding(check, len(known), 0, advice))
         once = Cases()
         for label in known:
             if counts[TRAIN][label] == 1:
                 once.add(f"{label} ({where[label]})", MESSAGE_LENGTH)
-        findings.append(once.finding("labels with one example", len(known), 0, "give more of them"))
+        findings.append(once.finding("labels_of_one_example", len(known), 0, "give_more"))
         findings.append(_rare(counts[TRAIN], weighs=objective.weighs_classes(examples)))
     findings += objective.findings(examples)
     if heldout:
-        findings.append(keys.overlap("validation texts in training", 0))
-    return [*findings, *words.findings("is this what you meant?")]
+        findings.append(keys.overlap("texts_in_both", 0))
+    return [*findings, *words.findings("short_examples")]
 
 
 def _bad_records(bad: BadRecords, num_examples: int) -> Finding:
     """Records that are no examples, a sample of every kind."""
-    advice = "mend or remove them, or leave them out: --set data.bad_records=skip"
     total = bad.count + num_examples
-    return Finding("bad records", bad.count, total, 0, advice, tuple(bad.lines))
+    return Finding.of("bad_records", bad.count, total, 0, "skip_bad_records", bad.lines)
 
 
 def _disputed(answers: dict[str, dict[tuple[str, ...], str]]) -> Finding:
@@ -90,7 +89,7 @@ def _disputed(answers: dict[str, dict[tuple[str, ...], str]]) -> Finding:
         if len(by_labels) > 1:
             labels = (f"{', '.join(names)} ({where})" for names, where in by_labels.items())
             cases.add(f"{sample_of(text, 40)}: {'; '.join(labels)}", MESSAGE_LENGTH)
-    return cases.finding("texts with different labels", len(answers), 0, "correct them")
+    return cases.finding("disputed_labels", len(answers), 0, "correct")
 
 
 def _rare(counts: Counter[str], *, weighs: bool) -> Finding:
@@ -98,12 +97,8 @@ def _rare(counts: Counter[str], *, weighs: bool) -> Finding:
     share = min(_RARE_SHARE, 0.5 / max(1, len(counts)))
     limit = share * counts.total()
     rare = Cases(f"{label} ({count:,})" for label, count in counts.items() if count < limit)
-    advice = "they are hardly learned: give more examples"
-    if weighs:
-        advice = (
-            "they are hardly learned: give more examples; objective.class_weights=balanced helps"
-        )
-    return rare.finding(f"labels of under {100 * share:.2g}%", len(counts), 0, advice)
+    advice = "weigh_labels" if weighs else "give_more_of_rare"
+    return rare.finding("rare_labels", len(counts), 0, advice, share=100 * share)
 
 
 def _alike(labels: Sequence[str]) -> Finding:
@@ -112,4 +107,4 @@ def _alike(labels: Sequence[str]) -> Finding:
     for label in labels:
         groups.setdefault(label.casefold(), []).append(label)
     cases = Cases(", ".join(group) for group in groups.values() if len(group) > 1)
-    return cases.finding("labels that differ in case only", len(labels), 0, "write them alike")
+    return cases.finding("labels_by_case", len(labels), 0, "write_alike")

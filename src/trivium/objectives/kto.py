@@ -23,6 +23,7 @@ from trivium.data.schema import Fields, Slot
 from trivium.errors import DataError, shorten
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
+from trivium.messages import english
 from trivium.models import LanguageModule
 from trivium.objectives.base import Cut, LabelledObjective, LossTerms, TensorBatch, column_key
 from trivium.objectives.conversations import (
@@ -270,8 +271,8 @@ class KTO(LabelledObjective):
             for one, (total, _) in zip(examples, answers)
         ]
         notes = (
-            "auc: how often a good response is more probable per token than a bad one",
-            "perplexity: of the good responses",
+            english("note.auc"),
+            english("note.perplexity_of_good"),
         )
         return Metrics(values, notes=notes).with_examples(rows)
 

@@ -8,6 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Protocol
 
+from trivium.messages import english
+
 # In nats: a first loss so much above that of equal models, a loss that near to it after so many
 # steps, and log ratios of the good responses so far below 0 are bad signs.
 _ABOVE, _STILL, _PATIENCE, _FALLEN = 0.05, 1e-3, 50, 1.0
@@ -41,15 +43,15 @@ class SignMonitor(ABC):
         if self.term not in record:
             return None
         self.first = self.first or record
-        for what, advice in self.signs(record):
-            if advice not in self._said:
-                self._said.add(advice)
-                return f"{what} {advice}"
+        for sign, values in self.signs(record):
+            if sign not in self._said:
+                self._said.add(sign)
+                return english(f"warning.{sign}", **values)
         return None
 
     @abstractmethod
-    def signs(self, record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """What is wrong by a record, with its numbers; and the rest, the same for every record."""
+    def signs(self, record: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield what is wrong by a record: a name in `[warning]` of the catalog, and its values."""
 
 
 class PreferenceMonitor(SignMonitor):
@@ -63,27 +65,16 @@ class PreferenceMonitor(SignMonitor):
     start: ClassVar[tuple[str, float]] = "ln 2", math.log(2)
     weight: ClassVar[str] = "sft_weight"
 
-    def signs(self, record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def signs(self, record: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         """See `SignMonitor`."""
         loss, good, (name, start) = record[self.term], record[f"train_{self.good}"], self.start
         if record is self.first and loss > start + _ABOVE:
-            yield (
-                f"the first loss is {loss:.3f}, not {name} = {start:.3f}: the model differs",
-                "from its reference before it has learned. Usual cause: dropout. Set "
-                "model.dropout = 0 and adapter.dropout = 0.",
-            )
+            yield "differs_from_reference", {"loss": loss, "name": name, "start": start}
         if record["step"] >= _PATIENCE and abs(loss - start) < _STILL:
-            yield (
-                f"the loss is still {name} after {record['step']} steps:",
-                "nothing is learned. Usual causes: a learning rate near 0, frozen weights, or "
-                "responses that are the same once they are cut to data.length. Raise optimizer.lr.",
-            )
+            yield "nothing_learned", {"name": name, "steps": record["step"]}
         if good < -_FALLEN:
-            yield (
-                f"the {self.good} responses are less probable than at the start ({good:.1f} nats):",
-                "good answers become rarer, although the loss falls. Lower optimizer.lr, or raise "
-                f"objective.{self.weight} or objective.beta.",
-            )
+            values = {"good": self.good, "gain": good, "weight": self.weight}
+            yield "good_become_rarer", values
 
 
 class KTOMonitor(PreferenceMonitor):
@@ -111,7 +102,7 @@ class PolicyMonitor(SignMonitor):
         self.max_new_tokens = max_new_tokens
         self._rewards: list[float] = []
 
-    def signs(self, record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    def signs(self, record: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         """See `SignMonitor`."""
         self._rewards.append(record["train_reward"])
         first, now = (
@@ -119,41 +110,20 @@ class PolicyMonitor(SignMonitor):
             for one in (self.first, record)
         )
         if now.get("same", 0) > _SAME:
-            yield (
-                f"in {now['same']:.0%} of the groups all rewards are the same, {now['reward']:.2f} "
-                "on average,",
-                "and nothing is learned of them: the prompts are too easy or too hard. Take prompts"
-                " that the model solves now and then, or raise objective.group or temperature.",
-            )
-        hacking = (
-            "it probably finds what the reward overlooks (reward hacking). Read the samples in the "
-            "report; raise objective.beta, lower optimizer.lr, or stop earlier."
-        )
+            yield "same_rewards", {"share": now["same"], "reward": now["reward"]}
         if now.get("kl", 0.0) > _FAR:
-            yield f"the model is {now['kl']:.0f} nats a text from its reference:", hacking
-        if now["distinct_2"] < first["distinct_2"] / 2:
-            yield f"responses repeat themselves (distinct_2 {now['distinct_2']:.2f}):", hacking
+            yield "far_from_reference", {"distance": now["kl"]}
+        elif now["distinct_2"] < first["distinct_2"] / 2:
+            yield "responses_repeat", {"share": now["distinct_2"]}
         short, long = _SHORT * self.max_new_tokens, _LONG * self.max_new_tokens
         grown = first["length"] < short and now["length"] > long
         if grown and now["reward"] > first["reward"]:
-            yield (
-                f"responses grew from {first['length']:.0f} to {now['length']:.0f} tokens,",
-                "their bound, while the reward rose: it probably favours long texts (length "
-                'hacking). Add a reward of kind "length", or raise objective.beta.',
-            )
+            yield "responses_grew", {"first": first["length"], "now": now["length"]}
         if first["ended"] < _ENDED:
-            yield (
-                f"the model ends only {now['ended']:.0%} of its responses;",
-                f"the others are cut at {self.max_new_tokens} tokens. Raise "
-                "objective.max_new_tokens, unless the reward is meant for beginnings of texts.",
-            )
+            yield "responses_cut", {"share": now["ended"], "size": self.max_new_tokens}
         parts = self._rewards[:_RECORDS], self._rewards[_RECORDS:][-_RECORDS:]
         if len(parts[1]) == _RECORDS:
             before, after = map(statistics.fmean, parts)
             variance = sum(map(statistics.variance, parts))
             if before - after > _ERRORS * math.sqrt(variance / _RECORDS):
-                yield (
-                    f"the reward falls, from {before:.3f} to {after:.3f}:",
-                    "the steps are too large, or the divergence outweighs it. Lower optimizer.lr, "
-                    "raise train.batch_examples, or lower objective.beta.",
-                )
+                yield "reward_falls", {"before": before, "after": after}

@@ -19,6 +19,7 @@ from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
+from trivium.messages import english
 from trivium.models import LanguageModule
 from trivium.nn.loss import token_cross_entropy
 from trivium.objectives.base import LossTerms, TensorBatch, read, to_device
@@ -193,13 +194,13 @@ class PreferenceOptimization(PreferencePairs):
         means = sums / np.maximum(counts, 1)
         values: dict[str, float] = {}
         notes = (
-            "ranking_accuracy: pairs whose chosen response is more probable per token",
-            "perplexity: of the chosen responses; one that rises says that they become rarer",
+            english("note.ranking_accuracy"),
+            english("note.perplexity_of_chosen"),
         )
         if all(one.where in self._reference for one in examples):
             gains = sums - np.stack([self._reference[one.where] for one in examples])
             values["accuracy"] = float((gains[:, 0] > gains[:, 1]).mean())
-            notes = ("accuracy: pairs whose chosen response has gained more in the run", *notes)
+            notes = (english("note.preference_accuracy"), *notes)
         values["ranking_accuracy"] = float((means[:, 0] > means[:, 1]).mean())
         values["perplexity"] = perplexity
         rows = [

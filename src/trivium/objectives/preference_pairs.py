@@ -117,8 +117,7 @@ class PreferencePairs(LabelledObjective):
         """Whether the length of a response tells which one is chosen."""
         lengths = ((len(plain(one.chosen)), len(plain(one.rejected))) for one in examples)
         longer = sum(chosen > rejected for chosen, rejected in lengths)
-        advice = "a model may learn length alone: add pairs whose better response is shorter"
-        return [Finding("chosen response is longer", longer, len(examples), _MOSTLY, advice)]
+        return [Finding.of("chosen_longer", longer, len(examples), _MOSTLY, "add_shorter")]
 
     def input_of(self, example: Preference) -> str:
         """The prompt with both responses."""

@@ -33,6 +33,7 @@ from trivium.files import open_text
 from trivium.inference.answer import AnswerSpan, ContextWindow, context_windows
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
+from trivium.messages import english
 from trivium.models import LanguageModule
 from trivium.objectives.base import LabelledObjective, LossTerms, TensorBatch, column_key, read
 from trivium.objectives.excerpt import split_words
@@ -242,8 +243,8 @@ def squad_metrics(predicted: Sequence[str], references: Sequence[Sequence[str]])
             values[f"{prefix}f1"] = sum(f1 for _, f1 in part) / len(part)
             values[f"{prefix}exact_match"] = sum(exact for exact, _ in part) / len(part)
     unspaced = any(UNSPACED.search(text) for right in references for text in right)
-    note = "; Chinese and Japanese characters count as words" if unspaced else ""
-    return Metrics(values, notes=(f"exact match and F1 as in SQuAD's script{note}",))
+    note = english("note.squad_unspaced" if unspaced else "note.squad")
+    return Metrics(values, notes=(note,))
 
 
 def squad_score(predicted: str, references: Sequence[str]) -> tuple[float, float]:

@@ -20,6 +20,7 @@ from trivium.data.schema import Fields, Slot
 from trivium.errors import DataError, RecipeError
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
+from trivium.messages import english
 from trivium.models import LanguageModule
 from trivium.objectives.base import LossTerms, TensorBatch, read
 from trivium.objectives.chat import chat_template
@@ -176,7 +177,7 @@ class Reward(PreferencePairs):
             "margin": float(gain.mean()),
             "reward": float(rewards.mean()),
         }
-        notes = ("margin and reward: mean difference of a pair, and mean of all texts",)
+        notes = (english("note.margin_and_reward"),)
         return Metrics(values, notes=notes).with_examples(rows, mistakes)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:

@@ -29,6 +29,7 @@ from trivium.errors import DataError, RecipeError
 from trivium.files import open_text
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
+from trivium.messages import english
 from trivium.models import LanguageModule
 from trivium.objectives.base import (
     LabelledObjective,
@@ -322,11 +323,8 @@ class Summarization(SourceToTarget):
             name: float(sum(score[kind].fmeasure for score in scores)) / max(1, len(scores))
             for name, kind in zip(names, kinds)
         }
-        words = (
-            "words of a to z and digits" if ascii_only else "words of any script, Han one by one"
-        )
-        notes = (f"ROUGE of rouge_score: {words}, no stemmer",)
-        return Metrics(values, notes=notes), [score["rougeL"].fmeasure for score in scores]
+        note = english("note.rouge_ascii" if ascii_only else "note.rouge_any_script")
+        return Metrics(values, notes=(note,)), [score["rougeL"].fmeasure for score in scores]
 
 
 class TextToText(SourceToTarget):

@@ -475,13 +475,13 @@ def _read_spans(record: Record) -> TaggedSentence:
     for start, end, label in spans:
         inside = [i for i, word in enumerate(words) if word.start < end and word.end > start]
         if not 0 <= start < end <= len(text) or not inside:
-            record.note("{count:,} spans are outside of their text, and are left out")
+            record.note("data.spans_outside")
             continue
         if any(tags[i] != "O" for i in inside):
-            record.note("{count:,} spans overlap another one, and are left out")
+            record.note("data.spans_overlap")
             continue
         if text[start:end].strip() != text[words[inside[0]].start : words[inside[-1]].end]:
-            record.note("{count:,} spans begin or end inside of a word, and become whole words")
+            record.note("data.spans_inside_words")
         for i in inside:
             tags[i] = f"{'B' if i == inside[0] else 'I'}-{label}"
     return TaggedSentence(tuple(word.text for word in words), tuple(tags), record.where)

@@ -17,6 +17,7 @@ from trivium.data.sources import file_format, list_sources
 from trivium.files import open_text
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
+from trivium.messages import english
 from trivium.models.heads.text import pool
 from trivium.objectives.base import LabelledObjective, column_key
 from trivium.objectives.causal import is_causal
@@ -134,9 +135,9 @@ class TextPairs(LabelledObjective):
             for one, row in zip(examples, rows)
             if row["rank"] > 1
         )
-        notes = [f"{len(pairs):,} queries among {found.num_passages:,} passages"]
+        notes = [english("note.queries", queries=len(pairs), passages=found.num_passages)]
         if all(one.pair is None for one in examples):
-            notes.append("the first half of a text finds the second")
+            notes.append(english("note.halves"))
         return Metrics(found.values, notes=tuple(notes)).with_examples(rows, mistakes)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:

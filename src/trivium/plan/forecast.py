@@ -77,8 +77,7 @@ class Forecast:
         until = time.strftime("%H:%M" if self.seconds < 86_400 / 2 else "%Y-%m-%d", end)
         rate, tokens, steps = (float(f"{number:.3g}") for number in numbers)
         return translated(
-            "about {rate:,.0f} tokens/s at this moment: {tokens:,.0f} tokens ({steps:,.0f} steps) "
-            "in {time} without evaluations, until {until}; memory {used:.1f} of {free:.1f} GiB",
+            "run.forecast",
             rate=rate,
             tokens=tokens,
             steps=steps,
@@ -169,7 +168,7 @@ def say_forecast(
     drawn = any(stream.objective.rolls_out for stream in trainer.loader.streams)
     if seconds <= _WORTH_SECONDS or drawn:  # the tokens of samples are not known
         return {}
-    line.update(translated("measuring the speed"))
+    line.update(translated("run.measuring_speed"))
     try:
         forecast = forecast_run(trainer, memory)
     except RecipeError:
@@ -189,13 +188,12 @@ def _say_passes(trainer: Trainer, forecast: Forecast, parameters: int, line: Pro
     passes = forecast.steps / trainer.loader.steps_per_epoch()
     if passes < 1.05:
         return
-    message = translated("{passes:,.1f} over the text", passes=passes)
+    message = translated("run.passes", passes=passes)
     tokens = forecast.tokens / passes
     useful = useful_passes(tokens, parameters)
     if round(passes) > useful and defaults.decays_by_passes(trainer.recipe):
         message += translated(
-            "; with {tokens:,.0f} tokens and {parameters:,.0f} parameters more than about {useful} "
-            "do not help (train.epochs)",
+            "run.useful_passes",
             tokens=float(f"{tokens:.3g}"),
             parameters=float(f"{parameters:.3g}"),
             useful=useful,

@@ -21,10 +21,11 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
+from trivium.messages import english
 from trivium.models import flops_per_token
 from trivium.spec import Spec
 from trivium.train.gpus import Gpu
@@ -158,19 +159,20 @@ class Step:
         return sum(self.memory.values())
 
     @property
-    def problem(self) -> Literal["too few rows", "does not fit"] | None:
+    def problem(self) -> str | None:
         """Why it cannot run, or None."""
         if self.rows == 0:
-            return "too few rows"
-        return "does not fit" if self.memory_bytes > USABLE * self.work.gpu.memory else None
+            return english("reason.too_few_rows")
+        fits = self.memory_bytes <= USABLE * self.work.gpu.memory
+        return None if fits else english("reason.does_not_fit")
 
     @property
     def explanation(self) -> str:
         """The problem in numbers."""
         if self.rows == 0:
-            return f"{self.layout} has more groups of GPUs ({self.groups:,}) than rows in a step"
+            return english("reason.more_groups_than_rows", layout=self.layout, groups=self.groups)
         need, have = self.memory_bytes / 2**30, USABLE * self.work.gpu.memory / 2**30
-        return f"{self.layout} needs {need:,.0f} GiB per GPU of {have:.0f} usable"
+        return english("reason.too_little_memory", layout=self.layout, needed=need, have=have)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; rates and times only where the layout can run."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trivium.errors import RecipeError
+from trivium.messages import english
 from trivium.models import active_parameters
 from trivium.plan.layouts import Step, Workload
 
@@ -59,13 +60,14 @@ class TrainingPlan:
         """Why this layout, in several parts."""
         fitting = [step for step in self.steps if step.problem is None]
         simplest, best = self.steps[0], max(step.tokens_per_second for step in fitting)
-        parts = [f"{len(fitting)} of {len(self.steps)} layouts can run"]
+        parts = [english("reason.fitting_layouts", some=len(fitting), all=len(self.steps))]
         if simplest.problem:
             parts.append(simplest.explanation)
         if self.step is simplest:
-            parts.append("it is the simplest of them")
+            parts.append(english("reason.simplest"))
         slower = 1 - self.step.tokens_per_second / best
-        parts.append("it is the fastest" if not slower else f"{slower:.1%} behind the fastest")
+        speed = "reason.behind_fastest" if slower else "reason.fastest"
+        parts.append(english(speed, share=slower))
         return parts
 
     def to_dict(self) -> dict[str, Any]:

@@ -25,16 +25,15 @@ def common_examples(runs: Sequence[RunFiles]) -> list[str]:
     if not all(rows) or all(len(one) == len(common) for one in rows):
         return []
     if not common:
-        words = "The runs have no held-out example in common: their metrics cannot be compared."
-        return [translated(words)]
+        return [translated("comparison.no_common_examples")]
     sizes = ", ".join(f"{run.name}: {len(one):,}" for run, one in zip(runs, rows))
-    words = "The held-out examples are not the same: {count:,} are in all runs ({sizes})."
-    sentences = [translated(words, count=len(common), sizes=sizes)]
+    sentences = [translated("comparison.common_examples", count=len(common), sizes=sizes)]
     values = [_metric([one[key] for key in sorted(common)]) for one in rows]
     if all(values):
         shown = ", ".join(f"{run.name} {value}" for run, value in zip(runs, values))
-        words = "On these {count:,}: {values}."
-        sentences.append(translated(words, count=len(common), values=shown))
+        sentences.append(
+            translated("comparison.on_common_examples", count=len(common), values=shown)
+        )
     return sentences
 
 

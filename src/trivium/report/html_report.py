@@ -39,14 +39,15 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
     run = read_run(run_folder)
     summary = summarize(run)
     losses = {
-        translated("training"): run.series("train_loss"),
-        translated("validation"): run.series("valid_loss"),
+        translated("report.training_curve"): run.series("train_loss"),
+        translated("report.validation_curve"): run.series("valid_loss"),
     }
     terms = [name for name in run.loss_terms if not name.endswith("_accuracy")]
     losses |= {
-        translated("validation, {name}", name=name): run.series(f"valid_{name}") for name in terms
+        translated("report.validation_curve_of", name=name): run.series(f"valid_{name}")
+        for name in terms
     }
-    speed = translated("Tokens/s")
+    speed = translated("report.tokens_per_second")
     return _write_page(
         Path(out or run.folder / "report.html"),
         "report.html.j2",
@@ -54,16 +55,18 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
         run=run,
         summary=summary,
         loss_chart=line_chart(
-            translated("Loss ({unit})", unit=run.unit), losses, levels=run.baselines
+            translated("report.loss_in_unit", unit=run.unit), losses, levels=run.baselines
         ),
         metric_chart=_metric_chart(run),
         training_charts=[
             *(line_chart(name, {name: run.series(f"train_{name}")}) for name in run.step_terms),
-            line_chart(translated("Learning rate"), {"lr": run.series("lr")}, from_zero=True),
+            line_chart(
+                translated("report.learning_rate"), {"lr": run.series("lr")}, from_zero=True
+            ),
             line_chart(speed, {speed: run.series("tokens_per_second")}, from_zero=True),
             line_chart(
-                translated("Gradient norm before clipping"),
-                {translated("norm"): run.series("grad_norm")},
+                translated("report.gradient_norm"),
+                {translated("report.norm"): run.series("grad_norm")},
             ),
         ],
         confusion=confusion_matrix(run.evaluation),
@@ -89,7 +92,7 @@ def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path
         chosen = [(n, run) for n, run in zip(names, runs) if only in (None, run.objective)]
         series = {name: run.series(key, over=over) for name, run in chosen}
         zero = key == "tokens_per_second"
-        title = translated("{title} over {axis}", title=title, axis=translated(over))
+        title = translated("comparison.over_axis", title=title, axis=translated(f"axis.{over}"))
         title += f", {only}" if len(chosen) < len(runs) else ""
         return line_chart(title, series, x_label=over, levels=levels, from_zero=zero)
 
@@ -100,14 +103,16 @@ def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path
     for objective in dict.fromkeys(run.objective for run in runs):  # losses do not compare
         for over in ("tokens", "seconds", "step"):
             charts.append(
-                chart(translated("Validation loss"), "valid_loss", over, levels, objective)
+                chart(translated("report.validation_loss"), "valid_loss", over, levels, objective)
             )
-        charts.append(chart(translated("Training loss"), "train_loss", "tokens", levels, objective))
-    charts.append(chart(translated("Tokens/s"), "tokens_per_second", "step", {}))
+        charts.append(
+            chart(translated("report.training_loss"), "train_loss", "tokens", levels, objective)
+        )
+    charts.append(chart(translated("report.tokens_per_second"), "tokens_per_second", "step", {}))
     return _write_page(
         Path(out),
         "comparison.html.j2",
-        title=translated("{count} runs compared", count=len(runs)),
+        title=translated("comparison.title", count=len(runs)),
         rows=list(zip(names, runs, summaries, strict=True)),
         rankings=rank_runs(runs, names),
         warnings=incomparable(runs),
@@ -143,14 +148,13 @@ def _metric_chart(run: RunFiles) -> dict[str, Any] | None:
     if metric is None or metric == "loss":
         names = [name for name in run.loss_terms if name.endswith("_accuracy")]
         return line_chart(
-            translated("Accuracy"), {name: run.series(f"valid_{name}") for name in names}
+            translated("report.accuracy"), {name: run.series(f"valid_{name}") for name in names}
         )
     limit, total = run.fact("eval_examples") or 0, run.fact("valid_examples") or 0
     measured = run.fact("metric_examples") or 0
-    title = "{metric} on {count:,.0f} of the held-out examples"
-    if not 0 < limit < total:
-        title = "{metric} on held-out examples"
-    title = translated(title, metric=metric, count=measured)
+    title = translated("report.metric_on_examples", metric=metric)
+    if 0 < limit < total:
+        title = translated("report.metric_on_some_examples", metric=metric, count=measured)
     return line_chart(title, {metric: run.series(f"valid_{metric}")})
 
 
@@ -186,7 +190,7 @@ def line_chart(
         return None
     return {
         "title": title,
-        "x_label": translated(x_label),
+        "x_label": translated(f"axis.{x_label}"),
         "series": lines,
         "levels": [{"name": name, "value": value} for name, value in (levels or {}).items()],
         "from_zero": from_zero,
@@ -224,11 +228,11 @@ def confusion_matrix(evaluation: dict[str, Any]) -> dict[str, Any] | None:
 def _tokenizers(run: RunFiles) -> dict[str, dict[str, Any]]:
     """Heading -> statistics of each tokenizer."""
     if run.source_tokenizer is None:
-        tokenizers = {translated("Tokenizer"): run.tokenizer}
+        tokenizers = {translated("report.tokenizer"): run.tokenizer}
     else:
         tokenizers = {
-            translated("Tokenizer of sources"): run.source_tokenizer,
-            translated("Tokenizer of targets"): run.tokenizer,
+            translated("report.source_tokenizer"): run.source_tokenizer,
+            translated("report.target_tokenizer"): run.tokenizer,
         }
     return {title: token_statistics(one) for title, one in tokenizers.items() if one is not None}
 
@@ -251,14 +255,12 @@ def token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
         "continuing": continuing,
         "lengths": sorted(lengths.items()),
         "examples": {
-            translated("Special tokens"): _clipped(
+            translated("report.special_tokens"): _clipped(
                 [tokenizer.tokens[i] for i in tokenizer.special_ids]
             ),
-            translated("Tokens across the vocabulary"): tokens[step // 2 :: step][
-                :_NUM_EXAMPLE_TOKENS
-            ],
+            translated("report.example_tokens"): tokens[step // 2 :: step][:_NUM_EXAMPLE_TOKENS],
             # The vocabulary of Chinese WordPiece has single characters only.
-            translated("Longest tokens"): longest if max(lengths, default=0) > 1 else [],
+            translated("report.longest_tokens"): longest if max(lengths, default=0) > 1 else [],
         },
     }
 
@@ -267,7 +269,7 @@ def _clipped(tokens: list[str]) -> list[str]:
     """T5 has a hundred sentinels."""
     more = len(tokens) - _NUM_EXAMPLE_TOKENS
     return (
-        [*tokens[:_NUM_EXAMPLE_TOKENS], translated("... {count} more", count=more)]
+        [*tokens[:_NUM_EXAMPLE_TOKENS], translated("report.more_tokens", count=more)]
         if more > 0
         else tokens
     )

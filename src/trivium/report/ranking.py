@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from trivium.messages import display_width, padded, translated, translated_whole
+from trivium.messages import display_width, padded, translated, translated_english
 from trivium.progress import short_duration
 from trivium.report.common_examples import common_examples
 from trivium.report.run_files import Points, RunFiles, number
@@ -56,46 +56,40 @@ class Ranking:
     def title(self) -> str:
         """The objective, and when the runs are compared."""
         after = self.shown(self.limit)
-        return translated("{objective} after {time}", objective=self.objective, time=after)
+        return translated("comparison.after_time", objective=self.objective, time=after)
 
     @property
     def note(self) -> str:
         """A sentence where the runs were not given the same budget."""
         if not self.budgets:
             return ""
-        words = "The budgets differ ({budgets}): compared is the best loss until {time}."
-        budgets = translated(", ").join(self.budgets)
-        return translated(words, budgets=budgets, time=self.shown(self.limit))
+        budgets = translated("join.comma").join(self.budgets)
+        return translated(
+            "comparison.different_budgets", budgets=budgets, time=self.shown(self.limit)
+        )
 
     def shown(self, at: float) -> str:
         """A step, a number of tokens or a time in words."""
         if self.axis == "seconds":
             return short_duration(at)
         return translated(
-            "step {step:,.0f}" if self.axis == "step" else "{step:,.0f} tokens", step=at
+            "comparison.at_one_step" if self.axis == "step" else "comparison.after_tokens", step=at
         )
 
 
 def incomparable(runs: Sequence[RunFiles]) -> list[str]:
     """Sentences on what runs side by side do not have in common."""
     objectives = dict.fromkeys(_objective(run) for run in runs)
-    each = (map(translated_whole, run.evaluation.get("notes") or ()) for run in runs)
-    notes = dict.fromkeys(map(translated("; ").join, each))
+    each = (map(translated_english, run.evaluation.get("notes") or ()) for run in runs)
+    notes = dict.fromkeys(map(translated("join.semicolon").join, each))
     sentences = []
     if len(objectives) > 1:
         sentences.append(
-            translated(
-                "The runs have different objectives ({objectives}): their losses and metrics "
-                "cannot be compared with each other.",
-                objectives=", ".join(objectives),
-            )
+            translated("comparison.different_objectives", objectives=", ".join(objectives))
         )
     elif len(set(notes) - {""}) > 1:
         sentences.append(
-            translated(
-                "Metrics are computed in different ways: {notes}.",
-                notes=" / ".join(filter(None, notes)),
-            )
+            translated("comparison.different_metrics", notes=" / ".join(filter(None, notes)))
         )
     if len(runs) > 1 and len(objectives) == 1 and all(run.evaluation for run in runs):
         sentences += common_examples(runs)
@@ -118,7 +112,7 @@ def rank_runs(runs: Sequence[RunFiles], names: Sequence[str]) -> list[Ranking]:
 
 
 def _objective(run: RunFiles) -> str:
-    return translated("next token") if run.predicts_next_token else run.objective
+    return translated("comparison.next_token") if run.predicts_next_token else run.objective
 
 
 def _rank(objective: str, group: Sequence[tuple[str, RunFiles]]) -> Ranking:
@@ -136,7 +130,9 @@ def _rank(objective: str, group: Sequence[tuple[str, RunFiles]]) -> Ranking:
     lines.sort(key=lambda line: line.loss if same_text or line.bits is None else line.bits)
     ranks = itertools.count(1)
     ranked = tuple(line if line.at is None else replace(line, place=next(ranks)) for line in lines)
-    named = tuple(f"{size:g} {translated(kind)}" for kind, size in dict.fromkeys(budgets) if kind)
+    named = tuple(
+        f"{size:g} {translated(f'unit.{kind}')}" for kind, size in dict.fromkeys(budgets) if kind
+    )
     differ = named if len({*budgets}) > 1 else ()
     return Ranking(objective, axis, limit, ranked, same_text, differ)
 
@@ -173,7 +169,7 @@ def _losses(run: RunFiles, axis: str) -> Points:
 def text_ranking(ranking: Ranking) -> str:
     """A ranking as plain text."""
     width = max(display_width(line.name) for line in ranking.lines)
-    nats, per_byte = translated("nats per token"), translated("bits per byte")
+    nats, per_byte = translated("unit.nats_per_token"), translated("unit.bits_per_byte")
     lines = [ranking.title, *filter(None, [ranking.note]), ""]
     for line in ranking.lines:
         place = "" if line.place is None else f"{line.place}."
@@ -181,7 +177,7 @@ def text_ranking(ranking: Ranking) -> str:
         size = (
             ""
             if line.parameters is None
-            else translated("{count:>13,.0f} parameters", count=line.parameters)
+            else translated("comparison.parameter_count", count=line.parameters)
         )
         name = padded(line.name, width)
         lines.append(f"{place:>3} {name} {line.loss:9.4f} {nats}{bits}{size}")

@@ -190,7 +190,7 @@ class RunFiles:
     @property
     def unit(self) -> str:
         """Of losses: per token in pretraining."""
-        return translated("nats" if self.metric else "nats per token")
+        return translated("unit.nats" if self.metric else "unit.nats_per_token")
 
     @property
     def higher_is_better(self) -> bool:
@@ -208,7 +208,7 @@ class RunFiles:
     def baselines(self) -> dict[str, float]:
         """Label -> nats per token of the unigram baseline; empty where there is none."""
         loss = self.fact("unigram_loss")
-        return {} if loss is None else {translated("unigram baseline"): loss}
+        return {} if loss is None else {translated("report.unigram_baseline"): loss}
 
 
 def read_run(folder: str | Path) -> RunFiles:

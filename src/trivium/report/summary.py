@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trivium.messages import display_width, padded, translated, translated_whole
+from trivium.messages import display_width, padded, translated, translated_english
 from trivium.report.run_files import RunFiles, number
 
 # Nats. Closer than this to the unigram baseline, a model has learned little but frequencies.
@@ -67,7 +67,7 @@ def summarize(run: RunFiles) -> Summary:
     else:
         sentences, stuck = _verdict(run, evaluations, best, loss)
     sentences += [_unknown_tokens(run), *_warnings(run), _how_far(run)]
-    verdict = translated(" ").join(filter(None, sentences))  # Chinese has no space there
+    verdict = translated("join.space").join(filter(None, sentences))  # Chinese has no space there
     return Summary(evaluations, best, loss, verdict, stuck)
 
 
@@ -75,7 +75,8 @@ def text_summary(run: RunFiles) -> str:
     """The table `Step | Training loss | Validation loss` and the verdict, as plain text."""
     summary, metric, unit = summarize(run), run.metric, run.unit
     best, unigram = summary.best, run.fact("unigram_loss")
-    head = [translated(one) for one in ("Step", "Training loss", "Validation loss")]
+    columns = ("step", "training_loss", "validation_loss")
+    head = [translated(f"report.{one}") for one in columns]
     head += [metric] if metric else []
     rows = [head]
     count = min(len(summary.evaluations), _TABLE_ROWS)
@@ -88,20 +89,21 @@ def text_summary(run: RunFiles) -> str:
     table.insert(1, "-+-".join("-" * width for width in widths))
     if count < len(summary.evaluations):
         every = len(summary.evaluations)
-        table.append(translated("({count} of {every} evaluations)", count=count, every=every))
+        table.append(translated("summary.some_evaluations", count=count, every=every))
     lines = [run.name, "", *([*table, ""] if count else [])]
     shown = {}
     if best is not None:
         by_loss = best.metric is None
         value = f"{best.valid_loss:.4f} {unit}" if by_loss else f"{metric} {best.metric:.4f}"
-        shown["best"] = translated("{value} at step {step:,}", value=value, step=best.step)
+        shown["best"] = translated("summary.at_step", value=value, step=best.step)
     elif summary.loss is not None:
         value = f"{summary.loss:.4f} {unit}"
-        shown["training loss"] = translated("{value}, no evaluation", value=value)
+        shown["training_loss"] = translated("summary.no_evaluation", value=value)
     if unigram is not None:
-        shown["unigram baseline"] = f"{unigram:.4f} {unit}"
+        shown["unigram_baseline"] = f"{unigram:.4f} {unit}"
     shown["verdict"] = summary.verdict
-    lines += [f"{padded(translated(label), 16)}  {words}" for label, words in shown.items()]
+    for label, words in shown.items():
+        lines.append(f"{padded(translated(f'label.{label}'), 16)}  {words}")
     return "\n".join(lines)
 
 
@@ -109,12 +111,11 @@ def _warnings(run: RunFiles) -> Iterator[str]:
     """What training warned of, and the steps that it skipped."""
     for record in run.metrics:
         if "warning" in record:
-            step, warning = record.get("step"), translated_whole(str(record["warning"]))
-            yield translated("At step {step}: {warning}", step=step, warning=warning)
+            step, warning = record.get("step"), translated_english(str(record["warning"]))
+            yield translated("verdict.warned", step=step, warning=warning)
     skipped = max((count for _, count in run.series("skipped_steps")), default=0)
     if skipped:
-        words = "Steps skipped for a spike of the gradient norm: {count:,.0f}."
-        yield translated(words, count=skipped)
+        yield translated("verdict.skipped_steps", count=skipped)
 
 
 def _how_far(run: RunFiles) -> str:
@@ -123,9 +124,8 @@ def _how_far(run: RunFiles) -> str:
         return ""
     step, steps = run.last("step") or 0, run.setting("train", "steps")
     if steps:
-        words = "The run has not finished: step {step:,.0f} of {steps:,}."
-        return translated(words, step=step, steps=steps)
-    return translated("The run has not finished: step {step:,.0f}.", step=step)
+        return translated("verdict.unfinished_of", step=step, steps=steps)
+    return translated("verdict.unfinished", step=step)
 
 
 def _majority_label(run: RunFiles) -> tuple[str, float] | None:
@@ -161,65 +161,51 @@ def _task_verdict(
 ) -> tuple[list[str], bool]:
     """The metric, and whether it is no better than one label for everything."""
     if run.score is None:
-        value = translated("not measured") if best.metric is None else f"{best.metric:.4f}"
-        so_far = "{metric} {value} so far, at step {step:,}."
-        return [translated(so_far, metric=metric, value=value, step=best.step)], False
+        value = translated("verdict.not_measured") if best.metric is None else f"{best.metric:.4f}"
+        return [translated("verdict.so_far", metric=metric, value=value, step=best.step)], False
     examples = number(run.evaluation.get("num_examples")) or run.fact("valid_examples")
     result, count = f"{metric} {run.score:.4f}", len(evaluations)
     if metric.endswith("bleu"):
         result += f" ({100 * run.score:.1f} BLEU)"
     if examples:
-        words = "{result} on {count:,.0f} held-out examples"
-        result = translated(words, result=result, count=examples)
+        result = translated("verdict.on_examples", result=result, count=examples)
     if count > 1:
-        words = "{result}, with the weights of step {step:,}, best of {count}"
-        result = translated(words, result=result, step=best.step, count=count)
+        result = translated("verdict.best_weights", result=result, step=best.step, count=count)
     generated = metric.endswith(("bleu", "rouge_l"))
     least = _NOTHING_GENERATED if generated else _NOTHING_LEARNED
     if run.higher_is_better and metric != "reward" and run.score < least:  # that is any number
-        nothing = translated("{result}: next to nothing was learned.", result=result)
+        nothing = translated("verdict.nothing_learned", result=result)
         return [nothing, _task_advice(run)], True
     majority = _majority_label(run)
     if metric != "accuracy" or majority is None:
-        return [translated("{result}.", result=result)], False
+        return [translated("verdict.result", result=result)], False
     label, share = majority
     if run.score > share:
-        better = (
-            '{result}. Always predicting "{label}", the most frequent label there, would give '
-            "{share:.4f}."
-        )
-        return [translated(better, result=result, label=label, share=share)], False
-    words = '{result}: no better than always predicting "{label}" ({share:.4f}).'
-    no_better = translated(words, result=result, label=label, share=share)
+        better = translated("verdict.above_majority", result=result, label=label, share=share)
+        return [better], False
+    no_better = translated("verdict.below_majority", result=result, label=label, share=share)
     return [no_better, _task_advice(run)], True
 
 
 def _task_advice(run: RunFiles) -> str:
     if _unknown_tokens(run):
-        return translated(
-            "Take a longer run, a model whose tokenizer knows this text, or a preset, which gets a "
-            "new one."
-        )
+        return translated("verdict.try_other_tokenizer")
     budgets = ("minutes", "tokens", "steps")
     budget = next((key for key in budgets if run.setting("train", key)), "epochs")
-    return translated(
-        "Try more examples, a longer run (train.{budget}), another optimizer.lr, or a pretrained "
-        "model.",
-        budget=budget,
-    )
+    return translated("verdict.try_more_examples", budget=budget)
 
 
 def _unknown_tokens(run: RunFiles) -> str:
     """A sentence where the tokenizer does not know the text."""
     shares = (run.facts.get("unknown_shares") or {}).items()
     unknown = [
-        translated("{share:.1%} of the {side}", share=share, side=translated(side))
+        translated("verdict.share_of_side", share=share, side=translated(f"side.{side}"))
         for side, share in shares
         if share > UNKNOWN_SHARE
     ]
     if not unknown:
         return ""
-    return translated("Tokens unknown to the tokenizer: {shares}.", shares=", ".join(unknown))
+    return translated("verdict.unknown_tokens", shares=", ".join(unknown))
 
 
 def _verdict(
@@ -230,27 +216,27 @@ def _verdict(
 ) -> tuple[list[str], bool]:
     """The loss beside the unigram baseline, and whether it is hardly better."""
     if loss is None:
-        return [translated("No loss has been logged yet.")], False
+        return [translated("verdict.no_loss")], False
     if best is not None:
-        words = "Validation loss {loss:.4f} nats"
+        measured = "verdict.validation_loss"
     elif run.fact("valid_tokens") or run.fact("valid_examples"):
-        words = "Training loss {loss:.4f} nats (not evaluated yet)"
+        measured = "verdict.training_loss_not_evaluated"
     else:
-        words = "Training loss {loss:.4f} nats (nothing held out)"
-    result = translated(words, loss=loss)
+        measured = "verdict.training_loss_nothing_held_out"
+    result = translated(measured, loss=loss)
     unigram, worse = run.fact("unigram_loss"), _worse_since(best, evaluations)
     if unigram is None:
-        return [translated("{result}.", result=result), worse], False
+        return [translated("verdict.result", result=result), worse], False
     below = unigram - loss
     if below >= _PLATEAU:
-        words = "{result}, {below:.4f} below the unigram baseline ({unigram:.4f})."
-        return [translated(words, result=result, below=below, unigram=unigram), worse], False
+        better = translated("verdict.below_unigram", result=result, below=below, unigram=unigram)
+        return [better, worse], False
     if below > 0:
-        words = "{result}: the model is hardly better than the unigram baseline ({unigram:.4f})."
+        words = "verdict.hardly_below_unigram"
     elif below >= -_PLATEAU:
-        words = "{result}: the model is no better than the unigram baseline ({unigram:.4f})."
+        words = "verdict.no_better_than_unigram"
     else:
-        words = "{result}: the model has not reached the unigram baseline ({unigram:.4f})."
+        words = "verdict.above_unigram"
     advice = "" if worse or run.unfinished else _advice(run)
     return [translated(words, result=result, unigram=unigram), worse, advice], True
 
@@ -262,34 +248,25 @@ def _worse_since(best: EvaluationPoint | None, evaluations: tuple[EvaluationPoin
     last = evaluations[-1]
     if last.valid_loss is None or last.valid_loss <= best.valid_loss + _OVERFITTING:
         return ""
-    words = (
-        "The last evaluation is worse ({loss:.4f}) than the best at step {step:,}: the model "
-        "overfits. Try more text, fewer passes or a smaller model."
-    )
+    words = "verdict.overfits"
     if (last.train_loss or 0.0) > (best.train_loss or math.inf) + _OVERFITTING:
-        words = (
-            "The last evaluation is worse ({loss:.4f}) than the best at step {step:,}, and so is "
-            "the training loss: try a lower optimizer.lr."
-        )
+        words = "verdict.loss_rises"
     return translated(words, loss=last.valid_loss, step=best.step)
 
 
 def _advice(run: RunFiles) -> str:
     """What helped stuck runs, the cheapest first, without what this run does already."""
-    advice = [translated("a longer run (train.steps or train.minutes)")]
+    advice = [translated("verdict.longer_run")]
     lr = number(run.setting("optimizer", "lr"))
     default = run.fact("default_lr")
     if lr is not None and default is not None and lr < 0.95 * default:
-        higher = "a higher optimizer.lr ({lr:.2g} is the default for new weights)"
-        advice.append(translated(higher, lr=default))
+        advice.append(translated("verdict.higher_lr", lr=default))
     if (number(run.setting("train", "batch_tokens")) or 0) > 16_384:
-        advice.append(
-            translated("a smaller train.batch_tokens, which makes more steps of the same text")
-        )
+        advice.append(translated("verdict.smaller_batch"))
     if (number(run.setting("model", "dropout")) or 0.0) > 0.0:
         advice.append("model.dropout = 0")
     stacks = [run.spec.get("encoder"), run.spec.get("decoder")]
     if any(isinstance(stack, dict) and "after" in stack.get("norms", ()) for stack in stacks):
-        advice.append(translated("a pre-norm model such as modernbert-mini, which starts faster"))
-    options = translated(", ").join(advice[:-1]) + translated(" or ") * (len(advice) > 1)
-    return translated("Try {options}.", options=options + advice[-1])
+        advice.append(translated("verdict.pre_norm_model"))
+    options = translated("join.comma").join(advice[:-1]) + translated("join.or") * (len(advice) > 1)
+    return translated("verdict.try", options=options + advice[-1])

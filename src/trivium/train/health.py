@@ -12,6 +12,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from trivium.messages import english
+
 SPIKE_WINDOW = 100
 """Steps whose gradient norms a new one is compared with."""
 
@@ -64,18 +66,8 @@ class LossMonitor:
         self._lines_above = self._lines_above + 1 if loss > self._lowest + _RISE else 0
         self._diverged = self._lines_above == _LINES
         if self._diverged:
-            return (
-                f"the training loss rose to {loss:.2f} from {self._lowest:.2f}: the run diverges. "
-                "Usual causes: a learning rate too high for this model, too short a warm-up, or "
-                "damaged text. Halve optimizer.lr, lengthen schedule.warmup, or set "
-                "train.skip_spikes = 10."
-            )
+            return english("warning.diverges", now=loss, lowest=self._lowest)
         if not self._stuck and self._passed >= self.patience and loss > self.unigram_loss - _MARGIN:
             self._stuck = True
-            return (
-                f"the training loss {loss:.2f} is not clearly below the unigram baseline "
-                f"({self.unigram_loss:.2f}) {self._passed:.0f} steps after the warm-up: the run is "
-                "stuck. Usual causes: a learning rate far from the default, text of few lines that "
-                "repeat, a vocabulary too large for it, or a post-norm model, which needs longer."
-            )
+            return english("warning.stuck", now=loss, unigram=self.unigram_loss, steps=self._passed)
         return None

@@ -59,9 +59,9 @@ class RunLog:
         Returns what is done. The first step, which may compile, is left out of its estimate.
         """
         left = self._seconds_left(progress)
-        done = translated("{share:.0%} done", share=progress)
+        done = translated("progress.done", share=progress)
         if left is not None:
-            done += translated(", {time} left", time=short_duration(left))
+            done += translated("progress.time_left", time=short_duration(left))
         self.line.update("  ".join((_step(step), done, *self._measured)))
         return done
 
@@ -88,13 +88,13 @@ class RunLog:
     def _show_step(self, record: dict[str, Any], progress: float) -> None:
         self._train_loss = record["train_loss"]
         rate = record["tokens_per_second"]
-        self._measured = [translated("loss {loss:.3f}", loss=record["train_loss"])]
+        self._measured = [translated("progress.loss", loss=record["train_loss"])]
         if (unigram := self.facts.get("unigram_loss")) is not None:
             self._measured.append(f"unigram {unigram:.2f}")
-        self._measured.append(translated("{rate:,.0f} tokens/s", rate=rate))
+        self._measured.append(translated("progress.tokens_per_second", rate=rate))
         if peak := self.facts["peak_flops"]:
             share = rate * self.facts["flops_per_token"] / peak
-            self._measured.append(translated("{share:.0%} of peak", share=share))
+            self._measured.append(translated("progress.of_peak", share=share))
         done = self.show_progress(record["step"], progress)
         evaluated = progress >= 1.0 or record["step"] % (self.config.eval_every or 1) == 0
         every = self.config.log_every is not None and not self.line.console.is_terminal
@@ -106,13 +106,14 @@ class RunLog:
 
     def show_heading(self) -> list[str]:
         """Print the heading of the table where it is new; its columns after the first."""
-        columns = [translated("Training loss"), translated("Validation loss")]
+        columns = [translated("report.training_loss"), translated("report.validation_loss")]
         columns = [padded(name, width, right=True) for name, width in zip(columns, (13, 15))]
         if self.metric:
             part = self.facts.get("eval_examples", 0) < self.facts.get("valid_examples", 0)
-            note = translated(" on {count:,}", count=self.facts["metric_examples"]) if part else ""
+            measured = self.facts["metric_examples"] if part else 0
+            note = translated("progress.metric_examples", count=measured) if part else ""
             columns.append(padded(self.metric + note, 10, right=True))
-        heading = " | ".join((padded(translated("Step"), 8, right=True), *columns))
+        heading = " | ".join((padded(translated("report.step"), 8, right=True), *columns))
         if heading != self._heading:
             self._heading = heading
             self.line.say(heading)
@@ -134,7 +135,7 @@ class RunLog:
 
 
 def _step(step: int) -> str:
-    return translated("step {step:,}", step=step)
+    return translated("progress.step", step=step)
 
 
 def _event_writer(folder: Path) -> Any:

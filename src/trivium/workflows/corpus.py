@@ -43,7 +43,7 @@ from trivium.train.recipe import MixConfig, Recipe, TokenizerFile
 from trivium.train.recipe_loading import read_recipe, recipe_file
 from trivium.train.run_folder import RunFolder
 
-_SIDES = {"texts": "the training text", "source_texts": "sources", "target_texts": "targets"}
+_SIDES = {"texts": "training_text", "source_texts": "sources", "target_texts": "targets"}
 # Training of a tokenizer that takes longer is announced with its time.
 _SLOW_SECONDS = 10.0
 # Of a source, to count tokens in.
@@ -436,10 +436,9 @@ def _remove_held_out(sources: Sequence[ExampleSource], line: ProgressLine) -> No
             )
         of, where = "--data", "--validation"
         if len(sources) > 1:
-            of, where = source.config.name, translated("the validation of a source")
+            of, where = source.config.name, translated("run.validation_of_source")
         if count := len(source.train) - len(train):
-            words = "{count:,} examples of {of} are also in {where}; they are not trained on"
-            line.tell("held out", words, count=count, of=of, where=where)
+            line.tell("held_out", "run.held_out_elsewhere", count=count, of=of, where=where)
         source.train = train
         source.__post_init__()
 
@@ -504,17 +503,17 @@ def _train_tokenizer(
     size = min(_num_bytes(sources, side), config.sample_bytes)
     shown = f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
     seconds = size / 1e6 * config.seconds_per_mb
-    cost = translated(": about {time} on one core", time=short_duration(seconds))
+    cost = translated("tokenizer.cost", time=short_duration(seconds))
     line.tell(
         "tokenizer",
-        "training a {kind} tokenizer of {size:,} tokens on {shown} of {side}{cost}",
+        "tokenizer.training_on_text",
         kind=config.kind,
         size=config.size,
         shown=shown,
-        side=translated(_SIDES[side]),
+        side=translated(f"side.{_SIDES[side]}"),
         cost=cost if seconds > _SLOW_SECONDS else "",
     )
-    line.update(translated("training the tokenizer"))
+    line.update(translated("tokenizer.in_training"))
     raw = [source for source in sources if not isinstance(source, TextSource)]
     texts = itertools.chain.from_iterable(source.texts(side) for source in raw)
     tokenizer = config.train(texts, progress=lambda note: line.say(labelled("", note)))

@@ -21,6 +21,7 @@ from trivium.evaluate.perplexity import perplexity
 from trivium.inference.sampling_params import check_options
 from trivium.inference.text_model import TASK_OF_CAPABILITY
 from trivium.language_model import LanguageModel
+from trivium.messages import english
 from trivium.model_folder import CHECKPOINTS, RECIPE
 from trivium.model_loading import load
 from trivium.objectives import LabelledObjective, Metrics, task_kinds
@@ -124,14 +125,14 @@ def evaluate(
             batch_size=text.batch_size,
             progress=progress,
         )
-        note = f"windows of {result.window} tokens, stride {result.stride}"
-        notes = ("whole texts" if result.window is None else note, *seen)
+        note = english("note.windows", window=result.window, stride=result.stride)
+        notes = (english("note.whole_texts") if result.window is None else note, *seen)
         notes = (*text_columns(names, reading), *notes)
         if result.num_ends:
-            ends = "loss_with_ends: the end of each text is a token too, as in the validation loss"
+            ends = english("note.loss_with_ends")
             notes = (*notes, ends)
         if result.pseudo:
-            notes = (*notes, "each token masked by itself: the validation loss masks many at once")
+            notes = (*notes, english("note.masked_one_by_one"))
         return Metrics(result.to_dict(), notes=notes)
     capability = next((name for name, of in TASK_OF_CAPABILITY.items() if of == task), None)
     if capability is not None:
@@ -186,7 +187,7 @@ def _training_data(paths: Sequence[str], recipe: dict[str, Any]) -> tuple[str, .
     known = [path for path in paths if _is_in(path, trained) and not _is_in(path, held_out)]
     if not known:
         return ()
-    return (f"the model was trained on {', '.join(known)}: this does not measure new text",)
+    return (english("note.trained_on_it", paths=", ".join(known)),)
 
 
 def _files(tables: Sequence[dict[str, Any]], key: str) -> list[str]:

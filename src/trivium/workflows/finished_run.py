@@ -17,7 +17,7 @@ from trivium.adapt import merged_state
 from trivium.interop import tensor_files
 from trivium.interop.peft_format import save_adapter
 from trivium.language_model import LanguageModel
-from trivium.messages import translated, translated_whole
+from trivium.messages import translated, translated_english
 from trivium.model_folder import new_model_folder, write_model
 from trivium.models import build
 from trivium.objectives import Metrics
@@ -158,7 +158,7 @@ class FinishedRun:
             self._choose_weights()
             return
         tell, run = self.line.tell, self.run
-        self.line.update(translated("writing the model"))
+        self.line.update(translated("progress.writing_model"))
         objective = self.recipe.objectives[0]
         objective.separate(self.model.whole)
         for name, model in objective.models(self.model.whole).items():
@@ -174,25 +174,24 @@ class FinishedRun:
         facts = run.read_facts() | {"samples": self._samples(state.step)} | end
         run.write_facts(facts)
         preparation = state.preparation_seconds or 0.0
-        before = translated(" after {time} of preparation", time=short_duration(preparation))
+        before = translated("run.after_preparation", time=short_duration(preparation))
         tell(
             "done",
-            "{steps}, {tokens} in {time}{before}",
+            "run.done",
             steps=counted(state.step, "step"),
             tokens=counted(state.tokens, "token"),
             time=short_duration(state.seconds - preparation),
             before=before if preparation > 10 else "",
         )
         if state.evals_since_best >= (self.recipe.train.patience or math.inf):
-            words = "{count} evaluations were no better than the best (train.patience)"
-            tell("stopped", words, count=state.evals_since_best)
+            tell("stopped", "run.stopped_early", count=state.evals_since_best)
         if state.best_step and "metric" not in facts:
-            tell("best", "at step {step:,}, by validation loss", step=state.best_step)
+            tell("best", "run.best_by_loss", step=state.best_step)
         if metrics:
             if state.best_step and "metric" in facts:
                 tell(
                     "best",
-                    "at step {step:,}, by {metric} on {some:,} held-out examples",
+                    "run.best_by_metric",
                     step=state.best_step,
                     metric=facts["metric"],
                     some=self.corpus.num_measured(self.held_out.limit),
@@ -204,13 +203,13 @@ class FinishedRun:
             values = ", ".join(f"{key} {value:.4f}" for key, value in known.items())
             tell(
                 "metrics",
-                "{values} (on {count:,} held-out examples, in {time} more)",
+                "run.metrics",
                 values=values,
                 count=len(mixed.predictions),
                 time=short_duration(took),
             )
             for note in mixed.notes:
-                tell("", "({note})", note=translated_whole(note))
+                tell("", "run.note", note=translated_english(note))
         write_report(run.path)
         summary = summarize(read_run(run.path))
         if summary.stuck:
@@ -224,7 +223,7 @@ class FinishedRun:
         run, known = str(self.run.path), reversed(first.items())
         commands = dict.fromkeys(one.try_it(run, self.lm, texts.get(k, "")) for k, one in known)
         for number, command in enumerate(commands):
-            self.line.say(labelled("" if number else "try it", f"trivium {command}"))
+            self.line.say(labelled("" if number else "try_it", f"trivium {command}"))
 
     def _choose_weights(self) -> dict[str, Metrics]:
         """Put the weights that the run keeps, an adapter merged, into a plain model; evaluate it.
@@ -276,20 +275,15 @@ class FinishedRun:
     def _announce_evaluation(self, limit: int | None) -> None:
         """Show the evaluation at the end; say it where it is larger than those before."""
         count, every = self.corpus.num_held_out(limit), self.corpus.num_held_out(None)
-        note = "evaluating on {count:,} of {every:,} held-out examples"
-        note = translated(note, count=count, every=every)
+        note = translated("run.evaluating", count=count, every=every)
         self.line.update(note)
         if count > self.corpus.num_held_out(self.held_out.limit):
             # Unknown where nothing was left to train.
             seconds = self.held_out.seconds_per_example * count
-            note += translated(", about {time}", time=short_duration(seconds)) if seconds else ""
-            self.line.say(
-                note
-                + translated(
-                    "; Ctrl-C keeps the model without metrics, and --resume --set "
-                    "train.eval_examples=N takes fewer"
-                )
+            note += (
+                translated("run.evaluating_time", time=short_duration(seconds)) if seconds else ""
             )
+            self.line.say(note + translated("run.evaluating_can_stop"))
 
     def _write_model(self) -> None:
         """The model as users load it; by the first process."""

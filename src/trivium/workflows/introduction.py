@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from trivium.config import flattened
-from trivium.data.documents import LONG_ADVICE, LONG_BYTES
+from trivium.data.documents import LONG_BYTES
 from trivium.data.encoded import has_target
 from trivium.data.shards import TRAIN, VALIDATION
 from trivium.interop.hf_folder import export_problem
@@ -111,21 +111,13 @@ def introduce(
     _warn_of_unknown_tokens(line, recipe, facts)
     capital, small = setup.lm.source_tokenizer.encode_ids_batch(["ABC", "abc"])
     if capital == small and any(one.reads_case for one in recipe.objectives):
-        line.tell(
-            "",
-            "its tokenizer lower-cases, so that names are not known by their capitals: "
-            "train it with --set tokenizer.lowercase=false, or take a cased model",
-        )
+        line.tell("", "run.lowercase_tags")
     if state.step == 0:
         _tell_weights(line, recipe, corpus, setup)
         _tell_published(line, recipe)
     _tell_budget(line, recipe, corpus, facts, state)
     if facts.get("unigram_loss") is not None:
-        line.tell(
-            "baseline",
-            "token frequencies alone give a loss of {unigram_loss:.3f} nats per token",
-            unigram_loss=facts["unigram_loss"],
-        )
+        line.tell("baseline", "run.baseline", unigram_loss=facts["unigram_loss"])
 
 
 def tell_steps(line: ProgressLine, trainer: Trainer, spec: Spec) -> None:
@@ -136,7 +128,7 @@ def tell_steps(line: ProgressLine, trainer: Trainer, spec: Spec) -> None:
     elif train.epochs is None:
         return
     epoch = trainer.loader.steps_per_epoch()
-    line.tell("steps", "{steps:,}; an epoch has {epoch:,.1f}", steps=steps, epoch=epoch)
+    line.tell("steps", "run.steps", steps=steps, epoch=epoch)
     if steps < _FEW_STEPS and not spec.counts:
         line.warn(
             f"{counted(steps, 'step')} in all are few to learn from: set a larger budget "
@@ -151,11 +143,10 @@ def say_finished(line: ProgressLine, recipe: Recipe, state: TrainState) -> None:
     done = {"steps": state.step, "tokens": state.tokens}.get(name, size)
     line.tell(
         "finished",
-        "nothing is left to train: after step {step:,} the budget of {size:,} {unit} is used up; "
-        "to train on, add --set train.{name}={more}",
+        "run.budget_used_up",
         step=state.step,
         size=size,
-        unit=translated(name),
+        unit=translated(f"unit.{name}"),
         name=name,
         more=2 * max(size, done),
     )
@@ -164,13 +155,12 @@ def say_finished(line: ProgressLine, recipe: Recipe, state: TrainState) -> None:
 def _tell_text(line: ProgressLine, recipe: Recipe, facts: dict[str, Any]) -> None:
     line.tell(
         "text",
-        "{documents:,} documents, {train_tokens:,} tokens to train on, {valid_tokens:,} held out, "
-        "{duplicates_dropped:,} duplicate documents dropped",
+        "run.documents",
         **_some(facts, "documents", "train_tokens", "valid_tokens", "duplicates_dropped"),
     )
     text_bytes = facts["bytes_per_token"] * (facts["train_tokens"] + facts["valid_tokens"])
     if recipe.data.separator == "blank" and text_bytes > LONG_BYTES * facts["documents"]:
-        line.tell("", "few and long: {advice}", advice=translated(LONG_ADVICE))
+        line.tell("", "run.long_documents", advice=translated("advice.separator_line"))
 
 
 def _tell_cut_documents(line: ProgressLine, corpus: Corpus, length: int) -> None:
@@ -180,12 +170,8 @@ def _tell_cut_documents(line: ProgressLine, corpus: Corpus, length: int) -> None
     sizes = np.concatenate([stops - starts for starts, stops in bounds])
     beyond = (sizes - length).clip(0)
     if cut := (beyond > 0).sum():
-        words = (
-            "{cut:,} of {count:,} documents to train on have more than the {length:,} tokens of a "
-            "row (data.length); {lost:,} of {tokens:,} tokens are cut"
-        )
         numbers = {"count": len(sizes), "tokens": sizes.sum(), "lost": beyond.sum()}
-        line.tell("cut", words, cut=cut, length=length, **numbers)
+        line.tell("cut", "run.cut_documents", cut=cut, length=length, **numbers)
 
 
 def _tell_examples(
@@ -194,27 +180,23 @@ def _tell_examples(
     count, every = len(facts["labels"]), facts["valid_examples"]
     line.tell(
         "examples",
-        "{train:,} to train on, {every:,} held out{labels}",
+        "run.examples",
         train=facts["train_examples"],
         every=every,
-        labels=translated(", {count} labels", count=count) if count > 1 else "",
+        labels=translated("run.label_count", count=count) if count > 1 else "",
     )
     for source in corpus.examples:
         _tell_cuts(line, source, setup)
     some, seconds = facts["eval_examples"], facts["eval_seconds"]
     if some < every:
-        end = translated(", on all {every:,} at the end", every=every)
+        end = translated("run.end_all", every=every)
         if recipe.train.eval_examples:
-            end = translated(" and at the end")
+            end = translated("run.end_same")
         elif recipe.train.minutes is not None:
-            end = translated(", on as many as take a quarter of the budget more at the end")
-        cost = translated(" (about {time} each time)", time=short_duration(seconds))
+            end = translated("run.end_by_budget")
+        cost = translated("run.evaluation_cost", time=short_duration(seconds))
         line.tell(
-            "metrics",
-            "on {some:,} of the held-out examples during training{cost}{end}",
-            some=some,
-            cost=cost if seconds else "",
-            end=end,
+            "metrics", "run.evaluated_examples", some=some, cost=cost if seconds else "", end=end
         )
 
 
@@ -224,39 +206,32 @@ def _tell_cuts(line: ProgressLine, source: ExampleSource, setup: ModelSetup) -> 
     cut, targets, lost = ((cuts[:, 0] > 0).sum(), *cuts[:, 1:].sum(axis=0))
     count, dropped = len(cuts), len(cuts) - has_target(cuts).sum()
     if cut:
-        words = (
-            "{cut:,} of {count:,} examples ({share:.1%}) have more than the {length:,} tokens that "
-            "are read at once (data.length, or the model's positions); their ends are cut"
-        )
         length = setup.lm.max_length or 0
-        line.tell("cut", words, cut=cut, count=count, share=cut / count, length=length)
+        line.tell("cut", "run.cut_examples", cut=cut, count=count, share=cut / count, length=length)
     if cut and targets > count:  # the targets are tokens
-        words = "{lost:,} of {targets:,} target tokens ({share:.1%}) are cut"
-        line.tell("", words, lost=lost, targets=targets, share=lost / targets)
+        line.tell("", "run.cut_targets", lost=lost, targets=targets, share=lost / targets)
     if dropped:
-        words = "{dropped:,} of {count:,} examples are left out: no token of their targets remains"
-        line.tell("", words, dropped=dropped, count=count)
+        line.tell("", "run.dropped_examples", dropped=dropped, count=count)
 
 
 def _tell_model(
     line: ProgressLine, recipe: Recipe, setup: ModelSetup, facts: dict[str, Any]
 ) -> None:
     source_size, parameters = facts.get("source_vocab_size"), setup.parameters
-    trained = translated(", {count:,} of them trained", count=parameters.trained)
-    of_sources = translated(" for targets, {count:,} for sources", count=source_size or 0)
+    trained = translated("run.trained_parameters", count=parameters.trained)
+    of_sources = translated("run.source_vocabulary", count=source_size or 0)
     line.tell(
         "model",
-        "{name}: {num_parameters:,} parameters{trained}, {tokenizer_kind} vocabulary of "
-        "{vocab_size:,}{of_sources}",
+        "run.model",
         name=_name(recipe, setup),
         trained=trained if parameters.frozen else "",
         of_sources=of_sources if source_size else "",
         **_some(facts, "num_parameters", "tokenizer_kind", "vocab_size"),
     )
     if source_size:
-        line.tell("", "with two vocabularies it cannot be exported to Hugging Face")
+        line.tell("", "run.not_exportable")
     elif problem := export_problem(setup.lm.spec):
-        line.tell("", "it cannot be exported to Hugging Face: {problem}", problem=problem)
+        line.tell("", "run.export_problem", problem=problem)
 
 
 def _some(facts: Mapping[str, Any], *names: str) -> dict[str, Any]:
@@ -298,15 +273,10 @@ def _warn_of_unknown_tokens(line: ProgressLine, recipe: Recipe, facts: dict[str,
 def _tell_weights(line: ProgressLine, recipe: Recipe, corpus: Corpus, setup: ModelSetup) -> None:
     name = _name(recipe, setup)
     if recipe.model.preset is not None and not corpus.texts:
-        line.tell(
-            "weights",
-            "new and random: {name} is a preset. To start from trained ones, name a run, a folder "
-            "or a model on the Hugging Face hub ({name}@main if it is there)",
-            name=name,
-        )
+        line.tell("weights", "run.random_weights", name=name)
     if setup.new_heads:
         heads = ", ".join(setup.new_heads)
-        line.tell("weights", "of {name}; the head {heads} starts new", name=name, heads=heads)
+        line.tell("weights", "run.new_heads", name=name, heads=heads)
     for sentence in setup.labels.sentences():
         line.say(labelled("labels", sentence))
 
@@ -319,8 +289,8 @@ def _tell_published(line: ProgressLine, recipe: Recipe) -> None:
     tree, paper = flattened(recipe.to_tree()), catalogue[preset]
     keys = [key for key, value in flattened(paper.recipe).items() if tree.get(key) == value]
     if keys:
-        line.tell("", "as published ({paper}): {keys}", paper=paper.paper, keys=", ".join(keys))
-    line.tell("", "--set defaults=fast learns in fewer steps")
+        line.tell("", "run.as_published", paper=paper.paper, keys=", ".join(keys))
+    line.tell("", "run.fast_defaults")
 
 
 def _tell_budget(
@@ -328,41 +298,42 @@ def _tell_budget(
 ) -> None:
     assert recipe.train.budget is not None
     budget, size = recipe.train.budget
-    length = f"{size:g} {translated(budget.removesuffix('s') if size == 1 else budget)}"
+    unit = budget.removesuffix("s") if size == 1 else budget
+    length = f"{size:g} {translated(f'unit.{unit}')}"
     batch, rate, several, threads = [], "", "", facts["threads"]
     if corpus.texts:
-        batch.append(translated("{count:,} tokens", count=recipe.train.batch_tokens))
+        batch.append(translated("run.batch_tokens", count=recipe.train.batch_tokens))
     if corpus.examples:
-        batch.append(translated("{count:,} examples", count=recipe.train.batch_examples))
+        batch.append(translated("run.batch_examples", count=recipe.train.batch_examples))
     learns = facts["num_parameters"] > 0  # an n-gram model of counts has none
     if learns:
-        words, precision = "learning rate {lr:.2g}, {precision} ", facts["precision"]
-        rate = translated(words, lr=recipe.optimizer.lr, precision=precision)
+        lr, precision = recipe.optimizer.lr, facts["precision"]
+        rate = translated("run.rate_and_precision", lr=lr, precision=precision)
     if facts["processes"] > 1:
-        several = translated("{count} processes, each with ", count=facts["processes"])
+        several = translated("run.processes", count=facts["processes"])
     line.tell(
         "training",
-        "{length}, {batch} per step, {rate}on {device} ({several}{threads})",
+        "run.budget",
         length=length,
-        batch=translated(" or ").join(batch),
+        batch=translated("join.or").join(batch),
         rate=rate,
         device=facts["device"],
         several=several,
-        threads=translated("1 thread" if threads == 1 else "{count} threads", count=threads),
+        threads=translated("run.one_thread" if threads == 1 else "run.threads", count=threads),
     )
     if facts["gflops"] and learns:
         speeds = (
-            translated("{speed:,.0f} GFLOP/s in {name}", speed=speed, name=name)
+            translated("run.product_speed", speed=speed, name=name)
             for name, speed in facts["gflops"].items()
         )
-        line.tell("", "products measured here, on one core: {speeds}", speeds=", ".join(speeds))
+        line.tell("", "run.measured_products", speeds=", ".join(speeds))
     time, timed = short_duration(facts["preparation_seconds"]), ""
     if budget == "minutes" and state.step:
         used = state.seconds - (state.preparation_seconds or 0.0)
         left = short_duration(max(0.0, 60 * size - used))
-        timed = translated("; {left} of the {length} left", left=left, length=length)
+        timed = translated("run.budget_left", left=left, length=length)
     elif budget == "minutes":
-        begin = "; the {length} begins now" if size == 1 else "; the {length} begin now"
+        begin = "run.budget_of_one_begins" if size == 1 else "run.budget_begins"
         timed = translated(begin, length=length)
     if timed or facts["preparation_seconds"] > 10:
-        line.tell("prepared", "in {time}{timed}", time=time, timed=timed)
+        line.tell("prepared", "run.prepared", time=time, timed=timed)

@@ -46,16 +46,14 @@ class KnownLabels:
         if not self.before or not (added or unseen):
             return
         if not self.kept:
-            words = "none of the labels of the model is in the data, so all are replaced: {labels}"
-            yield translated(words, labels=listing(self.before))
+            yield translated("labels.replaced", labels=listing(self.before))
             return
         kept = [name for name in self.before if name in self.data]
-        yield translated("kept with their weights: {labels}", labels=listing(kept))
+        yield translated("labels.kept", labels=listing(kept))
         if added:
-            yield translated("added with new weights: {labels}", labels=listing(added))
+            yield translated("labels.added", labels=listing(added))
         if unseen:
-            words = "kept, but never in the data, so they may be forgotten: {labels}"
-            yield translated(words, labels=listing(unseen))
+            yield translated("labels.unseen", labels=listing(unseen))
 
 
 def over_labels(head: Head) -> TypeGuard[ClassifierHead | TaggerHead]:

@@ -73,40 +73,38 @@ def quickstart(
         "suggest": False,  # the last lines do, with prompts that suit the bundled text
         "console": console,
     }
-    bundled = "Text: {name}, bundled with its licence (LICENSES.md beside it)."
-    line.say(translated(bundled, name=text.name))
-    first = "\n1. Encoder: mask 30 % of the tokens and predict them from both sides ({each:g} min)."
-    line.say(translated(first, each=each))
+    line.say(translated("quickstart.text", name=text.name))
+    line.say(translated("quickstart.encoder", each=each))
     encoder = pretrain("modernbert-mini", out=folder / "encoder", **options)
-    line.say(translated("\nIts predictions for [MASK]:"))
+    line.say(translated("quickstart.predictions"))
     model = load(encoder.path)
     for prompt in _MASKED[language]:
         fills = ", ".join(f"{fill.token} {fill.score:.0%}" for fill in model.fill_mask(prompt))
         line.say(f"   {prompt}\n      {fills}")
-    second = "\n2. Decoder: predict every token from those before it ({each:g} min)."
-    line.say(translated(second, each=each))
+    line.say(translated("quickstart.decoder", each=each))
     decoder = pretrain("llama-mini", out=folder / "decoder", **options)
-    line.say(translated("\nText it generates:"))
+    line.say(translated("quickstart.generated"))
     model = load(decoder.path)
     for prompt in _OPENINGS[language]:
         continued = model.generate(prompt, max_new_tokens=40, temperature=0.8, top_k=40, seed=0)
         line.say(f"   {prompt} ...\n      {continued}")
-    line.say(
-        translated(
-            "\nAfter minutes of training these outputs are rough: the models have begun to learn.\n"
-            "Loss on held-out text, in nats per token; lower is better:"
-        )
-    )
+    line.say(translated("quickstart.losses"))
     for name, run in (("encoder", encoder), ("decoder", decoder)):
         losses = [r["valid_loss"] for r in run.read_metrics() if "valid_loss" in r]
-        result = "   {name}: {loss:.2f}; unigram baseline: {unigram_loss:.2f}   report: {report}"
         values = {"loss": losses[-1], "unigram_loss": run.read_facts()["unigram_loss"]}
-        line.say(translated(result, name=translated(name), report=run.report, **values))
+        line.say(
+            translated(
+                "quickstart.loss",
+                name=translated(f"quickstart.name_{name}"),
+                report=run.report,
+                **values,
+            )
+        )
     activate = ""
     if shutil.which("trivium") is None:  # it was started by its path
         activate = f"   . {Path(sys.prefix, 'bin', 'activate')}\n"
     line.say(
-        f"\n{translated('Next:')}\n{activate}"
+        f"\n{translated('quickstart.next')}\n{activate}"
         f'   trivium fill-mask {encoder.path} "{_MASKED[language][0]}"\n'
         f'   trivium generate {decoder.path} "{_OPENINGS[language][0]}"\n'
         f"   trivium pretrain --resume --out {encoder.path} --set train.minutes=10\n"

@@ -136,9 +136,7 @@ def pretrain(
             with parallel.main_first():
                 if parallel.is_main:
                     if not resume and remove_other_preparation(run, recipe):
-                        line.tell(
-                            "starting", "anew: what was prepared is of another recipe or text"
-                        )
+                        line.tell("starting", "run.prepared_anew")
                     write_file(run.recipe, recipe_file(recipe))
                     for name, given in (("data", rows), ("validation", held_out)):
                         file = run.python_data / f"{name}.jsonl"
@@ -262,7 +260,7 @@ def _chosen_recipe(
             before = as_list(tree.get("data", {}).get("paths"))
             if before and not resume:
                 named = ", ".join(map(str, before))
-                line.tell("data", "--data replaces data.paths of the recipe: {named}", named=named)
+                line.tell("data", "run.replaced_paths", named=named)
             apply_changes(tree, {"data": {"paths": list(path_names(data))}})
         if validation is not None:
             fraction = isinstance(validation, float | int)
@@ -376,7 +374,7 @@ def _resumed_recipe(
     recipe = build_recipe(after, changes)
     if run.facts.is_file() and next(checkpoints(run.checkpoints), None) is None:
         where = run.checkpoints
-        line.tell("resuming", "from the first step: there is no checkpoint in {where}", where=where)
+        line.tell("resuming", "run.resumed_from_start", where=where)
     _refuse_other_texts(run, before, recipe)
     both = (_without_paths(one.to_tree()) for one in (before, recipe))
     for key, old, new in (*edits, *_differences(*both)):
@@ -385,8 +383,8 @@ def _resumed_recipe(
         if key.startswith(("optimizer.", "schedule.")):
             line.warn(f"resuming with {key} = {new}, which was {old}")
         elif new is not None:  # a budget of another kind is gone
-            old = translated("unset") if old is None else old
-            line.tell("resuming", "with {key} = {new}, which was {old}", key=key, new=new, old=old)
+            old = translated("run.unset") if old is None else old
+            line.tell("resuming", "run.changed_key", key=key, new=new, old=old)
     return recipe
 
 

@@ -258,7 +258,7 @@ class RunHooks(Hooks):
 
     def evaluate(self, trainer: Trainer, state: TrainState) -> tuple[dict[str, Any], bool]:
         """Validation losses and, of labelled objectives, metrics, whose best weights are kept."""
-        self.context.line.update(translated("evaluating"))
+        self.context.line.update(translated("progress.evaluating"))
         measured = self.held_out
         record = validation_losses(trainer, self.validation_streams, measured.limit)
         # Of a mix with labelled examples their metric decides.
@@ -289,12 +289,7 @@ class RunHooks(Hooks):
             self.context.run.write_facts(self.context.run.read_facts() | known)
         elif self.log_book.metric == "":
             self.log_book.metric = None
-            self.context.line.tell(
-                "metrics",
-                "{metric} is undefined on these held-out examples; the weights of the lowest "
-                "validation loss are kept",
-                metric=main,
-            )
+            self.context.line.tell("metrics", "run.metric_undefined", metric=main)
         loss_score = -record.get("valid_loss", math.nan)
         self._keep_if_best(state, first.score if self.log_book.metric else loss_score)
         self.model.release()
@@ -322,7 +317,7 @@ class RunHooks(Hooks):
 
     def save(self, state: TrainState) -> None:
         """Write a checkpoint."""
-        self.context.line.update(translated("saving"))
+        self.context.line.update(translated("progress.saving"))
         if self.log_book is not None:
             sync(self.context.run.metrics)  # a checkpoint has all records before it
         self.checkpoints.save(self.model.module, self.optimizers, state)
@@ -393,7 +388,7 @@ def _check_unchanged(
             f"changed since this run began: {', '.join(changed)}. An exact continuation needs "
             "what there was: restore it, or start a new run with another --out."
         )
-    context.line.update(translated("verifying the token shards"))
+    context.line.update(translated("run.verifying_shards"))
     for source in corpus.texts if verify else ():
         source.shards.verify(context.parallel.rank, context.parallel.size)
 
@@ -416,10 +411,10 @@ def _say_resumed(
 ) -> None:
     """Say from where a run goes on, and what may change its last bits."""
     logged = max((record["step"] for record in context.run.read_metrics()), default=0)
-    lost = translated("; steps up to {logged:,} are trained again", logged=logged)
+    lost = translated("run.trained_again", logged=logged)
     context.line.tell(
         "resuming",
-        "after step {step:,} from {where}{lost}",
+        "run.resumed_after",
         step=state.step,
         where=context.run.checkpoints,
         lost=lost if logged > state.step else "",

@@ -102,13 +102,10 @@ class TokenizerConfig(TokenizerSource, ABC):
         self.check_size(size)
         add_bert_template(backend)
         if size < self.size:
-            words = "vocabulary: {size:,} tokens, not {wanted:,}; the text has no more."
+            words = "tokenizer.smaller"
             coverage = getattr(self, "character_coverage", 1.0)
             if coverage < 1:
-                words = (
-                    "vocabulary: {size:,} tokens, not {wanted:,}; the text has no more; characters "
-                    "beyond character_coverage = {coverage:g} are unknown."
-                )
+                words = "tokenizer.smaller_by_coverage"
             notes.append(translated(words, size=size, wanted=self.size, coverage=coverage))
         for note in notes if progress is not False else ():
             progress(note) if callable(progress) else print(note, file=sys.stderr)

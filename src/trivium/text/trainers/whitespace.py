@@ -37,5 +37,4 @@ class Whitespace(TokenizerConfig):
         start = "".join(itertools.islice(itertools.chain.from_iterable(texts), 10_000))
         if 2 * sum(map(is_unspaced, start)) < len(start):
             return ()
-        hint = 'words: this text has few spaces between them; kind = "unigram" suits it better.'
-        return (translated(hint),)
+        return (translated("tokenizer.few_spaces"),)
