@@ -307,7 +307,11 @@ def test_a_recipe_file_of_a_task_takes_its_model_and_data_from_the_call(encoder,
 
 def test_examples_that_are_encoded_are_freed():
     def corpus():
-        source = ExampleSource(cast(Any, None), cast(Any, None), [*range(5000)], [7])
+        train, held_out = (
+            [SimpleNamespace(number=n, where=f"a.jsonl, line {n}") for n in range(count)]
+            for count in (5000, 1)
+        )
+        source = ExampleSource(cast(Any, None), cast(Any, None), train, held_out)
         return Corpus(cast(Any, None), cast(Any, SimpleNamespace(fingerprint="a")), None, [source])
 
     freed = corpus()

@@ -48,7 +48,7 @@ def write(folder, form: str, unknown: int):
     return folder / "data.jsonl"
 
 
-@pytest.mark.parametrize("unknown", [2, 0])
+@pytest.mark.parametrize("unknown", [3, 0])
 @pytest.mark.parametrize("form", ["text", "shards", "texts", "sources", "targets"])
 def test_a_few_unknown_tokens_of_a_hundred_are_warned_of(form, unknown, known, tmp_path):
     file, console = write(tmp_path, form, unknown), quiet()
@@ -73,7 +73,7 @@ def test_a_few_unknown_tokens_of_a_hundred_are_warned_of(form, unknown, known, t
         task = {"model": "t5-tiny", "changes": changes | tokenizer}
         run = finetune("text-to-text", data=file, **task, **common)
     share = run.read_facts()["unknown_shares"][form if form != "shards" else "text"]
-    assert 0.01 < share < 0.05 if unknown else share == 0
+    assert 0.01 < share < 0.08 if unknown else share == 0
     printed = console.file.getvalue()
     side = "text" if form == "shards" else form
     assert (f"of the tokens of the {side} are unknown to the tokenizer" in printed) == bool(unknown)
