@@ -25,7 +25,9 @@ SETTINGS = (
     {"TRIVIUM_TEST_PERTURB": "1"},
 )
 # Tests of what a model computes; the others know no CPU.
-PACKAGES = "adapt evaluate inference interop models nn objectives overfit property train workflows"
+PACKAGES = (
+    "adapt evaluate explain inference interop models nn objectives overfit property train workflows"
+)
 
 
 def main() -> int:
