@@ -309,7 +309,8 @@ def held_out(family: Family, shards: Shards, tokenizer: Tokenizer) -> tuple[Batc
     """All rows of the validation text."""
     rows = Rows(shards.split(VALIDATION), LENGTH)
     stream = BatchStream("", family.objective, rows, tokenizer.vocabulary)
-    return stream.held_out(len(rows) * LENGTH).micro_batches
+    batches = stream.held_out(len(rows) * LENGTH)
+    return tuple(part for batch in batches for part in batch.micro_batches)
 
 
 @torch.inference_mode()

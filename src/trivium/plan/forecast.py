@@ -185,7 +185,9 @@ def say_forecast(
 
 def _say_passes(trainer: Trainer, forecast: Forecast, parameters: int, line: ProgressLine) -> None:
     """How often a run reads its text, where it reads it again, and how often helps."""
-    passes = forecast.steps / trainer.loader.steps_per_epoch()
+    # The last step of an epoch may be smaller: a budget in epochs is the number of passes itself.
+    steps_per_epoch = trainer.loader.steps_per_epoch()
+    passes = trainer.recipe.train.epochs or forecast.steps / steps_per_epoch
     if passes < 1.05:
         return
     message = translated("run.passes", passes=passes)
