@@ -369,8 +369,8 @@ def test_windows():
 @pytest.mark.slow
 def test_sums(tmp_path, monkeypatch, capsys):
     sums = program("sums")
-    pair = {"prompt": "1+1= ", "chosen": "2", "rejected": "3"}
-    monkeypatch.setattr(sums, "preferences", lambda *_: [pair] * 120)
+    pairs = [{"prompt": f"{n}+1= ", "chosen": str(n + 1), "rejected": "0"} for n in range(120)]
+    monkeypatch.setattr(sums, "preferences", lambda *_: pairs)
     sizes = ["--start-steps", "2", "--policy-steps", "1", "--prompts", "64", "--held-out", "8"]
     arguments = ["sums.py", "--seeds", "0", *sizes, "--folder", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", arguments)
