@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from double import FLOAT32
 from overfit_tasks import untrained
 from run_settings import quiet
 
@@ -309,5 +308,5 @@ def test_ten_steps_of_dpo(trl, tmp_path):
     run = finetune("preference", model=tmp_path / "start", out=tmp_path / "run", **keys)
     ours = [one["train_preference"] for one in run.read_metrics() if "train_loss" in one]
     # Ten steps of AdamW in float32 make rounding grow.
-    assert ours == pytest.approx([float(one) for one in losses], rel=FLOAT32)
+    assert ours == pytest.approx([float(one) for one in losses], rel=1e-4)
     assert ours[-1] < 0.2 < ours[0]
