@@ -153,6 +153,6 @@ def _print(findings: list[Finding]) -> None:
                 typer.echo(f"       {sample}")
     wrong = sum(one.wrong for one in findings)
     if not wrong:
-        typer.echo(translated("check.all_well"))
+        typer.echo(translated("check.nothing_wrong"))
         return
     typer.echo(translated("check.result", wrong=wrong, total=len(findings)))

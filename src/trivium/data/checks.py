@@ -120,24 +120,25 @@ def check_texts(
             unreadable.add(str(error), MESSAGE_LENGTH)
     if not documents.total:
         raise DataError("\n".join(unreadable.samples) or str(no_text(plan.sources)))
-    count = 1 if plan.cut else documents.total
+    # The only document is read in two parts, of which the second is held out.
+    count = words.num_texts = 1 if plan.cut else documents.total
     findings = [
         Finding.of("documents", count, count, None, "single_document" if count == 1 else ""),
         unreadable.finding("unreadable", len(plan.sources), 0, "remove"),
-        encoding.finding("wrong_encoding", documents.total, 0, "convert"),
-        documents.finding("repeated_documents", None, "dropped"),
+        encoding.finding("wrong_encoding", count, 0, "convert"),
         headings.finding("repeated_short_lines", None, "headings_repeat"),
         lines.finding("repeated_long_lines", 0.1, "clean", size=_LONG_LINE),
         *words.findings("separator"),
     ]
+    if not plan.cut:
+        findings.insert(3, documents.finding("repeated_documents", None, "dropped"))
     marker, often = max(markers.items(), key=lambda item: item[1], default=("", 0))
     if often > 1 and marker not in options.separator:
         counts = often, often
         findings.append(Finding.of("markers", *counts, None, "separator_marker", marker=marker))
-    if options.separator == "blank":
-        sizes = num_long, documents.total
+    if options.separator == "blank" and not plan.cut:
         findings.append(
-            Finding.of("long_documents", *sizes, None, "separator_line", size=LONG_BYTES)
+            Finding.of("long_documents", num_long, count, None, "separator_line", size=LONG_BYTES)
         )
     if plan.wants_validation:
         findings.append(documents.overlap("documents_in_both", 0))
