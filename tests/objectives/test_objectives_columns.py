@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import types
 
@@ -252,11 +253,11 @@ def test_joined_texts_are_told(tmp_path):
     plain_one = {"prompt": "Why?", "completion": "Because", "label": False}
     examples, lines = read(KTO(), tmp_path, whole)
     assert [one.response for one in examples] == [" A: y"]
-    assert lines[-1] == "1 prompts, with which the responses begin, are read once"
+    assert lines[-1] == "responses that begin with their prompt, which is read once: 1"
     # Few of many begin with their prompt by chance.
     examples, lines = read(KTO(), tmp_path, greeting, plain_one, plain_one)
     assert [one.response for one in examples] == ["Hi there", "Because", "Because"]
-    assert lines[-1].startswith("2 responses follow their prompt without a space")
+    assert re.fullmatch("responses that follow their prompt without a space .*: 2", lines[-1])
 
 
 def test_nothing_in_messages_is_dropped_silently(tmp_path):
@@ -271,7 +272,7 @@ def test_nothing_in_messages_is_dropped_silently(tmp_path):
     assert lines == [
         "messages <- messages; ignored: tools",
         "not used: tool_calls (1), tool_call_id (1), reasoning_content (1)",
-        "1 messages of the assistant are left out: they have tool calls alone",
+        "assistant messages left out, with only tool calls: 1",
     ]
     with pytest.raises(DataError, match="no message of the assistant"):
         read(Chat(), tmp_path, {"messages": [USER, call]})

@@ -153,7 +153,7 @@ def test_unequal_budgets_say_what_is_compared(make, budgets, after):
     (ranking,) = rank_runs(runs, ["long", "short"])
     named = ", ".join(f"{size} {kind}" for one in budgets for kind, size in one.items())
     assert ranking.note == (
-        f"The budgets differ ({named}): compared is the best loss until {after}."
+        f"The budgets differ ({named}): the best losses up to {after} are compared."
     )
     assert ranking.note in text_ranking(ranking)
     assert [line.name for line in ranking.lines if line.place] == ["short", "long"]

@@ -132,7 +132,7 @@ def tell_steps(line: ProgressLine, trainer: Trainer, spec: Spec) -> None:
     if steps < _FEW_STEPS and not spec.counts:
         line.warn(
             f"{counted(steps, 'step')} in all are few to learn from: set a larger budget "
-            "(train.epochs) or smaller steps (train.batch_examples, of text train.batch_tokens)."
+            "(train.epochs) or smaller steps (train.batch_examples; for text train.batch_tokens)."
         )
 
 
