@@ -263,7 +263,7 @@ def test_runs_with_other_held_out_examples_are_compared_on_the_common_ones(task,
     one = labelled("one", task, examples[:8], predicted[0])
     other = labelled("second", task, examples[2:], predicted[1])
     first, second = incomparable([one, other])
-    assert "not the same: 6 are in all runs (one: 8, second: 8)" in first
+    assert "examples differ: 6 are in all runs (one: 8, second: 8)" in first
     assert second.startswith("On these 6: one ")
     assert second.count(metric) == 2
     if task == "classification":
