@@ -90,7 +90,7 @@ def test_known_labels_keep_their_rows(task, origin, labels, models, tmp_path):
         assert torch.allclose(kept, rows[0][f"{name}.{part}"], atol=1e-9)
     shown = (TAGS[one] if task == "tagging" else one for one in "abc" if one not in labels)
     for unseen in shown:
-        assert f'"{unseen}"' in printed.split("never in the data")[1]
+        assert f'"{unseen}"' in printed.split("absent from the data")[1]
     assert ("added with new weights" in printed) == bool(new)
     assert ("starts new" in printed) is False
 
@@ -151,7 +151,7 @@ def test_a_model_that_generates_labels_keeps_the_names(tmp_path):
     run = train("classes", base.path, write(tmp_path / "d.jsonl", "classes", "ab"),
                 tmp_path / "run", console=console)  # fmt: skip
     assert trivium.load(run.path).settings.labels == ("a", "b", "c")
-    assert 'never in the data, so they may be forgotten: "c"' in console.file.getvalue()
+    assert 'absent from the data, so the model may forget them: "c"' in console.file.getvalue()
 
 
 def test_such_a_run_resumes(models, tmp_path):

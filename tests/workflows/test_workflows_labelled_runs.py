@@ -53,7 +53,7 @@ def test_a_run_says_what_is_cut_and_refuses_data_without_targets(kind, tmp_path)
         kind, model=PRESETS[FAMILIES[kind]], data=data, out=tmp_path / "short", changes=changes,
         console=console,
     )  # fmt: skip
-    assert "15 of 30 examples (50.0%) have more than the 40 tokens" in printed(console)
+    assert "15 of 30 examples (50.0%) have more than 40 tokens" in printed(console)
     assert "15 of 30 examples are left out: no token of their targets remains" in printed(console)
     write_records(data, [record(kind, n, size=90) for n in range(30)])
     for validation in (0.1, write_records(tmp_path / "v.jsonl", [record(kind, 31, size=4)])):
