@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 import typer
 
 from trivium.cli import UsageError
+from trivium.cli._options import only_set
+from trivium.data.python_data import PathList
 from trivium.errors import DataError, shorten
 from trivium.text import Tokenizer
 from trivium.text.symbols import MASK_PATTERN
@@ -107,13 +109,27 @@ def tab_separated(*cells: str) -> str:
     return "\t".join(" ".join(cell.split()) for cell in cells)
 
 
-def fraction_or_paths(values: list[str]) -> float | list[str]:
-    """A fraction where the only value is a number, else files."""
+def fraction_or_paths(values: list[str]) -> float | PathList:
+    """Return a fraction where the only value is a number, else paths."""
     try:
         (value,) = values
         return float(value)
     except ValueError:
-        return values
+        return PathList(values)
+
+
+def recipe_changes(
+    reading: Mapping[str, Any], changes: Sequence[str] | None, *, no_verify: bool
+) -> list[str]:
+    """Return the options of a run that change its recipe, as `--set` takes them.
+
+    Args:
+        reading: keys of `[data]`; those that are None are not set.
+        changes: those of `--set`, which override the others.
+        no_verify: do not verify checksums.
+    """
+    keys = [f"data.{key}={json.dumps(one)}" for key, one in only_set(reading).items()]
+    return [*keys, *(changes or ()), *(["train.verify=false"] if no_verify else [])]
 
 
 def run_folder(

@@ -25,7 +25,7 @@ from trivium.cli._tables import add_texts, new_table, print_table
 from trivium.data.checks import Finding, check_shards, check_texts
 from trivium.data.documents import ReadOptions, text_columns
 from trivium.data.records import RECORD_SUFFIXES, ReadReport
-from trivium.data.shards import Shards, holds_shards
+from trivium.data.shards import Shards, are_shards
 from trivium.data.sources import file_format
 from trivium.data.splitting import CorpusOptions
 from trivium.errors import DataError, RecipeError
@@ -70,7 +70,7 @@ def check(
     keys, read_keys = data_changes(changes or ())
     read_keys.pop("bad_records", None)  # they are always counted
     options = CorpusOptions(validation=heldout, **{**reading, **read_keys})
-    shards = len(data) == 1 and holds_shards(data[0])
+    shards = are_shards(data)
     report, columns = ReadReport(), []
     if task is not None:
         check_task(task, task_kinds())

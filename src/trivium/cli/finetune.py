@@ -35,7 +35,6 @@ Examples:
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,7 +42,7 @@ import typer
 from typer.core import TyperCommand
 
 from trivium.cli import _options as opt
-from trivium.cli._shared import fraction_or_paths, run_folder
+from trivium.cli._shared import fraction_or_paths, recipe_changes, run_folder
 from trivium.config import Key, list_keys
 from trivium.data.documents import ReadOptions
 from trivium.data.python_data import PathList
@@ -118,18 +117,13 @@ def finetune(
     )
     resumed: Resume = "auto" if auto_resume else resume
     out = run_folder(task, out, advice, resume=resumed, overwrite=overwrite)
-    held_out = None if validation is None else fraction_or_paths(validation)
     run_finetuning(
         task or "",
         model=model,
         data=PathList(data or ()),
-        validation=PathList(held_out) if isinstance(held_out, list) else held_out,
+        validation=None if validation is None else fraction_or_paths(validation),
         out=out,
-        changes=[
-            *(f"data.{key}={json.dumps(one)}" for key, one in opt.only_set(reading).items()),
-            *(changes or ()),
-            *(["train.verify=false"] if no_verify else []),
-        ],
+        changes=recipe_changes(reading, changes, no_verify=no_verify),
         resume=resumed,
         overwrite=overwrite,
     )

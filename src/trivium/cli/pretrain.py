@@ -24,14 +24,13 @@ Examples:
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli._shared import run_folder
+from trivium.cli._shared import recipe_changes, run_folder
 from trivium.data.documents import ReadOptions
 from trivium.data.python_data import PathList
 from trivium.explain.show_batch import ShowBatch
@@ -77,13 +76,11 @@ def pretrain(
     )
     resumed: Resume = "auto" if auto_resume else resume
     out = run_folder(recipe, out, advice, resume=resumed, overwrite=overwrite)
-    data_keys = [f"data.{key}={json.dumps(one)}" for key, one in opt.only_set(reading).items()]
-    changes = [*data_keys, *(changes or ()), *(["train.verify=false"] if no_verify else [])]
     run_pretraining(
         recipe or "",
         data=PathList(data or ()),
         out=out,
-        changes=changes,
+        changes=recipe_changes(reading, changes, no_verify=no_verify),
         resume=resumed,
         overwrite=overwrite,
         callbacks=[ShowBatch(out)] if show_batch else [],

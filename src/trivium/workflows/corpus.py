@@ -11,7 +11,7 @@ import tomllib
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from trivium.data.splitting import (
     write_split_texts,
 )
 from trivium.errors import DataError, RecipeError
-from trivium.files import replace_file
+from trivium.files import STDIN, replace_file
 from trivium.language_model import LanguageModel
 from trivium.messages import translated
 from trivium.objectives import LabelledObjective, Objective
@@ -46,8 +46,7 @@ from trivium.train.run_folder import RunFolder
 _SIDES = {"texts": "training_text", "source_texts": "sources", "target_texts": "targets"}
 # Training of a tokenizer that takes longer is announced with its time.
 _SLOW_SECONDS = 10.0
-# Of a source, to count tokens in.
-_COUNTED_EXAMPLES = 1000
+_SAMPLED_EXAMPLES = 1000
 # Keys of `[data]` that say how text is read before it is in shards.
 _READING_KEYS = (
     *("validation", "separator", "text_field", "errors", "encoding"),
@@ -79,12 +78,13 @@ class ExampleSource:
     train: list[Any]
     valid: list[Any]
 
-    def __post_init__(self) -> None:
-        self.cuts: dict[str, Ints] = {}
-        """What is cut of the examples of every split (`EncodedExamples.cuts`), once encoded."""
-        self.num_train = len(self.train)
-        self.counted = self.train[:: max(1, self.num_train // _COUNTED_EXAMPLES)]
-        """About a thousand training examples, to count tokens in."""
+    cuts: dict[str, Ints] = field(default_factory=dict, init=False)
+    """`EncodedExamples.cuts` of every split that is encoded."""
+
+    @property
+    def num_train(self) -> int:
+        """The number of training examples, once encoded of those that have a target token left."""
+        return int(has_target(self.cuts[TRAIN]).sum()) if TRAIN in self.cuts else len(self.train)
 
     def texts(self, side: str = "texts") -> Iterator[str]:
         """The "texts", "source_texts" or "target_texts" of the training examples."""
@@ -108,9 +108,7 @@ class ExampleSource:
                 "are read at once. Shorten it, raise data.length, or take a model with more "
                 "positions."
             )
-        if split == TRAIN:
-            self.num_train = int(kept.sum())
-        elif not self.objective.measures_cut_answers:
+        if split != TRAIN and not self.objective.measures_cut_answers:
             self.valid = list(itertools.compress(self.valid, kept))
 
     def num_bytes(self, side: str = "texts") -> int:
@@ -217,16 +215,19 @@ class Corpus:
         return digests
 
     def free_examples(self) -> None:
-        """Free the training examples, which are encoded: Python objects, in every process."""
-        _ = self.digests  # which are of them, and cached
+        """Free the encoded training examples, but for a sample of about a thousand to count in.
+
+        They are Python objects in every process.
+        """
+        _ = self.digests  # of all examples, cached from now on
         for source in self.examples:
-            source.train = []
+            source.train = source.train[:: max(1, len(source.train) // _SAMPLED_EXAMPLES)]
 
     def unknown_shares(self, *, generates_targets: bool) -> dict[str, float]:
         """The share of unknown tokens in "text", and in "sources" and "targets" of examples.
 
         Only an encoder-decoder generates targets: examples of other models are "texts", whose
-        labels are no tokens. About a thousand of every source are counted.
+        labels are no tokens. The examples are those that `free_examples` has left.
         """
         unknown: Counter[str] = Counter()
         total: Counter[str] = Counter()
@@ -237,9 +238,9 @@ class Corpus:
                 unknown["text"] += int(counts[unk_id])
                 total["text"] += int(counts.sum())
         for source in self.examples:
-            some = source.counted
-            targets = list(source.objective.target_texts(some)) if generates_targets else []
-            sources = list(source.objective.source_texts(some))
+            sources, targets = list(source.texts("source_texts")), []
+            if generates_targets:
+                targets = list(source.texts("target_texts"))
             for side, texts, tokenizer in (
                 ("sources" if targets else "texts", sources, self.source_tokenizer),
                 ("targets", targets, None),
@@ -268,7 +269,7 @@ def remove_other_preparation(run: RunFolder, recipe: Recipe) -> bool:
 
 
 def _may_differ(source: MixConfig, run: RunFolder) -> bool:
-    if source.objective.labelled or "-" in source.paths or source.paths[0].startswith(PYTHON):
+    if source.objective.labelled or STDIN in source.paths or source.paths[0].startswith(PYTHON):
         return True
     out = run.shards / source.name
     held_out = source.validation or 0.0
@@ -325,12 +326,10 @@ def load_corpus(
 
 
 def _open_source(recipe: Recipe, config: MixConfig, run: RunFolder, line: ProgressLine) -> _Source:
-    if "-" in config.paths:
-        config = _without_stdin(config, run)
-    config = _with_stored_data(config, run)
+    config = _with_own_files(config, run)
     if isinstance(config.objective, LabelledObjective):
         return _read_examples(config, config.objective, recipe, line)
-    if len(config.paths) == 1 and holds_shards(config.paths[0]):
+    if are_shards(config.paths):
         return TextSource(config, Shards.open(config.paths[0]))
     keys = {"separator", "text_field", "errors", "encoding", "keep_duplicates", "special_tokens"}
     options = recipe.data.model_dump(include=keys)
@@ -361,35 +360,37 @@ def _refuse_keys_beside_shards(recipe: Recipe) -> None:
         )
 
 
-def _with_stored_data(config: MixConfig, run: RunFolder) -> MixConfig:
-    """Return the source with the run's files in place of data from Python.
+def _with_own_files(config: MixConfig, run: RunFolder) -> MixConfig:
+    """Return the source with files of the run in place of standard input and data from Python.
 
-    Raises RecipeError where the run has not stored it.
+    Standard input is copied to the run, since tokenizer and shards both read it. Raises RecipeError
+    where the run has not stored data from Python.
     """
 
-    def stored(path: str) -> str:
+    def own(path: str) -> str:
+        if path == STDIN:
+            return str(run.standard_input)
+        if not path.startswith(PYTHON):
+            return path
         file = run.python_data / path.removeprefix(PYTHON)
-        if path.startswith(PYTHON) and not file.is_file():
+        if not file.is_file():
             raise RecipeError(
                 f"{path}: the data of this recipe was given from Python and is not in its file: "
                 "give the data again."
             )
-        return str(file) if path.startswith(PYTHON) else path
+        return str(file)
 
-    held_out = config.validation
-    if isinstance(held_out, tuple):
-        held_out = tuple(map(stored, held_out))
-    paths = tuple(map(stored, config.paths))
-    return config.model_copy(update={"paths": paths, "validation": held_out})
-
-
-def _without_stdin(config: MixConfig, run: RunFolder) -> MixConfig:
-    """The source with standard input as a file of the run: tokenizer and shards both read it."""
-    if not run.standard_input.is_file():
+    given = config.paths
+    if isinstance(config.validation, tuple):
+        given += config.validation
+    if STDIN in given and not run.standard_input.is_file():
         with replace_file(run.standard_input) as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
-    paths = tuple(str(run.standard_input) if path == "-" else path for path in config.paths)
-    return config.model_copy(update={"paths": paths})
+    paths = tuple(map(own, config.paths))
+    held_out = config.validation
+    if isinstance(held_out, tuple):
+        held_out = tuple(map(own, held_out))
+    return config.model_copy(update={"paths": paths, "validation": held_out})
 
 
 def _tell_columns(
@@ -440,7 +441,6 @@ def _remove_held_out(sources: Sequence[ExampleSource], line: ProgressLine) -> No
         if count := len(source.train) - len(train):
             line.tell("held_out", "run.held_out_elsewhere", count=count, of=of, where=where)
         source.train = train
-        source.__post_init__()
 
 
 def _with_vocabulary_size(recipe: Recipe, spec: Spec, sources: Sequence[_Source]) -> Recipe:

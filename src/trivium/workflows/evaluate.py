@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from trivium.adapt.quantize import Quantization
 from trivium.config import option
@@ -33,12 +33,16 @@ Model = str | os.PathLike[str] | LanguageModel
 
 
 @dataclass(frozen=True)
-class TextOptions:
+class TextOptions(ReadOptions):
     """How raw text is read and scored for its perplexity; see `evaluate.perplexity.perplexity`.
 
     Raises TriviumError for a number below its bound.
     """
 
+    separator: str = option(
+        "blank", "perplexity: document separator: blank, line, file, or a string"
+    )
+    text_field: str = option("text", "perplexity: the column of the text")
     window: int | None = option(
         None, "perplexity: tokens of a window, the training length unless set", ge=2
     )
@@ -46,14 +50,9 @@ class TextOptions:
         None, "perplexity: tokens from one window to the next, half a window unless set", ge=1
     )
     batch_size: int = option(8, "perplexity: windows at a time", ge=1)
-    separator: str = option(
-        "blank", "perplexity: document separator: blank, line, file, or a string"
-    )
-    text_field: str = option("text", "perplexity: the column of the text")
-    errors: Literal["strict", "replace"] = option("strict", "invalid bytes: stop, or replace")
-    encoding: str = option("utf-8", "the encoding of text files, such as gb18030 or utf-16")
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_options(self)
 
 
@@ -106,7 +105,6 @@ def evaluate(
     changes, read_keys = data_changes(changes)
     bad = BadRecords() if read_keys.pop("bad_records", "stop") == "skip" else None
     text = dataclasses.replace(text, **read_keys)
-    reading = ReadOptions(text.separator, text.text_field, text.errors, text.encoding)
     seen = _training_data(names, recipe)
     if task == PERPLEXITY and changes:
         raise TriviumError("objective.KEY changes how labelled examples are read, not perplexity.")
@@ -116,7 +114,7 @@ def evaluate(
             f"{task}: leave them out; columns are chosen with --set objective.KEY=NAME."
         )
     if task == PERPLEXITY:
-        documents = read_documents(names, reading)
+        documents = read_documents(names, text)
         result = perplexity(
             lm,
             itertools.islice((document.text for document in documents), limit),
@@ -127,12 +125,11 @@ def evaluate(
         )
         note = english("note.windows", window=result.window, stride=result.stride)
         notes = (english("note.whole_texts") if result.window is None else note, *seen)
-        notes = (*text_columns(names, reading), *notes)
+        notes = (*text_columns(names, text), *notes)
         if result.num_ends:
-            ends = english("note.loss_with_ends")
-            notes = (*notes, ends)
+            notes += (english("note.loss_with_ends"),)
         if result.pseudo:
-            notes = (*notes, english("note.masked_one_by_one"))
+            notes += (english("note.masked_one_by_one"),)
         return Metrics(result.to_dict(), notes=notes)
     capability = next((name for name, of in TASK_OF_CAPABILITY.items() if of == task), None)
     if capability is not None:
