@@ -37,9 +37,11 @@ from trivium.objectives.excerpt import beginning, mask_middle
 from trivium.objectives.monitor import Monitor
 from trivium.objectives.task_metrics import Metrics
 from trivium.spec import Head, Spec
-from trivium.text.inputs import TextInput
+from trivium.text.inputs import TextInput, encode_inputs
 from trivium.text.roles import SENTINELS, role_of
 from trivium.text.vocabulary import Vocabulary
+
+_BATCH = 16  # examples that pass through a model together for metrics
 
 LossTerms = dict[str, Tensor]
 """The terms of a loss by name, summed over labels; the only one of most objectives is "loss"."""
@@ -462,9 +464,12 @@ class LabelledObjective(Objective):
         """The labels of some examples in the order of the head; none for tasks without labels."""
         return ()
 
-    @abstractmethod
     def settings(self, settings: Settings, examples: Sequence[Any]) -> Settings:
-        """What is kept beside the model to perform the task: label names, task options."""
+        """Return what is saved with the model to perform the task: label names, task options.
+
+        By default that is only the name of the task.
+        """
+        return settings.with_task(self.kind)
 
     @abstractmethod
     def encode(self, examples: Sequence[Any], lm: LanguageModel) -> EncodedExamples:
@@ -544,6 +549,28 @@ def compact(ids: Ints, shown: Bools, fill: int) -> tuple[Ints, Ints]:
     rows = np.full((len(ids), len(columns)), fill, dtype=np.int64)
     rows[columns < sizes[:, None]] = ids[shown]
     return rows, sizes
+
+
+def batches_by_length(encoded: EncodedExamples) -> Iterator[tuple[Ints, RowBatch]]:
+    """Yield the rows of some examples at a time, the longest first, after their numbers [B]."""
+    order = np.argsort(-encoded.lengths, kind="stable")
+    for start in range(0, len(order), _BATCH):
+        some = order[start : start + _BATCH]
+        yield some, encoded.take(some)
+
+
+def encode_texts(
+    lm: LanguageModel, texts: Sequence[tuple[str, str | None]]
+) -> tuple[list[TextInput], dict[str, list[list[int]]]]:
+    """Encode texts, or pairs of texts, as `classify` reads them.
+
+    Returns the encoded texts, and their rows by the field of `RowBatch`.
+    """
+    inputs = encode_inputs(lm.source_tokenizer, texts, max_length=lm.max_length)
+    rows = {"input_ids": [one.ids for one in inputs]}
+    if lm.spec.num_token_types > 1:
+        rows["token_type_ids"] = [one.type_ids for one in inputs]
+    return inputs, rows
 
 
 def next_tokens(one: TextInput) -> list[int]:

@@ -23,6 +23,7 @@ from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.objectives.base import (
     LabelledObjective,
+    batches_by_length,
     column_key,
     to_device,
     token_losses,
@@ -54,7 +55,6 @@ PAIR = Fields(
         *(("input", "output"), ("input", "target"), ("inputs", "targets")),
     ),
 )
-_BATCH = 16
 _ANSWERED = 16  # held-out conversations that are answered at the end of a run
 
 
@@ -154,10 +154,9 @@ class Chat(LabelledObjective):
         self, lm: LanguageModel, examples: Sequence[Conversation]
     ) -> list[tuple[float, int]]:
         """Nats and tokens of the responses, batch by batch."""
-        encoded, sums = self.encode(examples, lm), []
-        order = np.argsort(-encoded.lengths, kind="stable")
-        for start in range(0, len(order), _BATCH):
-            batch = encoded.take(order[start : start + _BATCH]).to_batch()
+        sums = []
+        for _, rows in batches_by_length(self.encode(examples, lm)):
+            batch = rows.to_batch()
             if batch.num_labels:
                 loss = token_losses(lm.module, to_device(batch, lm.module.device))["loss"]
                 sums.append((float(loss), batch.num_labels))

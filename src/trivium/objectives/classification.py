@@ -36,6 +36,7 @@ from trivium.objectives.base import (
     LossTerms,
     TensorBatch,
     column_key,
+    encode_texts,
     field_option,
     next_tokens,
     read,
@@ -55,7 +56,6 @@ from trivium.objectives.task_metrics import (
     unknown_labels,
 )
 from trivium.spec import ClassifierPooling, Head, Spec
-from trivium.text.inputs import encode_inputs
 
 TEXT = Fields(
     "text pair?",
@@ -302,11 +302,7 @@ class TextClassification(LabelledObjective):
             names = lm.settings.labels
             pairs = [(self.prefix + one.joined, names[i]) for one, i in zip(examples, labels)]
             return encode_pairs(lm, pairs)
-        texts = [(one.text, one.pair) for one in examples]
-        inputs = encode_inputs(lm.source_tokenizer, texts, max_length=lm.max_length)
-        sequences: dict[str, list[list[int]]] = {"input_ids": [one.ids for one in inputs]}
-        if lm.spec.num_token_types > 1:
-            sequences["token_type_ids"] = [one.type_ids for one in inputs]
+        inputs, sequences = encode_texts(lm, [(one.text, one.pair) for one in examples])
         if any(head.kind == "lm" for head in lm.spec.heads):
             sequences["labels"] = [next_tokens(one) for one in inputs]
         cuts, pad = [(one.cut, 1, 0) for one in inputs], lm.source_tokenizer.pad_id or 0

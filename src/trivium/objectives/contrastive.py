@@ -18,10 +18,11 @@ from trivium.data.records import Record
 from trivium.data.row_order import RowRandom, derived_seed
 from trivium.data.schema import Fields, Slot
 from trivium.data.splitting import text_digest
-from trivium.errors import DataError, RecipeError
+from trivium.errors import DataError
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.objectives.base import LossTerms, TensorBatch, compact, read, real_tokens
+from trivium.objectives.task_heads import require_vector
 from trivium.objectives.text_pairs import TEXTS, TextPair, TextPairs
 from trivium.spec import Head, Spec
 from trivium.text.inputs import encode_inputs
@@ -99,11 +100,7 @@ class Contrastive(TextPairs):
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """None: the vectors are hidden states."""
-        if spec.family == "encoder-decoder" or not spec.takes_heads:
-            raise RecipeError(
-                'objective.kind = "contrastive" needs one vector of a text: take an encoder '
-                "(bert-mini), a decoder (llama-mini) or an RNN (lstm-mini)."
-            )
+        require_vector(self.kind, spec)
         return ()
 
     def encode(self, examples: Sequence[TextPair], lm: LanguageModel) -> EncodedExamples:

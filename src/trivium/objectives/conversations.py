@@ -141,6 +141,11 @@ def with_prompt(prompt: Turn | None, response: Turn) -> tuple[Message, ...]:
     return (*(prompt or ()), *response)
 
 
+def are_texts(record: Record, *turns: Turn | None) -> bool:
+    """Return whether no turn of a record consists of messages, its system message included."""
+    return "system" not in record.columns and not any(isinstance(one, tuple) for one in turns)
+
+
 def plain(turn: Turn) -> str:
     """Return a text, or the contents of messages, a line each."""
     return turn if isinstance(turn, str) else "\n".join(one["content"] for one in turn)

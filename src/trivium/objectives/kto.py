@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -16,41 +15,30 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from trivium.data.batch import Batch, RowBatch
-from trivium.data.encoded import Cuts, EncodedExamples, Sequences
-from trivium.data.records import Record, RecordOptions
+from trivium.data.encoded import Cuts, Sequences
+from trivium.data.records import Record
 from trivium.data.row_order import RowRandom, derived_seed
 from trivium.data.schema import Fields, Slot
 from trivium.errors import DataError, shorten
-from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.messages import english
 from trivium.models import LanguageModule
-from trivium.objectives.base import Cut, LabelledObjective, LossTerms, TensorBatch, column_key
+from trivium.objectives.base import Cut, LossTerms, TensorBatch, column_key
 from trivium.objectives.conversations import (
     SYSTEM,
     Turn,
+    are_texts,
     conversation,
     join_note,
     plain,
     read_prompt,
     read_turn,
-    without_prompts,
 )
 from trivium.objectives.monitor import KTOMonitor
-from trivium.objectives.preference import (
-    generation_command,
-    log_probabilities,
-    measured,
-    require_generation,
-)
-from trivium.objectives.preference_pairs import (
-    OPTIONAL_PROMPT,
-    response_rows,
-    side_by_side,
-    spread,
-)
+from trivium.objectives.preference import AgainstReference, log_probabilities
+from trivium.objectives.preference_pairs import OPTIONAL_PROMPT, response_rows, side_by_side
 from trivium.objectives.task_metrics import Metrics, perplexity_of
-from trivium.spec import Head, Spec
+from trivium.spec import Spec
 from trivium.text.vocabulary import Vocabulary
 
 RESPONSE = Fields(
@@ -78,7 +66,7 @@ class Judgement:
         return plain(self.prompt) or plain(self.response)
 
 
-class KTO(LabelledObjective):
+class KTO(AgainstReference):
     """L = w (1 - sigmoid(s beta (r - z))) for r = log (p(y) / q(y)), z = max(0, E log (p / q)).
 
     p is the model, q the reference: the model as it is when the run begins, whose log q is computed
@@ -101,13 +89,10 @@ class KTO(LabelledObjective):
 
     needs_whole_step: ClassVar[bool] = True
     kind: Literal["kto"] = "kto"
-    tensor_parallel: ClassVar[bool] = False
     rate_factor: ClassVar[float] = 1 / 300
     rate_range: ClassVar[tuple[float, float]] = 5e-7, 5e-6
-    dropout: ClassVar[float] = 0.0
-    epochs: ClassVar[float | None] = 1.0
+    responses: ClassVar[Sequence[str]] = ("response",)
     fields: ClassVar[Sequence[Slot]] = (OPTIONAL_PROMPT, RESPONSE, LABEL, SYSTEM)
-    prompt_field: str | None = column_key("column of the prompt, text or messages", OPTIONAL_PROMPT)
     response_field: str | None = column_key("column of the response", RESPONSE)
     label_field: str | None = column_key("column of true or false, 1 or 0", LABEL)
     beta: float = Field(0.1, gt=0, description="how strongly the reference holds the model")
@@ -124,33 +109,15 @@ class KTO(LabelledObjective):
                 "false or 0 for a bad one."
             )
         prompt, turn = read_prompt(record), read_turn(record, "response")
-        if (
-            isinstance(prompt, str | None)
-            and isinstance(turn, str)
-            and "system" not in record.columns
-        ):
-            join_note(record, prompt or "", [turn])
+        if are_texts(record, prompt, turn):
+            join_note(record, prompt or "", [turn])  # type: ignore[arg-type]
             return Judgement(prompt or "", turn, value in _GOOD, record.where)
         messages = conversation(record, prompt, turn)
         return Judgement(messages[:-1], messages[-1:], value in _GOOD, record.where)
 
-    def examples(self, records: Iterable[Any], options: RecordOptions) -> Iterator[Judgement]:
-        """Return the examples of records; whole texts without their prompt."""
-        examples = list(super().examples(records, options))
-        yield from without_prompts(examples, ["response"], options.report)
-
     def input_of(self, example: Judgement) -> str:
         """The prompt with its response."""
         return plain(example.prompt) + plain(example.response)
-
-    def source_texts(self, examples: Sequence[Judgement]) -> Iterator[str]:
-        """Each prompt with its response."""
-        return map(self.input_of, examples)
-
-    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The head over the vocabulary."""
-        require_generation(self.kind, spec)
-        return super().heads(spec)
 
     def resolve(self, spec: Spec, examples: Sequence[Judgement]) -> Self:
         """The same. Raises DataError where all responses are good, or all are bad."""
@@ -161,28 +128,30 @@ class KTO(LabelledObjective):
             )
         return self
 
-    def settings(self, settings: Settings, examples: Sequence[Judgement]) -> Settings:
-        """The task; a model that chats goes on to chat."""
-        return settings.with_task("kto")
+    def rows(
+        self, examples: Sequence[Judgement], lm: LanguageModel
+    ) -> tuple[Sequences, list[int], Cuts]:
+        """Every response, and that of the example half of them further, after the same prompt.
 
-    def encode(self, examples: Sequence[Judgement], lm: LanguageModel) -> EncodedExamples:
-        """The response and that of another prompt side by side, each after the prompt.
-
-        `sequence_labels` [N, 4] are the tokens of the first row, log q of both responses, and
-        whether the first is good.
+        What is cut is that of the first response.
         """
-        sequences, first, cuts = _sequences(examples, lm)
-        sums, _ = measured(sequences, first, lm)
-        labels = np.column_stack((first, sums, [one.good for one in examples]))
-        pad = lm.text_tokenizer.pad_id or 0
-        labels = labels.astype(np.float32)
-        return EncodedExamples.with_targets(sequences, cuts, sequence_labels=labels, pad_id=pad)
+        far = len(examples) // 2
+        others = [*examples[far:], *examples[:far]]
+        pairs = [
+            (one.prompt, each.response)
+            for one, other in zip(examples, others)
+            for each in (one, other)
+        ]
+        rows, cuts = response_rows(lm, pairs)
+        return *side_by_side(rows), cuts[::2]
+
+    def labels_of_rows(self, examples: Sequence[Judgement], logq: np.ndarray) -> np.ndarray:
+        """Log q of both responses, and whether the first one is good, [N, 3]."""
+        return np.column_stack((logq, [one.good for one in examples]))
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Both responses side by side, the longest first; sequence_labels without the tokens."""
-        assert rows.sequence_labels is not None
-        batch = spread(rows, rows.sequence_labels[:, 0], vocabulary.pad_id or 0)
-        batch = dataclasses.replace(batch, sequence_labels=rows.sequence_labels[:, 1:])
+        """Both responses side by side, the longest rows first."""
+        batch = super().prepare(rows, rng, vocabulary)
         order = np.argsort(-rows.lengths, kind="stable")
         return Batch(**{name: array[order] for name, array in batch.arrays().items()})
 
@@ -238,20 +207,14 @@ class KTO(LabelledObjective):
         """See `Objective.monitor`."""
         return KTOMonitor() if self.good_weight == self.bad_weight == 1 else None
 
-    def answers(self, lm: LanguageModel, examples: Sequence[Judgement]) -> list[tuple[float, int]]:
-        """Log-probabilities of responses in nats, and their tokens."""
-        sequences, first, _ = _sequences(examples, lm)
-        sums, counts = measured(sequences, first, lm)
-        return list(zip(sums[:, 0].tolist(), counts[:, 0].tolist(), strict=True))
-
     def metrics_of(
         self,
-        answers: list[tuple[float, int]],
+        answers: list[tuple[list[float], list[int]]],
         examples: Sequence[Judgement],
         lm: LanguageModel,
     ) -> Metrics:
         """AUC without the reference, and the perplexity of good responses."""
-        sums, counts = (np.array(each, dtype=float) for each in zip(*answers))
+        sums, counts = (np.array(each, dtype=float)[:, 0] for each in zip(*answers))
         good = np.array([one.good for one in examples])
         means = sums / np.maximum(counts, 1)
         bad = np.sort(means[~good])
@@ -268,35 +231,10 @@ class KTO(LabelledObjective):
                 "label": one.good,
                 "log_probability": total,
             }
-            for one, (total, _) in zip(examples, answers)
+            for one, total in zip(examples, sums.tolist())
         ]
-        notes = (
-            english("note.auc"),
-            english("note.perplexity_of_good"),
-        )
+        notes = english("note.auc"), english("note.perplexity_of_good")
         return Metrics(values, notes=notes).with_examples(rows)
-
-    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """`chat`, or `generate` with a held-out prompt."""
-        return generation_command(run, lm)
-
-
-def _sequences(
-    examples: Sequence[Judgement], lm: LanguageModel
-) -> tuple[Sequences, list[int], Cuts]:
-    """Every response, and that of the example half of them further, after the same prompt.
-
-    What is cut is that of the response alone.
-    """
-    far = len(examples) // 2
-    others = [*examples[far:], *examples[:far]]
-    pairs = [
-        (a.prompt, b.response)
-        for one, other in zip(examples, others)
-        for a, b in ((one, one), (one, other))
-    ]
-    rows, cuts = response_rows(lm, pairs)
-    return *side_by_side(rows), cuts[::2]
 
 
 def _parts(batch: TensorBatch) -> Iterator[tuple[Cut, TensorBatch]]:

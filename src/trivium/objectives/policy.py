@@ -23,7 +23,6 @@ from trivium.data.schema import Fields, Schema, Slot
 from trivium.errors import DataError, RecipeError
 from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.text_model import GenerationRules
-from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule, build
 from trivium.nn.loss import token_cross_entropy
@@ -37,7 +36,7 @@ from trivium.objectives.advantages import (
     whitened,
 )
 from trivium.objectives.base import LossTerms, TensorBatch, column_key, read, to_device
-from trivium.objectives.conversations import PROMPTS, SYSTEM, conversation, read_prompt
+from trivium.objectives.conversations import PROMPTS, SYSTEM, are_texts, conversation, read_prompt
 from trivium.objectives.monitor import PolicyMonitor
 from trivium.objectives.on_policy import Divided, OnPolicyObjective
 from trivium.objectives.preference import generation_command
@@ -189,7 +188,7 @@ class PolicyGradient(OnPolicyObjective):
     def example(self, record: Record) -> Prompt:
         """A record with a prompt; of messages those up to the last one of a user."""
         prompt = read_prompt(record)
-        if isinstance(prompt, tuple) or "system" in record.columns:
+        if not are_texts(record, prompt):
             prompt = conversation(record, prompt)
         while isinstance(prompt, tuple) and prompt and prompt[-1]["role"] == "assistant":
             prompt = prompt[:-1]
@@ -204,10 +203,6 @@ class PolicyGradient(OnPolicyObjective):
     def source_texts(self, examples: Sequence[Prompt]) -> Iterator[str]:
         """The prompts."""
         return (one.group for one in examples)
-
-    def settings(self, settings: Settings, examples: Sequence[Prompt]) -> Settings:
-        """The task; a model that chats goes on to chat."""
-        return settings.with_task("policy")
 
     def encode(self, examples: Sequence[Prompt], lm: LanguageModel) -> EncodedExamples:
         """The prompts; `sequence_labels` [N] are their numbers. The reference is made here."""

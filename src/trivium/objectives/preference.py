@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
@@ -17,16 +17,16 @@ from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
 from trivium.data.encoded import Cuts, EncodedExamples, Sequences
 from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
-from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.messages import english
 from trivium.models import LanguageModule
 from trivium.nn.loss import token_cross_entropy
-from trivium.objectives.base import LossTerms, TensorBatch, read, to_device
+from trivium.objectives.base import LossTerms, TensorBatch, batches_by_length, read, to_device
 from trivium.objectives.causal import is_causal
 from trivium.objectives.conversations import plain
 from trivium.objectives.monitor import PreferenceMonitor
 from trivium.objectives.preference_pairs import (
+    GivenResponses,
     Preference,
     PreferencePairs,
     apart,
@@ -41,11 +41,65 @@ from trivium.text.vocabulary import Vocabulary
 
 LossType = Literal["sigmoid", "ipo", "hinge", "simpo", "orpo"]
 FACTS = ("pair_accuracy", "margin", "chosen", "rejected")
-_BATCH = 16
 _SHOWN_TEXT = 200  # characters of a prompt in a command
 
 
-class PreferenceOptimization(PreferencePairs):
+class AgainstReference(GivenResponses):
+    """An objective on log p of responses and log q, that of the reference.
+
+    The reference is the model as it is when the run begins. Rows hold two responses side by side.
+    """
+
+    tensor_parallel: ClassVar[bool] = False
+    dropout: ClassVar[float] = 0.0
+    epochs: ClassVar[float | None] = 1.0
+
+    @abstractmethod
+    def rows(self, examples: Sequence[Any], lm: LanguageModel) -> tuple[Sequences, list[int], Cuts]:
+        """Return the rows of examples, the tokens of the first response in each, and the cuts."""
+
+    @abstractmethod
+    def labels_of_rows(self, examples: Sequence[Any], logq: np.ndarray) -> np.ndarray:
+        """Return what the loss needs of every example, log q [N, 2] of its row first."""
+
+    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+        """The head over the vocabulary."""
+        if spec.family != "encoder-decoder" and not is_causal(spec):
+            raise RecipeError(
+                f'objective.kind = "{self.kind}" is for models that generate text, such as '
+                f"gpt2-mini or t5-mini; this model is {spec.family}."
+            )
+        return super().heads(spec)
+
+    def encode(self, examples: Sequence[Any], lm: LanguageModel) -> EncodedExamples:
+        """Two responses side by side, each after the prompt.
+
+        `sequence_labels` are the number of tokens of the first one, then `labels_of_rows`.
+        """
+        sequences, first, cuts = self.rows(examples, lm)
+        logq, _ = measured(sequences, first, lm)
+        labels = np.column_stack((first, self.labels_of_rows(examples, logq))).astype(np.float32)
+        pad = lm.text_tokenizer.pad_id or 0
+        return EncodedExamples.with_targets(sequences, cuts, sequence_labels=labels, pad_id=pad)
+
+    def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
+        """Both responses side by side; sequence_labels are `labels_of_rows`."""
+        return spread(rows, vocabulary.pad_id or 0)
+
+    def answers(
+        self, lm: LanguageModel, examples: Sequence[Any]
+    ) -> list[tuple[list[float], list[int]]]:
+        """Log-probabilities of both responses of a row in nats, and their numbers of tokens."""
+        sequences, first, _ = self.rows(examples, lm)
+        sums, counts = measured(sequences, first, lm)
+        return list(zip(sums.tolist(), counts.tolist(), strict=True))
+
+    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
+        """`chat`, or `generate` with a held-out prompt."""
+        return generation_command(run, lm)
+
+
+class PreferenceOptimization(AgainstReference, PreferencePairs):
     """L = - log sigmoid(beta h) + w L_SFT for h = log (p(y+) / q(y+)) - log (p(y-) / q(y-)).
 
     p is the model, q the reference: the model as it is when the run begins. log q is computed once,
@@ -76,10 +130,7 @@ class PreferenceOptimization(PreferencePairs):
     """
 
     kind: Literal["preference"] = "preference"
-    tensor_parallel: ClassVar[bool] = False
     rate_factor: ClassVar[float] = 0.1
-    dropout: ClassVar[float] = 0.0
-    epochs: ClassVar[float | None] = 1.0
     loss_type: LossType = Field(
         "sigmoid",
         description="sigmoid (DPO), ipo, hinge, or without a reference simpo or orpo",
@@ -112,30 +163,17 @@ class PreferenceOptimization(PreferencePairs):
             weight = 1.0 if self.loss_type == "orpo" else 0.0
         return self.replace(beta=beta, sft_weight=weight)
 
-    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The head over the vocabulary."""
-        require_generation(self.kind, spec)
-        return super().heads(spec)
+    def rows(
+        self, examples: Sequence[Preference], lm: LanguageModel
+    ) -> tuple[Sequences, list[int], Cuts]:
+        """Both responses of every pair."""
+        rows, cuts = response_rows(lm, self.turns(examples))
+        return *side_by_side(rows), both_cuts(cuts)
 
-    def settings(self, settings: Settings, examples: Sequence[Preference]) -> Settings:
-        """The task; a model that chats goes on to chat."""
-        return settings.with_task("preference")
-
-    def encode(self, examples: Sequence[Preference], lm: LanguageModel) -> EncodedExamples:
-        """Both responses of a pair side by side, each after the prompt.
-
-        `sequence_labels` [N, 3] are the tokens of the chosen row, and log q of both responses.
-        """
-        sequences, first, cuts = _sequences(examples, lm)
-        sums, _ = measured(sequences, first, lm)
-        self._reference.update(zip((one.where for one in examples), sums))
-        labels = np.column_stack((first, sums)).astype(np.float32)
-        pad = lm.text_tokenizer.pad_id or 0
-        return EncodedExamples.with_targets(sequences, cuts, sequence_labels=labels, pad_id=pad)
-
-    def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Both responses side by side; sequence_labels are the reference's log q [B, 2]."""
-        return _batch(rows, vocabulary.pad_id or 0)
+    def labels_of_rows(self, examples: Sequence[Preference], logq: np.ndarray) -> np.ndarray:
+        """The reference's log q of both responses, [N, 2]."""
+        self._reference.update(zip((one.where for one in examples), logq))
+        return logq
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
         """Pairs, and tokens of the chosen responses."""
@@ -168,14 +206,6 @@ class PreferenceOptimization(PreferencePairs):
         smooth = self.loss_type == "sigmoid" and not self.label_smoothing
         return PreferenceMonitor() if smooth else None
 
-    def answers(
-        self, lm: LanguageModel, examples: Sequence[Preference]
-    ) -> list[tuple[list[float], list[int]]]:
-        """Log-probabilities of both responses in nats, and their tokens."""
-        sequences, first, _ = _sequences(examples, lm)
-        sums, counts = measured(sequences, first, lm)
-        return list(zip(sums.tolist(), counts.tolist(), strict=True))
-
     def metrics_of(
         self,
         answers: list[tuple[list[float], list[int]]],
@@ -193,10 +223,7 @@ class PreferenceOptimization(PreferencePairs):
         perplexity = perplexity_of(-sums[:, 0].sum(), counts[:, 0].sum())
         means = sums / np.maximum(counts, 1)
         values: dict[str, float] = {}
-        notes = (
-            english("note.ranking_accuracy"),
-            english("note.perplexity_of_chosen"),
-        )
+        notes = english("note.ranking_accuracy"), english("note.perplexity_of_chosen")
         if all(one.where in self._reference for one in examples):
             gains = sums - np.stack([self._reference[one.where] for one in examples])
             values["accuracy"] = float((gains[:, 0] > gains[:, 1]).mean())
@@ -213,19 +240,6 @@ class PreferenceOptimization(PreferencePairs):
             for one, (both, _) in zip(examples, answers)
         ]
         return Metrics(values, notes=notes).with_examples(rows)
-
-    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """`chat`, or `generate` with a held-out prompt."""
-        return generation_command(run, lm)
-
-
-def require_generation(kind: str, spec: Spec) -> None:
-    """Raise RecipeError for a model that does not generate text."""
-    if spec.family != "encoder-decoder" and not is_causal(spec):
-        raise RecipeError(
-            f'objective.kind = "{kind}" is for models that generate text, such as gpt2-mini or '
-            f"t5-mini; this model is {spec.family}."
-        )
 
 
 def preference_losses(
@@ -282,37 +296,20 @@ def generation_command(run: str, lm: LanguageModel) -> str:
     return f"{command} {run} {shlex.quote(prompt)}"
 
 
-def _sequences(
-    examples: Sequence[Preference], lm: LanguageModel
-) -> tuple[Sequences, list[int], Cuts]:
-    pairs = [(one.prompt, each) for one in examples for each in (one.chosen, one.rejected)]
-    rows, cuts = response_rows(lm, pairs)
-    return *side_by_side(rows), both_cuts(cuts)
-
-
 @torch.no_grad()
 def measured(
     sequences: Sequences, first: Sequence[int], lm: LanguageModel
 ) -> tuple[np.ndarray, np.ndarray]:
     """Log-probabilities of both responses, and their tokens, [N, 2] each; batch by batch."""
-    pad, zeros = lm.text_tokenizer.pad_id or 0, np.zeros(len(first))
-    labels = np.column_stack((first, zeros, zeros))
+    pad, labels = lm.text_tokenizer.pad_id or 0, np.array(first, dtype=np.int64)[:, None]
     encoded = EncodedExamples(sequences, sequence_labels=labels, pad_id=pad)
     sums, counts = np.zeros((len(encoded), 2)), np.zeros((len(encoded), 2), dtype=np.int64)
     lm.module.eval()
-    order = np.argsort(-encoded.lengths, kind="stable")
-    for start in range(0, len(order), _BATCH):
-        some = order[start : start + _BATCH]
-        tensors = to_device(_batch(encoded.take(some), pad), lm.module.device)
+    for some, rows in batches_by_length(encoded):
+        tensors = to_device(spread(rows, pad), lm.module.device)
         logp, tokens, _ = log_probabilities(lm.module, tensors)
         sums[some], counts[some] = logp.double().cpu(), tokens.cpu()
     return sums, counts
-
-
-def _batch(rows: RowBatch, pad_id: int) -> Batch:
-    assert rows.sequence_labels is not None
-    labels = rows.sequence_labels
-    return dataclasses.replace(spread(rows, labels[:, 0], pad_id), sequence_labels=labels[:, 1:])
 
 
 def _num_labels(batch: Batch) -> np.ndarray:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import ArrayLike
 from torch import Tensor
 
 from trivium.data.batch import IGNORE_INDEX, Batch, Ints, RowBatch
@@ -25,6 +24,7 @@ from trivium.objectives.conversations import (
     PROMPTS,
     SYSTEM,
     Turn,
+    are_texts,
     conversation,
     join_note,
     plain,
@@ -71,11 +71,32 @@ class Preference:
         return plain(self.prompt) or plain(self.chosen)
 
 
-class PreferencePairs(LabelledObjective):
+class GivenResponses(LabelledObjective):
+    """What objectives on prompts with given responses have in common."""
+
+    responses: ClassVar[Sequence[str]]
+    """The fields of an example that are responses to its prompt."""
+    prompt_field: str | None = column_key("column of the prompt, text or messages", OPTIONAL_PROMPT)
+
+    def examples(self, records: Iterable[Any], options: RecordOptions) -> Iterator[Any]:
+        """Return the examples of records; whole texts without their prompt."""
+        examples = list(super().examples(records, options))
+        yield from without_prompts(examples, self.responses, options.report)
+
+    def turns(self, examples: Sequence[Any]) -> list[tuple[Turn, Turn]]:
+        """Return every response of every example, each after its prompt."""
+        return [(one.prompt, getattr(one, name)) for one in examples for name in self.responses]
+
+    def source_texts(self, examples: Sequence[Any]) -> Iterator[str]:
+        """Each prompt with each of its responses."""
+        return (plain(prompt) + plain(response) for prompt, response in self.turns(examples))
+
+
+class PreferencePairs(GivenResponses):
     """What objectives on pairs have in common: their columns."""
 
+    responses: ClassVar[Sequence[str]] = ("chosen", "rejected")
     fields: ClassVar[Sequence[Slot]] = (OPTIONAL_PROMPT, CHOSEN, REJECTED, SYSTEM)
-    prompt_field: str | None = column_key("column of the prompt, text or messages", OPTIONAL_PROMPT)
     chosen_field: str | None = column_key("column of the better response", CHOSEN)
     rejected_field: str | None = column_key("column of the worse response", REJECTED)
 
@@ -87,31 +108,19 @@ class PreferencePairs(LabelledObjective):
         Raises:
             DataError: with file and line, for a blank part, or where both responses are the same.
         """
-        chosen, rejected = (read_turn(record, name) for name in ("chosen", "rejected"))
+        chosen, rejected = (read_turn(record, name) for name in self.responses)
         if chosen == rejected:
-            names = " and ".join(f'"{record.columns[name]}"' for name in ("chosen", "rejected"))
+            names = " and ".join(f'"{record.columns[name]}"' for name in self.responses)
             raise DataError(
                 f"{names} of {record.where} are the same: nothing is preferred. Remove the row, or "
                 "leave such rows out: --set data.bad_records=skip"
             )
         prompt = read_prompt(record)
-        are_texts = all(isinstance(one, str | None) for one in (prompt, chosen, rejected))
-        if are_texts and "system" not in record.columns:
+        if are_texts(record, prompt, chosen, rejected):
             return _texts(record, prompt, chosen, rejected)  # type: ignore[arg-type]
         one, other = (conversation(record, prompt, turn) for turn in (chosen, rejected))
         start = min(_num_common(one, other), len(one) - 1, len(other) - 1)
         return Preference(one[:start], one[start:], other[start:], record.where)
-
-    def examples(self, records: Iterable[Any], options: RecordOptions) -> Iterator[Preference]:
-        """Return the examples of records; whole texts without their prompt."""
-        examples = list(super().examples(records, options))
-        yield from without_prompts(examples, ("chosen", "rejected"), options.report)
-
-    def source_texts(self, examples: Sequence[Preference]) -> Iterator[str]:
-        """Each prompt with both responses."""
-        for one in examples:
-            for response in (one.chosen, one.rejected):
-                yield plain(one.prompt) + plain(response)
 
     def findings(self, examples: Sequence[Preference]) -> list[Finding]:
         """Whether the length of a response tells which one is chosen."""
@@ -208,18 +217,20 @@ def side_by_side(rows: Sequences) -> tuple[Sequences, list[int]]:
     return both, [len(ids) for ids in firsts]
 
 
-def spread(rows: RowBatch, first: ArrayLike, pad_id: int) -> Batch:
-    """What `side_by_side` joined, each of the two padded to the longest: [B, T] -> [B, 2 U].
+def spread(rows: RowBatch, pad_id: int) -> Batch:
+    """Pad both parts of every row that `side_by_side` made: [B, T] -> [B, 2 U].
 
         chosen chosen rejected rejected rejected  ->  chosen chosen pad rejected rejected rejected
 
-    `first` [B] are the tokens of the first of each. `apart` makes rows of them.
+    The first column of `sequence_labels` is the number of tokens of the first part. The batch keeps
+    the other columns. `apart` makes a row of each part.
     """
+    assert rows.sequence_labels is not None
     decoder = rows.decoder_input_ids
     ids, lengths = rows.input_ids, rows.lengths
     if decoder is not None and rows.decoder_lengths is not None:
         ids, lengths = decoder, rows.decoder_lengths
-    column, first = np.arange(ids.shape[1]), np.asarray(first, dtype=np.int64)[:, None]
+    column, first = np.arange(ids.shape[1]), rows.sequence_labels[:, :1]
     both = column < first, (column >= first) & (column < lengths[:, None])
     shown = np.stack(both, axis=1).reshape(-1, len(column))
 
@@ -228,7 +239,7 @@ def spread(rows: RowBatch, first: ArrayLike, pad_id: int) -> Batch:
             return None
         return compact(np.repeat(array, 2, axis=0), shown, fill)[0].reshape(len(array), -1)
 
-    labels = padded(rows.labels, IGNORE_INDEX)
+    labels, others = padded(rows.labels, IGNORE_INDEX), rows.sequence_labels[:, 1:]
     if decoder is not None:
         mask = np.arange(rows.input_ids.shape[1]) < rows.lengths[:, None]
         return Batch(
@@ -236,6 +247,7 @@ def spread(rows: RowBatch, first: ArrayLike, pad_id: int) -> Batch:
             attention_mask=np.tile(mask, (1, 2)).astype(np.int64),
             decoder_input_ids=padded(decoder, pad_id),
             labels=labels,
+            sequence_labels=others,
         )
     input_ids, sizes = padded(ids, pad_id), shown.sum(axis=1)
     assert input_ids is not None
@@ -245,6 +257,7 @@ def spread(rows: RowBatch, first: ArrayLike, pad_id: int) -> Batch:
         attention_mask=mask.astype(np.int64).reshape(input_ids.shape),
         token_type_ids=padded(rows.token_type_ids, 0),
         labels=labels,
+        sequence_labels=others,
     )
 
 

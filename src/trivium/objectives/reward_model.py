@@ -17,12 +17,12 @@ from trivium.data.encoded import EncodedExamples
 from trivium.data.records import Record, json_type
 from trivium.data.row_order import RowRandom
 from trivium.data.schema import Fields, Slot
-from trivium.errors import DataError, RecipeError
+from trivium.errors import DataError
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.messages import english
 from trivium.models import LanguageModule
-from trivium.objectives.base import LossTerms, TensorBatch, read
+from trivium.objectives.base import LossTerms, TensorBatch, encode_texts, read
 from trivium.objectives.chat import chat_template
 from trivium.objectives.conversations import Turn, with_prompt
 from trivium.objectives.preference_pairs import (
@@ -32,10 +32,9 @@ from trivium.objectives.preference_pairs import (
     side_by_side,
     spread,
 )
-from trivium.objectives.task_heads import classifier_head, default_pooling, require_encoding
+from trivium.objectives.task_heads import classifier_head, default_pooling, require_vector
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
 from trivium.spec import Head, Pooling, Spec
-from trivium.text.inputs import encode_inputs
 from trivium.text.vocabulary import Vocabulary
 
 MARGIN = Fields("margin?", ("margin",))
@@ -98,12 +97,7 @@ class Reward(PreferencePairs):
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """A classifier of one number."""
-        require_encoding(spec, "a reward model")
-        if spec.family == "encoder-decoder":
-            raise RecipeError(
-                'objective.kind = "reward" needs one vector of a text: take an encoder (bert-mini),'
-                " a decoder (llama-mini) or an RNN (lstm-mini)."
-            )
+        require_vector(self.kind, spec)
         return (classifier_head(spec, 1, self.pooling or default_pooling(spec)),)
 
     def encode(self, examples: Sequence[Preference], lm: LanguageModel) -> EncodedExamples:
@@ -111,11 +105,7 @@ class Reward(PreferencePairs):
 
         `sequence_labels` [N, 2] are the tokens of the chosen text, and the margin.
         """
-        texts = [(text, None) for text in self._texts(examples, lm)]
-        inputs = encode_inputs(lm.source_tokenizer, texts, max_length=lm.max_length)
-        rows = {"input_ids": [one.ids for one in inputs]}
-        if lm.spec.num_token_types > 1:
-            rows["token_type_ids"] = [one.type_ids for one in inputs]
+        inputs, rows = encode_texts(lm, [(text, None) for text in self._texts(examples, lm)])
         # What is learned of a pair is the order of its texts, which must differ where they are cut.
         cuts = [
             (one.cut + other.cut, 1, int(one.ids == other.ids))
@@ -127,11 +117,8 @@ class Reward(PreferencePairs):
         return EncodedExamples.with_targets(sequences, cuts, sequence_labels=labels, pad_id=pad)
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Chosen and rejected text side by side; sequence_labels are the margins [B]."""
-        assert rows.sequence_labels is not None
-        first, margin = rows.sequence_labels.T
-        batch = spread(rows, first, vocabulary.pad_id or 0)
-        return dataclasses.replace(batch, sequence_labels=margin)
+        """Chosen and rejected text side by side; sequence_labels are the margins [B, 1]."""
+        return spread(rows, vocabulary.pad_id or 0)
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
         """Pairs."""
@@ -149,7 +136,7 @@ class Reward(PreferencePairs):
         mask = inputs["attention_mask"]
         logits = model.logits(hidden, head="classifier", attention_mask=mask).float()
         chosen, rejected = logits.view(-1, 2).unbind(1)
-        loss = -F.logsigmoid(chosen - rejected - batch.sequence_labels)
+        loss = -F.logsigmoid(chosen - rejected - batch.sequence_labels[:, 0])
         return {"pairs": loss.sum(), "center": (chosen + rejected).square().sum(), **terms}
 
     def answers(self, lm: LanguageModel, examples: Sequence[Preference]) -> list[float]:
@@ -189,11 +176,7 @@ class Reward(PreferencePairs):
 
     def _texts(self, examples: Sequence[Preference], lm: LanguageModel) -> list[str]:
         """The chosen and the rejected text of every example, one after the other."""
-        return [
-            _text(lm, one.prompt, response)
-            for one in examples
-            for response in (one.chosen, one.rejected)
-        ]
+        return [_text(lm, *turns) for turns in self.turns(examples)]
 
 
 def _text(lm: LanguageModel, prompt: Turn, response: Turn) -> str:

@@ -28,6 +28,15 @@ def require_encoding(spec: Spec, task: str) -> None:
         )
 
 
+def require_vector(kind: str, spec: Spec) -> None:
+    """Raise RecipeError for models that have no hidden states of a text to pool."""
+    if spec.family == "encoder-decoder" or not spec.takes_heads:
+        raise RecipeError(
+            f'objective.kind = "{kind}" needs one vector of a text: take an encoder (bert-mini), a '
+            "decoder (llama-mini) or an RNN (lstm-mini)."
+        )
+
+
 def default_pooling(spec: Spec) -> ClassifierPooling:
     """The vector of a text that is classified: that of the head that the model has already, else
     one that has read all of the text, or the mean.
