@@ -272,6 +272,13 @@ def test_the_separator_of_a_table_is_recognised_and_named(tmp_path, suffix, sepa
     assert [record.where.rpartition(" ")[2] for record in found] == ["2", "3"]
 
 
+def test_columns_without_a_name_are_no_error(tmp_path):
+    """An index that pandas wrote, and empty columns of a spreadsheet."""
+    (tmp_path / "a.csv").write_text(",text,label,,\n0,a,x,,\n")
+    [record] = read_records(str(tmp_path / "a.csv"))
+    assert (record["text"], record["label"]) == ("a", "x")
+
+
 def test_what_looks_like_a_separator_is_text(tmp_path):
     for name, content, width in (
         ("a.csv", "text;x,label\na;b,1\nc,2\n", 2),

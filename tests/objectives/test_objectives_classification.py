@@ -183,7 +183,8 @@ def test_one_value_is_one_class_in_all_formats(tmp_path):
         lines = lines[: 3 - number]
         found = read(tmp_path, "a.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
         names |= {one.label for one in found}
-        for kind in (pyarrow.bool_(),) if number else (pyarrow.int8(), pyarrow.float32()):
+        numbers = (pyarrow.int8(), pyarrow.float32(), pyarrow.decimal128(22, 1))
+        for kind in (pyarrow.bool_(),) if number else numbers:
             columns = {"text": ["x", "y"], "label": pyarrow.array(values).cast(kind)}
             pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
             found = TextClassification().read([str(tmp_path / "a.parquet")])
@@ -192,6 +193,8 @@ def test_one_value_is_one_class_in_all_formats(tmp_path):
     cells = read(tmp_path, "b.csv", 'text,label\nx,"1.0, 2"\ny,"1, TRUE"\n')
     names = TextClassification(label_kind="multi-label").label_names(cells)
     assert names == ("true", "1", "2")
+    composed = read(tmp_path, "c.csv", "text,label\nx,caf\u00e9\ny,cafe\u0301\n")
+    assert {one.label for one in composed} == {"caf\u00e9"}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from overfit_tasks import untrained
 
 from trivium.cli import main
 from trivium.data.batch import IGNORE_INDEX
+from trivium.data.python_data import write_data
 from trivium.data.records import ReadReport, Record, RecordOptions
 from trivium.errors import DataError
 from trivium.interop.settings import Settings
@@ -134,6 +135,44 @@ def test_ambiguous_records_are_refused_and_a_key_chooses(task, names, candidates
     assert f"{option} <- {chosen}" in line_of(task, names, **{f"{option}_field": chosen})
 
 
+# Task and a record, whose values are missing one after the other.
+RECORDS = [
+    ("classification", {"text": "a", "label": "x"}),
+    ("classification", {"text": "a", "label": ["x", "y"]}),
+    ("tagging", {"words": ["a"], "tags": ["O"]}),
+    ("tagging", {"text": "a", "spans": [[0, 1, "x"]]}),
+    ("qa", {"question": "q", "context": "c", "answer": "c"}),
+    ("chat", {"prompt": "p", "response": "r", "system": "s"}),
+    ("chat", {"messages": [{"role": "user", "content": "q"}, YES]}),
+    ("text-to-text", {"source": "a", "target": "b"}),
+    ("summarization", {"text": "a", "summary": "b"}),
+    ("contrastive", {"text": "a", "pair": "b", "negative": "c"}),
+    ("preference", {"prompt": "p", "chosen": "a", "rejected": "b"}),
+    ("reward", {"prompt": "p", "chosen": "a", "rejected": "b", "margin": 1.0}),
+    ("kto", {"prompt": "p", "response": "r", "label": True}),
+    ("policy", {"prompt": "p", "answer": "a"}),
+    ("tsdae", {"text": "a"}),
+]
+
+
+@pytest.mark.parametrize(("task", "row"), RECORDS)
+def test_a_missing_number_is_no_text(tmp_path, task, row):
+    """NaN, which pandas writes for a missing value, is an error in every column that is read."""
+    objective = objective_of(task, **({"rewards": [{"kind": "exact"}]} if task == "policy" else {}))
+    assert len(read(objective, tmp_path, row)[0]) == 1
+    for name in row:
+        with pytest.raises(DataError, match=r"(?i)nan|is blank: nothing equals it"):
+            read(objective, tmp_path, {**row, name: float("nan")})
+
+
+def test_a_column_that_no_key_chooses():
+    record = Record(dict.fromkeys(("instruction", "input", "context", "output"), "a"), "x")
+    with pytest.raises(
+        DataError, match=r'the input: "input", "context"\. Remove or rename the oth'
+    ):
+        Chat().record_schema.resolve(record)
+
+
 def test_columns_that_a_user_names():
     schema = objective_of("classification", text_field="body, review").record_schema
     assert schema.resolve(record_of("review label"))["text"] == "review"
@@ -219,6 +258,7 @@ OPENAI = {
         {"prompt": [USER], "chosen": YES, "rejected": NO},
         {"prompt": [USER], "chosen": "yes", "rejected": "no"},
         {"question": "q", "chosen": {"from": "gpt", "value": "yes"}, "rejected": "no"},
+        {"conversations": [{"from": "human", "value": "q"}], "chosen": YES, "rejected": NO},
     ],
 )
 def test_formats_of_preferences_are_one_example(tmp_path, row):
@@ -351,6 +391,24 @@ def test_class_names_of_parquet_are_used(tmp_path, make):
     moods = TextClassification(label_field="moods").read([str(path)])
     assert [one.label for one in moods] == [("calm", "sad"), ("gay",)]
     assert [one.tags for one in Tagging().read([str(path)])] == [("B-PER", "O"), ("B-PER",)]
+
+
+@pytest.mark.parametrize("is_list", [True, False])
+def test_class_names_of_spans_are_used(tmp_path, is_list):
+    """Spans of `datasets` are a list of objects, or an object of lists."""
+    datasets = pytest.importorskip("datasets")
+    number = datasets.Value("int32")
+    span = {"start": number, "end": number, "label": datasets.ClassLabel(names=["LOC", "PER"])}
+    layout = [span] if is_list else datasets.Sequence(span)
+    found = [{"start": 0, "end": 3, "label": 1}]
+    if not is_list:
+        found = {"start": [0], "end": [3], "label": [1]}
+    features = datasets.Features({"text": datasets.Value("string"), "entities": layout})
+    data = datasets.Dataset.from_dict({"text": ["Ada left"], "entities": [found]}, features)
+    data.to_parquet(str(tmp_path / "a.parquet"))
+    write_data(data, tmp_path / "a" / "a.jsonl", "text")
+    for file in ("a.parquet", "a/a.jsonl"):
+        assert [one.tags for one in Tagging().read([str(tmp_path / file)])] == [("B-PER", "O")]
 
 
 def test_no_label_of_a_class_index(tmp_path):

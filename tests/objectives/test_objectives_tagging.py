@@ -198,6 +198,22 @@ def test_a_header_of_columns_is_no_word(tmp_path, header):
     assert plain[0].words == ("word", "tag")
 
 
+@pytest.mark.filterwarnings("ignore:.*is taken for a header")
+@pytest.mark.parametrize(
+    "content",
+    [
+        "Sentence #\tWord\tPOS\tTag\n1\tAda\tN\tB-PER\n\tleft\tV\tO\n",
+        "label\ttoken\nB-PER\tAda\nO\tleft\n",
+        "token\tner\tscore\nAda\tB-PER\t0.9\nleft\tO\t0.8\n",
+        "0\tAda\tB-PER\n1\tleft\tO\n\n0\tback\tO\n",
+        "Ada\t B-PER\nleft\tO \n",
+    ],
+)
+def test_columns_of_files_are_those_that_a_header_or_numbers_tell(tmp_path, content):
+    found = read(tmp_path, "a.tsv", content)
+    assert (found[0].words, found[0].tags) == (("Ada", "left"), ("B-PER", "O"))
+
+
 def test_hostile_files_are_one_clear_error(tmp_path):
     for name, content, options, message in (
         ("a.conll", "Ada B-PER\nleft\n", {}, r"line 2 has 1 column, line 1 has 2: .left."),

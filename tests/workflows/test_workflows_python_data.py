@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,14 @@ def test_the_names_of_class_labels_in_lists_are_kept(tmp_path):
     assert stored == {"words": ["a", "b"], "tags": ["O", "B-PER"], "label": None}
 
 
+@pytest.mark.parametrize("kind", [None, "numpy", "torch", "pandas", "arrow"])
+def test_the_format_of_a_data_set_does_not_change_its_rows(tmp_path, kind):
+    data = data_set([{"text": "a", "label": "good"}, {"text": "b", "label": "bad"}])
+    write_data(data.with_format(kind), tmp_path / "data.jsonl", "text")
+    rows = [json.loads(line) for line in (tmp_path / "data.jsonl").read_text().splitlines()]
+    assert rows == [{"text": "a", "label": "good"}, {"text": "b", "label": "bad"}]
+
+
 def test_numbers_and_missing_values_of_other_libraries_are_stored(tmp_path):
     import numpy as np
 
@@ -94,8 +103,9 @@ def test_numbers_and_missing_values_of_other_libraries_are_stored(tmp_path):
         {"text": "a", "label": 1, "score": 0.5},
         {"text": None, "label": 2, "score": None},
     ]
-    write_data([{"a": np.int64(3), "b": np.arange(2)}], tmp_path / "numpy.jsonl", "text")
-    assert json.loads((tmp_path / "numpy.jsonl").read_text()) == {"a": 3, "b": [0, 1]}
+    row = {"a": np.int64(3), "b": np.arange(2), "c": Decimal("1.5")}
+    write_data([row], tmp_path / "numpy.jsonl", "text")
+    assert json.loads((tmp_path / "numpy.jsonl").read_text()) == {"a": 3, "b": [0, 1], "c": 1.5}
 
 
 @pytest.mark.parametrize("labelled", [False, True])

@@ -6,8 +6,9 @@ import glob
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from trivium.data.records import class_names, with_class_names
 from trivium.data.sources import PYTHON, Paths, path_names
@@ -101,8 +102,10 @@ def _rows(data: Any, name: str) -> Iterator[Any]:
     if not hasattr(features, "to_dict"):  # not of `datasets`
         yield from data
         return
-    names = class_names(features.to_dict())
-    for row in data:
+    names, rows = class_names(features.to_dict()), cast(Any, data)
+    if (getattr(rows, "format", None) or {}).get("type") != "custom":
+        rows = rows.with_format(None)  # not tensors, arrays or tables
+    for row in rows:
         yield {column: with_class_names(one, column, names) for column, one in row.items()}
 
 
@@ -111,4 +114,6 @@ def _plain(value: Any) -> Any:
     for method in ("tolist", "isoformat"):
         if hasattr(value, method):
             return getattr(value, method)()
+    if isinstance(value, Decimal):
+        return float(value)
     raise TypeError(f"it has a value of type {type(value).__name__}")

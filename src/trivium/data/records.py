@@ -10,6 +10,7 @@ import csv
 import dataclasses
 import itertools
 import json
+import math
 import re
 import warnings
 from collections import Counter
@@ -289,8 +290,11 @@ def json_type(value: object) -> str:
         return "blank"
     if isinstance(value, bool):
         return "true or false"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "infinite"
     names = {str: "a string", dict: "an object", list: "a list", type(None): "null"}
-    return names.get(type(value), "a number")
+    numbers = dict.fromkeys((int, float), "a number")
+    return (names | numbers).get(type(value), f"of type {type(value).__name__}")
 
 
 def read_records(paths: Paths, options: RecordOptions = RecordOptions()) -> Iterator[Record]:
@@ -401,7 +405,7 @@ def _read_table(name: str, options: RecordOptions) -> Iterator[Record]:
         where = f"{name}, line {line}"
         if names is None:
             names = [cell.strip() for cell in cells]
-            twice = next((cell for cell in names if names.count(cell) > 1), None)
+            twice = next((cell for cell in names if cell and names.count(cell) > 1), None)
             if twice is not None:
                 raise DataError(
                     f'{where}: the header has the column "{shorten(twice, 40)}" twice. If the '

@@ -109,7 +109,7 @@ def layout_line(columns: Mapping[str, str], ignored: Sequence[str]) -> str:
     line = ", ".join(f"{name} <- {shorten(column, 40)}" for name, column in columns.items())
     if not ignored:
         return line
-    others = [shorten(column, 40) for column in ignored[:_SHOWN]]
+    others = [shorten(column, 40) or '""' for column in ignored[:_SHOWN]]
     if len(ignored) > _SHOWN:
         others.append(translated("data.more_columns", count=len(ignored) - _SHOWN))
     return translated("data.columns", line=line, columns=", ".join(others))
@@ -235,9 +235,11 @@ class Schema:
                 shown = ", ".join(f'"{shorten(one, 40)}"' for one in several)
                 problems.append(f"for the {name}: {shown}")
                 options += self._options(name)
+        choose = (
+            f"Choose with {' '.join(options)}" if any(options) else "Remove or rename the others"
+        )
         return DataError(
-            f"{record.table_or_row} has several columns {'; '.join(problems)}. Choose with "
-            f"{' '.join(options)}."
+            f"{record.table_or_row} has several columns {'; '.join(problems)}. {choose}."
         )
 
     def _options(self, fields: str) -> list[str]:

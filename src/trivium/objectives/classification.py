@@ -7,10 +7,12 @@ import math
 import os
 import re
 import shlex
+import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -540,14 +542,11 @@ def as_label(value: Any, where: str) -> str | tuple[str, ...]:
 
 def _label_name(value: Any, where: str) -> str:
     """The name of a label; true and True are one, and so are 1 and 1.0."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise DataError(
-            f"the label of {where} is {value}, not a number. Fill it in, or remove the example."
-        )
-    if not isinstance(value, str | int | float) or not str(value).strip():
-        kind = json_type(value)
+    value = float(value) if isinstance(value, Decimal) else value
+    kind = json_type(value)
+    if kind not in ("a string", "a number", "true or false"):
         raise DataError(f"the label of {where} is {kind}. Fill it in, or remove the example.")
-    name = str(value).strip()
+    name = unicodedata.normalize("NFC", str(value).strip())
     if name.lower() in ("true", "false"):
         return name.lower()
     whole = _WHOLE.fullmatch(name)

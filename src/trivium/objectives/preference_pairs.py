@@ -37,6 +37,7 @@ from trivium.objectives.seq2seq import pair_rows
 from trivium.text.symbols import is_unspaced
 
 OPTIONAL_PROMPT = Fields("prompt? input?", *PROMPTS)
+_PROMPT = Fields("prompt? input?", *PROMPTS, ("conversations", "messages"))  # LLaMA-Factory's
 CHOSEN = Fields(
     "chosen",
     ("chosen",),
@@ -96,7 +97,7 @@ class PreferencePairs(GivenResponses):
     """What objectives on pairs have in common: their columns."""
 
     responses: ClassVar[Sequence[str]] = ("chosen", "rejected")
-    fields: ClassVar[Sequence[Slot]] = (OPTIONAL_PROMPT, CHOSEN, REJECTED, SYSTEM)
+    fields: ClassVar[Sequence[Slot]] = (_PROMPT, CHOSEN, REJECTED, SYSTEM)
     chosen_field: str | None = column_key("column of the better response", CHOSEN)
     rejected_field: str | None = column_key("column of the worse response", REJECTED)
 

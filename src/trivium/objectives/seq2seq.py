@@ -405,7 +405,7 @@ def _targets(record: Record, column: str) -> tuple[str, ...]:
     value: Any = record.named(column)
     values = value if isinstance(value, list) else [value]
     for one in values or [None]:
-        if isinstance(one, bool) or not isinstance(one, str | int | float) or not str(one).strip():
+        if json_type(one) not in ("a string", "a number"):
             raise DataError(f"{record.name(column)} is {json_type(one)}: it needs a target.")
     return tuple(map(str, values))
 

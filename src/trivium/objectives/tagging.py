@@ -178,13 +178,17 @@ class Tagging(LabelledObjective):
         if not sentences:
             raise DataError(f"{path} holds no sentence.")
         head = sentences[0][0][1]
-        names = {cell.lower() for cell in head}
-        has_header = bool(names & _WORD_HEADERS and names & _TAG_HEADERS)
+        named = [
+            [number for number, cell in enumerate(head) if cell.lower() in names]
+            for names in (_WORD_HEADERS, _TAG_HEADERS)
+        ]
+        has_header = all(named)
         if has_header:
             del sentences[0][0]
         width = len(head)
         numbered = width > 2 and all(map(_is_numbered, sentences[:100]))
-        word, tag = self._choose_columns(path, width, numbered)
+        usual = (named[0][0], named[1][-1]) if has_header else (1, 2) if numbered else (0, -1)
+        word, tag = self._choose_columns(path, width, usual, numbered and width == len(CONLLU))
         if options.report is not None:
             others = [f"column {number}" for number in range(width) if number not in (word, tag)]
             read = {"words": f"column {word}", "tags": f"column {tag}"}
@@ -202,24 +206,25 @@ class Tagging(LabelledObjective):
             rows = [row for row in rows if not (numbered and _NO_WORD.fullmatch(row[1][0]))]
             with options.skipping():
                 for number, cells in rows:
-                    if not cells[word] or cells[tag] in missing:
+                    if not cells[word] or cells[tag].strip() in missing:
                         what = f'tag of "{cells[word]}" is' if cells[word] else "word is"
                         raise DataError(f"{path}, line {number}: the {what} missing. Fill it in.")
                 if rows:
                     yield TaggedSentence(
                         tuple(cells[word] for _, cells in rows),
-                        tuple(cells[tag] for _, cells in rows),
+                        tuple(cells[tag].strip() for _, cells in rows),
                         f"{path}, line {rows[0][0]}",
                         tuple(number for number, _ in rows),
                     )
 
-    def _choose_columns(self, path: str, width: int, numbered: bool) -> tuple[int, int]:
-        """The columns of word and tag, from 0; words may be numbered, as in CoNLL-U."""
-        conllu = numbered and width == len(CONLLU)
-        word = int(numbered) if self.word_column is None else self.word_column
+    def _choose_columns(
+        self, path: str, width: int, usual: tuple[int, int], conllu: bool
+    ) -> tuple[int, int]:
+        """Return the columns of word and tag, from 0; `usual` are those that no option names."""
+        word = usual[0] if self.word_column is None else self.word_column
         tag = self.column
         if tag is None:
-            tag = "upos" if conllu else 2 if numbered else -1
+            tag = "upos" if conllu else usual[1]
         if isinstance(tag, str):
             if tag not in CONLLU or not conllu:
                 raise DataError(
@@ -466,7 +471,11 @@ def _read_spans(record: Record) -> TaggedSentence:
     an earlier one or are outside of the text are left out. All of these are counted and printed.
     """
     text, name = record.text(record.columns["text"]), record.columns["spans"]
-    values = record.value(name) or []
+    values = record.named(name) or []
+    if isinstance(values, dict) and all(isinstance(one, list) for one in values.values()):
+        values = [
+            dict(zip(values, row)) for row in itertools.zip_longest(*values.values())
+        ]  # of `datasets`
     if not isinstance(values, list):
         raise DataError(f'"{name}" of {record.where} is {json_type(values)}, not a list of spans.')
     spans = sorted(_read_span(value, f'"{name}" of {record.where}') for value in values)
@@ -506,9 +515,10 @@ def _read_span(value: Any, where: str) -> tuple[int, int, str]:
 
 
 def _is_numbered(rows: list[tuple[int, list[str]]]) -> bool:
-    """Whether the first column counts the words of a sentence from 1."""
+    """Return whether the first column counts the words of a sentence, from 0 or 1."""
     counts = [cells[0] for _, cells in rows if not _NO_WORD.fullmatch(cells[0])]
-    return counts == [str(number) for number in range(1, len(counts) + 1)]
+    first = 0 if counts[:1] == ["0"] else 1
+    return counts == [str(number) for number in range(first, first + len(counts))]
 
 
 def _strings(record: Record, name: str) -> tuple[str, ...]:

@@ -30,4 +30,4 @@ class ExactMatch(RewardFunction):
     def _answer(self, record: Record) -> str:
         option = """--set 'objective.rewards=[{kind="exact", column="NAME"}]'"""
         value = record.value(self.column, option)
-        return "" if value is None else str(value).strip()
+        return "" if value is None or value != value else str(value).strip()  # NaN is not equal
