@@ -9,13 +9,15 @@ from trivium import spec
 from trivium.presets.preset import GELU_MLM, SCALED, Preset, attention, encoder
 
 
-def _encoder(
+def bert(
     num_layers: int,
     d_model: int,
     *,
     paper: str,
     heads: tuple[spec.Head, ...],
+    mixer: spec.Mixer | tuple[spec.Mixer, ...] | None = None,
     vocab_size: int = 30_522,
+    max_length: int = 512,
     d_embedding: int | None = None,
     num_heads: int | None = None,
     num_distinct: int | None = None,
@@ -26,25 +28,28 @@ def _encoder(
     dropout: float = 0.1,
     **published: float,
 ) -> Preset:
-    """A post-norm encoder with learned positions: BERT, RoBERTa, ALBERT, ELECTRA."""
+    """Return a post-norm encoder with learned positions: BERT and those that change little of it.
+
+    A `mixer` replaces full attention: Linformer, Longformer and BigBird.
+    """
     model = encoder(
         num_layers,
         d_model,
         vocab_size=vocab_size,
         embedding=spec.Embedding(
             factorised=spec.Factorised(width=d_embedding) if d_embedding else None,
-            positions=learned(max_length=512),
+            positions=learned(max_length=max_length),
             num_token_types=num_token_types,
             norm=spec.LayerNorm(eps=eps),
         ),
         num_distinct=num_distinct,
-        mixer=attention(d_model, num_heads or d_model // 64),
+        mixer=mixer or attention(d_model, num_heads or d_model // 64),
         activation=activation,
         norm=spec.LayerNorm(eps=eps),
         dropout=dropout,
         heads=heads,
     )
-    return Preset(model, paper, 512, **published)
+    return Preset(model, paper, max_length, **published)
 
 
 def _modernbert(num_layers: int, d_model: int, d_ff: int, *, released: bool = True) -> Preset:
@@ -78,11 +83,11 @@ def _modernbert(num_layers: int, d_model: int, d_ff: int, *, released: bool = Tr
     return Preset(model, "after Warner et al. 2024 (ModernBERT), at sizes for short runs", 8192)
 
 
-_bert = partial(_encoder, paper="Devlin et al. 2018 (BERT)", heads=(GELU_MLM, spec.NSPHead()))
+_bert = partial(bert, paper="Devlin et al. 2018 (BERT)", heads=(GELU_MLM, spec.NSPHead()))
 _small_bert = partial(_bert, paper="Turc et al. 2019 (small BERTs)")
 _released_bert = partial(_bert, paper="Devlin et al. 2018 (BERT, as released)")
-_roberta = partial(
-    _encoder,
+roberta = partial(
+    bert,
     paper="Liu et al. 2019 (RoBERTa)",
     heads=(GELU_MLM,),
     vocab_size=50_265,
@@ -93,7 +98,7 @@ _roberta = partial(
 _ROBERTA_TOKENS = 500e3 * 8192 * 512  # Liu et al. 2019, section 5: 500,000 steps
 # Version 2, which was trained without dropout.
 _albert = partial(
-    _encoder,
+    bert,
     paper="Lan et al. 2019 (ALBERT, version 2)",
     heads=(
         spec.MLMHead(dense=spec.Dense(activation="gelu_tanh", norm=True)),
@@ -106,7 +111,7 @@ _albert = partial(
     dropout=0.0,
 )
 # Generator and discriminator share token vectors, as wide as those of the discriminator.
-_electra = partial(_encoder, paper="Clark et al. 2020 (ELECTRA)", heads=(spec.ReplacedTokenHead(),))
+_electra = partial(bert, paper="Clark et al. 2020 (ELECTRA)", heads=(spec.ReplacedTokenHead(),))
 _generator = partial(_electra, heads=(GELU_MLM,))
 
 PRESETS: dict[str, Preset] = {
@@ -121,10 +126,10 @@ PRESETS: dict[str, Preset] = {
     "bert-base-multilingual-uncased": _released_bert(12, 768, vocab_size=105_879),
     "bert-base-multilingual-cased": _released_bert(12, 768, vocab_size=119_547),
     "bert-base-chinese": _released_bert(12, 768, vocab_size=21_128),
-    "roberta-tiny": _roberta(2, 128),
-    "roberta-mini": _roberta(4, 256),
-    "roberta-base": _roberta(12, 768, tokens=_ROBERTA_TOKENS, lr=6e-4, batch=8192 * 512),
-    "roberta-large": _roberta(24, 1024, tokens=_ROBERTA_TOKENS, lr=4e-4, batch=8192 * 512),
+    "roberta-tiny": roberta(2, 128),
+    "roberta-mini": roberta(4, 256),
+    "roberta-base": roberta(12, 768, tokens=_ROBERTA_TOKENS, lr=6e-4, batch=8192 * 512),
+    "roberta-large": roberta(24, 1024, tokens=_ROBERTA_TOKENS, lr=4e-4, batch=8192 * 512),
     "albert-tiny": _albert(2, 128),
     "albert-mini": _albert(4, 256),
     "albert-base": _albert(12, 768),

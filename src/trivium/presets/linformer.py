@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trivium import spec
-from trivium.presets.preset import GELU_MLM, Preset, encoder
+from trivium.presets.encoders import bert
+from trivium.presets.preset import GELU_MLM, Preset
 from trivium.spec.mixers.linformer import Linformer
 
 
@@ -12,19 +12,16 @@ def _linformer(num_layers: int, d_model: int, rank: int) -> Preset:
 
     The paper reads as many tokens with ranks of 128 and 256 (section 5.1).
     """
-    heads = d_model // 64
-    model = encoder(
+    return bert(
         num_layers,
         d_model,
-        vocab_size=50_265,
-        embedding=spec.Embedding(
-            positions=spec.Learned(max_length=512), norm=spec.LayerNorm(eps=1e-5)
-        ),
-        mixer=Linformer(num_heads=heads, head_dim=64, rank=rank, max_length=512),
-        norm=spec.LayerNorm(),
+        paper="Wang et al. 2020 (Linformer)",
         heads=(GELU_MLM,),
+        mixer=Linformer(num_heads=d_model // 64, head_dim=64, rank=rank, max_length=512),
+        vocab_size=50_265,
+        num_token_types=0,
+        eps=1e-5,
     )
-    return Preset(model, "Wang et al. 2020 (Linformer)", 512)
 
 
 PRESETS: dict[str, Preset] = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from trivium import spec
-from trivium.presets.preset import GELU_MLM, Preset, encoder
+from trivium.presets.encoders import roberta
+from trivium.presets.preset import Preset
 from trivium.spec.mixers.global_attention import GlobalAttention
 
 
@@ -16,23 +17,16 @@ def _longformer(
     **published: float,
 ) -> Preset:
     """RoBERTa for 4,096 tokens, each of which sees `window` others to each side."""
-    norm = spec.LayerNorm(eps=1e-5)
-    model = encoder(
+    return roberta(
         num_layers,
         d_model,
-        vocab_size=50_265,
-        embedding=spec.Embedding(
-            positions=spec.Learned(max_length=4096, offset=2, counted="not-padding"),
-            num_token_types=1,
-            norm=norm,
-        ),
+        paper=paper,
         mixer=GlobalAttention(
             num_heads=d_model // 64, head_dim=64, pattern=spec.Sliding(window=window)
         ),
-        norm=norm,
-        heads=(GELU_MLM,),
+        max_length=4096,
+        **published,
     )
-    return Preset(model, paper, 4096, **published)
 
 
 # Of the continued training of a RoBERTa (section 5): 64 rows of 4096 tokens, 65 thousand steps.

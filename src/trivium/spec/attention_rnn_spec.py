@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
-
-from pydantic import model_validator
+from typing import ClassVar, Literal
 
 from trivium.errors import SpecError
 from trivium.spec.base_spec import Spec, projecting_head_input
@@ -41,15 +39,15 @@ class AttentionRNNSpec(Spec):
     initialization: Literal["published", "glorot"] = "published"
     dropout: DropoutRate = 0.0
 
-    @model_validator(mode="after")
-    def _heads_fit(self) -> Self:
+    def check(self) -> None:
+        """Raise SpecError for a head that reads both sides of a token."""
+        super().check()
         for head in self.heads:
             if head.reads_both_sides:
                 raise SpecError(
                     f"a recurrent encoder-decoder has no {head.kind} head: its decoder predicts "
                     "from the left, with an lm head."
                 )
-        return self
 
     @property
     def family(self) -> Literal["encoder-decoder"]:

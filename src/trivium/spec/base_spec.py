@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import ValidationError, model_validator
+from pydantic import ValidationError
 
 from trivium.choice import Choice
 from trivium.errors import SpecError
@@ -34,8 +34,8 @@ class Spec(Choice, Part):
     d_model: Count
     heads: Heads = ()
 
-    @model_validator(mode="after")
-    def _mix_fits(self) -> Self:
+    def check(self) -> None:
+        """Raise SpecError for a mix of other layers than those of the model."""
         for head in self.heads:
             if isinstance(head, ScalarMix) and head != self.scalar_mix:
                 raise SpecError(
@@ -43,7 +43,6 @@ class Spec(Choice, Part):
                     'direction "two-way" whose layers are d_model wide, and mixes all of them and '
                     "the token vectors, num_layers + 1 in all."
                 )
-        return self
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; what is None is left out."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from trivium.errors import SpecError
 from trivium.spec.part import Count, Part
@@ -28,11 +28,10 @@ class CharacterCNN(Part):
     num_highways: Annotated[int, Field(ge=0)] = 2
     max_characters: Annotated[int, Field(ge=3, lt=2**15)] = 50
 
-    @model_validator(mode="after")
-    def _widths_fit(self) -> Self:
+    def check(self) -> None:
+        """Raise SpecError for filters that are wider than a token."""
         if len(self.filters) > self.max_characters:
             raise SpecError(
                 f"filters has {len(self.filters)} widths, and a token has {self.max_characters} "
                 "characters: leave the widest out, or set a larger max_characters."
             )
-        return self

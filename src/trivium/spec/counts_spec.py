@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from trivium.errors import SpecError
 from trivium.spec.base_spec import Spec
@@ -40,13 +40,13 @@ class NGramCountsSpec(Spec):
     d_model: Any = 0  # it has no hidden states
     heads: Heads = (LMHead(tied=True),)
 
-    @model_validator(mode="after")
-    def _heads_fit(self) -> Self:
+    def check(self) -> None:
+        """Raise SpecError for a width, and for any head but the tied LM head."""
+        super().check()
         if self.d_model != 0 or any(head != LMHead(tied=True) for head in self.heads):
             raise SpecError(
                 "an n-gram model of counts has no vectors: leave d_model and heads out of its spec."
             )
-        return self
 
     @property
     def family(self) -> Literal["decoder-only"]:

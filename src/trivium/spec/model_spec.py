@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, Self
 
-from pydantic import SerializeAsAny, model_validator
+from pydantic import SerializeAsAny
 
 from trivium.errors import SpecError
 from trivium.spec.base_spec import Spec
@@ -37,8 +37,14 @@ class ModelSpec(Spec):
     decoder: Stack | None = None
     initialization: SerializeAsAny[Initialization] = Normal()
 
-    @model_validator(mode="after")
-    def _parts_fit(self) -> Self:
+    def check(self) -> None:
+        """Raise SpecError for stacks, positions or an initialization that do not fit the model."""
+        super().check()
+        self._check_stacks()
+        self._check_late_positions()
+        self._check_initialization()
+
+    def _check_stacks(self) -> None:
         if self.encoder is None and self.decoder is None:
             raise SpecError("a ModelSpec needs an encoder, a decoder, or both; given: neither.")
         if self.source_vocab_size is not None and not (self.encoder and self.decoder):
@@ -56,10 +62,8 @@ class ModelSpec(Spec):
                 raise SpecError(f'decoder.mixer: "{mixer.kind}" reads both sides of a token.')
             if self.encoder and mixer.cross is None:
                 raise SpecError(f'decoder.mixer: "{mixer.kind}" cannot attend to an encoder.')
-        return self
 
-    @model_validator(mode="after")
-    def _late_positions_fit(self) -> Self:
+    def _check_late_positions(self) -> None:
         stack = self.encoder
         if self.late_positions and (
             self.family != "encoder-only"
@@ -72,27 +76,21 @@ class ModelSpec(Spec):
                 'heads: late_positions of "mlm" are for an encoder alone, without a query stream, '
                 'whose last layer is "attention" without a norm before it.'
             )
-        return self
 
-    @model_validator(mode="after")
-    def _initialization_fits(self) -> Self:
-        start = self.initialization.attention
-        if start == "position_offsets" and not self.allows_position_offsets:
-            raise SpecError(
-                'initialization.attention="position_offsets" needs learned positions, or rotary '
-                'ones in attention with biases: use "random" here.'
-            )
-        if start == "copy_heads" and not self.allows_copy_heads:
-            raise SpecError(
-                'initialization.attention="copy_heads" needs an encoder and a decoder, with '
-                'learned positions or relative biases: use "random" here.'
-            )
-        if start == "diagonal" and not self.allows_diagonal:
-            raise SpecError(
-                'initialization.attention="diagonal" needs an encoder and a decoder, with '
-                'sinusoidal positions: use "random" here.'
-            )
-        return self
+    def _check_initialization(self) -> None:
+        match self.initialization.attention:
+            case "position_offsets" if not self.allows_position_offsets:
+                needs = "learned positions, or rotary ones in attention with biases"
+            case "copy_heads" if not self.allows_copy_heads:
+                needs = "an encoder and a decoder, with learned positions or relative biases"
+            case "diagonal" if not self.allows_diagonal:
+                needs = "an encoder and a decoder, with sinusoidal positions"
+            case _:
+                return
+        raise SpecError(
+            f'initialization.attention="{self.initialization.attention}" needs {needs}: '
+            'use "random" here.'
+        )
 
     @property
     def allows_position_offsets(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from trivium.spec.validation_message import field_error
 
@@ -26,6 +26,14 @@ class Part(BaseModel):
         except ValidationError as error:
             part = type(self)
             raise field_error(part.__name__, error, part.model_fields) from None
+
+    @model_validator(mode="after")
+    def _checked(self) -> Self:
+        self.check()
+        return self
+
+    def check(self) -> None:
+        """Raise SpecError for fields that do not fit each other."""
 
     def replace(self, **changes: Any) -> Self:
         """The same part with some fields changed, checked again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from trivium.errors import SpecError
 from trivium.spec.base_spec import Spec, projecting_head_input
@@ -50,8 +50,9 @@ class RNNSpec(Spec):
     scale: Positive = 1.0
     dropout: DropoutRate = 0.0
 
-    @model_validator(mode="after")
-    def _heads_fit(self) -> Self:
+    def check(self) -> None:
+        """Raise SpecError for heads or a projection that do not fit the network."""
+        super().check()
         for head in self.heads:
             if (reason := self._refusal(head)) is not None:
                 raise SpecError(
@@ -62,7 +63,11 @@ class RNNSpec(Spec):
                     f"characters: the {head.kind} head cannot be tied to token vectors that are "
                     "made from characters: set its tied = false."
                 )
-        return self
+        if self.d_projection and (self.cell != "lstm" or self.d_projection >= self.d_hidden):
+            raise SpecError(
+                f"d_projection = {self.d_projection} is for an LSTM of more cells (d_hidden); this "
+                f'is "{self.cell}" with {self.d_hidden}: leave it out.'
+            )
 
     def _refusal(self, head: Head) -> str | None:
         """Why a head is not for this direction."""
@@ -74,15 +79,6 @@ class RNNSpec(Spec):
         if self.two_way and is_lm and len(self.heads) > 1:
             return " beside others: it has that head alone, or those of tasks"
         return None
-
-    @model_validator(mode="after")
-    def _projection_fits(self) -> Self:
-        if self.d_projection and (self.cell != "lstm" or self.d_projection >= self.d_hidden):
-            raise SpecError(
-                f"d_projection = {self.d_projection} is for an LSTM of more cells (d_hidden); this "
-                f'is "{self.cell}" with {self.d_hidden}: leave it out.'
-            )
-        return self
 
     @property
     def family(self) -> Literal["encoder-only", "decoder-only"]:
@@ -161,12 +157,12 @@ class NGramSpec(Spec):
     connections: Literal["hidden", "direct"] = "hidden"
     dropout: DropoutRate = 0.0
 
-    @model_validator(mode="after")
-    def _heads_fit(self) -> Self:
+    def check(self) -> None:
+        """Raise SpecError for any head but an LM head."""
+        super().check()
         for head in self.heads:
             if not isinstance(head, LMHead):
                 raise SpecError(f"an n-gram model has no {head.kind} head: it has an lm head only.")
-        return self
 
     @property
     def family(self) -> Literal["decoder-only"]:

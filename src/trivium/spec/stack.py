@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, SerializeAsAny, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, field_validator
 
 from trivium.errors import SpecError
 from trivium.spec.blocks import BlockKind
@@ -103,8 +103,8 @@ class Stack(Part):
             raise SpecError(f"{[*norms]}: a place has one norm, name it once.")
         return norms
 
-    @model_validator(mode="after")
-    def _shared_blocks_are_alike(self) -> Self:
+    def check(self) -> None:
+        """Raise SpecError for more distinct blocks than layers, and for shared ones that differ."""
         if self.distinct_layers > self.num_layers:
             raise SpecError(
                 f"num_distinct={self.num_distinct} is more than num_layers={self.num_layers}."
@@ -113,7 +113,6 @@ class Stack(Part):
             raise SpecError(
                 "layers that share weights (num_distinct) have one mixer: give no tuple."
             )
-        return self
 
 
 class Factorised(Part):
@@ -142,8 +141,7 @@ class Embedding(Part):
     norm: Norm | None = None
     scale: Positive = 1.0
 
-    @model_validator(mode="after")
-    def _queries_are_as_wide_as_the_model(self) -> Self:
+    def check(self) -> None:
+        """Raise SpecError for query vectors that are not as wide as the model."""
         if self.query_stream and self.factorised:
             raise SpecError("an embedding with a query_stream has no factorised token vectors.")
-        return self

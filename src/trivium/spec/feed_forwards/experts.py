@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from trivium.errors import SpecError
 from trivium.spec.feed_forwards import Positionwise
@@ -30,13 +30,12 @@ class Experts(Positionwise):
     expert: FeedForward
     balance: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.01
 
-    @model_validator(mode="after")
-    def _has_enough_experts(self) -> Self:
+    def check(self) -> None:
+        """Raise SpecError where more experts are chosen than there are."""
         if self.num_chosen > self.num_experts:
             raise SpecError(
                 f"num_chosen={self.num_chosen} is more than num_experts={self.num_experts}."
             )
-        return self
 
     @property
     def d_ff(self) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import SerializeAsAny, model_validator
+from pydantic import SerializeAsAny
 
 from trivium.errors import SpecError
 from trivium.spec.mixers import Mixer
@@ -62,8 +62,8 @@ class Attention(Mixer):
         """The cross-attention beside it: without relative positions and pattern."""
         return self.replace(pattern=None, positions=None)
 
-    @model_validator(mode="after")
-    def _groups_are_whole(self) -> Self:
+    def check(self) -> None:
+        """Raise SpecError for heads that do not fit each other, the pattern or the positions."""
         if self.num_heads % self.kv_heads:
             raise SpecError(
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.kv_heads}: "
@@ -77,7 +77,11 @@ class Attention(Mixer):
             )
         if self.positions and (reason := self.positions.refuses(self.head_dim)):
             raise SpecError(f"head_dim={self.head_dim}: {reason}")
-        return self
+        if self.carries and self.positions and not self.positions.has_scores:
+            raise SpecError(
+                f'positions of kind "{self.positions.kind}" are in the keys of attention, which '
+                f"{self.kind} makes anew of what it remembers: give it RelativeScores()."
+            )
 
     @property
     def divided(self) -> dict[str, int]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from trivium.errors import SpecError
 from trivium.spec.mixers.attention import Attention
@@ -31,14 +31,14 @@ class BlockSparseAttention(Attention):
     num_random: Annotated[int, Field(ge=0, lt=2**15)]
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
-    @model_validator(mode="after")
-    def _is_plain_otherwise(self) -> Self:
+    def check(self) -> None:
+        """Raise SpecError for a pattern or for positions in attention."""
+        super().check()
         if self.positions or self.pattern:
             raise SpecError(
                 f"{self.kind} has a pattern of its own and no positions: leave pattern and "
                 "positions out, and give the model absolute ones (embedding.positions)."
             )
-        return self
 
     @property
     def dense_length(self) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
-from pydantic import SerializeAsAny, model_validator
+from pydantic import SerializeAsAny
 
 from trivium.errors import SpecError
 from trivium.spec.mixers.attention import Attention
@@ -23,14 +23,14 @@ class GlobalAttention(Attention):
     kind: Literal["global-attention"] = "global-attention"  # type: ignore[assignment]
     pattern: SerializeAsAny[Pattern]  # type: ignore[reportGeneralTypeIssues]
 
-    @model_validator(mode="after")
-    def _has_no_positions(self) -> Self:
+    def check(self) -> None:
+        """Raise SpecError for positions in attention."""
+        super().check()
         if self.positions:
             raise SpecError(
                 f'global-attention has no positions of its own, such as "{self.positions.kind}": '
                 "give the model absolute ones (embedding.positions)."
             )
-        return self
 
     def kept_numbers(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
         """Also the keys and values that global tokens see."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
-
-from pydantic import model_validator
+from typing import ClassVar, Literal
 
 from trivium.errors import SpecError
 from trivium.spec.mixers import Mixer
@@ -27,14 +25,13 @@ class Linformer(Mixer):
     max_length: Count
     shared: Literal["headwise", "key-value", "layerwise"] = "layerwise"
 
-    @model_validator(mode="after")
-    def _rank_is_lower(self) -> Self:
+    def check(self) -> None:
+        """Raise SpecError for a rank above the longest text."""
         if self.rank > self.max_length:
             raise SpecError(
                 f"rank={self.rank} is more than max_length={self.max_length}: attention to all "
                 "positions is the same and costs less; give a lower rank."
             )
-        return self
 
     def flops(self, attended: float) -> float:
         """12 N H rank for the projections of keys and values, as many for scores and sums."""

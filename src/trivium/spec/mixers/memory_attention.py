@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
-from pydantic import model_validator
-
-from trivium.errors import SpecError
 from trivium.spec.mixers.attention import Attention
 from trivium.spec.part import Count
 
@@ -22,12 +19,3 @@ class MemoryAttention(Attention):
     carries: ClassVar[bool] = True
     kind: Literal["memory-attention"] = "memory-attention"  # type: ignore[assignment]
     memory: Count
-
-    @model_validator(mode="after")
-    def _positions_are_in_scores(self) -> Self:
-        if self.positions and not self.positions.has_scores:
-            raise SpecError(
-                f'positions of kind "{self.positions.kind}" are in the keys of attention, which '
-                "memory-attention makes anew of what it remembers: give it RelativeScores()."
-            )
-        return self

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
-from pydantic import SerializeAsAny, model_validator
+from pydantic import SerializeAsAny
 
 from trivium.errors import SpecError
 from trivium.spec.mixers.attention import Attention
@@ -25,16 +25,11 @@ class SegmentAttention(Attention):
     kind: Literal["segment-attention"] = "segment-attention"  # type: ignore[assignment]
     pattern: SerializeAsAny[Pattern]  # type: ignore[reportGeneralTypeIssues]
 
-    @model_validator(mode="after")
-    def _remembers_vectors(self) -> Self:
+    def check(self) -> None:
+        """Raise SpecError for a memory without an end."""
+        super().check()
         if self.pattern.reach is None:
             raise SpecError(
                 f'a pattern of kind "{self.pattern.kind}" reaches all tokens, and the memory of '
                 "segment-attention has an end: give it Sliding(window=...)."
             )
-        if self.positions and not self.positions.has_scores:
-            raise SpecError(
-                f'positions of kind "{self.positions.kind}" are in the keys of attention, which '
-                "segment-attention makes anew of what it remembers: give it RelativeScores()."
-            )
-        return self

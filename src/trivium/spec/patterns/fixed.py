@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
-
-from pydantic import model_validator
+from typing import Any, Literal
 
 from trivium.errors import SpecError
 from trivium.spec.part import Count
@@ -26,14 +24,13 @@ class Fixed(Pattern):
     num_summary: Count
     seen: Literal["near", "far", "both"] = "both"
 
-    @model_validator(mode="after")
-    def _summary_fits(self) -> Self:
+    def check(self) -> None:
+        """Raise SpecError for a summary that is longer than a block."""
         if self.num_summary > self.stride:
             raise SpecError(
                 f"num_summary={self.num_summary} is more than the stride={self.stride} positions "
                 "of a block: give fewer."
             )
-        return self
 
     def allows(self, query: Any, key: Any) -> Any:
         """query div stride = key div stride, or key mod stride >= stride - num_summary."""

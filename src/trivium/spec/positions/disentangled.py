@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
-
-from pydantic import model_validator
+from typing import ClassVar, Literal
 
 from trivium.errors import SpecError
 from trivium.spec.norms import Norm
@@ -30,14 +28,13 @@ class Disentangled(Positions):
     shared: bool = True
     norm: Norm | None = None
 
-    @model_validator(mode="after")
-    def _has_terms_and_far_distances(self) -> Self:
+    def check(self) -> None:
+        """Raise SpecError for repeated or missing terms, and for a maximum distance too near."""
         if not self.terms or len(set(self.terms)) < len(self.terms):
             raise SpecError("terms are 'c2p', 'p2c' or both, each once.")
         far = self.max_distance
         if far is not None and (self.span < 4 or far <= self.span // 2 + 1):
             raise SpecError(f"max_distance={far} must exceed span / 2 + 1, and span be 4 or more.")
-        return self
 
     @property
     def products(self) -> int:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from trivium.errors import SpecError
 from trivium.spec.part import Count
@@ -26,8 +26,7 @@ class Learned(AbsolutePositions):
     offset: Annotated[int, Field(ge=0, lt=2**31)] = 0
     counted: Literal["all", "attended", "not-padding"] = "all"
 
-    @model_validator(mode="after")
-    def _padding_has_a_row(self) -> Self:
+    def check(self) -> None:
+        """Raise SpecError where padding has no row of the table."""
         if self.counted != "all" and not self.offset:
             raise SpecError(f'counted="{self.counted}" needs an offset of at least 1.')
-        return self

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from trivium.errors import SpecError
 from trivium.spec.part import Count
@@ -24,9 +24,8 @@ class RelativeBias(Positions):
     num_buckets: Annotated[int, Field(ge=4, lt=2**31, multiple_of=2)] = 32
     max_distance: Count = 128
 
-    @model_validator(mode="after")
-    def _buckets_reach_their_end(self) -> Self:
+    def check(self) -> None:
+        """Raise SpecError where the buckets do not reach the maximum distance."""
         # Of a decoder half of the buckets are one distance wide.
         if self.max_distance <= self.num_buckets // 2:
             raise SpecError(f"max_distance={self.max_distance} must exceed num_buckets / 2.")
-        return self
