@@ -88,9 +88,7 @@ def nearest_config(spec: ModelSpec) -> HFConfig:
 
 def is_expressible(spec: Spec) -> bool:
     """Whether some family can express a spec."""
-    if not isinstance(spec, ModelSpec):
-        return False
-    return any(not write_config(family, spec).differences for family in FAMILIES.values())
+    return isinstance(spec, ModelSpec) and not nearest_config(spec).differences
 
 
 def hf_weights(model: Transformer) -> list[HFWeight]:

@@ -55,6 +55,25 @@ class Option:
         return self.default(config) if callable(self.default) else self.default
 
 
+def activation(default: str, *parts: str) -> Option:
+    """Return the option for the activation of the parts of a spec at these dotted paths."""
+    return Option(tuple(f"{part}.activation" for part in parts), default, ACTIVATIONS)
+
+
+def num_kv_heads(missing: int | None = None, num_heads: int | None = None) -> Option:
+    """Return the option for key and value heads; null means as many as query heads.
+
+    `missing` and `num_heads` are the numbers of a file that names neither; without `missing` there
+    are as many as query heads.
+    """
+
+    def default(config: ConfigReader) -> int:
+        heads = config.require("num_attention_heads", num_heads)
+        return missing if missing and "num_key_value_heads" not in config.named else heads
+
+    return Option("decoder.mixer.num_kv_heads", default)
+
+
 class SpecTree:
     """A `ModelSpec` under construction: nested dictionaries, set by dotted paths.
 

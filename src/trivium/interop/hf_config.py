@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -111,6 +111,10 @@ _HARMLESS = re.compile(r"auto_map|loss_\w+|unsloth_\w+|\w+_version|\w*(dropout|i
 _NOT_READ = GENERATION_KEYS | {*_MODEL.split(), *_WITHOUT_EFFECT.split()}
 
 
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""The values of "layer_types": layers without a window, and with one."""
+
+
 class ConfigReader:
     """The options of a `config.json`, each to be read by name; null counts as missing.
 
@@ -136,6 +140,28 @@ class ConfigReader:
         """How many labels the config names; where it counts them too, the count is believed."""
         count = self._options.get("num_labels") or len(self._options.get("id2label") or {})
         return int(count) or None
+
+    def num_layers(self, default: int | None = None) -> int:
+        """Return the number of layers. Raises CheckpointError for more than a spec allows."""
+        count = self.require("num_hidden_layers", default)
+        if count > 1000:  # a family that lists its layers does so before the spec is made
+            raise self.unsupported("num_hidden_layers", expected="at most 1000")
+        return count
+
+    def layer_types(
+        self, slides: Callable[[int], bool], num_layers: int | None = None
+    ) -> list[str]:
+        """Return `FULL` or `SLIDING` for each layer.
+
+        `slides` says whether a layer, counted from 0, has a window where the file has no
+        "layer_types"; `num_layers` is the number of layers where the file does not name it.
+        """
+        count = self.num_layers(num_layers)
+        kinds = self.require("layer_types", [SLIDING if slides(i) else FULL for i in range(count)])
+        if len(kinds) != count or not {*kinds} <= {FULL, SLIDING}:
+            expected = f'"{FULL}" or "{SLIDING}" for each layer'
+            raise self.unsupported("layer_types", expected=expected)
+        return kinds
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of an option, or the default."""

@@ -173,7 +173,7 @@ def _options(
     differences: list[str] = []
     for name, option in family.options.items():
         try:
-            config[name] = _write_option(config, option, spec)
+            config[name] = _write_option({**config, name: None}, option, spec)
         except TriviumError as error:
             differences.append(str(error))
     for head in spec.heads:

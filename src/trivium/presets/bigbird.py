@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from trivium import spec
 from trivium.presets.encoders import bert
 from trivium.presets.preset import Preset
@@ -14,7 +16,7 @@ def _bigbird(
     *,
     block_size: int = 64,
     paper: str = "Zaheer et al. 2020 (BigBird)",
-    **published: float,
+    **published: Any,
 ) -> Preset:
     """Return BERT for 4,096 tokens; every layer draws random blocks of its own."""
     mixer = BlockSparseAttention(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from trivium import spec
 from trivium.presets.encoders import roberta
 from trivium.presets.preset import Preset
@@ -14,7 +16,7 @@ def _longformer(
     *,
     window: int = 256,
     paper: str = "Beltagy et al. 2020 (Longformer)",
-    **published: float,
+    **published: Any,
 ) -> Preset:
     """RoBERTa for 4,096 tokens, each of which sees `window` others to each side."""
     return roberta(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trivium.interop.families.bert import BERT, CONFIG, FIXED, ONLY, body
-from trivium.interop.family import ACTIVATIONS, Hook, Option, SpecTree, encoder_classes
+from trivium.interop.families.bert import BERT, CONFIG, ONLY, body
+from trivium.interop.family import Hook, Option, SpecTree, activation, encoder_classes
 from trivium.interop.hf_config import ConfigReader
 
 _LAYER = {
@@ -33,17 +33,12 @@ ALBERT = replace(
     architectures=encoder_classes("Albert", "ForPreTraining ForMultipleChoice"),
     config={
         **CONFIG,
-        "hidden_act": Option(
-            ("encoder.feed_forward.activation", "heads.mlm.dense.activation"),
-            "gelu_new",
-            ACTIVATIONS,
-        ),
+        "hidden_act": activation("gelu_new", "encoder.feed_forward", "heads.mlm.dense"),
         "embedding_size": Option("embedding.factorised.width", 128),
         "num_hidden_groups": Option("encoder.num_distinct", 1),
         "hidden_dropout_prob": Option("encoder.dropout", 0.0),
         "classifier_dropout_prob": Option("encoder.dropout", write_only=True),
     },
-    fixed=FIXED,
     weights={
         **body(_LAYER, "albert", "albert.encoder.albert_layer_groups.{i}.albert_layers.0"),
         "albert.encoder.embedding_hidden_mapping_in": "encoder.embedding.project_sum",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from trivium.interop.family import (
-    ACTIVATIONS,
     Family,
     Hook,
     Option,
     SpecTree,
+    activation,
     classes,
     in_layers,
 )
@@ -24,7 +24,7 @@ CONFIG = {
     "decoder_attention_heads": "decoder.mixer.num_heads",
     "encoder_ffn_dim": "encoder.feed_forward.d_ff",
     "decoder_ffn_dim": "decoder.feed_forward.d_ff",
-    "activation_function": Option("stacks.feed_forward.activation", "gelu", ACTIVATIONS),
+    "activation_function": activation("gelu", "stacks.feed_forward"),
     "dropout": Option("stacks.dropout", 0.1),
     "max_position_embeddings": Option("embedding.positions.max_length", 1024),
 }

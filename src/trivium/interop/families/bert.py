@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from trivium.interop.family import (
-    ACTIVATIONS,
     Architecture,
     Family,
     Option,
     Weights,
+    activation,
     encoder_classes,
     in_layers,
 )
@@ -19,7 +19,7 @@ CONFIG = {
     "num_hidden_layers": "encoder.num_layers",
     "num_attention_heads": "encoder.mixer.num_heads",
     "intermediate_size": "encoder.feed_forward.d_ff",
-    "hidden_act": Option("encoder.feed_forward.activation", "gelu", ACTIVATIONS),
+    "hidden_act": activation("gelu", "encoder.feed_forward"),
     "max_position_embeddings": Option("embedding.positions.max_length", 512),
     "type_vocab_size": Option("embedding.num_token_types", 2),
     "layer_norm_eps": Option(("encoder.norm.eps", "embedding.norm.eps"), 1e-12),
@@ -68,12 +68,7 @@ BERT = Family(
     architectures=encoder_classes("Bert", "ForPreTraining ForMultipleChoice")
     | {"BertForNextSentencePrediction": Architecture(("nsp",))},
     stacks=("encoder",),
-    config={
-        **CONFIG,
-        "hidden_act": Option(
-            ("encoder.feed_forward.activation", "heads.mlm.dense.activation"), "gelu", ACTIVATIONS
-        ),
-    },
+    config={**CONFIG, "hidden_act": activation("gelu", "encoder.feed_forward", "heads.mlm.dense")},
     fixed=FIXED,
     weights=body(LAYER, "bert", "bert.encoder.layer.{i}"),
     heads={

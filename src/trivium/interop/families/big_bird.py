@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from trivium.interop.families.bert import BERT, CONFIG, FIXED
-from trivium.interop.family import ACTIVATIONS, Hook, Option, SpecTree, classes, head_dim
+from trivium.interop.family import Hook, Option, SpecTree, activation, classes, head_dim
 from trivium.interop.hf_config import ConfigReader
 from trivium.spec import ModelSpec
 from trivium.spec.mixers.block_sparse_attention import BlockSparseAttention
@@ -33,8 +33,6 @@ def _write_attention(spec: ModelSpec, config: dict[str, Any]) -> None:
     config["rescale_embeddings"] = spec.embedding.scale != 1.0
 
 
-_ACTIVATED = ("encoder.feed_forward", "heads.mlm.dense", "heads.classifier.dense")
-
 BIG_BIRD = replace(
     BERT,
     model_type="big_bird",
@@ -44,8 +42,8 @@ BIG_BIRD = replace(
     ),
     config={
         **CONFIG,
-        "hidden_act": Option(
-            tuple(f"{each}.activation" for each in _ACTIVATED), "gelu_new", ACTIVATIONS
+        "hidden_act": activation(
+            "gelu_new", "encoder.feed_forward", "heads.mlm.dense", "heads.classifier.dense"
         ),
         "max_position_embeddings": Option("embedding.positions.max_length", 4096),
         "use_bias": Option("encoder.mixer.bias", True),

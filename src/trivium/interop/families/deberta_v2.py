@@ -13,10 +13,10 @@ from typing import Any
 
 from trivium.interop.families.bert import BERT, FIXED, LAYER, body
 from trivium.interop.family import (
-    ACTIVATIONS,
     Hook,
     Option,
     SpecTree,
+    activation,
     attention_of,
     encoder_classes,
 )
@@ -111,7 +111,7 @@ DEBERTA_V2 = replace(
     architectures=encoder_classes("DebertaV2", "ForMultipleChoice"),
     config={
         **{hf: option for hf, option in BERT.config.items() if hf not in _READ},
-        "pooler_hidden_act": Option("heads.classifier.dense.activation", "gelu", ACTIVATIONS),
+        "pooler_hidden_act": activation("gelu", "heads.classifier.dense"),
         "type_vocab_size": Option("embedding.num_token_types", 0),
         "layer_norm_eps": Option(("encoder.norm.eps", "embedding.norm.eps"), 1e-7),
     },

@@ -7,12 +7,11 @@ from typing import Any
 
 from trivium.interop.families.bert import BERT, CONFIG, FIXED, LAYER, ONLY, body
 from trivium.interop.family import (
-    ACTIVATIONS,
     MULTIPLE_CHOICE,
     Architecture,
     Hook,
-    Option,
     SpecTree,
+    activation,
     classes,
 )
 from trivium.interop.hf_config import ConfigReader
@@ -50,11 +49,7 @@ ELECTRA = replace(
     },
     config={
         **CONFIG,
-        "hidden_act": Option(
-            ("encoder.feed_forward.activation", "heads.replaced-token.activation"),
-            "gelu",
-            ACTIVATIONS,
-        ),
+        "hidden_act": activation("gelu", "encoder.feed_forward", "heads.replaced-token"),
     },
     fixed={
         **FIXED,

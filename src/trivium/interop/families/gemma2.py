@@ -10,13 +10,14 @@ from trivium.errors import SpecError
 from trivium.interop.families.llama import CONFIG, FIXED, LLAMA, ROTARY
 from trivium.interop.families.qwen2 import read_layer_types, write_layer_types
 from trivium.interop.family import (
-    ACTIVATIONS,
     Hook,
     Option,
     SpecTree,
+    activation,
     attention_of,
     classes,
     in_layers,
+    num_kv_heads,
 )
 from trivium.interop.hf_config import ConfigReader
 from trivium.spec import LMHead, ModelSpec
@@ -31,8 +32,6 @@ def _read(config: ConfigReader, tree: SpecTree) -> None:
         ("final_logit_softcapping", "heads.lm.soft_cap", 30.0),
     ):
         tree.set(path, config.get(name, None if name in config.named else default))
-    if "num_key_value_heads" not in config.named:
-        tree.set("decoder.mixer.num_kv_heads", 4)
     window = config.require("sliding_window", 4096)
     read_layer_types(config, tree, window, lambda layer: layer % 2 == 0)
 
@@ -61,14 +60,10 @@ def _config() -> Mapping[str, str | Option]:
         "hidden_size": Option("d_model", 2304),
         "num_hidden_layers": Option("decoder.num_layers", 26),
         "num_attention_heads": Option("decoder.mixer.num_heads", 8),
-        "num_key_value_heads": Option(
-            "decoder.mixer.num_kv_heads", lambda config: config.get("num_attention_heads", 8)
-        ),
+        "num_key_value_heads": num_kv_heads(missing=4, num_heads=8),
         "head_dim": Option("decoder.mixer.head_dim", 256),
         "intermediate_size": Option("decoder.feed_forward.d_ff", 9216),
-        "hidden_activation": Option(
-            "decoder.feed_forward.activation", "gelu_pytorch_tanh", ACTIVATIONS
-        ),
+        "hidden_activation": activation("gelu_pytorch_tanh", "decoder.feed_forward"),
         "attention_bias": Option("decoder.mixer.bias", False),
         "tie_word_embeddings": Option("heads.lm.tied", True),
     }

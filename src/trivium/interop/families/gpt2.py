@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from trivium.interop.family import (
-    ACTIVATIONS,
     QKV,
     Family,
     Option,
     Weights,
+    activation,
     classes,
     in_layers,
 )
@@ -59,7 +59,7 @@ GPT2 = Family(
         **CONFIG,
         "n_positions": Option("embedding.positions.max_length", 1024),
         "n_inner": Option("decoder.feed_forward.d_ff", lambda config: 4 * config.require("n_embd")),
-        "activation_function": Option("decoder.feed_forward.activation", "gelu_new", ACTIVATIONS),
+        "activation_function": activation("gelu_new", "decoder.feed_forward"),
         "scale_attn_weights": Option("decoder.mixer.scale", True, {True: None, False: 1.0}),
     },
     fixed={

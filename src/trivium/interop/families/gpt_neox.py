@@ -6,13 +6,13 @@ from typing import Any
 
 from trivium.interop.families.llama import ROTARY, read_rope, rope_of
 from trivium.interop.family import (
-    ACTIVATIONS,
     QKV,
     Family,
     Hook,
     Option,
     SpecTree,
     Weights,
+    activation,
     attention_of,
     classes,
     in_layers,
@@ -68,7 +68,7 @@ GPT_NEOX = Family(
         "num_hidden_layers": Option("decoder.num_layers", 44),
         "num_attention_heads": Option("decoder.mixer.num_heads", 64),
         "intermediate_size": Option("decoder.feed_forward.d_ff", 24_576),
-        "hidden_act": Option("decoder.feed_forward.activation", "gelu", ACTIVATIONS),
+        "hidden_act": activation("gelu", "decoder.feed_forward"),
         "attention_bias": Option("decoder.mixer.bias", True),
         "layer_norm_eps": Option("decoder.norm.eps", 1e-5),
         "hidden_dropout": Option("decoder.dropout", 0.0),

@@ -6,17 +6,18 @@ from typing import Any
 
 from trivium.errors import SpecError
 from trivium.interop.family import (
-    ACTIVATIONS,
     Architecture,
     Family,
     Hook,
     Option,
     SpecTree,
     Weights,
+    activation,
     attention_of,
     decoder_classes,
     head_dim,
     in_layers,
+    num_kv_heads,
 )
 from trivium.interop.hf_config import ConfigReader
 from trivium.spec import PRE_NORM, Llama3Scaling, ModelSpec, Rotary
@@ -95,9 +96,7 @@ CONFIG = {
     "hidden_size": "d_model",
     "num_hidden_layers": "decoder.num_layers",
     "num_attention_heads": "decoder.mixer.num_heads",
-    "num_key_value_heads": Option(
-        "decoder.mixer.num_kv_heads", lambda config: config.require("num_attention_heads")
-    ),
+    "num_key_value_heads": num_kv_heads(),
     "head_dim": Option(
         "decoder.mixer.head_dim",
         lambda config: head_dim(
@@ -105,7 +104,7 @@ CONFIG = {
         ),
     ),
     "intermediate_size": "decoder.feed_forward.d_ff",
-    "hidden_act": Option("decoder.feed_forward.activation", "silu", ACTIVATIONS),
+    "hidden_act": activation("silu", "decoder.feed_forward"),
     "rms_norm_eps": Option("decoder.norm.eps", 1e-6),
     "attention_dropout": Option("decoder.dropout", write_only=True),
     "tie_word_embeddings": Option("heads.lm.tied", False),

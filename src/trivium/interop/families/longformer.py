@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from trivium.errors import SpecError
-from trivium.interop.families.bert import FIXED, LAYER, body
+from trivium.interop.families.bert import LAYER, body
 from trivium.interop.families.roberta import ROBERTA
 from trivium.interop.family import Hook, SpecTree, encoder_classes, head_dim
 from trivium.interop.hf_config import ConfigReader
@@ -20,9 +20,7 @@ from trivium.spec.mixers.global_attention import GlobalAttention
 
 def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
     """One attention for each layer where their windows differ."""
-    layers, heads = config.require("num_hidden_layers"), config.require("num_attention_heads")
-    if layers > 1000:  # as in a spec, which is made after the list of layers
-        raise config.unsupported("num_hidden_layers", expected="at most 1000")
+    layers, heads = config.num_layers(), config.require("num_attention_heads")
     given = config.require("attention_window", 512)
     windows = given if isinstance(given, list) else [given] * layers
     whole = all(isinstance(each, int) and each > 0 and each % 2 == 0 for each in windows)
@@ -58,7 +56,6 @@ LONGFORMER = replace(
     model_type="longformer",
     architectures=encoder_classes("Longformer"),
     config={n: field for n, field in ROBERTA.config.items() if n != "num_attention_heads"},
-    fixed={**FIXED, **ROBERTA.fixed},
     weights=body({**LAYER, **_GLOBAL}, "longformer", "longformer.encoder.layer.{i}"),
     heads={**ROBERTA.heads, "pooler": {"longformer.pooler.dense": "linear"}},
     base="longformer.",

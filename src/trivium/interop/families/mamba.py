@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from trivium.errors import SpecError
-from trivium.interop.family import ACTIVATIONS, Family, Hook, Option, SpecTree, classes, in_layers
+from trivium.interop.family import Family, Hook, Option, SpecTree, activation, classes, in_layers
 from trivium.interop.hf_config import ConfigReader
 from trivium.spec import PRE_NORM, ModelSpec
 from trivium.spec.mixers.mamba import Mamba
@@ -44,7 +44,7 @@ MAMBA = Family(
         "conv_kernel": Option("decoder.mixer.d_conv", 4),
         "use_bias": Option("decoder.mixer.bias", False),
         "use_conv_bias": Option("decoder.mixer.conv_bias", True),
-        "hidden_act": Option("decoder.mixer.activation", "silu", ACTIVATIONS),
+        "hidden_act": activation("silu", "decoder.mixer"),
         "layer_norm_epsilon": Option("decoder.norm.eps", 1e-5),
         "tie_word_embeddings": Option("heads.lm.tied", True),
     },

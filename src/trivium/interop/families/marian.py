@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from trivium.interop.families.bart import CONFIG, FIXED, IGNORED, LAYERS, ONLY, SCALE
-from trivium.interop.family import Architecture, Family, Hook, SpecTree, Weights
+from trivium.interop.family import Architecture, Family, Hook, Option, SpecTree, Weights
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import LMHead, ModelSpec
+from trivium.spec import ModelSpec
 
 
 def _read_vocabularies(config: ConfigReader, tree: SpecTree) -> None:
@@ -15,8 +15,7 @@ def _read_vocabularies(config: ConfigReader, tree: SpecTree) -> None:
     source = config.require("vocab_size")
     target = config.require("decoder_vocab_size", source)
     shared = config.require("share_encoder_decoder_embeddings", True)
-    tied = config.require("tie_word_embeddings", True)
-    if shared and not tied:
+    if shared and not tree.get("heads.lm.tied"):
         raise config.unsupported(
             "tie_word_embeddings", expected="True where the sides share a vocabulary"
         )
@@ -27,7 +26,6 @@ def _read_vocabularies(config: ConfigReader, tree: SpecTree) -> None:
     tree.set("vocab_size", target)
     if not shared:
         tree.set("source_vocab_size", source)
-    tree.set("heads.lm.tied", tied)
     tree.set("heads.lm.bias", "final_logits_bias" in config.weights)
 
 
@@ -36,16 +34,12 @@ def _write_vocabularies(spec: ModelSpec, config: dict[str, Any]) -> None:
         "vocab_size": spec.source_vocab_size or spec.vocab_size,
         "decoder_vocab_size": spec.vocab_size,
         "share_encoder_decoder_embeddings": spec.source_vocab_size is None,
-        "tie_word_embeddings": True,
         # The defaults are ids of the published vocabulary, which this one may not have.
         "pad_token_id": None,
         "eos_token_id": None,
         "forced_eos_token_id": None,
         "decoder_start_token_id": 0,
     }
-    for head in spec.heads:
-        if isinstance(head, LMHead):
-            config["tie_word_embeddings"] = head.tied
 
 
 def _weights(spec: ModelSpec) -> Weights:
@@ -62,7 +56,7 @@ MARIAN = Family(
     "marian",
     architectures={"MarianMTModel": Architecture(("lm",)), "MarianModel": Architecture()},
     stacks=("encoder", "decoder"),
-    config=CONFIG,
+    config={**CONFIG, "tie_word_embeddings": Option("heads.lm.tied", True)},
     fixed={
         **FIXED,
         "embedding.positions.kind": "sinusoidal",

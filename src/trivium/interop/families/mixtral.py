@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trivium.interop.families.llama import CONFIG, FIXED, ROTARY, body
+from trivium.interop.families.llama import FIXED, ROTARY, body
 from trivium.interop.families.mistral import MISTRAL, read_window, write_window
-from trivium.interop.family import ACTIVATIONS, Hook, Option, SpecTree, decoder_classes, in_layers
+from trivium.interop.family import Hook, Option, SpecTree, activation, decoder_classes, in_layers
 from trivium.interop.hf_config import ConfigReader
 
 _EXPERT = "feed_forward.experts.{e}"
@@ -28,9 +28,9 @@ MIXTRAL = replace(
     model_type="mixtral",
     architectures=decoder_classes("Mixtral"),
     config={
-        **CONFIG,
+        **MISTRAL.config,
         "intermediate_size": Option("decoder.feed_forward.expert.d_ff", 14_336),
-        "hidden_act": Option("decoder.feed_forward.expert.activation", "silu", ACTIVATIONS),
+        "hidden_act": activation("silu", "decoder.feed_forward.expert"),
         "num_local_experts": Option("decoder.feed_forward.num_experts", 8),
         "num_experts_per_tok": Option("decoder.feed_forward.num_chosen", 2),
         "router_aux_loss_coef": Option("decoder.feed_forward.balance", 0.001),

@@ -6,24 +6,23 @@ from typing import Any
 
 from trivium.errors import CheckpointError, SpecError
 from trivium.interop.family import (
-    ACTIVATIONS,
     QKV,
     Family,
     Hook,
     Option,
     SpecTree,
     Weights,
+    activation,
     attention_of,
     encoder_classes,
     head_dim,
     in_layers,
 )
-from trivium.interop.hf_config import ConfigReader
+from trivium.interop.hf_config import FULL, SLIDING, ConfigReader
 from trivium.spec import PRE_NORM, Attention, ModelSpec, Rotary, Sliding
 
-_FULL, _SLIDING = "full_attention", "sliding_attention"
-_BASES = {_FULL: 160_000.0, _SLIDING: 10_000.0}
-_OLD_BASES = {_FULL: "global_rope_theta", _SLIDING: "local_rope_theta"}
+_BASES = {FULL: 160_000.0, SLIDING: 10_000.0}
+_OLD_BASES = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
 
 
 def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
@@ -33,21 +32,15 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
         num_heads=num_heads,
         head_dim=head_dim(tree.get("d_model"), num_heads),
         bias=config.require("attention_bias", False),
-        positions=_rotary(config, _FULL),
+        positions=_rotary(config, FULL),
     )
     sliding = full.replace(
         pattern=Sliding(window=config.require("local_attention", 128) // 2),
-        positions=_rotary(config, _SLIDING),
+        positions=_rotary(config, SLIDING),
     )
-    layers = config.require("num_hidden_layers")
     every = config.require("global_attn_every_n_layers", 3)
-    if layers > 1000:  # as in a spec, which is made after the list of layers
-        raise config.unsupported("num_hidden_layers", expected="at most 1000")
-    kinds = config.require("layer_types", [_SLIDING if i % every else _FULL for i in range(layers)])
-    if len(kinds) != layers or not {*kinds} <= {_FULL, _SLIDING}:
-        expected = f'"{_FULL}" or "{_SLIDING}" for each layer'
-        raise config.unsupported("layer_types", expected=expected)
-    tree.set("encoder.mixer", tuple(full if kind == _FULL else sliding for kind in kinds))
+    kinds = config.layer_types(lambda layer: layer % every > 0)
+    tree.set("encoder.mixer", tuple(full if kind == FULL else sliding for kind in kinds))
 
 
 def _rotary(config: ConfigReader, kind: str) -> Rotary:
@@ -68,7 +61,7 @@ def _write_attention(spec: ModelSpec, config: dict[str, Any]) -> None:
     for attention in spec.encoder.attentions:
         if not isinstance(attention.positions, Rotary):
             raise SpecError("encoder.mixer.positions that are not rotary")
-        kinds.append(_SLIDING if isinstance(attention.pattern, Sliding) else _FULL)
+        kinds.append(SLIDING if isinstance(attention.pattern, Sliding) else FULL)
         bases[kinds[-1]] = attention.positions.base
         if isinstance(attention.pattern, Sliding):
             window = attention.pattern.window
@@ -108,7 +101,7 @@ MODERNBERT = Family(
         "hidden_size": "d_model",
         "num_hidden_layers": "encoder.num_layers",
         "intermediate_size": "encoder.feed_forward.d_ff",
-        "hidden_activation": Option("encoder.feed_forward.activation", "gelu", ACTIVATIONS),
+        "hidden_activation": activation("gelu", "encoder.feed_forward"),
         "mlp_bias": Option("encoder.feed_forward.bias", False),
         "norm_eps": Option(("encoder.norm.eps", "embedding.norm.eps"), 1e-5),
         "norm_bias": Option(("encoder.norm.bias", "embedding.norm.bias"), False),
@@ -116,7 +109,7 @@ MODERNBERT = Family(
         "attention_dropout": Option("encoder.dropout", write_only=True),
         "embedding_dropout": Option("encoder.dropout", write_only=True),
         "classifier_dropout": Option("encoder.dropout", write_only=True),
-        "classifier_activation": Option(_every_head("dense.activation"), "gelu", ACTIVATIONS),
+        "classifier_activation": activation("gelu", *_every_head("dense")),
         "classifier_bias": Option(_every_head("dense.bias"), False),
         "classifier_pooling": Option(
             "heads.classifier.pooling", "cls", {"cls": "first", "mean": "mean"}

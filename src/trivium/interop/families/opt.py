@@ -7,11 +7,11 @@ from typing import Any
 from trivium.errors import SpecError
 from trivium.interop.families.bart import LAYER
 from trivium.interop.family import (
-    ACTIVATIONS,
     Family,
     Hook,
     Option,
     SpecTree,
+    activation,
     classes,
     in_layers,
 )
@@ -58,7 +58,7 @@ OPT = Family(
         "num_hidden_layers": "decoder.num_layers",
         "num_attention_heads": "decoder.mixer.num_heads",
         "ffn_dim": "decoder.feed_forward.d_ff",
-        "activation_function": Option("decoder.feed_forward.activation", "relu", ACTIVATIONS),
+        "activation_function": activation("relu", "decoder.feed_forward"),
         "do_layer_norm_before": Option("decoder.norms", True, {True: PRE_NORM, False: POST_NORM}),
         "enable_bias": Option(("decoder.mixer.bias", "decoder.feed_forward.bias"), True),
         "dropout": Option("decoder.dropout", 0.1),

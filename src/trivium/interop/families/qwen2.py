@@ -2,49 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from trivium.interop.families.llama import CONFIG, FIXED, LLAMA, ROTARY
-from trivium.interop.family import Architecture, Hook, Option, SpecTree, decoder_classes
-from trivium.interop.hf_config import ConfigReader
+from trivium.interop.family import (
+    Architecture,
+    Hook,
+    Option,
+    SpecTree,
+    decoder_classes,
+    num_kv_heads,
+)
+from trivium.interop.hf_config import FULL, SLIDING, ConfigReader
 from trivium.spec import ModelSpec, Sliding
-
-_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def read_layer_types(
     config: ConfigReader, tree: SpecTree, window: int | None, default: Callable[[int], bool]
 ) -> None:
-    """Full or sliding attention for each layer. Hugging Face's window counts the position itself.
+    """Give each layer full or sliding attention.
 
     Args:
-        config: the options, of which "layer_types" may be missing.
-        tree: whose mixer is described but for its pattern.
-        window: of sliding layers.
+        config: the options; "layer_types" may be missing.
+        tree: the spec so far; its mixer lacks only the pattern.
+        window: the window of sliding layers, which counts the position itself in Hugging Face.
         default: whether a layer, counted from 0, has a window where no types are named.
     """
-    layers = config.require("num_hidden_layers", tree.get("decoder.num_layers"))
-    if layers > 1000:  # as in a spec, which is made after the list of layers
-        raise config.unsupported("num_hidden_layers", expected="at most 1000")
-    usual = [_SLIDING if default(i) else _FULL for i in range(layers)]
-    kinds: Sequence[str] = config.require("layer_types", usual)
-    if len(kinds) != layers or not {*kinds} <= {_FULL, _SLIDING}:
-        expected = f'"{_FULL}" or "{_SLIDING}" for each layer'
-        raise config.unsupported("layer_types", expected=expected)
-    if _SLIDING in kinds and (window is None or window < 2):
+    kinds = config.layer_types(default, tree.get("decoder.num_layers"))
+    if SLIDING in kinds and (window is None or window < 2):
         raise config.unsupported("sliding_window", expected="2 or more for layers that have one")
     full = {**tree.get("decoder.mixer"), "kind": "attention"}
     sliding = {**full, "pattern": {"kind": "sliding", "window": (window or 2) - 1}}
-    tree.set("decoder.mixer", tuple(sliding if kind == _SLIDING else full for kind in kinds))
+    tree.set("decoder.mixer", tuple(sliding if kind == SLIDING else full for kind in kinds))
 
 
 def write_layer_types(spec: ModelSpec, config: dict[str, Any]) -> int | None:
     """Set "layer_types". Returns the window of sliding layers, None where there are none."""
     patterns = [attention.pattern for attention in spec.stacks[0].attentions]
     windows = [each.window + 1 for each in patterns if isinstance(each, Sliding)]
-    config["layer_types"] = [_SLIDING if isinstance(p, Sliding) else _FULL for p in patterns]
+    config["layer_types"] = [SLIDING if isinstance(p, Sliding) else FULL for p in patterns]
     return windows[0] if windows else None
 
 
@@ -60,15 +58,6 @@ def _write_window(spec: ModelSpec, config: dict[str, Any]) -> None:
     config |= {"use_sliding_window": window is not None, "sliding_window": window}
 
 
-def _read_kv_heads(config: ConfigReader, tree: SpecTree) -> None:
-    """Null is as many as query heads, nothing the default."""
-    if "num_key_value_heads" not in config.named:
-        tree.set("decoder.mixer.num_kv_heads", 32)
-
-
-KV_HEADS = Hook(_read_kv_heads)
-WINDOW = Hook(_read_window, _write_window)
-
 QWEN2 = replace(
     LLAMA,
     model_type="qwen2",
@@ -80,9 +69,7 @@ QWEN2 = replace(
         "hidden_size": Option("d_model", 4096),
         "num_hidden_layers": Option("decoder.num_layers", 32),
         "num_attention_heads": Option("decoder.mixer.num_heads", 32),
-        "num_key_value_heads": Option(
-            "decoder.mixer.num_kv_heads", lambda config: config.get("num_attention_heads", 32)
-        ),
+        "num_key_value_heads": num_kv_heads(missing=32, num_heads=32),
         "intermediate_size": Option("decoder.feed_forward.d_ff", 22_016),
     },
     fixed={
@@ -93,5 +80,5 @@ QWEN2 = replace(
     },
     ignored="use_mrope",
     expected={},
-    hooks=(ROTARY, KV_HEADS, WINDOW),
+    hooks=(ROTARY, Hook(_read_window, _write_window)),
 )

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from trivium.interop.family import (
-    ACTIVATIONS,
     MULTIPLE_CHOICE,
     Architecture,
     Family,
     Hook,
     Option,
     SpecTree,
+    activation,
     attention_of,
     classes,
     head_dim,
@@ -68,14 +68,14 @@ XLNET = Family(
         "n_head": Option("encoder.mixer.num_heads", 16),
         "d_head": Option("encoder.mixer.head_dim", _head_dim),
         "d_inner": Option("encoder.feed_forward.d_ff", 4096),
-        "ff_activation": Option("encoder.feed_forward.activation", "gelu", ACTIVATIONS),
+        "ff_activation": activation("gelu", "encoder.feed_forward"),
         "layer_norm_eps": Option("encoder.norm.eps", 1e-12),
         "dropout": Option("encoder.dropout", 0.1),
         "tie_word_embeddings": Option("heads.mlm.tied", True),
         "summary_type": Option(
             "heads.classifier.pooling", "last", {each: each for each in ("last", "first")}
         ),
-        "summary_activation": Option("heads.classifier.dense.activation", "tanh", ACTIVATIONS),
+        "summary_activation": activation("tanh", "heads.classifier.dense"),
     },
     fixed={
         "embedding.query_stream": True,
