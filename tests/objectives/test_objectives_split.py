@@ -153,7 +153,7 @@ def test_held_out_files_inside_the_data_are_not_trained_on(kind, tmp_path):
         (one,) = opened(tmp_path, {**source, "objective": objective})
         printed = without_held_out([one])
         assert (one.num_train, len(one.train), len(one.valid)) == (14, 14, 6)
-        assert "6 examples of --data are also in --validation; they are not trained on" in printed
+        assert "6 examples of --data have the same text or prompt" in printed
         groups = [{group_of(example) for example in side} for side in (one.train, one.valid)]
         assert not groups[0] & groups[1]
     for same in (valid, link, hard):
