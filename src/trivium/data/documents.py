@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import re
 from collections.abc import Iterable, Iterator
 from typing import Literal, TextIO
 
@@ -136,16 +137,10 @@ def read_parts(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool
     Texts without a visible character are left out. An empty source is an error only where it is
     named.
     """
-    empty, blank, is_visible = True, "", False
-    for part, is_last in _read(source, options):
-        if not is_visible:
-            part = blank + part
-            is_visible = bool(part) and not part.isspace()
-            blank = "" if is_visible or is_last else part
-        if is_visible:
-            empty = False
-            yield part, is_last
-            is_visible = not is_last
+    empty = True
+    for part in _read(source, options):
+        empty = False
+        yield part
     if empty and source.named:
         name = "Standard input" if source.kind == "stdin" else source.name
         raise DataError(f"{name} is empty: it holds no document.")
@@ -165,71 +160,62 @@ def _read_column(source: Source, options: ReadOptions) -> Iterator[str]:
     reading = RecordOptions(None, (name,), options.errors, options.encoding)
     for record in read_source_records(source, reading):
         text = record.value(name, "--text-field NAME")
-        if isinstance(text, str):
-            yield text.replace("\r\n", "\n")
-        elif text is not None:
+        if not isinstance(text, str | None):
             raise DataError(f'"{name}" of {record.where} is {json_type(text)}, not a string.')
+        if text and not text.isspace():
+            yield text.replace("\r\n", "\n")
 
 
 def _split(file: TextIO, separator: str) -> Iterator[tuple[str, bool]]:
     """Yield pieces of plain text, each with whether a document ends with it."""
-    lines = iter(functools.partial(file.readline, PART), "")
     blocks = iter(functools.partial(file.read, PART), "")
-    match separator:
-        case "line":
-            return ((line, line.endswith("\n")) for line in lines)
-        case "blank":
-            return _split_at_blank_lines(lines)
-        case "file":
-            return ((block, False) for block in blocks)
-        case _:
-            return split_blocks(blocks, unescape(separator))
+    if separator == "file":
+        return ((block, False) for block in blocks)
+    if separator == "blank":
+        return split_blocks(itertools.chain(blocks, "\n"), separator)
+    return split_blocks(blocks, "\n" if separator == "line" else unescape(separator))
 
 
-def _split_at_blank_lines(lines: Iterator[str]) -> Iterator[tuple[str, bool]]:
-    """Yield the pieces of documents that blank lines separate; long lines arrive in pieces."""
-    inside_line, spaces = False, ""
-    for line in lines:
-        line, spaces = spaces + line, ""
-        if inside_line or not line.isspace():
-            yield line, False
-            inside_line = not line.endswith("\n")
-        elif line.endswith("\n"):
-            yield "", True
-        else:
-            spaces = line
+def split_blocks(blocks: Iterable[str], separator: str) -> Iterator[tuple[str, bool]]:
+    """Yield the pieces of text between separators, each with whether a document ends with it.
+
+    The separator "blank" stands for every blank line.
+    """
+    is_blank = separator == "blank"
+    pattern = re.compile(r"(?m)^[^\S\n]*\n" if is_blank else re.escape(separator))
+    carry = ""
+    for block in blocks:
+        *ended, rest = pattern.split(carry + block)
+        for text in ended:
+            yield text, True
+        # The last characters may begin a separator that the next block completes. Before a blank
+        # line the last visible character stays with them, to tell the middle of a line.
+        cut = max(len(rest.rstrip()) - 1 if is_blank else len(rest) - len(separator) + 1, 0)
+        carry = rest[cut:]
+        yield rest[:cut], False
+    yield carry, True
 
 
 def join_parts(pieces: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
-    """Join the pieces of every document into parts, without the line feeds around the document."""
+    """Join the pieces of every document into parts, without the line feeds around the document.
+
+    Documents without a visible character are left out.
+    """
     held: list[str] = []
-    size, has_begun = 0, False
+    size, is_visible = 0, False
     for piece, is_last in itertools.chain(pieces, [("", True)]):
         held.append(piece)
         size += len(piece)
         if is_last or size >= PART:
-            text = "".join(held) if has_begun else "".join(held).lstrip("\n")
-            part = text.rstrip("\n")
-            if part or is_last:
+            text = "".join(held) if is_visible else "".join(held).lstrip("\n")
+            is_visible = is_visible or bool(text.strip())
+            part = text.rstrip("\n") if is_visible else ""
+            if is_visible and (part or is_last):
                 yield part, is_last
             rest = "" if is_last else text[len(part) :]
-            held, size, has_begun = [rest], len(rest), not is_last and (has_begun or bool(part))
+            held, size, is_visible = [rest], len(rest), is_visible and not is_last
 
 
 def unescape(separator: str) -> str:
     """A separator as typed on a command line, with backslash-n and backslash-t resolved."""
     return separator.replace("\\n", "\n").replace("\\t", "\t")
-
-
-def split_blocks(blocks: Iterator[str], separator: str) -> Iterator[tuple[str, bool]]:
-    """Yield the pieces of text between separators, each with whether a document ends with it."""
-    carry = ""
-    for block in blocks:
-        *ended, rest = (carry + block).split(separator)
-        for text in ended:
-            yield text, True
-        # The last characters may begin a separator that the next block completes.
-        cut = max(len(rest) - len(separator) + 1, 0)
-        carry = rest[cut:]
-        yield rest[:cut], False
-    yield carry, True

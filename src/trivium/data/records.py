@@ -77,25 +77,24 @@ class BadRecords:
     """
 
     def __init__(self) -> None:
-        self.kinds: dict[str, tuple[int, str]] = {}
+        self.kinds: Counter[str] = Counter()
+        self._first: dict[str, DataError] = {}
 
     def add(self, error: DataError) -> None:
-        """Count one."""
-        message = str(error)
-        kind = _DETAILS.sub("", message)
-        count, first = self.kinds.get(kind, (0, message))
-        self.kinds[kind] = count + 1, first
+        """Count a record by its error."""
+        kind = _DETAILS.sub("", str(error))
+        self.kinds[kind] += 1
+        self._first.setdefault(kind, error)
 
     @property
     def count(self) -> int:
-        """How many there are."""
-        return sum(count for count, _ in self.kinds.values())
+        """The number of records that are skipped."""
+        return self.kinds.total()
 
     @property
     def lines(self) -> list[str]:
         """A line for every kind, the most frequent first."""
-        most = sorted(self.kinds.values(), key=lambda kind: -kind[0])
-        return [f"{count:,} x {first}" for count, first in most]
+        return [f"{count:,} x {self._first[kind]}" for kind, count in self.kinds.most_common()]
 
     def notes(self, num_read: int) -> list[str]:
         """Lines for the user, beside `num_read` records that were read; none where all are good."""
@@ -438,18 +437,18 @@ def _read_rows(name: str, options: RecordOptions) -> Iterator[tuple[int, list[st
         if separator != usual:
             by = _SEPARATORS.get(separator, f'"{separator}"')
             warnings.warn(f"the cells of {name} are separated by {by}.", stacklevel=2)
-        lines = itertools.chain(head, file)
-        if separator == usual == "\t":
-            for number, line in enumerate(lines, start=1):
-                if not line.isspace():
-                    yield number, line.removesuffix("\n").split("\t")
-            return
+        is_quoted = not separator == usual == "\t"
         # strict: a quotation mark that is never closed is an error, not a very long cell.
-        reader = csv.reader(lines, strict=True, delimiter=separator)
+        reader = csv.reader(
+            itertools.chain(head, file),
+            delimiter=separator,
+            quoting=csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE,
+            strict=True,
+        )
         first = 1
         try:
             for cells in reader:
-                if any(cells):
+                if any(map(str.strip, cells)):
                     yield first, cells
                 first = reader.line_num + 1
         except csv.Error as error:
