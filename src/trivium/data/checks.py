@@ -6,6 +6,7 @@ Documents and lines are compared by 64-bit hashes: about 100 bytes of memory for
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -140,7 +141,7 @@ def check_texts(
         findings.append(
             Finding.of("long_documents", num_long, count, None, "separator_line", size=LONG_BYTES)
         )
-    if plan.wants_validation:
+    if VALIDATION in plan.names:
         findings.append(documents.overlap("documents_in_both", 0))
         findings.append(lines.overlap("lines_in_both", 0.1))
     return findings
@@ -241,33 +242,36 @@ class Words:
     def add(self, text: str) -> None:
         """Count the tokens of a text, and whether it is a single one."""
         self.num_texts += 1
-        if self._tokenizer is None:
-            if _is_word(text):
-                self.short.add(text)
-            return
         self._waiting.append(text)
         if len(self._waiting) == _BATCH:
-            self._encode(self._tokenizer)
+            self._count_waiting()
 
-    def count_tokens(self, texts: Sequence[str]) -> None:
-        """Count tokens alone: targets of one word are nothing unusual."""
-        if self._tokenizer is not None:
-            for ids in self._tokenizer.encode_ids_batch(texts):
-                self.counts += np.bincount(ids, minlength=len(self.counts))
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Count the tokens of texts, and return the number of tokens of each text.
 
-    def _encode(self, tokenizer: Tokenizer) -> None:
-        for text, ids in zip(self._waiting, tokenizer.encode_ids_batch(self._waiting)):
-            self.counts += np.bincount(ids, minlength=len(self.counts))
-            if len(ids) <= 1:
-                self.short.add(text)
-        self._waiting.clear()
+        Targets are only counted here, because a target of one word is nothing unusual.
+        """
+        encoded = self._tokenizer.encode_ids_batch(texts) if self._tokenizer else []
+        ids = np.fromiter(itertools.chain.from_iterable(encoded), np.int64)
+        self.counts += np.bincount(ids, minlength=len(self.counts))
+        return [len(each) for each in encoded]
+
+    def _count_waiting(self) -> None:
+        texts, self._waiting = self._waiting, []
+        is_short = (
+            map(_is_word, texts)
+            if self._tokenizer is None
+            else [length <= 1 for length in self.count_tokens(texts)]
+        )
+        for text in itertools.compress(texts, is_short):
+            self.short.add(text)
 
     def findings(self, advice: str) -> list[Finding]:
         """Short texts, unknown tokens and tokens that are never used."""
+        self._count_waiting()
         tokenizer = self._tokenizer
         if tokenizer is None:
             return [self.short.finding("one_word", self.num_texts, 0.01, advice)]
-        self._encode(tokenizer)
         special = list(tokenizer.special_ids)
         unk_id = tokenizer.unk_id
         has_unknown = unk_id is not None and unk_id != tokenizer.eos_id  # GPT-2: one token for both

@@ -21,8 +21,6 @@ from trivium.data.shards import (
     FORMAT_VERSION,
     MANIFEST,
     TOKENIZER,
-    TRAIN,
-    VALIDATION,
     Manifest,
     Shards,
     SplitInfo,
@@ -393,15 +391,13 @@ class _Preparation:
 
     def merge(self) -> None:
         """Merge the pieces. Raises DataError where a split that is wanted has no document."""
-        names = (TRAIN, VALIDATION) if self.plan.wants_validation else (TRAIN,)
         tokenizer = self.tokenizer
         with replace_folder(self.work / _MERGED) as merged:
-            keep = self.options.keep_duplicates
             splits = self.pieces.merge(
                 merged,
-                names,
+                self.plan.names,
                 tokenizer.vocab_size,
-                keep_duplicates=keep,
+                keep_duplicates=self.options.keep_duplicates,
                 not_in_training=self.not_in_training,
             )
             try:
@@ -417,7 +413,7 @@ class _Preparation:
                 dtype=self.dtype.name,
                 prefix_ids=tuple(tokenizer.prefix_ids),
                 suffix_ids=tuple(tokenizer.suffix_ids),
-                special_ids=tuple(sorted(tokenizer.special_ids)),
+                special_ids=tokenizer.special_ids,
                 options=self.inputs,
                 splits=splits,
                 sources=self.plan.sources,

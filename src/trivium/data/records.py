@@ -255,9 +255,7 @@ class Record(dict[str, Any]):
         inner = {name for name, value in self.items() if isinstance(value, dict) and value}
         columns = [f'"{shorten(one, 40)}"' for one in self.column_names() if one not in inner]
         quoted = (one[1:-1] for one in missing if one[0] == '"')
-        near = "".join(
-            [*filter(None, (did_you_mean(one, self.column_names()) for one in quoted))][:1]
-        )
+        near = next(filter(None, (did_you_mean(one, self.column_names()) for one in quoted)), "")
         choose = f" Choose with {' '.join(filter(None, options))}." if any(options) else ""
         message = f"{self.table_or_row} has no column {' and none '.join(missing)}; it has "
         message += f"{', '.join(columns[:20]) or 'none'}.{near}{choose}"

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
-from typing import Any
 
 from trivium.data.records import ReadReport, Record
 from trivium.errors import DataError, shorten
@@ -29,16 +27,15 @@ class Fields:
         usual: groups of usual columns, in any case. The first group of which a record has columns
             decides. Columns that are part of others in the group, such as ("text",) of
             ("text", "pair"), give way to them; where several are left, the record is ambiguous.
-        takes_other: where one of two fields is set, and there are two columns or columns have
-            numbers, the other field takes the first other column.
-        both_in: a column that may have two inside, for the two fields.
+        both_in: the two fields are two versions of one text, such as two languages. A column of
+            this name may contain a column for each. If only one field is set, the other field
+            takes the only other column, or the first other column of a table without a header.
     """
 
     def __init__(
         self,
         names: str,
         *usual: Sequence[Usual],
-        takes_other: bool = False,
         both_in: str | None = None,
     ) -> None:
         self.names = tuple(name.removesuffix("?") for name in names.split())
@@ -52,7 +49,6 @@ class Fields:
             for group in self.usual
             for layout in group
         )
-        self.takes_other = takes_other
         self.both_in = both_in
 
     def usual_of(self, name: str) -> list[str]:
@@ -138,10 +134,9 @@ class Schema:
     option: str = ""
     also: Sequence[str] | None = ()
     if_data: str = "add a header line"
-
-    @cached_property
-    def _layouts(self) -> dict[tuple[Any, ...], tuple[dict[str, str], str]]:
-        return {}
+    _layouts: dict[tuple[str, ...], tuple[dict[str, str], str]] = dataclasses.field(
+        default_factory=dict, init=False, compare=False
+    )
 
     def resolve(self, record: Record, report: ReadReport | None = None) -> Mapping[str, str]:
         """Return the column of every field, which the record has as `columns` from then on.
@@ -202,7 +197,7 @@ class Schema:
         match = {name: own[name] for name in fields.names if name in own}
         rest = fields.required - match.keys()
         is_pair = len(record) == 2 or record.is_numbered
-        if fields.takes_other and is_pair and match and len(rest) == 1 and free:
+        if fields.both_in and is_pair and match and len(rest) == 1 and free:
             return match | {rest.pop(): [*free.values()][-1]}
         inner = [one for one in record.column_names() if one.startswith(f"{fields.both_in}.")]
         if not match and len(inner) == 2:

@@ -67,9 +67,10 @@ class SplitSources:
         return sum(source.size for source in self.sources)
 
     @property
-    def wants_validation(self) -> bool:
-        """Whether there is to be a validation split."""
-        return self.fraction > 0 or any(source.split == VALIDATION for source in self.sources)
+    def names(self) -> tuple[str, ...]:
+        """The names of the splits that there are to be."""
+        has_paths = any(source.split == VALIDATION for source in self.sources)
+        return (TRAIN, VALIDATION) if has_paths or self.fraction else (TRAIN,)
 
     def assign(self, source: Source, digest: int) -> str:
         """The split of a document, which its hash decides where the source has none."""
@@ -215,15 +216,20 @@ def read_splits(
 
 def _read_splits(paths: Paths, options: CorpusOptions) -> Iterator[tuple[str, Iterable[str]]]:
     """Yield the documents of `read_splits` in parts, each to be read before the next."""
-    plan = plan_corpus(paths, options)
     seen: dict[str, set[int]] = {TRAIN: set(), VALIDATION: set()}
+    for split, parts, digest in _assign_all(paths, options):
+        repeats = digest in seen[split] and not options.keep_duplicates
+        if not repeats and (split == VALIDATION or digest not in seen[VALIDATION]):
+            seen[split].add(digest)
+            yield split, parts
+
+
+def _assign_all(paths: Paths, options: CorpusOptions) -> Iterator[tuple[str, Iterable[str], int]]:
+    """Yield the split, the parts and the digest of every document."""
+    plan = plan_corpus(paths, options)
     for source in plan.sources:
         for parts, digest in _with_digests(plan.read_parts(source, options)):
-            split = plan.assign(source, digest)
-            repeats = digest in seen[split] and not options.keep_duplicates
-            if not repeats and (split == VALIDATION or digest not in seen[VALIDATION]):
-                seen[split].add(digest)
-                yield split, parts
+            yield plan.assign(source, digest), parts, digest
 
 
 def _with_digests(parts: Iterator[tuple[str, bool]]) -> Iterator[tuple[Iterable[str], int]]:
@@ -245,13 +251,7 @@ def _with_digests(parts: Iterator[tuple[str, bool]]) -> Iterator[tuple[Iterable[
 
 def held_out_digests(paths: Paths, options: CorpusOptions) -> set[int]:
     """Return the digests of the documents that are held out."""
-    plan = plan_corpus(paths, options)
-    return {
-        digest
-        for source in plan.sources
-        for _, digest in _with_digests(plan.read_parts(source, options))
-        if plan.assign(source, digest) == VALIDATION
-    }
+    return {digest for split, _, digest in _assign_all(paths, options) if split == VALIDATION}
 
 
 def training_texts(paths: Paths, options: CorpusOptions = CorpusOptions()) -> Iterator[str]:
@@ -272,9 +272,7 @@ def write_split_texts(
     """
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    names = [TRAIN]
-    if split_sources(paths, options.validation).wants_validation:
-        names.append(VALIDATION)
+    names = split_sources(paths, options.validation).names
     with contextlib.ExitStack() as stack:
         files = {name: stack.enter_context(replace_file(folder / f"{name}.txt")) for name in names}
         for split, text in read_splits(paths, options):

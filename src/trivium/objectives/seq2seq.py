@@ -51,7 +51,6 @@ PAIR = Fields(
         *(("input", "output"), ("prompt", "response"), ("prompt", "completion")),
         *(("instruction", "output"), ("instruction", "output", "input"), ("0", "1")),
     ),
-    takes_other=True,
     both_in="translation",
 )
 _TARGET_LIMITS = {
