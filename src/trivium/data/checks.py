@@ -1,6 +1,7 @@
-"""What is often wrong with data, counted: in texts and in token shards.
+"""Checks that count common problems of texts and of token shards.
 
-Documents and lines are compared by 64-bit hashes: about 100 bytes of memory for each different one.
+Documents and lines are compared by 64-bit hashes, which take about 100 bytes of memory for each
+different document or line.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ _MARKER = re.compile(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of a check: `count` of `total`.
+    """The result of a check: `count` cases of `total`.
 
-    It is wrong where its share is above `limit`; `advice` is what to do. Without a limit it is
-    never wrong, and `advice` says why.
+    Something is wrong if the share of cases is above `limit`; `advice` says what to do about it.
+    Without a limit nothing is wrong, and `advice` says why the cases do no harm.
     """
 
     check: str
@@ -80,7 +81,7 @@ class Finding:
 
     @property
     def share(self) -> float:
-        """The part of the total."""
+        """The share of cases in the total."""
         return self.count / self.total if self.total else 0.0
 
     @property
@@ -94,8 +95,9 @@ def check_texts(
 ) -> list[Finding]:
     """Check raw text as `prepare` reads and splits it.
 
-    Raises DataError where a path is missing, or no source can be read. One that cannot be read
-    among others is a finding.
+    If only some sources cannot be read, this is a finding.
+
+    Raises DataError if a path is missing, or if no source can be read.
     """
     options = dataclasses.replace(options, errors="replace")
     plan = plan_corpus(paths, options)
@@ -150,7 +152,7 @@ def check_texts(
 def check_shards(shards: Shards, tokenizer: Tokenizer) -> list[Finding]:
     """Check token shards.
 
-    Raises DataError where one has changed since it was prepared.
+    Raises DataError if a shard has changed since it was prepared.
     """
     shards.verify()
     documents, words = Repeats(), Words(tokenizer)
@@ -174,7 +176,7 @@ def check_shards(shards: Shards, tokenizer: Tokenizer) -> list[Finding]:
 
 
 class Cases:
-    """How many cases there are, and the first of them."""
+    """Counts cases, and keeps the first ones."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         self.count = 0
@@ -196,14 +198,14 @@ class Cases:
 
 
 class Repeats:
-    """How often every document or line occurs in each split."""
+    """Counts how often every document or line occurs in each split."""
 
     def __init__(self) -> None:
         self._counts: dict[str, Counter[int]] = {TRAIN: Counter(), VALIDATION: Counter()}
         self._texts: dict[int, str] = {}
 
     def add(self, key: int, split: str, text: str) -> None:
-        """Count a document or line, which its hash identifies."""
+        """Count a document or line; `key` is its hash."""
         counts = self._counts[split]
         counts[key] += 1
         if len(self._texts) < _KEPT_REPEATS and counts[key] == 2:
@@ -211,7 +213,7 @@ class Repeats:
 
     @property
     def total(self) -> int:
-        """Documents or lines of both splits."""
+        """The number of documents or lines in both splits."""
         return sum(counts.total() for counts in self._counts.values())
 
     def finding(self, check: str, limit: float | None, advice: str, **values: object) -> Finding:
@@ -223,14 +225,14 @@ class Repeats:
         return Finding.of(check, repeats, self.total, limit, advice, samples, **values)
 
     def overlap(self, check: str, limit: float) -> Finding:
-        """What of validation occurs in training."""
+        """Return how much of validation occurs in training, too; see `Finding.of`."""
         train, heldout = self._counts[TRAIN], self._counts[VALIDATION]
         count = sum(number for key, number in heldout.items() if key in train)
         return Finding.of(check, count, heldout.total(), limit, "scores_too_good")
 
 
 class Words:
-    """How a tokenizer encodes texts; without one, how many of them are a single word."""
+    """Counts the tokens of texts; without a tokenizer, the texts of a single word."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
@@ -267,7 +269,7 @@ class Words:
             self.short.add(text)
 
     def findings(self, advice: str) -> list[Finding]:
-        """Short texts, unknown tokens and tokens that are never used."""
+        """Return the findings on short texts, unknown tokens and tokens that are never used."""
         self._count_waiting()
         tokenizer = self._tokenizer
         if tokenizer is None:
@@ -288,11 +290,14 @@ class Words:
 
 
 def _is_word(text: str) -> bool:
-    """Whether a text is one word; that of a script without spaces is not, but for a character."""
+    """Return whether a text is one word.
+
+    In a script without spaces only a single character counts as a word.
+    """
     one = len(text) <= _LONGEST_WORD and len(text.split()) == 1
     return one and not any(map(is_unspaced, text.strip()[1:]))
 
 
 def sample_of(text: str, limit: int = _SAMPLE_LENGTH) -> str:
-    """The beginning of a text on one line."""
+    """Return the beginning of a text on one line."""
     return shorten(" ".join(text.split()), limit)

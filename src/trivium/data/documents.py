@@ -27,7 +27,7 @@ from trivium.data.sources import Paths, Source, SourceList, file_format, list_so
 from trivium.errors import DataError
 from trivium.files import COMPRESSIONS, check_encoding, open_text
 
-_LOOKED_AT = 20  # sources whose columns are told
+_LOOKED_AT = 20  # sources whose columns are reported
 
 PART = 1 << 20
 """About how many characters of a long document are read at a time."""
@@ -37,7 +37,7 @@ TEXT_SUFFIXES = (".txt", *(suffix for suffix in RECORD_SUFFIXES if suffix != ".j
 """Files that are read as text where they are in a folder."""
 
 LONG_BYTES = 200_000
-"""Documents of more bytes are hardly what their writer means by one."""
+"""Documents with more bytes are probably several documents."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Document:
 class ReadOptions:
     """How documents are read.
 
-    In a separator that is a string of one's own, backslash-n and backslash-t are escapes. Invalid
-    bytes are replaced by U+FFFD.
+    In a separator other than the named ones, backslash-n and backslash-t are escapes. With
+    errors="replace", invalid bytes are read as U+FFFD.
     """
 
     separator: str = option(
@@ -72,13 +72,13 @@ class ReadOptions:
 
 
 def read_documents(paths: Paths, options: ReadOptions = ReadOptions()) -> Iterator[Document]:
-    """The documents of files, globs, folders, "-" (standard input) and "hf:NAME", as a stream.
+    """Yield the documents of files, globs, folders, "-" (standard input) and "hf:NAME".
 
-    Of the formats of `trivium.data.records.read_records` the text column is read; standard input
-    and files of any other suffix are plain text. Documents without a visible character are left
-    out.
+    Files in one of the formats of `trivium.data.records.read_records` are read by their text
+    column. Standard input and files with any other suffix are plain text. Documents without a
+    visible character are left out.
 
-    Raises DataError where something cannot be read, or where there is no document at all.
+    Raises DataError if something cannot be read, or if there is no document at all.
     """
     sources = list_texts(paths).sources
     empty = True
@@ -91,20 +91,21 @@ def read_documents(paths: Paths, options: ReadOptions = ReadOptions()) -> Iterat
 
 
 def list_texts(paths: Paths) -> SourceList:
-    """The sources of raw text; of a folder, the files whose suffix is one of `TEXT_SUFFIXES`."""
+    """Return the sources of raw text. Files of folders need one of the `TEXT_SUFFIXES`."""
     return list_sources(paths, TEXT_SUFFIXES)
 
 
 def text_bytes(paths: Paths) -> int:
-    """About how many bytes of text there are; compressed ones count three times."""
+    """Return about how many bytes of text there are; the size of compressed files counts thrice."""
     sources = list_texts(paths).sources
     return sum(one.size * (3 if one.name.endswith(COMPRESSIONS) else 1) for one in sources)
 
 
 def text_columns(paths: Paths, options: ReadOptions) -> list[str]:
-    """Return a line for each layout of records: the column that is read, and the ignored ones.
+    """Return a line for each layout of records: the column that is read, and the ignored columns.
 
-    The first record of the first sources is looked at. Broken sources are left to their reading.
+    Only the first record of each of the first sources is read. A source that cannot be read is
+    left out, because `read_documents` reports it.
     """
     schema, report = Schema((Fields("text"),), {"text": options.text_field}), ReadReport()
     reading = RecordOptions(errors=options.errors, encoding=options.encoding)
@@ -117,12 +118,12 @@ def text_columns(paths: Paths, options: ReadOptions) -> list[str]:
 
 
 def no_text(sources: tuple[Source, ...]) -> DataError:
-    """The error of sources that hold no document."""
+    """Return the error for sources without any document."""
     return DataError(f"There is no text in {', '.join(source.name for source in sources[:5])}.")
 
 
 def join_texts(parts: Iterable[tuple[str, bool]]) -> Iterator[str]:
-    """Yield texts whole that are given in parts, each with whether it is the last of its text."""
+    """Yield whole texts from their parts; each part comes with whether it is the last one."""
     held: list[str] = []
     for part, is_last in parts:
         held.append(part)
@@ -134,8 +135,9 @@ def join_texts(parts: Iterable[tuple[str, bool]]) -> Iterator[str]:
 def read_parts(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
     """Yield the texts of one source in parts, each with whether it is the last of its text.
 
-    Texts without a visible character are left out. An empty source is an error only where it is
-    named.
+    Texts without a visible character are left out.
+
+    Raises DataError if the source has no text and was named, not found in a folder.
     """
     empty = True
     for part in _read(source, options):
@@ -217,5 +219,5 @@ def join_parts(pieces: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]
 
 
 def unescape(separator: str) -> str:
-    """A separator as typed on a command line, with backslash-n and backslash-t resolved."""
+    """Return a separator from the command line with backslash-n and backslash-t resolved."""
     return separator.replace("\\n", "\n").replace("\\t", "\t")

@@ -25,7 +25,7 @@ _TOKEN_FIELDS = ("input_ids", "decoder_input_ids")
 Sequences = dict[str, list[list[int]]]
 """The token ids (or labels, ...) of every example by the field of `RowBatch`."""
 Cuts = list[tuple[int, int, int]]
-"""What truncation has taken from every example; see `EncodedExamples`."""
+"""What truncation has removed from every example; see `EncodedExamples`."""
 
 
 class EncodedExamples:
@@ -37,9 +37,10 @@ class EncodedExamples:
             `decoder_input_ids`, `labels`). `labels` are as long as `decoder_input_ids` where
             there are any, everything else as `input_ids`.
         sequence_labels: labels of whole sequences, [N] or [N, L].
-        cuts: what truncation has taken from every example, [E, 3]: all tokens that are cut, the
-            target tokens of the whole example, and those that are cut. Examples whose target is
-            cut entirely have no row. Without `cuts` every row is a whole example.
+        cuts: three counts for every example, [E, 3]: tokens that truncation has removed, target
+            tokens of the whole example, and target tokens that truncation has removed. Examples
+            without any remaining target token have no row, so that E may exceed the number N of
+            rows. Without `cuts` every row is a whole example.
         pad_id: padding of token ids; labels are padded with `IGNORE_INDEX`, other fields with 0.
     """
 
@@ -79,7 +80,7 @@ class EncodedExamples:
         sequence_labels: ArrayLike | None = None,
         pad_id: int = 0,
     ) -> Self:
-        """Return the examples, a row each, without those whose target is cut entirely."""
+        """Return the examples without those that have no target token left."""
         kept = np.flatnonzero(has_target(cuts))
         rows = {name: [each[i] for i in kept.tolist()] for name, each in sequences.items()}
         labels = None if sequence_labels is None else np.asarray(sequence_labels)[kept]
@@ -87,7 +88,7 @@ class EncodedExamples:
 
     @staticmethod
     def store(chunks: Iterable[EncodedExamples], folder: Path) -> None:
-        """Write the examples of chunks, which are encoded one at a time, to a folder."""
+        """Write examples to a folder. They come in chunks, of which one is in memory at a time."""
         sizes: dict[str, list[Ints]] = {}
         labels: list[NDArray] = []
         cuts: list[Ints] = []
@@ -112,7 +113,7 @@ class EncodedExamples:
 
     @classmethod
     def open(cls, folder: Path) -> Self:
-        """The examples that `store` wrote."""
+        """Open the examples that `store` wrote."""
         with np.load(folder / _INDEX) as stored:
             arrays = dict(stored)
         pad_id, labels = int(arrays.pop("pad_id")), arrays.pop("sequence_labels", None)
@@ -125,13 +126,14 @@ class EncodedExamples:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all examples."""
+        """The number of tokens of all examples."""
         return int(self.lengths.sum())
 
     def take(self, indices: ArrayLike, *, multiple: int = 1) -> RowBatch:
-        """The examples numbered `indices`, in that order, padded on the right.
+        """Return the examples with the given indices, in that order, padded on the right.
 
-        To the longest, or to a multiple, but never longer than the longest of all.
+        They are padded to the next multiple of `multiple` after the longest of them, but never
+        beyond the longest of all examples.
         """
         numbers = np.atleast_1d(np.asarray(indices, dtype=np.int64))
         fills = {**dict.fromkeys(_TOKEN_FIELDS, self.pad_id), "labels": IGNORE_INDEX}
@@ -161,19 +163,19 @@ class Ragged:
 
     @classmethod
     def of(cls, rows: Sequence[Sequence[int]]) -> Self:
-        """Of lists."""
+        """Create the array from lists."""
         sizes = np.array([len(row) for row in rows], dtype=np.int64)
         numbers = itertools.chain.from_iterable(rows)
         return cls(sizes, np.fromiter(numbers, np.int32, int(sizes.sum())))
 
     @classmethod
     def mapped(cls, file: Path, sizes: Ints) -> Self:
-        """Of a file; an empty one cannot be mapped."""
+        """Map the array from a file. An empty file cannot be mapped."""
         empty = np.empty(0, np.int32)
         return cls(sizes, np.memmap(file, np.int32, mode="r") if sizes.any() else empty)
 
     def padded(self, numbers: Ints, fill: int, multiple: int) -> Ints:
-        """int64 [B, T] with T of the longest row, or the next multiple."""
+        """Return rows as int64 [B, T]; T is the longest size, or the next multiple."""
         sizes, most = self.sizes[numbers], self.sizes.max(initial=0)
         columns = np.arange(min(rounded(sizes.max(initial=0), multiple), most))
         real = columns < sizes[:, None]

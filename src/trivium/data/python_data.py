@@ -23,16 +23,17 @@ _LONGEST_PATH = 4096
 
 
 class PathList(tuple[str, ...]):
-    """Strings that are paths, whatever they look like."""
+    """Strings that are paths, even if they do not look like paths."""
 
 
 def named_data(data: Data | None, name: str) -> tuple[PathList, Any]:
-    """Return the paths of data and None, or the name of a stored file and what to store there.
+    """Return the paths of data, with None; or the name of a file, with the data to store there.
 
-    One string is a path. A list of strings is a list of paths if all of them exist or look like
-    paths (no space in them, and a slash, a suffix or a wildcard), else a list of texts.
+    One string is a path. A list of strings is a list of paths if every string exists as a path or
+    looks like one (without spaces, and with a slash, a suffix or a wildcard). Otherwise it is a
+    list of texts.
 
-    Raises DataError for a list with names of files among texts.
+    Raises DataError if a list has names of files among its texts.
     """
     if data is None or isinstance(data, str | os.PathLike | PathList):
         return PathList(path_names(data or ())), None
@@ -49,9 +50,9 @@ def named_data(data: Data | None, name: str) -> tuple[PathList, Any]:
 
 
 def write_data(data: Any, file: Path, text_field: str) -> None:
-    """Write data from Python as JSON lines; a string is the column `text_field` of its record.
+    """Write data from Python as JSON lines. A string becomes a record with a column `text_field`.
 
-    Raises DataError for data that is empty, and for an element that is no text and no dictionary.
+    Raises DataError if the data is empty, or if an element is neither a string nor a dictionary.
     """
     name, count = file.stem, 0
     file.parent.mkdir(exist_ok=True)
@@ -73,7 +74,7 @@ def write_data(data: Any, file: Path, text_field: str) -> None:
 
 
 def _is_path(one: str | os.PathLike[str]) -> bool:
-    """Return whether this is certainly a path, or another name of data."""
+    """Return whether a value is certainly a path, or another name of data such as hf:NAME."""
     if not isinstance(one, str) or one == STDIN or one.startswith("hf:") or is_remote(one):
         return True
     return len(one) < _LONGEST_PATH and os.path.exists(one)
@@ -87,7 +88,7 @@ def _looks_like_path(one: str | os.PathLike[str]) -> bool:
 
 
 def _rows(data: Any, name: str) -> Iterator[Any]:
-    """The rows of a data frame, of a data set with the names of its labels, or of an iterable."""
+    """Yield the rows of a data frame, an iterable, or a data set, with the names of its labels."""
     if hasattr(data, "iloc") and hasattr(data, "columns"):  # pandas, where missing values are NaN
         yield from data.astype(object).where(data.notna(), None).to_dict("records")
         return
@@ -110,7 +111,7 @@ def _rows(data: Any, name: str) -> Iterator[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON has for a number, an array or a date of another library."""
+    """Return a number, an array or a date of another library as a value that JSON has."""
     for method in ("tolist", "isoformat"):
         if hasattr(value, method):
             return getattr(value, method)()

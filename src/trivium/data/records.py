@@ -37,15 +37,15 @@ _DETAILS = re.compile(r'"[^"]*"|\S*\d\S*|\S+\.\w+')
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RecordOptions:
-    """How records are read.
+    """Options for reading records.
 
     Args:
-        header: Column names of tables without a header line.
-        columns: The only columns to read where the format allows it (Parquet).
+        header: the column names of tables without a header line.
+        columns: the only columns to read, if the format allows a choice (Parquet).
         errors: "strict", or "replace" to read invalid bytes as U+FFFD.
-        encoding: Of files of text.
-        bad: Where broken records are counted; None: they are errors.
-        report: Where the columns that a task reads are noted.
+        encoding: the encoding of text files.
+        bad: counts broken records, which are skipped. If None, a broken record is an error.
+        report: collects the columns that a task reads.
     """
 
     header: Sequence[str] | None = None
@@ -71,9 +71,10 @@ class RecordOptions:
 
 
 class BadRecords:
-    """Records that are skipped: how many of every kind, each with its first error.
+    """Counts the records that are skipped, by kind of error.
 
-    Errors are of one kind where they differ in names, numbers and what they quote alone.
+    Errors are of the same kind if they differ only in names, numbers and quoted text. The first
+    error of each kind is kept.
     """
 
     def __init__(self) -> None:
@@ -97,21 +98,24 @@ class BadRecords:
         return [f"{count:,} x {self._first[kind]}" for kind, count in self.kinds.most_common()]
 
     def notes(self, num_read: int) -> list[str]:
-        """Lines for the user, beside `num_read` records that were read; none where all are good."""
+        """Return lines for the user, or none if no record was skipped.
+
+        `num_read` is the number of records that were read.
+        """
         total = self.count + num_read
         return [f"{self.count:,} of {total:,} records are skipped:", *self.lines] * bool(self.count)
 
 
 class ReadReport:
-    """What is said of records that are read: the columns of every layout, and what is not used."""
+    """What a run says about its records: the columns of every layout, and what is not used."""
 
     def __init__(self) -> None:
         self.layouts: dict[str, tuple[int, str]] = {}
-        """For each line on columns the number of records, and where the first one is."""
+        """The number of records and the place of the first, by the line on their columns."""
         self.unused: Counter[str] = Counter()
-        """How often messages have something that is not used, by its name."""
+        """The number of messages with a part that is not used, by the name of the part."""
         self.notes: Counter[str] = Counter()
-        """How often a text of the catalog holds, whose {count} stands for that number."""
+        """The number of records by the text of the catalog that describes them."""
 
     def add_layout(self, line: str, where: str) -> None:
         """Count a record whose columns a line describes."""
@@ -120,7 +124,7 @@ class ReadReport:
 
     @property
     def lines(self) -> list[str]:
-        """What is said, in the reader's language."""
+        """The report in the reader's language, line by line."""
         lines = [*self.layouts]
         if len(lines) > 1:
             lines = [
@@ -147,7 +151,7 @@ class Record(dict[str, Any]):
         untyped: the record is a row of CSV or TSV, where every value is a string.
         class_names: for columns of class indices the names of the classes.
 
-    A schema adds `columns`, the column of every field of a task, and `report`.
+    A schema sets `columns`, the column of every field of a task, and `report`.
     """
 
     __slots__ = ("class_names", "columns", "report", "untyped", "where")
@@ -208,7 +212,7 @@ class Record(dict[str, Any]):
         return self.text(self.columns[field])
 
     def note(self, identifier: str) -> None:
-        """Count a text of the catalog that holds for this record."""
+        """Count this record in the report, under a text of the catalog that describes it."""
         if self.report is not None:
             self.report.notes[identifier] += 1
 
@@ -218,7 +222,7 @@ class Record(dict[str, Any]):
         return f'"{column}"{numbered} of {self.where}'
 
     def has(self, name: str) -> bool:
-        """Whether there is a column, also inside another."""
+        """Return whether the record has a column; "translation.en" is a column inside another."""
         try:
             self.value(name)
         except DataError:
@@ -226,7 +230,7 @@ class Record(dict[str, Any]):
         return True
 
     def column_names(self) -> list[str]:
-        """Return all columns; those inside a column follow it, with a dot."""
+        """Return the names of all columns. Each is followed by the names of its inner columns."""
         names = []
         for name, value in self.items():
             names.append(name)
@@ -236,7 +240,7 @@ class Record(dict[str, Any]):
 
     @property
     def table_or_row(self) -> str:
-        """Where the columns are from: of a table its header is at fault, not the line."""
+        """Where the columns have their names from: the file of a table, else the row itself."""
         return self.where.rsplit(", line ", 1)[0] if self.untyped else self.where
 
     @property
@@ -251,7 +255,13 @@ class Record(dict[str, Any]):
         *,
         if_data: str = "add a header line",
     ) -> DataError:
-        """Return the error of a record without some columns, which the options would choose."""
+        """Return the error for a record that lacks columns.
+
+        Args:
+            missing: what is missing; the names of columns are in double quotes.
+            options: the options that choose these columns.
+            if_data: what to do if the first line of a table is not a header.
+        """
         inner = {name for name, value in self.items() if isinstance(value, dict) and value}
         columns = [f'"{shorten(one, 40)}"' for one in self.column_names() if one not in inner]
         quoted = (one[1:-1] for one in missing if one[0] == '"')
@@ -268,9 +278,13 @@ class Record(dict[str, Any]):
 
 
 def with_class_names(value: Any, column: str, names: Mapping[str, Sequence[str]]) -> Any:
-    """Return the value of a column, also of one with others inside, with names of classes.
+    """Return a value with the names of classes in place of their indices, at any depth.
 
-    `names` has the names of the classes by column. The index -1 becomes None.
+    Args:
+        value: the value of a column.
+        column: the name of the column; inner columns have names such as "translation.en".
+        names: the names of the classes by column. An index without a name, such as -1, becomes
+            None.
     """
     if isinstance(value, Mapping):
         return {key: with_class_names(one, f"{column}.{key}", names) for key, one in value.items()}
@@ -282,7 +296,7 @@ def with_class_names(value: Any, column: str, names: Mapping[str, Sequence[str]]
 
 
 def json_type(value: object) -> str:
-    """The type of a JSON value in words; of an empty string, or of spaces alone, "blank"."""
+    """Return the type of a JSON value in words; "blank" for a string that shows nothing."""
     if isinstance(value, str) and not value.strip():
         return "blank"
     if isinstance(value, bool):
@@ -295,7 +309,7 @@ def json_type(value: object) -> str:
 
 
 def read_records(paths: Paths, options: RecordOptions = RecordOptions()) -> Iterator[Record]:
-    """The records of files, globs, folders, "hf:NAME" and "-" (JSON lines on standard input).
+    """Yield the records of files, globs, folders, "hf:NAME" and "-" (standard input: JSON lines).
 
     - `.jsonl`: one object per line, blank lines are skipped; `.json`: that, or a list of objects;
     - `.csv`, `.tsv` (no quoting): a header, then one row of as many cells per record;
@@ -317,7 +331,7 @@ def read_records(paths: Paths, options: RecordOptions = RecordOptions()) -> Iter
 
 
 def read_source_records(source: Source, options: RecordOptions) -> Iterator[Record]:
-    """The records of one source, which may have none; see `read_records`."""
+    """Return the records of one source, which may have none; see `read_records`."""
     if source.kind == "hub":
         return _read_hub(source.name)
     suffix = ".jsonl" if source.kind == "stdin" else file_format(source.name)
@@ -331,7 +345,10 @@ def read_source_records(source: Source, options: RecordOptions) -> Iterator[Reco
 
 
 def read_header(path: str, encoding: str = "utf-8") -> tuple[str, ...]:
-    """The cells of the first line of a CSV or TSV file, header or not; empty for other formats."""
+    """Return the cells of the first line of a CSV or TSV file, whether or not it is a header.
+
+    Returns () for other formats.
+    """
     if file_format(path) not in _TABLES:
         return ()
     rows = _read_rows(path, RecordOptions(errors="replace", encoding=encoding))
@@ -348,7 +365,7 @@ def _read_json_lines(name: str, options: RecordOptions) -> Iterator[Record]:
 
 
 def _read_json(name: str, options: RecordOptions) -> Iterator[Record]:
-    """A JSON list of objects, or JSON lines."""
+    """Yield the records of a JSON list of objects, or of JSON lines."""
     with _open(name, options) as file:
         text = file.read()
     if not text.lstrip().startswith("["):
@@ -375,7 +392,7 @@ def _parse_json(text: str, where: str, errors: str) -> Any:
 
 
 def without_surrogates(value: Any, where: str, errors: str) -> Any:
-    """The value without lone surrogates, which JSON can hold and UTF-8 cannot."""
+    """Return a value without lone surrogates, which JSON can contain and UTF-8 cannot."""
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
@@ -396,7 +413,7 @@ def _as_record(value: object, where: str) -> Record:
 
 
 def _read_table(name: str, options: RecordOptions) -> Iterator[Record]:
-    """The rows of a CSV or TSV file under its header."""
+    """Yield the rows of a CSV or TSV file after its header."""
     names = options.header
     for line, cells in _read_rows(name, options):
         where = f"{name}, line {line}"
@@ -424,7 +441,7 @@ def _open(name: str, options: RecordOptions) -> AbstractContextManager[TextIO]:
 
 
 def _read_rows(name: str, options: RecordOptions) -> Iterator[tuple[int, list[str]]]:
-    """The cells of every row, with the number of its first line."""
+    """Yield the cells of every row, with the number of its first line."""
     with _open(name, options) as file:
         csv.field_size_limit(_LONGEST_CELL)
         usual = "\t" if file_format(name) == ".tsv" else ","
@@ -457,7 +474,7 @@ def _read_rows(name: str, options: RecordOptions) -> Iterator[tuple[int, list[st
 
 
 def _find_separator(head: Sequence[str], usual: str) -> str:
-    """Return the separator that the first line has and that gives most lines as many cells."""
+    """Return the separator that splits the most lines into as many cells as the first line."""
     if usual == "\t" and head and usual in head[0]:
         return usual
     best, most = usual, 0.0
@@ -491,13 +508,13 @@ def _read_parquet(name: str, options: RecordOptions) -> Iterator[Record]:
                 number += 1
                 yield Record(row, f"{name}, row {number}", class_names=names)
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, KeyError) as error:
-        # Texts that are not UTF-8, times that Python does not have and unknown time zones are none
-        # of Arrow's errors.
+        # The errors for texts that are not UTF-8, for times that Python cannot represent and for
+        # unknown time zones are not Arrow's own.
         raise DataError(f"{name} is not a valid Parquet file: {error}.") from error
 
 
 def class_names(features: Any) -> dict[str, tuple[str, ...]]:
-    """Return the names of classes by column, as `datasets` stores them beside its rows.
+    """Return the class names of every ClassLabel column, from the features of a data set.
 
     >>> class_names({"tags": [{"_type": "ClassLabel", "names": ["O", "B-PER"]}]})
     {'tags': ('O', 'B-PER')}
@@ -538,7 +555,7 @@ _PARQUET_TWINS = {
 
 
 def _read_hub(name: str) -> Iterator[Record]:
-    """The rows of `hf:NAME[@REVISION][:CONFIG][:SPLIT]`; the split is "train" by default."""
+    """Yield the rows of `hf:NAME[@REVISION][:CONFIG][:SPLIT]`; the default split is "train"."""
     try:
         import datasets
     except ImportError as error:

@@ -1,7 +1,8 @@
 """Schemas: which column of a record is which field of a task.
 
-A task declares its fields once, with the names that columns usually have. What a file has is
-decided once for every layout (the names of its columns), and can be printed.
+A task declares its fields once, with the usual names of their columns. A schema decides once for
+every layout (the names of a record's columns) which column each field is read from. A run prints
+these decisions.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from trivium.messages import translated
 _SHOWN = 12  # ignored columns in a line
 _LAYOUTS = 1000  # that are kept
 Usual = str | tuple[str, ...]
-"""A usual column of the first field, or usual columns of the first fields."""
+"""A usual column of the first field, or one usual column for each of the first fields."""
 
 
 class Fields:
-    """Fields that are looked for together, such as a text and its pair.
+    """Fields that are looked up together, such as a text and its pair.
 
     Args:
         names: names of the fields, separated by spaces; a field that ends in "?" is optional.
-        usual: groups of usual columns, in any case. The first group of which a record has columns
-            decides. Columns that are part of others in the group, such as ("text",) of
-            ("text", "pair"), give way to them; where several are left, the record is ambiguous.
+        usual: groups of layouts, which are the usual columns of the fields, in upper or lower case.
+            The first group with a layout that the record has decides. A layout that is contained
+            in another one of the group, such as ("text",) in ("text", "pair"), gives way to it. If
+            several layouts are left, the record is ambiguous.
         both_in: the two fields are two versions of one text, such as two languages. A column of
             this name may contain a column for each. If only one field is set, the other field
             takes the only other column, or the first other column of a table without a header.
@@ -52,28 +54,31 @@ class Fields:
         self.both_in = both_in
 
     def usual_of(self, name: str) -> list[str]:
-        """Return the usual columns of one field, first the one that has its name."""
+        """Return the usual columns of a field. A column with the name of the field comes first."""
         layouts = (layout for group in self.usual for layout in group)
         usual = dict.fromkeys(layout[name] for layout in layouts if name in layout)
         return sorted(usual, key=lambda column: column != name)
 
     def lacking(self, names: Collection[str]) -> list[tuple[str, str]]:
-        """Return what is said of required fields that are not among names, and these fields."""
+        """Return a text for the error message, and the field, for every required field that lacks.
+
+        `names` are the fields that have a column.
+        """
         lacks = [name for name in self.names if name in self.required and name not in names]
         return [(f"for the {one} (such as {', '.join(self.usual_of(one))})", one) for one in lacks]
 
     def candidates(
         self, columns: Mapping[str, str], chosen: Mapping[str, str], settable: frozenset[str]
     ) -> list[dict[str, str]]:
-        """The layouts that fit a record, for the fields that are not chosen.
+        """Return the layouts that a record has, as columns by field, without the chosen fields.
 
-        More than one: the record is ambiguous.
+        The record is ambiguous if there is more than one.
 
         Args:
-            columns: lower case -> name of the columns that are not chosen.
-            chosen: columns that are set.
-            settable: fields whose column can be set. Where another field is set, an optional one
-                of these is left out: who sets `text_field` alone wants no pair.
+            columns: the names of the columns that are not chosen, by their names in lower case.
+            chosen: the columns that the user has set, by field.
+            settable: the fields whose column can be set. If the user has set a field, the optional
+                ones among the others are left out: who sets only `text_field` wants no pair.
         """
         wanted = {name for name in self.names if name not in chosen}
         if chosen:
@@ -101,7 +106,7 @@ class Fields:
 
 
 def layout_line(columns: Mapping[str, str], ignored: Sequence[str]) -> str:
-    """A line that says what is read: text <- review, label <- stars; ignored: id, source."""
+    """Return a line such as: text <- review, label <- stars; ignored: id, source."""
     line = ", ".join(f"{name} <- {shorten(column, 40)}" for name, column in columns.items())
     if not ignored:
         return line
@@ -112,7 +117,7 @@ def layout_line(columns: Mapping[str, str], ignored: Sequence[str]) -> str:
 
 
 Slot = Fields | tuple[str, tuple[Fields, ...]]
-"""Fields that are looked for together; or what they are, with alternatives of such fields."""
+"""Fields that are looked up together; or a name for messages, with alternatives of such fields."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,12 +125,13 @@ class Schema:
     """The fields that a task reads, with the columns that a user has set.
 
     Args:
-        slots: of alternatives the first that a record has is read.
+        slots: the fields. Of several alternatives, the first that a record has is read.
         chosen: columns by field; several names separated by commas are tried in order.
         settable: the fields whose column can be set.
         option: the option that sets a column, with {} for the field.
-        also: columns that are read, too, such as those of rewards; None: any may be.
-        if_data: what to do where the first line of a table is not a header.
+        also: further columns that are read, such as those of rewards. If None, any column may be
+            read, and none is reported as ignored.
+        if_data: what to do if the first line of a table is not a header.
     """
 
     slots: Sequence[Slot]
@@ -139,9 +145,9 @@ class Schema:
     )
 
     def resolve(self, record: Record, report: ReadReport | None = None) -> Mapping[str, str]:
-        """Return the column of every field, which the record has as `columns` from then on.
+        """Set the `columns` of a record, and return them: the column of every field.
 
-        Raises DataError where a required field has no column, or several could be meant.
+        Raises DataError if a required field has no column, or if several columns could be meant.
         """
         key = tuple(record.column_names())
         if key not in self._layouts:
@@ -156,7 +162,7 @@ class Schema:
         return record.columns
 
     def fits(self, names: Sequence[str]) -> bool:
-        """Whether the required fields have usual columns among some names."""
+        """Return whether the names of columns are enough for all required fields."""
         try:
             return bool(self._decide(Record(dict.fromkeys(names), "")))
         except DataError:
@@ -193,7 +199,7 @@ class Schema:
     def _match(
         self, fields: Fields, record: Record, free: Mapping[str, str], own: Mapping[str, str]
     ) -> dict[str, str]:
-        """The columns of some fields; those that are not there are left out."""
+        """Return the columns of fields. A field without a column is left out."""
         match = {name: own[name] for name in fields.names if name in own}
         rest = fields.required - match.keys()
         is_pair = len(record) == 2 or record.is_numbered
@@ -238,11 +244,11 @@ class Schema:
         )
 
     def _options(self, fields: str) -> list[str]:
-        """The options that set the columns of some fields, "or" between alternatives."""
+        """Return the options that set the columns of fields, with "or" between alternatives."""
         names = [name for name in fields.split() if name == "or" or name in self.settable]
         return [name if name == "or" else self.option.format(name) for name in names]
 
     def no_column(self, record: Record, missing: Sequence[tuple[str, str]]) -> DataError:
-        """Return the error of a record: what has no column, with the fields that it is for."""
+        """Return the error for missing columns, each given as a text and the fields it is for."""
         options = [one for _, fields in missing for one in self._options(fields)]
         return record.no_column([what for what, _ in missing], options, if_data=self.if_data)

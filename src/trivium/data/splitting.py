@@ -1,8 +1,8 @@
-"""Training and validation: every document's split, and exact deduplication.
+"""Training and validation: the split of every document, and exact deduplication.
 
-Both follow from a hash of the document's text alone, so that adding or reordering data moves
-nothing between training and validation. Where validation has paths of its own, these decide the
-split, and the hash only drops repeats and what both sides have.
+Both follow from a hash of the document's text only, so that adding or reordering data moves no
+document between training and validation. If validation has its own paths, the paths decide the
+split, and the hash only finds repeats and documents that are on both sides.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _NEAR = 200  # characters in which a line feed or space is looked for
 class CorpusOptions(ReadOptions):
     """How a corpus is read and split.
 
-    `validation` is a fraction of the documents, in [0, 1), chosen by a hash of their text; or
-    paths. `control_tokens` are special tokens whose names in the text are never text.
+    `validation` is a fraction of the documents in [0, 1), which are chosen by a hash of their text;
+    or the paths of the validation text. `control_tokens` are special tokens whose names in the text
+    always stand for the token.
     """
 
     validation: float | Paths = 0.1
@@ -50,9 +51,14 @@ class CorpusOptions(ReadOptions):
 class SplitSources:
     """The sources to read, in order, each with its split.
 
-    `fraction` is the share of documents that the hash assigns to validation, 0 where validation
-    has paths of its own or is not wanted. Where there is a single document, its first `cut`
-    characters, whose hash is `head`, are for training, and the rest is for validation.
+    Args:
+        sources: the sources.
+        skipped: files of folders that are not read.
+        fraction: the share of documents that the hash assigns to validation; 0 if validation has
+            its own paths or is not wanted.
+        cut: for a corpus of a single document, the number of characters at its beginning that are
+            for training; the rest is for validation. Otherwise 0.
+        head: the hash of these first characters.
     """
 
     sources: tuple[Source, ...]
@@ -73,12 +79,15 @@ class SplitSources:
         return (TRAIN, VALIDATION) if has_paths or self.fraction else (TRAIN,)
 
     def assign(self, source: Source, digest: int) -> str:
-        """The split of a document, which its hash decides where the source has none."""
+        """Return the split of a document: that of its source, else the one its hash decides."""
         heldout = digest != self.head if self.cut else digest < round(self.fraction * 2**64)
         return source.split or (VALIDATION if heldout else TRAIN)
 
     def read_parts(self, source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
-        """Yield the documents of a source in parts, as `documents.read_parts`, a single one cut."""
+        """Yield the documents of a source in parts, as `documents.read_parts` does.
+
+        A single document becomes two documents at the `cut`.
+        """
         start = 0
         for part, is_last in read_parts(source, options):
             border = self.cut - start
@@ -91,9 +100,9 @@ class SplitSources:
 
 
 def split_sources(paths: Paths, validation: float | Paths) -> SplitSources:
-    """List the sources of training and validation; validation comes first where it has paths.
+    """List the sources of training and validation. The paths of validation, if any, come first.
 
-    Raises DataError where the fraction is out of range or a path cannot be read.
+    Raises DataError if the fraction is out of range or a path cannot be read.
     """
     train = list_texts(paths)
     if isinstance(validation, int | float):
@@ -114,9 +123,10 @@ def split_sources(paths: Paths, validation: float | Paths) -> SplitSources:
 
 
 def plan_corpus(paths: Paths, options: CorpusOptions) -> SplitSources:
-    """List the sources as `split_sources` does, and choose the cut where there is one document.
+    """List the sources as `split_sources` does, and choose the cut of a single document.
 
-    The cut is after a line feed or before a space near the share of validation, if there is one.
+    The cut is the first place after a line feed, else before a space, shortly after the training
+    share of the text.
     """
     plan = split_sources(paths, options.validation)
     if not plan.fraction or not all(source.modified for source in plan.sources):
@@ -161,7 +171,7 @@ def text_digest(text: str) -> int:
 
 
 def _is_border(text: str, index: int) -> bool:
-    """Whether the parts of a text before and after an index can be normalized one by one."""
+    """Return whether the text before an index and the text after it can be normalized apart."""
     before, after = text[index - 1], text[index]
     if before.isspace() or after.isspace():
         return before == "\n"
@@ -181,7 +191,7 @@ class TextDigest:
     def update(self, part: str) -> None:
         """Add the next part of the text."""
         text = self._pending + part
-        # A part may end inside of a line end, of spaces or of a character: the rest waits.
+        # A part may end within a line end, a run of spaces or a combined character: its end waits.
         border = next((i for i in range(len(text) - 1, 0, -1) if _is_border(text, i)), 0)
         self._pending = text[border:]
         self._add(text[:border])
@@ -204,12 +214,12 @@ class TextDigest:
 def read_splits(
     paths: Paths, options: CorpusOptions = CorpusOptions()
 ) -> Iterator[tuple[str, str]]:
-    """The documents that `prepare` keeps, as pairs (split, text), in its order.
+    """Yield the documents that `prepare` keeps, as pairs (split, text), in the same order.
 
-    Exact repeats in a split are left out unless `keep_duplicates`, training documents that
-    validation has before them always. Memory is one 64-bit digest per document, about 80 bytes in a
-    set of Python integers. Two texts with the same digest are expected once in about six billion
-    documents.
+    Exact repeats within a split are left out unless `keep_duplicates` is set. A training document
+    that comes after the same document of validation is always left out. Memory is one 64-bit digest
+    per document, about 80 bytes in a set of Python integers. Two texts with the same digest are
+    expected once in about six billion documents.
     """
     return ((split, "".join(parts)) for split, parts in _read_splits(paths, options))
 
@@ -233,7 +243,7 @@ def _assign_all(paths: Paths, options: CorpusOptions) -> Iterator[tuple[str, Ite
 
 
 def _with_digests(parts: Iterator[tuple[str, bool]]) -> Iterator[tuple[Iterable[str], int]]:
-    """Yield documents with their digests; a document of several parts waits in a file."""
+    """Yield documents with their digests. The parts of a long document are kept in a file."""
     for part, is_last in parts:
         if is_last:
             yield [part], text_digest(part)
@@ -255,7 +265,7 @@ def held_out_digests(paths: Paths, options: CorpusOptions) -> set[int]:
 
 
 def training_texts(paths: Paths, options: CorpusOptions = CorpusOptions()) -> Iterator[str]:
-    """The texts of the training split, to train a tokenizer on; long ones in parts."""
+    """Yield the texts of the training split, to train a tokenizer on. Long texts come in parts."""
     for split, parts in _read_splits(paths, options):
         if split == TRAIN:
             yield from parts
@@ -266,8 +276,9 @@ def write_split_texts(
 ) -> dict[str, Path]:
     """Write the splits as `train.txt` and `validation.txt` in the folder `out`.
 
-    The files read back with the same separator ("file" becomes "blank"). Where a document holds
-    the separator itself, its blank lines (or, for "line", its line feeds) are removed.
+    The files can be read with the same separator ("file" becomes "blank"). If a document contains
+    the separator, its blank lines (for "line", its line feeds) are removed.
+
     Returns the file of each split.
     """
     folder = Path(out)
@@ -281,7 +292,7 @@ def write_split_texts(
 
 
 def _with_separator(text: str, separator: str) -> str:
-    """A document and the separator after it."""
+    """Return a document with the separator after it."""
     lines = [line for line in text.split("\n") if line and not line.isspace()]
     if separator == "line":
         return " ".join(lines) + "\n"

@@ -185,7 +185,8 @@ def _compiled(source: str) -> jinja2.Template:
     )
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    environment.filters["tojson"] = _to_json
+    # Jinja's own filter escapes JSON for HTML.
+    environment.filters["tojson"] = functools.partial(json.dumps, ensure_ascii=False)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of escapes that Python does not know
@@ -224,11 +225,6 @@ def _marked_spans(marked: str) -> tuple[str, list[Span]]:
 
 def _raise(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
-    """Plain JSON, where Jinja's own filter escapes it for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
 def _reason(error: Exception) -> str:

@@ -134,7 +134,7 @@ def add_template(
     backend.post_processor = template
 
 
-def hf_files(roles: Mapping[str, str], specials: Sequence[str]) -> dict[str, dict[str, object]]:
+def hf_files(roles: Mapping[str, str], specials: Iterable[str]) -> dict[str, dict[str, object]]:
     """The files beside a `tokenizer.json` that name special tokens for `transformers`."""
     named: dict[str, object] = {f"{role}_token": token for role, token in roles.items()}
     others = [token for token in specials if token not in roles.values()]

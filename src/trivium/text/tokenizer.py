@@ -166,8 +166,7 @@ class Tokenizer:
             file.parent.mkdir(parents=True, exist_ok=True)
             write_file(file, self.to_json())
             if whole_folder:
-                specials = [self.tokens[index] for index in self.special_ids]
-                for name, content in hf_files(self.roles, specials).items():
+                for name, content in hf_files(self.roles, self.special_tokens).items():
                     write_json(path / name, content)
         except OSError as error:
             raise TokenizerError(f"The tokenizer cannot be written to {path}: {error}.") from error
@@ -346,7 +345,8 @@ class Tokenizer:
     @functools.cached_property
     def special_tokens(self) -> dict[str, int]:
         """The ids of the special tokens by their names."""
-        return {self.tokens[index]: index for index in self.special_ids}
+        added = sorted(self.backend.get_added_tokens_decoder().items())
+        return {token.content: index for index, token in added if token.special}
 
     @property
     def reads_text(self) -> bool:
@@ -366,8 +366,7 @@ class Tokenizer:
     @functools.cached_property
     def special_ids(self) -> tuple[int, ...]:
         """The ids of the special tokens, sorted."""
-        added = self.backend.get_added_tokens_decoder()
-        return tuple(sorted(index for index, token in added.items() if token.special))
+        return tuple(self.special_tokens.values())
 
     @functools.cached_property
     def sentinel_ids(self) -> tuple[int, ...]:
