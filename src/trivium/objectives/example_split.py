@@ -23,12 +23,16 @@ def read_examples(
     validation: float | Sequence[str],
     options: RecordOptions,
 ) -> tuple[list[Any], list[Any]]:
-    """Read the training and validation examples of files.
+    """Read the examples of files, and return those for training and those for validation.
 
-    `validation` is a fraction, or the paths of validation files, whose examples may be among those
-    of `paths`, too.
+    Args:
+        objective: the task.
+        paths: the files to read.
+        validation: a share of the examples to hold out, or the paths of validation files. These
+            files may be among `paths`, too: their examples are then in both lists.
+        options: options for reading records.
 
-    Raises DataError where there are no examples.
+    Raises DataError if there are no examples.
     """
     examples = list(objective.read(paths, options))
     if not examples:
@@ -50,14 +54,16 @@ def split_examples(
     `validation` of all hashes, so that nothing but the example decides; the seed has no influence.
     Two exceptions make sure that every label can be learned and measured. The group with the
     highest hash of a label stays in training, and so does the only group of a label. A label
-    without a held-out group gives the one with its lowest hash. An example more moves at most one
-    other per label.
+    without a held-out group gives the one with its lowest hash. One more example moves at most one
+    other example of each of its labels.
 
     Args:
-        labels: the labels of every example; None: the task has none.
+        examples: the examples.
+        validation: the share of the groups to hold out.
+        labels: the labels of every example; None for a task without labels.
 
     Raises:
-        DataError: `validation` is not in [0, 1), or all examples have one group.
+        DataError: `validation` is not in [0, 1), or all examples are in one group.
     """
     if not 0 <= validation < 1:
         raise DataError(

@@ -42,15 +42,15 @@ _GENERATION = re.compile(f"[{_OPEN}{_CLOSE}]")
 
 
 class ChatTemplate:
-    """A Jinja template as `transformers` has them, run in a sandbox.
+    """A Jinja chat template as in `transformers`, which runs in a sandbox.
 
     Args:
-        source: of the template.
-        tokens: `bos_token`, `eos_token` and others by name, which the template may use.
-        literals: the names of special tokens, which are text in messages; None: control tokens.
+        source: the text of the template.
+        tokens: the special tokens that the template may use, by names such as `eos_token`.
+        literals: the special tokens whose names are plain text if a message contains them. If None,
+            the names in messages are control tokens.
 
-    Raises:
-        TokenizerError: the template cannot be parsed.
+    Raises TokenizerError if the template cannot be parsed.
     """
 
     def __init__(
@@ -61,7 +61,10 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, source: str, tokenizer: Tokenizer) -> ChatTemplate:
-        """A template with the special tokens of a tokenizer, which reads messages as its texts."""
+        """Create a template with the special tokens of a tokenizer.
+
+        The names of special tokens in messages are plain text if they are in the tokenizer's texts.
+        """
         tokens = {f"{role}_token": token for role, token in tokenizer.roles.items()}
         literals = tokenizer.literals if tokenizer.reads_text else None
         return cls(source, tokens, literals)
@@ -69,9 +72,9 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = False
     ) -> ChatText:
-        """The text of a conversation, with the beginning of the assistant's turn if wanted.
+        """Return the text of a conversation, with the beginning of the assistant's turn if wanted.
 
-        Raises TokenizerError: the template refuses the messages.
+        Raises TokenizerError if the template refuses the messages.
         """
         protected = self._render_plain(self._protected(messages), add_generation_prompt)
         return ChatText.of(protected, self._literals)
@@ -96,7 +99,7 @@ class ChatTemplate:
         return None
 
     def _protected(self, messages: Sequence[Message]) -> list[dict[str, str]]:
-        """Messages in which the names of special tokens are text."""
+        """Return messages with marks in place of the names of special tokens."""
         protect = self._literals.protect
         return [
             {k: protect(v) if isinstance(v, str) else v for k, v in one.items()} for one in messages
@@ -121,12 +124,13 @@ class ChatTemplate:
             ) from None
 
     def responses(self, messages: Sequence[Message]) -> tuple[ChatText, list[Span]]:
-        """The whole text, and the (start, end) characters of the assistant's turns.
+        """Return the text of a conversation and the character offsets of the assistant's turns.
 
-        A turn is what the template has between {% generation %} and {% endgeneration %}; without
-        them, what follows the generation prompt up to the next turn.
+        A turn is what the template writes between {% generation %} and {% endgeneration %}. In a
+        template without them, it is what follows the generation prompt up to the next turn.
 
-        Raises TokenizerError: the template refuses the messages, or an answer is not in its text.
+        Raises TokenizerError if the template refuses the messages, or if an answer cannot be found
+        in the text.
         """
         text, spans = self._protected_responses(self._protected(messages))
         restored = [
@@ -151,7 +155,7 @@ class ChatTemplate:
         return marked, spans
 
     def _span(self, text: str, messages: Sequence[Message], index: int, offset: int) -> Span:
-        """The characters of one turn of the assistant, not before `offset`."""
+        """Return the character offsets of a turn of the assistant, which begins after `offset`."""
         after, header = self._render_plain(messages[: index + 1], False), ""
         try:
             before = self._render_plain(messages[:index], True)
@@ -160,8 +164,8 @@ class ChatTemplate:
             before = after
         if before != after and text.startswith(before) and text.startswith(after):
             return len(before), len(after)
-        # The template writes a turn differently when more follow (it may drop reasoning): search
-        # for the content after the generation prompt.
+        # The template writes a turn differently if more turns follow (it may drop the reasoning):
+        # search for the content after the generation prompt.
         content = messages[index]["content"].strip()
         prompt = text.find(header, offset)
         start = text.find(content, offset if prompt < 0 else prompt + len(header))
@@ -196,12 +200,12 @@ def _compiled(source: str) -> jinja2.Template:
 
 
 class _Generation(Extension):
-    """{% generation %} ... {% endgeneration %}: marks the assistant's turns."""
+    """The block {% generation %} ... {% endgeneration %}, which marks the assistant's turns."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 reads it from the class)
 
     def parse(self, parser: Parser) -> nodes.Node:
-        """The block as a call that puts marks around it."""
+        """Turn the block into a call that puts marks around its text."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_marked"), [], [], body).set_lineno(line)
@@ -211,7 +215,7 @@ class _Generation(Extension):
 
 
 def _marked_spans(marked: str) -> tuple[str, list[Span]]:
-    """A text without its marks, and the characters between them."""
+    """Return a text without its marks, and the character offsets between the marks."""
     text, starts, spans = "", [], []
     for part in re.split(f"([{_OPEN}{_CLOSE}])", marked):
         if part == _OPEN:

@@ -1,4 +1,4 @@
-"""Long texts in chunks whose token ids, one after another, are those of the whole text."""
+"""Cutting long texts into chunks whose token ids, joined, are the ids of the whole text."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import NamedTuple
 
 _CONTEXT = 1024  # characters that are encoded on each side of a border
 _SHIFTS = (0, 1, 2, 5)
-_SPACES, _OTHERS = 16, 32  # borders that are tried at one place: at spaces, and at any character
+_SPACES, _OTHERS = 16, 32  # borders that are tried near a place: at spaces, and anywhere
 
 Encode = Callable[[Sequence[str]], Sequence[Sequence[int]]]
 
 
 class Chunk(NamedTuple):
-    """A chunk of a text. Its ids are those of `before + text` without those of `before`.
+    """A chunk of a text.
 
-    `before` is the end of the chunk before, and empty for the first chunk of a text.
+    Its ids are the ids of `before + text` that come after the ids of `before`, which is the end of
+    the previous chunk. In the first chunk of a text, `before` is empty.
     """
 
     before: str
@@ -24,11 +25,15 @@ class Chunk(NamedTuple):
 
 
 def cut_texts(parts: Iterable[tuple[str, bool]], encode: Encode, limit: int) -> Iterator[Chunk]:
-    """Cut texts, given in parts, into chunks of about `limit` characters.
+    """Cut texts into chunks of about `limit` characters.
 
-    A part comes with whether it is the last of its text. `encode` gives the ids of texts without
-    special tokens. A text is cut only where its ids do not depend on the cut (`_is_border`); where
-    there is no such place, the chunk becomes longer.
+    A text is cut only at a border, a place where the cut does not change the ids (`_is_border`). If
+    there is no border near the limit, the chunk becomes longer.
+
+    Args:
+        parts: the texts in parts; each part comes with whether it is the last one of its text.
+        encode: returns the ids of texts, without special tokens.
+        limit: the number of characters of a chunk.
     """
     before = text = ""
     target = limit
@@ -49,7 +54,7 @@ def cut_texts(parts: Iterable[tuple[str, bool]], encode: Encode, limit: int) -> 
 
 
 def _find_border(text: str, target: int, encode: Encode) -> int | None:
-    """The last border at or before `target`, at a space if there is one; None: none was found."""
+    """Return the last border at or before `target`, at a space if possible; None without one."""
     near = range(target, max(target - 4 * _CONTEXT, _CONTEXT + max(_SHIFTS)), -1)
     spaces = [i for i in near if text[i].isspace() and not text[i - 1].isspace()]
     candidates = [*spaces[:_SPACES], *near[:_OTHERS]]
@@ -57,17 +62,17 @@ def _find_border(text: str, target: int, encode: Encode) -> int | None:
 
 
 def _is_border(text: str, index: int, encode: Encode) -> bool:
-    """Whether the ids of both sides of an index are those of the whole.
+    """Return whether the ids of the texts on both sides of an index are those of the whole text.
 
-    They are where the ids of some text before the index, and after it, do not change when the
-    other side is added, wherever that text begins: in a run of digits, or of one letter, tokens
-    are counted from the beginning of the run.
+    This holds if the ids of the text on each side do not change when the other side is added. The
+    texts are compared with several starting points, because in a run of digits, or of one letter,
+    the tokens depend on where the run begins.
     """
     right = text[index : index + _CONTEXT]
     after = None
     for shift in _SHIFTS:
         left = text[index - _CONTEXT + shift : index]
-        # The right side is shortened, too: tokens of one letter may be counted from its end.
+        # The right side is shortened, too: tokens of one letter may depend on where the run ends.
         ids, whole, shorter = encode([left, left + right, left + right[: _CONTEXT - shift]])
         after = whole[len(ids) :] if after is None else after
         if whole != [*ids, *after] or shorter[: len(ids)] != ids:

@@ -1,4 +1,4 @@
-"""Names of special tokens that occur in a text: read as text, or as control tokens."""
+"""Names of special tokens that occur in a text, where they are plain text or control tokens."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from typing import Any, Literal
 import tokenizers
 
 SpecialTokens = Literal["text", "special"]
-"""What a name such as `[SEP]` or `<|im_end|>` in a text is: text, or the control token."""
+"""Whether a name such as `[SEP]` or `<|im_end|>` in a text is plain text or the special token."""
 
 # Unicode reserves these code points for the use inside of programs.
 _RESERVED = re.compile("[\ufdd0-\ufddf]")
-_OPEN, _CLOSE = "\ufdd4", "\ufdd5"  # of a mark: the id of a token whose name is text
+_OPEN, _CLOSE = "\ufdd4", "\ufdd5"  # around a mark, the id of a token whose name is text
 
 
 class ChatText(str):
-    """The text of a conversation, which knows the names of special tokens that its messages say.
+    """The text of a conversation, in which the names of special tokens have two meanings.
 
-    `protected` is the text with marks in place of these names, which are text. All other names are
-    the template's own: control tokens.
+    A name that a message contains is plain text; `protected` is the conversation with marks in
+    place of these names. A name that the chat template writes is a control token.
     """
 
     protected: str
 
     @classmethod
     def of(cls, protected: str, literals: Literals) -> ChatText:
-        """Return the text of a conversation whose messages were protected."""
+        """Create the text of a conversation from its protected text."""
         text = cls(literals.restore(protected))
         text.protected = protected
         return text
 
     @property
     def is_protected(self) -> bool:
-        """Return whether a message says the name of a special token."""
+        """Return whether a message contains the name of a special token."""
         return self.protected != self
 
 
 class Literals:
-    """The names of a tokenizer's special tokens, and encoders that read these names as text.
+    """The names of a tokenizer's special tokens, and encoders that read these names as plain text.
 
-    A conversation needs both: the names that a chat template writes are control tokens, those in
-    its messages are text. A message is protected (each name in it is replaced by a mark) before
-    the template is rendered, so that every name in the rendered text is the template's own.
+    In a conversation, the names that the chat template writes are control tokens, and the names in
+    messages are plain text. Messages are therefore protected (each name is replaced by a mark)
+    before the template is rendered. Every name in the rendered text then comes from the template.
 
     Args:
         layout: the content of `tokenizer.json`.
@@ -62,14 +62,14 @@ class Literals:
     def backend(
         self, control: Iterable[str] = (), *, renamed: bool = False
     ) -> tokenizers.Tokenizer:
-        """Return a backend with the same ids, for which the names of special tokens are text.
+        """Return a backend with the same ids, for which the names of special tokens are plain text.
 
-        Special tokens get other names, since some models (whole words, Unigram) find the usual
-        names in their vocabulary even where nothing matches them before.
+        The special tokens get new names, because some models (whole words, Unigram) find the old
+        names in their vocabulary even if special tokens are not matched.
 
         Args:
             control: names that stay control tokens.
-            renamed: match special tokens by their other names.
+            renamed: match the special tokens by their new names.
         """
         new = {
             name: _control_name(index)
@@ -108,8 +108,8 @@ class Literals:
     def encode(
         self, text: ChatText, *, add_special_tokens: bool
     ) -> tuple[tokenizers.Encoding, list[tuple[int, int]]]:
-        """Return the encoding of a text with marks, and the characters of each token."""
-        parts, places = [], [0]  # places: of `text`, for those of the encoded one
+        """Return the encoding of a conversation, and the character offsets of its tokens."""
+        parts, places = [], [0]  # places in `text`, by place in the text that is encoded
         # Plain text, then the id of a mark or the name of a control token, and so on.
         pieces = [*self._both.split(text.protected), None, None]
         for part, mark, control in zip(pieces[::3], pieces[1::3], pieces[2::3]):
@@ -128,8 +128,8 @@ class Literals:
 
 
 def _control_name(index: int) -> str:
-    """Return a name of a special token that is part of no text.
+    """Return a new name for a special token, which cannot occur in a text.
 
-    It has a space, which no word of a vocabulary has, so that no model finds it in a text.
+    The name contains a space. No word of a vocabulary does, so that no model finds the name.
     """
     return f"\ufdd2{index} \ufdd3"

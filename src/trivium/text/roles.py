@@ -27,12 +27,12 @@ NAMES: dict[str, tuple[str, ...]] = {
 
 
 def sentinel(number: int) -> str:
-    """Return the mark of a span (T5), numbered from 0."""
+    """Return the name of a sentinel of T5, which marks a span; the number begins at 0."""
     return f"<extra_id_{number}>"
 
 
 SENTINELS = tuple(map(sentinel, range(100)))
-"""Marks of spans, in this order (T5)."""
+"""The names of the sentinels of T5, in order."""
 END_OF_TEXT = "<|endoftext|>"
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 TEXT_SPECIALS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
@@ -51,9 +51,9 @@ class RoleId:
 
 
 def role_tokens(special_tokens: Container[str]) -> dict[str, str]:
-    """Return role -> token, for the roles that one of the special tokens has a usual name for.
+    """Return special tokens by role, for every role that a token has a usual name of.
 
-    `<|endoftext|>` ends a text, and starts one where no other token does (GPT-2).
+    `<|endoftext|>` ends a text. It also begins a text if no other token does (GPT-2).
     """
     tokens = {role: token for role in ROLES if (token := token_of_role(role, special_tokens))}
     if END_OF_TEXT in special_tokens:
@@ -62,21 +62,22 @@ def role_tokens(special_tokens: Container[str]) -> dict[str, str]:
 
 
 def token_of_role(role: str, tokens: Container[str]) -> str | None:
-    """The token in `tokens` that plays `role`, or None."""
+    """Return the token in `tokens` whose usual role is `role`, or None."""
     return next((name for name in NAMES[role] if name in tokens), None)
 
 
 def role_of(token: str) -> str | None:
-    """Return the role that a special token plays by its usual name; None without one."""
+    """Return the role that a token has by its usual name, or None."""
     return next((role for role in ROLES if token in NAMES[role]), None)
 
 
 def named_roles(
     options: Mapping[str, Any], token_to_id: Callable[[str], int | None]
 ) -> dict[str, str]:
-    """Role -> token, of options such as "cls_token": a text, or an object with its `content`.
+    """Return the tokens that options such as "cls_token" name, by role.
 
-    Tokens that the vocabulary does not have are left out.
+    The value of an option is a text, or an object with the text as its `content`. Tokens that are
+    not in the vocabulary are left out.
     """
     tokens = {role: options.get(f"{role}_token") for role in ROLES}
     texts = {r: t.get("content") if isinstance(t, Mapping) else t for r, t in tokens.items()}
@@ -85,7 +86,7 @@ def named_roles(
 
 
 def read_options(file: Path) -> Mapping[str, Any]:
-    """The options in a JSON file beside a tokenizer, which may be missing."""
+    """Return the options in a JSON file of a tokenizer, or none if the file is missing."""
     options = read_json(file) if file.is_file() else {}
     if not isinstance(options, Mapping):
         raise TokenizerError(f"{file}: not an object of names and tokens.")
@@ -93,7 +94,7 @@ def read_options(file: Path) -> Mapping[str, Any]:
 
 
 def added_tokens(names: Iterable[str], *, with_space: str | None = None) -> list[AddedToken]:
-    """Special tokens, of which one also takes the space before it."""
+    """Create special tokens. The token `with_space` includes the space before it."""
     return [
         AddedToken(name, normalized=False, special=True, lstrip=name == with_space)
         for name in names
@@ -107,7 +108,7 @@ def special_names(backend: tokenizers.Tokenizer) -> set[str]:
 
 
 def add_bert_template(backend: tokenizers.Tokenizer) -> None:
-    """[CLS] A [SEP], and [CLS] A [SEP] B [SEP] for pairs, where there are such tokens."""
+    """Add [CLS] and [SEP] around texts and pairs of texts, if the tokenizer has these tokens."""
     roles = role_tokens(special_names(backend))
     if "cls" in roles and "sep" in roles:
         add_template(backend, [roles["cls"]], [roles["sep"]])
@@ -120,7 +121,7 @@ def add_template(
     *,
     again: Sequence[str] = (),
 ) -> None:
-    """Put tokens around a text; `again` come before the second text of a pair."""
+    """Add tokens around texts. The tokens `again` come before the second text of a pair."""
     ids = {token: backend.token_to_id(token) for token in (*before, *after)}
     second = [f"{token}:1" for token in (*again, "$B", *after)]
     template = processors.TemplateProcessing(
@@ -135,7 +136,7 @@ def add_template(
 
 
 def hf_files(roles: Mapping[str, str], specials: Iterable[str]) -> dict[str, dict[str, object]]:
-    """The files beside a `tokenizer.json` that name special tokens for `transformers`."""
+    """Return the content of the files that name special tokens for `transformers`, by file name."""
     named: dict[str, object] = {f"{role}_token": token for role, token in roles.items()}
     others = [token for token in specials if token not in roles.values()]
     if others:

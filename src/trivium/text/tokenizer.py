@@ -32,13 +32,13 @@ _COMPONENT_TYPE = re.compile(r'"type": "(\w+)"')
 class Tokenizer:
     """A trained tokenizer of any kind, on top of `tokenizers.Tokenizer` (`.backend`).
 
-    Truncation and padding of a loaded file are switched off: a text is never cut silently. The
-    name of a special token that occurs in a text is encoded as that token, as in the libraries;
-    `reading("text")` is the same tokenizer, for which such a name is text.
+    Truncation and padding of a loaded file are switched off, so that a text is never cut silently.
+    If the name of a special token occurs in a text, it is encoded as that token, as in other
+    libraries. `reading("text")` returns the same tokenizer, but one that encodes the name as text.
     """
 
     kinds: ClassVar[dict[str, Any]] = {}
-    """The `TokenizerConfig` of every kind."""
+    """The `TokenizerConfig` of every kind of tokenizer."""
     pad_id = RoleId("pad")
     unk_id = RoleId("unk")
     cls_id = RoleId("cls")
@@ -53,9 +53,13 @@ class Tokenizer:
         roles: Mapping[str, str] | None = None,
         control: frozenset[str] | None = None,
     ) -> None:
-        """Wrap `backend`; `roles` (role -> token) precede conventional names of special tokens.
+        """Wrap a tokenizer of the `tokenizers` library.
 
-        `control` are the special tokens whose names in a text are control tokens (None: all).
+        Args:
+            backend: the tokenizer.
+            roles: special tokens by role. Other roles follow from the usual names of the tokens.
+            control: the special tokens that a text can name; the names of the others are plain
+                text. None stands for all special tokens.
         """
         if control is None:
             backend.no_truncation()
@@ -65,11 +69,12 @@ class Tokenizer:
         self._readings: dict[frozenset[str] | None, Tokenizer] = {control: self}
 
     def reading(self, special_tokens: SpecialTokens, *, control: Iterable[str] = ()) -> Tokenizer:
-        """Return this tokenizer, for which names of special tokens in a text are what is given.
+        """Return this tokenizer, but with the given way to encode names of special tokens in texts.
 
         Args:
-            special_tokens: "special" for control tokens, "text" for text like any other.
-            control: with "text", the names that are control tokens all the same.
+            special_tokens: "special" encodes such a name as the special token, "text" encodes the
+                name like any other text.
+            control: with "text", the names that are still encoded as special tokens.
         """
         all_control = special_tokens == "special" or not self.special_tokens
         key = None if all_control else frozenset(control).intersection(self.special_tokens)
@@ -112,7 +117,7 @@ class Tokenizer:
 
     @classmethod
     def config_of(cls, kind: str) -> Any:
-        """The `TokenizerConfig` of a kind. Raises TokenizerError: there is none."""
+        """Return the `TokenizerConfig` of a kind. Raises TokenizerError if there is none."""
         if kind not in cls.kinds:
             known = f"{', '.join(cls.kinds)}.{did_you_mean(kind, cls.kinds)}"
             raise TokenizerError(f"There is no tokenizer kind {kind!r}; the kinds are {known}")
@@ -144,9 +149,9 @@ class Tokenizer:
         *,
         pattern: str = "gpt2",
     ) -> Tokenizer:
-        """A byte-level BPE tokenizer from its vocabulary and merges in memory.
+        """Create a byte-level BPE tokenizer from its vocabulary and merges in memory.
 
-        Special tokens that the vocabulary lacks get the next ids. `pattern` is as in `load`.
+        Special tokens that are not in the vocabulary get the next ids. `pattern` is as in `load`.
 
         >>> vocabulary = {i: bytes([i]) for i in range(256)} | {256: b"he"}
         >>> Tokenizer.from_merges(vocabulary, [(b"h", b"e")], ["<end>"]).encode("the<end>").ids
@@ -215,15 +220,15 @@ class Tokenizer:
         return [self._encoding(encoding) for encoding in batch]
 
     def encode_ids_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of many texts, without special tokens around them and without offsets: fast."""
+        """Return the ids of many texts without special tokens. It is fast: no offsets are made."""
         with text_errors():
             batch = self._encoder.encode_batch_fast(list(texts), add_special_tokens=False)
         return [encoding.ids for encoding in batch]
 
     def encode_iterable(self, texts: Iterable[str]) -> Iterator[int]:
-        """The ids of texts one after another, without special tokens around them.
+        """Yield the ids of texts one after another, without special tokens around them.
 
-        Each text, such as a line of a file, is encoded by itself, and only some are in memory.
+        Each text, such as a line of a file, is encoded by itself. Only some texts are in memory.
         """
         texts = iter(texts)
         while batch := list(itertools.islice(texts, _BATCH)):
@@ -231,13 +236,13 @@ class Tokenizer:
                 yield from ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of some ids. Ids beyond the vocabulary are left out."""
+        """Return the text of ids. Ids beyond the vocabulary are left out."""
         return self.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
 
     def decode_batch(
         self, batch: Iterable[Iterable[int]], *, skip_special_tokens: bool = True
     ) -> list[str]:
-        """The texts of many lists of ids."""
+        """Return the texts of many lists of ids."""
         try:
             return self.backend.decode_batch(
                 [list(ids) for ids in batch], skip_special_tokens=skip_special_tokens
@@ -246,7 +251,7 @@ class Tokenizer:
             raise TokenizerError(f"Token ids are whole numbers from 0 on: {error}.") from error
 
     def split_words(self, text: str) -> list[str]:
-        """The words that the model encodes one by one: normalized and pre-tokenized."""
+        """Return the words that the model encodes one by one: normalized and pre-tokenized."""
         with text_errors():
             if self.backend.normalizer is not None:
                 text = self.backend.normalizer.normalize_str(text)
@@ -280,9 +285,9 @@ class Tokenizer:
 
     @functools.cached_property
     def token_bytes(self) -> list[bytes]:
-        """The UTF-8 bytes of each id's text; of a special token those of its name.
+        """The UTF-8 bytes of the text of each id. The text of a special token is its name.
 
-        U+2581 counts as the space it replaces, ## as nothing.
+        U+2581 counts as the space that it stands for, the prefix ## as nothing.
         """
         prefix = self.model.get("continuing_subword_prefix") or ""
         special = set(self.special_ids)
@@ -304,11 +309,11 @@ class Tokenizer:
 
     @functools.cached_property
     def merges(self) -> list[tuple[bytes, bytes]]:
-        """The merges of a BPE tokenizer in the order they were learned; else none."""
+        """The merges of a BPE tokenizer in the order they were learned; empty for other kinds."""
         return [(self._bytes_of(a), self._bytes_of(b)) for a, b in self.model.get("merges", [])]
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of a token, None where it is not in the vocabulary."""
+        """Return the id of a token, or None if the token is not in the vocabulary."""
         return self.backend.token_to_id(token)
 
     def __len__(self) -> int:
@@ -319,7 +324,7 @@ class Tokenizer:
 
     @functools.cached_property
     def kind(self) -> str:
-        """One of `Tokenizer.kinds`: of those whose components it has, the one with the most."""
+        """The kind in `Tokenizer.kinds` that shares the most components with this tokenizer."""
         components = {name: each.component_types for name, each in self.kinds.items()}
         matching = [
             kind for kind in components if self._component_types.issuperset(components[kind])
@@ -333,13 +338,13 @@ class Tokenizer:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over everything that decides the ids; equal after saving and loading."""
+        """The SHA-256 of everything that decides the ids. Saving and loading do not change it."""
         canonical = json.dumps(self._layout, sort_keys=True)
         return hashlib.sha256(canonical.encode("utf-8")).hexdigest()
 
     @functools.cached_property
     def roles(self) -> dict[str, str]:
-        """Role (pad, unk, cls, sep, mask, bos, eos) -> token."""
+        """The special tokens by role (pad, unk, cls, sep, mask, bos, eos)."""
         return {**role_tokens(self.special_tokens), **self._explicit_roles}
 
     @functools.cached_property
@@ -350,12 +355,12 @@ class Tokenizer:
 
     @property
     def reads_text(self) -> bool:
-        """Whether the names of special tokens in a text are text."""
+        """Whether the names of special tokens in a text are encoded as plain text."""
         return self._control is not None
 
     @functools.cached_property
     def literals(self) -> Literals:
-        """The names of the special tokens, to tell those in messages from a template's."""
+        """The names of the special tokens, for texts in which they are plain text."""
         return Literals(self._layout, self.special_tokens)
 
     @functools.cached_property
@@ -370,14 +375,15 @@ class Tokenizer:
 
     @functools.cached_property
     def sentinel_ids(self) -> tuple[int, ...]:
-        """The ids of `<extra_id_0>`, `<extra_id_1>`, ... (T5), as many as there are."""
+        """The ids of the sentinels `<extra_id_0>`, `<extra_id_1>`, ... of T5 in the vocabulary."""
         return self.vocabulary.sentinel_ids
 
     @functools.cached_property
     def prefix_ids(self) -> tuple[int, ...]:
-        """Ids before each document in a training shard.
+        """The ids before each document in a training shard.
 
-        (cls) where the tokenizer has cls and sep, else (bos) where its post-processor adds one.
+        This is the cls token if the tokenizer has both cls and sep, else the bos token if the
+        post-processor of the tokenizer adds one.
         """
         if self.cls_id is not None and self.sep_id is not None:
             return (self.cls_id,)
@@ -386,14 +392,14 @@ class Tokenizer:
 
     @functools.cached_property
     def suffix_ids(self) -> tuple[int, ...]:
-        """Ids after each document in a training shard: (sep) beside cls, else (eos)."""
+        """The ids after each document in a training shard: sep if there is cls, too; else eos."""
         if self.cls_id is not None and self.sep_id is not None:
             return (self.sep_id,)
         return () if self.eos_id is None else (self.eos_id,)
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
-        """What objectives need to know of this tokenizer."""
+        """What training objectives need to know about this tokenizer."""
         return Vocabulary.of(
             self.special_tokens,
             {role: self.token_to_id(token) for role, token in self.roles.items()},
@@ -406,11 +412,12 @@ class Tokenizer:
         )
 
     def continues_word(self) -> list[bool]:
-        """For each id, whether the token continues the word before it.
+        """Return, for each id, whether the token continues the word before it.
 
-        wordpiece: tokens that begin with ##. byte-bpe, and bpe or unigram with the space symbol
-        U+2581: tokens that begin with no space and with a letter, digit, mark or part of a
-        character; CJK characters and punctuation are words of their own. Special tokens: False.
+        In WordPiece vocabularies these are the tokens that begin with ##. In vocabularies of bytes,
+        or with the space symbol U+2581, they are the tokens that begin with a letter, digit, mark
+        or part of a character, without a space before it. CJK characters, punctuation and special
+        tokens never continue a word.
         """
         prefix = self.model.get("continuing_subword_prefix") or ""
         if prefix:
@@ -434,7 +441,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _component_types(self) -> frozenset[str]:
-        """Types of the model, and of all pre-tokenizers and decoders."""
+        """The types of the model, of all pre-tokenizers and of all decoders."""
         splits = json.dumps([self._layout["pre_tokenizer"], self._layout["decoder"]])
         return frozenset([self.model["type"], *_COMPONENT_TYPE.findall(splits)])
 

@@ -20,19 +20,22 @@ _SENTENCE_ENDS = (".", "!", "?", "\u3002", "\uff01", "\uff1f", "\u2026")
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """Facts about the ids 0 to `size` - 1 of a tokenizer. Arrays over ids are made when first used.
+    """What training objectives need to know about the ids of a tokenizer.
+
+    The arrays over all ids are computed when they are first used.
 
     Args:
-        size: ids in the vocabulary, V.
-        kind: of the tokenizer, for messages.
-        special_ids: ids of special tokens, sorted.
-        special_tokens: the ids of special tokens by their names.
-        pad_id, unk_id, cls_id, sep_id, mask_id, bos_id, eos_id: None where there is no such token.
-        sentinel_ids: `<extra_id_0>`, `<extra_id_1>`, ... (T5), in this order.
-        prefix_ids: put before each document in a training shard.
-        suffix_ids: put after each document in a training shard.
-        decoder_start_id: first decoder input of an encoder-decoder. A fact of the model, which the
-            tokenizer leaves open: `dataclasses.replace(vocabulary, decoder_start_id=...)`.
+        size: the number of ids in the vocabulary, V.
+        kind: the kind of the tokenizer, for messages.
+        special_ids: the ids of the special tokens, sorted.
+        special_tokens: the ids of the special tokens by their names.
+        pad_id, unk_id, cls_id, sep_id, mask_id, bos_id, eos_id: the id of the special token with
+            this role, or None if there is none.
+        sentinel_ids: the ids of `<extra_id_0>`, `<extra_id_1>`, ... (T5), in this order.
+        prefix_ids: the ids before each document in a training shard.
+        suffix_ids: the ids after each document in a training shard.
+        decoder_start_id: the first decoder input of an encoder-decoder. It belongs to the model, so
+            that a tokenizer does not set it.
         word_continuations: returns, for each id, whether the token continues a word.
         texts: returns the text of each id.
     """
@@ -59,7 +62,7 @@ class Vocabulary:
     def of(
         cls, special_tokens: Mapping[str, int], roles: Mapping[str, int | None], **facts: Any
     ) -> Vocabulary:
-        """Return the vocabulary with these special tokens, by name and by role."""
+        """Create a vocabulary from its special tokens by name and by role, and further fields."""
         sentinels = takewhile(special_tokens.__contains__, map(sentinel, count()))
         return cls(
             special_tokens=special_tokens,
@@ -70,9 +73,10 @@ class Vocabulary:
         )
 
     def find(self, token: str) -> int | None:
-        """Return the id of a special token, else of the one with its role; None without one.
+        """Return the id of a special token by its name, else by the role that the name stands for.
 
-        `<s>` and `[CLS]` both begin a sequence, `</s>` and `[SEP]` end it.
+        `<s>` and `[CLS]` both begin a sequence, `</s>` and `[SEP]` both end it. Returns None if the
+        vocabulary has no such token.
         """
         if token in self.special_tokens:
             return self.special_tokens[token]
@@ -84,7 +88,7 @@ class Vocabulary:
         return None if role is None else getattr(self, f"{usual.get(role, role)}_id")
 
     def id_of(self, token: str) -> int:
-        """Return the id of a special token, as `find` does. Raises TokenizerError without one."""
+        """Return the id that `find` returns. Raises TokenizerError if there is none."""
         index = self.find(token)
         if index is None:
             raise TokenizerError(f"this {self.kind} tokenizer has no special token {token}.")
@@ -92,38 +96,38 @@ class Vocabulary:
 
     @property
     def start_id(self) -> int | None:
-        """The token that starts a sequence: [CLS], else the beginning of a text."""
+        """The id of the token that starts a sequence: cls, else bos."""
         return self.bos_id if self.cls_id is None else self.cls_id
 
     @property
     def end_id(self) -> int | None:
-        """The token that ends a sequence: [SEP], else the end of a text."""
+        """The id of the token that ends a sequence: sep, else eos."""
         return self.eos_id if self.sep_id is None else self.sep_id
 
     @cached_property
     def is_special(self) -> NDArray[np.bool_]:
-        """bool [V]: special tokens."""
+        """Which ids are special tokens, bool [V]."""
         special = np.zeros(self.size, dtype=bool)
         special[list(self.special_ids)] = True
         return special
 
     @cached_property
     def regular_ids(self) -> NDArray[np.int64]:
-        """int64: all ids that are not special, sorted."""
+        """The ids that are not special tokens, sorted, int64."""
         return np.flatnonzero(~self.is_special)
 
     @cached_property
     def continues_word(self) -> NDArray[np.bool_]:
-        """bool [V]: tokens that continue the word before them; see `Tokenizer.continues_word`."""
+        """Which tokens continue the word before them, bool [V]; see `Tokenizer.continues_word`."""
         if self.word_continuations is None:
             return np.zeros(self.size, dtype=bool)
         return np.array(self.word_continuations(), dtype=bool)
 
     @cached_property
     def ends_sentence(self) -> NDArray[np.bool_]:
-        """bool [V]: tokens that end with a full stop, question or exclamation mark.
+        """Which tokens end with a full stop, question mark or exclamation mark, bool [V].
 
-        Closing quotes and brackets may follow it.
+        Closing quotes and brackets may follow the mark.
         """
         if self.texts is None:
             return np.zeros(self.size, dtype=bool)
