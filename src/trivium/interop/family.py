@@ -247,9 +247,14 @@ def encoder_classes(family: str, others: str = "") -> dict[str, Architecture]:
     return classes(family, f"Model ForMaskedLM {_TASKS} {others}")
 
 
-def decoder_classes(family: str) -> dict[str, Architecture]:
-    """The classes that most decoders have."""
-    return classes(family, f"ForCausalLM Model {_TASKS}")
+def decoder_classes(family: str, span_base: str = "") -> dict[str, Architecture]:
+    """Return the classes that most decoders have.
+
+    `span_base` is the prefix of the body's weights in the class for question answering, where it
+    is not that of the family.
+    """
+    span = {f"{family}ForQuestionAnswering": Architecture(("span",), base=span_base)}
+    return classes(family, f"ForCausalLM Model {_TASKS}") | span
 
 
 _HEADS: Mapping[str, HeadWeights] = {

@@ -453,17 +453,15 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
                 "a layer of this model does not keep packed documents apart: leave document_ids "
                 "out (data.separate_documents = false)."
             )
-        if span is not None and position_ids is None:
-            columns = span.columns(input_ids.device)
-            # Padding after the tokens of a slot may lie beyond the last position.
-            return columns if end is None else columns.clamp(max=end - 1), columns
         columns = torch.arange(length, device=input_ids.device)[None]
         if span is not None:
             columns = span.columns(input_ids.device)
-        elif position_ids is None:
-            check_length(length, end)
         if position_ids is not None:
             return position_ids, columns
+        if span is not None:
+            # Padding after the tokens of a slot may lie beyond the last position.
+            return columns if end is None else columns.clamp(max=end - 1), columns
+        check_length(length, end)
         counted = self._counted(input_ids, attention_mask)
         return columns if counted is None else counted.cumsum(1) * counted - 1, columns
 

@@ -85,7 +85,7 @@ class Context:
     @property
     def from_first(self) -> bool:
         """Whether nothing is before the tokens: no cache, or one whose slots are empty."""
-        return self.span is None or (isinstance(self.span.start, int) and self.span.start == 0)
+        return self.span is None or self.span.is_first
 
     @property
     def starts_together(self) -> bool:

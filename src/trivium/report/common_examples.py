@@ -15,8 +15,6 @@ from trivium.report.run_files import RunFiles
 _ANSWERS = {"predicted", "score", "rank", "response", "reward", "mix", "id"}
 _RIGHT = ("label", "tags", "answers", "target")
 
-Rows = Mapping[str, Mapping[str, Any]]
-
 
 def common_examples(runs: Sequence[RunFiles]) -> list[str]:
     """Return sentences where the held-out examples of runs differ, with metrics on common ones."""

@@ -28,13 +28,11 @@ def explain(
         seed: Of the blanks.
     """
     texts = text or ["Thank you for inviting me to your party last week."]
-    chosen, rows = text_rows(texts, tokenizer, TEXT_SPECIALS, ends=False)
     keys = {"probability": probability, "mean_span": mean_span}
     return objective_page(
         bilingual("blank_filling.blank_filling"),
         BlankFilling.parse({**keys, "document_share": 0.0, "whole_share": 0.0}),
-        chosen,
-        rows,
+        *text_rows(texts, tokenizer, TEXT_SPECIALS, ends=False),
         bilingual("blank_filling.note"),
         seed=seed,
     )

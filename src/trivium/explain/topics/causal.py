@@ -20,14 +20,11 @@ def explain(
         context: Tokens that a prediction may see. Default: all before it.
         tokenizer: A tokenizer, or a model's folder. Default: words.
     """
-    chosen, rows = text_rows(
-        text or ["Once upon a time there was a king."], tokenizer, TEXT_SPECIALS
-    )
+    texts = text or ["Once upon a time there was a king."]
     return objective_page(
         bilingual("causal.causal_language_modelling"),
         Causal.parse({"context": context}),
-        chosen,
-        rows,
+        *text_rows(texts, tokenizer, TEXT_SPECIALS),
         Formula("L = - 1/T sum_t log P(x_t | x_1 ... x_(t-1))"),
         bilingual("causal.note"),
     )

@@ -29,12 +29,10 @@ def explain(
         tokenizer: A tokenizer, or a model's folder. Default: words.
         seed: Of the draws.
     """
-    chosen, rows = text_rows(text or _TEXTS, tokenizer, BERT_SPECIALS, draws=2)
     return objective_page(
         bilingual("sentence_pairs.sentence_pairs"),
         SentencePairs.parse({"pairs": pairs}),
-        chosen,
-        rows,
+        *text_rows(text or _TEXTS, tokenizer, BERT_SPECIALS, draws=2),
         bilingual("sentence_pairs.note"),
         seed=seed,
     )

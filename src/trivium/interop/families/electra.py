@@ -29,6 +29,8 @@ def _write_width(spec: ModelSpec, config: dict[str, Any]) -> None:
     config["embedding_size"] = spec.d_embedding
 
 
+_SUMMARY = {"sequence_summary.summary": "dense.linear", "classifier": "classifier"}
+
 ELECTRA = replace(
     BERT,
     model_type="electra",
@@ -36,15 +38,7 @@ ELECTRA = replace(
         "ElectraModel": Architecture(),
         "ElectraForPreTraining": Architecture(("replaced-token",)),
         **classes("Electra", "ForMaskedLM ForSequenceClassification"),
-        "ElectraForMultipleChoice": replace(
-            MULTIPLE_CHOICE,
-            weights={
-                "classifier": {
-                    "sequence_summary.summary": "dense.linear",
-                    "classifier": "classifier",
-                }
-            },
-        ),
+        "ElectraForMultipleChoice": replace(MULTIPLE_CHOICE, weights={"classifier": _SUMMARY}),
         **classes("Electra", "ForTokenClassification ForQuestionAnswering"),
     },
     config={

@@ -6,7 +6,6 @@ from typing import Any
 
 from trivium.errors import SpecError
 from trivium.interop.family import (
-    Architecture,
     Family,
     Hook,
     Option,
@@ -150,8 +149,7 @@ def body(feed_forward: Weights) -> Weights:
 
 LLAMA = Family(
     "llama",
-    architectures=decoder_classes("Llama")
-    | {"LlamaForQuestionAnswering": Architecture(("span",), base="transformer.")},
+    architectures=decoder_classes("Llama", span_base="transformer."),
     stacks=("decoder",),
     config={
         **CONFIG,
@@ -160,10 +158,7 @@ LLAMA = Family(
     },
     fixed=FIXED,
     weights=body(_FEED_FORWARD),
-    heads={
-        "classifier": {"score": "classifier"},
-        "tagger": {"score": "classifier"},
-    },
+    heads={kind: {"score": "classifier"} for kind in ("classifier", "tagger")},
     base="model.",
     expected={"rope_interleaved": False},
     ignored="is_llama_config max_sequence_length",

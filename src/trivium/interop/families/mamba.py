@@ -32,6 +32,17 @@ def _write_sizes(spec: ModelSpec, config: dict[str, Any]) -> None:
     config["intermediate_size"], config["time_step_rank"] = mixer.d_inner, mixer.dt_rank
 
 
+_LAYER = {
+    "norm": "mixer_residual.{norm}",
+    "mixer.in_proj": ("mixer.input", "mixer.gate"),
+    "mixer.conv1d": "mixer.conv",
+    "mixer.x_proj": "mixer.selection",
+    "mixer.dt_proj": "mixer.step",
+    "mixer.A_log": "mixer.log_decay",
+    "mixer.D": "mixer.skip",
+    "mixer.out_proj": "mixer.output",
+}
+
 MAMBA = Family(
     "mamba",
     architectures=classes("Mamba", "ForCausalLM Model"),
@@ -57,20 +68,7 @@ MAMBA = Family(
     },
     weights={
         "backbone.embeddings": "tokens",
-        **in_layers(
-            "backbone.layers.{i}",
-            "decoder",
-            {
-                "norm": "mixer_residual.{norm}",
-                "mixer.in_proj": ("mixer.input", "mixer.gate"),
-                "mixer.conv1d": "mixer.conv",
-                "mixer.x_proj": "mixer.selection",
-                "mixer.dt_proj": "mixer.step",
-                "mixer.A_log": "mixer.log_decay",
-                "mixer.D": "mixer.skip",
-                "mixer.out_proj": "mixer.output",
-            },
-        ),
+        **in_layers("backbone.layers.{i}", "decoder", _LAYER),
         "backbone.norm_f": "decoder.norm",
     },
     heads={},

@@ -8,7 +8,6 @@ from typing import Any
 
 from trivium.interop.families.llama import CONFIG, FIXED, LLAMA, ROTARY
 from trivium.interop.family import (
-    Architecture,
     Hook,
     Option,
     SpecTree,
@@ -61,8 +60,7 @@ def _write_window(spec: ModelSpec, config: dict[str, Any]) -> None:
 QWEN2 = replace(
     LLAMA,
     model_type="qwen2",
-    architectures=decoder_classes("Qwen2")
-    | {"Qwen2ForQuestionAnswering": Architecture(("span",), base="transformer.")},
+    architectures=decoder_classes("Qwen2", span_base="transformer."),
     config={
         **CONFIG,
         "vocab_size": Option("vocab_size", 151_936),

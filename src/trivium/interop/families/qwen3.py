@@ -6,13 +6,12 @@ from dataclasses import replace
 
 from trivium.interop.families.llama import FIXED
 from trivium.interop.families.qwen2 import QWEN2
-from trivium.interop.family import Architecture, Option, decoder_classes, in_layers
+from trivium.interop.family import Option, decoder_classes, in_layers
 
 QWEN3 = replace(
     QWEN2,
     model_type="qwen3",
-    architectures=decoder_classes("Qwen3")
-    | {"Qwen3ForQuestionAnswering": Architecture(("span",), base="transformer.")},
+    architectures=decoder_classes("Qwen3", span_base="transformer."),
     config={
         **QWEN2.config,
         "head_dim": Option("decoder.mixer.head_dim", 128),

@@ -29,16 +29,14 @@ def _write_offset(spec: ModelSpec, config: dict[str, Any]) -> None:
 
 
 _POOLER = "roberta.pooler.dense"
+_POOLED = {_POOLER: "dense.linear", "classifier": "classifier"}
 
 ROBERTA = replace(
     BERT,
     model_type="roberta",
     architectures={
         **classes("Roberta", "Model ForMaskedLM ForSequenceClassification"),
-        "RobertaForMultipleChoice": replace(
-            MULTIPLE_CHOICE,
-            weights={"classifier": {_POOLER: "dense.linear", "classifier": "classifier"}},
-        ),
+        "RobertaForMultipleChoice": replace(MULTIPLE_CHOICE, weights={"classifier": _POOLED}),
         **classes("Roberta", "ForTokenClassification ForQuestionAnswering"),
     },
     config=CONFIG,

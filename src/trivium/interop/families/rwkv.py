@@ -25,6 +25,25 @@ def _never_rescale(spec: ModelSpec, config: dict[str, Any]) -> None:
     config["rescale_every"] = 0
 
 
+_LAYER = {
+    "ln1": "mixer_residual.{norm}",
+    "attention.time_decay": "mixer.decay",
+    "attention.time_first": "mixer.bonus",
+    "attention.time_mix_key": "mixer.mix_key",
+    "attention.time_mix_value": "mixer.mix_value",
+    "attention.time_mix_receptance": "mixer.mix_receptance",
+    "attention.key": "mixer.key",
+    "attention.value": "mixer.value",
+    "attention.receptance": "mixer.receptance",
+    "attention.output": "mixer.output",
+    "ln2": "feed_forward_residual.{norm}",
+    "feed_forward.time_mix_key": "feed_forward.mix_key",
+    "feed_forward.time_mix_receptance": "feed_forward.mix_receptance",
+    "feed_forward.key": "feed_forward.key",
+    "feed_forward.receptance": "feed_forward.receptance",
+    "feed_forward.value": "feed_forward.value",
+}
+
 RWKV = Family(
     "rwkv",
     architectures=classes("Rwkv", "ForCausalLM Model"),
@@ -48,28 +67,7 @@ RWKV = Family(
     weights={
         "rwkv.embeddings": "tokens",
         "rwkv.blocks.0.pre_ln": "decoder.embedding.norm",
-        **in_layers(
-            "rwkv.blocks.{i}",
-            "decoder",
-            {
-                "ln1": "mixer_residual.{norm}",
-                "attention.time_decay": "mixer.decay",
-                "attention.time_first": "mixer.bonus",
-                "attention.time_mix_key": "mixer.mix_key",
-                "attention.time_mix_value": "mixer.mix_value",
-                "attention.time_mix_receptance": "mixer.mix_receptance",
-                "attention.key": "mixer.key",
-                "attention.value": "mixer.value",
-                "attention.receptance": "mixer.receptance",
-                "attention.output": "mixer.output",
-                "ln2": "feed_forward_residual.{norm}",
-                "feed_forward.time_mix_key": "feed_forward.mix_key",
-                "feed_forward.time_mix_receptance": "feed_forward.mix_receptance",
-                "feed_forward.key": "feed_forward.key",
-                "feed_forward.receptance": "feed_forward.receptance",
-                "feed_forward.value": "feed_forward.value",
-            },
-        ),
+        **in_layers("rwkv.blocks.{i}", "decoder", _LAYER),
         "rwkv.ln_out": "decoder.norm",
     },
     heads={"lm": {"head": ""}},

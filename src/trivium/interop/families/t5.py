@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trivium.errors import SpecError
+from trivium.interop.families.bart import BART
 from trivium.interop.family import (
     ACTIVATIONS,
     Architecture,
@@ -141,12 +142,7 @@ T5 = Family(
         "initialization": {"kind": "fan-in"},
     },
     weights=_weights,
-    heads={
-        "classifier": {
-            "classification_head.dense": "dense.linear",
-            "classification_head.out_proj": "classifier",
-        },
-    },
+    heads={"classifier": BART.heads["classifier"]},
     expected={"is_decoder": False},
     ignored="classifier_dropout output_past n_positions",
     copies={

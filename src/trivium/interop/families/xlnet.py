@@ -51,6 +51,22 @@ def _stored(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     return {**biases, **matrices, "seg_embed": (2, *heads), "mask_emb": (1, 1, width)}
 
 
+_LAYER = {
+    "rel_attn.q": "mixer.query.weight",
+    "rel_attn.k": "mixer.key.weight",
+    "rel_attn.v": "mixer.value.weight",
+    "rel_attn.o": "mixer.output.weight",
+    "rel_attn.r": "mixer.positions.distance",
+    "rel_attn.r_w_bias": "mixer.positions.content_bias",
+    "rel_attn.r_r_bias": "mixer.positions.distance_bias",
+    "rel_attn.r_s_bias": "mixer.positions.type_bias",
+    "rel_attn.seg_embed": "mixer.positions.types",
+    "rel_attn.layer_norm": "mixer_residual.{norm}",
+    "ff.layer_1": "feed_forward.up",
+    "ff.layer_2": "feed_forward.down",
+    "ff.layer_norm": "feed_forward_residual.{norm}",
+}
+
 XLNET = Family(
     "xlnet",
     architectures={
@@ -87,25 +103,7 @@ XLNET = Family(
     weights={
         "transformer.word_embedding": "tokens",
         "transformer.mask_emb": "encoder.embedding.query.weight",
-        **in_layers(
-            "transformer.layer.{i}",
-            "encoder",
-            {
-                "rel_attn.q": "mixer.query.weight",
-                "rel_attn.k": "mixer.key.weight",
-                "rel_attn.v": "mixer.value.weight",
-                "rel_attn.o": "mixer.output.weight",
-                "rel_attn.r": "mixer.positions.distance",
-                "rel_attn.r_w_bias": "mixer.positions.content_bias",
-                "rel_attn.r_r_bias": "mixer.positions.distance_bias",
-                "rel_attn.r_s_bias": "mixer.positions.type_bias",
-                "rel_attn.seg_embed": "mixer.positions.types",
-                "rel_attn.layer_norm": "mixer_residual.{norm}",
-                "ff.layer_1": "feed_forward.up",
-                "ff.layer_2": "feed_forward.down",
-                "ff.layer_norm": "feed_forward_residual.{norm}",
-            },
-        ),
+        **in_layers("transformer.layer.{i}", "encoder", _LAYER),
     },
     heads={"mlm": {"lm_loss": ""}, "classifier": _SUMMARY},
     base="transformer.",

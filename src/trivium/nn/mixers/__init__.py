@@ -5,10 +5,12 @@ Shape letters: B batch, T positions, D width.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from trivium.choice import import_members
 from trivium.errors import SpecError
@@ -78,6 +80,27 @@ class MixerModule(PartModule):
         Without what `prepare` gives a mixer prepares for itself.
         """
         raise NotImplementedError
+
+
+class LeftToRightMixer(MixerModule):
+    """A mixer that reads a text from left to right, with a state of a fixed size."""
+
+    def prepare(
+        self, context: Context, state: State | None = None, table: nn.Module | None = None
+    ) -> None:
+        """Raise SpecError for a pass that does not read from left to right."""
+        self.refuse_limits(context, but={"causal", "documents", "padding"})
+        if not context.causal:
+            raise SpecError(
+                f"{self.part.kind} reads from left to right: it cannot be in an encoder."
+            )
+
+
+def recompute(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> tuple[Any, ...]:
+    """Return the result of a function without randomness; backward computes it again."""
+    if torch.is_grad_enabled():
+        return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
+    return function(*arguments)
 
 
 import_members(__name__, __path__)

@@ -72,11 +72,11 @@ class AttentionMixer(MixerModule, of=spec.Attention):
         return self.positions.new_table()
 
     def prepare(
-        self, context: Context, state: State | None = None, table: nn.Module | None = None
+        self, context: Context, state: Any = None, table: nn.Module | None = None
     ) -> Prepared:
         """The mask and what positions need. Where there is a bias, the mask is in it."""
         keys = context.keys
-        if context.span is not None and isinstance(state, KeysValues | Ring):
+        if context.span is not None and state is not None:
             columns = state.columns(context.span, context.columns)
             keys = Context(columns, columns)
         return self.prepare_for(context, keys, table)
@@ -151,7 +151,7 @@ class AttentionMixer(MixerModule, of=spec.Attention):
         seen = x[:, : context.num_keys] if context.seen is None else context.seen
         key, value = self.project(seen)
         key = self.positions.turn(key, prepared.positions)
-        if context.span is not None and isinstance(state, KeysValues | Ring):
+        if context.span is not None and state is not None:
             key, value = state.append(context.span, key, value)
         return query.to(key.dtype), key, value  # a cache may be more precise than the model
 

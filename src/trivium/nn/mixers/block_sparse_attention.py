@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trivium.nn.attend import attend
 from trivium.nn.context import Context
 from trivium.nn.mask import Mask
 from trivium.nn.mixers.attention import AttentionMixer, Prepared
@@ -130,16 +129,10 @@ class BlockSparseMixer(AttentionMixer, of=BlockSparseAttention):
         length = query.shape[2]
         missing = -length % self.part.block_size
         query, key, value = (F.pad(each, (0, 0, 0, missing)) for each in (query, key, value))
-        mix = partial(
-            attend,
-            scale=self.scale,
-            soft_cap=self.soft_cap,
-            dropout=self.dropout if self.training else 0.0,
-            max_scores=self.max_scores,
-        )
-        few = mix(blocks.own(query), blocks.copies(key), blocks.copies(value), blocks.mask)
+        copies = blocks.copies(key), blocks.copies(value)
+        few = self.attend_with(blocks.own(query), *copies, blocks.mask)
         few = few.unflatten(1, (query.shape[1], -1)).flatten(2, 3)
-        full = mix(blocks.of_columns(query), key, value, blocks.mask_all)
+        full = self.attend_with(blocks.of_columns(query), key, value, blocks.mask_all)
         return blocks.merged(few, full)[:, :, :length]
 
     def probabilities(

@@ -61,9 +61,7 @@ class LinformerMixer(MixerModule, of=Linformer):
 
     def new_table(self) -> nn.Module | None:
         """E of all layers, where they share it."""
-        if self.part.shared != "layerwise":
-            return None
-        return Projection(self.part)
+        return Projection(self.part) if self.part.shared == "layerwise" else None
 
     def prepare(
         self, context: Context, state: Any = None, table: nn.Module | None = None

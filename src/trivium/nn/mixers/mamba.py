@@ -13,19 +13,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
-from trivium.errors import SpecError
 from trivium.nn.activations import build_activation
 from trivium.nn.context import Context
-from trivium.nn.mixers import MixerModule
+from trivium.nn.mixers import LeftToRightMixer, recompute
 from trivium.nn.state import State
 from trivium.spec.mixers.mamba import SEGMENT, Mamba
 
 _LEAST_STEP, _LARGEST_STEP = 1e-3, 0.1
 
 
-class MambaMixer(MixerModule, of=Mamba):
+class MambaMixer(LeftToRightMixer, of=Mamba):
     """(y * silu(x W_gate)) W_output, where u = act(conv(x W_input)) and, in every channel,
 
         h_t = exp(delta_t A) h_t-1 + delta_t B_t u_t
@@ -66,14 +64,6 @@ class MambaMixer(MixerModule, of=Mamba):
         ends = math.log(_LEAST_STEP), math.log(_LARGEST_STEP)
         steps = torch.empty(part.d_inner).uniform_(*ends, generator=generator).exp()
         self.step.bias.copy_(steps + (-torch.expm1(-steps)).log())  # softplus of it is steps
-
-    def prepare(
-        self, context: Context, state: State | None = None, table: nn.Module | None = None
-    ) -> None:
-        """Nothing. Raises SpecError for a pass that does not read from left to right."""
-        self.refuse_limits(context, but={"causal", "documents", "padding"})
-        if not context.causal:
-            raise SpecError("mamba reads from left to right: it cannot be in an encoder.")
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
         """The last K - 1 inputs of the convolution, and h, whatever the length."""
@@ -137,12 +127,7 @@ class MambaMixer(MixerModule, of=Mamba):
         for i, segment in enumerate(segments):
             arguments: tuple[Any, ...] = *segment, h, self.log_decay, self.skip
             arguments += (None if new_documents is None else new_documents[i],)
-            if torch.is_grad_enabled():
-                y, h = checkpoint(
-                    self._segment, *arguments, use_reentrant=False, preserve_rng_state=False
-                )
-            else:
-                y, h = self._segment(*arguments)
+            y, h = recompute(self._segment, *arguments)
             outputs.append(y)
         assert h is not None  # there is a token
         return torch.cat(outputs, 1), h

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 
 from trivium.nn.context import Context
 from trivium.nn.mixers.attention import Prepared
-from trivium.nn.mixers.segment_attention import Memory, SegmentAttentionMixer
-from trivium.nn.state import State
+from trivium.nn.mixers.segment_attention import SegmentAttentionMixer
 from trivium.spec.mixers.memory_attention import MemoryAttention
 
 
@@ -43,7 +42,3 @@ class MemoryAttentionMixer(SegmentAttentionMixer, of=MemoryAttention):
         return replace(
             keys, positions=columns, columns=columns, real=real, order=order, types=types
         )
-
-    def new_state(self, slots: int, length: int, like: Tensor) -> State:
-        """A memory of as many inputs as the part says."""
-        return Memory(slots, self.part.memory, self.width, like)

@@ -14,6 +14,7 @@ from torch import Tensor
 from trivium.nn.context import Context
 from trivium.nn.mixers.attention import AttentionMixer, Prepared
 from trivium.nn.state import Span, State
+from trivium.spec.mixers.memory_attention import MemoryAttention
 from trivium.spec.mixers.segment_attention import SegmentAttention
 
 # The column of what a slot does not hold: later than all, so that no token sees it.
@@ -55,21 +56,11 @@ class SegmentAttentionMixer(AttentionMixer, of=SegmentAttention):
     the memory and of the segment before them.
     """
 
-    part: SegmentAttention
-
-    def prepare(self, context: Context, state: Any = None, table: Any = None) -> Prepared:
-        """See `AttentionMixer.prepare`; `state` is a `Memory`."""
-        keys = context.keys
-        if context.span is not None and state is not None:
-            columns = state.columns(context.span, context.columns)
-            keys = Context(columns, columns)
-        return self.prepare_for(context, keys, table)
+    part: SegmentAttention | MemoryAttention
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
-        """A memory of as many tokens as are seen."""
-        reach = self.part.pattern.reach
-        assert reach is not None  # the part has checked it
-        return Memory(slots, reach, self.width, like)
+        """Return a memory of as many inputs as the part says."""
+        return Memory(slots, self.part.memory, self.width, like)
 
     def _query_key_value(
         self, x: Tensor, context: Context, state: Any, prepared: Prepared

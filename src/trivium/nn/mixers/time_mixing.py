@@ -11,11 +11,9 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from trivium.errors import SpecError
 from trivium.nn.context import Context
-from trivium.nn.mixers import MixerModule
+from trivium.nn.mixers import LeftToRightMixer, recompute
 from trivium.nn.mixers.mamba import scan
 from trivium.nn.state import State
 from trivium.nn.token_shift import start_of_mixture, token_before
@@ -25,7 +23,7 @@ _NEVER = -1e30
 """The exponent of a token that does not count, in float32 too."""
 
 
-class TimeMixingMixer(MixerModule, of=TimeMixing):
+class TimeMixingMixer(LeftToRightMixer, of=TimeMixing):
     """(sigmoid(r_t) * wkv_t) W_output, where in every channel
 
         wkv_t = (a_t-1 + exp(bonus + k_t) v_t) / (b_t-1 + exp(bonus + k_t))
@@ -71,14 +69,6 @@ class TimeMixingMixer(MixerModule, of=TimeMixing):
         for matrix in (self.key, self.receptance, self.output):
             matrix.weight.zero_()
 
-    def prepare(
-        self, context: Context, state: State | None = None, table: nn.Module | None = None
-    ) -> None:
-        """Nothing. Raises SpecError for a pass that does not read from left to right."""
-        self.refuse_limits(context, but={"causal", "documents", "padding"})
-        if not context.causal:
-            raise SpecError("time-mixing reads from left to right: it cannot be in an encoder.")
-
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
         """The last token; a and b, both divided by exp(m), and m."""
         dtype = torch.promote_types(like.dtype, torch.float32)  # sums of many
@@ -101,12 +91,7 @@ class TimeMixingMixer(MixerModule, of=TimeMixing):
             for mix in (self.mix_key, self.mix_value, self.mix_receptance)
         )
         arguments = self.key(key), self.value(value), context, sums, largest
-        if torch.is_grad_enabled():
-            mean, sums, largest = checkpoint(
-                self._means, *arguments, use_reentrant=False, preserve_rng_state=False
-            )
-        else:
-            mean, sums, largest = self._means(*arguments)
+        mean, sums, largest = recompute(self._means, *arguments)
         if state is not None and span is not None:
             state.write(span, last, sums, largest)
         return self.output(self.receptance(receptance).sigmoid() * mean)

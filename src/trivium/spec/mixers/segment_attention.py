@@ -25,6 +25,11 @@ class SegmentAttention(Attention):
     kind: Literal["segment-attention"] = "segment-attention"  # type: ignore[assignment]
     pattern: SerializeAsAny[Pattern]  # type: ignore[reportGeneralTypeIssues]
 
+    @property
+    def memory(self) -> int:
+        """The number of tokens that a layer remembers."""
+        return self.pattern.reach or 0  # `check` refuses a pattern without a reach
+
     def check(self) -> None:
         """Raise SpecError for a memory without an end."""
         super().check()
