@@ -21,11 +21,12 @@ class Classification:
     """The label of a text.
 
     Args:
-        label: the most probable class; of several labels a tuple of those above one half; for
-            numbers (regression) empty.
-        score: the probability of the label; of several labels the smallest of theirs (or the
-            largest of all where none is above one half); for numbers the number.
-        scores: every label with its probability, most probable first; empty for numbers.
+        label: the most probable class. In multi-label classification it is a tuple of the labels
+            whose probability is above one half, in regression it is empty.
+        score: the probability of the class. In multi-label classification it is the smallest
+            probability of the labels (or the largest one of all, if no label is above one half), in
+            regression the predicted number.
+        scores: every label with its probability, most probable first; empty in regression.
     """
 
     label: str | tuple[str, ...]
@@ -45,9 +46,10 @@ _NEXT = "next", "not next"
 def classify_texts(
     lm: TextModel, texts: Sequence[tuple[str, str | None]], *, head: str | None = None
 ) -> list[Classification]:
-    """The labels of texts and pairs; see `LanguageModel.classify`.
+    """Return the labels of texts and pairs; see `LanguageModel.classify`.
 
-    `head`: "nsp" for whether the second text follows; None: that too where there is no other.
+    `head` "nsp" predicts whether the second text follows the first one. It is also the default for
+    a model without labels.
     """
     labels = lm.generates_labels or label_count(lm.module.spec, "classifier")
     if head == "nsp" or not labels:
@@ -64,11 +66,11 @@ def classify_texts(
 
 
 def _check_texts(texts: Sequence[tuple[str, str | None]], reads_pairs: bool | None) -> None:
-    """Raise TriviumError for an empty text, or a pair for a model of single texts or the reverse.
+    """Raise TriviumError for an empty text, or if single texts and pairs are confused.
 
     Args:
-        texts: each with its pair or None.
-        reads_pairs: what the model was fine-tuned on; None: unknown.
+        texts: texts, each with its second text or None.
+        reads_pairs: whether the model was fine-tuned on pairs; None if it is not known.
     """
     for text, pair in texts:
         if not text.strip():
@@ -86,7 +88,7 @@ def _check_texts(texts: Sequence[tuple[str, str | None]], reads_pairs: bool | No
 
 @torch.inference_mode()
 def classifier_logits(lm: TextModel, texts: Sequence[tuple[str, str | None]]) -> Tensor:
-    """Float32 logits of texts and pairs for every label, [N, L] on the CPU, in their order."""
+    """Return the float32 logits of texts and pairs for every label, [N, L] on the CPU."""
     if lm.generates_labels:
         return _label_log_likelihoods(lm, texts)
     return _head_logits(lm, texts, "classifier", label_count(lm.module.spec, "classifier"))
@@ -96,7 +98,7 @@ def classifier_logits(lm: TextModel, texts: Sequence[tuple[str, str | None]]) ->
 def _head_logits(
     lm: TextModel, texts: Sequence[tuple[str, str | None]], head: str, count: int
 ) -> Tensor:
-    """Float32 logits of a head for so many labels, [N, L] on the CPU."""
+    """Return the float32 logits of a head for `count` labels, [N, L] on the CPU."""
     logits = torch.empty(len(texts), count)
     inputs = lm.text_inputs(texts)
     batches = hidden_states(
@@ -108,7 +110,7 @@ def _head_logits(
 
 
 def _label_log_likelihoods(lm: TextModel, texts: Sequence[tuple[str, str | None]]) -> Tensor:
-    """Log-likelihoods of labels' names as outputs of an encoder-decoder, encoded as in training."""
+    """Return the log-likelihoods of the names of labels as outputs of an encoder-decoder."""
     source, target, labels = lm.source_tokenizer, lm.text_tokenizer, lm.settings.labels
     end = target.suffix_ids[-1:] if target.eos_id is None else (target.eos_id,)
     names = [[*ids, *end] for ids in target.encode_ids_batch(list(labels))]
@@ -124,17 +126,18 @@ def _label_log_likelihoods(lm: TextModel, texts: Sequence[tuple[str, str | None]
 
 
 def label_count(spec: Spec, kind: str) -> int:
-    """Labels of a head; 0 where the model has none of that kind."""
+    """Return the number of labels of a head; 0 if the model has no head of this kind."""
     return next((getattr(head, "num_labels", 0) for head in spec.heads if head.kind == kind), 0)
 
 
 def to_classifications(
     logits: Tensor, names: Sequence[str], kind: LabelKind
 ) -> list[Classification]:
-    """Labels and probabilities from logits [N, L].
+    """Return labels and probabilities from logits.
 
     Args:
-        names: of the L labels.
+        logits: [N, L].
+        names: the names of the L labels.
         kind: one class per text, any number of labels per text, or a number per text.
     """
     if kind == "numbers":

@@ -21,8 +21,8 @@ class TokenVectors:
     """The vectors of a text's tokens, without special ones.
 
     Args:
-        tokens: as text; bytes that are none as \\xNN.
-        spans: where each begins and ends in the text, in characters.
+        tokens: the tokens as text; bytes that are not text are written \\xNN.
+        spans: the character offsets of the tokens in the text.
         vectors: float32 [T, D] on the CPU.
     """
 
@@ -39,14 +39,15 @@ def embed_windows(
     pooling: Pooling | None,
     normalize: bool,
 ) -> Tensor:
-    """One vector per text: the mean, the first or the last of its hidden states.
+    """Return one vector per text: the mean, the first or the last of its hidden states.
 
-    The vector of a text in several windows is the mean of theirs, weighted by their tokens: with
-    mean pooling the mean over all tokens of the text.
+    The vector of a text in several windows is the mean of their vectors, weighted by their numbers
+    of tokens. With mean pooling this is the mean over all tokens of the text.
 
     Args:
-        texts: the ids of every window of each.
-        pooling: None: that of the model.
+        lm: the model.
+        texts: the ids of the windows of every text.
+        pooling: the pooling; None for that of the model.
         normalize: scale vectors to length 1, so that dot products are cosine similarities.
 
     Returns:
@@ -69,7 +70,7 @@ def embed_windows(
 def embed_tokens(
     lm: TextModel, texts: Sequence[Sequence[TextInput]], *, normalize: bool
 ) -> list[TokenVectors]:
-    """The hidden state of every token of texts, each given as windows of what the model reads.
+    """Return the hidden state of every token of texts, which are given as windows.
 
     `normalize`: scale vectors to length 1, so that dot products are cosine similarities.
     """

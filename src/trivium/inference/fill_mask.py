@@ -1,4 +1,4 @@
-"""Predictions for masked tokens by an encoder, for gaps of any length by models with a decoder.
+"""Filling masks: an encoder predicts single tokens, a model with a decoder gaps of any length.
 
 Sources: Devlin et al. 2018 (masks); Raffel et al. 2019 (sentinels); Lewis et al. 2019 (BART's mask
 for any number of tokens); Du et al. 2022 (GLM's blanks).
@@ -36,10 +36,10 @@ _TOKENS_PER_GAP, _MIN_BEAMS = 12, 5
 
 @dataclass(frozen=True, slots=True)
 class MaskFill:
-    """One way to fill a mask: the text with it, the token and its probability (0 to 1).
+    """One way to fill a mask: the filled text, the token and its probability (0 to 1).
 
-    Of a model with a decoder it is the probability per token: the geometric mean over all generated
-    tokens, those that end a fill included.
+    The score of a model with a decoder is a probability per token: the geometric mean over all
+    generated tokens, including those that end a fill.
     """
 
     sequence: str
@@ -49,11 +49,11 @@ class MaskFill:
 
 @torch.inference_mode()
 def fill_masks(lm: TextModel, text: str, *, top_k: int = 5) -> list[list[MaskFill]]:
-    """The `top_k` most probable tokens for every mask of a text.
+    """Return the `top_k` most probable tokens for every mask of a text.
 
-    Each mask is filled by itself: the others stay masked. Of a text longer than the model reads, it
-    reads the window around the mask. Probabilities are those of
-    `transformers`: over all rows of the embedding matrix, special tokens and padding included.
+    Each mask is filled while the other masks stay. If the text is longer than the model reads, the
+    model reads the window around the mask. As in `transformers`, probabilities are over all rows of
+    the embedding matrix, including special tokens and padding.
 
     Raises:
         TokenizerError: the tokenizer has no mask token.
@@ -89,7 +89,7 @@ def fill_masks(lm: TextModel, text: str, *, top_k: int = 5) -> list[list[MaskFil
 
 
 def _reader(lm: TextModel) -> Tokenizer:
-    """The tokenizer of what the model reads, for which masks and sentinels are special tokens."""
+    """Return the tokenizer for what the model reads, with masks and sentinels as special tokens."""
     tokenizer = lm.source_tokenizer
     if not tokenizer.reads_text:
         return tokenizer
@@ -99,7 +99,7 @@ def _reader(lm: TextModel) -> Tokenizer:
 
 
 def with_mask_token(tokenizer: Tokenizer, text: str) -> str:
-    """The text with the tokenizer's mask token for every spelling of a mask."""
+    """Replace every spelling of a mask in a text by the tokenizer's mask token."""
     mask = tokenizer.roles.get("mask")
     if mask is None:
         return text
@@ -108,7 +108,7 @@ def with_mask_token(tokenizer: Tokenizer, text: str) -> str:
 
 
 def no_mask_error(text: str, mask: str) -> TriviumError:
-    """What to say about a text without a mask."""
+    """Return the error for a text without a mask."""
     chinese = any(map(is_cjk, text))
     example = f"\u5929{mask}\u5f88\u597d\u3002" if chinese else f"The weather was {mask} today."
     return TriviumError(
@@ -118,7 +118,7 @@ def no_mask_error(text: str, mask: str) -> TriviumError:
 
 
 def _filled(tokenizer: Tokenizer, text: str, ids: Ids, position: int, token_id: int) -> str:
-    """The text with one token for the mask at `position` of `ids`."""
+    """Return the text with a token in place of the mask at `position` of `ids`."""
     if tokenizer.kind not in _SPACES_IN_TEXT:
         # Other masks stay, which decoding would drop with the special tokens.
         dropped = {*tokenizer.special_ids} - {tokenizer.mask_id}
@@ -135,20 +135,20 @@ def _filled(tokenizer: Tokenizer, text: str, ids: Ids, position: int, token_id: 
 
 
 def _token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """A token as text; its symbol in the vocabulary where it is no complete text."""
+    """Return a token as text, or its symbol in the vocabulary if it is not a complete text."""
     text = tokenizer.decode([token_id], skip_special_tokens=False)
     return tokenizer.readable_tokens[token_id] if not text or "\ufffd" in text else text
 
 
 def fill_gaps(lm: TextModel, text: str, *, top_k: int = 5) -> list[MaskFill]:
-    """The best ways to fill all gaps of a text together, by beam search, best first.
+    """Return the best ways to fill all gaps of a text together, by beam search, best first.
 
-    A model with sentinels (T5) generates each gap's sentinel followed by its content; gaps are
+    A model with sentinels (T5) generates each gap's sentinel followed by its content. Gaps are
     written <extra_id_0>, <extra_id_1>, ... or as masks. A model with a mask token (BART) generates
-    the whole text: the content of a gap is what lies between the texts around it, empty where
-    these were changed. Contents of several gaps are joined by " | ". A score is the geometric mean
-    of the probabilities of the generated tokens. Of equal texts only the best is kept, so that
-    there may be fewer than `top_k`.
+    the whole text. The content of a gap is then the text between its neighbours, or empty if the
+    model has changed them. The contents of several gaps are joined by " | ". A score is the
+    geometric mean of the probabilities of the generated tokens. Equal texts are returned once, so
+    that there may be fewer than `top_k`.
 
     Raises:
         TriviumError: the text has no gap, or top_k is below 1.
@@ -166,13 +166,13 @@ def fill_gaps(lm: TextModel, text: str, *, top_k: int = 5) -> list[MaskFill]:
 
 @torch.inference_mode()
 def fill_blanks(lm: TextModel, text: str) -> MaskFill:
-    """All blanks of a text filled by a decoder, one after another, each up to an end token.
+    """Fill all blanks of a text with a decoder, one after another, each up to an end token.
 
-    Every token is the most probable one; several contents are joined by " | ". The score is that
-    of `fill_gaps`. Source: Du et al. 2022, section 2.1.
+    Every token is the most probable one. The contents of several blanks are joined by " | ". The
+    score is that of `fill_gaps`. Source: Du et al. 2022, section 2.1.
 
     Raises:
-        TokenizerError: the tokenizer lacks a mask, a start or an end.
+        TokenizerError: the tokenizer lacks a token that masks, starts or ends a blank.
         TriviumError: the text has no blank.
         SpecError: the text is longer than the model reads.
     """
@@ -191,7 +191,7 @@ def fill_blanks(lm: TextModel, text: str) -> MaskFill:
     cache = module.new_cache(1, room)
 
     def extend(ids: Ids, positions: list[tuple[int, int]], **prefix: Tensor) -> Tensor:
-        """Log-probabilities of the token after others, [V]."""
+        """Return the log-probabilities of the token after `ids`, [V]."""
         inputs = {"input_ids": ids, "position_ids": positions}
         tensors = {name: torch.tensor([x], device=module.device) for name, x in inputs.items()}
         hidden = module(**tensors, **prefix, cache=cache)[0, -1]
@@ -213,7 +213,7 @@ def fill_blanks(lm: TextModel, text: str) -> MaskFill:
 
 
 _Fill = tuple[str, list[str], float]
-"""A text without gaps, the contents of its gaps, and the score of a hypothesis."""
+"""The filled text, the contents of its gaps, and the score of a hypothesis."""
 
 
 def _fill_sentinels(lm: TextModel, text: str, beams: BeamSearchParams) -> Iterator[_Fill]:
@@ -250,7 +250,7 @@ def _fill_by_rewriting(lm: TextModel, text: str, beams: BeamSearchParams) -> Ite
 
 
 def _with_sentinels(tokenizer: Tokenizer, text: str) -> tuple[str, list[str]]:
-    """The text with a sentinel for every mask, and its sentinels in their order."""
+    """Return the text with a sentinel for every mask, and its sentinels in their order."""
     names = [tokenizer.tokens[token_id] for token_id in tokenizer.sentinel_ids]
     unused = [name for name in names if name not in text]
     if len(MASK_PATTERN.findall(text)) > len(unused):
@@ -263,7 +263,7 @@ def _with_sentinels(tokenizer: Tokenizer, text: str) -> tuple[str, list[str]]:
 
 
 def _contents(tokenizer: Tokenizer, ids: Ids, gaps: Ids) -> list[str]:
-    """What was generated after each gap's sentinel; empty for sentinels that were not."""
+    """Return the text after each gap's sentinel, or "" if the sentinel was not generated."""
     contents: dict[int, list[int]] = {}
     current: list[int] = []
     for token_id in ids:
@@ -275,7 +275,7 @@ def _contents(tokenizer: Tokenizer, ids: Ids, gaps: Ids) -> list[str]:
 
 
 def _replace_sentinel(text: str, sentinel: str, content: str) -> str:
-    """The text with a gap's content; an empty one leaves a single space."""
+    """Replace a sentinel by the content of its gap. An empty content leaves a single space."""
     before, _, after = text.partition(sentinel)
     if not content:
         return before.rstrip() + (" " if before[-1:].isspace() else "") + after.lstrip()
@@ -283,7 +283,7 @@ def _replace_sentinel(text: str, sentinel: str, content: str) -> str:
 
 
 def texts_between(pieces: Sequence[str], text: str) -> list[str]:
-    """What lies between pieces of a text, in their order; "" where a piece does not occur.
+    """Return the texts between consecutive pieces of a text, or empty texts if one is missing.
 
     >>> texts_between(["The", "sat on the", "."], "The cat sat on the mat.")
     ['cat', 'mat']

@@ -1,6 +1,7 @@
-"""Log-probabilities of texts: continuations of a context, which may be empty.
+"""Log-probabilities of texts as continuations of a context, which may be empty.
 
-A decoder scores items of similar lengths together: a score depends on the others by rounding only.
+A decoder scores items of similar lengths together, so that a score depends on the other items, but
+only by rounding.
 
 Shape letters: R rows, L longest continuation, M scored tokens, D d_model, V vocabulary.
 """
@@ -54,8 +55,9 @@ class SequenceScore:
 
     Args:
         ids: the tokens.
-        log_probabilities: of a decoder log p(token | tokens before), of an encoder log p(token |
-            all others) (Salazar et al. 2020); None for a first token that nothing precedes.
+        log_probabilities: log p(token | tokens before) for a decoder, log p(token | all other
+            tokens) for an encoder (Salazar et al. 2020). It is None for a first token without any
+            token before it.
         greedy: whether each token is the most probable one of its position.
         num_cut: tokens that were cut from the left of a context that was too long.
     """
@@ -67,21 +69,20 @@ class SequenceScore:
 
     @property
     def total(self) -> float:
-        """The sum: log-probability, or pseudo-log-likelihood of an encoder."""
+        """The sum: the log-probability, or the pseudo-log-likelihood of an encoder."""
         return math.fsum(value for value in self.log_probabilities if value is not None)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the sum is over."""
+        """The number of tokens in the sum."""
         return sum(value is not None for value in self.log_probabilities)
 
 
 def score_text(lm: TextModel, text: str, context: str | None = None) -> SequenceScore:
-    """The score of a whole text, which continues a context where there is one.
+    """Return the score of a whole text, which may continue a context.
 
-    The end of the text is not scored. A context that is too long is cut on the left. A space is put
-    between context and text unless there is one, or a character beside it is of a script that is
-    written without spaces.
+    The end of the text is not scored. A context that is too long is cut on the left. A space is
+    added between context and text if there is none, except in scripts without spaces.
 
     Raises:
         SpecError: a text longer than the model's context length, or an encoder-decoder without a
@@ -104,14 +105,14 @@ def score_text(lm: TextModel, text: str, context: str | None = None) -> Sequence
 def score_continuations(
     lm: TextModel, items: Sequence[ScoreItem], *, truncate: bool = False
 ) -> list[list[SequenceScore]]:
-    """Scores of every continuation of every item, in their order.
+    """Return the scores of every continuation of every item, in their order.
 
-    A decoder reads the context once, begun as documents begin in training; an empty context where
-    nothing begins documents is the end of the text before, and where no token ends texts either,
-    the first token is not scored. An encoder-decoder reads the context as a document, its decoder
-    generates the continuation. An encoder reads context, continuation and `after` as one document
-    and predicts each token of the continuation with it masked, of a longer text in the window
-    around it.
+    A decoder reads the context once, after the tokens that begin documents in training. If there
+    are no such tokens, an empty context is the token that ends the previous text; without that
+    token either, the first token is not scored. An encoder-decoder reads the context as a document,
+    and its decoder generates the continuation. An encoder reads context, continuation and `after`
+    as one document, or as a window around the token if the document is too long. It predicts each
+    token of the continuation while this token is masked.
 
     Args:
         lm: a model with a head over the vocabulary.
@@ -145,11 +146,12 @@ def score_continuations(
 def encode_item(
     lm: TextModel, context: str, continuations: Sequence[str], *, after: str = ""
 ) -> ScoreItem:
-    """The ids of a context and its continuations, encoded as the texts they form together.
+    """Return the ids of a context and its continuations, encoded as the texts they form together.
 
-    Spaces at the end of the context belong to the continuations, as tokenizers see them. The
-    context is what all encodings begin with, up to its last character; a token across the border
-    belongs to the continuation. An encoder-decoder has them apart: its source is the context.
+    Spaces at the end of the context belong to the continuations, as in the words of tokenizers. The
+    ids of the context are those with which all encodings begin; a token across the border belongs
+    to the continuation. For an encoder-decoder, whose source is the context, context and
+    continuations are encoded separately.
 
     Raises:
         TokenizerError: a continuation without tokens.
@@ -178,7 +180,7 @@ def encode_item(
 def continuation_scores(
     lm: TextModel, context: str, continuations: Sequence[str], *, after: str = ""
 ) -> list[SequenceScore]:
-    """Scores of continuations of a context, the left of which is cut where it is too long.
+    """Return the scores of continuations of a context, which is cut on the left if too long.
 
     An encoder reads `after` behind each continuation.
     """
@@ -189,9 +191,9 @@ def continuation_scores(
 def token_log_probabilities(
     module: LanguageModule, hidden: Tensor, targets: Tensor, vocab_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Log p of each target, float64, and whether it is the most probable token, on the CPU.
+    """Return log p of each target, and whether it is the most probable token, on the CPU.
 
-    Shape: hidden [M, D], targets int64 [M] -> [M], bool [M].
+    Shape: hidden [M, D], targets int64 [M] -> float64 [M], bool [M].
     """
     values, best = [], []
     for states, target in zip(hidden.split(_LOGITS_AT_ONCE), targets.split(_LOGITS_AT_ONCE)):
@@ -202,7 +204,7 @@ def token_log_probabilities(
 
 
 class _Group(NamedTuple):
-    """Continuations that are scored together: those of an item from the number `first` on.
+    """Continuations of an item that are scored together; the number of the first one is `first`.
 
     `context` is a decoder's prompt or an encoder's source, from which `num_cut` tokens were cut.
     """
@@ -215,7 +217,7 @@ class _Group(NamedTuple):
 
 
 def _context(lm: TextModel, item: ScoreItem, truncate: bool) -> tuple[list[int], int]:
-    """What a decoder's prompt, or an encoder's source, is; tokens that were cut from it."""
+    """Return a decoder's prompt or an encoder's source, and how many tokens were cut from it."""
     module, longest = lm.module, max(map(len, item.continuations))
     if module.spec.family == "encoder-decoder":
         start, tokenizer = lm.generation_rules.target_start, lm.source_tokenizer
@@ -238,7 +240,7 @@ def _context(lm: TextModel, item: ScoreItem, truncate: bool) -> tuple[list[int],
 def _score_decoded(
     lm: TextModel, items: Sequence[ScoreItem], contexts: Sequence[tuple[list[int], int]]
 ) -> list[list[SequenceScore]]:
-    """A context with one continuation is one row; several share the states of their context."""
+    """Score items; several continuations of an item share the states of their context."""
     both = lm.module.spec.family == "encoder-decoder"
     whole: list[_Group] = []
     shared: list[_Group] = []
@@ -263,7 +265,10 @@ def _score_decoded(
 
 
 def _whole_states(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
-    """Hidden states that predict the only continuation of each context; both are one row."""
+    """Return the hidden states that predict the only continuation of each context.
+
+    A context and its continuation are read as one row.
+    """
     rows = [[*group.context, *group.continuations[0][:-1]] for group in groups]
     if not any(rows):
         return [torch.empty(0)] * len(rows)
@@ -274,7 +279,10 @@ def _whole_states(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
 
 
 def _shared_states(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
-    """The same of several: each context is read once, into a slot that the others copy."""
+    """Return the hidden states that predict several continuations of each context.
+
+    A context is read once, into a slot of the cache that is copied for the other continuations.
+    """
     module, start = lm.module, lm.generation_rules.target_start
     counts = [len(group.continuations) for group in groups]
     continuations = [ids for group in groups for ids in group.continuations]
@@ -300,7 +308,7 @@ def _shared_states(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
 
 @torch.inference_mode()
 def _score_masked(lm: TextModel, item: ScoreItem, truncate: bool) -> list[SequenceScore]:
-    """Every token of a continuation is masked in turn, in the window around it."""
+    """Score continuations with an encoder, which masks every token in turn."""
     tokenizer = lm.source_tokenizer
     prefix, suffix = tokenizer.prefix_ids, tokenizer.suffix_ids
     excess = 0
@@ -323,7 +331,7 @@ def _score_masked(lm: TextModel, item: ScoreItem, truncate: bool) -> list[Sequen
 def _scores(
     lm: TextModel, groups: Sequence[_Group], states: Sequence[Tensor]
 ) -> Iterator[SequenceScore]:
-    """Scores of the last tokens of each continuation, which its states [M, D] predict in order."""
+    """Yield the scores of continuations, whose last tokens the states [M, D] predict in order."""
     lengths = [len(each) for each in states]
     continuations = [(group.num_cut, ids) for group in groups for ids in group.continuations]
     values, best = torch.empty(0), torch.empty(0, dtype=torch.bool)
@@ -343,10 +351,10 @@ def _scores(
 
 
 def _excess(lm: TextModel, around: int, context: int, continuation: int, truncate: bool) -> int:
-    """Tokens of the context beyond the model's context length.
+    """Return the number of tokens of the context beyond the model's context length.
 
     Raises:
-        SpecError: the continuation alone is too long, or there is an excess without `truncate`.
+        SpecError: the continuation alone is too long, or the context is and `truncate` is False.
     """
     limit = lm.context_length
     needed = around + context + continuation

@@ -1,4 +1,4 @@
-"""A language model as inference sees it: weights, tokenizers, what it can do, how texts end."""
+"""`TextModel`: weights, tokenizers and settings, and what follows from them for inference."""
 
 from __future__ import annotations
 
@@ -37,18 +37,19 @@ _FITTING = {
     "next_sentence": 'a BERT of `trivium pretrain --set objective.kind="sentence-pairs"`',
     "embed": "an encoder or a decoder",
 }
-"""Capability -> the models that have it without fine-tuning."""
+"""The models that have a capability without fine-tuning, by capability."""
 
 TASK_OF_CAPABILITY = {"classify": "classification", "tag": "tagging", "answer": "qa"}
-"""Capability -> the task whose fine-tuning adds it."""
+"""The task whose fine-tuning adds a capability, by capability."""
 
 
 @dataclass(frozen=True)
 class GenerationRules:
-    """What holds for every text a model generates, from its tokenizer and its settings.
+    """Rules for every text that a model generates, from its tokenizer and its settings.
 
     Args:
-        vocab_size: ids from here on are padding of the embedding matrix and are never generated.
+        vocab_size: the number of ids that may be generated; further rows of the embedding matrix
+            are padding.
         stop_ids: ids that end a text.
         banned_ids: ids that are never generated, such as Marian's padding.
         begin_banned_ids: ids that no text begins with.
@@ -69,18 +70,20 @@ class GenerationRules:
 
     @property
     def target_start(self) -> tuple[int, ...]:
-        """What a target of an encoder-decoder begins with."""
+        """The ids that a target of an encoder-decoder begins with."""
         return self.decoder_start + self.forced_start
 
     def max_tokens(
         self, prompt: Sequence[int], max_new_tokens: int, context_length: int | None
     ) -> int:
-        """Tokens to generate for a prompt at most; the last one is not read: it needs no position.
+        """Return the largest number of tokens to generate for a prompt.
+
+        The last token needs no position, because the decoder does not read it.
 
         Args:
-            prompt: ids of the prompt, or of the source of an encoder-decoder.
-            max_new_tokens: as the user sets it.
-            context_length: tokens that the decoder can read; None: any number.
+            prompt: the ids of the prompt, or of the source of an encoder-decoder.
+            max_new_tokens: the number that the user has set.
+            context_length: the number of tokens that the decoder can read; None for any number.
         """
         if context_length is None:
             return max_new_tokens
@@ -95,7 +98,7 @@ class GenerationRules:
                 )
 
     def forced_id(self, length: int, limit: int) -> int | None:
-        """The id that must follow the `length` tokens of a text of at most `limit`; None: any."""
+        """Return the id that must follow `length` tokens of at most `limit`; None for any id."""
         if length < len(self.forced_start):
             return self.forced_start[length]
         return self.forced_end if length + 1 >= limit else None
@@ -107,13 +110,14 @@ class TextModel:
     Args:
         spec: the description of `module`.
         module: the weights, which are put into evaluation mode.
-        tokenizer: None for models used by ids alone.
-        settings: how it generates, names of its labels; kept, saved and exported.
-        source_tokenizer: of what an encoder reads; None: the tokenizer.
+        tokenizer: the tokenizer; None if the model is used with ids only.
+        settings: the options of generation, the names of labels and so on, which are saved and
+            exported with the model.
+        source_tokenizer: the tokenizer for what an encoder reads, if it is another one.
         compile: compile the decode step of generation.
 
     Raises:
-        SpecError: a tokenizer with more ids than the model.
+        SpecError: the tokenizer has more ids than the model.
     """
 
     def __init__(
@@ -181,15 +185,15 @@ class TextModel:
     def reads_documents(self) -> bool:
         """Whether `classify` and `embed` add the tokens that begin and end documents.
 
-        A decoder reads them only where it was fine-tuned so (classification, contrastive).
+        For a decoder they do so only if it was fine-tuned with them (classification, contrastive).
         """
         return self.settings.task in TEXT_TASKS or self.spec.family != "decoder-only"
 
     @property
     def pooling(self) -> Pooling:
-        """What `embed` makes vectors by: as in training for it, else the mean, of a decoder last.
+        """The pooling of `embed`: that of training, else "last" for a decoder, "mean" for others.
 
-        Raises SpecError where the settings name another one.
+        Raises SpecError if the settings name an unknown pooling.
         """
         pooling = self.settings.pooling
         if pooling in get_args(Pooling):
@@ -199,12 +203,12 @@ class TextModel:
         return "last" if self.spec.family == "decoder-only" else "mean"
 
     def label_names(self, count: int) -> tuple[str, ...]:
-        """The names of labels; without settings those of `transformers`."""
+        """Return the names of labels, or the names that `transformers` gives them by default."""
         names = self.settings.labels
         return names if len(names) == count else tuple(f"LABEL_{n}" for n in range(count))
 
     def require(self, capability: str) -> None:
-        """Raise SpecError where the model lacks a capability; names are those of the commands."""
+        """Raise SpecError if the model lacks a capability."""
         if capability in self.capabilities:
             return
         task = TASK_OF_CAPABILITY.get(capability)
@@ -214,13 +218,13 @@ class TextModel:
         )
 
     def reading(self, special_tokens: SpecialTokens | None) -> Self:
-        """Return this model, for which the names of special tokens in a text are what is given.
+        """Return this model, but with the given way to read names of special tokens in texts.
 
         Args:
             special_tokens: whether `[SEP]` or `<|im_end|>` in a text is "text" like any other, or
-                the "special" token. None: special in the prompt of `generate`, text elsewhere
-                (`[MASK]` aside in `fill_mask`), unless the model was trained with another
-                `data.special_tokens`.
+                the "special" token. By default names are special in the prompt of `generate`, and
+                text elsewhere (except `[MASK]` in `fill_mask`), unless the model was trained with
+                another `data.special_tokens`.
         """
         if special_tokens == self._special_tokens:
             return self
@@ -230,20 +234,20 @@ class TextModel:
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """What the names of special tokens in a text are."""
+        """How the names of special tokens in a text are read."""
         trained = self.settings.config.get("trained_special_tokens") == "special"
         return self._special_tokens or ("special" if trained else "text")
 
     @property
     def prompting(self) -> Self:
-        """This model as it reads a prompt, in which the names of special tokens are special."""
+        """This model, but with names of special tokens read as special tokens, as in prompts."""
         return self.reading(self._special_tokens or "special")
 
     @property
     def text_tokenizer(self) -> Tokenizer:
-        """The tokenizer, which reads texts as `special_tokens` says.
+        """The tokenizer, which reads names of special tokens as `special_tokens` says.
 
-        Raises TokenizerError where the model came without one.
+        Raises TokenizerError if the model has no tokenizer.
         """
         if self.tokenizer is None:
             raise TokenizerError(
@@ -254,18 +258,18 @@ class TextModel:
 
     @property
     def source_tokenizer(self) -> Tokenizer:
-        """The tokenizer of everything an encoder reads; without one of its own, the tokenizer."""
+        """The tokenizer for what an encoder reads: the source tokenizer, else the tokenizer."""
         own = self._source_tokenizer
         return self.text_tokenizer if own is None else own.reading(self.special_tokens)
 
     @property
     def max_length(self) -> int | None:
-        """Tokens that are read at once: those of training, or the context length.
+        """The number of tokens that are read at once: that of training, or the context length.
 
-        Longer texts are read in windows (`tag`, `answer`, `embed`, `fill_mask`, an encoder's
-        `score`), or their ends are cut with a warning (`classify`, what an encoder-decoder
-        generates from). An encoder with relative biases (T5, ALiBi), whose memory is quadratic,
-        reads 1,024 where nothing states a length. None: any number.
+        Longer texts are read in windows (`tag`, `answer`, `embed`, `fill_mask`, and `score` of an
+        encoder), or their ends are cut with a warning (`classify`, and the sources of an
+        encoder-decoder). If no length is known, an encoder with relative biases (T5, ALiBi), whose
+        memory is quadratic, reads 1,024 tokens, and the value for other models is None.
         """
         config = self.settings.config
         lengths = (
@@ -279,18 +283,18 @@ class TextModel:
 
     @property
     def context_length(self) -> int | None:
-        """Tokens of the positions; of an encoder-decoder without an end to them `max_length`."""
+        """The number of positions; for an encoder-decoder with unlimited ones `max_length`."""
         both = self.spec.family == "encoder-decoder"
         return self.spec.max_length or (self.max_length if both else None)
 
     @property
     def trained_length(self) -> int | None:
-        """Tokens of the longest rows in training; None where no run of ours says so."""
+        """The number of tokens of the longest rows in training; None if it is not known."""
         return self.settings.config.get("trained_length")
 
     @property
     def generation_rules(self) -> GenerationRules:
-        """How generated texts begin and end, from tokenizer and settings."""
+        """The rules for generated texts, from the tokenizer and the settings."""
         tokenizer, settings, start = self.text_tokenizer, self.settings, ()
         if self.spec.family == "encoder-decoder":
             first = (tokenizer.bos_id, tokenizer.pad_id)
@@ -321,9 +325,9 @@ class TextModel:
         )
 
     def conversation_ids(self, messages: Sequence[Message]) -> list[int]:
-        """The ids of a conversation up to where the assistant's next message begins.
+        """Return the ids of a conversation up to where the assistant's next message begins.
 
-        Raises TokenizerError: the model has no chat template, or it refuses the messages.
+        Raises TokenizerError if the model has no chat template, or if it refuses the messages.
         """
         if self.settings.chat_template is None:
             raise TokenizerError(
@@ -334,7 +338,7 @@ class TextModel:
         return prompt_ids(self, template.render(messages, add_generation_prompt=True))
 
     def prompts(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of prompts; a warning says how many sources of an encoder-decoder are cut."""
+        """Return the ids of prompts, and warn if sources of an encoder-decoder are cut."""
         prompts, limit = [prompt_ids(self, text) for text in texts], self.max_length
         if self.spec.family == "encoder-decoder" and limit is not None:
             suffix = self.source_tokenizer.suffix_ids
@@ -345,7 +349,7 @@ class TextModel:
         return prompts
 
     def text_inputs(self, texts: Sequence[tuple[str, str | None]]) -> list[TextInput]:
-        """Texts and pairs as the model reads them; a warning says how many are cut."""
+        """Return texts and pairs as the model reads them, and warn if some are cut."""
         limit = self.max_length
         inputs = encode_inputs(
             self.source_tokenizer, texts, max_length=limit, as_documents=self.reads_documents
@@ -354,18 +358,18 @@ class TextModel:
         return inputs
 
     def windows(self, texts: Sequence[str]) -> list[list[TextInput]]:
-        """Every window of texts, as `embed` reads them."""
+        """Return the windows of every text, as `embed` reads them."""
         documents, limit = self.reads_documents, self.max_length
         return encode_windows(
             self.source_tokenizer, texts, max_length=limit, as_documents=documents
         )
 
     def embedding_windows(self, texts: Sequence[str]) -> list[list[list[int]]]:
-        """The ids of every window of texts."""
+        """Return the ids of the windows of every text."""
         return [[window.ids for window in each] for each in self.windows(texts)]
 
     def warn_of_lengths(self, requests: Iterable[GenerationRequest]) -> None:
-        """Warn of texts that positions ended, or that are longer than what was trained."""
+        """Warn of texts that end for lack of positions, or that are longer than in training."""
         start, trained = self.generation_rules.decoder_start, self.trained_length
         notes: list[str] = []
         for one in requests:
@@ -385,25 +389,25 @@ class TextModel:
     def sampling_params(
         self, prompt_ids: Sequence[int], options: Mapping[str, Any], **defaults: Any
     ) -> SamplingParams:
-        """Options of one prompt; those that are not set are the model's, else `defaults`."""
+        """Return the options for a prompt. The options of the model come before `defaults`."""
         length = len(self.generation_rules.decoder_start or prompt_ids)
         settings = options_of_config(self.settings.generation, SamplingParams, length)
         return SamplingParams(**{**defaults, **settings, **options})
 
     def target_limit(self, source: Sequence[int]) -> int:
-        """Tokens of the target of a source at most: the model's own limit, or by its length."""
+        """Return the largest number of tokens of a target: the model's limit, or by its source."""
         default = min(2 * len(source) + 16, MAX_TARGET)
         return self.sampling_params(source, {}, max_new_tokens=default).max_new_tokens
 
     def beam_params(self, **options: Unpack[BeamSearchOptions]) -> BeamSearchParams:
-        """Beam search; options that are not set are the model's, or 4 beams."""
+        """Return the options of beam search. Those that are not given are the model's own."""
         length = len(self.generation_rules.decoder_start)
         settings = options_of_config(self.settings.generation, BeamSearchParams, length)
         return BeamSearchParams(**{**settings, **options})
 
 
 def warn_of_cuts(cut: int, total: int, limit: int | None) -> None:
-    """Warn of texts whose ends are not read."""
+    """Warn of texts whose ends are cut."""
     if cut:
         warnings.warn(
             f"{cut} of {total} texts are longer than the {limit} tokens that this model reads: "
@@ -413,19 +417,19 @@ def warn_of_cuts(cut: int, total: int, limit: int | None) -> None:
 
 
 def document_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The ids of a text between the special tokens that begin and end documents in training."""
+    """Return the ids of a text between the tokens that begin and end documents in training."""
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     return [*tokenizer.prefix_ids, *ids, *tokenizer.suffix_ids]
 
 
 def prompt_ids(lm: TextModel, text: str) -> list[int]:
-    """The ids of a text for an encoder to read, or for a decoder to continue.
+    """Return the ids of a text for an encoder to read, or for a decoder to continue.
 
-    A decoder's prompt begins as documents begin in training; where nothing begins them, an empty
-    prompt is the end of the document before.
+    A decoder's prompt begins with the tokens that begin documents in training. Without such tokens,
+    an empty prompt is the token that ends the previous document.
 
     Raises:
-        TokenizerError: an empty prompt, and no special token to begin with.
+        TokenizerError: the prompt is empty, and there is no special token to begin with.
     """
     if lm.module.spec.family == "encoder-decoder":
         return document_ids(lm.source_tokenizer, text)
@@ -441,7 +445,7 @@ def prompt_ids(lm: TextModel, text: str) -> list[int]:
 
 
 def begun(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """Ids of a text, after the ids that begin documents in training unless they are there.
+    """Add the ids that begin documents in training before the ids of a text, if they are missing.
 
     A chat template may write the first token itself.
     """
@@ -450,9 +454,10 @@ def begun(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
 
 
 def start_ids(tokenizer: Tokenizer) -> list[int]:
-    """What the first token of a text is predicted from: ids that begin documents in training.
+    """Return the ids from which the first token of a text is predicted.
 
-    Where nothing begins them, the token that ends the document before; empty with neither.
+    These are the ids that begin documents in training, else the token that ends the previous
+    document. Returns [] if the tokenizer has neither.
     """
     if tokenizer.prefix_ids:
         return list(tokenizer.prefix_ids)

@@ -15,26 +15,26 @@ from trivium.text import Tokenizer
 class LanguageModel(GenerationMixin, PredictionMixin, TaskMixin, SavingMixin):
     """A model that is ready to use: weights in evaluation mode, with tokenizer and settings.
 
-    Each mixin holds the methods of one capability and lies in a file of its own. What follows
-    from the spec, the weights and the settings is in the base class `TextModel`.
+    Each mixin has the methods of one group of capabilities. The base class `TextModel` has what
+    follows from the spec, the weights and the settings.
     """
 
     @classmethod
     def from_module(
         cls, module: nn.Module, tokenizer: Tokenizer | None = None, *, max_length: int | None = None
     ) -> LanguageModel:
-        """A causal model of one's own, from ids [B, T] to logits [B, T, V], to generate and score.
+        """Wrap your own causal module from ids [B, T] to logits [B, T, V], to generate and score.
 
-        It can be served, too. It reads the whole text again for every token that it generates, and
-        cannot be saved or exported: keep its `state_dict`.
+        The model can also be served. It reads the whole text again for every token that it
+        generates. It cannot be saved or exported: keep the `state_dict` of the module.
 
         Args:
-            module: no logits may depend on later tokens.
-            tokenizer: None for a model used by ids alone.
-            max_length: tokens that it can read; None: any number.
+            module: a module whose logits do not depend on later tokens.
+            tokenizer: the tokenizer; None if the model is used with ids only.
+            max_length: the largest number of tokens that the module can read; None for any number.
 
         Raises:
-            SpecError: the module gives something else.
+            SpecError: the module returns something else.
         """
         model = LogitsModel(module, max_length=max_length)
         return cls(model.spec, model, tokenizer)  # type: ignore[arg-type]

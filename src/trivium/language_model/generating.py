@@ -26,23 +26,23 @@ class GenerationMixin(TextModel):
     def generate(
         self, prompt: Texts, *, draft: Draft | None = None, **options: Unpack[SamplingOptions]
     ) -> Texts:
-        """The continuation of a prompt, or an encoder-decoder's output; of several prompts a list.
+        """Return the continuation of a prompt, or the output of an encoder-decoder.
 
-        A text ends at the end of text, at a stop string, after `max_new_tokens`, or at the model's
-        context length; relative positions (rotary, ALiBi, T5's) set none. The end of a source
-        longer than an encoder-decoder reads is cut, with a warning. Prompt i of several has
-        seed + i.
+        A text ends at the end-of-text token, at a stop string, after `max_new_tokens`, or at the
+        context length of the model (with relative positions such as RoPE, ALiBi or T5's there is
+        none). If the source is longer than an encoder-decoder reads, its end is cut with a warning.
 
         Args:
-            prompt: one text or several, generated together.
-            draft: `PromptLookup()` or a `DraftModel` (speculative decoding); it changes the time,
-                not the text.
-            **options: the fields of `SamplingParams`; those that are not set are the model's own
-                (`generation_config.json`), else the defaults.
+            prompt: one text, or a list of texts, whose outputs are generated together and returned
+                as a list. Prompt i of a list uses the seed plus i.
+            draft: `PromptLookup()` or a `DraftModel` for speculative decoding, which changes the
+                time, but not the text.
+            **options: the fields of `SamplingParams`. The defaults of the model
+                (`generation_config.json`) come before those of `SamplingParams`.
 
         Raises:
-            TriviumError: a prompt longer than a decoder's context length, an option outside its
-                bounds, or a model that does not generate.
+            TriviumError: a prompt is longer than a decoder's context length, an option is outside
+                its bounds, or the model does not generate.
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         requests = self._requests(prompts, options)
@@ -63,7 +63,7 @@ class GenerationMixin(TextModel):
     def stream(
         self, prompt: str, *, draft: Draft | None = None, **options: Unpack[SamplingOptions]
     ) -> Iterator[str]:
-        """The text of `generate` in pieces, as they are generated; joined they are the same text.
+        """Return an iterator over the text of `generate`, in pieces as they are generated.
 
         No piece ends within a character.
         """
@@ -81,7 +81,7 @@ class GenerationMixin(TextModel):
     def engine(
         self, *, slots: int = 8, slot_length: int = 2048, draft: Draft | None = None
     ) -> Engine:
-        """An engine for many requests; see `Engine`.
+        """Create an engine for many requests; see `Engine`.
 
         Raises:
             SpecError: the model does not generate.
@@ -93,10 +93,10 @@ class GenerationMixin(TextModel):
     def engine_for(
         self, requests: Sequence[GenerationRequest], *, slots: int, draft: Draft | None = None
     ) -> Engine:
-        """An engine whose slots are as long as the longest of some requests needs.
+        """Return an engine whose slots are long enough for all requests.
 
-        A compiled engine is kept, since another shape is compiled anew. Its slots have at least
-        2,048 tokens, or the context length.
+        A compiled engine is used again, because every new shape has to be compiled. Its slots have
+        at least 2,048 tokens, or as many as the context length.
         """
         start = self.generation_rules.decoder_start
         lengths = [len(start or one.prompt_ids) + one.params.max_new_tokens for one in requests]
@@ -130,24 +130,24 @@ class GenerationMixin(TextModel):
         progress: Callable[[int, int], None] | None = None,
         **options: Unpack[BeamSearchOptions],
     ) -> Texts:
-        """The output for a source by beam search: a translation, a summary, any learned target.
+        """Return the output for a source by beam search: a translation, a summary, or the like.
 
-        The prefix that the model was trained with is put before each text. Where it was trained
-        with several, each text begins with one of them. The end of a text longer than the model
-        reads is cut, with a warning.
+        The prefix of the task that the model was trained on is added to each text. If the model was
+        trained with several prefixes, each text must begin with one of them. If a text is longer
+        than the model reads, its end is cut with a warning.
 
         Args:
-            text: one or several, in batches of similar lengths.
-            max_new_tokens: tokens of an output at most; None: the model's own limit, else twice
-                those of its source and 16, but no more than 256. A warning says that an output
-                was ended there.
-            progress: called with the number of finished texts and of all.
-            **options: the fields of `BeamSearchParams`; those that are not set are the model's own
-                (`generation_config.json`), else the defaults.
+            text: one text, or a list of texts, which are read in batches of similar lengths.
+            max_new_tokens: the largest number of tokens of an output. By default it is the model's
+                own limit, else twice the tokens of the source plus 16, but at most 256; a warning
+                says if an output reached this limit.
+            progress: called with the number of finished texts and the number of all texts.
+            **options: the fields of `BeamSearchParams`. The defaults of the model
+                (`generation_config.json`) come before those of `BeamSearchParams`.
 
         Raises:
-            SpecError: no encoder-decoder.
-            TriviumError: a text without one of the prefixes of several tasks.
+            SpecError: the model is not an encoder-decoder.
+            TriviumError: a text does not begin with one of several prefixes.
         """
         self.require("translate")
         task = self.settings.task or "translation"

@@ -26,22 +26,22 @@ class PredictionMixin(TextModel):
         head: str | None = None,
         **inputs: Unpack[MoreInputs],
     ) -> Tensor:
-        """Float32 logits of every position: int64 [B, T] -> [B, T, V].
+        """Return the float32 logits of every position: int64 [B, T] -> [B, T, V].
 
-        Heads over labels give [B, L] for a text or [B, T, L] for tokens. Of an encoder-decoder T
-        are the positions of `decoder_input_ids`.
+        Heads over labels return [B, L] for texts, or [B, T, L] for tokens. In an encoder-decoder,
+        T is the number of `decoder_input_ids`.
 
         Args:
-            input_ids: tensor, array or list of lists.
-            attention_mask: [B, T], nonzero where a token is real.
-            head: the kind of head; None: that over the vocabulary, else the first.
-            **inputs: each [B, T]: `token_type_ids`, sentence A (0) or B (1); `position_ids` of
-                `input_ids`, else counted as the model's positions say; `decoder_input_ids` of an
-                encoder-decoder, and `decoder_attention_mask`.
+            input_ids: a tensor, an array or a list of lists.
+            attention_mask: [B, T], 0 at padding.
+            head: the kind of head. By default it is the head over the vocabulary, else the first.
+            **inputs: further inputs, each [B, T]: `token_type_ids` are 0 in sentence A and 1 in
+                sentence B; `position_ids` replace the usual positions; `decoder_input_ids` and
+                `decoder_attention_mask` are for an encoder-decoder.
 
         Raises:
-            SpecError: a shape that is not [B, T], ids out of range, or an input that is missing or
-                does not fit the model's family.
+            SpecError: a shape is not [B, T], an id is out of range, or an input is missing or does
+                not fit the model's family.
         """
         self.require("logits")
         tensors = model_inputs(
@@ -61,28 +61,28 @@ class PredictionMixin(TextModel):
         attention_mask: Numbers | None = None,
         **inputs: Unpack[MoreInputs],
     ) -> AttentionWeights:
-        """The attention weights of every layer and head; arguments as of `logits`."""
+        """Return the attention weights of every layer and head. Arguments are as in `logits`."""
         tensors = model_inputs(
             self.module, input_ids=input_ids, attention_mask=attention_mask, **inputs
         )
         return attention_weights(self.module, **tensors)
 
     def fill_mask(self, text: str, top_k: int = 5) -> list[Any]:
-        """The most probable fills of the mask in a text, best first, at most `top_k`.
+        """Return the `top_k` most probable fills of the mask in a text, best first.
 
-        A mask is written [MASK], <mask>, or as the tokenizer has it. An encoder predicts one token
-        per mask. An encoder-decoder fills all gaps together, each with any number of words, by
-        beam search; T5's gaps may also be written <extra_id_0>, <extra_id_1>, ... Its scores are
+        A mask is written [MASK], <mask>, or as in the tokenizer. An encoder predicts one token per
+        mask. An encoder-decoder fills all gaps together by beam search, each with any number of
+        words; the gaps of T5 may also be written <extra_id_0>, <extra_id_1>, ... Its scores are
         probabilities per token (geometric means), whose sum may exceed 1. A decoder (GLM) fills
-        one gap after another with the most probable tokens: one fill of all of them.
+        one gap after another with the most probable tokens and returns a single fill.
 
         Returns:
-            A list of `MaskFill(sequence, token, score)`; of an encoder, for a text with several
-            masks, one such list per mask.
+            A list of `MaskFill(sequence, token, score)`. An encoder returns one list per mask if
+            the text has several masks.
 
         Raises:
-            TriviumError: no mask in the text, or a model that does not fill masks.
-            SpecError: of an encoder-decoder, a text longer than it reads.
+            TriviumError: the text has no mask, or the model does not fill masks.
+            SpecError: the text is longer than an encoder-decoder reads.
         """
         self.require("fill_mask")
         if self.spec.family == "encoder-decoder":
@@ -93,15 +93,15 @@ class PredictionMixin(TextModel):
         return fills[0] if len(fills) == 1 else fills
 
     def score(self, text: str, context: str | None = None) -> float:
-        """Log-probability of a text in nats.
+        """Return the log-probability of a text in nats.
 
-        Of a decoder the sum of log p(token | tokens before), of an encoder the
-        pseudo-log-likelihood, the sum of log p(token | all others) (Salazar et al. 2020).
+        For a decoder this is the sum of log p(token | tokens before). For an encoder it is the
+        pseudo-log-likelihood, the sum of log p(token | all other tokens) (Salazar et al. 2020).
 
         Args:
-            text: what is scored.
-            context: what the text continues; an encoder-decoder reads it with its encoder, and
-                needs it. The start of one that is too long for the model is cut.
+            text: the text to score.
+            context: the text before it, which is required for an encoder-decoder: its encoder reads
+                the context. If the context is too long for the model, its beginning is cut.
         """
         self.require("score")
         return score_text(self, text, context).total

@@ -19,14 +19,14 @@ class SavingMixin(TextModel):
     def save(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write weights, spec, tokenizers and settings to a folder that `load` reads.
 
-        The folder takes its name only when it is complete.
+        The folder appears under its name only when it is complete.
 
         Args:
             folder: a new or empty folder.
-            overwrite: replace a model that is there; a run or other files are never replaced.
+            overwrite: replace a model in the folder. A run or other files are never replaced.
 
         Raises:
-            SpecError: a model that is packed, quantised or without weights, or has a LoRA adapter.
+            SpecError: the model is packed or quantised, has a LoRA adapter, or has no weights.
             CheckpointError: the folder is in use, or cannot be written.
         """
         self._check_savable()
@@ -44,16 +44,17 @@ class SavingMixin(TextModel):
     ) -> Path:
         """Write a Hugging Face folder, which `transformers` and `load` read.
 
-        A decoder with a task head loses its head over the vocabulary, with a warning: no class of
-        `transformers` has both. So does an encoder with a mask decoder (`MLMHead.late_positions`).
+        A decoder with a task head loses its head over the vocabulary, with a warning, because no
+        class of `transformers` has both heads. The same holds for an encoder with a mask decoder
+        (`MLMHead.late_positions`).
 
         Args:
             folder: a new or empty folder.
-            overwrite: replace a model that is there; a run or other files are never replaced.
-            max_shard_bytes: size of a weight file beyond which another one begins.
+            overwrite: replace a model in the folder. A run or other files are never replaced.
+            max_shard_bytes: the largest size of a weight file.
 
         Raises:
-            SpecError: no Hugging Face family can express this model, or as `save`.
+            SpecError: no Hugging Face family can express this model, or `save` would raise it.
             CheckpointError: the folder is in use, or cannot be written.
         """
         self._check_savable()

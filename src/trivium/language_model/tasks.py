@@ -31,11 +31,12 @@ class TaskMixin(TextModel):
     def classify(
         self, text: str | list[str] | list[Pair] | list[str | Pair], pair: str | None = None
     ) -> Classification | list[Classification]:
-        """The label of a text or of a pair of texts, with the probability of every label.
+        """Return the label of a text or of a pair of texts, with the probability of every label.
 
-        Without a head for labels, one for the next sentence labels pairs (`next_sentence`).
-        An encoder-decoder that was fine-tuned to generate labels compares their likelihoods. The
-        end of a text longer than the model reads is cut, with a warning.
+        A model without a head for labels labels pairs with its next-sentence head, if it has one
+        (`next_sentence`). An encoder-decoder that was fine-tuned to generate labels compares the
+        likelihoods of the labels. If a text is longer than the model reads, its end is cut with a
+        warning.
 
         Args:
             text: one text, or a list of texts or of pairs.
@@ -43,8 +44,8 @@ class TaskMixin(TextModel):
 
         Raises:
             SpecError: the model does not classify.
-            TriviumError: a text is empty; a pair for a model fine-tuned on single texts, or a
-                single text for one fine-tuned on pairs.
+            TriviumError: a text is empty, a pair is given to a model that was fine-tuned on single
+                texts, or a single text to a model that was fine-tuned on pairs.
         """
         texts = (
             [(text, pair)]
@@ -57,7 +58,7 @@ class TaskMixin(TextModel):
         return labels[0] if isinstance(text, str) else labels
 
     def next_sentence(self, first: str, second: str) -> Classification:
-        """Whether a text follows another, as the head of BERT's own pretraining says.
+        """Return whether a text follows another one, as the head of BERT's pretraining predicts.
 
         The labels are "next" (0, as in Devlin et al. 2018) and "not next" (1; ALBERT: swapped).
         """
@@ -72,14 +73,15 @@ class TaskMixin(TextModel):
     def tag(
         self, text: str | list[str] | list[Sequence[str]]
     ) -> list[TaggedWord] | list[list[TaggedWord]]:
-        """The tag of every word.
+        """Return the tag of every word.
 
-        Of a longer text the model reads parts that follow one another. Words are separated by
-        spaces, with marks at their ends as words of their own; Chinese and Japanese characters are
-        words, unless the model was trained on longer ones.
+        The model reads a long text in consecutive parts. Words are separated by spaces, and
+        punctuation marks around a word are separate words. A Chinese or Japanese character is a
+        word, unless the model was trained on longer words.
 
         Args:
-            text: a text, or a list of texts or of lists of words (joined, to count characters).
+            text: a text, or a list of texts or of lists of words. A list of words is joined to a
+                text, to which the character offsets of the result refer.
 
         Raises:
             SpecError: the model does not tag.
@@ -93,9 +95,10 @@ class TaskMixin(TextModel):
         return tagged[0] if isinstance(text, str) else tagged
 
     def answer(self, question: str, context: str, top_k: int = 1) -> list[AnswerSpan]:
-        """The best answers to a question in a context, best first; an empty text is no answer.
+        """Return the best answers to a question in a context, best first.
 
-        A context longer than the model reads is read in overlapping windows.
+        An empty text means that the context has no answer. If the context is longer than the model
+        reads, it is read in overlapping windows.
 
         Raises:
             SpecError: the model does not answer questions.
@@ -105,7 +108,7 @@ class TaskMixin(TextModel):
     def answer_all(
         self, questions: Sequence[tuple[str, str]], *, top_k: int = 1
     ) -> list[list[AnswerSpan]]:
-        """`answer` for many pairs of question and context."""
+        """Return the result of `answer` for each of many pairs of question and context."""
         self.require("answer")
         options = self.settings.task_options("qa")
         return find_answers(
@@ -120,19 +123,21 @@ class TaskMixin(TextModel):
     def embed(
         self, texts: str | Sequence[str], *, pooling: Pooling | None = None, normalize: bool = True
     ) -> Tensor:
-        """The vector of a text, float32 [D], or of several, [N, D].
+        """Return the vector of a text, float32 [D], or the vectors of several texts, [N, D].
 
-        The vector of a text longer than the model reads is the mean of those of equal windows.
+        If a text is longer than the model reads, its vector is the mean of the vectors of windows
+        of equal length.
 
         Args:
-            texts: one or several.
-            pooling: "mean" of all tokens, the "first" ([CLS]) or the "last" one; None: as the model
-                was trained for vectors, else the mean, of a decoder the last, the only one that
-                attends to the whole text.
-            normalize: to length 1, so that dot products are cosine similarities.
+            texts: one text or several.
+            pooling: the hidden states that make the vector: the "mean" of all tokens, the "first"
+                ([CLS]) or the "last" one. By default it is the pooling that the model was trained
+                with, else "last" for a decoder, whose last token is the only one that attends to
+                the whole text, and "mean" for other models.
+            normalize: scale vectors to length 1, so that dot products are cosine similarities.
 
         Raises:
-            SpecError: an encoder-decoder.
+            SpecError: the model is an encoder-decoder.
         """
         self.require("embed")
         if pooling is not None and pooling not in get_args(Pooling):
@@ -142,9 +147,10 @@ class TaskMixin(TextModel):
         return vectors[0] if isinstance(texts, str) else vectors
 
     def embed_tokens(self, texts: Sequence[str], *, normalize: bool = True) -> list[TokenVectors]:
-        """A vector for each token of texts: that of the same word in another text differs.
+        """Return a vector for each token of texts, which depends on the context of the token.
 
-        `normalize` as of `embed`; a longer text is read in equal windows.
+        If a text is longer than the model reads, it is read in windows of equal length. `normalize`
+        is as in `embed`.
         """
         self.require("embed")
         return embed_tokens(self, self.windows(texts), normalize=normalize)

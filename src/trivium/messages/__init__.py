@@ -28,9 +28,10 @@ _FIELD = re.compile(r"\{(\w+)[^{}]*\}")
 
 
 def terminal_language() -> Language:
-    """That of TRIVIUM_LANGUAGE, which `trivium --language` sets, for children too, or the locale's.
+    """Return the language of TRIVIUM_LANGUAGE, else that of the locale.
 
-    LANGUAGE goes before the locale unless that is C (as in GNU gettext).
+    `trivium --language` sets TRIVIUM_LANGUAGE, for child processes too. As in GNU gettext, LANGUAGE
+    takes precedence over the locale, unless the locale is C.
     """
     variable = os.environ.get
     locale = variable("LC_ALL") or variable("LC_MESSAGES") or variable("LANG") or "C"
@@ -77,7 +78,7 @@ def translated_english(text: str, /) -> str:
 
 @functools.cache
 def _patterns() -> Mapping[str, re.Pattern[str]]:
-    """Return what texts of `english` look like with any values, by identifier."""
+    """Return patterns that match the texts of `english` with any values, by identifier."""
     patterns = {}
     for identifier, text in catalog("en").items():
         if identifier.startswith(_IN_FILES):
@@ -89,13 +90,13 @@ def _patterns() -> Mapping[str, re.Pattern[str]]:
 
 
 def display_width(text: str) -> int:
-    """Columns of a terminal that a text takes; characters of Chinese take two."""
+    """Return how many columns of a terminal a text takes; a Chinese character takes two."""
     wide = sum(unicodedata.east_asian_width(character) in "WF" for character in text)
     narrow = sum(not unicodedata.combining(character) for character in text)
     return narrow + wide
 
 
 def padded(text: str, width: int, *, right: bool = False) -> str:
-    """A text with spaces after it, or before it, up to so many columns."""
+    """Return a text with spaces after it, or before it, so that it takes `width` columns."""
     space = " " * (width - display_width(text))
     return space + text if right else text + space
