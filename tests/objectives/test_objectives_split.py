@@ -178,7 +178,9 @@ def test_what_one_source_of_a_mix_holds_out_no_other_trains_on(kind, tmp_path):
     trained = {group_of(example) for source in sources for example in source.train}
     assert trained
     assert not held_out & trained
-    assert "examples of one are also in the validation of a source" in printed
+    assert "examples of one have the same text or prompt as an example in the validation set" in (
+        printed
+    )
 
 
 def test_another_seed_moves_nothing(tmp_path):
