@@ -22,9 +22,10 @@ def test_sources_with_other_labels_are_refused_with_both_named(tmp_path):
     reviews = [{"text": word, "label": "xy"[i % 2]} for i, word in enumerate(words)]
     others = [{"text": word, "label": "xz"[i % 2]} for i, word in enumerate(words)]
     tagged = [{"words": [word, "a"], "tags": ["x", "y"]} for word in words]
+    several = [{"text": word, "label": ["x", "y"]} for word in words]
     paths = [
         write(tmp_path / f"{number}.jsonl", lines)
-        for number, lines in enumerate((reviews, others, tagged))
+        for number, lines in enumerate((reviews, others, tagged, several))
     ]
 
     def start(name, second, kind):
@@ -39,6 +40,8 @@ def test_sources_with_other_labels_are_refused_with_both_named(tmp_path):
         start("a", paths[1], "classification")
     with pytest.raises(RecipeError, match=r"one \(classification\) has .*and two \(tagging\) has"):
         start("b", paths[2], "tagging")
+    with pytest.raises(RecipeError, match=r"and two \(classification, multi-label\) has"):
+        start("d", paths[3], "classification")
     start("c", paths[0], "classification")
 
 

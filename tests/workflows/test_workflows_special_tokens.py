@@ -79,6 +79,27 @@ def test_the_end_of_a_turn_ends_generation_after_fine_tuning(tokenizer, template
     assert tokenizer.decode(generated[0, len(ids) :].tolist()).strip() == request.text.strip()
 
 
+@pytest.mark.parametrize("template", [None, CHATML])
+def test_a_template_whose_turns_no_token_closes_is_told(template, tmp_path):
+    tokenizer = Tokenizer.train(
+        "byte-bpe", texts=TEXTS, vocab_size=300, special_tokens=["<pad>"], progress=False
+    )
+    spec = presets["llama-tiny"].replace(vocab_size=tokenizer.vocab_size)
+    base = LanguageModel(spec, build(spec, seed=0), tokenizer, Settings(chat_template=template))
+    base.save(tmp_path / "base")
+    data = [{"prompt": one, "response": "a rose"} for one in TEXTS]
+    changes = {"train.steps": 1, "train.device": "cpu", "data.validation": 0.0}
+    with pytest.warns(UserWarning, match="answers do not end by themselves"):
+        finetune(
+            "chat",
+            model=tmp_path / "base",
+            data=data,
+            out=tmp_path / "run",
+            changes=changes,
+            console=quiet(),
+        )
+
+
 SAID = "the [SEP] cat <|endoftext|> sat on [MASK] mats </s> here"
 
 

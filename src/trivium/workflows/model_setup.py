@@ -193,10 +193,12 @@ def _check_labels(corpus: Corpus) -> None:
     for source in corpus.examples:
         names = source.objective.label_names([*source.train, *source.valid])
         if names:
-            known[f"{source.config.name} ({source.objective.kind})"] = names
+            kind = getattr(source.objective, "label_kind", None) or "classes"
+            task = source.objective.kind + f", {kind}" * (kind != "classes")
+            known[f"{source.config.name} ({task})"] = names
     first = next(iter(known), "")
     for name, names in known.items():
-        if set(names) != set(known[first]) or name.split()[-1] != first.split()[-1]:
+        if set(names) != set(known[first]) or name.split("(")[-1] != first.split("(")[-1]:
             raise RecipeError(
                 f"the sources of a mix train one head, which has one set of labels. {first} has "
                 f"{listing(known[first])}, and {name} has {listing(names)}. Give all sources the "
@@ -261,6 +263,13 @@ def _with_end_of_turn(settings: Settings, tokenizer: Tokenizer) -> Settings:
         return settings
     end = ChatTemplate.of(settings.chat_template, tokenizer).end_of_turn(tokenizer)
     before = [i for i in (tokenizer.eos_id, *settings.ids("eos_token_id")) if i is not None]
+    if end is None:
+        warnings.warn(
+            "the chat template closes a turn with none of the tokenizer's special tokens: answers "
+            "do not end by themselves. Add the token to tokenizer.special_tokens in pretraining, "
+            "or take another template.",
+            stacklevel=2,
+        )
     if end is None or end in before:
         return settings
     ends = {"eos_token_id": list(dict.fromkeys([*before, end]))}
