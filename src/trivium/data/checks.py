@@ -135,10 +135,10 @@ def check_texts(
     ]
     if not plan.cut:
         findings.insert(3, documents.finding("repeated_documents", None, "dropped"))
-    marker, often = max(markers.items(), key=lambda item: item[1], default=("", 0))
-    if often > 1 and marker not in options.separator:
-        counts = often, often
-        findings.append(Finding.of("markers", *counts, None, "separator_marker", marker=marker))
+    for marker, often in markers.most_common(1):
+        if often > 1 and marker not in options.separator:
+            advice = "separator_marker"
+            findings.append(Finding.of("markers", often, often, None, advice, marker=marker))
     if options.separator == "blank" and not plan.cut:
         findings.append(
             Finding.of("long_documents", num_long, count, None, "separator_line", size=LONG_BYTES)

@@ -110,7 +110,7 @@ def text_columns(paths: Paths, options: ReadOptions) -> list[str]:
     schema, report = Schema((Fields("text"),), {"text": options.text_field}), ReadReport()
     reading = RecordOptions(errors=options.errors, encoding=options.encoding)
     for source in list_texts(paths).sources[:_LOOKED_AT]:
-        if source.kind == "hub" or file_format(source.name) in RECORD_SUFFIXES:
+        if _has_columns(source):
             with contextlib.suppress(DataError):
                 for record in itertools.islice(read_source_records(source, reading), 1):
                     schema.resolve(record, report)
@@ -140,7 +140,7 @@ def read_parts(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool
     Raises DataError if the source has no text and was named, not found in a folder.
     """
     empty = True
-    for part in _read(source, options):
+    for part in (_read_column if _has_columns(source) else _read_plain)(source, options):
         empty = False
         yield part
     if empty and source.named:
@@ -148,16 +148,16 @@ def read_parts(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool
         raise DataError(f"{name} is empty: it holds no document.")
 
 
-def _read(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
-    suffix = file_format(source.name) if source.kind == "file" else ""
-    if source.kind == "hub" or suffix in RECORD_SUFFIXES:
-        yield from ((text, True) for text in _read_column(source, options))
-    else:
-        with open_text(source.name, errors=options.errors, encoding=options.encoding) as file:
-            yield from join_parts(_split(file, options.separator))
+def _has_columns(source: Source) -> bool:
+    return source.kind == "hub" or file_format(source.name) in RECORD_SUFFIXES
 
 
-def _read_column(source: Source, options: ReadOptions) -> Iterator[str]:
+def _read_plain(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
+    with open_text(source.name, errors=options.errors, encoding=options.encoding) as file:
+        yield from join_parts(_split(file, options.separator))
+
+
+def _read_column(source: Source, options: ReadOptions) -> Iterator[tuple[str, bool]]:
     name = options.text_field
     reading = RecordOptions(None, (name,), options.errors, options.encoding)
     for record in read_source_records(source, reading):
@@ -165,7 +165,7 @@ def _read_column(source: Source, options: ReadOptions) -> Iterator[str]:
         if not isinstance(text, str | None):
             raise DataError(f'"{name}" of {record.where} is {json_type(text)}, not a string.')
         if text and not text.isspace():
-            yield text.replace("\r\n", "\n")
+            yield text.replace("\r\n", "\n"), True
 
 
 def _split(file: TextIO, separator: str) -> Iterator[tuple[str, bool]]:

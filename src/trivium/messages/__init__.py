@@ -82,10 +82,9 @@ def _patterns() -> Mapping[str, re.Pattern[str]]:
     patterns = {}
     for identifier, text in catalog("en").items():
         if identifier.startswith(_IN_FILES):
-            words, names = _FIELD.split(text)[::2], _FIELD.findall(text)
-            groups = [f"(?P<{name}>.+?)" for name in names]
-            parts = (re.escape(one) + group for one, group in zip(words, [*groups, ""]))
-            patterns[identifier] = re.compile("".join(parts))
+            parts = enumerate(_FIELD.split(text))  # words and the names of fields alternate
+            groups = (f"(?P<{one}>.+?)" if index % 2 else re.escape(one) for index, one in parts)
+            patterns[identifier] = re.compile("".join(groups))
     return patterns
 
 
