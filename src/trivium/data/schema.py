@@ -91,17 +91,14 @@ class Fields:
                 for layout in group
                 if both.keys() >= {*layout.values()}
             ]
-            # Layouts with the columns that are set go before those with others.
-            for some in [one for one in known if chosen.items() <= one.items()], known:
-                parts: list[dict[str, str]] = []
-                for one in some:
-                    part = {name: one[name] for name in one if name in wanted}
-                    if part and part not in parts and not {*part.values()} & taken:
-                        parts.append(part)
-                sets = [{*part.values()} for part in parts]
-                parts = [part for part, one in zip(parts, sets) if not any(one < o for o in sets)]
-                if parts:
-                    return parts
+            # Layouts with the columns that are set take precedence.
+            known = [one for one in known if chosen.items() <= one.items()] or known
+            parts = [{name: one[name] for name in one if name in wanted} for one in known]
+            parts = [part for part in parts if part and taken.isdisjoint(part.values())]
+            sets = [{*part.values()} for part in parts]
+            if parts:
+                whole = [p for p, own in zip(parts, sets) if not any(own < one for one in sets)]
+                return [part for number, part in enumerate(whole) if part not in whole[:number]]
         return []
 
 
