@@ -1,9 +1,9 @@
-"""Pieces of an unfinished preparation, each made of its own texts alone, and their merging.
+"""Pieces of an unfinished preparation, and how they are merged.
 
-The sources are cut into groups, and the texts of a group into pieces of some 64 MB. A finished
-piece is a folder of the tokens of its documents, in order, with what decides their split and
-whether they repeat others. Nothing in a piece depends on any other: processes and machines make
-them in any order. What repeats a document before it is dropped when the pieces are merged.
+The sources are divided into groups, and the texts of a group into pieces of about 64 MB. A finished
+piece is a folder with the tokens of its documents, in order, and with what decides the splits and
+the repeats of documents. A piece does not depend on other pieces, so that processes and machines
+can make pieces in any order. Repeats of earlier documents are dropped when the pieces are merged.
 """
 
 from __future__ import annotations
@@ -54,11 +54,17 @@ class SourceGroup:
 
 @dataclasses.dataclass(eq=False)
 class OpenPiece:
-    """A piece while it is read.
+    """A piece while its documents are read.
 
-    Of its documents, in order: digest, UTF-8 size and whether it is of validation; excerpts of the
-    first ones of each split, by number. Behind the last one the next piece begins.
-    `read_bytes` of the group's sources are read.
+    Args:
+        group: the sources of the piece.
+        number: the number of the piece in its group.
+        next_source: the source in which the next piece begins.
+        next_document: the number of documents of this source before the next piece.
+        documents: digest, UTF-8 size and whether it is for validation, of every document in order.
+        excerpts: the beginnings of the first documents of each split, by number.
+        text_bytes: the UTF-8 size of the documents.
+        read_bytes: the number of bytes of the group's sources that have been read.
     """
 
     group: SourceGroup
@@ -73,10 +79,10 @@ class OpenPiece:
     def read(
         self, parts: Iterator[tuple[int, int, int, str, bool]], plan: SplitSources, max_bytes: int
     ) -> Iterator[tuple[str, bool]]:
-        """The next texts of the group in parts: `max_bytes` of them, or all that are left.
+        """Yield the next texts of the group in parts, up to `max_bytes`, and record the documents.
 
-        Each part comes with its source, the documents and the bytes that are read with it, and
-        whether it ends its document, which is then noted.
+        Each part comes with the number of its source, of the documents and of the bytes that have
+        been read, and with whether it is the last part of its document.
         """
         digest, size, excerpt = TextDigest(), 0, ""
         for self.next_source, self.next_document, self.read_bytes, part, is_last in parts:
@@ -102,9 +108,9 @@ class OpenPiece:
 class Piece:
     """The marker of a finished piece.
 
-    `sources` are all of its group; the next piece of the group begins behind `next_document`
-    documents of source `next_source`. `excerpts` are the beginnings of the first documents of each
-    split, by number.
+    `sources` are all sources of its group. The next piece of the group begins after
+    `next_document` documents of source `next_source`. `excerpts` are the beginnings of the first
+    documents of each split, by number.
     """
 
     sources: tuple[Source, ...]
@@ -118,7 +124,7 @@ class Piece:
 
 
 class Pieces:
-    """The finished pieces in a work folder, by the numbers of group and piece."""
+    """The finished pieces in a work folder, by the number of the group and of the piece."""
 
     def __init__(self, folder: Path, dtype: np.dtype) -> None:
         self.folder, self.dtype = folder, dtype
@@ -128,23 +134,23 @@ class Pieces:
         return len(self._pieces)
 
     def total(self, what: str) -> int:
-        """How many "tokens" or "documents" all pieces have."""
+        """Return how many "tokens" or "documents" all pieces have."""
         return sum(getattr(piece, what) for piece in self._pieces.values())
 
     def of(self, group: SourceGroup) -> list[Piece]:
-        """The finished pieces of a group, in order."""
+        """Return the finished pieces of a group, in order."""
         return [piece for (number, _), piece in self._pieces.items() if number == group.number]
 
     def path(self, group: int, number: int) -> Path:
-        """The folder of a piece."""
+        """Return the folder of a piece."""
         return self.folder / f"piece-{group:05}-{number:04}"
 
     @contextlib.contextmanager
     def writing(self, open_piece: OpenPiece) -> Iterator[Callable[[NDArray, Ints], None]]:
-        """Write a piece, whose documents are all noted when the block ends.
+        """Write a piece, whose documents have all been read when the block ends.
 
-        Its tokens are appended with the function that is yielded: ids, and the positions in them
-        at which documents end. Ids after the last end belong to a document that the next call
+        The block calls the function that is yielded with ids of tokens, and with the positions at
+        which documents end. Ids after the last end belong to a document that the next call
         continues.
         """
         key = open_piece.group.number, open_piece.number
@@ -174,9 +180,9 @@ class Pieces:
         self._pieces[key] = piece
 
     def load(self, group: SourceGroup) -> None:
-        """Load the pieces of a group that were made of its sources as they are now.
+        """Load the pieces of a group, if they were made from its present sources.
 
-        Raises DataError where one is damaged.
+        Raises DataError if a piece is damaged.
         """
         number = 0
         while (marker := self.path(group.number, number) / MARKER).is_file():
@@ -194,7 +200,7 @@ class Pieces:
             number += 1
 
     def remove_others(self, keep: set[str]) -> None:
-        """Remove all of the folder but the pieces and the files named in `keep`."""
+        """Remove everything in the folder except the pieces and the files named in `keep`."""
         known = keep | {self.path(*key).name for key in self._pieces}
         for path in self.folder.iterdir():
             if path.name not in known:
@@ -211,8 +217,8 @@ class Pieces:
     ) -> dict[str, SplitInfo]:
         """Write the shards of all pieces and their token counts to `out`.
 
-        Dropped is what repeats documents before it, documents without any token, and training
-        documents whose digest is in `not_in_training`.
+        Repeats of earlier documents are dropped, and so are documents without any token and
+        training documents whose digest is in `not_in_training`.
         """
         documents = np.concatenate([self._notes(key)["documents"] for key in sorted(self._pieces)])
         digests, heldout = documents["digest"], documents["heldout"]
@@ -242,7 +248,10 @@ class Pieces:
     def _merge_split(
         self, out: Path, split: str, fresh: Bools, counts: Ints
     ) -> tuple[list[ShardFile], list[str]]:
-        """Write the shards of fresh documents and count their tokens: files and excerpts."""
+        """Write the shards of `fresh` documents and count their tokens.
+
+        Returns the files and excerpts of the shards.
+        """
         files: list[ShardFile] = []
         excerpts: list[str] = []
         stop = 0
@@ -259,13 +268,13 @@ class Pieces:
         return files, excerpts
 
     def _notes(self, key: tuple[int, int]) -> dict[str, NDArray]:
-        """What is noted of the documents of a piece, and the offsets of their tokens."""
+        """Return what is stored about the documents of a piece, and the offsets of their tokens."""
         with np.load(self.path(*key) / NOTES) as notes:
             return dict(notes)
 
 
 def _verify(folder: Path, piece: Piece) -> None:
-    """Raise ValueError where the files of a piece are not those that its marker describes."""
+    """Raise ValueError if the files of a piece are not those that its marker describes."""
     for name, digest in ((TOKENS, piece.tokens_sha256), (NOTES, piece.notes_sha256)):
         if not has_sha256(folder / name, digest):
             raise ValueError(f"{name} has changed")
@@ -276,7 +285,7 @@ def _verify(folder: Path, piece: Piece) -> None:
 
 
 def _read_tokens(path: Path, dtype: np.dtype) -> Iterator[NDArray]:
-    """Yield the tokens of a piece in blocks. A memory map of the file would count as memory."""
+    """Yield the tokens of a piece in blocks. (A memory map of the file would count as memory.)"""
     with path.open("rb") as file:
         while len(block := np.fromfile(file, dtype, _TOKENS_AT_ONCE)):
             yield block
@@ -285,7 +294,10 @@ def _read_tokens(path: Path, dtype: np.dtype) -> Iterator[NDArray]:
 def _copy_documents(
     blocks: Iterator[NDArray], offsets: Ints, keep: Bools, paths: tuple[Path, Path], counts: Ints
 ) -> ShardFile:
-    """Write a shard of some documents of a piece, given in blocks, and count their tokens."""
+    """Write a shard of the documents that `keep` selects, and count their tokens.
+
+    The tokens of the piece come in blocks.
+    """
     lengths = np.diff(offsets)
     with paths[0].open("wb") as file:
         start = 0

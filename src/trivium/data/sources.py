@@ -14,7 +14,7 @@ from trivium.files import COMPRESSIONS, STDIN
 from trivium.remote import is_remote, list_remote
 
 PYTHON = "python:"
-"""What the names of data begin with that was given from Python, and is stored in the run."""
+"""The beginning of the names of data that was given from Python, and is stored in the run."""
 
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -23,9 +23,12 @@ Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 class Source:
     """A file, a data set of the hub, or standard input.
 
-    `named` is False for a file found in a folder, which may be empty without being an error.
-    `size` in bytes as stored and `modified` in nanoseconds are 0 where there is no file. `split`
-    is None where the hash of a document decides.
+    Args:
+        name: the path, the name on the hub, or "-".
+        named: whether the user has named it. A file that was found in a folder may be empty.
+        size: the size in bytes as stored; 0 if it is not a file.
+        modified: the time of modification in nanoseconds; 0 if it is not a file.
+        split: the split of its documents; None if their hashes decide.
     """
 
     name: str
@@ -36,7 +39,7 @@ class Source:
 
     @property
     def kind(self) -> Literal["file", "stdin", "hub"]:
-        """What it is."""
+        """The kind of source, by its name."""
         if self.name == STDIN:
             return "stdin"
         return "hub" if self.name.startswith("hf:") else "file"
@@ -81,13 +84,16 @@ def list_sources(paths: Paths, suffixes: Sequence[str]) -> SourceList:
 
 
 def path_names(paths: Paths) -> tuple[str, ...]:
-    """One path or several, as strings."""
+    """Return one path or several as strings."""
     several = (paths,) if isinstance(paths, str | os.PathLike) else paths
     return tuple(os.fspath(path) for path in several)
 
 
 def missing_paths(paths: Sequence[str]) -> list[str]:
-    """A line for every path that is neither there nor a pattern, a name on the hub or stdin."""
+    """Return a line for every path that does not exist.
+
+    Patterns, names on the hub and standard input do not count as paths.
+    """
     return [
         f"There is no file or folder {path}.{_near_path(path)}"
         for path in paths
@@ -100,7 +106,7 @@ def missing_paths(paths: Sequence[str]) -> list[str]:
 
 
 def _near_path(path: str) -> str:
-    """A suggestion of a similar name in the same folder, or nothing."""
+    """Return a suggestion of a similar name in the same folder, or an empty text."""
     folder = Path(path).parent
     names = [one.name for one in folder.glob("[!.]*")] if os.path.isdir(folder) else []
     near = nearest(Path(path).name, names)
@@ -108,13 +114,13 @@ def _near_path(path: str) -> str:
 
 
 def source_key(source: Source) -> str:
-    """What identifies a source: the real path of a file, or the name."""
+    """Return what identifies a source: the real path of a file, else the name."""
     local = source.kind == "file" and not is_remote(source.name)
     return os.path.realpath(source.name) if local else source.name
 
 
 def file_format(name: str) -> str:
-    """The suffix that says how a file is laid out, below that of its compression.
+    """Return the suffix that names the format of a file, without the suffix of a compression.
 
     >>> file_format("reviews.JSONL.xz"), file_format("corpus.en"), file_format("README")
     ('.jsonl', '.en', '')
@@ -126,7 +132,7 @@ def file_format(name: str) -> str:
 
 
 def _expand(path: str) -> list[Source]:
-    """The sources of one path; of a folder all files, whatever their suffix."""
+    """Return the sources of a path. For a folder these are all files with any suffix."""
     if path == STDIN or path.startswith("hf:"):
         return [Source(path)]
     if is_remote(path):
@@ -151,7 +157,7 @@ def _file(path: str, *, named: bool) -> Source:
 
 
 def _remote(path: str) -> list[Source]:
-    """The sources of an object, a glob or a folder in object storage."""
+    """Return the sources of an object, a glob or a folder in object storage."""
     objects = list_remote(path)
     if not objects:
         raise DataError(f"There is no object {path}, and none under it.")
@@ -164,7 +170,7 @@ def walk_files(folder: str | os.PathLike[str]) -> list[str]:
 
     Links to folders are followed; a folder that contains itself through a link is read once.
 
-    Raises DataError where a link leads nowhere.
+    Raises DataError if the target of a link is missing.
     """
     paths: list[str] = []
     visited: set[str] = set()

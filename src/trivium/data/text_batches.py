@@ -1,8 +1,8 @@
-"""From sources to token ids: the texts of every piece, read in order and encoded in batches.
+"""From sources to token ids: the texts of every piece are read in order and encoded in batches.
 
-Documents are read and assigned to splits in the calling thread; worker threads encode. A few
-batches are in flight, and long documents are cut, so that memory is bounded whatever the size of
-the corpus and of its documents.
+Documents are read and assigned to splits in the calling thread, and encoded in worker threads. Only
+a few batches are encoded at a time, and long documents are cut, so that memory is bounded for any
+size of the corpus and of its documents.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _WORKERS = 2
 _BATCHES_IN_FLIGHT = 3
 
 EncodedBatch = tuple[NDArray, Ints]
-"""Token ids, and the positions in them at which documents end."""
+"""Token ids, and the positions at which documents end."""
 _CHUNK_CHARACTERS = 1 << 18
 
 
 def group_sources(plan: SplitSources) -> list[SourceGroup]:
-    """The sources in groups of about a piece or more: a file is never in two groups."""
+    """Return the sources in groups of at least about a piece. A file is never in two groups."""
     groups: list[SourceGroup] = []
     some: list[Source] = []
     size = 0
@@ -54,7 +54,7 @@ def _piece_bytes(plan: SplitSources) -> int:
 def read_pieces(
     plan: SplitSources, group: SourceGroup, done: Sequence[Piece], options: CorpusOptions
 ) -> Iterator[tuple[OpenPiece, Iterator[tuple[str, bool]]]]:
-    """The pieces of a group after its finished ones, each with the parts of its texts, in order."""
+    """Yield the unfinished pieces of a group, each with the parts of its texts, in order."""
     last = done[-1] if done else Piece(group.sources)
     parts = _read_documents(plan, group, options, last)
     number = len(done)
@@ -68,7 +68,11 @@ def read_pieces(
 def _read_documents(
     plan: SplitSources, group: SourceGroup, options: CorpusOptions, last: Piece
 ) -> Iterator[tuple[int, int, int, str, bool]]:
-    """Behind the last finished piece: source, documents, bytes read, part, whether it is last."""
+    """Yield the parts of the documents after the last finished piece.
+
+    Each part comes after its source, the number of documents and the number of bytes that have been
+    read, and before whether it is the last part of its document.
+    """
     before = sum(source.size for source in group.sources[: last.next_source])
     for number in range(last.next_source, len(group.sources)):
         skip = last.next_document if number == last.next_source else 0
@@ -85,10 +89,10 @@ def _read_documents(
 def encode_texts(
     parts: Iterable[tuple[str, bool]], tokenizer: Tokenizer, dtype: np.dtype
 ) -> Generator[EncodedBatch]:
-    """Encode documents, given in parts, in worker threads, in order, a few batches at a time.
+    """Encode documents, which are given in parts, in worker threads, a few batches at a time.
 
-    The tokenizer's own threads use every core and release Python's lock. A document's ids may go on
-    in the next batch.
+    The batches stay in order, and the ids of a document may continue in the next batch. The threads
+    of the tokenizer use every core and release Python's lock.
     """
     waiting: collections.deque[Future[EncodedBatch]] = collections.deque()
     with ThreadPoolExecutor(_WORKERS, thread_name_prefix="encode") as pool:
@@ -105,7 +109,7 @@ def encode_texts(
 
 
 def _batches(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
-    """Chunks that are encoded together."""
+    """Yield chunks in batches that are encoded together."""
     batch: list[Chunk] = []
     characters = 0
     for chunk in chunks:
@@ -118,7 +122,7 @@ def _batches(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
 
 
 def _encode(batch: Sequence[Chunk], tokenizer: Tokenizer, dtype: np.dtype) -> EncodedBatch:
-    """Encode a batch. A document without any ids has no prefix and suffix either."""
+    """Encode a batch. A document without any ids gets no prefix and no suffix either."""
     encoded = tokenizer.encode_ids_batch([chunk.before + chunk.text for chunk in batch])
     before = tokenizer.encode_ids_batch([chunk.before for chunk in batch if chunk.before])
     lengths = iter(map(len, before))
