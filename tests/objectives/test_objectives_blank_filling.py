@@ -173,7 +173,7 @@ def test_blanks_are_filled_one_after_another():
 
 def test_what_it_trains():
     assert default_objective(presets["glm-mini"]).kind == "blank-filling"
-    with pytest.raises(RecipeError, match="such as glm-mini"):
+    with pytest.raises(RecipeError, match='two-dimensional": take glm-mini'):
         BlankFilling().heads(presets["gpt2-mini"])
     with pytest.raises(RecipeError, match="the special token <mask>"):
         BlankFilling().check_tokens(Vocabulary(size=9, bos_id=0, eos_id=1))

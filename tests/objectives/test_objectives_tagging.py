@@ -242,7 +242,9 @@ def test_names_of_tags_have_every_inside_tag():
     wrong = [TaggedSentence(("x",), ("B-LOK",), "y.conll, line 3", (3,))]
     with pytest.raises(DataError, match=r'y.conll, line 3: the label "B-LOK" is unknown .*"B-LOC"'):
         objective.encode(wrong, lm)
-    with pytest.raises(RecipeError, match="tagging reads a hidden state of every word"):
+    with pytest.raises(
+        RecipeError, match='"tagging" reads a hidden state of every word: take an enc'
+    ):
         Tagging().heads(presets["t5-tiny"], names)
 
 

@@ -41,7 +41,8 @@ class EncodedExamples:
             tokens of the whole example, and target tokens that truncation has removed. Examples
             without any remaining target token have no row, so that E may exceed the number N of
             rows. Without `cuts` every row is a whole example.
-        pad_id: padding of token ids; labels are padded with `IGNORE_INDEX`, other fields with 0.
+        pad_id: padding of token ids; None: 0. Labels are padded with `IGNORE_INDEX`, other fields
+            with 0.
     """
 
     def __init__(
@@ -50,13 +51,13 @@ class EncodedExamples:
         *,
         sequence_labels: ArrayLike | None = None,
         cuts: ArrayLike | None = None,
-        pad_id: int = 0,
+        pad_id: int | None = None,
     ) -> None:
         ragged = {
             name: rows if isinstance(rows, Ragged) else Ragged.of(rows)
             for name, rows in sequences.items()
         }
-        self.pad_id, self._ragged = pad_id, ragged
+        self.pad_id, self._ragged = pad_id or 0, ragged
         self._sequence_labels = None if sequence_labels is None else np.asarray(sequence_labels)
         labelled = "decoder_input_ids" if "decoder_input_ids" in ragged else "input_ids"
         for name, rows in ragged.items():
@@ -78,7 +79,7 @@ class EncodedExamples:
         cuts: Sequence[Sequence[int]],
         *,
         sequence_labels: ArrayLike | None = None,
-        pad_id: int = 0,
+        pad_id: int | None = None,
     ) -> Self:
         """Return the examples without those that have no target token left."""
         kept = np.flatnonzero(has_target(cuts))

@@ -46,7 +46,17 @@ class GenerationMixin(TextModel):
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         requests = self._requests(prompts, options)
-        engine = self.engine_for(requests, slots=8 if self.compile else 16, draft=draft)
+        self.run_requests(requests, slots=8 if self.compile else 16, draft=draft)
+        self.warn_of_lengths(requests)
+        if isinstance(prompt, str):
+            return requests[0].text
+        return [one.text for one in requests]
+
+    def run_requests(
+        self, requests: Sequence[GenerationRequest], *, slots: int, draft: Draft | None = None
+    ) -> None:
+        """Generate the texts of some requests together."""
+        engine = self.engine_for(requests, slots=slots, draft=draft)
         try:
             for request in requests:
                 engine.add(request)
@@ -55,10 +65,6 @@ class GenerationMixin(TextModel):
         finally:  # nothing stays in an engine that is used again
             for request in requests:
                 engine.cancel(request)
-        self.warn_of_lengths(requests)
-        if isinstance(prompt, str):
-            return requests[0].text
-        return [one.text for one in requests]
 
     def stream(
         self, prompt: str, *, draft: Draft | None = None, **options: Unpack[SamplingOptions]

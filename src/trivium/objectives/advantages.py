@@ -69,7 +69,7 @@ def generalized_advantages(
 
 
 def whitened(advantages: Floats, real: Bools) -> Floats:
-    """With mean 0 and variance 1 over the real ones, and 0 elsewhere, [B, T]."""
+    """Scale advantages to mean 0 and variance 1 over the real tokens, 0 elsewhere: [B, T]."""
     some = advantages[real]
     if len(some) < 2:
         return np.zeros_like(advantages)

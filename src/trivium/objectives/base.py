@@ -10,7 +10,7 @@ import importlib.util
 import math
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -19,14 +19,16 @@ import torch
 import torch.distributed as dist
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from trivium.choice import Choice
 from trivium.config import Config
-from trivium.data.batch import IGNORE_INDEX, Batch, Bools, Ints, RowBatch
+from trivium.data.batch import IGNORE_INDEX, Batch, Bools, Floats, Ints, RowBatch
 from trivium.data.checks import Finding
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import Record, RecordOptions, read_records
-from trivium.data.row_order import RowRandom
+from trivium.data.row_order import RowRandom, derived_seed
 from trivium.data.rows import Rows
 from trivium.data.schema import Fields, Schema, Slot
 from trivium.errors import MissingExtraError, RecipeError
@@ -83,18 +85,42 @@ class TensorBatch:
     group: Any = None
 
     def parts(self) -> Iterator[tuple[Cut, dict[str, Any]]]:
-        """The inputs [B, T] that pass through the model together here, part by part."""
+        """Yield every part that this process computes, with its inputs [B, T]."""
         for cut in self.cuts or (Cut(0, 0, *self.inputs["input_ids"].shape),):
             rows, columns = slice(cut.start, cut.stop), slice(cut.width)
             yield cut, {name: one[rows, columns] for name, one in self.inputs.items()}
 
-    def sum_of_all(self, x: Tensor) -> Tensor:
-        """The sum over the processes of the step, whose gradients are summed, too."""
+    def compute_rows(
+        self, compute: Callable[[Any], tuple[Tensor, LossTerms]], parts: Iterable[tuple[Cut, Any]]
+    ) -> tuple[Tensor, LossTerms]:
+        """Compute numbers for every row of the step, part by part, each process some of the parts.
+
+        Activations are not kept: every part is computed again for its gradient, with the same
+        dropout.
+
+        Args:
+            compute: numbers [B, N] of the rows of a part, and terms that layers add to the loss.
+            parts: what this process computes: where each part is, and the argument of `compute`.
+
+        Returns the numbers of all rows, [R, N], and the terms of all parts.
+        """
+        assert self.sequence_labels is not None
+        seed, count = torch.initial_seed(), len(self.sequence_labels)
+        rows, terms = torch.zeros((), device=self.targets.device), {}
+        for cut, part in parts:
+            torch.manual_seed(derived_seed(seed, cut.number))  # dropout is that of the part
+            own, added = checkpoint(compute, part, use_reentrant=False)  # type: ignore[misc]
+            rows = rows + F.pad(cut.weight * own, (0, 0, cut.start, count - cut.stop))
+            terms = {name: cut.weight * one + terms.get(name, 0.0) for name, one in added.items()}
+        return self._sum_of_all(rows), {name: self._sum_of_all(one) for name, one in terms.items()}
+
+    def _sum_of_all(self, x: Tensor) -> Tensor:
+        """Return the sum over the processes of the step, whose gradients are also summed."""
         return x if self.group is None else _SumOfAll.apply(x, self.group)  # type: ignore[return-value]
 
 
 class _SumOfAll(torch.autograd.Function):
-    """The sum of a tensor over the processes of a group; so is its gradient."""
+    """Sums a tensor over the processes of a group, and in the backward pass its gradient."""
 
     @staticmethod
     def forward(context: Any, x: Tensor, group: Any) -> Tensor:
@@ -184,12 +210,12 @@ class Objective(Choice, Config, ABC):
     """Whether what becomes of a row depends on the other rows of its step."""
     needs_whole_step: ClassVar[bool] = False
     """Whether `loss` compares all rows of a step, such as in-batch negatives. They pass through the
-    model in `TensorBatch.parts`, of each process; `sum_of_all` joins them. The longest is first.
+    model in parts, each process some of them (`TensorBatch.compute_rows`); the longest comes first.
     """
     decays_by_passes: ClassVar[bool] = False
     """Whether small new models need faster weight decay from the second pass on."""
     rolls_out: ClassVar[bool] = False
-    """Whether a step learns from the model's own samples (`OnPolicyObjective`)."""
+    """Whether a step learns from the model's own samples (`PolicyGradient`)."""
     trains_one_model: ClassVar[bool] = True
     """Whether the module that it builds is one model, whose layers are one above the other."""
     tensor_parallel: ClassVar[bool] = True
@@ -200,8 +226,13 @@ class Objective(Choice, Config, ABC):
     """Whether upper and lower case tell what it learns."""
     family: ClassVar[str | None] = None
     """The only family of models that it trains; None: several."""
+    purpose: ClassVar[str] = ""
+    """What the objective is for or needs. The message on models that do not fit has it after the
+    name of the objective. By default it follows from the family."""
     such_as: ClassVar[str] = ""
-    """Some of the family, and an objective for others, for messages."""
+    """Some models that fit, and an objective for others, for messages."""
+    head: ClassVar[str] = "lm"
+    """The kind of the head that is trained, which the model must have."""
     unigram_offset: ClassVar[float | None] = 0.0
     """Nats to add to the unigram baseline to compare it with the loss; None: no comparison."""
     steps_to_context: ClassVar[float] = 700
@@ -224,25 +255,30 @@ class Objective(Choice, Config, ABC):
         Raises:
             RecipeError: a model of this form cannot be trained with this objective.
         """
-        self.require_family(spec)
-        return (self.require_head(spec, "lm"),)
+        self.require_fit(spec)
+        return (self.require_head(spec),)
 
-    def require_family(self, spec: Spec) -> None:
-        """Raise RecipeError for a model of another family than that of the objective."""
-        if self.family not in (None, spec.family):
+    def fits(self, spec: Spec) -> bool:
+        """Return whether this objective can train models of this form, apart from their heads."""
+        return self.family in (None, spec.family)
+
+    def require_fit(self, spec: Spec) -> None:
+        """Raise RecipeError for a model that does not fit."""
+        if not self.fits(spec):
+            purpose = self.purpose or f"trains {self.family} models"
             raise RecipeError(
-                f'objective.kind = "{self.kind}" trains {self.family} models: take {self.such_as}; '
-                f"this model is {spec.family}."
+                f'objective.kind = "{self.kind}" {purpose}: take {self.such_as}; this model is of '
+                f'kind "{spec.kind}", {spec.family}.'
             )
 
-    def require_head(self, spec: Spec, kind: str) -> Head:
-        """The model's head of this kind. Raises RecipeError where it has none."""
+    def require_head(self, spec: Spec) -> Head:
+        """Return the model's head that is trained. Raises RecipeError where there is none."""
         for head in spec.heads:
-            if head.kind == kind:
+            if head.kind == self.head:
                 return head
         known = ", ".join(head.kind for head in spec.heads) or "none"
         raise RecipeError(
-            f'objective.kind = "{self.kind}" trains a head of kind "{kind}"; this model has: '
+            f'objective.kind = "{self.kind}" trains a head of kind "{self.head}"; this model has: '
             f'{known}. Encoders are trained with "masked", decoders with "causal".'
         )
 
@@ -282,11 +318,11 @@ class Objective(Choice, Config, ABC):
         return {}
 
     def specs(self, spec: Spec) -> tuple[Spec, ...]:
-        """Descriptions of all that is trained, for estimates of memory and FLOPs."""
+        """Return the specs of all models that are trained, for estimates of memory and FLOPs."""
         return (spec,)
 
     def build(self, spec: Spec, *, seed: int, device: torch.device) -> nn.Module:
-        """The module to train, with random weights."""
+        """Return the module to train, with random weights."""
         return build(spec, seed=seed, device=device)
 
     def models(self, module: nn.Module) -> dict[str, LanguageModule]:
@@ -309,7 +345,7 @@ class Objective(Choice, Config, ABC):
 
     @abstractmethod
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Inputs and labels of the rows of a step: a pure function of its arguments."""
+        """Return inputs and labels of rows of a step: a pure function of its arguments."""
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
         """Labels of every term of the loss, counted on the host: what its sum is divided by."""
@@ -370,9 +406,9 @@ class LabelledObjective(Objective):
     rate_range: ClassVar[tuple[float, float]] = 0.0, math.inf
     """The lowest and the highest default learning rate; a LoRA adapter takes ten times as much."""
     dropout: ClassVar[float] = 0.1
-    """Unless the recipe sets `model.dropout`."""
+    """Dropout unless the recipe sets `model.dropout`."""
     epochs: ClassVar[float | None] = None
-    """Unless the recipe sets a budget; None: by the number of examples."""
+    """Epochs unless the recipe sets a budget; None: chosen by the number of examples."""
     metric_libraries: ClassVar[Sequence[str]] = ()
     """Optional modules that compute the metrics."""
     generates: ClassVar[bool] = False
@@ -387,7 +423,7 @@ class LabelledObjective(Objective):
 
     @property
     def record_schema(self) -> Schema:
-        """The fields of the task, with the columns that keys of the recipe set."""
+        """Return the fields of the task, with the columns that keys of the recipe set."""
         keys = {
             name.removesuffix("_field"): getattr(self, name)
             for name in type(self).model_fields
@@ -418,7 +454,7 @@ class LabelledObjective(Objective):
                 yield record
 
     def records(self, paths: Sequence[str], options: RecordOptions) -> Iterator[Any]:
-        """The records of some files, each of which becomes an example; or examples."""
+        """Yield the records of some files, to be made into examples, or examples themselves."""
         return read_records(paths, options)
 
     @abstractmethod
@@ -480,19 +516,19 @@ class LabelledObjective(Objective):
 
     @abstractmethod
     def source_texts(self, examples: Sequence[Any]) -> Iterator[str]:
-        """What the encoder reads, or all texts of a model without one."""
+        """Return the texts that an encoder reads; for models without an encoder, all texts."""
 
     def target_texts(self, examples: Sequence[Any]) -> Iterator[str]:
-        """What a decoder beside the encoder generates."""
+        """Yield the texts that the decoder of an encoder-decoder generates."""
         yield from ()
 
     def texts(self, examples: Sequence[Any]) -> Iterator[str]:
-        """All texts of the examples, to train a tokenizer on."""
+        """Yield all texts of the examples, to train a tokenizer on."""
         yield from self.source_texts(examples)
         yield from self.target_texts(examples)
 
     def metrics(self, lm: LanguageModel, examples: Sequence[Any]) -> Metrics:
-        """Metrics of the model's answers."""
+        """Return the metrics of the model's answers."""
         return self.metrics_of(self.answers(lm, examples), examples, lm)
 
     @abstractmethod
@@ -501,7 +537,7 @@ class LabelledObjective(Objective):
 
     @abstractmethod
     def metrics_of(self, answers: list[Any], examples: Sequence[Any], lm: LanguageModel) -> Metrics:
-        """Metrics of the answers to examples."""
+        """Return the metrics of the answers to examples."""
 
     def answered(self, lm: LanguageModel, metrics: Metrics) -> Metrics:
         """The metrics at the end of a run, with answers of the model that they do not need."""
@@ -519,12 +555,14 @@ class LabelledObjective(Objective):
 
 
 def column_key(description: str, fields: Fields, name: str = "") -> Any:
-    """Return a key that names a column, which is looked for by usual names unless it is set.
+    """Return a key that sets the column of a field: of `name`, or of the first of the fields.
 
-    It is the column of the field `name`, or of the first of the fields.
+    Unless the key is set, the column is looked for by its usual names.
     """
-    usual = ", ".join(fields.usual_of(name or fields.names[0]))
-    return Field(None, description=f"{description}; default: one of {usual}")
+    name = name or fields.names[0]
+    usual = ", ".join(fields.usual_of(name))
+    default = f"one of {usual}" if name in fields.required else f"{usual}, if there is one"
+    return Field(None, description=f"{description}; default: {default}")
 
 
 def field_option(name: str) -> str:
@@ -533,7 +571,7 @@ def field_option(name: str) -> str:
 
 
 def real_tokens(rows: RowBatch) -> np.ndarray:
-    """Which positions of rows are not padding: bool [B, T]."""
+    """Return which positions of rows are not padding: bool [B, T]."""
     return np.arange(rows.input_ids.shape[1]) < rows.lengths[:, None]
 
 
@@ -581,6 +619,11 @@ def next_tokens(one: TextInput) -> list[int]:
     is_text = [text is not None or not one.cut for text in one.texts]
     ids = [token if kept else IGNORE_INDEX for token, kept in zip(one.ids, is_text)]
     return [*ids[1:], IGNORE_INDEX]
+
+
+def poisson_chances(mean: float, lengths: range) -> Floats:
+    """Return the Poisson probability of each of some lengths."""
+    return np.exp([n * math.log(mean) - mean - math.lgamma(n + 1) for n in lengths])
 
 
 def row_inputs(rows: RowBatch) -> dict[str, np.ndarray | None]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
 from trivium.data.row_order import RowRandom
-from trivium.errors import RecipeError
 from trivium.models import LanguageModule, RecurrentModel
 from trivium.objectives.base import LossTerms, Objective, TensorBatch, row_inputs
 from trivium.objectives.causal import next_tokens
-from trivium.spec import Head, Spec
+from trivium.spec import Spec
 from trivium.text.vocabulary import Vocabulary
 
 
@@ -28,21 +26,18 @@ class BidirectionalLM(Objective):
     language model. Source: Peters et al. 2018, section 3.1, where the two are added.
     """
 
+    purpose: ClassVar[str] = 'is for RNNs of direction "two-way"'
+    such_as: ClassVar[str] = "elmo-mini"
     kind: Literal["bidirectional-lm"] = "bidirectional-lm"
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """RNNs of two directions."""
+        """Return whether the model is an RNN of two directions."""
         return spec.two_way
 
-    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The head over the vocabulary, which both directions share."""
-        if not self.is_default_for(spec):
-            raise RecipeError(
-                f'objective.kind = "{self.kind}" is for RNNs of direction "two-way", such as '
-                "elmo-mini."
-            )
-        return super().heads(spec)
+    def fits(self, spec: Spec) -> bool:
+        """Return whether the model is an RNN of two directions."""
+        return spec.two_way
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Shift by one to each side: int64 [B, T] -> input_ids [B, T] and labels [B, 2, T]."""
@@ -55,7 +50,7 @@ class BidirectionalLM(Objective):
         return Batch(input_ids=rows.input_ids, labels=labels, **row_inputs(rows))
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Nats of every token from the left and from the right."""
+        """Return the nats of every token, predicted from the left and from the right."""
         assert isinstance(model, RecurrentModel)
         hidden = model.two_ways(**batch.inputs)
         hidden = hidden.flatten(0, 2).index_select(0, batch.label_positions)

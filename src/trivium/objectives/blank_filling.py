@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
@@ -12,9 +11,9 @@ from pydantic import Field, model_validator
 
 from trivium.data.batch import IGNORE_INDEX, Batch, Floats, Ints, RowBatch, rounded
 from trivium.data.row_order import RowRandom
-from trivium.errors import RecipeError
+from trivium.objectives.base import poisson_chances
 from trivium.objectives.causal import LeftToRight, is_causal
-from trivium.spec import Head, Spec
+from trivium.spec import Spec
 from trivium.spec.positions.two_dimensional import TwoDimensional
 from trivium.text.vocabulary import Vocabulary
 
@@ -68,6 +67,8 @@ class BlankFilling(LeftToRight):
     every span. Ends of documents inside a row are tokens like others.
     """
 
+    purpose: ClassVar[str] = 'is for decoders whose positions are of kind "two-dimensional"'
+    such_as: ClassVar[str] = "glm-mini"
     separates_documents: ClassVar[bool] = False
     special_tokens: ClassVar[tuple[str, ...]] = ("<mask>", "<s>", "</s>")
     kind: Literal["blank-filling"] = "blank-filling"
@@ -88,22 +89,17 @@ class BlankFilling(LeftToRight):
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
-        """Decoders with positions of two numbers."""
+        """Return whether the model is a decoder whose positions are two numbers."""
         return is_causal(spec) and isinstance(spec.absolute_positions, TwoDimensional)
 
     @classmethod
     def tokenizer_defaults(cls, spec: Spec) -> dict[str, Any]:
-        """Byte-level BPE, so that a generated text comes back exactly."""
+        """Return byte-level BPE, which reproduces a generated text exactly."""
         return {"kind": "byte-bpe", "special_tokens": ("<s>", "<pad>", "</s>", "<mask>")}
 
-    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The head over the vocabulary."""
-        if not (self.is_default_for(spec) and spec.attends):
-            raise RecipeError(
-                f'objective.kind = "{self.kind}" is for decoders whose positions are of kind '
-                '"two-dimensional", such as glm-mini.'
-            )
-        return super().heads(spec, labels)
+    def fits(self, spec: Spec) -> bool:
+        """Return whether the model is a Transformer with such positions."""
+        return self.is_default_for(spec) and spec.attends
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Take spans out: int64 [B, T] -> input_ids and labels [B, U], position_ids [B, U, 2]."""
@@ -152,10 +148,8 @@ class BlankFilling(LeftToRight):
         return [*zip((stops - sizes).tolist(), stops.tolist(), strict=True)]
 
     def _chances(self) -> Floats:
-        """P(length <= n), n = 1 ..., of Poisson lengths without 0."""
-        ns = range(1, _LONGEST)
-        logs = [n * math.log(self.mean_span) - self.mean_span - math.lgamma(n + 1) for n in ns]
-        chances = np.exp(logs)
+        """Return P(length <= n), n = 1 ..., for Poisson lengths that are never 0."""
+        chances = poisson_chances(self.mean_span, range(1, _LONGEST))
         return np.cumsum(chances / chances.sum())[:-1]
 
 
@@ -190,7 +184,7 @@ def with_blanks(
 
 
 def _whole(ids: Ints) -> Blanks:
-    """A row that is one span, of which nothing is given."""
+    """Return the row as one span without any given token."""
     places = np.arange(1, len(ids) + 1)
     positions = np.stack((np.zeros_like(places), places), axis=1)
     return Blanks(ids, np.append(ids[1:], IGNORE_INDEX)[: len(ids)], positions, given=0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import Field
 
 from trivium.errors import RecipeError
 from trivium.objectives.base import Objective
-from trivium.spec import Spec
+from trivium.spec import Head, Spec
 
 
 class Carrying(Objective):
@@ -23,17 +25,19 @@ class Carrying(Objective):
         """See `Objective.carries_state`."""
         return self.carry_state
 
-    def check_state(self, spec: Spec) -> None:
-        """Raise RecipeError for a model that keeps nothing to go on with."""
+    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
+        """See `Objective.heads`; `carry_state` also needs a model that keeps a state."""
+        heads = super().heads(spec, labels)
         if self.carry_state and not spec.carries:
             raise RecipeError(
                 "objective.carry_state = true needs a model whose state goes on from row to row, "
                 "such as lstm-mini, transformer-xl-mini or xlnet-mini; layers of this model keep "
                 "whole texts or read a few tokens: leave it out."
             )
+        return heads
 
     def check_rows(self, packing: str, separate_documents: bool, *, is_mixed: bool) -> None:
-        """With state every row goes on with another one."""
+        """See `Objective.check_rows`. With `carry_state` every row continues another row."""
         super().check_rows(packing, separate_documents, is_mixed=is_mixed)
         keys = {
             "[[mix]]": is_mixed,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import ClassVar, Literal, Self
 
 import numpy as np
@@ -11,12 +10,11 @@ from pydantic import Field, model_validator
 
 from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
 from trivium.data.row_order import RowRandom
-from trivium.errors import RecipeError
 from trivium.language_model import LanguageModel
 from trivium.objectives.base import Objective, positions_in_documents, real_tokens, row_inputs
 from trivium.objectives.carrying import Carrying
 from trivium.objectives.excerpt import continue_beginning
-from trivium.spec import Head, Spec
+from trivium.spec import Spec
 from trivium.spec.positions.two_dimensional import TwoDimensional
 from trivium.text.vocabulary import Vocabulary
 
@@ -24,17 +22,15 @@ from trivium.text.vocabulary import Vocabulary
 class LeftToRight(Objective):
     """An objective of models that predict every token from those before it."""
 
-    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The head over the vocabulary."""
-        if not is_causal(spec):
-            raise RecipeError(
-                f'objective.kind = "{self.kind}" is for decoders, n-gram models and RNNs that read '
-                f"one way, such as gpt2-mini; this model is {spec.family}."
-            )
-        return super().heads(spec)
+    purpose: ClassVar[str] = "is for decoders, n-gram models and RNNs that read one way"
+    such_as: ClassVar[str] = "gpt2-mini"
+
+    def fits(self, spec: Spec) -> bool:
+        """Return whether the model predicts from the left alone."""
+        return is_causal(spec)
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
-        """A continuation of the beginning of the text."""
+        """Return a continuation of the beginning of the text."""
         return continue_beginning(lm, text, 10, temperature=0.8, top_k=40, seed=0)
 
 
@@ -81,12 +77,6 @@ class Causal(Carrying, LeftToRight):
                 "carry_state = true remembers what context would forget: leave one out"
             )
         return self
-
-    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The head over the vocabulary."""
-        heads = super().heads(spec, labels)
-        self.check_state(spec)
-        return heads
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:

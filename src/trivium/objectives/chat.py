@@ -123,16 +123,16 @@ class Chat(LabelledObjective):
         return Conversation(messages, record.where)
 
     def settings(self, settings: Settings, examples: Sequence[Conversation]) -> Settings:
-        """The chat template: the model's own, or a plain one."""
+        """Return the settings with a chat template: the model's own, or a plain one."""
         template = settings.chat_template or PLAIN_TEMPLATE
         return dataclasses.replace(settings, chat_template=template).with_task("chat")
 
     def encode(self, examples: Sequence[Conversation], lm: LanguageModel) -> EncodedExamples:
-        """Conversations, one a row, with labels at the responses."""
-        template, pad = chat_template(lm), lm.text_tokenizer.pad_id or 0
+        """Return one row per conversation, with labels at the responses."""
+        template = chat_template(lm)
         _warn_of_names(template, examples)
         sequences, cuts = by_field([self._row(one, template, lm) for one in examples])
-        return EncodedExamples.with_targets(sequences, cuts, pad_id=pad)
+        return EncodedExamples.with_targets(sequences, cuts, pad_id=lm.text_tokenizer.pad_id)
 
     def _row(self, one: Conversation, template: ChatTemplate, lm: LanguageModel) -> LabelledRow:
         text, spans = template.responses(one.messages)
@@ -146,14 +146,14 @@ class Chat(LabelledObjective):
         return labelled_row(lm, text, spans)
 
     def source_texts(self, examples: Sequence[Conversation]) -> Iterator[str]:
-        """The content of all messages."""
+        """Return the content of all messages."""
         return (message["content"] for one in examples for message in one.messages)
 
     @torch.no_grad()
     def answers(
         self, lm: LanguageModel, examples: Sequence[Conversation]
     ) -> list[tuple[float, int]]:
-        """Nats and tokens of the responses, batch by batch."""
+        """Return the nats and the number of tokens of the responses of every batch."""
         sums = []
         for _, rows in batches_by_length(self.encode(examples, lm)):
             batch = rows.to_batch()
@@ -165,13 +165,13 @@ class Chat(LabelledObjective):
     def metrics_of(
         self, answers: list[tuple[float, int]], examples: Sequence[Conversation], lm: LanguageModel
     ) -> Metrics:
-        """Perplexity of the responses: e to the nats per token."""
+        """Return the perplexity of the responses: e to the nats per token."""
         sums = [sum(each) for each in zip(*answers)] or [0.0, 0]
         values = {"perplexity": perplexity_of(*sums)}
         return Metrics(values).with_examples({"messages": list(one.messages)} for one in examples)
 
     def answered(self, lm: LanguageModel, metrics: Metrics) -> Metrics:
-        """With the model's last answer, as `predicted`, in the first conversations."""
+        """Add the model's own last answer to the first conversations, as `predicted`."""
         requests: dict[int, GenerationRequest] = {}
         for number, row in enumerate(metrics.predictions[:_ANSWERED]):
             last = max(i for i, one in enumerate(row["messages"]) if one["role"] == "assistant")
@@ -181,10 +181,7 @@ class Chat(LabelledObjective):
             if lm.max_length is None or len(ids) < lm.max_length:
                 params = lm.sampling_params(ids, {"temperature": 0.0})
                 requests[number] = GenerationRequest(ids, params, answers=True)
-        engine = lm.engine_for([*requests.values()], slots=_ANSWERED)
-        for request in requests.values():
-            engine.add(request)
-        list(engine.run())
+        lm.run_requests([*requests.values()], slots=_ANSWERED)
         rows = [
             {**row, "predicted": requests[number].text} if number in requests else row
             for number, row in enumerate(metrics.predictions)
@@ -192,7 +189,7 @@ class Chat(LabelledObjective):
         return metrics.with_examples(rows)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """A conversation in the terminal."""
+        """Return the command that starts a conversation in the terminal."""
         return f"chat {run}"
 
 
@@ -209,7 +206,7 @@ def _warn_of_names(template: ChatTemplate, examples: Sequence[Conversation]) -> 
 
 
 def chat_template(lm: LanguageModel) -> ChatTemplate:
-    """The model's own chat template, or a plain one."""
+    """Return the model's own chat template, or a plain one."""
     return ChatTemplate.of(lm.settings.chat_template or PLAIN_TEMPLATE, lm.text_tokenizer)
 
 

@@ -34,7 +34,6 @@ from trivium.interop.settings import LabelKind, Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
 from trivium.objectives.base import (
-    LabelledObjective,
     LossTerms,
     TensorBatch,
     column_key,
@@ -45,7 +44,7 @@ from trivium.objectives.base import (
     token_losses,
 )
 from trivium.objectives.seq2seq import encode_pairs
-from trivium.objectives.task_heads import classifier_head, default_pooling, require_encoding
+from trivium.objectives.task_heads import ReadsStates, classifier_head, default_pooling
 from trivium.objectives.task_metrics import (
     Metrics,
     Mistake,
@@ -99,16 +98,16 @@ class LabelledText:
 
     @property
     def texts(self) -> dict[str, str]:
-        """The text and its pair, by name."""
+        """Return the text and its pair, by name."""
         return {"text": self.text} | ({} if self.pair is None else {"pair": self.pair})
 
     @property
     def joined(self) -> str:
-        """The text, with its pair after a space."""
+        """Return the text, followed by a space and its pair."""
         return self.text if self.pair is None else f"{self.text} {self.pair}"
 
 
-class TextClassification(LabelledObjective):
+class TextClassification(ReadsStates):
     """L = L_label + lambda L_LM, the second term for decoders only.
 
         input_ids        [CLS] a dull film [SEP]
@@ -124,6 +123,7 @@ class TextClassification(LabelledObjective):
     2019, section 2.4.
     """
 
+    purpose: ClassVar[str] = "needs a head of its own, which this model cannot have"
     metric_libraries: ClassVar[Sequence[str]] = ("sklearn", "scipy")
     kind: Literal["classification"] = "classification"
     fields: ClassVar[Sequence[Slot]] = (TEXT, LABEL)
@@ -164,7 +164,7 @@ class TextClassification(LabelledObjective):
             yield from read_records(files, options)
 
     def example(self, record: Record) -> LabelledText:
-        """A record with a text, or a pair, and a label; none may be missing or blank."""
+        """Return the text, or the pair, and the label of a record; none may be missing or blank."""
         columns = record.columns
         is_number = self.label_kind == "numbers"
         value = (record.value if is_number else record.named)(columns["label"])
@@ -177,7 +177,7 @@ class TextClassification(LabelledObjective):
         )
 
     def resolve(self, spec: Spec, examples: Sequence[LabelledText]) -> Self:
-        """The kind of the labels and the weights of the classes."""
+        """Return the objective with the kind of the labels, and the weight of the LM loss."""
         kind = self.label_kind or label_kind(examples)
         if kind == "classes" and self.label_kind is None:
             for notice in label_notices(self.label_names(examples)):
@@ -200,7 +200,7 @@ class TextClassification(LabelledObjective):
         return self.replace(label_kind=kind, lm_weight=lm_weight)
 
     def continuing(self, settings: Settings, examples: Sequence[LabelledText]) -> Self:
-        """Labels that could be classes are of the kind that the model has learned."""
+        """Return the objective with the label kind of the model, if labels could be classes."""
         known, kind = settings.labels, settings.label_kind
         if not known or self.label_kind or settings.task not in (None, self.kind):
             return self
@@ -236,7 +236,7 @@ class TextClassification(LabelledObjective):
         return settings.with_label_scale(mean, deviation)
 
     def label_names(self, examples: Sequence[LabelledText]) -> tuple[str, ...]:
-        """The names of the classes, or one name for a number."""
+        """Return the names of the classes, or one name for a number."""
         kind = self.label_kind or label_kind(examples)
         if kind == "numbers":
             return ("value",)
@@ -247,16 +247,16 @@ class TextClassification(LabelledObjective):
         return (self.label_kind or label_kind(examples)) == "classes"
 
     def input_of(self, example: LabelledText) -> str:
-        """The text with its pair."""
+        """Return the text with its pair."""
         return example.joined
 
     def labels_of(self, examples: Sequence[LabelledText]) -> list[Sequence[str]]:
-        """The classes of every example; none of numbers."""
+        """Return the classes of every example; none for numbers."""
         kind = self.label_kind or label_kind(examples)
         return [() if kind == "numbers" else self._names(one, kind) for one in examples]
 
     def settings(self, settings: Settings, examples: Sequence[LabelledText]) -> Settings:
-        """Names and kind of the labels."""
+        """Return the settings with the names and the kind of the labels."""
         kind, names = self.label_kind or label_kind(examples), self.label_names(examples)
         if kind == "classes" and len(names) < 2:
             raise DataError(
@@ -282,7 +282,7 @@ class TextClassification(LabelledObjective):
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """A classifier; a decoder keeps its LM head, an encoder-decoder has that alone."""
-        require_encoding(spec, "classification")
+        self.require_fit(spec)
         lm = tuple(head for head in spec.heads if head.kind == "lm" and not spec.two_way)
         if spec.family == "encoder-decoder":
             return lm
@@ -294,8 +294,12 @@ class TextClassification(LabelledObjective):
         lm = lm if pooling == "last" else ()
         return *lm, classifier_head(spec, len(labels), pooling)
 
+    def fits(self, spec: Spec) -> bool:
+        """Return whether the model has hidden states of a text."""
+        return spec.takes_heads
+
     def encode(self, examples: Sequence[LabelledText], lm: LanguageModel) -> EncodedExamples:
-        """Texts with their labels; for a decoder also with the next tokens."""
+        """Return texts with their labels; for a decoder also with the next tokens."""
         labels = self._label_array(examples, lm.settings)
         if lm.settings.label_kind == "numbers":
             mean, deviation = lm.settings.label_scale
@@ -307,8 +311,8 @@ class TextClassification(LabelledObjective):
         inputs, sequences = encode_texts(lm, [(one.text, one.pair) for one in examples])
         if any(head.kind == "lm" for head in lm.spec.heads):
             sequences["labels"] = [next_tokens(one) for one in inputs]
-        cuts, pad = [(one.cut, 1, 0) for one in inputs], lm.source_tokenizer.pad_id or 0
-        return EncodedExamples(sequences, sequence_labels=labels, cuts=cuts, pad_id=pad)
+        cuts, pad_id = [(one.cut, 1, 0) for one in inputs], lm.source_tokenizer.pad_id
+        return EncodedExamples(sequences, sequence_labels=labels, cuts=cuts, pad_id=pad_id)
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
         """Texts, and the next tokens of a decoder; of an encoder-decoder the tokens of names."""
@@ -317,11 +321,11 @@ class TextClassification(LabelledObjective):
         return {"task": batch.num_rows, "lm": batch.num_labels}
 
     def term_weights(self) -> dict[str, float]:
-        """Lambda, the weight of the LM loss."""
+        """Return lambda, the weight of the LM loss."""
         return {"lm": _LM_WEIGHT if self.lm_weight is None else self.lm_weight}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Nats of the labels (or squared errors), and of the next tokens."""
+        """Return the nats of the labels (or squared errors), and of the next tokens."""
         labels = batch.sequence_labels
         if labels is None:
             return token_losses(model, batch)
@@ -345,15 +349,15 @@ class TextClassification(LabelledObjective):
         return {"task": total, "lm": nats, **terms}
 
     def source_texts(self, examples: Sequence[LabelledText]) -> Iterator[str]:
-        """Texts and pairs, after the prefix."""
+        """Return texts and pairs, after the prefix."""
         return (self.prefix + one.joined for one in examples)
 
     def target_texts(self, examples: Sequence[LabelledText]) -> Iterator[str]:
-        """The names of classes, which an encoder-decoder generates."""
+        """Return the names of the classes, which an encoder-decoder generates."""
         return (one.label for one in examples if isinstance(one.label, str))
 
     def answers(self, lm: LanguageModel, examples: Sequence[LabelledText]) -> list[Classification]:
-        """`lm.classify`."""
+        """Return what `lm.classify` answers."""
         return lm.classify([(one.text, one.pair) for one in examples])
 
     def metrics_of(
@@ -392,13 +396,13 @@ class TextClassification(LabelledObjective):
         return dataclasses.replace(metrics, notes=notes).with_examples(rows, mistakes)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """`classify` with a held-out text."""
+        """Return `classify` with a held-out text."""
         example = first_prediction(run)
         pair = f" --pair {shlex.quote(str(example['pair']))}" if "pair" in example else ""
         return f"classify {run} {shlex.quote(str(example.get('text', 'a text of yours')))}{pair}"
 
     def _names(self, one: LabelledText, kind: str) -> Sequence[str]:
-        """The class of an example, or its classes."""
+        """Return the class of an example, or its classes."""
         if kind == "classes" and isinstance(one.label, str):
             return (one.label,)
         names = one.label
@@ -443,7 +447,7 @@ def _shown(label: str | list[str]) -> str:
 def _number_metrics(
     examples: Sequence[LabelledText], gold: NDArray[np.float64], predicted: Sequence[float]
 ) -> Metrics:
-    """Metrics of numbers; the mistakes are the largest errors."""
+    """Return the metrics of numbers, with the largest errors as mistakes."""
     rows = [
         {**one.texts, "label": label, "predicted": number}
         for one, label, number in zip(examples, gold.tolist(), predicted)
@@ -541,7 +545,7 @@ def as_label(value: Any, where: str) -> str | tuple[str, ...]:
 
 
 def _label_name(value: Any, where: str) -> str:
-    """The name of a label; true and True are one, and so are 1 and 1.0."""
+    """Return the name of a label; true and True have the same name, and so do 1 and 1.0."""
     value = float(value) if isinstance(value, Decimal) else value
     kind = json_type(value)
     if kind not in ("a string", "a number", "true or false"):
@@ -556,7 +560,7 @@ def _label_name(value: Any, where: str) -> str:
 
 
 def _as_number(label: object) -> float | None:
-    """The finite number that a label is; None where it is none."""
+    """Return a label as a finite number; None where the label is not a number."""
     try:
         number = float(label) if isinstance(label, str) and "_" not in label else math.nan
     except ValueError:

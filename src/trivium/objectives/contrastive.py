@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -10,19 +11,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from trivium.data.batch import Batch, RowBatch, length_mask
 from trivium.data.encoded import EncodedExamples
-from trivium.data.records import Record
-from trivium.data.row_order import RowRandom, derived_seed
+from trivium.data.row_order import RowRandom
 from trivium.data.schema import Fields, Slot
 from trivium.data.splitting import text_digest
-from trivium.errors import DataError
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
-from trivium.objectives.base import LossTerms, TensorBatch, compact, read, real_tokens
-from trivium.objectives.task_heads import require_vector
+from trivium.objectives.base import LossTerms, TensorBatch, column_key, compact, read, real_tokens
+from trivium.objectives.task_heads import ReadsStates
 from trivium.objectives.text_pairs import TEXTS, TextPair, TextPairs
 from trivium.spec import Head, Spec
 from trivium.text.inputs import encode_inputs
@@ -45,7 +43,7 @@ _SENTENCE, _KEPT = range(2)  # channels of noise
 _KEPT_SHARE = 0.1  # Lee et al. 2019, section 4
 
 
-class Contrastive(TextPairs):
+class Contrastive(ReadsStates, TextPairs):
     """L_i = - log exp(cos(a_i, p_i) / T) / sum_c exp(cos(a_i, c) / T), over the vectors of a step.
 
     The candidates c are the positives and hard negatives of all examples of the step (in-batch
@@ -69,7 +67,6 @@ class Contrastive(TextPairs):
     """
 
     needs_whole_step: ClassVar[bool] = True
-    batch_examples: ClassVar[int] = 64
     kind: Literal["contrastive"] = "contrastive"
     fields: ClassVar[Sequence[Slot]] = (PAIR, NEGATIVE)
     pair_field: str | None = Field(
@@ -77,30 +74,15 @@ class Contrastive(TextPairs):
         description="column of the text that belongs to it; default: usual pairs such as question, "
         "context",
     )
-    negative_field: str | None = Field(
-        None,
-        description="column of a text that does not belong to it; default: negative, "
-        "hard_negative, negatives where there is one",
-    )
+    negative_field: str | None = column_key("column of a text that does not belong to it", NEGATIVE)
     pairs: Literal["cloze", "dropout"] = Field(
         "cloze", description="of texts alone: a sentence and its text, or twice the text"
     )
     temperature: float = Field(0.05, gt=0, description="T, which cosines are divided by")
 
-    def example(self, record: Record) -> TextPair:
-        """A text, with its pair and a hard negative where there are columns of them."""
-        text, pair, negative = (
-            record.text(record.columns[name]) if name in record.columns else None
-            for name in ("text", "pair", "negative")
-        )
-        assert text is not None
-        if pair is None and negative is not None:
-            raise DataError(f"{record.where} has a negative but no pair. Name the column of that.")
-        return TextPair(text, pair, negative, record.where)
-
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """None: the vectors are hidden states."""
-        require_vector(self.kind, spec)
+        """Return no head: the vectors are hidden states."""
+        self.require_fit(spec)
         return ()
 
     def encode(self, examples: Sequence[TextPair], lm: LanguageModel) -> EncodedExamples:
@@ -130,7 +112,7 @@ class Contrastive(TextPairs):
             {"input_ids": rows, "document_ids": numbers},
             sequence_labels=np.array(hashes, dtype=np.uint64).view(np.int64).reshape(-1, 3),
             cuts=cuts,
-            pad_id=tokenizer.pad_id or 0,
+            pad_id=tokenizer.pad_id,
         )
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
@@ -162,7 +144,7 @@ class Contrastive(TextPairs):
         )
 
     def _own_pairs(self, numbers: Any, real: Any, rng: RowRandom) -> tuple[Any, Any]:
-        """The tokens of anchor and positive of texts alone: bool [B, T] each."""
+        """Draw the tokens of anchor and positive for texts without a pair: bool [B, T] each."""
         if self.pairs == "dropout":
             return real, real
         count = numbers.max(axis=1)
@@ -174,27 +156,19 @@ class Contrastive(TextPairs):
         return anchor, np.where(several, real & (kept | ~sentence), real)
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Examples."""
+        """Return the number of examples."""
         assert batch.sequence_labels is not None
         return {"loss": int((batch.sequence_labels[:, 1] == _ANCHOR).sum())}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Nats of the positives among the candidates, summed over the examples."""
-        labels, seed = batch.sequence_labels, torch.initial_seed()
-        assert labels is not None
-        vectors, terms = torch.zeros((), device=labels.device), {}
-        for cut, inputs in batch.parts():
-            torch.manual_seed(derived_seed(seed, cut.number))  # dropout is that of the part
-            own, added = checkpoint(self._embed, model, inputs, use_reentrant=False)  # type: ignore[misc]
-            above_below = cut.start, len(labels) - cut.stop
-            vectors = vectors + F.pad(cut.weight * own, (0, 0, *above_below))
-            terms = {term: cut.weight * one + terms.get(term, 0.0) for term, one in added.items()}
-        vectors = batch.sum_of_all(vectors)
-        loss = contrastive_loss(vectors, labels, self.temperature)
-        return {"loss": loss, **{term: batch.sum_of_all(one) for term, one in terms.items()}}
+        """Return the nats of the positives among the candidates, summed over the examples."""
+        assert batch.sequence_labels is not None
+        vectors, terms = batch.compute_rows(partial(self._embed, model), batch.parts())
+        loss = contrastive_loss(vectors, batch.sequence_labels, self.temperature)
+        return {"loss": loss, **terms}
 
     def _embed(self, model: LanguageModule, inputs: dict[str, Tensor]) -> tuple[Tensor, LossTerms]:
-        """Vectors of length 1: [B, T] -> [B, D]."""
+        """Return vectors of length 1: [B, T] -> [B, D]."""
         hidden, terms = read(model, inputs)
         # Not `.float()`: float64 stays float64 when backward recomputes these tensors.
         hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from trivium.data.records import ReadReport, Record, json_type
+from trivium.data.records import Record, json_type
 from trivium.data.schema import Fields, Usual
 from trivium.errors import DataError, did_you_mean, shorten
 from trivium.text.symbols import is_unspaced
@@ -33,7 +32,6 @@ _OTHER_ROLES = {
 _CALLS_ALONE = "data.tool_calls_alone"
 _OWN_SYSTEM = "data.own_system_message"
 _NO_SPACE = "data.no_space_after_prompt"
-_WHOLE = "data.repeated_prompts"
 
 Message = dict[str, Any]
 Turn = str | tuple[Message, ...]
@@ -161,24 +159,3 @@ def join_note(record: Record, prompt: str, responses: Sequence[str]) -> None:
         touches = ends and text[0].isalnum() and not any(map(is_unspaced, (prompt[-1], text[0])))
         if touches and not text.startswith(prompt):
             record.note(_NO_SPACE)
-
-
-def without_prompts(
-    examples: Sequence[Any], names: Sequence[str], report: ReadReport | None
-) -> list[Any]:
-    """Return examples whose texts have their prompt once.
-
-    Where more than half of the examples have responses (their fields `names`) that begin with the
-    prompt, these are whole texts, of which the prompt is cut off.
-    """
-    texts = [one for one in examples if isinstance(one.prompt, str) and one.prompt]
-    cut: dict[int, Any] = {}
-    for one in texts:
-        rest = {name: getattr(one, name).removeprefix(one.prompt) for name in names}
-        if all(text.strip() and text != getattr(one, name) for name, text in rest.items()):
-            cut[id(one)] = dataclasses.replace(one, **rest)
-    if 2 * len(cut) <= len(texts):
-        return list(examples)
-    if report is not None:
-        report.notes[_WHOLE] += len(cut)
-    return [cut.get(id(one), one) for one in examples]

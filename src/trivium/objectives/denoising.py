@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from trivium.data.batch import Bools, Floats, Ints, RowBatch, rounded
+from trivium.data.batch import Bools, Ints, RowBatch, rounded
 from trivium.data.row_order import RowRandom
-from trivium.objectives.base import compact, real_tokens
+from trivium.objectives.base import compact, poisson_chances, real_tokens
 from trivium.objectives.encoder_decoder import EncoderDecoderObjective, Padded
 from trivium.spec import Learned, Spec
 from trivium.text.vocabulary import Vocabulary
@@ -69,18 +68,18 @@ class Denoising(EncoderDecoderObjective):
 
     @classmethod
     def tokenizer_defaults(cls, spec: Spec) -> dict[str, Any]:
-        """Byte-level BPE as in BART, with its special tokens."""
+        """Return byte-level BPE as in BART, with its special tokens."""
         special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
         return {"kind": "byte-bpe", "special_tokens": special}
 
     def default_start(self, vocabulary: Vocabulary) -> int | None:
-        """The end of a text, as in BART."""
+        """Return the token that ends a text, as in BART."""
         return vocabulary.end_id
 
     def corrupt(
         self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary
     ) -> tuple[Padded, Padded]:
-        """The corrupted row, and the row itself."""
+        """Return the corrupted row, and the row itself."""
         ids, lengths, real = rows.input_ids, rows.lengths, real_tokens(rows)
         if self.permute_sentences:
             ids = _permute(ids, real, rng, vocabulary)
@@ -113,7 +112,7 @@ class Denoising(EncoderDecoderObjective):
         return rotated
 
     def _delete(self, ids: Ints, real: Bools, rng: RowRandom) -> tuple[Ints, Ints]:
-        """Rows without some of their tokens, and their lengths."""
+        """Delete some tokens of every row. Returns the rows and their lengths."""
         stays = real & (rng.uniform(ids.shape[1], _DELETE) >= self.delete_tokens)
         # The encoder of an empty row would have nothing to attend to.
         stays[:, :1] |= ~stays.any(axis=1, keepdims=True)
@@ -143,7 +142,8 @@ class Denoising(EncoderDecoderObjective):
     def _gaps(self, lengths: Ints, width: int, rng: RowRandom) -> tuple[Ints, Bools]:
         """The length of the span in every gap, and which gaps have one: [B, T + 1] each."""
         budget = np.round(lengths * self.probability).astype(np.int64)[:, None]
-        drawn = np.searchsorted(self._poisson(), rng.uniform(width, _LENGTH), side="right")
+        at_most = np.cumsum(poisson_chances(self.mean_span, range(_LONGEST)))
+        drawn = np.searchsorted(at_most, rng.uniform(width, _LENGTH), side="right")
         before = np.cumsum(drawn, axis=1) - drawn
         gaps = lengths[:, None] - budget + 1
         # Spans until the budget is used up, the last one cut; each needs a gap of its own.
@@ -163,15 +163,9 @@ class Denoising(EncoderDecoderObjective):
         np.put_along_axis(chosen, order, used, axis=1)
         return spans, chosen
 
-    def _poisson(self) -> Floats:
-        """P(length <= k) for k = 0, 1, ..."""
-        ks = range(_LONGEST)
-        logs = [k * math.log(self.mean_span) - self.mean_span - math.lgamma(k + 1) for k in ks]
-        return np.cumsum(np.exp(logs))
-
 
 def _permute(ids: Ints, real: Bools, rng: RowRandom, vocabulary: Vocabulary) -> Ints:
-    """Rows whose sentences are in another order within their document."""
+    """Put the sentences of every document into another order."""
     closes = ids == vocabulary.end_id
     ends = vocabulary.ends_sentence[ids] | closes
     sentence, document = (np.cumsum(flags, axis=1) - flags for flags in (ends, closes))

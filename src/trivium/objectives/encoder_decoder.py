@@ -28,7 +28,7 @@ class EncoderDecoderObjective(Objective):
     special_tokens: ClassVar[tuple[str, ...]] = ("<pad>", "</s>")
 
     def decoder_start(self, vocabulary: Vocabulary) -> int | None:
-        """The model's own start, else that of the objective."""
+        """Return the model's own start token, or else `default_start`."""
         start = vocabulary.decoder_start_id
         return self.default_start(vocabulary) if start is None else start
 
@@ -40,7 +40,7 @@ class EncoderDecoderObjective(Objective):
     def corrupt(
         self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary
     ) -> tuple[Padded, Padded]:
-        """What the encoder reads of each row, and what the decoder generates."""
+        """Return what the encoder reads of each row, and what the decoder generates."""
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Corrupt rows: int64 [B, T] -> input_ids [B, S]; decoder_input_ids and labels [B, U]."""

@@ -77,13 +77,13 @@ def check_examples(
 
 
 def _bad_records(bad: BadRecords, num_examples: int) -> Finding:
-    """Records that are no examples, a sample of every kind."""
+    """Return a finding of records that are not examples, with a sample of every kind."""
     total = bad.count + num_examples
     return Finding.of("bad_records", bad.count, total, 0, "skip_bad_records", bad.lines)
 
 
 def _disputed(answers: dict[str, dict[tuple[str, ...], str]]) -> Finding:
-    """Texts with different labels, each with where it has them."""
+    """Return a finding of texts with different labels, each with the places of its labels."""
     cases = Cases()
     for text, by_labels in answers.items():
         if len(by_labels) > 1:
@@ -102,7 +102,7 @@ def _rare(counts: Counter[str], *, weighs: bool) -> Finding:
 
 
 def _alike(labels: Sequence[str]) -> Finding:
-    """Labels that differ in upper and lower case only."""
+    """Return a finding of labels that differ in upper and lower case only."""
     groups: dict[str, list[str]] = {}
     for label in labels:
         groups.setdefault(label.casefold(), []).append(label)

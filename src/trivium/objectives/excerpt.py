@@ -30,7 +30,7 @@ def split_words(text: str) -> list[str]:
 
 
 def beginning(text: str, count: int) -> str:
-    """The first words of a text's first sentence."""
+    """Return the first words of a text's first sentence."""
     text = _first_sentence(text)
     return text[: max((word.end() for word in _first_words(text, count)), default=0)]
 

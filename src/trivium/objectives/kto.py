@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
-from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from trivium.data.batch import Batch, RowBatch
 from trivium.data.encoded import Cuts, Sequences
 from trivium.data.records import Record
-from trivium.data.row_order import RowRandom, derived_seed
+from trivium.data.row_order import RowRandom
 from trivium.data.schema import Fields, Slot
 from trivium.errors import DataError, shorten
 from trivium.language_model import LanguageModel
@@ -100,7 +98,7 @@ class KTO(AgainstReference):
     bad_weight: float = Field(1.0, ge=0, description="weight of the loss of bad responses")
 
     def example(self, record: Record) -> Judgement:
-        """A record with a response, its label and usually a prompt."""
+        """Return the response of a record, its label and usually its prompt."""
         label = record.columns["label"]
         value = str(record.value(label)).strip().lower()
         if value not in (*_GOOD, *_BAD):
@@ -115,12 +113,8 @@ class KTO(AgainstReference):
         messages = conversation(record, prompt, turn)
         return Judgement(messages[:-1], messages[-1:], value in _GOOD, record.where)
 
-    def input_of(self, example: Judgement) -> str:
-        """The prompt with its response."""
-        return plain(example.prompt) + plain(example.response)
-
     def resolve(self, spec: Spec, examples: Sequence[Judgement]) -> Self:
-        """The same. Raises DataError where all responses are good, or all are bad."""
+        """Return the objective. Raises DataError where all responses are good, or all are bad."""
         if len({one.good for one in examples}) == 1:
             raise DataError(
                 f"all {len(examples)} responses are {'good' if examples[0].good else 'bad'}, and "
@@ -146,46 +140,44 @@ class KTO(AgainstReference):
         return *side_by_side(rows), cuts[::2]
 
     def labels_of_rows(self, examples: Sequence[Judgement], logq: np.ndarray) -> np.ndarray:
-        """Log q of both responses, and whether the first one is good, [N, 3]."""
+        """Return log q of both responses, and whether the first one is good, [N, 3]."""
         return np.column_stack((logq, [one.good for one in examples]))
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Both responses side by side, the longest rows first."""
+        """Put both responses side by side, the longest rows first."""
         batch = super().prepare(rows, rng, vocabulary)
         order = np.argsort(-rows.lengths, kind="stable")
         return Batch(**{name: array[order] for name, array in batch.arrays().items()})
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Responses, and how many are good and bad."""
+        """Return the number of responses, and how many are good and bad."""
         assert batch.sequence_labels is not None
         good = int(batch.sequence_labels[:, 2].sum())
         both = dict.fromkeys(("judgements", "divergence"), batch.num_rows)
         return {**both, "good": good, "bad": batch.num_rows - good}
 
     def term_weights(self) -> Mapping[str, float]:
-        """What is shown has no weight."""
+        """Return the weight 0 for the terms that are only shown."""
         return dict.fromkeys(("divergence", "good", "bad"), 0.0)
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Losses of responses, and what is shown of them."""
+        """Return the losses of responses, and the terms that are only shown."""
         assert batch.sequence_labels is not None
-        seed, count = torch.initial_seed(), len(batch.sequence_labels)
-        sums, terms = torch.zeros((), device=batch.targets.device), {}
-        for cut, part in _parts(batch):
-            torch.manual_seed(derived_seed(seed, cut.number))  # dropout is that of the part
-            outputs: Any = checkpoint(log_probabilities, model, part, use_reentrant=False)
-            around = 0, 0, cut.start, count - cut.stop
-            sums = sums + F.pad(cut.weight * outputs[0], around)
-            terms = {n: cut.weight * one + terms.get(n, 0.0) for n, one in outputs[2].items()}
+
+        def log_p(part: TensorBatch) -> tuple[Tensor, LossTerms]:
+            sums, _, terms = log_probabilities(model, part)
+            return sums, terms
+
+        sums, terms = batch.compute_rows(log_p, _parts(batch))
         reference, good = batch.sequence_labels[:, :2], batch.sequence_labels[:, 2] > 0
-        ratio, other = (batch.sum_of_all(sums) - reference).unbind(1)
+        ratio, other = (sums - reference).unbind(1)
         fact, other = ratio.detach(), other.detach()
         return {
             "judgements": self.losses(ratio, other, good).sum(),
             "divergence": other.sum(),
             "good": fact[good].sum(),
             "bad": fact[~good].sum(),
-            **{name: batch.sum_of_all(one) for name, one in terms.items()},
+            **terms,
         }
 
     def losses(self, ratio: Tensor, other: Tensor, good: Tensor) -> Tensor:
@@ -213,7 +205,7 @@ class KTO(AgainstReference):
         examples: Sequence[Judgement],
         lm: LanguageModel,
     ) -> Metrics:
-        """AUC without the reference, and the perplexity of good responses."""
+        """Return the AUC without the reference, and the perplexity of good responses."""
         sums, counts = (np.array(each, dtype=float)[:, 0] for each in zip(*answers))
         good = np.array([one.good for one in examples])
         means = sums / np.maximum(counts, 1)
@@ -225,12 +217,7 @@ class KTO(AgainstReference):
         if good.any() and len(bad):
             values["auc"] = float(below.mean())
         rows = [
-            {
-                "prompt": plain(one.prompt),
-                "response": plain(one.response),
-                "label": one.good,
-                "log_probability": total,
-            }
+            {**self.texts_of(one), "label": one.good, "log_probability": total}
             for one, total in zip(examples, sums.tolist())
         ]
         notes = english("note.auc"), english("note.perplexity_of_good")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -12,7 +12,7 @@ from trivium.data.batch import IGNORE_INDEX, Batch, Bools, Floats, Ints, RowBatc
 from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.objectives.base import Objective, real_tokens, row_inputs
-from trivium.spec import Head, Spec
+from trivium.spec import Spec
 from trivium.text.vocabulary import Vocabulary
 
 # Channels of noise: which tokens are chosen, what becomes of them, the token that replaces one,
@@ -35,11 +35,12 @@ class Choosing(Objective):
         "harmonic", description="frequencies of span lengths: ALBERT's or SpanBERT's \"geometric\""
     )
 
+    head: ClassVar[str] = "mlm"
     special_tokens: ClassVar[tuple[str, ...]] = ("[MASK]",)
     shown_mask: ClassVar[str | None] = "[MASK]"
 
     def check_tokens(self, vocabulary: Vocabulary) -> None:
-        """As of every objective; whole words need tokens that continue a word."""
+        """See `Objective.check_tokens`; whole words need tokens that continue a word."""
         super().check_tokens(vocabulary)
         if self.whole_words and vocabulary.continues_word.mean() < _FEWEST_CONTINUATIONS:
             raise RecipeError(
@@ -51,7 +52,7 @@ class Choosing(Objective):
             )
 
     def choose(self, original: Ints, real: Bools, rng: RowRandom, vocabulary: Vocabulary) -> Bools:
-        """Which tokens are predicted: int64 [B, T] -> bool [B, T]."""
+        """Return which tokens are predicted: int64 [B, T] -> bool [B, T]."""
         length = original.shape[1]
         drawn = self._draw_chosen(length, rng)
         if self.whole_words:
@@ -127,10 +128,6 @@ class Masking(Choosing):
         replaced = chosen & ~masked & (replacement_draw < self.mask_share + self.random_share)
         input_ids = np.where(masked, vocabulary.mask_id, np.where(replaced, replacement, original))
         return input_ids, np.where(chosen, original, IGNORE_INDEX)
-
-    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The head over the vocabulary."""
-        return (self.require_head(spec, "mlm"),)
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Mask tokens: int64 [B, T] -> input_ids and labels [B, T]."""

@@ -6,7 +6,7 @@ import math
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from trivium.messages import english
 
@@ -20,16 +20,8 @@ _SAME, _FAR, _ENDED, _SHORT, _LONG = 0.8, 20.0, 0.5, 0.6, 0.9
 _RECORDS, _ERRORS = 5, 4.0
 
 
-class Monitor(Protocol):
-    """Reads the records of a run, one by one."""
-
-    def warning(self, record: Mapping[str, Any]) -> str | None:
-        """What is wrong with the run, and what helps; None: nothing, or it was said."""
-        ...
-
-
-class SignMonitor(ABC):
-    """Looks in every record for signs that a run goes wrong, each of which is said once."""
+class Monitor(ABC):
+    """Looks in every record of a run for signs that the run goes wrong; says each sign once."""
 
     term: ClassVar[str]
     """A key that the records of such a run have."""
@@ -39,7 +31,7 @@ class SignMonitor(ABC):
         self._said: set[str] = set()
 
     def warning(self, record: Mapping[str, Any]) -> str | None:
-        """See `Monitor`."""
+        """Return what is wrong with the run, and what helps; None: nothing that is not said yet."""
         if self.term not in record:
             return None
         self.first = self.first or record
@@ -54,7 +46,7 @@ class SignMonitor(ABC):
         """Yield what is wrong by a record: a name in `[warning]` of the catalog, and its values."""
 
 
-class PreferenceMonitor(SignMonitor):
+class PreferenceMonitor(Monitor):
     """Reads the records of a run of DPO.
 
     A loss that looks well says little: it falls, too, where both responses become rarer.
@@ -66,7 +58,7 @@ class PreferenceMonitor(SignMonitor):
     weight: ClassVar[str] = "sft_weight"
 
     def signs(self, record: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """See `SignMonitor`."""
+        """See `Monitor`."""
         loss, good, (name, start) = record[self.term], record[f"train_{self.good}"], self.start
         if record is self.first and loss > start + _ABOVE:
             yield "differs_from_reference", {"loss": loss, "name": name, "start": start}
@@ -86,7 +78,7 @@ class KTOMonitor(PreferenceMonitor):
     weight = "good_weight"
 
 
-class PolicyMonitor(SignMonitor):
+class PolicyMonitor(Monitor):
     """Reads the records of a policy run.
 
     A reward that grows says little: it grows, too, where the model finds a fault of it.
@@ -103,7 +95,7 @@ class PolicyMonitor(SignMonitor):
         self._rewards: list[float] = []
 
     def signs(self, record: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """See `SignMonitor`."""
+        """See `Monitor`."""
         self._rewards.append(record["train_reward"])
         first, now = (
             {name.removeprefix("train_"): value for name, value in one.items()}

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from trivium.data.batch import IGNORE_INDEX, ROUNDED, Batch, RowBatch
 from trivium.data.row_order import RowRandom
-from trivium.errors import RecipeError
 from trivium.objectives.base import compact, real_tokens, row_inputs
 from trivium.objectives.carrying import Carrying
 from trivium.objectives.masked import Choosing
-from trivium.spec import Head, Spec
+from trivium.spec import Spec
 from trivium.text.vocabulary import Vocabulary
 
 # The channel of noise that draws orders; those before it choose tokens.
@@ -44,6 +42,8 @@ class Permutation(Carrying, Choosing):
     first half of each is remembered (`reuse_len`); here a row begins where the one before ends.
     """
 
+    purpose: ClassVar[str] = "is for encoders that can predict tokens in any order"
+    such_as: ClassVar[str] = "xlnet-mini"
     kind: Literal["permutation"] = "permutation"
     probability: float = Field(1 / 6, gt=0, lt=1, description="share of tokens that are predicted")
     max_span: int = Field(
@@ -53,22 +53,14 @@ class Permutation(Carrying, Choosing):
         256, gt=0, description="tokens inside which the order is random; parts keep theirs"
     )
 
-    shown_mask = "[MASK]"
-
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
         """Encoders that can predict tokens in any order."""
         return spec.query_stream and any(head.kind == "mlm" for head in spec.heads)
 
-    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The head over the vocabulary."""
-        if not spec.query_stream:
-            raise RecipeError(
-                f'objective.kind = "{self.kind}" is for encoders that can predict tokens in '
-                "any order, such as xlnet-mini."
-            )
-        self.check_state(spec)
-        return (self.require_head(spec, "mlm"),)
+    def fits(self, spec: Spec) -> bool:
+        """Return whether the model can predict tokens in any order."""
+        return spec.query_stream
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Draw targets and an order: int64 [B, T] -> order [B, T], predicted and labels [B, M]."""

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import itertools
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -35,11 +35,16 @@ from trivium.objectives.advantages import (
     leave_one_out,
     whitened,
 )
-from trivium.objectives.base import LossTerms, TensorBatch, column_key, read, to_device
+from trivium.objectives.base import (
+    LossTerms,
+    TensorBatch,
+    column_key,
+    read,
+    to_device,
+)
 from trivium.objectives.conversations import PROMPTS, SYSTEM, are_texts, conversation, read_prompt
 from trivium.objectives.monitor import PolicyMonitor
-from trivium.objectives.on_policy import Divided, OnPolicyObjective
-from trivium.objectives.preference import generation_command
+from trivium.objectives.preference import Alignment
 from trivium.objectives.responses import Prompt, Response, drawn, prompt_ids
 from trivium.objectives.task_metrics import Metrics
 from trivium.rewards import RewardFunction, reward_names
@@ -53,7 +58,11 @@ _TOKENS = 8192
 _VALUE = "tagger"
 
 
-class PolicyGradient(OnPolicyObjective):
+Divided = Callable[[Callable[[Sequence[Any]], list[Any]], Sequence[Any]], list[Any]]
+"""(function, items) -> function(items), of which each process of a run has computed a part."""
+
+
+class PolicyGradient(Alignment):
     """L = - sum of A(y) log p(y) / texts, y drawn from p; A is the reward of y less a baseline.
 
     A step draws `group` responses to each of its prompts, with the weights as they are. log p is
@@ -93,15 +102,16 @@ class PolicyGradient(OnPolicyObjective):
     equations 7 and 9, for `clip` and the value, and 2016 for A.
     """
 
+    rolls_out: ClassVar[bool] = True
     kind: Literal["policy"] = "policy"
     generates: ClassVar[bool] = True
-    tensor_parallel: ClassVar[bool] = False
     family: ClassVar[str | None] = "decoder-only"
     such_as: ClassVar[str] = "gpt2-mini or llama-mini"
     rate_factor: ClassVar[float] = 1 / 15
-    dropout: ClassVar[float] = 0.0
-    epochs: ClassVar[float | None] = 1.0
     fields: ClassVar[Sequence[Slot]] = (PROMPT, SYSTEM)
+    updates: int = Field(1, gt=0, description="updates of the weights from the samples of a step")
+    group: int = Field(8, gt=0, description="responses to a prompt")
+    max_new_tokens: int = Field(64, gt=0, description="tokens of a response at most")
     prompt_field: str | None = column_key("column of the prompt, text or messages", PROMPT)
     rewards: tuple[SerializeAsAny[RewardFunction], ...] = Field(
         (ExactMatch.parse({}),), min_length=1, description="what responses are worth"
@@ -130,7 +140,7 @@ class PolicyGradient(OnPolicyObjective):
     value_weight: float = Field(0.1, ge=0, description="weight of the loss of the value")
 
     _prompts: list[Prompt] = PrivateAttr(default_factory=list)
-    """Those of training and of validation that are encoded, by their number."""
+    """The prompts of training and of validation that are encoded, by their number."""
     _reference: Any = PrivateAttr(None)
     """A frozen copy of the model; None: the model without its adapter."""
     _rules: GenerationRules | None = PrivateAttr(None)
@@ -144,7 +154,7 @@ class PolicyGradient(OnPolicyObjective):
         return self
 
     def check_rows(self, packing: str, separate_documents: bool, *, is_mixed: bool) -> None:
-        """A value is trained where its source is the only one."""
+        """See `Objective.check_rows`. A value is trained where its source is the only one."""
         super().check_rows(packing, separate_documents, is_mixed=is_mixed)
         if is_mixed and self.baseline == "value":
             raise RecipeError(
@@ -166,7 +176,7 @@ class PolicyGradient(OnPolicyObjective):
         return module
 
     def models(self, module: nn.Module) -> dict[str, LanguageModule]:
-        """The model without the value, whose weights are those of the module."""
+        """Return the model without the value. The model shares its weights with the module."""
         assert isinstance(module, LanguageModule)
         if _VALUE not in module.heads:
             return {"": module}
@@ -180,13 +190,13 @@ class PolicyGradient(OnPolicyObjective):
 
     @property
     def record_schema(self) -> Schema:
-        """The prompt, and the columns that rewards read."""
+        """Return the fields of the prompt, and the columns that rewards read."""
         columns = [getattr(reward, "column", None) for reward in self.rewards if not reward.files]
         also = None if any(reward.files for reward in self.rewards) else [*filter(None, columns)]
         return dataclasses.replace(super().record_schema, also=also)
 
     def example(self, record: Record) -> Prompt:
-        """A record with a prompt; of messages those up to the last one of a user."""
+        """Return the prompt of a record; if messages, without responses at their end."""
         prompt = read_prompt(record)
         if not are_texts(record, prompt):
             prompt = conversation(record, prompt)
@@ -201,7 +211,7 @@ class PolicyGradient(OnPolicyObjective):
         return Prompt(prompt, dict(record), record.where)
 
     def source_texts(self, examples: Sequence[Prompt]) -> Iterator[str]:
-        """The prompts."""
+        """Return the prompts."""
         return (one.group for one in examples)
 
     def encode(self, examples: Sequence[Prompt], lm: LanguageModel) -> EncodedExamples:
@@ -214,8 +224,8 @@ class PolicyGradient(OnPolicyObjective):
         ids, first = [prompt_ids(lm, one) for one in examples], len(self._prompts)
         self._prompts += examples
         numbers = np.arange(first, len(self._prompts))
-        pad = lm.text_tokenizer.pad_id or 0
-        return EncodedExamples({"input_ids": ids}, sequence_labels=numbers, pad_id=pad)
+        pad_id = lm.text_tokenizer.pad_id
+        return EncodedExamples({"input_ids": ids}, sequence_labels=numbers, pad_id=pad_id)
 
     def rollout(
         self,
@@ -225,10 +235,16 @@ class PolicyGradient(OnPolicyObjective):
         seed: int,
         divided: Divided,
     ) -> Batch:
-        """`group` responses to every prompt, as rows with labels at the responses.
+        """Draw `group` responses to every prompt: a pure function of (weights, prompts, seed).
+
+        Returns rows with labels at the responses:
 
             input_ids  prompt prompt   response response
             labels     -100   response response </s>
+
+        `model` is the module that is trained; the module of `lm` is a part of it. All processes
+        have the same prompts and get the same samples, whose computation `divided` shares among
+        them.
 
         `sequence_labels` float32 [B, 1 + F + 4 T] are the number of the row, what is known of the
         response (`_facts`), and of its tokens advantage, log q, value and return.
@@ -262,7 +278,7 @@ class PolicyGradient(OnPolicyObjective):
         return dataclasses.replace(batch, sequence_labels=known.astype(np.float32))
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Texts; of what is a mean over tokens these."""
+        """Return the number of texts, or of tokens for terms that are means over tokens."""
         of_tokens = {"entropy", "clipped"}
         if self.baseline == "value":
             of_tokens |= {"policy", "value", "k3"}
@@ -271,7 +287,7 @@ class PolicyGradient(OnPolicyObjective):
         }
 
     def term_weights(self) -> Mapping[str, float]:
-        """Beta of k3, the weight of the value; what is shown has none."""
+        """Return the weights of the terms that are learned, and 0 for those that are only shown."""
         learned = {"policy": 1.0, "k3": self.beta, "value": self.value_weight}
         return {**dict.fromkeys(self._terms, 0.0), **learned}
 
@@ -280,7 +296,7 @@ class PolicyGradient(OnPolicyObjective):
         return PolicyMonitor(self.max_new_tokens)
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """The clipped loss, and facts as they were when the samples were drawn."""
+        """Return the clipped loss, and facts as they were when the samples were drawn."""
         assert batch.sequence_labels is not None
         logp, value, terms = self._of_tokens(model, batch)
         positions, width = batch.label_positions, batch.inputs["input_ids"].shape[1]
@@ -312,7 +328,7 @@ class PolicyGradient(OnPolicyObjective):
     def metrics_of(
         self, answers: list[Response], examples: Sequence[Prompt], lm: LanguageModel
     ) -> Metrics:
-        """Means of the rewards, and of what else is shown in training."""
+        """Return the means of the rewards, and of the other terms that are shown in training."""
         facts = self._facts(answers, 1)
         shown = {name: float(fact.mean()) for name, fact in facts.items() if name != "same"}
         rows = [
@@ -321,23 +337,19 @@ class PolicyGradient(OnPolicyObjective):
         ]
         return Metrics(shown).with_examples(rows)
 
-    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """`chat`, or `generate` with a held-out prompt."""
-        return generation_command(run, lm)
-
     @property
     def has_reference(self) -> bool:
-        """With beta."""
+        """Whether log-probabilities of the model as it was before the run are needed."""
         return self.beta > 0
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Those of its rewards."""
+        """The user's code that the rewards run: a run is resumed with the same code only."""
         return tuple(file for reward in self.rewards for file in reward.files)
 
     @property
     def _fact_names(self) -> tuple[str, ...]:
-        """What is known of a response apart from the model."""
+        """The names of what is known of a response apart from the model."""
         rewards = (f"reward_{name}" for name in reward_names(self.rewards))
         same = ("same",) if self.group > 1 else ()
         return ("reward", *rewards, "length", "ended", "distinct_2", *same)
@@ -377,7 +389,7 @@ class PolicyGradient(OnPolicyObjective):
         reward: Floats,
         divided: Divided,
     ) -> tuple[Floats, Floats, Floats, Floats]:
-        """Advantage, log q, value and return of every token, [B, T] each."""
+        """Return advantage, log q, value and return of every token, [B, T] each."""
         assert batch.labels is not None
         real = batch.labels != IGNORE_INDEX
         rewards, reference, values = (np.zeros(real.shape) for _ in range(3))
@@ -407,7 +419,7 @@ class PolicyGradient(OnPolicyObjective):
         return np.where(real, advantages[:, None], 0.0), reference, values, values
 
     def _of_first_update(self, logp: Tensor, indices: Tensor) -> Tensor:
-        """Log p of drawn tokens [M] as the first update from them has computed it."""
+        """Return log p of drawn tokens [M] as computed by the first update from these samples."""
         if self.updates == 1:
             return logp
         before = self._before[indices]
@@ -416,7 +428,7 @@ class PolicyGradient(OnPolicyObjective):
 
     @torch.no_grad()
     def _measured(self, model: LanguageModule, batch: Batch, divided: Divided) -> Floats:
-        """Log p and values of the labelled tokens, [2, M]."""
+        """Return log p and values of the labelled tokens, [2, M]."""
         size = max(1, _TOKENS // batch.input_ids.shape[1])
 
         def of_rows(rows: Sequence[int]) -> list[Floats]:

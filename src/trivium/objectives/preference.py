@@ -16,14 +16,19 @@ from torch.nn import functional as F
 from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
 from trivium.data.encoded import Cuts, EncodedExamples, Sequences
 from trivium.data.row_order import RowRandom
-from trivium.errors import RecipeError
 from trivium.language_model import LanguageModel
 from trivium.messages import english
 from trivium.models import LanguageModule
 from trivium.nn.loss import token_cross_entropy
-from trivium.objectives.base import LossTerms, TensorBatch, batches_by_length, read, to_device
+from trivium.objectives.base import (
+    LabelledObjective,
+    LossTerms,
+    TensorBatch,
+    batches_by_length,
+    read,
+    to_device,
+)
 from trivium.objectives.causal import is_causal
-from trivium.objectives.conversations import plain
 from trivium.objectives.monitor import PreferenceMonitor
 from trivium.objectives.preference_pairs import (
     GivenResponses,
@@ -36,7 +41,7 @@ from trivium.objectives.preference_pairs import (
     spread,
 )
 from trivium.objectives.task_metrics import Metrics, first_prediction, perplexity_of
-from trivium.spec import Head, Spec
+from trivium.spec import Spec
 from trivium.text.vocabulary import Vocabulary
 
 LossType = Literal["sigmoid", "ipo", "hinge", "simpo", "orpo"]
@@ -44,15 +49,30 @@ FACTS = ("pair_accuracy", "margin", "chosen", "rejected")
 _SHOWN_TEXT = 200  # characters of a prompt in a command
 
 
-class AgainstReference(GivenResponses):
+class Alignment(LabelledObjective):
+    """An objective that changes how a model responds: one pass over its prompts, no dropout."""
+
+    tensor_parallel: ClassVar[bool] = False
+    dropout: ClassVar[float] = 0.0
+    epochs: ClassVar[float | None] = 1.0
+
+    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
+        """Return a command that responds to a held-out prompt."""
+        if lm.settings.chat_template is not None:
+            return f"chat {run}"
+        command = "translate" if lm.spec.family == "encoder-decoder" else "generate"
+        prompt = str(first_prediction(run).get("prompt", "a prompt"))[:_SHOWN_TEXT]
+        return f"{command} {run} {shlex.quote(prompt)}"
+
+
+class AgainstReference(Alignment, GivenResponses):
     """An objective on log p of responses and log q, that of the reference.
 
     The reference is the model as it is when the run begins. Rows hold two responses side by side.
     """
 
-    tensor_parallel: ClassVar[bool] = False
-    dropout: ClassVar[float] = 0.0
-    epochs: ClassVar[float | None] = 1.0
+    purpose: ClassVar[str] = "is for models that generate text"
+    such_as: ClassVar[str] = "gpt2-mini or t5-mini"
 
     @abstractmethod
     def rows(self, examples: Sequence[Any], lm: LanguageModel) -> tuple[Sequences, list[int], Cuts]:
@@ -62,14 +82,9 @@ class AgainstReference(GivenResponses):
     def labels_of_rows(self, examples: Sequence[Any], logq: np.ndarray) -> np.ndarray:
         """Return what the loss needs of every example, log q [N, 2] of its row first."""
 
-    def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The head over the vocabulary."""
-        if spec.family != "encoder-decoder" and not is_causal(spec):
-            raise RecipeError(
-                f'objective.kind = "{self.kind}" is for models that generate text, such as '
-                f"gpt2-mini or t5-mini; this model is {spec.family}."
-            )
-        return super().heads(spec)
+    def fits(self, spec: Spec) -> bool:
+        """Return whether the model generates text."""
+        return spec.family == "encoder-decoder" or is_causal(spec)
 
     def encode(self, examples: Sequence[Any], lm: LanguageModel) -> EncodedExamples:
         """Two responses side by side, each after the prompt.
@@ -79,11 +94,11 @@ class AgainstReference(GivenResponses):
         sequences, first, cuts = self.rows(examples, lm)
         logq, _ = measured(sequences, first, lm)
         labels = np.column_stack((first, self.labels_of_rows(examples, logq))).astype(np.float32)
-        pad = lm.text_tokenizer.pad_id or 0
-        return EncodedExamples.with_targets(sequences, cuts, sequence_labels=labels, pad_id=pad)
+        pad_id = lm.text_tokenizer.pad_id
+        return EncodedExamples.with_targets(sequences, cuts, sequence_labels=labels, pad_id=pad_id)
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
-        """Both responses side by side; sequence_labels are `labels_of_rows`."""
+        """Put both responses side by side; sequence_labels are `labels_of_rows`."""
         return spread(rows, vocabulary.pad_id or 0)
 
     def answers(
@@ -93,10 +108,6 @@ class AgainstReference(GivenResponses):
         sequences, first, _ = self.rows(examples, lm)
         sums, counts = measured(sequences, first, lm)
         return list(zip(sums.tolist(), counts.tolist(), strict=True))
-
-    def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """`chat`, or `generate` with a held-out prompt."""
-        return generation_command(run, lm)
 
 
 class PreferenceOptimization(AgainstReference, PreferencePairs):
@@ -156,7 +167,7 @@ class PreferenceOptimization(AgainstReference, PreferencePairs):
         return self
 
     def resolve(self, spec: Spec, examples: Sequence[Preference]) -> Self:
-        """With the weights of this loss."""
+        """Return the objective with the default weights of its loss."""
         beta = {"simpo": 2.0}.get(self.loss_type, 0.1) if self.beta is None else self.beta
         weight = self.sft_weight
         if weight is None:
@@ -166,26 +177,26 @@ class PreferenceOptimization(AgainstReference, PreferencePairs):
     def rows(
         self, examples: Sequence[Preference], lm: LanguageModel
     ) -> tuple[Sequences, list[int], Cuts]:
-        """Both responses of every pair."""
+        """Return the rows of both responses of every pair."""
         rows, cuts = response_rows(lm, self.turns(examples))
         return *side_by_side(rows), both_cuts(cuts)
 
     def labels_of_rows(self, examples: Sequence[Preference], logq: np.ndarray) -> np.ndarray:
-        """The reference's log q of both responses, [N, 2]."""
+        """Return log q of both responses, [N, 2], and keep it for metrics."""
         self._reference.update(zip((one.where for one in examples), logq))
         return logq
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Pairs, and tokens of the chosen responses."""
+        """Return the number of pairs, and of tokens of the chosen responses."""
         pairs = dict.fromkeys(("preference", *FACTS), batch.num_rows)
         return {**pairs, "sft": int(_num_labels(batch)[:, 0].sum())}
 
     def term_weights(self) -> Mapping[str, float]:
-        """The weight of the chosen response's own loss; what is shown has none."""
+        """Return the weight of the loss of chosen responses, and 0 for terms only shown."""
         return {"sft": self.sft_weight or 0.0, **dict.fromkeys(FACTS, 0.0)}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Losses of pairs, nats of the chosen tokens, and what is shown of pairs."""
+        """Return losses of pairs, nats of the chosen tokens, and the terms that are only shown."""
         assert batch.sequence_labels is not None
         sums, counts, terms = log_probabilities(model, batch)
         ratios = (sums - batch.sequence_labels).detach()
@@ -231,12 +242,7 @@ class PreferenceOptimization(AgainstReference, PreferencePairs):
         values["ranking_accuracy"] = float((means[:, 0] > means[:, 1]).mean())
         values["perplexity"] = perplexity
         rows = [
-            {
-                "prompt": plain(one.prompt),
-                "chosen": plain(one.chosen),
-                "rejected": plain(one.rejected),
-                "log_probabilities": list(both),
-            }
+            {**self.texts_of(one), "log_probabilities": list(both)}
             for one, (both, _) in zip(examples, answers)
         ]
         return Metrics(values, notes=notes).with_examples(rows)
@@ -287,15 +293,6 @@ def log_probabilities(
     return sums.view(-1, 2), counts.view(-1, 2), terms
 
 
-def generation_command(run: str, lm: LanguageModel) -> str:
-    """`chat`, `translate` of an encoder-decoder, or `generate`, with a held-out prompt."""
-    if lm.settings.chat_template is not None:
-        return f"chat {run}"
-    command = "translate" if lm.spec.family == "encoder-decoder" else "generate"
-    prompt = str(first_prediction(run).get("prompt", "a prompt"))[:_SHOWN_TEXT]
-    return f"{command} {run} {shlex.quote(prompt)}"
-
-
 @torch.no_grad()
 def measured(
     sequences: Sequences, first: Sequence[int], lm: LanguageModel
@@ -313,6 +310,6 @@ def measured(
 
 
 def _num_labels(batch: Batch) -> np.ndarray:
-    """Labelled tokens of both responses, [B, 2]."""
+    """Return the number of labelled tokens of both responses, [B, 2]."""
     assert batch.labels is not None
     return (batch.labels != IGNORE_INDEX).reshape(batch.num_rows, 2, -1).sum(axis=2)

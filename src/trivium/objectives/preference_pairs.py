@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,7 +32,6 @@ from trivium.objectives.conversations import (
     read_prompt,
     read_turn,
     with_prompt,
-    without_prompts,
 )
 from trivium.objectives.seq2seq import pair_rows
 from trivium.text.symbols import is_unspaced
@@ -49,6 +49,7 @@ REJECTED = Fields(
     ("dispreferred", "rejected_response", "response_rejected", "non_preferred_output"),
 )
 
+_WHOLE = "data.repeated_prompts"
 # Of pairs whose chosen response is the longer one, a bad sign.
 _MOSTLY = 0.8
 
@@ -73,28 +74,50 @@ class Preference:
 
 
 class GivenResponses(LabelledObjective):
-    """What objectives on prompts with given responses have in common."""
+    """An objective on prompts with given responses."""
 
     responses: ClassVar[Sequence[str]]
     """The fields of an example that are responses to its prompt."""
     prompt_field: str | None = column_key("column of the prompt, text or messages", OPTIONAL_PROMPT)
 
     def examples(self, records: Iterable[Any], options: RecordOptions) -> Iterator[Any]:
-        """Return the examples of records; whole texts without their prompt."""
+        """Return the examples of records.
+
+        Where more than half of the examples have responses that begin with the prompt, these are
+        whole texts, and the prompt is cut off.
+        """
         examples = list(super().examples(records, options))
-        yield from without_prompts(examples, self.responses, options.report)
+        texts = [one for one in examples if isinstance(one.prompt, str) and one.prompt]
+        cut: dict[int, Any] = {}
+        for one in texts:
+            rest = {name: getattr(one, name).removeprefix(one.prompt) for name in self.responses}
+            if all(text.strip() and text != getattr(one, name) for name, text in rest.items()):
+                cut[id(one)] = dataclasses.replace(one, **rest)
+        if 2 * len(cut) <= len(texts):
+            cut = {}
+        elif options.report is not None:
+            options.report.notes[_WHOLE] += len(cut)
+        return (cut.get(id(one), one) for one in examples)
+
+    def input_of(self, example: Any) -> str:
+        """Return the prompt and its responses, a line each."""
+        return "\n".join(self.texts_of(example).values())
+
+    def texts_of(self, example: Any) -> dict[str, str]:
+        """Return the prompt and the responses of an example as texts, by field."""
+        return {name: plain(getattr(example, name)) for name in ("prompt", *self.responses)}
 
     def turns(self, examples: Sequence[Any]) -> list[tuple[Turn, Turn]]:
         """Return every response of every example, each after its prompt."""
         return [(one.prompt, getattr(one, name)) for one in examples for name in self.responses]
 
     def source_texts(self, examples: Sequence[Any]) -> Iterator[str]:
-        """Each prompt with each of its responses."""
+        """Return every prompt with each of its responses."""
         return (plain(prompt) + plain(response) for prompt, response in self.turns(examples))
 
 
 class PreferencePairs(GivenResponses):
-    """What objectives on pairs have in common: their columns."""
+    """An objective on pairs of responses, one of which is preferred."""
 
     responses: ClassVar[Sequence[str]] = ("chosen", "rejected")
     fields: ClassVar[Sequence[Slot]] = (_PROMPT, CHOSEN, REJECTED, SYSTEM)
@@ -128,10 +151,6 @@ class PreferencePairs(GivenResponses):
         lengths = ((len(plain(one.chosen)), len(plain(one.rejected))) for one in examples)
         longer = sum(chosen > rejected for chosen, rejected in lengths)
         return [Finding.of("chosen_longer", longer, len(examples), _MOSTLY, "add_shorter")]
-
-    def input_of(self, example: Preference) -> str:
-        """The prompt with both responses."""
-        return "\n".join(map(plain, (example.prompt, example.chosen, example.rejected)))
 
 
 def _texts(record: Record, prompt: str | None, chosen: str, rejected: str) -> Preference:
@@ -167,7 +186,7 @@ def _inside_word(text: str, at: int) -> bool:
 
 
 def _num_common(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """How many first characters or messages are the same."""
+    """Return how many characters or messages at the beginning are the same."""
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other)))
 
 
@@ -227,41 +246,35 @@ def spread(rows: RowBatch, pad_id: int) -> Batch:
     the other columns. `apart` makes a row of each part.
     """
     assert rows.sequence_labels is not None
-    decoder = rows.decoder_input_ids
-    ids, lengths = rows.input_ids, rows.lengths
+    decoder, first = rows.decoder_input_ids, rows.sequence_labels[:, :1]
+    joined, lengths = (rows.input_ids, rows.lengths)
     if decoder is not None and rows.decoder_lengths is not None:
-        ids, lengths = decoder, rows.decoder_lengths
-    column, first = np.arange(ids.shape[1]), rows.sequence_labels[:, :1]
+        joined, lengths = decoder, rows.decoder_lengths
+    column = np.arange(joined.shape[1])
     both = column < first, (column >= first) & (column < lengths[:, None])
     shown = np.stack(both, axis=1).reshape(-1, len(column))
 
-    def padded(array: Ints | None, fill: int) -> Ints | None:
+    def pad(array: Ints | None, fill: int) -> Ints | None:
         if array is None:
             return None
         return compact(np.repeat(array, 2, axis=0), shown, fill)[0].reshape(len(array), -1)
 
-    labels, others = padded(rows.labels, IGNORE_INDEX), rows.sequence_labels[:, 1:]
-    if decoder is not None:
-        mask = np.arange(rows.input_ids.shape[1]) < rows.lengths[:, None]
-        return Batch(
-            input_ids=np.tile(rows.input_ids, (1, 2)),
-            attention_mask=np.tile(mask, (1, 2)).astype(np.int64),
-            decoder_input_ids=padded(decoder, pad_id),
-            labels=labels,
-            sequence_labels=others,
-        )
-    input_ids, sizes = padded(ids, pad_id), shown.sum(axis=1)
-    assert input_ids is not None
-    mask = np.arange(input_ids.shape[1] // 2) < sizes[:, None]
+    responses, sizes = pad(joined, pad_id), shown.sum(axis=1)
+    assert responses is not None
+    read, has_decoder = responses, decoder is not None
+    if has_decoder:  # the encoder reads the prompt of both responses
+        read, sizes = np.tile(rows.input_ids, (1, 2)), np.repeat(rows.lengths, 2)
+    mask = np.arange(read.shape[1] // 2) < sizes[:, None]
     return Batch(
-        input_ids=input_ids,
-        attention_mask=mask.astype(np.int64).reshape(input_ids.shape),
-        token_type_ids=padded(rows.token_type_ids, 0),
-        labels=labels,
-        sequence_labels=others,
+        input_ids=read,
+        attention_mask=mask.astype(np.int64).reshape(read.shape),
+        token_type_ids=pad(rows.token_type_ids, 0),
+        decoder_input_ids=responses if has_decoder else None,
+        labels=pad(rows.labels, IGNORE_INDEX),
+        sequence_labels=rows.sequence_labels[:, 1:],
     )
 
 
 def apart(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Inputs [B, 2 U] of pairs as those of rows that alternate: [2 B, U]."""
+    """Return inputs [B, 2 U] of pairs as rows [2 B, U], the two of a pair one after the other."""
     return {name: one.reshape(2 * len(one), -1) for name, one in inputs.items()}

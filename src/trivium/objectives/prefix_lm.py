@@ -69,7 +69,7 @@ class Seq2SeqPrefixLM(EncoderDecoderObjective):
     def corrupt(
         self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary
     ) -> tuple[Padded, Padded]:
-        """The prefix and the rest of each row, each with an end token."""
+        """Return the prefix and the rest of each row, each with an end token."""
         in_prefix = np.arange(rows.input_ids.shape[1]) < _prefix_lengths(rows, rng)[:, None]
         rest = real_tokens(rows) & ~in_prefix
         targets, lengths = ended(rows.input_ids, rest, vocabulary)
@@ -77,7 +77,7 @@ class Seq2SeqPrefixLM(EncoderDecoderObjective):
         return ended(rows.input_ids, in_prefix, vocabulary), (targets, lengths)
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
-        """A continuation of the beginning of the text."""
+        """Return a continuation of the beginning of the text."""
         return continue_beginning(lm, text, 8, temperature=0.0)
 
 

@@ -135,10 +135,13 @@ class QuestionAnswering(LabelledObjective):
         return settings.with_task("qa", **options)
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The two ends of a span."""
-        if not spec.two_way:  # an encoder once it has a task's head
-            self.require_family(spec)
+        """Return the head for both ends of a span."""
+        self.require_fit(spec)
         return (span_head(spec),)
+
+    def fits(self, spec: Spec) -> bool:
+        """Return whether the model is an encoder, or will be with the head of a task."""
+        return spec.two_way or super().fits(spec)
 
     def encode(self, examples: Sequence[Question], lm: LanguageModel) -> EncodedExamples:
         """Windows with the first and the last token of their answers.
@@ -159,11 +162,11 @@ class QuestionAnswering(LabelledObjective):
         sequences: dict[str, Any] = {"input_ids": [part.input.ids for part in parts]}
         if lm.spec.reads_token_types:
             sequences["token_type_ids"] = [part.type_ids(lm.spec) for part in parts]
-        labels, pad = np.array(ends, dtype=np.int64).reshape(-1, 2), tokenizer.pad_id or 0
-        return EncodedExamples(sequences, sequence_labels=labels, cuts=cuts, pad_id=pad)
+        labels, pad_id = np.array(ends, dtype=np.int64).reshape(-1, 2), tokenizer.pad_id
+        return EncodedExamples(sequences, sequence_labels=labels, cuts=cuts, pad_id=pad_id)
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Half of the nats of both ends."""
+        """Return half of the nats of both ends."""
         assert batch.sequence_labels is not None
         hidden, terms = read(model, batch.inputs)
         logits = model.logits(hidden, head="span").float()  # [B, T, 2]
@@ -175,12 +178,12 @@ class QuestionAnswering(LabelledObjective):
         return {"loss": 0.5 * total, **terms}
 
     def source_texts(self, examples: Sequence[Question]) -> Iterator[str]:
-        """Questions, and every context once."""
+        """Yield the questions, and every context once."""
         yield from (one.question for one in examples)
         yield from dict.fromkeys(one.context for one in examples)
 
     def answers(self, lm: LanguageModel, examples: Sequence[Question]) -> list[AnswerSpan]:
-        """The best span of each question."""
+        """Return the best span of each question."""
         spans = lm.answer_all([(one.question, one.context) for one in examples])
         return [best for best, *_ in spans]
 
@@ -204,7 +207,7 @@ class QuestionAnswering(LabelledObjective):
         return metrics.with_examples(rows, mistakes)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """`answer` with a held-out question."""
+        """Return `answer` with a held-out question."""
         example = first_prediction(run)
         question = shlex.quote(example.get("question", "Who wrote it?"))
         context = shlex.quote(example.get("context", "Ada wrote it."))
@@ -266,7 +269,7 @@ def squad_score(predicted: str, references: Sequence[str]) -> tuple[float, float
 
 
 def _normalized(text: str) -> list[str]:
-    """Words without case, punctuation and English articles."""
+    """Return the words without case, punctuation and English articles."""
     punctuation = set(string.punctuation)
     if UNSPACED.search(text):
         punctuation |= {mark for mark in text if unicodedata.category(mark).startswith("P")}
@@ -307,7 +310,7 @@ def _squad_questions(path: str, articles: Any) -> Iterator[Record]:
 
 
 def _listed_answers(answers: Any, start: Any, where: str) -> list[tuple[Any, Any]]:
-    """The text and the start of every answer, in whichever way they are given."""
+    """Return the text and the start of every answer, whichever way they are given."""
     if answers is None or answers == "":
         return []
     if isinstance(answers, dict):

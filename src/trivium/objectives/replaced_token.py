@@ -93,17 +93,17 @@ class ReplacedToken(Masking):
         return "replaced-token" in kinds and "mlm" not in kinds
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """The discriminator's head, which can be added to any encoder."""
+        """Return the discriminator's head, which can be added to any encoder."""
         self._generator(spec)
         have = (head for head in spec.heads if head.kind == "replaced-token")
         return (next(have, ReplacedTokenHead()),)
 
     def specs(self, spec: Spec) -> tuple[Spec, ...]:
-        """The discriminator and the generator."""
+        """Return the specs of the discriminator and the generator."""
         return spec, self._generator(spec)
 
     def build(self, spec: Spec, *, seed: int, device: torch.device) -> nn.Module:
-        """Both models, which share token embeddings."""
+        """Return both models, which share token embeddings."""
         assert isinstance(spec, ModelSpec)
         return build_with_generator(
             spec, fraction=self.generator_size, sharing=self.sharing, seed=seed, device=device
@@ -142,7 +142,7 @@ class ReplacedToken(Masking):
         return {"generator": batch.num_labels, "discriminator": shown}
 
     def term_weights(self) -> Mapping[str, float]:
-        """The discriminator's loss per token is small, and weighted up."""
+        """Return a large weight for the discriminator, whose loss per token is small."""
         return {"discriminator": self.discriminator_weight}
 
     def corrupt(self, model: GeneratorAndDiscriminator, batch: TensorBatch) -> Corrupted:
@@ -177,7 +177,7 @@ class ReplacedToken(Masking):
         }
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """Fill a mask by the generator."""
+        """Return `fill-mask` with the generator."""
         return super().try_it(f"{run}/generator", lm, text)
 
     def _generator(self, spec: Spec) -> ModelSpec:

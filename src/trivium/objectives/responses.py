@@ -69,11 +69,7 @@ def drawn(
             request = GenerationRequest(ids, params, answers=answers)
             request.seed = derived_seed(seed, number)
             requests.append(request)
-    engine = lm.engine_for(requests, slots=SLOTS)
-    for request in requests:
-        engine.add(request)
-    for _ in engine.run():
-        pass
+    lm.run_requests(requests, slots=SLOTS)
     several = (prompt for prompt, _ in prompts for _ in range(group))
     samples = [_sample(*pair) for pair in zip(several, requests, strict=True)]
     return [

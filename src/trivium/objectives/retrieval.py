@@ -56,7 +56,7 @@ class BM25:
             self._postings[word] = numbers, weights
 
     def scores(self, queries: Sequence[str]) -> Scores:
-        """The score of every passage for every query: float64 [Q, P]."""
+        """Return the score of every passage for every query: float64 [Q, P]."""
         scores = np.zeros((len(queries), self.num_passages))
         for row, query in zip(scores, queries, strict=True):
             for word in words_of(query):

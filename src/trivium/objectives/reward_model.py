@@ -22,7 +22,7 @@ from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.messages import english
 from trivium.models import LanguageModule
-from trivium.objectives.base import LossTerms, TensorBatch, encode_texts, read
+from trivium.objectives.base import LossTerms, TensorBatch, column_key, encode_texts, read
 from trivium.objectives.chat import chat_template
 from trivium.objectives.conversations import Turn, with_prompt
 from trivium.objectives.preference_pairs import (
@@ -32,7 +32,7 @@ from trivium.objectives.preference_pairs import (
     side_by_side,
     spread,
 )
-from trivium.objectives.task_heads import classifier_head, default_pooling, require_vector
+from trivium.objectives.task_heads import ReadsStates, classifier_head, default_pooling
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
 from trivium.spec import Head, Pooling, Spec
 from trivium.text.vocabulary import Vocabulary
@@ -41,7 +41,7 @@ MARGIN = Fields("margin?", ("margin",))
 _SHOWN_TEXT = 500  # characters of a text in a command
 
 
-class Reward(PreferencePairs):
+class Reward(ReadsStates, PreferencePairs):
     """L = - log sigmoid(r(x, y+) - r(x, y-) - m) + lambda (r(x, y+) + r(x, y-))^2.
 
     r is a classifier of one number. It reads a prompt with a response as one text, messages as the
@@ -61,10 +61,8 @@ class Reward(PreferencePairs):
     rate_factor: ClassVar[float] = 0.2
     measures_cut_answers: ClassVar[bool] = True
     fields: ClassVar[Sequence[Slot]] = (*PreferencePairs.fields, MARGIN)
-    margin_field: str | None = Field(
-        None,
-        description="column of a number by which the rewards differ at least; default: margin "
-        "where there is one",
+    margin_field: str | None = column_key(
+        "column of a number by which the rewards differ at least", MARGIN
     )
     center: float = Field(
         0.0, ge=0, description="weight of the squared sum of both rewards, such as 0.01"
@@ -75,7 +73,7 @@ class Reward(PreferencePairs):
     )
 
     def example(self, record: Record) -> Preference:
-        """A pair, with its margin."""
+        """Return a pair with its margin."""
         one = super().example(record)
         if "margin" not in record.columns:
             return one
@@ -91,13 +89,13 @@ class Reward(PreferencePairs):
         return dataclasses.replace(one, margin=margin)
 
     def settings(self, settings: Settings, examples: Sequence[Preference]) -> Settings:
-        """One label that is a number."""
+        """Return settings with one label, a number."""
         settings = settings.with_labels(("reward",), "numbers")
         return settings.with_task("classification", pairs=False).with_task("reward")
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """A classifier of one number."""
-        require_vector(self.kind, spec)
+        """Return a classifier that gives one number."""
+        self.require_fit(spec)
         return (classifier_head(spec, 1, self.pooling or default_pooling(spec)),)
 
     def encode(self, examples: Sequence[Preference], lm: LanguageModel) -> EncodedExamples:
@@ -113,23 +111,23 @@ class Reward(PreferencePairs):
         ]
         sequences, first = side_by_side(rows)
         labels = np.array([first, [one.margin for one in examples]], dtype=np.float32).T
-        pad = lm.source_tokenizer.pad_id or 0
-        return EncodedExamples.with_targets(sequences, cuts, sequence_labels=labels, pad_id=pad)
+        pad_id = lm.source_tokenizer.pad_id
+        return EncodedExamples.with_targets(sequences, cuts, sequence_labels=labels, pad_id=pad_id)
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Chosen and rejected text side by side; sequence_labels are the margins [B, 1]."""
         return spread(rows, vocabulary.pad_id or 0)
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Pairs."""
+        """Return the number of pairs, for both terms."""
         return dict.fromkeys(("pairs", "center"), batch.num_rows)
 
     def term_weights(self) -> dict[str, float]:
-        """Lambda, the weight of the squared sum of both rewards."""
+        """Return lambda, the weight of the squared sum of both rewards."""
         return {"center": self.center}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Nats of the pairs, and squared sums of their rewards."""
+        """Return the nats of the pairs, and the squared sums of their rewards."""
         assert batch.sequence_labels is not None
         inputs = apart(batch.inputs)
         hidden, terms = read(model, inputs)
@@ -140,13 +138,13 @@ class Reward(PreferencePairs):
         return {"pairs": loss.sum(), "center": (chosen + rejected).square().sum(), **terms}
 
     def answers(self, lm: LanguageModel, examples: Sequence[Preference]) -> list[float]:
-        """`lm.classify` of chosen and rejected texts, one after the other."""
+        """Return the rewards of the chosen and the rejected text of every example, in turn."""
         return [one.score for one in lm.classify(self._texts(examples, lm))]
 
     def metrics_of(
         self, answers: list[float], examples: Sequence[Preference], lm: LanguageModel
     ) -> Metrics:
-        """Accuracy: the share of pairs whose chosen response has the higher reward."""
+        """Return the accuracy: the share of pairs whose chosen response has the higher reward."""
         rewards = np.array(answers).reshape(-1, 2)
         gain = rewards[:, 0] - rewards[:, 1]
         texts = self._texts(examples, lm)
@@ -168,14 +166,14 @@ class Reward(PreferencePairs):
         return Metrics(values, notes=notes).with_examples(rows, mistakes)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """`classify` with a held-out pair."""
+        """Return `classify` with a held-out pair."""
         example = first_prediction(run)
         both = (str(example.get(name, "a text of yours")) for name in ("text", "rejected"))
         texts = [one[:_SHOWN_TEXT] for one in both]
         return f"classify {run} {' '.join(map(shlex.quote, dict.fromkeys(texts)))}"
 
     def _texts(self, examples: Sequence[Preference], lm: LanguageModel) -> list[str]:
-        """The chosen and the rejected text of every example, one after the other."""
+        """Return the chosen and the rejected text of every example, one after the other."""
         return [_text(lm, *turns) for turns in self.turns(examples)]
 
 

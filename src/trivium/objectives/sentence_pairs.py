@@ -72,7 +72,7 @@ class SentencePairs(Masking):
                 'set model.embedding.num_token_types=2, or objective.kind = "masked".'
             )
         have = (head for head in spec.heads if head.kind == "nsp")
-        return self.require_head(spec, "mlm"), next(have, NSPHead())
+        return self.require_head(spec), next(have, NSPHead())
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Pairs from rows [B, T]: input_ids, token_type_ids and labels; sequence_labels [B]."""
@@ -100,7 +100,7 @@ class SentencePairs(Masking):
         return {"mlm": batch.num_labels, self.pairs: pairs, f"{self.pairs}_accuracy": pairs}
 
     def term_weights(self) -> dict[str, float]:
-        """The accuracy is shown, but is no part of the loss."""
+        """Return the weight 0 for the accuracy, which is only shown."""
         return {f"{self.pairs}_accuracy": 0.0}
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:

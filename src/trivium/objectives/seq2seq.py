@@ -148,7 +148,7 @@ class SourceToTarget(LabelledObjective):
             yield from read_records(file, dataclasses.replace(options, header=header))
 
     def example(self, record: Record) -> SourceTarget:
-        """A source and its targets, swapped with `reverse`."""
+        """Return the source of a record and its targets, swapped with `reverse`."""
         source = with_input(record, record.text(record.columns["source"]))
         targets = _targets(record, record.columns["target"])
         return self._directed(SourceTarget(source, targets, record.where))
@@ -182,7 +182,7 @@ class SourceToTarget(LabelledObjective):
         return dataclasses.replace(super().record_schema, if_data=_IF_DATA)
 
     def input_of(self, example: SourceTarget) -> str:
-        """The source, also of a file that has the target first."""
+        """Return the source, also for a file that has the target first."""
         return example.source
 
     def settings(self, settings: Settings, examples: Sequence[SourceTarget]) -> Settings:
@@ -193,24 +193,24 @@ class SourceToTarget(LabelledObjective):
         return dataclasses.replace(settings, generation={**kept, **search})
 
     def encode(self, examples: Sequence[SourceTarget], lm: LanguageModel) -> EncodedExamples:
-        """Sources and first targets."""
+        """Return sources with their first targets."""
         return encode_pairs(lm, [(self.prefix + one.source, one.targets[0]) for one in examples])
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Nats of the target's tokens, with smoothed labels in training."""
+        """Return the nats of the target's tokens, with smoothed labels in training."""
         smoothing = self.label_smoothing if model.training else 0.0
         return token_losses(model, batch, smoothing=smoothing)
 
     def source_texts(self, examples: Sequence[SourceTarget]) -> Iterator[str]:
-        """What the encoder reads."""
+        """Return the sources, which the encoder reads."""
         return (self.prefix + one.source for one in examples)
 
     def target_texts(self, examples: Sequence[SourceTarget]) -> Iterator[str]:
-        """What the decoder generates."""
+        """Return the targets, which the decoder generates."""
         return (target for one in examples for target in one.targets)
 
     def answers(self, lm: LanguageModel, examples: Sequence[SourceTarget]) -> list[str]:
-        """Translations by beam search."""
+        """Return the texts that beam search finds."""
         # With this objective's prefix and beams, where several are mixed.
         lm = copy.copy(lm)
         lm.settings = self.settings(lm.settings, examples)
@@ -221,7 +221,7 @@ class SourceToTarget(LabelledObjective):
     def metrics_of(
         self, answers: Sequence[str], examples: Sequence[SourceTarget], lm: LanguageModel
     ) -> Metrics:
-        """The task's metric, and the share of answers that equal a target."""
+        """Return the task's metrics, and the share of answers that equal a target."""
         metrics, scores = self.compare(answers, [one.targets for one in examples])
         exact = [
             text.strip() in {target.strip() for target in one.targets}
@@ -246,7 +246,7 @@ class SourceToTarget(LabelledObjective):
         return Metrics({}), [0.0] * len(predicted)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """`translate` with a held-out source, of several tasks one of the first."""
+        """Return `translate` with a held-out source, after the prefix of the first task."""
         source = first_prediction(run).get("source", "a text of yours")
         return f"translate {run} {shlex.quote(lm.settings.prefixes[0] + source)}"
 
@@ -354,9 +354,9 @@ def bleu_tokenizer(texts: Sequence[str]) -> Literal["13a", "zh", "char"]:
 
 
 def encode_pairs(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> EncodedExamples:
-    """Sources and targets as examples for an encoder-decoder; see `pair_rows`."""
+    """Return sources and targets as examples for an encoder-decoder; see `pair_rows`."""
     rows, cuts = pair_rows(lm, pairs)
-    return EncodedExamples.with_targets(rows, cuts, pad_id=lm.text_tokenizer.pad_id or 0)
+    return EncodedExamples.with_targets(rows, cuts, pad_id=lm.text_tokenizer.pad_id)
 
 
 def pair_rows(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> tuple[Sequences, Cuts]:
@@ -400,7 +400,7 @@ def pair_rows(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> tuple[Sequ
 
 
 def _targets(record: Record, column: str) -> tuple[str, ...]:
-    """The references in a column: a text, a number, or a list of texts."""
+    """Return the references in a column: a text, a number, or a list of texts."""
     value: Any = record.named(column)
     values = value if isinstance(value, list) else [value]
     for one in values or [None]:
@@ -428,7 +428,7 @@ def _aligned(first: str, second: str, *, options: RecordOptions) -> Iterator[Sou
 
 
 def _lines(path: str, options: RecordOptions) -> list[str]:
-    """The lines of a file without the blank ones at its end."""
+    """Return the lines of a file without the blank ones at its end."""
     with open_text(path, errors=options.errors, encoding=options.encoding) as file:
         lines = file.read().rstrip().split("\n")
     if not lines[-1]:

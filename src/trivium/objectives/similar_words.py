@@ -51,7 +51,7 @@ class SimilarWords(Masking):
     def mask(
         self, original: Ints, real: Bools, rng: RowRandom, vocabulary: Vocabulary
     ) -> tuple[Ints, Ints]:
-        """As of `Masking`, with another token wherever that has [MASK]."""
+        """See `Masking.mask`; another token stands where that method puts [MASK]."""
         input_ids, labels = super().mask(original, real, rng, vocabulary)
         length, regular = original.shape[1], vocabulary.regular_ids
         other = regular[rng.integers(len(regular), length, _SIMILAR)]

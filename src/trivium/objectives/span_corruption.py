@@ -62,7 +62,7 @@ class SpanCorruption(EncoderDecoderObjective):
 
     @classmethod
     def tokenizer_defaults(cls, spec: Spec) -> dict[str, Any]:
-        """Unigram as in T5, with 100 sentinels and the masks of other objectives."""
+        """Return Unigram as in T5, with 100 sentinels and the masks of other objectives."""
         special = ("<pad>", "</s>", "<unk>", "<s>", "<mask>", *SENTINELS)
         return {"kind": "unigram", "special_tokens": special}
 
@@ -90,7 +90,7 @@ class SpanCorruption(EncoderDecoderObjective):
         return inputs, (targets, np.where(noise.any(axis=1), sizes, 0))
 
     def sample(self, lm: LanguageModel, text: str) -> tuple[str, str] | None:
-        """The span generated for a sentinel in the beginning of the text."""
+        """Return the span generated for a sentinel in the beginning of the text."""
         masked = mask_middle(text, SENTINELS[0], words=16, span=2)
         if masked is None or lm.tokenizer is None:
             return None
@@ -98,7 +98,7 @@ class SpanCorruption(EncoderDecoderObjective):
         return f"{prompt} (hidden: {span})", lm.generate(prompt, max_new_tokens=12, temperature=0.0)
 
     def _noise(self, lengths: Ints, width: int, rng: RowRandom, vocabulary: Vocabulary) -> Bools:
-        """Which tokens are noise, bool [B, T]: kept and noise spans alternate."""
+        """Return which tokens are noise, bool [B, T]: kept spans and noise spans alternate."""
         draws = rng.uniform(width, _NOISE), rng.uniform(width, _KEPT)
         noise = np.zeros((len(lengths), width), dtype=bool)
         for length in np.unique(lengths):

@@ -19,14 +19,14 @@ from trivium.data.encoded import EncodedExamples
 from trivium.data.records import RECORD_SUFFIXES, Record, RecordOptions, json_type, read_records
 from trivium.data.schema import Fields, Slot, layout_line
 from trivium.data.sources import file_format, list_sources
-from trivium.errors import DataError, RecipeError, did_you_mean, shorten
+from trivium.errors import DataError, did_you_mean, shorten
 from trivium.files import open_text
 from trivium.inference.tag import TaggedWord, find_words
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
-from trivium.objectives.base import LabelledObjective, LossTerms, TensorBatch, column_key, read
-from trivium.objectives.task_heads import require_encoding, tagger_head
+from trivium.objectives.base import LossTerms, TensorBatch, column_key, read
+from trivium.objectives.task_heads import ReadsStates, tagger_head
 from trivium.objectives.task_metrics import (
     Metrics,
     Mistake,
@@ -70,7 +70,7 @@ _TAG_HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class TaggedSentence:
-    """Words and as many tags; `lines` are the words' lines in a file of columns."""
+    """Words with one tag each; `lines` are the words' lines in a file of columns."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
@@ -83,13 +83,13 @@ class TaggedSentence:
         return " ".join(self.words)
 
     def where_word(self, index: int) -> str:
-        """File and line of a word, for messages."""
+        """Return file and line of a word, for messages."""
         if not self.lines:
             return f"{self.where}, word {index + 1}"
         return f"{self.where.rpartition(', line ')[0]}, line {self.lines[index]}"
 
 
-class Tagging(LabelledObjective):
+class Tagging(ReadsStates):
     """L = - sum over words of log P(tag | text), at the first token of every word.
 
         input_ids  [CLS]  Ada    Love   ##lace  wrote  [SEP]
@@ -99,6 +99,7 @@ class Tagging(LabelledObjective):
     Source: Devlin et al. 2018, section 5.3.
     """
 
+    purpose: ClassVar[str] = "reads a hidden state of every word"
     metric_libraries: ClassVar[Sequence[str]] = ("seqeval", "sklearn")
     reads_case: ClassVar[bool] = True
     kind: Literal["tagging"] = "tagging"
@@ -145,7 +146,7 @@ class Tagging(LabelledObjective):
                 yield from read_records(source.name, options)
 
     def example(self, record: Record) -> TaggedSentence:
-        """Words and their tags as they are in the file."""
+        """Return the words and their tags as they are in the file."""
         if "spans" in record.columns:
             return _read_spans(record)
         words, tags = (_strings(record, record.columns[name]) for name in ("words", "tags"))
@@ -170,7 +171,7 @@ class Tagging(LabelledObjective):
         return [dataclasses.replace(one, tags=to_iob2(one.tags, single)) for one in examples]
 
     def labels_of(self, examples: Sequence[TaggedSentence]) -> list[Sequence[str]]:
-        """The different tags of every sentence."""
+        """Return the different tags of every sentence."""
         return [sorted({*one.tags}) for one in examples]
 
     def _read_columns(self, path: str, options: RecordOptions) -> Iterator[TaggedSentence]:
@@ -244,7 +245,7 @@ class Tagging(LabelledObjective):
         return word % width, tag % width
 
     def label_names(self, examples: Sequence[TaggedSentence]) -> tuple[str, ...]:
-        """The tags; with every B- also its I-, which the examples may lack."""
+        """Return the tags; with every B- also its I-, which the examples may lack."""
         tags = {tag for sentence in examples for tag in sentence.tags}
         names = {tag for sentence in self._repaired(examples, tags) for tag in sentence.tags}
         if are_chunk_tags(names):
@@ -259,19 +260,18 @@ class Tagging(LabelledObjective):
         return settings.with_task("tagging", longer_words=longer)
 
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """A tagger."""
-        require_encoding(spec, "tagging")
-        if spec.family == "encoder-decoder":
-            raise RecipeError(
-                "tagging reads a hidden state of every word: take an encoder (bert-mini), an RNN "
-                "or a decoder."
-            )
+        """Return the head that tags words."""
+        self.require_fit(spec)
         return (tagger_head(spec, len(labels)),)
 
     def encode(self, examples: Sequence[TaggedSentence], lm: LanguageModel) -> EncodedExamples:
         """Words with their tags at their first tokens; long sentences in several rows."""
         examples = self._repaired(examples, lm.settings.labels)
-        ids = tag_ids(examples, lm.settings.labels)
+        known = {name: i for i, name in enumerate(lm.settings.labels)}
+        ids = [
+            [label_id(tag, known, one.where_word(i)) for i, tag in enumerate(one.tags)]
+            for one in examples
+        ]
         tokenizer, words = lm.source_tokenizer, [one.words for one in examples]
         encoded = encode_words(tokenizer, words, max_length=lm.max_length)
         rows, labels = [], []
@@ -287,23 +287,23 @@ class Tagging(LabelledObjective):
         cuts = [
             (sum(part.cut for part in parts), len(tags), 0) for tags, parts in zip(ids, encoded)
         ]
-        return EncodedExamples(sequences, cuts=cuts, pad_id=tokenizer.pad_id or 0)
+        return EncodedExamples(sequences, cuts=cuts, pad_id=tokenizer.pad_id)
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Nats of the tags of all words."""
+        """Return the nats of the tags of all words."""
         hidden, terms = read(model, batch.inputs, select=batch.label_positions)
         logits = model.logits(hidden, head="tagger").float()
         total = F.cross_entropy(logits, batch.targets, reduction="sum")
         return {"loss": total, **terms}
 
     def source_texts(self, examples: Sequence[TaggedSentence]) -> Iterator[str]:
-        """Sentences as running text."""
+        """Return the sentences as running text."""
         return (join_words(one.words)[0] for one in examples)
 
     def answers(
         self, lm: LanguageModel, examples: Sequence[TaggedSentence]
     ) -> list[list[TaggedWord]]:
-        """`lm.tag`."""
+        """Return what `lm.tag` answers."""
         return lm.tag([list(one.words) for one in examples])
 
     def metrics_of(
@@ -315,14 +315,15 @@ class Tagging(LabelledObjective):
         chunks = are_chunk_tags(names)
         more, notes = unknown_labels([one.tags for one in examples], names)
         names = (*names, *more)
-        ids = tag_ids(examples, names)
         gold = [list(one.tags) for one in examples]
         predicted = [[word.tag for word in sentence] for sentence in answers]
         if chunks:
             metrics = chunk_metrics(gold, predicted)
         else:
-            answered = [names.index(tag) for tags in predicted for tag in tags]
-            metrics = class_metrics([tag for tags in ids for tag in tags], answered, names)
+            right, answered = (
+                [names.index(tag) for tags in each for tag in tags] for each in (gold, predicted)
+            )
+            metrics = class_metrics(right, answered, names)
         mistakes = (
             Mistake(one.where_word(i), word, tag, answer.tag, answer.score)
             for one, sentence in zip(examples, answers)
@@ -336,22 +337,9 @@ class Tagging(LabelledObjective):
         return dataclasses.replace(metrics, notes=notes).with_examples(predictions, mistakes)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """`tag` with a held-out sentence, its words separated by spaces."""
+        """Return `tag` with a held-out sentence, its words separated by spaces."""
         words = first_prediction(run).get("words", ["Ada", "Lovelace", "lived", "in", "London"])
         return f"tag {run} {shlex.quote(' '.join(words))}"
-
-
-def tag_ids(examples: Sequence[TaggedSentence], names: Sequence[str]) -> list[list[int]]:
-    """The ids of the tags of every sentence.
-
-    Raises:
-        DataError: a tag the model does not know, with its line.
-    """
-    ids = {name: i for i, name in enumerate(names)}
-    return [
-        [label_id(tag, ids, one.where_word(i)) for i, tag in enumerate(one.tags)]
-        for one in examples
-    ]
 
 
 def read_columns(path: str, options: RecordOptions) -> Iterator[list[tuple[int, list[str]]]]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
-from trivium.errors import RecipeError
 from trivium.interop.convert import is_expressible
+from trivium.objectives.base import LabelledObjective
 from trivium.spec import (
     ClassifierHead,
     ClassifierPooling,
@@ -18,23 +19,15 @@ from trivium.spec import (
 )
 
 
-def require_encoding(spec: Spec, task: str) -> None:
-    """Raise RecipeError for models that have no hidden states a head of their own can read."""
-    if not spec.takes_heads:
-        raise RecipeError(
-            f"{task} needs a head of its own, which this model cannot have: an n-gram model sees a "
-            "few tokens of a text. Take an encoder (bert-mini), a decoder (llama-mini) or an RNN "
-            "(lstm-mini)."
-        )
+class ReadsStates(LabelledObjective):
+    """A task whose own head, or whose loss, reads the hidden states of a text."""
 
+    purpose: ClassVar[str] = "needs one vector of a text"
+    such_as: ClassVar[str] = "an encoder (bert-mini), a decoder (llama-mini) or an RNN (lstm-mini)"
 
-def require_vector(kind: str, spec: Spec) -> None:
-    """Raise RecipeError for models that have no hidden states of a text to pool."""
-    if spec.family == "encoder-decoder" or not spec.takes_heads:
-        raise RecipeError(
-            f'objective.kind = "{kind}" needs one vector of a text: take an encoder (bert-mini), a '
-            "decoder (llama-mini) or an RNN (lstm-mini)."
-        )
+    def fits(self, spec: Spec) -> bool:
+        """Return whether one stack reads a text, and has hidden states that a head can read."""
+        return spec.takes_heads and spec.family != "encoder-decoder"
 
 
 def default_pooling(spec: Spec) -> ClassifierPooling:
@@ -66,7 +59,7 @@ def classifier_head(spec: Spec, num_labels: int, pooling: ClassifierPooling) -> 
 
 
 def tagger_head(spec: Spec, num_labels: int) -> Head:
-    """A classifier of every position, in the form that the model already has."""
+    """Return a classifier of every position, in the form that the model already has."""
     own = [head for head in spec.heads if isinstance(head, TaggerHead)]
     if own:
         return own[0].replace(num_labels=num_labels)
@@ -75,7 +68,7 @@ def tagger_head(spec: Spec, num_labels: int) -> Head:
 
 
 def span_head(spec: Spec) -> Head:
-    """The logits of the first and the last token of an answer."""
+    """Return the head that finds the first and the last token of an answer."""
     return _published(spec, [SpanHead(dense=one) for one in (None, *_dense_layers(spec))])
 
 
@@ -86,7 +79,7 @@ def _published(spec: Spec, forms: Sequence[Head]) -> Head:
 
 
 def _dense_layers(spec: Spec) -> list[Dense]:
-    """Dense layers before the last matrix, as heads of some family have them."""
+    """Return dense layers before the last matrix, as heads of some family have them."""
     own = [head.dense for head in spec.heads if isinstance(head, MLMHead) and head.dense]
     with_norm = [
         Dense(activation=activation, bias=bias, norm=True)

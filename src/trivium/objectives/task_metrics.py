@@ -73,12 +73,12 @@ class Metrics:
 
     @property
     def main(self) -> str:
-        """The name of the main value."""
+        """Return the name of the main value."""
         return next(iter(self.values))
 
     @property
     def higher_is_better(self) -> bool:
-        """Of the main value, by which the best weights are chosen."""
+        """Return whether a higher main value is better; the best weights are chosen by it."""
         return self.main.rpartition("/")[-1] not in self.lower_is_better
 
     @property
@@ -230,7 +230,7 @@ def _sklearn_metrics() -> Any:
 
 
 def label_scores(report: dict[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], ...]:
-    """Rows of a report that scikit-learn or seqeval made with `output_dict=True`."""
+    """Return the rows of a report of scikit-learn or seqeval with `output_dict=True`."""
     return tuple(
         {
             "label": name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from pydantic import Field
@@ -14,6 +14,7 @@ from torch import Tensor
 from trivium.data.records import RECORD_SUFFIXES, Record, RecordOptions
 from trivium.data.schema import Fields
 from trivium.data.sources import file_format, list_sources
+from trivium.errors import DataError
 from trivium.files import open_text
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
@@ -49,7 +50,7 @@ class TextPair:
 
     @property
     def texts(self) -> list[str]:
-        """All that there are."""
+        """Return the text, and its pair and negative if they exist."""
         return [one for one in (self.text, self.pair, self.negative) if one is not None]
 
 
@@ -60,13 +61,14 @@ class TextPairs(LabelledObjective):
     to find the second.
     """
 
+    batch_examples: ClassVar[int] = 64
     text_field: str | None = column_key("column of the text, such as a question", TEXT)
     pooling: Pooling | None = Field(
         None, description="vector of a text: mean, first or last; default: mean, of a decoder last"
     )
 
     def pooled(self, hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Hidden states [B, T, D] of texts -> their vectors [B, D]."""
+        """Pool the hidden states [B, T, D] of texts. Returns their vectors [B, D]."""
         return pool(hidden, attention_mask, self.pooling or "mean")
 
     def records(self, paths: Sequence[str], options: RecordOptions) -> Iterator[Record | TextPair]:
@@ -84,45 +86,56 @@ class TextPairs(LabelledObjective):
                 squad = QuestionAnswering.parse({})
                 yield from squad.records([source.name], options)
 
+    def example(self, record: Record) -> TextPair:
+        """Return a text, with its pair and a hard negative where there are columns for these."""
+        text, pair, negative = (
+            record.text(record.columns[name]) if name in record.columns else None
+            for name in ("text", "pair", "negative")
+        )
+        assert text is not None
+        if pair is None and negative is not None:
+            raise DataError(f"{record.where} has a negative but no pair. Name the column of that.")
+        return TextPair(text, pair, negative, record.where)
+
     def input_of(self, example: TextPair) -> str:
-        """The texts together."""
+        """Return the texts of an example as one."""
         return " ".join(example.texts)
 
     def resolve(self, spec: Spec, examples: Sequence[TextPair]) -> Self:
-        """With the pooling of this model."""
+        """Return the objective with the default pooling of the model."""
         default = "last" if is_causal(spec) else "mean"
         return self.replace(pooling=self.pooling or default)
 
     def settings(self, settings: Settings, examples: Sequence[TextPair]) -> Settings:
-        """The pooling, by which the model embeds from now on."""
+        """Return settings with the pooling by which the model embeds texts from now on."""
         return settings.with_task("contrastive", pooling=self.pooling)
 
     def source_texts(self, examples: Sequence[TextPair]) -> Iterator[str]:
-        """All texts."""
+        """Return all texts."""
         return (text for one in examples for text in one.texts)
 
     def answers(self, lm: LanguageModel, examples: Sequence[TextPair]) -> list[tuple[Any, Any]]:
-        """`lm.embed` of query and passage."""
+        """Return the vectors of the query and the passage of every example."""
         sides = zip(*map(query_and_passage, examples))
         vectors = [lm.embed(side, pooling=self.pooling).numpy() for side in map(list, sides)]
         return list(zip(*vectors))
 
-    def metrics_of(
-        self, answers: list[tuple[Any, Any]], examples: Sequence[TextPair], lm: LanguageModel
-    ) -> Metrics:
-        """MRR and recall of the passage that belongs to a query, among those of all examples.
-
-        Of texts alone the first half is to find the second.
-        """
-        return self._measure(answers, examples, lexical=False)
-
     def metrics(self, lm: LanguageModel, examples: Sequence[TextPair]) -> Metrics:
-        """Also those of BM25, and of both by reciprocal rank fusion."""
-        return self._measure(self.answers(lm, examples), examples, lexical=True)
+        """Return also the metrics of BM25, and of both by reciprocal rank fusion."""
+        return self.metrics_of(self.answers(lm, examples), examples, lm, lexical=True)
 
-    def _measure(
-        self, answers: list[tuple[Any, Any]], examples: Sequence[TextPair], *, lexical: bool
+    def metrics_of(
+        self,
+        answers: list[tuple[Any, Any]],
+        examples: Sequence[TextPair],
+        lm: LanguageModel,
+        *,
+        lexical: bool = False,
     ) -> Metrics:
+        """Return MRR and recall of the passage of each query, among the passages of all examples.
+
+        For texts without a pair, the query is the first half and the passage is the second half.
+        """
         pairs = [query_and_passage(one) for one in examples]
         queries, passages = map(np.stack, zip(*answers))
         found = retrieve(pairs, queries, passages, lexical=lexical)
@@ -141,7 +154,7 @@ class TextPairs(LabelledObjective):
         return Metrics(found.values, notes=tuple(notes)).with_examples(rows, mistakes)
 
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
-        """`embed` with a held-out query, its passage and another one."""
+        """Return `embed` with a held-out query, its passage and the passage that was found."""
         example = first_prediction(run)
         texts = [str(example.get(name, name)) for name in ("text", "pair", "predicted")]
         texts = [beginning(text, 12) or text for text in texts]

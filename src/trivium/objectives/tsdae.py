@@ -11,7 +11,6 @@ from torch import nn
 
 from trivium.data.batch import Batch, RowBatch, length_mask
 from trivium.data.encoded import EncodedExamples
-from trivium.data.records import Record
 from trivium.data.row_order import RowRandom
 from trivium.data.schema import Slot
 from trivium.errors import RecipeError, SpecError
@@ -45,37 +44,32 @@ class TSDAE(TextPairs):
     decoder have weights of their own, which start at random, where theirs are the encoder's.
     """
 
-    batch_examples: ClassVar[int] = 64
     kind: Literal["tsdae"] = "tsdae"
     fields: ClassVar[Sequence[Slot]] = (TEXT,)
     deletion: float = Field(0.6, ge=0, lt=1, description="share of the tokens that is deleted")
 
-    def example(self, record: Record) -> TextPair:
-        """A text."""
-        return TextPair(record.text(record.columns["text"]), None, None, record.where)
-
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
-        """None: the head over the vocabulary is the decoder's."""
+        """Return no head: the head over the vocabulary is the decoder's."""
         self.specs(spec)
         return ()
 
     def specs(self, spec: Spec) -> tuple[Spec, ...]:
-        """The encoder, and the decoder beside it."""
+        """Return the specs of the encoder and of the decoder."""
         return spec, self._with_decoder(spec).replace(encoder=None)
 
     def build(self, spec: Spec, *, seed: int, device: torch.device) -> nn.Module:
-        """The encoder with a decoder."""
+        """Return the encoder with a decoder."""
         return build(self._with_decoder(spec), seed=seed, device=device)
 
     def models(self, module: nn.Module) -> dict[str, LanguageModule]:
-        """The encoder, whose weights are those of the module."""
+        """Return the encoder, which shares its weights with the module."""
         assert isinstance(module, Transformer)
         encoder = build(module.spec.replace(decoder=None, heads=()), device="meta")
         encoder.tokens, encoder.encoder = module.tokens, module.encoder
         return {"": encoder}
 
     def encode(self, examples: Sequence[TextPair], lm: LanguageModel) -> EncodedExamples:
-        """Each text between its special tokens."""
+        """Return every text between its special tokens."""
         texts = [(one.text, None) for one in examples]
         encoded = encode_inputs(lm.source_tokenizer, texts, max_length=lm.max_length)
         sequences = {
@@ -84,8 +78,7 @@ class TSDAE(TextPairs):
         }
         # All tokens but the first are targets.
         cuts = [(one.cut, len(one.ids) - 1 + one.cut, one.cut) for one in encoded]
-        pad = lm.source_tokenizer.pad_id or 0
-        return EncodedExamples.with_targets(sequences, cuts, pad_id=pad)
+        return EncodedExamples.with_targets(sequences, cuts, pad_id=lm.source_tokenizer.pad_id)
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Delete tokens: int64 [B, T] -> input_ids [B, S], decoder_input_ids and labels [B, T - 1].
@@ -106,7 +99,7 @@ class TSDAE(TextPairs):
         )
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
-        """Nats of all tokens but the first of each text, summed."""
+        """Return the nats of all tokens except the first of each text, summed."""
         assert isinstance(model, Transformer)
         assert model.decoder is not None
         inputs = dict(batch.inputs)

@@ -1,4 +1,4 @@
-"""Rewards: what a response of a model is worth. A kind is one class in a file of its own here."""
+"""Rewards: what a response of a model is worth. Each kind is one class in a module here."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RewardFunction(Choice, Config, ABC):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Code of the user's that it runs: a run is resumed with the same alone."""
+        """The user's code that the reward runs. A run is resumed only with the same code."""
         return ()
 
     def open(self) -> None:
@@ -69,7 +69,7 @@ class RewardFunction(Choice, Config, ABC):
 
     @abstractmethod
     def scores(self, samples: Sequence[Sample]) -> Sequence[float]:
-        """The reward of every sample."""
+        """Return the reward of every sample."""
 
 
 def reward_names(rewards: Sequence[RewardFunction]) -> tuple[str, ...]:

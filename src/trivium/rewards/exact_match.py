@@ -19,12 +19,12 @@ class ExactMatch(RewardFunction):
     column: str = Field("answer", description="column of the right answer, a text or a number")
 
     def check(self, record: Record) -> None:
-        """The row must have an answer."""
+        """Raise DataError where the row has no answer."""
         if not self._answer(record):
             raise DataError(f"{record.name(self.column)} is blank: nothing equals it.")
 
     def scores(self, samples: Sequence[Sample]) -> list[float]:
-        """1 or 0."""
+        """Return 1 or 0 for every sample."""
         return [float(one.ended and one.response == self._answer(one.record)) for one in samples]
 
     def _answer(self, record: Record) -> str:

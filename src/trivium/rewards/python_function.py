@@ -34,7 +34,7 @@ class PythonFunction(RewardFunction):
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The file; not what it imports."""
+        """The file of the function, without the files that it imports."""
         return (self.function.rpartition(":")[0],)
 
     def open(self) -> None:

@@ -27,5 +27,5 @@ class RegexMatch(RewardFunction):
         return pattern
 
     def scores(self, samples: Sequence[Sample]) -> list[float]:
-        """1 or 0."""
+        """Return 1 or 0 for every sample."""
         return [float(re.search(self.pattern, one.response) is not None) for one in samples]

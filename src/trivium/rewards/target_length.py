@@ -17,6 +17,6 @@ class TargetLength(RewardFunction):
     target: int = Field(gt=0, description="wanted characters of a response")
 
     def scores(self, samples: Sequence[Sample]) -> list[float]:
-        """From 0 to 1."""
+        """Return numbers from 0 to 1."""
         lengths = (len(one.response) for one in samples)
         return [max(0.0, 1.0 - abs(length - self.target) / self.target) for length in lengths]

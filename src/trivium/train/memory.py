@@ -16,7 +16,7 @@ from trivium.data.batch import IGNORE_INDEX
 from trivium.data.rows import Rows
 from trivium.errors import RecipeError
 from trivium.models import build
-from trivium.objectives.on_policy import OnPolicyObjective
+from trivium.objectives.policy import PolicyGradient
 from trivium.objectives.responses import SLOTS
 from trivium.spec import Spec
 from trivium.train.distributed import Parallel
@@ -147,7 +147,7 @@ def sampling_memory(spec: Spec, texts: int, length: int) -> float:
 def own_samples(recipe: Recipe) -> tuple[int, int]:
     """Frozen copies of the model, and texts that it draws together at most, in a run on them."""
     objective = recipe.objectives[0]
-    if not isinstance(objective, OnPolicyObjective):
+    if not isinstance(objective, PolicyGradient):
         return 0, 0
     return int(objective.has_reference and not recipe.adapter.rank), SLOTS
 
@@ -209,7 +209,7 @@ def fit_memory(
     most_rows = max(stream.rows_per_step for stream in streams)
     references, texts = own_samples(recipe)
     labelled = max(map(_labelled, streams))
-    if isinstance(objective, OnPolicyObjective):
+    if isinstance(objective, PolicyGradient):
         length += objective.max_new_tokens
         labelled = objective.max_new_tokens / length
         most_rows *= objective.group

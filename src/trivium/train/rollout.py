@@ -16,13 +16,13 @@ from trivium.data.batch import Batch
 from trivium.data.row_order import derived_seed
 from trivium.language_model import LanguageModel
 from trivium.objectives import BALANCE
-from trivium.objectives.on_policy import OnPolicyObjective
+from trivium.objectives.policy import PolicyGradient
 from trivium.train.loader import GlobalBatch, Loader, equal_parts
 
 
 @dataclass(kw_only=True)
 class RolloutLoader(Loader):
-    """A loader that lets an `OnPolicyObjective` draw what its steps learn from.
+    """A loader that lets `PolicyGradient` draw what its steps learn from.
 
     Args:
         lm: the model that draws, whole in every process.
@@ -46,7 +46,7 @@ class RolloutLoader(Loader):
 
     def _rolled_out(self, batch: GlobalBatch, step: int) -> GlobalBatch:
         objective, module = batch.stream.objective, self.module
-        if not isinstance(objective, OnPolicyObjective):
+        if not isinstance(objective, PolicyGradient):
             return batch
         if self._drawn is None or self._drawn[0] != step:
             was_training, enabled = module.training, self.precision is not torch.float32

@@ -34,7 +34,7 @@ from trivium.language_model import LanguageModel
 from trivium.messages import translated
 from trivium.objectives import LabelledObjective, Objective
 from trivium.objectives.example_split import group_of, read_examples
-from trivium.objectives.on_policy import OnPolicyObjective
+from trivium.objectives.policy import PolicyGradient
 from trivium.progress import ProgressLine, labelled, short_duration
 from trivium.spec import Spec
 from trivium.text import Tokenizer, TokenizerConfig
@@ -203,7 +203,7 @@ class Corpus:
             ),
         }
         for source in self.examples:
-            if isinstance(source.objective, OnPolicyObjective):
+            if isinstance(source.objective, PolicyGradient):
                 files = map(Path, source.objective.files)
                 contents |= {file.name: [file.read_bytes()] for file in files}
         digests = {}
