@@ -1,8 +1,8 @@
 """Text to token shards: read once, encoded in parallel, resumable, the same bytes every time.
 
-The work is done in `OUT.partial`, in pieces that do not depend on each other (`pieces.py`). The
-same call after a crash, or after a bad file was corrected, goes on with what is missing. Several
-machines can make a part of the pieces each, with `prepare_part`. The last step merges the pieces.
+The work is done in `OUT.partial`, in pieces that do not depend on each other (`pieces.py`). After a
+crash, or after a bad file was corrected, the same call continues with the missing pieces. Several
+machines can each make a part of the pieces with `prepare_part`. The last step merges the pieces.
 """
 
 from __future__ import annotations
@@ -41,11 +41,15 @@ _MERGED = "merged"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PrepareProgress:
-    """How far a preparation is.
+    """The progress of a preparation.
 
-    Documents and tokens kept so far; `read_bytes` of `total_bytes` of the sources as stored (0
-    where the total is not known); UTF-8 bytes of text per second of this call. A `note` is a
-    message to show in place of all that.
+    Args:
+        documents: the number of documents so far.
+        tokens: the number of tokens so far.
+        read_bytes: the number of bytes of the stored sources that have been read.
+        total_bytes: the number of bytes of all sources; 0 if it is not known.
+        bytes_per_second: UTF-8 bytes of text per second in this call.
+        note: a message to show in place of the numbers.
     """
 
     documents: int = 0
@@ -127,11 +131,13 @@ def prepare_part(
     options: CorpusOptions | None = None,
     progress: ProgressCallback | None = None,
 ) -> int:
-    """Encode one of several parts of the texts, for `prepare` to merge: their tokens.
+    """Encode one of several parts of the texts, for `prepare` to merge.
 
     Parts can be made at the same time, by processes or machines that see the same texts and write
-    to the same folder. When all are done, `prepare` with the same arguments merges them; it makes
-    what is missing itself. The shards do not depend on the number of parts.
+    to the same folder. When all parts are done, `prepare` with the same arguments merges them; it
+    makes missing parts itself. The shards do not depend on the number of parts.
+
+    Returns the number of tokens of the part.
 
     Args:
         paths, tokenizer, out, options, progress: As of `prepare`.
@@ -164,7 +170,7 @@ def prepare_part(
 
 
 def texts_changed(shards: Shards, paths: Paths, validation: float | Paths) -> bool:
-    """Whether finished shards were made of other contents; False where the texts are gone."""
+    """Return whether finished shards were made from other texts; False if the texts are gone."""
     try:
         plan = split_sources(paths, validation)
     except DataError:
@@ -173,18 +179,18 @@ def texts_changed(shards: Shards, paths: Paths, validation: float | Paths) -> bo
 
 
 def local_folder(out: str | Path) -> Path:
-    """Where the shards of `out` are made: there, or in the cache for object storage."""
+    """Return the folder in which shards are made: `out`, or the cache for object storage."""
     return cache_folder("prepare", str(out)) if is_remote(out) else Path(out).absolute()
 
 
 def partial_folder(out: str | Path) -> Path:
-    """The folder of unfinished work on `out`."""
+    """Return the folder of unfinished work on `out`."""
     out = local_folder(out)
     return out.with_name(out.name + ".partial")
 
 
 def unfinished_tokenizer(paths: Paths, out: str | Path, options: CorpusOptions) -> Path | None:
-    """The tokenizer of an interrupted preparation of the same texts; None where there is none."""
+    """Return the tokenizer of an interrupted preparation of the same texts, or None."""
     folder = partial_folder(out)
     inputs = _unfinished_inputs(folder)
     if inputs is None or inputs != _describe(paths, options, str(inputs.get("tokenizer"))):
@@ -193,7 +199,7 @@ def unfinished_tokenizer(paths: Paths, out: str | Path, options: CorpusOptions) 
 
 
 def _unfinished_inputs(work: Path) -> dict[str, Any] | None:
-    """The inputs of unfinished work; None where there is none."""
+    """Return the inputs of unfinished work, or None."""
     path = work / _INPUTS
     if not (path.is_file() and (work / TOKENIZER).is_file()):
         return None
@@ -204,7 +210,7 @@ def _unfinished_inputs(work: Path) -> dict[str, Any] | None:
 
 
 def _describe(paths: Paths, options: CorpusOptions, fingerprint: str) -> dict[str, Any]:
-    """All that decides the contents of shards except the sources' contents, as JSON values."""
+    """Return what decides the contents of shards, except the texts, as JSON values."""
     validation = options.validation
     if not isinstance(validation, int | float):
         validation = list(path_names(validation))
@@ -219,7 +225,7 @@ def _describe(paths: Paths, options: CorpusOptions, fingerprint: str) -> dict[st
 
 
 def _is_free(out: Path) -> bool:
-    """Whether `out` is nothing yet. Raises DataError where it is not a folder of shards."""
+    """Return whether `out` is missing or empty. Raises DataError if it has something but shards."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return True
     if not (out / MANIFEST).is_file():
@@ -228,7 +234,7 @@ def _is_free(out: Path) -> bool:
 
 
 def _check_same(out: Path, inputs: dict[str, Any], paths: Paths, options: CorpusOptions) -> None:
-    """Raise DataError where finished shards were made from other inputs; texts may be gone."""
+    """Raise DataError if finished shards were made from other inputs. The texts may be gone."""
     manifest = Manifest.load(out)
     try:
         plan = split_sources(paths, options.validation)
@@ -254,23 +260,23 @@ def _check_same(out: Path, inputs: dict[str, Any], paths: Paths, options: Corpus
 
 
 def _other_texts(manifest: Manifest, plan: SplitSources) -> bool:
-    """Whether shards were made of other contents."""
+    """Return whether shards were made from other texts."""
     return list(map(_contents, manifest.sources)) != list(map(_contents, plan.sources))
 
 
 def _contents(source: Source) -> tuple[str, str | None, int, int]:
-    """What is compared of a source. A file may have moved; a data set of the hub has its name."""
+    """Return what is compared of a source. The name of a file is not, since it may have moved."""
     return "" if source.modified else source.name, source.split, source.size, source.modified
 
 
 def _can_be_read_again(plan: SplitSources) -> bool:
-    """False with standard input or a pipe."""
+    """Return whether all sources can be read again, unlike standard input or a pipe."""
     return all(source.kind == "hub" or source.modified for source in plan.sources)
 
 
 @contextlib.contextmanager
 def _locked(work: Path, *, shared: bool = False) -> Iterator[None]:
-    """Make the work folder and keep others out of it; processes that make parts share it."""
+    """Create the work folder and lock it. Processes that make parts share the lock."""
     if work.is_dir() and any(work.iterdir()) and not (work / _LOCK).is_file():
         raise DataError(f"{work} holds other files; unfinished work would be kept there. Move it.")
     with contextlib.ExitStack() as stack:
@@ -316,7 +322,7 @@ class _Preparation:
     def resume(self) -> None:
         """Load the finished pieces that are still valid, and remove everything else.
 
-        Raises DataError where these are parts that others have made.
+        Raises DataError if pieces that would be removed were made by `prepare_part`.
         """
         if _unfinished_inputs(self.work) == self.inputs and _can_be_read_again(self.plan):
             for group in group_sources(self.plan):
@@ -332,7 +338,7 @@ class _Preparation:
         self._write_inputs()
 
     def join(self, groups: Sequence[SourceGroup]) -> None:
-        """Begin the work folder, or join others in it; load the finished pieces of some groups."""
+        """Start the work folder, or join others in it, and load the finished pieces of groups."""
         known = _unfinished_inputs(self.work)
         (self.work / _PARTS).touch()
         if known is None:
@@ -346,7 +352,7 @@ class _Preparation:
             self.pieces.load(group)
 
     def encode(self, groups: Sequence[SourceGroup]) -> None:
-        """Read and encode what is left of some groups; notes say what is skipped and kept."""
+        """Read and encode what is left of groups; notes say what is skipped and kept."""
         if skipped := self.plan.skipped:
             more = ", ..." if len(skipped) > 3 else ""
             self._note(f"{len(skipped)} files skipped: {', '.join(skipped[:3])}{more}")
@@ -390,7 +396,7 @@ class _Preparation:
             read_bytes += group.size
 
     def merge(self) -> None:
-        """Merge the pieces. Raises DataError where a split that is wanted has no document."""
+        """Merge the pieces. Raises DataError if a split that is wanted has no document."""
         tokenizer = self.tokenizer
         with replace_folder(self.work / _MERGED) as merged:
             splits = self.pieces.merge(

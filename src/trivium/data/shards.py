@@ -1,9 +1,9 @@
-"""Token shards: documents as token ids in a folder, read back through memory maps.
+"""Token shards: documents as token ids in a folder, which are read through memory maps.
 
-A folder holds `manifest.json`, `tokenizer.json` and numbered files of every split:
-`{split}-{n:05}.bin` with token ids (uint16 where the vocabulary fits, else uint32, little-endian)
-and `{split}-{n:05}.idx.npy` with the int64 document offsets [documents + 1], from 0 to the number
-of tokens. A document never crosses shards. `{split}.counts.npy` (int64 [V]) counts every token.
+A folder contains `manifest.json`, `tokenizer.json` and numbered files of every split:
+`{split}-{n:05}.bin` with token ids (uint16 if the vocabulary fits, else uint32, little-endian) and
+`{split}-{n:05}.idx.npy` with the int64 document offsets [documents + 1], from 0 to the number of
+tokens. A document is never in two shards. `{split}.counts.npy` (int64 [V]) counts every token.
 """
 
 from __future__ import annotations
@@ -41,34 +41,34 @@ _AGAIN = "Restore it, or prepare the texts again with `trivium prepare --overwri
 
 
 def shard_path(folder: Path, split: str, number: int) -> Path:
-    """The token ids of shard `number` of a split."""
+    """Return the path of the token ids of shard `number` of a split."""
     return folder / f"{split}-{number:05}.bin"
 
 
 def index_path(folder: Path, split: str, number: int) -> Path:
-    """The document offsets of shard `number` of a split."""
+    """Return the path of the document offsets of shard `number` of a split."""
     return folder / f"{split}-{number:05}.idx.npy"
 
 
 def counts_path(folder: Path, split: str) -> Path:
-    """The token counts of a split."""
+    """Return the path of the token counts of a split."""
     return folder / f"{split}.counts.npy"
 
 
 def holds_shards(folder: str | Path) -> bool:
-    """Whether a folder, also in object storage, holds token shards."""
+    """Return whether a folder, also in object storage, contains token shards."""
     if is_remote(folder):
         return remote_is_file(f"{str(folder).rstrip('/')}/{MANIFEST}")
     return (Path(folder) / MANIFEST).is_file()
 
 
 def are_shards(paths: Sequence[Any]) -> bool:
-    """Whether paths are one folder of token shards, which takes the place of text."""
+    """Return whether paths are a single folder of token shards, which is read in place of text."""
     return len(paths) == 1 and isinstance(paths[0], str) and holds_shards(paths[0])
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """The type of stored token ids: uint16 where the vocabulary fits, else uint32."""
+    """Return the type of stored token ids: uint16 if the vocabulary fits, else uint32."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
@@ -118,7 +118,7 @@ class Manifest:
 
     @property
     def options_of_text(self) -> dict[str, Any]:
-        """The options; older shards, which do not have them all, read names as special tokens."""
+        """The options. In older shards, which lack some, names of special tokens are special."""
         return {"special_tokens": "special", "control_tokens": [], **self.options}
 
     def save(self, folder: Path) -> None:
@@ -127,7 +127,7 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
-        """Read `manifest.json`. Raises DataError where it is missing, damaged or of old format."""
+        """Read `manifest.json`. Raises DataError if it is missing, damaged or of an old format."""
         path = folder / MANIFEST
         if not path.is_file():
             raise DataError(
@@ -190,13 +190,13 @@ class ShardSplit:
         self._document_start = np.cumsum([0, *(file.documents for file in info.files)])
 
     def counts(self) -> Ints:
-        """How often every token of the vocabulary occurs, int64 [V]."""
+        """Return how often every token of the vocabulary occurs, int64 [V]."""
         return np.array(self._counts)
 
     def tokens_at(self, positions: Ints) -> Ints:
-        """The token ids at positions of any shape, each in 0..num_tokens-1, as int64.
+        """Return the token ids at positions of any shape, each in 0..num_tokens-1, as int64.
 
-        Raises DataError for one that is not in the vocabulary: a shard is damaged.
+        Raises DataError if an id is not in the vocabulary, because a shard is damaged.
         """
         ids = np.empty(positions.shape, dtype=np.int64)
         for shard, where in _by_shard(self._token_start, positions):
@@ -209,7 +209,7 @@ class ShardSplit:
         return ids
 
     def documents_at(self, positions: Ints) -> Ints:
-        """The number of the document at each position, counted from 0, int64."""
+        """Return the number of the document at each position, counted from 0, int64."""
         documents = np.empty(positions.shape, dtype=np.int64)
         for shard, where in _by_shard(self._token_start, positions):
             local = positions[where] - self._token_start[shard]
@@ -218,7 +218,7 @@ class ShardSplit:
         return documents
 
     def document_bounds(self, documents: Ints) -> tuple[Ints, Ints]:
-        """First position of each document and the position after its last, both int64."""
+        """Return the first position of each document and the position after its last, int64."""
         starts = np.empty(documents.shape, dtype=np.int64)
         stops = np.empty(documents.shape, dtype=np.int64)
         for shard, where in _by_shard(self._document_start, documents):
@@ -228,13 +228,13 @@ class ShardSplit:
         return starts, stops
 
     def document(self, number: int) -> Ints:
-        """The token ids of one document, with its prefix and suffix."""
+        """Return the token ids of one document, with its prefix and suffix."""
         starts, stops = self.document_bounds(np.array([number]))
         return self.tokens_at(np.arange(starts[0], stops[0]))
 
 
 def _by_shard(starts: Ints, numbers: Ints) -> Iterator[tuple[int, Bools | EllipsisType]]:
-    """Pairs (shard, index of those of `numbers` that are in this shard)."""
+    """Yield every shard that `numbers` are in, with the index of these numbers."""
     if len(starts) == 2:
         yield 0, ...
         return
@@ -255,8 +255,8 @@ class Shards:
     def open(cls, folder: str | Path) -> Shards:
         """Open a prepared folder. One in object storage is copied to the cache first, once.
 
-        Raises DataError where it is missing, of another format version, or differs from its
-        manifest: files missing or of another size, another tokenizer.
+        Raises DataError if the folder is missing, has another format version, or differs from its
+        manifest: a file is missing or has another size, or there is another tokenizer.
         """
         folder = _local_copy(str(folder)) if is_remote(folder) else Path(folder)
         manifest, tokenizer = Manifest.load(folder), folder / TOKENIZER
@@ -265,9 +265,9 @@ class Shards:
         return cls(folder, manifest)
 
     def verify(self, part: int = 0, num_parts: int = 1) -> None:
-        """Compare the SHA-256 of every shard, or of every `num_parts`-th from `part` on.
+        """Compare the SHA-256 of every file, or of every `num_parts`-th file from `part` on.
 
-        Raises DataError at the first that has changed.
+        Raises DataError for the first file that has changed.
         """
         files: list[tuple[Path, str]] = []
         for split, info in self.manifest.splits.items():
@@ -289,7 +289,7 @@ class Shards:
         return tuple(self._splits)
 
     def split(self, name: str) -> ShardSplit:
-        """One split by name ("train", "validation"). Raises DataError where there is none."""
+        """Return a split by name ("train", "validation"). Raises DataError if there is none."""
         if name not in self._splits:
             raise DataError(
                 f'{self.folder} has no split "{name}"; it has {", ".join(self._splits)}.'
@@ -299,7 +299,7 @@ class Shards:
 
 
 def _local_copy(url: str) -> Path:
-    """The copy of shards in object storage, whose manifest identifies their contents."""
+    """Return a local copy of shards in object storage, for which their manifest is the key."""
     with open_bytes(f"{url.rstrip('/')}/{MANIFEST}") as file:
         folder = cache_folder(url, file.read().decode())
     if not folder.is_dir():
@@ -309,11 +309,11 @@ def _local_copy(url: str) -> Path:
 
 
 def unigram_loss(sources: Sequence[Shards], weights: Sequence[float] = (1.0,)) -> float:
-    """The loss of the unigram baseline over sources mixed by `weights`, nats per token.
+    """Return the loss of the unigram baseline over sources mixed by `weights`, nats per token.
 
-    Mean of -log p(token) over the validation tokens (the training tokens of a source without
-    validation), p(token) = (train count + 1) / (train tokens + V), special tokens left out
-    throughout. A model that has learned more than token frequencies is below it.
+    It is the mean of -log p(token) over the validation tokens (over the training tokens of a source
+    without validation), where p(token) = (train count + 1) / (train tokens + V). Special tokens are
+    left out. A model that has learned more than the frequencies of tokens has a lower loss.
     """
     manifest = sources[0].manifest
     regular = np.ones(manifest.vocab_size, dtype=bool)
@@ -335,7 +335,7 @@ def unigram_loss(sources: Sequence[Shards], weights: Sequence[float] = (1.0,)) -
 
 
 def _opened(path: Path, dtype: np.dtype, length: int) -> NDArray:
-    """The numbers in a file, mapped into memory. Raises DataError where they are not `length`."""
+    """Map the numbers in a file into memory. Raises DataError if there are not `length` numbers."""
     try:
         refuse_lfs_pointer(path)
         is_array = path.suffix == ".npy"
