@@ -56,6 +56,18 @@ def test_prompts_have_solved_examples_of_other_questions(tmp_path):
         prompts(tmp_path, *rows, shots=7)
 
 
+def test_labels_are_the_classes_of_fine_tuning(tmp_path):
+    values = [1, 1.0, "1", True, "TRUE", "caf\u00e9", "cafe\u0301"]
+    rows = [{"text": str(number), "label": value} for number, value in enumerate(values)]
+    questions, _ = prompts(tmp_path, *rows)
+    assert [one.answer for one in questions] == ["1"] * 3 + ["true"] * 2 + ["caf\u00e9"] * 2
+    assert {one.options for one in questions} == {("1", "caf\u00e9", "true")}
+    for column in ("label", "answer"):
+        for value in (None, float("nan")):
+            with pytest.raises(DataError, match=r"line 2 is (null|NaN)\. Fill it in"):
+                prompts(tmp_path, rows[0], {"text": "a", column: value})
+
+
 def test_questions_without_a_template_have_a_line_per_column(tmp_path):
     (one,), _ = prompts(tmp_path, {"question": "why?", "answer": "so"})
     assert (one.before, one.answer, one.options) == ("Question: why?\nAnswer: ", "so", ())
