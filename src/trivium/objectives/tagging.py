@@ -109,9 +109,11 @@ class Tagging(ReadsStates):
         None,
         description="column of the tag in a file of columns: its number from 0 (negative: from the "
         "end) or a name of CoNLL-U; default: upos of CoNLL-U, 2 where words are numbered, "
-        "else the last",
+        "else the one that a header names, or the last",
     )
-    word_column: int | None = Field(None, description="column of the word; default: the first")
+    word_column: int | None = Field(
+        None, description="column of the word; default: the one that a header names, or the first"
+    )
     words_field: str | None = column_key("list of words in a record", _WORDS_AND_TAGS)
     tags_field: str | None = column_key("list of tags in a record", _WORDS_AND_TAGS, "tags")
     text_field: str | None = column_key("text of a record with spans", _TEXT_AND_SPANS)
