@@ -184,16 +184,17 @@ def split_blocks(blocks: Iterable[str], separator: str) -> Iterator[tuple[str, b
     The separator "blank" stands for every blank line.
     """
     is_blank = separator == "blank"
-    pattern = re.compile(r"(?m)^[^\S\n]*\n" if is_blank else re.escape(separator))
-    carry = ""
+    pattern = re.compile(r"\n\s*\n" if is_blank else re.escape(separator))
+    carry = "\n" if is_blank else ""  # the first line may be blank
     for block in blocks:
         *ended, rest = pattern.split(carry + block)
         for text in ended:
             yield text, True
-        # The last characters may begin a separator that the next block completes. Before a blank
-        # line the last visible character stays with them, to tell the middle of a line.
-        cut = max(len(rest.rstrip()) - 1 if is_blank else len(rest) - len(separator) + 1, 0)
+        # The last characters may begin a separator that the next block completes.
+        cut = max(len(rest.rstrip()) if is_blank else len(rest) - len(separator) + 1, 0)
         carry = rest[cut:]
+        if is_blank and ended and not cut:
+            carry = "\n" + carry  # the next line, too, may be blank
         yield rest[:cut], False
     yield carry, True
 
