@@ -5,7 +5,7 @@ Shape letters: B batch, T positions, M selected positions, V vocabulary.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,11 +26,6 @@ class LogitsSpec(spec.Spec):
     d_model: Any = 0  # it shows no hidden states
     end: int | None = None
     heads: Any = (spec.LMHead(tied=False),)
-
-    @property
-    def family(self) -> Literal["decoder-only"]:
-        """It reads from left to right."""
-        return "decoder-only"
 
     @property
     def max_length(self) -> int | None:

@@ -54,6 +54,16 @@ class Span:
             return None
         return torch.arange(self.length, device=device) < self.new[:, None]
 
+    def last(self, x: Tensor, count: int) -> Tensor:
+        """Return the last `count` real ones of earlier and new vectors.
+
+        Shape: [B, count + T, ...], the new ones last -> [B, count, ...].
+        """
+        if self.new is None:
+            return x[:, x.shape[1] - count :]
+        at = self.new[:, None] + torch.arange(count, device=x.device)
+        return x.take_along_dim(at[..., None], 1)
+
     def slots(self, batch: int, device: torch.device) -> Tensor:
         """The slots as int64 [B]."""
         if isinstance(self.rows, Tensor):

@@ -11,7 +11,7 @@ import numpy as np
 from trivium.messages import translated
 from trivium.report.run_files import RunFiles
 
-# What a run adds to an example in predictions.jsonl: all else is the example itself.
+# The keys that a run adds to an example in predictions.jsonl; the others are the example itself.
 _ANSWERS = {"predicted", "score", "rank", "response", "reward", "mix", "id"}
 _RIGHT = ("label", "tags", "answers", "target")
 
@@ -36,12 +36,15 @@ def common_examples(runs: Sequence[RunFiles]) -> list[str]:
 
 
 def _content(row: Mapping[str, Any]) -> str:
-    """What identifies an example: its text and what is right, wherever it was read."""
+    """Return the text and the right answer of an example as JSON, which identify the example."""
     return json.dumps({k: v for k, v in row.items() if k not in _ANSWERS}, sort_keys=True)
 
 
 def _metric(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The name and the value of the metric that predictions alone give; "" for other tasks."""
+    """Return the name and the value of the metric that follows from predictions alone.
+
+    The result is empty for tasks whose metric needs more than the predictions.
+    """
     key = next((key for key in _RIGHT if key in rows[0]), None)
     if key is None or any("predicted" not in row or key not in row for row in rows):
         return ""

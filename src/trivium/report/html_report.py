@@ -42,11 +42,10 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
         translated("report.training_curve"): run.series("train_loss"),
         translated("report.validation_curve"): run.series("valid_loss"),
     }
-    terms = [name for name in run.loss_terms if not name.endswith("_accuracy")]
-    losses |= {
-        translated("report.validation_curve_of", name=name): run.series(f"valid_{name}")
-        for name in terms
-    }
+    for name in run.loss_terms:
+        if not name.endswith("_accuracy"):
+            curve = translated("report.validation_curve_of", name=name)
+            losses[curve] = run.series(f"valid_{name}")
     speed = translated("report.tokens_per_second")
     return _write_page(
         Path(out or run.folder / "report.html"),
@@ -227,13 +226,11 @@ def confusion_matrix(evaluation: dict[str, Any]) -> dict[str, Any] | None:
 
 def _tokenizers(run: RunFiles) -> dict[str, dict[str, Any]]:
     """Heading -> statistics of each tokenizer."""
-    if run.source_tokenizer is None:
-        tokenizers = {translated("report.tokenizer"): run.tokenizer}
-    else:
-        tokenizers = {
-            translated("report.source_tokenizer"): run.source_tokenizer,
-            translated("report.target_tokenizer"): run.tokenizer,
-        }
+    own, tokenizers = translated("report.tokenizer"), dict[str, Tokenizer | None]()
+    if run.source_tokenizer is not None:
+        own = translated("report.target_tokenizer")
+        tokenizers[translated("report.source_tokenizer")] = run.source_tokenizer
+    tokenizers[own] = run.tokenizer
     return {title: token_statistics(one) for title, one in tokenizers.items() if one is not None}
 
 
@@ -268,11 +265,9 @@ def token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
 def _clipped(tokens: list[str]) -> list[str]:
     """T5 has a hundred sentinels."""
     more = len(tokens) - _NUM_EXAMPLE_TOKENS
-    return (
-        [*tokens[:_NUM_EXAMPLE_TOKENS], translated("report.more_tokens", count=more)]
-        if more > 0
-        else tokens
-    )
+    if more <= 0:
+        return tokens
+    return [*tokens[:_NUM_EXAMPLE_TOKENS], translated("report.more_tokens", count=more)]
 
 
 def short(value: float) -> str:

@@ -70,8 +70,11 @@ class Spec(Choice, Part):
 
     @property
     def family(self) -> Family:
-        """An encoder alone is bidirectional, a decoder alone causal; both translate."""
-        raise NotImplementedError
+        """The family: an encoder alone is bidirectional, a decoder alone is causal, both translate.
+
+        A model that is not made of stacks reads from left to right unless its spec says otherwise.
+        """
+        return "decoder-only"
 
     @property
     def head_input(self) -> HeadInput:

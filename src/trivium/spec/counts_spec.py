@@ -48,11 +48,6 @@ class NGramCountsSpec(Spec):
                 "an n-gram model of counts has no vectors: leave d_model and heads out of its spec."
             )
 
-    @property
-    def family(self) -> Literal["decoder-only"]:
-        """It reads from left to right."""
-        return "decoder-only"
-
     def with_dropout(self, dropout: float) -> Self:
         """The same: there is nothing to drop."""
         return self

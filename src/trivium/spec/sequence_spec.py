@@ -165,11 +165,6 @@ class NGramSpec(Spec):
                 raise SpecError(f"an n-gram model has no {head.kind} head: it has an lm head only.")
 
     @property
-    def family(self) -> Literal["decoder-only"]:
-        """It reads from left to right."""
-        return "decoder-only"
-
-    @property
     def d_context(self) -> int:
         """Width of the vectors of a whole context, (n-1) m."""
         return (self.order - 1) * self.d_model

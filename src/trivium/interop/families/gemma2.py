@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -51,24 +50,6 @@ def _write(spec: ModelSpec, config: dict[str, Any]) -> None:
             config["final_logit_softcapping"] = head.soft_cap
 
 
-def _config() -> Mapping[str, str | Option]:
-    """LLaMA's table with the defaults of this family, and another name of the activation."""
-    rows = {name: row for name, row in CONFIG.items() if name != "hidden_act"}
-    return {
-        **rows,
-        "vocab_size": Option("vocab_size", 256_000),
-        "hidden_size": Option("d_model", 2304),
-        "num_hidden_layers": Option("decoder.num_layers", 26),
-        "num_attention_heads": Option("decoder.mixer.num_heads", 8),
-        "num_key_value_heads": num_kv_heads(missing=4, num_heads=8),
-        "head_dim": Option("decoder.mixer.head_dim", 256),
-        "intermediate_size": Option("decoder.feed_forward.d_ff", 9216),
-        "hidden_activation": activation("gelu_pytorch_tanh", "decoder.feed_forward"),
-        "attention_bias": Option("decoder.mixer.bias", False),
-        "tie_word_embeddings": Option("heads.lm.tied", True),
-    }
-
-
 _LAYER = {
     "input_layernorm": "mixer_residual.before",
     "post_attention_layernorm": "mixer_residual.branch",
@@ -82,7 +63,20 @@ GEMMA2 = replace(
     architectures=classes(
         "Gemma2", "ForCausalLM Model ForSequenceClassification ForTokenClassification"
     ),
-    config=_config(),
+    # The activation has another name in this family.
+    config={
+        **{name: row for name, row in CONFIG.items() if name != "hidden_act"},
+        "vocab_size": Option("vocab_size", 256_000),
+        "hidden_size": Option("d_model", 2304),
+        "num_hidden_layers": Option("decoder.num_layers", 26),
+        "num_attention_heads": Option("decoder.mixer.num_heads", 8),
+        "num_key_value_heads": num_kv_heads(missing=4, num_heads=8),
+        "head_dim": Option("decoder.mixer.head_dim", 256),
+        "intermediate_size": Option("decoder.feed_forward.d_ff", 9216),
+        "hidden_activation": activation("gelu_pytorch_tanh", "decoder.feed_forward"),
+        "attention_bias": Option("decoder.mixer.bias", False),
+        "tie_word_embeddings": Option("heads.lm.tied", True),
+    },
     fixed={
         **FIXED,
         "decoder.norm.offset": 1,

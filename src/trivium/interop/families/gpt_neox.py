@@ -18,7 +18,7 @@ from trivium.interop.family import (
     in_layers,
 )
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import PRE_NORM, ModelSpec, ParallelLayers, Rotary
+from trivium.spec import PRE_NORM, ModelSpec, ParallelLayers, Rotary, SequentialLayers
 
 
 def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
@@ -37,15 +37,6 @@ def _write_rotary(spec: ModelSpec, config: dict[str, Any]) -> None:
         config |= {"rotary_pct": rotary.share, "rotary_emb_base": config.pop("rope_theta")}
 
 
-def _read_block(config: ConfigReader, tree: SpecTree) -> None:
-    if config.require("use_parallel_residual", True):
-        tree.set("decoder.block", ParallelLayers(norms="separate"))
-
-
-def _write_block(spec: ModelSpec, config: dict[str, Any]) -> None:
-    config["use_parallel_residual"] = spec.stacks[0].block == ParallelLayers(norms="separate")
-
-
 _LAYER: Weights = {
     "input_layernorm": "mixer_residual.{norm}",
     "attention.query_key_value": QKV,
@@ -54,6 +45,8 @@ _LAYER: Weights = {
     "mlp.dense_h_to_4h": "feed_forward.up",
     "mlp.dense_4h_to_h": "feed_forward.down",
 }
+
+_BLOCKS = {True: ParallelLayers(norms="separate"), False: SequentialLayers()}
 
 GPT_NEOX = Family(
     "gpt_neox",
@@ -70,6 +63,7 @@ GPT_NEOX = Family(
         "intermediate_size": Option("decoder.feed_forward.d_ff", 24_576),
         "hidden_act": activation("gelu", "decoder.feed_forward"),
         "attention_bias": Option("decoder.mixer.bias", True),
+        "use_parallel_residual": Option("decoder.block", True, _BLOCKS),
         "layer_norm_eps": Option("decoder.norm.eps", 1e-5),
         "hidden_dropout": Option("decoder.dropout", 0.0),
         "attention_dropout": Option("decoder.dropout", write_only=True),
@@ -98,5 +92,5 @@ GPT_NEOX = Family(
         "lm_head.weight": "gpt_neox.embed_in.weight",
     },
     buffers=(r".*\.attention\.(masked_)?bias", r".*\.rotary_emb\.inv_freq"),
-    hooks=(Hook(_read_rotary, _write_rotary), Hook(_read_block, _write_block)),
+    hooks=(Hook(_read_rotary, _write_rotary),),
 )

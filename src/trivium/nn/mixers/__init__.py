@@ -1,12 +1,12 @@
 """The module of every kind of mixer, described in `spec/mixers`.
 
-Shape letters: B batch, T positions, D width.
+Shape letters: B batch, T positions, D width, N heads, H head_dim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +80,25 @@ class MixerModule(PartModule):
         Without what `prepare` gives a mixer prepares for itself.
         """
         raise NotImplementedError
+
+
+class ProjectingMixer(MixerModule):
+    """A mixer whose heads read projections with biases: queries, keys and values."""
+
+    parallel: ClassVar[Mapping[str, str]] = PROJECTIONS
+
+    def __init__(self, part: Any, width: int, dropout: float = 0.0, num_layers: int = 1) -> None:
+        super().__init__(part, width)
+        heads = part.num_heads * part.head_dim
+        self.query = nn.Linear(width, heads)
+        self.key = nn.Linear(width, heads)
+        self.value = nn.Linear(width, heads)
+        self.output = nn.Linear(heads, width)
+
+    def split_heads(self, *projections: Tensor) -> list[Tensor]:
+        """Split projections by heads: [B, T, N * H] each -> [B, N, T, H] each."""
+        heads = self.part.num_heads
+        return [each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in projections]
 
 
 class LeftToRightMixer(MixerModule):

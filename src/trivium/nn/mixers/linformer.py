@@ -5,8 +5,7 @@ Shape letters: B batch, T positions, R rank, D width, N heads, H head_dim.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from torch.nn import functional as F
 
 from trivium.errors import SpecError
 from trivium.nn.context import Context
-from trivium.nn.mixers import PROJECTIONS, MixerModule
+from trivium.nn.mixers import ProjectingMixer
 from trivium.nn.part_module import PartModule
 from trivium.spec.mixers.linformer import Linformer
 
@@ -34,7 +33,7 @@ class Projection(PartModule):
         self.weight.normal_(0.0, len(self.weight) ** -0.5, generator=generator)
 
 
-class LinformerMixer(MixerModule, of=Linformer):
+class LinformerMixer(ProjectingMixer, of=Linformer):
     """head_n = softmax(Q_n (E K_n)^T / sqrt(H)) (F V_n).
 
     A row of T < max_length tokens reads the first T columns of E and F. Padding is 0 in keys and
@@ -43,17 +42,11 @@ class LinformerMixer(MixerModule, of=Linformer):
     Source: Wang et al. 2020, equation 7. Here the matrices have no heads of their own.
     """
 
-    parallel: ClassVar[Mapping[str, str]] = PROJECTIONS
-
     def __init__(
         self, part: Linformer, width: int, dropout: float = 0.0, num_layers: int = 1
     ) -> None:
         super().__init__(part, width)
-        self.dropout, heads = dropout, part.num_heads * part.head_dim
-        self.query = nn.Linear(width, heads)
-        self.key = nn.Linear(width, heads)
-        self.value = nn.Linear(width, heads)
-        self.output = nn.Linear(heads, width)
+        self.dropout = dropout
         if part.shared != "layerwise":
             self.project_key = Projection(part)
         if part.shared == "headwise":
@@ -93,10 +86,7 @@ class LinformerMixer(MixerModule, of=Linformer):
             key, value = key.where(real, 0.0), value.where(real, 0.0)
         key = of_keys[:, :length].to(key.dtype) @ key  # [B, R, N * H]
         value = of_values[:, :length].to(value.dtype) @ value
-        query, key, value = (
-            each.unflatten(-1, (self.part.num_heads, -1)).transpose(1, 2)
-            for each in (self.query(x), key, value)
-        )
+        query, key, value = self.split_heads(self.query(x), key, value)
         dropout = self.dropout if self.training else 0.0
         weights = torch.softmax(query @ key.mT * self.part.head_dim**-0.5, -1)
         mixed = F.dropout(weights, dropout) @ value

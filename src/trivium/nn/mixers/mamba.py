@@ -94,7 +94,7 @@ class MambaMixer(LeftToRightMixer, of=Mamba):
         of_tokens = self.step(low), u, into, out, self.gate(x), real.expand(*x.shape[:2])
         y, h = self._select(of_tokens, context.begins, h)
         if state is not None and span is not None:
-            state.write(span, _last(inputs, part.d_conv - 1, span.new), h)
+            state.write(span, span.last(inputs, part.d_conv - 1), h)
         return self.output(y)
 
     def _convolved(self, inputs: Tensor, documents: Tensor | None) -> Tensor:
@@ -170,11 +170,3 @@ def scan(decay: Tensor, new: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
         h = torch.addcmul(x, each, h)
         states.append(h)
     return torch.stack(states, 1), h
-
-
-def _last(inputs: Tensor, count: int, new: Tensor | None) -> Tensor:
-    """The last `count` of K - 1 + T inputs, of which so many of T are real: [B, count, E]."""
-    if new is None:
-        return inputs[:, inputs.shape[1] - count :]
-    at = new[:, None] + torch.arange(count, device=new.device)
-    return inputs.gather(1, at[..., None].expand(-1, -1, inputs.shape[2]))

@@ -6,8 +6,7 @@ V = H + 1: a value and a 1, whose weighted sum is that of the weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +14,12 @@ from torch.nn import functional as F
 
 from trivium.nn.context import Context
 from trivium.nn.mask import lowest
-from trivium.nn.mixers import PROJECTIONS, MixerModule
+from trivium.nn.mixers import ProjectingMixer
 from trivium.nn.state import State
 from trivium.spec.mixers.performer import CHUNK, Performer
 
 
-class PerformerMixer(MixerModule, of=Performer):
+class PerformerMixer(ProjectingMixer, of=Performer):
     """head = phi(Q) (phi(K)^T V) / phi(Q) (phi(K)^T 1), where a token sees all others; causal:
 
         S_t = S_t-1 + phi(k_t) [v_t, 1]^T      y_t = phi(q_t)^T S_t, divided by its last number
@@ -36,18 +35,12 @@ class PerformerMixer(MixerModule, of=Performer):
     Source: Choromanski et al. 2020, equations 4 to 7 and appendix B.1.
     """
 
-    parallel: ClassVar[Mapping[str, str]] = PROJECTIONS
     features: Tensor
 
     def __init__(
         self, part: Performer, width: int, dropout: float = 0.0, num_layers: int = 1
     ) -> None:
         super().__init__(part, width)
-        heads = part.num_heads * part.head_dim
-        self.query = nn.Linear(width, heads)
-        self.key = nn.Linear(width, heads)
-        self.value = nn.Linear(width, heads)
-        self.output = nn.Linear(heads, width)
         self.register_buffer("features", torch.empty(part.num_features, part.head_dim))
 
     def reset_parameters(self, generator: torch.Generator) -> None:
@@ -81,10 +74,7 @@ class PerformerMixer(MixerModule, of=Performer):
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]; the sums of earlier tokens are extended in place."""
         real = self.prepare(context) if prepared is None else prepared
-        query, key, value = (
-            each.unflatten(-1, (self.part.num_heads, -1)).transpose(1, 2)
-            for each in (self.query(x), self.key(x), self.value(x))
-        )
+        query, key, value = self.split_heads(self.query(x), self.key(x), self.value(x))
         held = None
         if context.span is not None and state is not None:
             sums, shift = state.read(context.span)

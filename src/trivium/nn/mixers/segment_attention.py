@@ -40,11 +40,7 @@ class Memory(State):
         """What is remembered, then x: [B, T, D] -> [B, M + T, D]. Remembers the last of both."""
         (memory,) = self.read(span)
         both = torch.cat((memory.to(x.dtype), x), 1)
-        if span.new is None:
-            self.write(span, both[:, x.shape[1] :])
-        else:
-            last = span.new[:, None] + torch.arange(memory.shape[1], device=x.device)
-            self.write(span, both.take_along_dim(last[..., None], 1))
+        self.write(span, span.last(both, memory.shape[1]))
         return both
 
 
