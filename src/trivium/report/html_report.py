@@ -263,7 +263,7 @@ def token_statistics(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _clipped(tokens: list[str]) -> list[str]:
-    """T5 has a hundred sentinels."""
+    """Shorten a list of tokens: T5, for example, has a hundred sentinels."""
     more = len(tokens) - _NUM_EXAMPLE_TOKENS
     if more <= 0:
         return tokens

@@ -124,7 +124,7 @@ class RunFiles:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The median of what was measured."""
+        """The median of the measured training speeds; None without any."""
         speeds = [speed for _, speed in self.series("tokens_per_second")]
         return statistics.median(speeds) if speeds else None
 
@@ -151,7 +151,7 @@ class RunFiles:
         return self.objective in ("causal", "bidirectional-lm")
 
     def bits_per_byte(self, loss: float) -> float | None:
-        """Of nats per token, None where they are not those of the whole text."""
+        """Convert nats per token; None where the loss is not that of the whole text."""
         per_token = self.fact("bytes_per_token")
         if not per_token or not self.predicts_next_token:
             return None
@@ -189,12 +189,12 @@ class RunFiles:
 
     @property
     def unit(self) -> str:
-        """Of losses: per token in pretraining."""
+        """The unit of losses in words: nats, in pretraining nats per token."""
         return translated("unit.nats" if self.metric else "unit.nats_per_token")
 
     @property
     def higher_is_better(self) -> bool:
-        """Of the main metric."""
+        """Whether a larger value of the main metric is better."""
         logged = self.facts.get("higher_is_better", self.metric != "loss")
         return bool(self.evaluation.get("higher_is_better", logged))
 

@@ -52,7 +52,7 @@ class Summary:
 
     @property
     def perplexity(self) -> float:
-        """Of a loss in nats per token."""
+        """The perplexity of `loss`, read as nats per token."""
         return math.exp(min(self.loss or 0.0, 700.0))
 
 
@@ -108,7 +108,7 @@ def text_summary(run: RunFiles) -> str:
 
 
 def _warnings(run: RunFiles) -> Iterator[str]:
-    """What training warned of, and the steps that it skipped."""
+    """Yield a sentence for each warning of training, and one for skipped steps."""
     for record in run.metrics:
         if "warning" in record:
             step, warning = record.get("step"), translated_english(str(record["warning"]))
