@@ -253,12 +253,14 @@ def test_sigterm_at_every_line_of_saving_waits_for_the_checkpoint(text, tmp_path
 
     whole = start(tmp_path / "whole")
 
-    def save(*arguments, **options):
+    saved = checkpoint.Checkpoints.save
+
+    def save(*arguments):
         with before_each_line(lambda: signal.raise_signal(signal.SIGTERM)):
-            save_checkpoint(*arguments, **options)
+            saved(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save_checkpoint", save)
+        patch.setattr(checkpoint.Checkpoints, "save", save)
         with pytest.raises(Interrupted, match=r"step \d is saved"):
             start(tmp_path / "run")
     run = pretrain("", out=tmp_path / "run", resume=True, console=quiet())

@@ -1,13 +1,14 @@
 """Checkpoints: complete or absent, verified by checksum; nothing is unpickled.
 
 A checkpoint is a folder `step-{n:08}` with the files of a model folder, `optimizer.safetensors`,
-`state.json`, what a model carries from row to row (`carried.safetensors`) and `checksums.json`
-(SHA-256 of every other file). It gets its name only when all of it is on the disk.
+`state.json`, the state that a model carries from row to row (`carried.safetensors`) and
+`checksums.json` (SHA-256 of every other file). The folder gets its name only when all of its files
+are on the disk.
 
-Those of several processes are made by `torch.distributed.checkpoint` on safetensors: every process
-writes its part of the tensors in the background while training goes on; the first one then joins
-the parts into the files that a single process writes. So a checkpoint does not depend on the number
-of processes or the layout, and is read by others: each takes what it holds.
+Several processes write a checkpoint by `torch.distributed.checkpoint` on safetensors: every process
+writes its part of the tensors in the background while training continues. The first process then
+joins the parts into the files that a single process writes. A checkpoint therefore does not depend
+on the number of processes or the layout, and can be resumed with others.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from trivium.model_folder import (
     write_checksums,
 )
 from trivium.train.carried_state import CarriedState
-from trivium.train.distributed import Parallel
+from trivium.train.distributed import ALONE, Parallel
 from trivium.train.optimizers import Optimizers, load_state_tensors, state_tensors
 from trivium.train.trainer import TrainState
 
@@ -66,57 +67,27 @@ def save_checkpoint(
     optimizers: Optimizers,
     state: TrainState,
     *,
-    carried: Mapping[str, Tensor] | None = None,
+    carried: CarriedState | None = None,
     files: Sequence[Path] = (),
     keep: int = 3,
 ) -> Path:
     """Write `folder/step-{n:08}` whole or not at all, then delete all but the last `keep` good.
 
-    `carried` are the tensors of a `CarriedState`. Of `files`, those that exist are copied into it:
-    spec, tokenizer and settings of the run.
+    `carried` is the state that the model carries from row to row, if the objective carries state.
+    Those of `files` that exist are copied into the checkpoint: spec, tokenizer and settings of the
+    run.
 
     Raises CheckpointError where the disk is full or not writable; earlier checkpoints stay.
     """
-    with new_checkpoint(Path(folder), state, carried, files=files, keep=keep) as partial:
-        write_safetensors(partial / WEIGHTS, model.state_dict())
-        write_safetensors(partial / OPTIMIZER, state_tensors(optimizers, model))
-    return Path(folder) / f"step-{state.step:08}"
-
-
-@contextmanager
-def new_checkpoint(
-    folder: Path,
-    state: TrainState,
-    carried: Mapping[str, Tensor] | None,
-    *,
-    files: Sequence[Path],
-    keep: int,
-) -> Iterator[Path]:
-    """A temporary folder to fill with weights and optimizer state.
-
-    It becomes the checkpoint when the block ends. Arguments and errors are as of `save_checkpoint`.
-    """
-    final = folder / f"step-{state.step:08}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with replace_folder(final) as partial:
-            yield partial
-            if carried:
-                write_safetensors(partial / CARRIED, carried)
-            write_json(partial / STATE, {"format": FORMAT_VERSION, **dataclasses.asdict(state)})
-            for file in files:
-                if file.is_file():
-                    shutil.copyfile(file, partial / file.name)
-            write_checksums(partial, sorted(path.name for path in partial.iterdir()))
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(_why_not_saved(error, final)) from error
-    _prune(folder, final, keep)
+    saved = Checkpoints(Path(folder), ALONE, carried=carried, files=files, keep=keep)
+    saved.save(model, optimizers, state)
+    return saved.path(state)
 
 
 def checkpoint_to_resume(folder: Path, warn: Callable[[str], None], *, verify: bool = True) -> Path:
-    """The newest undamaged checkpoint; every damaged one on the way there is warned of.
+    """Return the newest undamaged checkpoint; `warn` is called for every newer, damaged one.
 
-    Without `verify` it is the newest. Raises CheckpointError where there is none.
+    Without `verify` the newest checkpoint is returned. Raises CheckpointError where there is none.
     """
     checkpoint = last_good_checkpoint(folder, lambda one: damage(one) if verify else None, warn)
     if checkpoint is not None:
@@ -130,7 +101,7 @@ def checkpoint_to_resume(folder: Path, warn: Callable[[str], None], *, verify: b
 
 
 def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint's files, or None: every one is read and compared."""
+    """Return what is wrong with a checkpoint, or None, by reading and comparing every file."""
     return find_damage(checkpoint, names=(), needed=(WEIGHTS, OPTIMIZER, STATE))
 
 
@@ -145,12 +116,12 @@ def restore(
 ) -> TrainState:
     """Load a checkpoint into a model and its optimizers, and return its state.
 
-    `path` is a checkpoint, or a folder of them, of which the newest undamaged one is taken; `warn`
-    is called for every damaged one on the way there. Without `verify` no file is compared with its
+    `path` is a checkpoint, or a folder of checkpoints, of which the newest undamaged one is loaded;
+    `warn` is called for every newer, damaged one. Without `verify` no file is compared with its
     checksum.
 
-    Raises CheckpointError where there is none, it is damaged, of another format version, or of
-    another model.
+    Raises CheckpointError where there is no checkpoint, or where it is damaged, of another format
+    version, or of another model.
     """
     checkpoint = Path(path)
     if not (checkpoint / CHECKSUMS).exists():
@@ -169,10 +140,9 @@ def restore(
 
 
 class Checkpoints:
-    """The checkpoints of a run of one process or several, which write them in the background.
+    """The checkpoints of a run; several processes write them in the background.
 
-    `carried` is what the model keeps from row to row, if it does; `files` and `keep` are as in
-    `save_checkpoint`.
+    `carried`, `files` and `keep` are as in `save_checkpoint`.
     """
 
     def __init__(
@@ -189,23 +159,21 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[Any] | None = None
 
+    def path(self, state: TrainState) -> Path:
+        """Return the folder of the checkpoint of a state."""
+        return self.folder / f"step-{state.step:08}"
+
     def save(self, model: nn.Module, optimizers: Optimizers, state: TrainState) -> None:
         """Write a checkpoint of the tensors as they are now; all processes take part.
 
-        Raises CheckpointError as `save_checkpoint`. Several processes wait for the
-        checkpoint before, and raise its error.
+        Raises CheckpointError as `save_checkpoint`. Several processes first wait for the previous
+        checkpoint, and raise its error.
         """
         carried = None if self.carried is None else self.carried.gathered(self.parallel)
         if self.parallel.size == 1:
-            save_checkpoint(
-                self.folder,
-                model,
-                optimizers,
-                state,
-                carried=carried,
-                files=self.files,
-                keep=self.keep,
-            )
+            with self._new(state, carried) as partial:
+                write_safetensors(partial / WEIGHTS, model.state_dict())
+                write_safetensors(partial / OPTIMIZER, state_tensors(optimizers, model))
             return
         self.wait()
         self.parallel.barrier()
@@ -245,7 +213,7 @@ class Checkpoints:
         *,
         verify: bool = True,
     ) -> TrainState:
-        """Load the last good checkpoint, of which every process reads its part; as `restore`."""
+        """Load the last good checkpoint as `restore` does; every process reads its part."""
         if self.parallel.size == 1:
             return restore(
                 self.folder, model, optimizers, warn, carried=self.carried, verify=verify
@@ -271,6 +239,28 @@ class Checkpoints:
             raise CheckpointError(f"{checkpoint}: it belongs to another model: {error}") from None
         return state
 
+    @contextmanager
+    def _new(self, state: TrainState, carried: Mapping[str, Tensor] | None) -> Iterator[Path]:
+        """Yield a temporary folder to fill with weights and optimizer state.
+
+        The folder becomes the checkpoint when the block ends. Errors are as of `save_checkpoint`.
+        """
+        final = self.path(state)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with replace_folder(final) as partial:
+                yield partial
+                if carried:
+                    write_safetensors(partial / CARRIED, carried)
+                write_json(partial / STATE, {"format": FORMAT_VERSION, **dataclasses.asdict(state)})
+                for file in self.files:
+                    if file.is_file():
+                        shutil.copyfile(file, partial / file.name)
+                write_checksums(partial, sorted(path.name for path in partial.iterdir()))
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(_why_not_saved(error, final)) from error
+        _prune(self.folder, final, self.keep)
+
     def _complete(
         self,
         written: Future[Any],
@@ -282,24 +272,21 @@ class Checkpoints:
         try:
             written.result()
             if self.parallel.is_main:
-                with new_checkpoint(
-                    self.folder, state, carried, files=self.files, keep=self.keep
-                ) as partial:
+                with self._new(state, carried) as partial:
                     for joined, name in _JOINED.items():
                         os.replace(parts / joined, partial / name)
                     if tables:
                         weights = read_safetensors(partial / WEIGHTS)
                         write_safetensors(partial / WEIGHTS, {**weights, **tables})
         except (CheckpointException, OSError) as error:
-            checkpoint = self.folder / f"step-{state.step:08}"
-            raise CheckpointError(_why_not_saved(error, checkpoint)) from error
+            raise CheckpointError(_why_not_saved(error, self.path(state))) from error
         finally:
             if self.parallel.is_main:
                 shutil.rmtree(parts, ignore_errors=True)
 
 
 def read_state(checkpoint: Path) -> TrainState:
-    """The state in a checkpoint. Raises CheckpointError where it has another format version."""
+    """Return the state in a checkpoint. Raises CheckpointError for another format version."""
     data = read_json(checkpoint / STATE)
     version = data.pop("format", None) if isinstance(data, dict) else None
     if version != FORMAT_VERSION:
@@ -314,7 +301,7 @@ def read_state(checkpoint: Path) -> TrainState:
 
 
 def average_weights(folder: Path, count: int) -> dict[str, Tensor]:
-    """The mean of the weights of the last `count` good checkpoints (Vaswani et al. 2017, 6.1)."""
+    """Return the mean weights of the last `count` good checkpoints (Vaswani et al. 2017, 6.1)."""
     total: dict[str, Tensor] = {}
     good = [path for path in checkpoints(folder) if damage(path) is None][:count]
     for checkpoint in good:
@@ -337,7 +324,7 @@ def _prune(folder: Path, newest: Path, keep: int) -> None:
 
 
 def _why_not_saved(error: BaseException, target: Path) -> str:
-    """The message for a checkpoint that could not be written."""
+    """Return the message for a checkpoint that could not be written."""
     if is_disk_full(error):
         return (
             f"{target}: not saved, the disk is full. What was saved before is untouched: "
@@ -347,7 +334,7 @@ def _why_not_saved(error: BaseException, target: Path) -> str:
 
 
 def _empty_moments(file: Path, model: nn.Module) -> dict[str, Tensor]:
-    """Tensors to read an optimizer's state into, sharded as the parameters they belong to."""
+    """Return tensors to read an optimizer's state into, sharded as their parameters."""
     parameters, moments = dict(model.named_parameters()), {}
     with safe_open(file, "pt") as stored:
         for name in stored.keys():  # noqa: SIM118  # no dict

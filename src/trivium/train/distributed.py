@@ -1,4 +1,4 @@
-"""The processes of a run, on PyTorch's distributed engine: what they share, how they divide work.
+"""The processes of a run, on PyTorch's distributed engine, and how they divide the work.
 
 `torchrun` starts the processes and sets RANK, WORLD_SIZE and LOCAL_RANK. They form a device mesh of
 `replica` x `shard` x `tensor`. Processes along the first two axes, together `data`, take different
@@ -35,9 +35,9 @@ from trivium.nn.residual import Residual
 from trivium.train.recipe import ParallelConfig
 from trivium.train.tensor_parallel import parallelize
 
-# Of a step's collectives: a process that hangs ends the run.
+# The time limit of a step's collectives: a process that hangs ends the run.
 _TIMEOUT = timedelta(minutes=30)
-# On the host: the first process may prepare a large corpus, or evaluate, while the others wait.
+# The time limit on the host, where others wait while the first process prepares or evaluates.
 _HOST_TIMEOUT = timedelta(days=1)
 
 T = TypeVar("T")
@@ -45,16 +45,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Parallel:
-    """The processes of a run, as one of them sees them; by default it is alone.
+    """The processes of a run, as one of them sees them; by default there is only one.
 
     Args:
-        rank: of this process, from 0; the first one writes and prints.
-        size: number of processes.
-        local_size: number of processes on this machine.
-        mesh: of the axes "replica", "shard" and "tensor"; None for one process.
-        data: the first two axes of it as one.
-        host_group: for what the host decides by, or waits for.
-        checkpoint_group: for what is written in the background.
+        rank: the number of this process, from 0; the first process writes and prints.
+        size: the number of processes.
+        local_size: the number of processes on this machine.
+        mesh: the device mesh with the axes "replica", "shard" and "tensor"; None for one process.
+        data: the axes "replica" and "shard" of the mesh as one axis.
+        host_group: the process group for decisions and waiting of the host.
+        checkpoint_group: the process group for checkpoints, which are written in the background.
     """
 
     rank: int = 0
@@ -72,19 +72,19 @@ class Parallel:
 
     @property
     def data_size(self) -> int:
-        """Number of processes, or groups of `tensor` ones, that take different micro-batches."""
+        """The number of processes, or of tensor-parallel groups, with different micro-batches."""
         return 1 if self.data is None else self.data.size()
 
     @property
     def data_rank(self) -> int:
-        """The place of this process among them."""
+        """The number of this process, or of its group, along `data`."""
         return 0 if self.data is None else self.data.get_local_rank()
 
     def share(self, items: Sequence[T]) -> Iterator[tuple[int, T, float]]:
-        """(number, item, weight 1) of this process's part: every `data_size`-th item.
+        """Yield (number, item, weight) of this process's part: every `data_size`-th item.
 
-        All processes get as many, since they gather weights together: where there are too few, an
-        item is repeated with weight 0.
+        All processes get the same number of items, since they gather weights together. Where there
+        are too few items, one is repeated with weight 0; all other weights are 1.
         """
         for start in range(0, len(items), self.data_size):
             number = start + self.data_rank
@@ -94,7 +94,7 @@ class Parallel:
                 yield start, items[start], 0.0
 
     def all_reduce(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The sums of scalars over the processes along `data`."""
+        """Return the sums of scalars over the processes along `data`."""
         if self.data is None or self.data_size == 1 or not terms:
             return terms
         stacked = torch.stack(list(terms.values()))
@@ -102,32 +102,23 @@ class Parallel:
         return dict(zip(terms, stacked, strict=True))
 
     def all_reduce_sum(self, *counts: int) -> list[int]:
-        """The sums of integers of the host over the processes along `data`."""
+        """Return the sums of the host's integers over the processes along `data`."""
         if self.size == 1:
             return list(counts)
         sums = self._on_host(counts, torch.int64, dist.ReduceOp.SUM)
         return [total // (self.size // self.data_size) for total in sums]
 
     def all_reduce_max(self, *values: float) -> list[float]:
-        """The maximum of every value over all processes: what they decide by must be the same.
+        """Return the maximum of every value over all processes, so that they decide alike.
 
-        Raises TrainingError where another process has ended, which tells why.
+        Raises TrainingError if another process has ended; that process reports the reason.
         """
         if self.size == 1:
             return list(values)
         return self._on_host(values, torch.float64, dist.ReduceOp.MAX)
 
-    def gather(self, items: list[T]) -> list[T]:
-        """The items of all processes, in their order, on the first one; of another its own."""
-        if self.size == 1:
-            return items
-        parts: list[Any] | None = [None] * self.size if self.is_main else None
-        with _error_of_others():
-            dist.gather_object(items, parts, group=self.host_group)
-        return items if parts is None else [one for part in parts for one in part]
-
     def map(self, function: Callable[[Sequence[T]], list[Any]], items: Sequence[T]) -> list[Any]:
-        """What a function makes of all items: each process calls it with a part, all get all."""
+        """Return the results of all items; each process calls the function with its part."""
         ends = [len(items) * number // self.size for number in range(self.size + 1)]
         own = items[ends[self.rank] : ends[self.rank + 1]]
         results = function(own) if own else []
@@ -146,7 +137,7 @@ class Parallel:
 
     @contextmanager
     def main_first(self) -> Iterator[None]:
-        """The first process runs the block while the others wait; they read what it prepared."""
+        """Let the first process run the block before the others, which read what it prepared."""
         if not self.is_main:
             self.barrier()
         yield
@@ -163,7 +154,7 @@ ALONE = Parallel()
 
 @contextmanager
 def _error_of_others() -> Iterator[None]:
-    """A process that waits for one that has ended says so."""
+    """Raise TrainingError if a process that this one waits for has ended."""
     try:
         yield
     except RuntimeError as error:
@@ -171,7 +162,7 @@ def _error_of_others() -> Iterator[None]:
 
 
 def join_processes(config: ParallelConfig, device: torch.device) -> Parallel:
-    """The processes that `torchrun` started, once all are here; one alone without it.
+    """Return the processes that `torchrun` started, once all have joined; else a single one.
 
     Raises:
         RecipeError: the number of processes cannot be divided as `config` says.
@@ -213,13 +204,13 @@ def join_processes(config: ParallelConfig, device: torch.device) -> Parallel:
 
 
 def _store_of_restart() -> Store | None:
-    """Where workers that `torchrun` has restarted meet; None: where it says.
+    """Return the store of workers that `torchrun` has restarted; None for the default store.
 
-    PyTorch 2.13 gives them the store of the workers before, in which they find these and wait for
-    them; here they get a part of it that is theirs.
+    PyTorch 2.13 gives restarted workers the store of the earlier workers, and they would wait for
+    these. Here restarted workers get their own part of the store.
 
     Raises:
-        RecipeError: workers of several machines, which do not agree on how often they restarted.
+        RecipeError: the workers are on several machines, which count their restarts differently.
     """
     shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if not shared or os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1":
@@ -244,18 +235,18 @@ def parallelize_step(
     device: torch.device,
     has_unused: bool = False,
 ) -> nn.Module:
-    """The training step that computes this process's part; `train_step` itself where it is alone.
+    """Return the training step of this process; `train_step` itself for a single process.
 
     Args:
         train_step: a `TrainStep`, changed in place.
-        parallel: the processes.
-        config: with `data` decided.
-        precision: of activations; the matrices of blocks are gathered in it.
-        device: where the model goes.
+        parallel: the processes of the run.
+        config: the section `[parallel]` with `data` decided.
+        precision: the precision of activations, in which the matrices of blocks are gathered.
+        device: the device of the model.
         has_unused: whether some steps do not use every weight.
 
     Raises:
-        RecipeError: a model whose layers cannot be divided.
+        RecipeError: the layers of the model cannot be divided.
     """
     model = train_step.get_submodule("model")
     blocks: list[nn.Module] = list(model.blocks)  # type: ignore[arg-type]
@@ -291,10 +282,10 @@ def parallelize_step(
 
 
 def reducing(train_step: nn.Module, *, is_last: bool) -> AbstractContextManager[None]:
-    """Inside, gradients of a micro-batch are computed; processes sum them in the last of a step.
+    """Return a context for the gradients of a micro-batch; processes sum them in the last one.
 
-    FSDP scatters the sums of every micro-batch among the shards, for no process has memory for
-    all of them; replicas of shards are summed in the last, too.
+    FSDP scatters the sums of every micro-batch among the shards, since no process has memory for
+    all gradients. It sums replicas of shards in the last micro-batch.
     """
     if isinstance(train_step, FSDPModule):
         train_step.set_requires_all_reduce(is_last)

@@ -8,6 +8,7 @@ import signal
 import time
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,16 +41,17 @@ _EVAL_SHARE, _END_SHARE, _PROBED = 0.1, 0.25, 16
 
 @dataclass
 class HeldOutMetrics:
-    """Metrics of a model on the held-out examples of every labelled source.
+    """Computes the metrics of a model on the held-out examples of every labelled source.
 
-    Several processes answer a part of them each; of a divided model the first one answers all.
+    Each process answers a part of the examples. If the model is divided, the first process answers
+    all of them.
 
     Args:
         corpus: the sources.
-        recipe: with every number decided.
-        precision: of activations.
-        parallel: the processes.
-        divided: each holds a part of the model; the first one gathers it.
+        recipe: the recipe with every number decided.
+        precision: the precision of activations.
+        parallel: the processes of the run.
+        divided: whether each process holds only a part of the model, which the first one gathers.
     """
 
     corpus: Corpus
@@ -62,19 +64,20 @@ class HeldOutMetrics:
         self.sources = [source for source in self.corpus.examples if source.valid]
         self.train = self.recipe.train
         self.minutes = None if self.train.eval_examples else self.train.minutes
-        """The budget that evaluations are cut to."""
+        """The budget in minutes to which evaluations are cut, or None."""
         self.answers_here = self.parallel.is_main or not self.divided
-        """Whether this process answers."""
+        """Whether this process answers held-out examples."""
         self.answering = ALONE if self.divided else self.parallel
-        """The processes that answer."""
+        """The processes that answer held-out examples."""
         self.limit = defaults.eval_examples(self.recipe)
-        """Examples of every source that an evaluation during training measures; None for all."""
+        """The number of examples per source in an evaluation during training; None for all."""
         self.seconds_per_example = 0.0  # in the last evaluation
 
     def prepare(self, lm: LanguageModel, known: int | None) -> None:
-        """Check `train.metric`, and cut evaluations to a budget in minutes, by measuring some.
+        """Check `train.metric`, and limit evaluations to a share of a budget in minutes.
 
-        `known` is the limit of a run that is resumed.
+        Some examples are measured to find out how many fit. `known` is the limit of a run that is
+        resumed.
 
         Raises RecipeError where there is no such metric.
         """
@@ -88,7 +91,7 @@ class HeldOutMetrics:
             self.limit = known or self.affordable(self.limit, _EVAL_SHARE)
 
     def affordable(self, limit: int | None, share: float) -> int | None:
-        """Examples of every source, at most `limit`, measured in a share of a budget in minutes."""
+        """Return how many examples per source, at most `limit`, fit in a share of the minutes."""
         each = self.seconds_per_example * len(self.sources)
         if self.minutes is None or not each:
             return limit
@@ -96,11 +99,11 @@ class HeldOutMetrics:
         return fitting if limit is None else min(limit, fitting)
 
     def measure(self, lm: LanguageModel, limit: int | None) -> dict[str, Metrics]:
-        """Metrics on `limit` examples of every source, or on all, by the name of the source.
+        """Return metrics on `limit` examples of every source, or on all, by the source's name.
 
-        All processes that answer take part; the first one has the metrics.
+        All processes that answer take part; only the first process gets the metrics.
 
-        Raises RecipeError where the first one has no `train.metric`.
+        Raises RecipeError where the first source has no `train.metric`.
         """
         lm.module.eval()
         parallel, enabled = self.answering, self.precision is not torch.float32
@@ -109,9 +112,7 @@ class HeldOutMetrics:
         with torch.autocast(lm.module.device.type, self.precision, enabled=enabled):
             for source in self.sources:
                 examples, objective = source.held_out(limit), source.objective
-                ends = [len(examples) * n // parallel.size for n in range(parallel.size + 1)]
-                own = examples[ends[parallel.rank] : ends[parallel.rank + 1]]
-                answers = parallel.gather(objective.answers(lm, own) if own else [])
+                answers = parallel.map(partial(objective.answers, lm), examples)
                 if parallel.is_main:
                     one = objective.metrics_of(answers, examples, lm)
                     metrics[source.config.name] = one.with_main(
@@ -128,12 +129,12 @@ class FinishedRun:
     """A run that has used up its budget, in a process that answers held-out examples.
 
     Args:
-        run: its folder.
-        line: where it speaks.
-        recipe: with every number decided.
+        run: the folder of the run.
+        line: where progress is shown.
+        recipe: the recipe with every number decided.
         corpus: the data.
-        model: what was trained, and is saved.
-        held_out: its metrics.
+        model: the trained model, which is saved.
+        held_out: the evaluations of the run.
     """
 
     run: RunFolder
@@ -273,7 +274,7 @@ class FinishedRun:
         return {name: named[name].answered(self.lm, one) for name, one in chosen.items()}
 
     def _announce_evaluation(self, limit: int | None) -> None:
-        """Show the evaluation at the end; say it where it is larger than those before."""
+        """Show that the last evaluation begins; print a line if it is larger than those before."""
         count, every = self.corpus.num_held_out(limit), self.corpus.num_held_out(None)
         note = translated("run.evaluating", count=count, every=every)
         self.line.update(note)
@@ -286,14 +287,14 @@ class FinishedRun:
             self.line.say(note + translated("run.evaluating_can_stop"))
 
     def _write_model(self) -> None:
-        """The model as users load it; by the first process."""
+        """Write the model as users load it; only the first process writes."""
         if not self.model.parallel.is_main:
             return
         tokenizers = self.corpus.tokenizer, self.corpus.source_tokenizer
         write_model(self.run.path, self.lm.module, *tokenizers, self.lm.settings)
 
     def _samples(self, step: int) -> list[dict[str, Any]]:
-        """A few prompts from held-out documents with the model's output, for the report."""
+        """Return a few prompts from held-out documents with the model's output, for the report."""
         samples = []
         self.lm.module.eval()
         for objective, text in self.corpus.held_out_texts():
