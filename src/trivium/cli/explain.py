@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -68,14 +68,10 @@ app = typer.Typer(
 )
 
 _LANGUAGE = Annotated[
-    Literal["en", "zh"] | None,
+    Language | None,
     typer.Option(help="English or Chinese.", show_default="the terminal's"),
 ]
-_SHARED = {
-    "language": _LANGUAGE,
-    "html": Annotated[Path | None, typer.Option(help="Write the page with pictures to this file.")],
-    "as_json": Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")],
-}
+_HTML = Annotated[Path | None, typer.Option(help="Write the page with pictures to this file.")]
 
 
 @app.callback()
@@ -92,7 +88,11 @@ def _command(topic: Callable[..., Page]) -> Callable[..., None]:
     """A topic as a command: its first parameter is an argument, others are options."""
 
     def command(
-        language: Language | None, html: Path | None, as_json: bool, **options: Any
+        *,
+        language: _LANGUAGE = None,
+        html: _HTML = None,
+        as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
+        **options: Any,
     ) -> None:
         page = topic(**{name: value for name, value in options.items() if value is not None})
         language = language or terminal_language()
@@ -107,16 +107,8 @@ def _command(topic: Callable[..., Page]) -> Callable[..., None]:
     own = list(inspect.signature(topic, eval_str=True).parameters.values())
     if own:
         own[0] = own[0].replace(annotation=Annotated[own[0].annotation, typer.Argument()])
-    shared = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            annotation=annotation,
-            default=False if name == "as_json" else None,
-        )
-        for name, annotation in _SHARED.items()
-    ]
     keyword = [one.replace(kind=one.KEYWORD_ONLY) for one in own]
+    *shared, _ = inspect.signature(command, eval_str=True).parameters.values()
     command.__signature__ = inspect.Signature([*keyword, *shared])  # type: ignore[attr-defined]
     command.__doc__ = topic.__doc__
     return described(command)

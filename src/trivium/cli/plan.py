@@ -42,7 +42,7 @@ from trivium.progress import labelled, short_duration
 from trivium.spec import Spec
 from trivium.train import defaults
 from trivium.train.gpus import GPUS, find_gpu
-from trivium.train.memory import own_samples
+from trivium.train.memory import trained_state
 from trivium.train.recipe_loading import load_recipe
 
 _LONGEST = 8192  # tokens of a row; longer ones are for the end of training
@@ -173,21 +173,11 @@ def _of_recipe(name: str, changes: Sequence[str]) -> tuple[Preset, dict[str, Any
     tokens = {"steps": (budget or 0) * (batch or 0), "tokens": budget, "": size.tokens}
     module = build(spec, device="meta")
     recipe.freeze_weights(module)
-    parameters = count_parameters(module)
-    moments = recipe.optimizer.state_size(module) / max(1, parameters.trained)
-    references, samples = own_samples(recipe)
-    return dataclasses.replace(
-        size,
-        spec=spec,
-        context=recipe.data.length or size.context,
-        tokens=tokens.get(kind),
-        batch=batch,
-    ), {
-        "trained": parameters.trained / sum(parameters),
-        "moments": moments,
-        "references": references,
-        "samples": samples,
-    }
+    context = recipe.data.length or size.context
+    size = dataclasses.replace(
+        size, spec=spec, context=context, tokens=tokens.get(kind), batch=batch
+    )
+    return size, trained_state(recipe, module)
 
 
 def _forecast(name: str, changes: Sequence[str], *, as_json: bool) -> None:

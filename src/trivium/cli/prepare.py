@@ -170,24 +170,18 @@ def _trained(
 
 def _summary(shards: Shards, out: str) -> str:
     """What a folder of shards holds, in a few lines."""
-    lines = [_summary_line("shards", out)]
     splits = shards.manifest.splits
+    lines = [_summary_line("shards", out)]
     for name, info in splits.items():
-        held = translated(
-            "prepare.split",
-            documents=info.documents,
-            tokens=info.tokens,
-            size=info.text_bytes / max(info.tokens, 1),
-        )
-        lines.append(_summary_line(name, held))
+        numbers = {"documents": info.documents, "tokens": info.tokens}
+        size = info.text_bytes / max(info.tokens, 1)
+        lines.append(_summary_line(name, translated("prepare.split", size=size, **numbers)))
     duplicates = sum(info.duplicates for info in splits.values())
-    overlap = sum(info.overlap for info in splits.values())
-    dropped = translated("prepare.duplicates", count=duplicates)
-    lines.append(_summary_line("dropped", dropped))
-    if overlap:
+    lines.append(_summary_line("dropped", translated("prepare.duplicates", count=duplicates)))
+    if overlap := sum(info.overlap for info in splits.values()):
         lines.append(_summary_line("dropped", translated("prepare.overlap", count=overlap)))
-    loss = translated("prepare.unigram_loss", loss=unigram_loss([shards]))
-    lines.append(_summary_line("loss", loss))
+    loss = unigram_loss([shards])
+    lines.append(_summary_line("loss", translated("prepare.unigram_loss", loss=loss)))
     return "\n".join(lines)
 
 

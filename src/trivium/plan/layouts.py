@@ -238,7 +238,7 @@ class Step:
             trained=work.trained,
             moments=work.moments,
             references=work.references,
-            texts=min(work.samples, self.rows),
+            samples=min(work.samples, self.rows),
         )
 
     @property

@@ -1,4 +1,4 @@
-"""Code of a user's own at some moments of a run."""
+"""Callbacks: code of the user that a run calls at some moments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trivium.train.loader import GlobalBatch
 
 
 class Callback:
-    """What to do when a run starts, logs, evaluates and saves; override the methods that you need.
+    """Code for when a run starts, logs, evaluates and saves; override the methods that you need.
 
     They are called in the first process of a run. An exception ends the run, which `--resume`
     continues from its last checkpoint.
@@ -23,13 +23,13 @@ class Callback:
     """
 
     def on_start(self, batch: GlobalBatch, lm: LanguageModel) -> None:
-        """Before the first step of this start: what this process learns from in it."""
+        """Called before the first step of this start, with this process's part of the step."""
 
     def on_log(self, record: dict[str, Any]) -> None:
-        """After a log line: `step`, `tokens`, `train_loss`, `lr`, ... as in `metrics.jsonl`."""
+        """Called after a log line: `step`, `tokens`, `train_loss`, ... as in `metrics.jsonl`."""
 
     def on_evaluate(self, record: dict[str, Any], lm: LanguageModel) -> None:
-        """After an evaluation: `step`, `valid_loss`, metrics, ...; and the model as it is now."""
+        """Called after an evaluation: `step`, `valid_loss`, metrics, ...; and the current model."""
 
     def on_save(self, folder: Path) -> None:
-        """After a checkpoint was written, which `trivium.load(folder)` reads."""
+        """Called after a checkpoint was written, which `trivium.load(folder)` reads."""

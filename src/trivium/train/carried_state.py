@@ -1,7 +1,7 @@
-"""What a model carries from row to row: truncated backpropagation through time.
+"""The state that a model carries from row to row: truncated backpropagation through time.
 
-A step reads several lanes of a text (`lanes_of_step`); a row goes on with the state that the row
-before has left in its lane. The state goes on, gradients end with the row.
+A step reads several lanes of a text (`lanes_of_step`). A row continues with the state that the
+previous row has left in its lane. Gradients end at the beginning of the row.
 Source: Williams and Peng 1990, "An efficient gradient-based algorithm for on-line training of
 recurrent network trajectories".
 """
@@ -22,7 +22,7 @@ from trivium.train.loader import BatchStream
 
 
 class CarriedState:
-    """What a model keeps of the lanes of a stream, each in a slot of a cache.
+    """The state of a model for every lane of a stream, in a slot of a cache.
 
     All processes have slots for all lanes, and fill those of their own micro-batches.
     """
@@ -34,9 +34,9 @@ class CarriedState:
         self._begun: tuple[int, list[Tensor]] | None = None  # a step, and what was there before
 
     def begin(self, step: int, *, is_first: bool) -> None:
-        """Before the micro-batches of a step; once more where memory ran out in the middle of it.
+        """Prepare the lanes for the micro-batches of a step; with `is_first` all lanes are empty.
 
-        Lanes are empty at first: all begin anew.
+        If memory runs out during a step, a second call restores the state from before the step.
         """
         kept = [*self._tensors().values()]
         if is_first:
@@ -49,14 +49,14 @@ class CarriedState:
         self._own.zero_()
 
     def continued(self, batch: TensorBatch, lanes: np.ndarray) -> TensorBatch:
-        """A micro-batch whose rows go on in these lanes, which the model extends in place."""
+        """Return a micro-batch whose rows continue these lanes; the model extends them in place."""
         slots = torch.from_numpy(lanes).to(self.model.device)
         self._own[slots] = True
         inputs = {**batch.inputs, "cache": self.cache, "slots": slots}
         return dataclasses.replace(batch, inputs=inputs)
 
     def gathered(self, parallel: Parallel) -> dict[str, Tensor]:
-        """Copies of what all processes keep, by name, for a checkpoint; all take part."""
+        """Return copies of the state of all processes, by name; all processes take part."""
         tensors = {}
         for name, tensor in self._tensors().items():
             own = torch.zeros_like(tensor)
@@ -65,13 +65,13 @@ class CarriedState:
         return tensors
 
     def restore(self, tensors: Mapping[str, Tensor], parallel: Parallel = ALONE) -> None:
-        """Go on from what `gathered` gave, whatever the number of processes was."""
+        """Set the state to what `gathered` returned with any number of processes."""
         for name, tensor in self._tensors().items():
             tensor.copy_(tensors[name])
         self._own.fill_(parallel.data_rank == 0)
 
     def _tensors(self) -> dict[str, Tensor]:
-        """The tensors [lanes, ...] by name."""
+        """Return the tensors [lanes, ...] of the cache by name."""
         states = {
             f"layers.{layer}.{number}": tensor
             for layer, state in enumerate(self.cache.states)
@@ -81,7 +81,7 @@ class CarriedState:
 
 
 def carried_state(model: nn.Module, stream: BatchStream) -> CarriedState | None:
-    """An empty one where the stream's objective carries state, else None."""
+    """Return an empty `CarriedState` if the stream's objective carries state, else None."""
     if not stream.objective.carries_state:
         return None
     assert isinstance(model, LanguageModule)

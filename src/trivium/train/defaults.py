@@ -78,20 +78,12 @@ def sample_bytes(kind: type[TokenizerConfig], minutes: float) -> int:
 
 
 def fastest_initialization(spec: ModelSpec) -> Literal["published", "fast"]:
-    """ "fast" where there is one."""
+    """Return "fast" where the model has a fast initialization, else "published"."""
     try:
         with_fast_initialization(spec)
     except SpecError:
         return "published"
     return "fast"
-
-
-def source_to_target_initialization(spec: ModelSpec) -> Literal["published", "fast"]:
-    """The initialization of new encoder-decoders of our sizes that are fine-tuned.
-
-    T5 learns no faster with copy heads (benchmarks/LOG.md).
-    """
-    return "published" if spec.initialization.kind == "fan-in" else fastest_initialization(spec)
 
 
 def optimizer_kind(spec: Spec, *, fast: bool) -> Literal["adamw", "muon"]:

@@ -1,4 +1,7 @@
-"""What a step is made of, as a pure function of its number: nothing to save, nothing to restore."""
+"""The batch of a step, as a pure function of the number of the step.
+
+Loaders therefore have no state that a checkpoint would save and restore.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ from trivium.objectives import BALANCE, Cut, Objective
 from trivium.text.vocabulary import Vocabulary
 from trivium.train.distributed import ALONE, Parallel
 
-# The channel of noise that draws the source of a step.
+# The channel of noise from which the source of a step is drawn.
 _SOURCE_CHANNEL = 1 << 20
-# What a micro-batch costs besides its tokens, in tokens: measured on a CPU at 4 layers x 256.
+# The fixed cost of a micro-batch, in tokens: measured on a CPU with 4 layers of width 256.
 _TOKENS_PER_CALL = 256
 # The size of batches of held-out rows and examples.
 _HELD_OUT_ROWS, _HELD_OUT_TOKENS = 32, 4096
-# Held-out rows that are prepared together, where what becomes of a row depends on others.
+# Held-out rows that are prepared together, for objectives where a row depends on other rows.
 _HELD_OUT_TOGETHER = 1024
 
 
@@ -34,14 +37,16 @@ class BatchStream:
     """The rows of text or labelled examples of a source, made into batches by its objective.
 
     Args:
-        name: of the source, as in metrics; "" where it is the only one.
+        name: the name of the source in metrics; "" if the run has only one source.
+        objective: the objective that makes batches from rows.
         data: rows, or encoded examples.
-        seed: of order and noise.
-        rows_per_step: rows or examples in a global batch.
-        separate_documents: documents in a row do not attend to each other.
-        adds_loss: layers of the model add to the loss, a mean per token (`BALANCE`).
-        num_taken: rows or examples that the whole run takes: the last step has what is left of
-            them; None: every step is full.
+        vocabulary: the facts about the tokenizer.
+        seed: the seed of order and noise.
+        rows_per_step: the number of rows or examples in a global batch.
+        separate_documents: whether documents in a row do not attend to each other.
+        adds_loss: whether layers of the model add an auxiliary loss per token (`BALANCE`).
+        num_taken: the number of rows or examples that the whole run takes, so that the last step
+            may be smaller; None if every step is full.
     """
 
     name: str
@@ -56,18 +61,18 @@ class BatchStream:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest row or example."""
+        """The number of tokens of the longest row or example."""
         if isinstance(self.data, Rows):
             return self.data.length
         return int(self.data.lengths.max(initial=1))
 
     @property
     def lane_steps(self) -> int:
-        """Steps of an epoch of rows that are read in lanes (`lanes_of_step`)."""
+        """The number of steps in an epoch of rows that are read in lanes (`lanes_of_step`)."""
         return -(-len(self.data) // self.rows_per_step)
 
     def balanced_micro_batch(self, processes: int, most: int) -> int:
-        """Tokens of micro-batches, at most `most`, with which all processes have equal work."""
+        """Return the most tokens of a micro-batch, up to `most`, that give processes equal work."""
         if self.objective.rolls_out:  # the samples are divided
             return most
         rows = -(-self.rows_per_step // processes)
@@ -75,10 +80,10 @@ class BatchStream:
         return max(1, int(equal_parts(rows, max(1, int(most / length))) * length))
 
     def step(self, number: int, micro_batch_tokens: int, parallel: Parallel = ALONE) -> GlobalBatch:
-        """What this process computes of step `number`, counted from 0.
+        """Return this process's part of step `number`, counted from 0.
 
-        Steps take the next rows of an endless sequence of epochs, each in an order of its own; with
-        an objective that carries state each in the order of the text.
+        Steps take the next rows of an endless sequence of epochs. Each epoch has its own order;
+        with an objective that carries state every epoch has the order of the text.
         """
         if self.objective.rolls_out:  # all processes have the prompts, and divide the samples
             parallel = ALONE
@@ -101,10 +106,11 @@ class BatchStream:
     def held_out(
         self, tokens: int, limit: int | None = None, parallel: Parallel = ALONE
     ) -> Iterator[GlobalBatch]:
-        """Yield what this process computes of about `tokens` tokens of held-out data, in pieces.
+        """Yield this process's part of about `tokens` tokens of held-out data, in pieces.
 
-        Rows or examples, at most `limit` of them, are spread evenly. They and their noise are the
-        same at every call. Where the objective carries state they are the first rows of every lane.
+        The rows or examples, at most `limit` of them, are evenly spaced; with an objective that
+        carries state they are the first rows of every lane. Every call yields the same rows with
+        the same noise.
         """
         size = len(self.data)
         mean = self.data.length if isinstance(self.data, Rows) else self.data.lengths.mean()
@@ -114,37 +120,34 @@ class BatchStream:
             for number in range(-(-count // lanes)):
                 yield self._in_lanes(number, lanes, _HELD_OUT_TOKENS, parallel)
             return
-        together, of_step = self.objective.prepares_steps, self.objective.needs_whole_step
         if isinstance(self.data, Rows):
             indices, lengths = np.sort(permutation(0, 0, size)[:count]), None
         else:
             indices = np.arange(count) * size // count
             lengths = self.data.lengths[indices]
-        if of_step:  # as many as in a step
+        if self.objective.needs_whole_step:
             parts = _of_all(_pieces(count, self.rows_per_step), parallel)
         elif lengths is not None:
             parts = parallel.share(group_by_length(lengths, _HELD_OUT_TOKENS))
-        elif together:
+        else:
             for piece in _pieces(count, _HELD_OUT_TOGETHER):
                 groups = parallel.share(_pieces(len(piece), _HELD_OUT_ROWS))
                 yield self._share(indices[piece], indices[piece], groups, _HELD_OUT_TOKENS)
             return
-        else:
-            parts = parallel.share(_pieces(count, _HELD_OUT_ROWS))
         for part in parts:
             yield self._share(indices, indices, [part], _HELD_OUT_TOKENS)
 
     def _groups(self, count: int, micro_batch_tokens: int) -> list[np.ndarray]:
-        """The places of so many rows in a step, in micro-batches of nearly equal size."""
+        """Return the positions of `count` rows in a step, in micro-batches of nearly equal size."""
         size = equal_parts(count, max(1, micro_batch_tokens // self.longest))
         return _pieces(count, size)
 
     def _in_lanes(
         self, number: int, lanes: int, micro_batch_tokens: int, parallel: Parallel
     ) -> GlobalBatch:
-        """Step `number`, whose rows are read in so many lanes.
+        """Return this process's part of step `number`, whose rows are read in `lanes` lanes.
 
-        A lane is always read by the same process.
+        The same process always reads the same lanes.
         """
         indices, keys = lanes_of_step(number, lanes, len(self.data))
         parts = [*parallel.share(self._groups(lanes, micro_batch_tokens))]
@@ -158,9 +161,10 @@ class BatchStream:
         parts: Iterable[tuple[int, np.ndarray, float]],
         micro_batch_tokens: int,
     ) -> GlobalBatch:
-        """This process's micro-batches of rows `indices`, with noise that `keys` decide.
+        """Return this process's micro-batches of rows `indices`, with the noise of `keys`.
 
-        `parts` are the number of each, the places of its rows in `indices`, and its weight.
+        `parts` has, for each micro-batch, its number, the positions of its rows in `indices` and
+        its weight.
         """
         together = self.objective.prepares_steps
         rows = self._take(indices) if together else None
@@ -197,19 +201,23 @@ class BatchStream:
 
 @dataclass(frozen=True)
 class GlobalBatch:
-    """What a process computes of the batch of one step, which is of one source.
+    """A process's part of the batch of one step; all rows of a step belong to one source.
 
     Args:
         stream: the source.
-        micro_batches: each of at most `micro_batch_tokens`, or one row or example that is longer.
-        shares: the number of each in the step, and its weight: 1, or 0 where it is repeated so
-            that all processes have as many, or where all compute it and another one counts it.
-        micro_batch_tokens: their size.
-        label_counts: of every term of the loss, in these micro-batches or, once `of_all` has
-            summed them, in the whole step; `num_tokens`, the real tokens, too.
-        lanes: where the objective carries state, the lanes that the rows of each go on with.
-        is_first: all lanes begin anew.
-        updates: of the weights, one after the other, that learn from it.
+        micro_batches: the micro-batches of this process, each of at most `micro_batch_tokens`
+            tokens, or of one longer row or example.
+        shares: for each micro-batch, its number in the step and its weight. The weight is 1, or 0
+            where another process counts the micro-batch: all processes have the same number of
+            micro-batches, so that some are repeated.
+        micro_batch_tokens: the largest number of tokens in a micro-batch.
+        label_counts: the number of labels per loss term, in these micro-batches or, after `of_all`,
+            in the whole step.
+        num_tokens: the number of tokens without padding, in these micro-batches or, after `of_all`,
+            in the whole step.
+        lanes: the lanes of each micro-batch's rows; only for objectives that carry state.
+        is_first: whether all lanes start at the beginning of the text.
+        updates: the number of updates of the weights that learn from this batch.
     """
 
     stream: BatchStream
@@ -224,14 +232,14 @@ class GlobalBatch:
 
     @property
     def sizes(self) -> list[int]:
-        """Rows of everything that passes through the model at a time."""
+        """The number of rows of each pass through the model."""
         if not self.stream.objective.needs_whole_step:
             return [one.num_rows for one in self.micro_batches]
         cuts = [cuts_of(one, self.micro_batch_tokens) for one in self.micro_batches]
         return [cut.stop - cut.start for each in cuts for cut in each]
 
     def of_all(self, parallel: Parallel) -> GlobalBatch:
-        """With the counts of all processes, which take part."""
+        """Return the batch with the counts summed over all processes, which all take part."""
         num_tokens, *counts = parallel.all_reduce_sum(self.num_tokens, *self.label_counts.values())
         label_counts = dict(zip(self.label_counts, counts, strict=True))
         return dataclasses.replace(self, label_counts=label_counts, num_tokens=num_tokens)
@@ -239,14 +247,14 @@ class GlobalBatch:
 
 @dataclass
 class Loader:
-    """The steps of a run. Each takes its batch from one source, drawn by weight.
+    """The steps of a run. Each step takes its batch from one source, drawn by weight.
 
     Args:
-        streams: of the sources, at least one.
-        sampling_weights: one for each, of any sum.
-        seed: of the draws.
-        micro_batch_tokens: tokens, padding included, that pass through the model together.
-        parallel: the processes, of which each prepares what it computes.
+        streams: the batches of every source; at least one source.
+        sampling_weights: a weight for every source; they need not sum to 1.
+        seed: the seed of the draws.
+        micro_batch_tokens: the number of tokens, padding included, in one pass through the model.
+        parallel: the processes of the run; each prepares its own part of a step.
     """
 
     streams: Sequence[BatchStream]
@@ -260,16 +268,16 @@ class Loader:
         self._draws = np.empty(0, dtype=np.int64)
 
     def step(self, number: int, parallel: Parallel | None = None) -> GlobalBatch:
-        """What this process, or another, computes of step `number`; the same at every call."""
+        """Return the part of step `number` of this process, or of another one."""
         index, source_step = self._source_of_step(number)
         parallel = parallel or self.parallel
         return self.streams[index].step(source_step, self.micro_batch_tokens, parallel)
 
     def halve_micro_batches(self, number: int) -> GlobalBatch:
-        """Cut steps into smaller micro-batches from now on; the batch of step `number`.
+        """Use smaller micro-batches from now on. Returns the batch of step `number`.
 
-        `micro_batch_tokens` is halved until this step has more micro-batches, or one row in each:
-        a run that begins with the new number cuts its steps in the same way.
+        `micro_batch_tokens` is halved until this step has more micro-batches, or one row in each.
+        A run that starts with the new number has the same micro-batches.
         """
         before = len(self.step(number).sizes)
         while True:
@@ -279,9 +287,9 @@ class Loader:
                 return batch
 
     def steps_from(self, number: int) -> Iterator[GlobalBatch]:
-        """The batches from step `number` on, each prepared while the one before is computed.
+        """Yield the batches from step `number` on, each prepared while the last one is computed.
 
-        All processes take part; counts are those of the whole step.
+        All processes take part. The counts are those of the whole step.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as worker:
             ahead = worker.submit(self.step, number)
@@ -293,10 +301,10 @@ class Loader:
                 yield batch.of_all(self.parallel)
 
     def steps_per_epoch(self) -> float:
-        """Steps with as many examples as the labelled sources have together; rows if none is.
+        """Return the number of steps in an epoch of the labelled sources, or of text.
 
-        A mix is fine-tuned for epochs of its examples: text that is mixed in lengthens them only
-        by the steps that it takes.
+        If a mix has labelled sources, an epoch takes all of their examples once. The steps of text
+        in the mix come on top.
         """
         labelled = [stream.objective.labelled for stream in self.streams]
         counted = [i for i, is_labelled in enumerate(labelled) if is_labelled or not any(labelled)]
@@ -304,7 +312,7 @@ class Loader:
         return steps / sum(self.shares[i] for i in counted)
 
     def _source_of_step(self, number: int) -> tuple[int, int]:
-        """The number of the source of a step, and how many steps before drew the same source."""
+        """Return the index of a step's source, and how many earlier steps drew the same source."""
         if len(self.streams) == 1:
             return 0, number
         draws = self._draws
@@ -319,7 +327,7 @@ class Loader:
 
 
 def equal_parts(rows: int, most: int) -> int:
-    """The size of parts of at most `most` rows, all of nearly the same size.
+    """Return the size of parts of nearly equal size that have at most `most` rows.
 
     >>> equal_parts(10, 4), equal_parts(10, 64)
     (4, 10)
@@ -328,20 +336,23 @@ def equal_parts(rows: int, most: int) -> int:
 
 
 def _pieces(count: int, size: int) -> list[np.ndarray]:
-    """The places of some rows in pieces of a size; the last one has what is left."""
+    """Return the positions 0 to `count` in pieces of `size`; the last piece may be smaller."""
     return np.split(np.arange(count), range(size, count, size))
 
 
 def _of_all(
     groups: Sequence[np.ndarray], parallel: Parallel
 ) -> Iterator[tuple[int, np.ndarray, float]]:
-    """As `Parallel.share`, of groups that all processes compute together: one of them counts."""
+    """Yield all groups as `Parallel.share` does, for objectives that need the whole step.
+
+    All processes compute every group together; one of them counts it.
+    """
     for number, group in enumerate(groups):
         yield number, group, float(number % parallel.data_size == parallel.data_rank)
 
 
 def cuts_of(batch: Batch, micro_batch_tokens: int, parallel: Parallel = ALONE) -> tuple[Cut, ...]:
-    """What this process computes of a batch whose longest rows come first."""
+    """Return this process's parts of a batch whose longest rows come first."""
     ids, mask = batch.input_ids, batch.attention_mask
     lengths = np.full(len(ids), ids.shape[1]) if mask is None else mask.sum(axis=1)
     if batch.decoder_input_ids is not None:
@@ -354,12 +365,13 @@ def cuts_of(batch: Batch, micro_batch_tokens: int, parallel: Parallel = ALONE) -
 
 
 def group_by_length(lengths: np.ndarray, micro_batch_tokens: int) -> list[np.ndarray]:
-    """Groups of examples of similar length, longest first.
+    """Return groups of examples of similar length, longest first.
 
-    A group ends where another example would bring its padding over `_TOKENS_PER_CALL`, which is
-    what a group more costs (twice that where its rows are no multiple of `ROUNDED`), or its rows
-    times their greatest length, rounded, over `micro_batch_tokens`.
-    Lengths of an encoder-decoder are those of both sides together, which are padded apart.
+    A group ends where another example would raise the group's padding above `_TOKENS_PER_CALL`, the
+    cost of one more group (above twice that where the number of rows is not a multiple of
+    `ROUNDED`). A group also ends where its size, rows times the greatest length (rounded), would
+    exceed `micro_batch_tokens`. The length of an encoder-decoder's example is the sum of both
+    sides, which are padded separately.
 
     >>> [group.tolist() for group in group_by_length(np.array([2, 900, 2]), 4096)]
     [[1], [0, 2]]

@@ -16,7 +16,7 @@ from trivium.train.loader import BatchStream
 
 
 def joined(record: Mapping[str, float], more: Mapping[str, float]) -> dict[str, float]:
-    """Values of `metrics.jsonl` of two kinds. Raises RecipeError where they have a name in common.
+    """Join two records of values for `metrics.jsonl`. Raises RecipeError for a common name.
 
     The terms of a loss and the metrics of a task are named by an objective's author.
     """
@@ -29,7 +29,7 @@ def joined(record: Mapping[str, float], more: Mapping[str, float]) -> dict[str, 
 
 
 def widened(total: Tensor) -> Tensor:
-    """A sum in float64, which MPS has not."""
+    """Return a sum in float64, or in float32 on MPS, which has no float64."""
     return total.float() if total.device.type == "mps" else total.double()
 
 
@@ -39,8 +39,8 @@ class LossMeter:
     They are float64 and stay on the device until they are logged.
 
     Args:
-        window: how many of the last steps count; all unless set.
-        saved: what `to_list` returned.
+        window: the number of last steps that count; all unless set.
+        saved: the return value of `to_list`.
     """
 
     def __init__(self, window: int | None = None, saved: Sequence[Any] = ()) -> None:
@@ -53,7 +53,7 @@ class LossMeter:
             self.steps.append((source, losses))
 
     def add(self, source: str, losses: LossTerms, label_counts: Mapping[str, int]) -> None:
-        """Add the summed losses of a step or batch, and what they are divided by."""
+        """Add the summed losses of a step or batch, with the label counts of their means."""
         terms = {
             term: Loss(widened(total.detach()), label_counts[term])
             for term, total in losses.items()
@@ -63,15 +63,15 @@ class LossMeter:
     def means(
         self, split: str, streams: Sequence[BatchStream], shares: Mapping[str, float] | None = None
     ) -> dict[str, float]:
-        """Mean losses by the names they are logged with.
+        """Return mean losses by the names under which they are logged.
 
-        `valid_loss`; of several sources also `valid_SOURCE`, of several terms `valid_TERM` or
-        `valid_SOURCE/TERM`.
+        The names are `valid_loss`, with several sources also `valid_SOURCE`, and with several terms
+        `valid_TERM` or `valid_SOURCE/TERM`.
 
         Args:
             split: "train" or "valid".
-            streams: of all sources.
-            shares: of the sources in the loss; by their steps unless set.
+            streams: the streams of all sources.
+            shares: each source's share of the loss; by its number of steps unless set.
         """
         sums = self._sums()
         shares = shares or Counter(source for source, _ in self.steps)
@@ -99,18 +99,18 @@ class LossMeter:
         return named
 
     def total(self) -> float:
-        """The sum of everything, to see whether it is finite."""
+        """Return the sum of all losses, to check whether it is finite."""
         return float(sum(loss.sum for _, terms in self.steps for loss in terms.values()))
 
     def to_list(self) -> list[Any]:
-        """Plain values that the constructor restores."""
+        """Return plain values that the constructor restores."""
         return [
             [source, {term: [float(loss.sum), loss.count] for term, loss in terms.items()}]
             for source, terms in self.steps
         ]
 
     def _sums(self) -> dict[str, dict[str, Loss]]:
-        """Sums and counts by source and term."""
+        """Return sums and counts by source and term."""
         sums: dict[str, dict[str, Loss]] = {}
         for source, terms in self.steps:
             of_source = sums.setdefault(source, {})

@@ -1,4 +1,4 @@
-"""What training holds in memory, counted from the spec, and how large micro-batches may be."""
+"""The memory that training takes, counted from the spec, and the size of micro-batches."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from trivium.adapt import count_parameters
 from trivium.data.batch import IGNORE_INDEX
@@ -26,11 +27,11 @@ from trivium.train.recipe import DataParallelism, Recipe
 
 # Fraction of the free memory that activations may take; the rest is for what was not foreseen.
 _ACTIVATION_FRACTION = 0.6
-# Beyond these many tokens a micro-batch gains no speed; on a CPU it leaves its caches.
+# Larger micro-batches, in tokens, gain no speed; on a CPU they do not fit its caches.
 _CPU_TOKENS, _GPU_TOKENS = 4096, 1 << 20
-# Logits that `nn/loss.py` makes at a time.
+# The number of logits that `nn/loss.py` computes at a time.
 _CPU_LOGITS, _GPU_LOGITS = 2**22, 2**28
-# Examples whose labels are counted.
+# The number of examples whose labels are counted.
 _SOME_EXAMPLES = 64
 # Every process holds the whole model where it takes at most this fraction of the free memory.
 _STATE_FRACTION = 0.5
@@ -38,7 +39,7 @@ _STATE_FRACTION = 0.5
 
 @dataclass(frozen=True)
 class Layout:
-    """How a step is divided; the names are those of `[parallel]` in a recipe."""
+    """How a step is divided, by keys of `[parallel]` in a recipe."""
 
     data: DataParallelism = "ddp"
     tensor: int = 1
@@ -51,7 +52,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Numbers of a model's parameters: all, those of the largest block, those outside of blocks."""
+    """The numbers of a model's parameters: in all, in the largest block, and outside of blocks."""
 
     parameters: int
     largest_block: int
@@ -60,7 +61,7 @@ class ModelSizes:
 
 @cache
 def model_sizes(spec: Spec) -> ModelSizes:
-    """Counted on the meta device, where no tensor has numbers."""
+    """Return the sizes of a model, counted on the meta device, where tensors have no data."""
     model = build(spec, device="meta")
     blocks = [sum(weight.numel() for weight in block.parameters()) for block in model.blocks]
     parameters = sum(weight.numel() for weight in model.parameters())
@@ -79,25 +80,27 @@ def training_memory(
     trained: float = 1.0,
     moments: float = 2.0,
     references: int = 0,
-    texts: int = 0,
+    samples: int = 0,
     labelled: float = 1.0,
 ) -> dict[str, float]:
-    """Bytes of a device that trains, at their peak: the end of a forward pass, or sampling.
+    """Return the peak memory of a training device in bytes, by use.
+
+    The peak is at the end of a forward pass, or while samples are drawn.
 
     Args:
         spec: the model.
-        rows: of a micro-batch.
-        length: tokens of a row.
-        precision: of products; weights, gradients and optimizer state are float32.
+        rows: the number of rows in a micro-batch.
+        length: the number of tokens in a row.
+        precision: the precision of products; weights, gradients and optimizer state are float32.
         device: "cpu" or "cuda".
         layout: how the model is divided.
-        gpus: devices in all.
-        trained: fraction of the parameters that are trained. What frozen ones spare of the
-            activations is not counted.
-        moments: numbers that the optimizer keeps of each trained parameter.
-        references: frozen copies of the model.
-        texts: that the model draws together, of `length` tokens, before it learns from them.
-        labelled: fraction of the tokens that have labels, for which logits are made.
+        gpus: the number of devices.
+        trained: the fraction of the parameters that are trained. Activations that frozen parameters
+            save are not subtracted.
+        moments: the number of values that the optimizer keeps for each trained parameter.
+        references: the number of frozen copies of the model.
+        samples: the number of texts, of `length` tokens, that the model draws together.
+        labelled: the fraction of tokens with labels, for which logits are computed.
     """
     sizes = model_sizes(spec)  # type: ignore[arg-type]
     item, tensor = precision.itemsize, layout.tensor
@@ -125,31 +128,39 @@ def training_memory(
     }
     if references:
         memory["reference"] = 4.0 * references * sizes.parameters
-    if texts:  # drawn, then read again: what that takes beyond what is free then
+    if samples:  # drawn, then read again: what that takes beyond what is free then
         free = sum(memory[name] for name in ("gradients", "logits", "activations"))
-        read = 12.0 * min(most, labelled * texts * length * spec.vocab_size)
-        drawn = sampling_memory(spec, texts, length)  # type: ignore[arg-type]
+        read = 12.0 * min(most, labelled * samples * length * spec.vocab_size)
+        drawn = sampling_memory(spec, samples, length)  # type: ignore[arg-type]
         memory["samples"] = max(0.0, drawn - free, read - free)
     return memory
 
 
 @cache
 def sampling_memory(spec: Spec, texts: int, length: int) -> float:
-    """Bytes to draw so many texts together: what layers keep of them, and of their next tokens.
+    """Return the bytes needed to draw texts together: the layers' caches and the next tokens.
 
-    Those are float32 logits and probabilities, and in float64 probabilities and their sums.
+    Next tokens need float32 logits and probabilities, and float64 probabilities and their sums.
     """
     slots = build(spec, device="meta").new_cache(texts, min(length, spec.max_length or length))
     kept = sum(one.nbytes for state in slots.states for one in state.tensors)
     return kept + 24.0 * texts * spec.vocab_size
 
 
-def own_samples(recipe: Recipe) -> tuple[int, int]:
-    """Frozen copies of the model, and texts that it draws together at most, in a run on them."""
-    objective = recipe.objectives[0]
-    if not isinstance(objective, PolicyGradient):
-        return 0, 0
-    return int(objective.has_reference and not recipe.adapter.rank), SLOTS
+def trained_state(recipe: Recipe, module: nn.Module) -> dict[str, Any]:
+    """Return the state that a run keeps for its model, by the argument names of `training_memory`.
+
+    `module` is what is trained, its weights frozen as the recipe says. `samples` is the largest
+    number of texts that the model draws together.
+    """
+    parameters, objective = count_parameters(module), recipe.objectives[0]
+    draws = isinstance(objective, PolicyGradient)
+    return {
+        "trained": parameters.trained / max(1, sum(parameters)),
+        "moments": recipe.optimizer.state_size(module) / max(1, parameters.trained),
+        "references": int(draws and objective.has_reference and not recipe.adapter.rank),
+        "samples": SLOTS if draws else 0,
+    }
 
 
 @dataclass(frozen=True)
@@ -157,10 +168,11 @@ class MemoryUse:
     """How a run fits into memory.
 
     Args:
-        data: who holds the model.
-        micro_batch_tokens: that pass through the model together.
-        needed, free: bytes of the run's tensors at their peak, and bytes for them.
-        idle: a warning where micro-batches are so large that some processes have none.
+        data: whether every process holds the whole model or a shard of it.
+        micro_batch_tokens: the number of tokens that pass through the model together.
+        needed: the bytes of the run's tensors at their peak.
+        free: the bytes that are free for them.
+        idle: a warning if micro-batches are so large that some processes have none, else "".
     """
 
     data: DataParallelism
@@ -171,10 +183,10 @@ class MemoryUse:
 
 
 def resumed_micro_batch(recipe: Recipe, before: Mapping[str, Any], parallel: Parallel) -> Recipe:
-    """The recipe with the micro-batch that so many processes have begun a run with.
+    """Return the recipe with the size of micro-batches that a run began with.
 
-    Another size would draw other dropout. `before` are the facts of the run; a key of the recipe
-    that was changed since decides.
+    Another size would draw different dropout. `before` are the facts of the run. The size in the
+    recipe is kept if it was changed since, or if the number of processes is another one.
     """
     recorded = before.get("recipe", {}).get("train", {}).get("micro_batch_tokens")
     size = before.get("micro_batch_tokens")
@@ -194,31 +206,30 @@ def fit_memory(
     precision: torch.dtype,
     device: torch.device,
 ) -> MemoryUse:
-    """What the recipe says, or what fits; the same on all processes.
+    """Return the layout and micro-batch of the recipe, or those that fit, alike on all processes.
 
-    `module` is what is trained, on any device.
+    `module` is the trained module, on any device.
 
-    Raises RecipeError where even weights and optimizer do not fit, or one row does not.
+    Raises RecipeError where weights and optimizer, or one row, do not fit.
     """
-    config, parameters, objective = recipe.parallel, count_parameters(module), recipe.objectives[0]
+    config, objective = recipe.parallel, recipe.objectives[0]
     free = free_memory(device) // (parallel.local_size if device.type == "cpu" else 1)
     # The weights may be there already.
     weights = sum(one.nbytes for one in module.parameters() if one.device.type == device.type)
     free += weights
     length = max(stream.longest for stream in streams)
     most_rows = max(stream.rows_per_step for stream in streams)
-    references, texts = own_samples(recipe)
+    state = trained_state(recipe, module)
     labelled = max(map(_labelled, streams))
     if isinstance(objective, PolicyGradient):
         length += objective.max_new_tokens
         labelled = objective.max_new_tokens / length
         most_rows *= objective.group
-        texts = min(texts, most_rows)
-        free += references * weights
-    moments = recipe.optimizer.state_size(module) / max(1, parameters.trained)
+        state["samples"] = min(state["samples"], most_rows)
+        free += state["references"] * weights
 
     def parts(rows: int, data: DataParallelism) -> dict[str, float]:
-        """Bytes by what they are for, of all models that are trained together."""
+        """Return the bytes of all models that are trained together, by use."""
         models = [
             training_memory(
                 spec,
@@ -228,11 +239,8 @@ def fit_memory(
                 device=device.type,
                 layout=Layout(data, config.tensor, config.activation_checkpointing),
                 gpus=parallel.size // config.replicas,
-                trained=parameters.trained / max(1, sum(parameters)),
-                moments=moments,
-                references=references,
-                texts=texts,
                 labelled=labelled,
+                **state,
             )
             for spec in objective.specs(objective.models(module)[""].spec)
         ]
@@ -241,12 +249,12 @@ def fit_memory(
     data = config.data
     if data is None:
         divided = config.tensor > 1 or config.replicas > 1
-        state = sum(parts(0, "ddp").values())
-        [sharded] = parallel.all_reduce_max(divided or state > _STATE_FRACTION * free)
+        whole = sum(parts(0, "ddp").values())
+        [sharded] = parallel.all_reduce_max(divided or whole > _STATE_FRACTION * free)
         data = "fsdp" if sharded else "ddp"
 
     def needed(rows: int) -> float:
-        """Bytes with some beside those of activations, for what was not foreseen."""
+        """Return the bytes in all, with a reserve in proportion to the activations."""
         bytes_of = parts(rows, data)
         return sum(bytes_of.values()) + (1 / _ACTIVATION_FRACTION - 1) * bytes_of["activations"]
 
@@ -278,12 +286,12 @@ def fit_memory(
 
 
 def _balanced(streams: Sequence[BatchStream], parallel: Parallel, most: int) -> int:
-    """The largest micro-batch of at most `most` tokens that gives all processes equal work."""
+    """Return the largest micro-batch of at most `most` tokens that gives processes equal work."""
     return min(stream.balanced_micro_batch(parallel.data_size, most) for stream in streams)
 
 
 def _labelled(stream: BatchStream) -> float:
-    """The fraction of tokens with labels in some examples; 1 where these are made later."""
+    """Return the fraction of tokens with labels in some examples; 1 if labels are made later."""
     if isinstance(stream.data, Rows):
         return 1.0
     rows = stream.data.take(np.arange(min(len(stream.data), _SOME_EXAMPLES)))

@@ -299,7 +299,7 @@ def _choose_defaults(tree: dict[str, Any], spec: Spec) -> None:
     labelled = any(kind.labelled for kind in kinds)
     has_new_weights = "init_from" not in tree["model"] or tree["model"].get("new_weights", False)
     optimizer = tree.setdefault("optimizer", {})
-    if has_new_weights and not labelled and spec is not None and spec.stacks:
+    if has_new_weights and not labelled and spec.stacks:
         own = is_own_size(tree["model"].get("preset") or "")
         tree.setdefault("defaults", "fast" if own else "published")
         _set_published(tree)
@@ -331,12 +331,12 @@ def _choose_initialization(
     tree: dict[str, Any], spec: ModelSpec, kinds: Sequence[type[Objective]]
 ) -> None:
     """Choose between the published and the fast initialization, in place."""
-    own = is_own_size(tree["model"].get("preset") or "")
-    if tree.get("defaults") == "fast":
+    own = is_own_size(tree["model"].get("preset") or "") and "defaults" not in tree
+    translates = all(kind.family == "encoder-decoder" for kind in kinds)
+    # T5 (fan-in) learns no faster with copy heads (benchmarks/LOG.md).
+    gains = translates and spec.initialization.kind != "fan-in"
+    if tree.get("defaults") == "fast" or (own and gains):
         tree["model"].setdefault("initialization", defaults.fastest_initialization(spec))
-    elif own and "defaults" not in tree and all(kind.family == "encoder-decoder" for kind in kinds):
-        chosen = defaults.source_to_target_initialization(spec)
-        tree["model"].setdefault("initialization", chosen)
 
 
 def _set_published(tree: dict[str, Any]) -> None:

@@ -1,6 +1,6 @@
-"""Steps of a model's own samples: prompts are read ahead, samples drawn when a step asks.
+"""Steps on a model's own samples: prompts are read ahead, and samples are drawn at each step.
 
-They follow from (weights, seed, step): nothing is saved, and a resumed run draws the same.
+Samples follow from (weights, seed, step): nothing is saved, and a resumed run draws the same ones.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from trivium.train.loader import GlobalBatch, Loader, equal_parts
 
 @dataclass(kw_only=True)
 class RolloutLoader(Loader):
-    """A loader that lets `PolicyGradient` draw what its steps learn from.
+    """A loader that lets `PolicyGradient` draw the samples that its steps learn from.
 
     Args:
-        lm: the model that draws, whole in every process.
-        module: what is trained.
-        precision: of activations.
+        lm: the model that draws samples, whole in every process.
+        module: the trained module.
+        precision: the precision of activations.
     """
 
     lm: LanguageModel
@@ -36,12 +36,12 @@ class RolloutLoader(Loader):
     _drawn: tuple[int, Batch] | None = field(default=None, init=False)
 
     def steps_from(self, number: int) -> Iterator[GlobalBatch]:
-        """As `Loader.steps_from`; the weights are those at the time when a step is asked for."""
+        """Yield batches as `Loader.steps_from` does, with samples of the weights at each step."""
         for step, batch in enumerate(super().steps_from(number), start=number):
             yield self._rolled_out(batch, step)
 
     def halve_micro_batches(self, number: int) -> GlobalBatch:
-        """As `Loader.halve_micro_batches`; the samples are the same."""
+        """Use smaller micro-batches as `Loader.halve_micro_batches` does, with the same samples."""
         return self._rolled_out(super().halve_micro_batches(number), number)
 
     def _rolled_out(self, batch: GlobalBatch, step: int) -> GlobalBatch:

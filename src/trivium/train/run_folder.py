@@ -18,7 +18,7 @@ from trivium.interop.settings import FILES
 from trivium.progress import handle_signals
 
 _LOCK = ".lock"
-# What `files.py` writes beside the place of a file or folder.
+# The temporary names that `files.py` uses while it writes a file or folder.
 _TEMPORARY = ".*.tmp"
 
 
@@ -29,10 +29,10 @@ Resume = bool | Literal["auto"]
 class RunFolder:
     """The files of one run, `runs/NAME/`.
 
-    `recipe.toml` (complete), the files of a model folder, `shards/` (of several sources
-    `shards/NAME/`), `texts/` (with `data.keep_text`), `examples/` (labelled ones, encoded),
-    `metrics.jsonl`, `run.json` (facts for the report), `report.html`,
-    `data/` (given from Python), `checkpoints/step-{n:08}/`; of fine-tuning `evaluation.json` and
+    These are `recipe.toml` (complete), the files of a model folder, `shards/` (with several sources
+    `shards/NAME/`), `texts/` (with `data.keep_text`), `examples/` (labelled examples, encoded),
+    `metrics.jsonl`, `run.json` (facts for the report), `report.html`, `data/` (data given from
+    Python) and `checkpoints/step-{n:08}/`. Fine-tuning adds `evaluation.json` and
     `predictions.jsonl`.
     """
 
@@ -44,7 +44,7 @@ class RunFolder:
         self.source_tokenizer = self.path / model_folder.SOURCE_TOKENIZER
         self.model_files = [self.spec, self.tokenizer, self.source_tokenizer]
         self.model_files += map(self.path.joinpath, FILES)
-        """All of a model but its weights."""
+        """The files of a model except its weights."""
         self.standard_input = self.path / "standard_input.txt"
         self.python_data = self.path / "data"
         self.weights = self.path / model_folder.WEIGHTS
@@ -56,15 +56,15 @@ class RunFolder:
         self.report = self.path / "report.html"
         self.checkpoints = self.path / model_folder.CHECKPOINTS
         self.training = False
-        """Whether the first step was reached, so that the run is worth keeping."""
+        """Whether the run has reached its first step, so that it is kept if it fails."""
         self.kept = True
-        """False after an attempt that left no trace."""
+        """False after a failed start whose files were removed."""
 
     def is_resumed(self, resume: Resume) -> bool:
-        """Whether this start continues the run that is here.
+        """Return whether this start continues the run in the folder.
 
-        So it is, too, where `torchrun` started this process anew in a run that it began before:
-        after a worker died or, of a run with --rdzv-id, as machines came or went.
+        A process that `torchrun` restarts continues its run, too. `torchrun` restarts processes
+        after a worker died and, with --rdzv-id, when machines join or leave.
 
         Raises RecipeError where there is no run to resume.
         """
@@ -86,27 +86,27 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether it holds a run that came to its first step."""
+        """Whether the folder has a run that reached its first step."""
         return self.recipe.is_file() and (self.facts.is_file() or self.checkpoints.is_dir())
 
     @property
     def resumable(self) -> bool:
-        """Whether it holds a checkpoint or a finished model."""
+        """Whether the folder has a checkpoint or a finished model."""
         checkpoint = next(model_folder.checkpoints(self.checkpoints), None)
         return checkpoint is not None or self.weights.is_file()
 
     @contextmanager
     def opened(self, *, resume: bool, overwrite: bool) -> Iterator[RunFolder]:
-        """Lock the folder for this process, or the several of a run, of which the first calls it.
+        """Lock the folder while inside; only the first process of a run calls this.
 
-        Nothing is decided, removed or written before. A run that is to be replaced is set aside,
-        and deleted when the new run has a checkpoint; if the new run ends without one, or is
-        killed, the old run comes back. An attempt that fails before its first step leaves no trace,
-        except text that was encoded and its tokenizer, which the next start uses.
+        Before this nothing is decided, removed or written. A run that is to be replaced is set
+        aside, and deleted once the new run has a checkpoint. If the new run ends without a
+        checkpoint, or is killed, the old run comes back. A start that fails before its first step
+        leaves no files, except encoded text and its tokenizer, which the next start uses.
 
         Raises:
-            RecipeError: another process trains here; there is a run, or something else, and it may
-                not be replaced.
+            RecipeError: another process trains here, or the folder has a run or other files that
+                may not be replaced.
         """
         if self._replaced.is_dir() and not self.resumable and not (resume and self.begun):
             with self._locked() as lock:
@@ -144,9 +144,9 @@ class RunFolder:
 
     @contextmanager
     def _leaving_no_trace(self) -> Iterator[None]:
-        """Remove what an attempt made that fails before its first step, but for encoded text.
+        """Remove the files of a start that fails before its first step, unless text is encoded.
 
-        An attempt to replace another run is removed if it fails before its first checkpoint.
+        A start that replaces another run is removed if it fails before its first checkpoint.
         """
         try:
             yield
@@ -160,7 +160,7 @@ class RunFolder:
             raise
 
     def remove_preparation(self) -> None:
-        """Remove what a start makes before its first checkpoint, and nothing else."""
+        """Remove the files that a start makes before its first checkpoint, and no others."""
         texts = self.standard_input, self.python_data, self.texts, self.examples
         shards = self.shards, partial_folder(self.shards)
         logs = self.metrics, self.facts, self.path / "tensorboard"
@@ -169,11 +169,11 @@ class RunFolder:
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
 
     def best(self, step: int) -> Path:
-        """Return the file with the weights of the evaluation at a step, the best so far."""
+        """Return the file of the best weights, given the step of their evaluation."""
         return self.checkpoints / f"best-{step:08}.safetensors"
 
     def keep_best(self, *steps: int) -> None:
-        """Delete the best weights of other steps than these."""
+        """Delete the best weights of all other steps."""
         kept = {self.best(step) for step in steps}
         for file in self.checkpoints.glob("best*.safetensors"):
             if file not in kept:
@@ -184,7 +184,7 @@ class RunFolder:
         files.write_json(self.facts, facts)
 
     def read_facts(self) -> dict[str, Any]:
-        """What `write_facts` wrote; nothing before training began."""
+        """Return what `write_facts` wrote; {} before training began."""
         facts = files.read_json(self.facts) if self.facts.is_file() else {}
         if not isinstance(facts, dict):
             raise CheckpointError(f"{self.facts} is no object of facts: delete it.")
@@ -196,7 +196,7 @@ class RunFolder:
             file.write(_json_line(record))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The records of `metrics.jsonl` up to a damaged one."""
+        """Return the records of `metrics.jsonl`, up to the first damaged one."""
         records = files.read_json_lines(self.metrics)
         return [*itertools.takewhile(lambda one: isinstance(one.get("step"), int), records)]
 
@@ -207,9 +207,9 @@ class RunFolder:
 
     @contextmanager
     def _locked(self) -> Iterator[TextIO]:
-        """Hold the lock, whose file has the id of the process that trains here.
+        """Hold the lock, whose file contains the id of the process that trains here.
 
-        Raises RecipeError where another process has it.
+        Raises RecipeError where another process has the lock.
         """
         file = self.path / _LOCK
         with ExitStack() as stack:
@@ -225,9 +225,10 @@ class RunFolder:
             yield lock
 
     def _check_free(self, *, known: bool) -> None:
-        """Refuse to write over a run, or anything that no run has left.
+        """Raise RecipeError if the folder has a run, or files that no run has left.
 
-        `known`: a run has been here. One that stopped before its first step does not block.
+        `known` is whether a run has been here. A run that stopped before its first step may be
+        written over.
         """
         if self.begun or (self.recipe.is_file() and not known):
             raise RecipeError(
@@ -242,7 +243,7 @@ class RunFolder:
 
     @property
     def _replaced(self) -> Path:
-        """Where a run waits until the run that replaces it has a checkpoint."""
+        """The folder of the old run until the run that replaces it has a checkpoint."""
         return self.path.with_name(f".{self.path.name}.replaced")
 
     def _where_replaced(self) -> str:
@@ -255,7 +256,7 @@ class RunFolder:
         )
 
     def _release(self) -> None:
-        """Delete the run that was replaced; if nothing was made, bring it back."""
+        """Delete the run that was replaced, or bring it back if the new run left nothing."""
         if self.resumable:
             shutil.rmtree(self._replaced, ignore_errors=True)
         elif not self.recipe.is_file():
@@ -270,7 +271,7 @@ class RunFolder:
 
 
 def _ignore(number: int, frame: Any) -> None:
-    """Let cleaning up finish: a second signal does not stop it."""
+    """Ignore a second signal, so that cleaning up finishes."""
 
 
 def _json_line(record: dict[str, Any]) -> str:
@@ -279,6 +280,6 @@ def _json_line(record: dict[str, Any]) -> str:
 
 
 def _torchrun_id() -> str:
-    """The --rdzv-id of `torchrun`; "" where it has none."""
+    """Return the --rdzv-id of `torchrun`, or ""."""
     name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
     return "" if name == "none" else name

@@ -1,8 +1,8 @@
 """The training loop: one visible `for`, for every model and every objective.
 
-Which rows make a step and what noise they get follows from (seed, step) alone: no state of a loader
-or a generator is saved. Losses are sums and counts: how a batch is split changes dropout, which is
-drawn for every micro-batch, and nothing else but rounding; its size is part of a run's recipe.
+The rows and the noise of a step follow from (seed, step) alone: no state of a loader or a generator
+is saved. Losses are sums and counts. How a batch is split into micro-batches therefore changes only
+rounding and dropout, which is drawn for every micro-batch; their size is part of a run's recipe.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from trivium.train.unfreezing import GradualUnfreezing
 
 # Steps between log lines.
 _LOG_EVERY = 10
-# Save also after so many seconds, the first time after a quarter of them, or after 20 times what
-# the last save took if that is longer.
+# Seconds after which a checkpoint is also saved, the first one after a quarter of them; or after 20
+# times the duration of the last save, if that is longer.
 _SAVE_SECONDS, _SAVE_SHARE = 120.0, 1 / 20
 
 
@@ -52,13 +52,13 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass
 class TrainState:
-    """What resuming needs besides weights and optimizer state.
+    """The state that resuming needs in addition to weights and optimizer state.
 
-    `preparation_seconds` passed before the first step. `last_losses` are those of the last steps,
-    so that a resumed run writes the log line an uninterrupted one writes. `best` is the score of
-    the best evaluation, if one is kept, and `best_step` its step; `evaluated_step` is that of the
-    last evaluation. `last_norms` are those of the gradient and `skipped_steps` those with a spike,
-    where these are skipped.
+    `preparation_seconds` passed before the first step. `last_losses` are the losses of the last
+    steps, so that a resumed run writes the same log line as an uninterrupted run. `best` is the
+    score of the best evaluation, if its weights are kept, and `best_step` its step;
+    `evaluated_step` is the step of the last evaluation. If spikes are skipped, `last_norms` are the
+    last gradient norms and `skipped_steps` is the number of skipped steps.
     """
 
     step: int = 0
@@ -75,26 +75,26 @@ class TrainState:
 
 
 class Hooks:
-    """What happens around the loop: show progress, log, evaluate, save; nothing unless overridden.
+    """Actions around the loop: show progress, log, evaluate, save; they do nothing by default.
 
-    `Callback` is what a user of `pretrain` hangs in.
+    Users of `pretrain` pass a `Callback` instead.
     """
 
     def step(self, number: int, progress: float) -> None:
-        """Show that so many steps are done, and a share `progress` of the budget."""
+        """Show that `number` steps are done, and the share `progress` of the budget is used."""
 
     def log(self, record: dict[str, Any], progress: float) -> None:
         """Write a record of `metrics.jsonl`."""
 
     def evaluate(self, trainer: Trainer, state: TrainState) -> tuple[dict[str, Any], bool]:
-        """Metrics on held-out data, and whether to stop early; notes the best in the state."""
+        """Return held-out metrics, and whether to stop early; update the best in `state`."""
         return {}, False
 
     def save(self, state: TrainState) -> None:
         """Write a checkpoint."""
 
     def out_of_memory(self, step: int, micro_batch_tokens: int) -> None:
-        """Note that from this step on micro-batches have so many tokens."""
+        """Store that from this step on micro-batches have `micro_batch_tokens` tokens."""
 
 
 class TrainStep(nn.Module):
@@ -105,7 +105,7 @@ class TrainStep(nn.Module):
         self.model = model
 
     def forward(self, objective: Objective, batch: TensorBatch) -> LossTerms:
-        """The summed terms of the loss of a micro-batch."""
+        """Return the summed terms of the loss of a micro-batch."""
         return objective.loss(self.model, batch)  # type: ignore[arg-type]
 
 
@@ -114,17 +114,18 @@ class Trainer:
     """Trains a model in place.
 
     Args:
-        recipe: with every number decided.
-        train_step: a `TrainStep`, its weights in float32 on `device`, or what `parallelize_step`
-            made of it.
+        recipe: the recipe with every number decided.
+        train_step: a `TrainStep` with float32 weights on `device`, or the result of
+            `parallelize_step`.
         loader: the batches.
-        optimizers: over the model's parameters, with peak learning rates.
-        precision: of activations.
+        optimizers: optimizers of the model's parameters, with peak learning rates.
+        device: the device of the model.
+        precision: the precision of activations.
         started: `time.monotonic` when the command began.
         parallel: the processes of the run.
-        hooks: what happens around the loop.
-        carried: what the model keeps from row to row, of an objective that carries state.
-        unfreezing: which layers a step trains, unless it trains all.
+        hooks: the actions around the loop.
+        carried: the state that the model carries from row to row, if the objective carries state.
+        unfreezing: the layers that each step trains; None if every step trains all layers.
     """
 
     recipe: Recipe
@@ -145,7 +146,7 @@ class Trainer:
 
         Raises:
             TrainingError: the loss is not finite; nothing after the last checkpoint is kept.
-            Interrupted: Ctrl-C or SIGTERM, after a checkpoint was written.
+            Interrupted: Ctrl-C or SIGTERM stopped the run, after a checkpoint was written.
         """
         config, schedule = self.recipe.train, self.recipe.schedule
         peak, forgets = self.recipe.optimizer.lr, decays_by_passes(self.recipe)
@@ -228,11 +229,11 @@ class Trainer:
         return state
 
     def reads_again(self, step: int) -> bool:
-        """Whether a step, counted from 0, takes rows that steps before it have taken."""
+        """Return whether a step, counted from 0, takes rows that earlier steps have taken."""
         return step >= math.ceil(self.loader.steps_per_epoch())
 
     def progress(self, state: TrainState, more_seconds: float = 0.0) -> float:
-        """Share of the budget used up, 0 to 1, when `more_seconds` will have passed."""
+        """Return the share of the budget that is used after `more_seconds` more seconds, 0 to 1."""
         train = self.recipe.train
         if train.minutes is not None:
             seconds = state.seconds + more_seconds - (state.preparation_seconds or 0.0)
@@ -255,13 +256,13 @@ class Trainer:
 
     @property
     def budget_steps(self) -> int:
-        """Steps of a budget in steps or epochs; the last one of an epoch may be smaller."""
+        """The number of steps of a budget in steps or epochs; the last step may be smaller."""
         steps, epochs = self.recipe.train.steps, self.recipe.train.epochs or 0.0
         # Less than the rounding error of the product.
         return steps or max(1, math.ceil(epochs * self.loader.steps_per_epoch() - 1e-6))
 
     def _evaluate_end(self, state: TrainState) -> None:
-        """Evaluate a run that was interrupted after its last evaluation and has no budget left."""
+        """Evaluate a run that has no budget left, if it was interrupted before its evaluation."""
         if state.evaluated_step == state.step:
             return
         metrics, _ = self.hooks.evaluate(self, state)
@@ -273,9 +274,9 @@ class Trainer:
     def _take_step(
         self, batch: GlobalBatch, state: TrainState, lr: float
     ) -> tuple[LossTerms, Tensor]:
-        """The losses of a step, none where a spike is skipped, and the norm of its gradient.
+        """Take a step. Returns its losses, {} if a spike is skipped, and the norm of its gradient.
 
-        Of several updates from the same batch those of the last one.
+        If a batch has several updates, these are the losses and the norm of the last update.
         """
         losses, norm = {}, torch.zeros(())
         for _ in range(batch.updates):
@@ -295,7 +296,10 @@ class Trainer:
         return losses, norm
 
     def _gradients(self, batch: GlobalBatch, step: int) -> tuple[GlobalBatch, LossTerms]:
-        """The losses of a batch, whose gradients are computed; it is cut where memory runs out."""
+        """Compute the gradients of a batch; where memory runs out, in smaller micro-batches.
+
+        Returns the batch and its losses.
+        """
         losses = None
         while losses is None:
             with suppress(torch.cuda.OutOfMemoryError):
@@ -305,7 +309,7 @@ class Trainer:
         return batch, losses
 
     def _is_skipped(self, state: TrainState, norm: Tensor) -> bool:
-        """Whether the gradient norm is a spike that is to be skipped; notes it in the state."""
+        """Return whether the gradient norm is a spike to skip; update the norms in the state."""
         factor, last_norms = self.recipe.train.skip_spikes, state.last_norms
         if factor is None:
             return False
@@ -315,9 +319,9 @@ class Trainer:
         return skipped
 
     def _halved_micro_batches(self, batch: GlobalBatch, step: int) -> GlobalBatch:
-        """The batch of a step in smaller micro-batches, which all steps have from now on.
+        """Return the batch of a step in smaller micro-batches, which all later steps also have.
 
-        Raises TrainingError the second time, and where there are several processes.
+        Raises TrainingError at the second call, and with several processes.
         """
         tokens = f"{batch.micro_batch_tokens:,}"
         if self.parallel.size > 1:  # the others wait for this one inside the step
@@ -341,11 +345,12 @@ class Trainer:
 
 
 def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTerms:
-    """Gradients of one step's mean loss, micro-batch by micro-batch; the sums of its terms.
+    """Compute the gradients of a step's mean loss. Returns the sums of the terms of the loss.
 
-    Every micro-batch is divided by the label counts of the whole step, so that the sum of their
-    gradients is the gradient of the full batch. Dropout is keyed by (seed, step, micro-batch).
-    Of several processes each computes its share; gradients and sums are those of all.
+    The loss of every micro-batch is divided by the label counts of the whole step, so that the sum
+    of their gradients is the gradient of the full batch. Dropout is keyed by (seed, step,
+    micro-batch). With several processes each computes its share; gradients and sums are those of
+    all processes.
     """
     if trainer.carried is not None:
         trainer.carried.begin(step, is_first=batch.is_first)
@@ -376,11 +381,11 @@ def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTer
 def validation_losses(
     trainer: Trainer, streams: Sequence[BatchStream], limit: int | None = None
 ) -> dict[str, float]:
-    """Mean losses of held-out data by the names they are logged with.
+    """Return mean losses on held-out data by the names under which they are logged.
 
-    The same rows or examples with the same noise every time, about `train.eval_tokens` of them, and
-    at most `limit` examples of a labelled source; `streams` are those of the sources that have
-    some. Leaves the model in evaluation mode.
+    Every call measures the same rows or examples with the same noise: about `train.eval_tokens`
+    tokens, and at most `limit` examples of a labelled source. `streams` are the streams of the
+    sources that have held-out data. The model is left in evaluation mode.
     """
     if not streams:
         return {}
@@ -410,7 +415,7 @@ def validation_losses(
 def _on_device(
     trainer: Trainer, batch: GlobalBatch, place: int, carried: CarriedState | None
 ) -> TensorBatch:
-    """A micro-batch, whose rows go on with the state of their lanes; not where it is repeated."""
+    """Return a micro-batch on the device, with the state of its lanes unless it is repeated."""
     tensors = to_device(batch.micro_batches[place], trainer.device)
     if batch.stream.objective.needs_whole_step:
         parallel = trainer.parallel
@@ -424,22 +429,22 @@ def _on_device(
 
 
 class StepTimer:
-    """Tokens/s while stepping; evaluations and checkpoints do not count."""
+    """Measures tokens per second without the time of evaluations and checkpoints."""
 
     def __init__(self) -> None:
         self.tokens, self.start = 0, time.monotonic()
         self.saved = self.start
         self.pause = self.eval_seconds = self.save_seconds = 0.0
-        """Seconds that the last pause, the last evaluation and the last checkpoint took."""
+        """The duration in seconds of the last pause, evaluation and checkpoint."""
 
     def save_is_due(self) -> bool:
-        """Whether the last checkpoint is so old that a crash would lose minutes."""
+        """Return whether the last checkpoint is so old that a crash would lose minutes."""
         age = time.monotonic() - self.saved
         seconds = _SAVE_SECONDS if self.save_seconds else _SAVE_SECONDS / 4
         return age > max(seconds, self.save_seconds / _SAVE_SHARE)
 
     def rate(self) -> float:
-        """Tokens/s since the last call."""
+        """Return the tokens per second since the last call."""
         now = time.monotonic()
         rate = self.tokens / max(now - self.start, 1e-9)
         self.tokens, self.start = 0, now
@@ -447,7 +452,7 @@ class StepTimer:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave out what happens inside."""
+        """Leave out the time inside."""
         begin = time.monotonic()
         yield
         self.pause = time.monotonic() - begin
@@ -455,7 +460,7 @@ class StepTimer:
 
 
 def progress_record(state: TrainState) -> dict[str, Any]:
-    """Where a run is, as every record of `metrics.jsonl` begins."""
+    """Return the step, tokens and seconds with which every record of `metrics.jsonl` begins."""
     return {"step": state.step, "tokens": state.tokens, "seconds": round(state.seconds, 3)}
 
 
@@ -472,9 +477,10 @@ def _check_finite(loss: float, norm: Tensor | float, step: int, lr: float) -> No
 
 @contextmanager
 def _stop_signals(parallel: Parallel) -> Iterator[Callable[[], bool]]:
-    """Note SIGINT and SIGTERM, to stop after the step; a second Ctrl-C stops at once.
+    """Yield a function that tells whether SIGINT or SIGTERM was received, to stop after the step.
 
-    `torchrun` passes a Ctrl-C on to processes that have it from the terminal already.
+    A second Ctrl-C stops at once, except under `torchrun`, which passes a Ctrl-C on to processes
+    that have already received it from the terminal.
     """
     received = False
 

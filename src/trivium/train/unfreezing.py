@@ -20,8 +20,8 @@ class GradualUnfreezing:
     Source: Howard and Ruder 2018, section 3.3, where a part is an epoch.
 
     Args:
-        model: what is trained; what needs no gradient stays as it is.
-        share: of the budget: that of all parts together.
+        model: the trained model; weights that need no gradient stay frozen.
+        share: the share of the budget that all parts take together.
     """
 
     def __init__(self, model: nn.Module, share: float) -> None:
@@ -30,10 +30,10 @@ class GradualUnfreezing:
         stages = sorted({max(1, depths[weight]) for weight in weights})
         self.share = share
         self.stages = [[w for w in weights if max(1, depths[w]) == stage] for stage in stages]
-        """The weights that are trained first, those that are next, and so on."""
+        """The weights of each stage, in the order in which their training begins."""
 
     def drop_gradients(self, progress: float) -> None:
-        """Drop those of the weights that are frozen at a share of the budget, 0 to 1."""
+        """Drop the gradients of weights that are frozen at this share of the budget, 0 to 1."""
         # Shares such as 0.3 / 0.1 may be a little less than the number that is meant.
         more = int(progress / self.share * (len(self.stages) - 1) + 1e-9)
         for weight in chain.from_iterable(self.stages[1 + more :]):

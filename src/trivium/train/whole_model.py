@@ -1,4 +1,4 @@
-"""The model of a run, of which a process may hold a part."""
+"""The whole model of a run, also where each process holds only a part."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from trivium.train.optimizers.muon import full_tensor
 
 @dataclass
 class WholeModel:
-    """What this process trains, and all of it, which metrics are computed with and which is saved.
+    """The part of the model that this process trains, and the whole model for metrics and saving.
 
     Args:
-        module: what is trained; of ELECTRA both models.
+        module: the trained module; for ELECTRA both models.
         lm: the model that is saved, its module a part of `module`.
-        models: what a run saves of a module, by folder; that of `lm` is "".
-        parallel: the processes.
-        divided: each of them holds a part of the weights; else it holds all.
+        models: a function from the module to the models that a run saves, by folder; the folder of
+            `lm` is "".
+        parallel: the processes of the run.
+        divided: whether each process holds only a part of the weights.
     """
 
     module: nn.Module
@@ -37,7 +38,7 @@ class WholeModel:
 
     def __post_init__(self) -> None:
         self.whole = self.module
-        """Of a divided one a copy, which `gather` fills on the first process."""
+        """The whole module; if `divided`, a copy, which `gather` fills on the first process."""
         if self.divided:
             memo: dict[int, Any] = {
                 id(one): nn.Parameter(torch.empty_like(one, device="meta"), one.requires_grad)
@@ -47,11 +48,11 @@ class WholeModel:
             self.lm.module = self.models(self.whole)[""]
 
     def gather(self, device: torch.device) -> None:
-        """Fill a divided model on the first process; all take part.
+        """Gather the weights of a divided model on the first process; all processes take part.
 
-        It is in the memory of the host, where weights come one after another, since a GPU may have
-        no space for all; and goes to a GPU where that has space for it, and for another at the end
-        of fine-tuning.
+        The weights are gathered one after another into the memory of the host, since a GPU may have
+        no space for all of them. The model then moves to the GPU if there is space for two copies:
+        the end of fine-tuning needs another one.
         """
         if not self.divided:
             return
@@ -68,6 +69,6 @@ class WholeModel:
                 self.whole.to(device)
 
     def release(self) -> None:
-        """Free the GPU of a model that was gathered: training needs its memory."""
+        """Move a gathered model to the host, since training needs the memory of the GPU."""
         if self.divided:
             self.whole.cpu()

@@ -52,7 +52,7 @@ _READING_KEYS = (
     *("validation", "separator", "text_field", "errors", "encoding"),
     *("keep_duplicates", "keep_text"),
 )
-# What the tokenizer and the shards of a run follow from, beside the text.
+# Sections of the recipe that decide, with the text, the tokenizer and the shards of a run.
 _PREPARED_BY = ("model", "tokenizer", "data", "mix")
 
 
@@ -65,13 +65,16 @@ class TextSource:
 
     @property
     def objective(self) -> Objective:
-        """How the model learns from it."""
+        """The objective that the model is trained with on this source."""
         return self.config.objective
 
 
 @dataclass
 class ExampleSource:
-    """A source of labelled examples, as its objective reads them; `train` until it is encoded."""
+    """A source of labelled examples, as its objective reads them.
+
+    `train` holds all training examples until they are encoded, and then a sample of them.
+    """
 
     config: MixConfig
     objective: LabelledObjective
@@ -79,24 +82,27 @@ class ExampleSource:
     valid: list[Any]
 
     cuts: dict[str, Ints] = field(default_factory=dict, init=False)
-    """`EncodedExamples.cuts` of every split that is encoded."""
+    """`EncodedExamples.cuts` by split, for the splits that are encoded."""
 
     @property
     def num_train(self) -> int:
-        """The number of training examples, once encoded of those that have a target token left."""
+        """The number of training examples.
+
+        Once they are encoded, only those that still have a target token are counted.
+        """
         return int(has_target(self.cuts[TRAIN]).sum()) if TRAIN in self.cuts else len(self.train)
 
     def texts(self, side: str = "texts") -> Iterator[str]:
-        """The "texts", "source_texts" or "target_texts" of the training examples."""
+        """Return the "texts", "source_texts" or "target_texts" of the training examples."""
         return getattr(self.objective, side)(self.train)
 
     def held_out(self, limit: int | None) -> list[Any]:
-        """At most `limit` held-out examples, evenly from all of them: files are often sorted."""
+        """Return at most `limit` held-out examples, evenly spaced since files are often sorted."""
         count = len(self.valid) if limit is None else min(limit, len(self.valid))
         return [self.valid[number * len(self.valid) // count] for number in range(count)]
 
     def note_cuts(self, split: str, cuts: Ints, length: int | None) -> None:
-        """Note what is cut of the examples of a split, and leave out those without a target.
+        """Store what is cut from the examples of a split, and leave out those without a target.
 
         Raises DataError where no example has a target token left.
         """
@@ -112,7 +118,7 @@ class ExampleSource:
             self.valid = list(itertools.compress(self.valid, kept))
 
     def num_bytes(self, side: str = "texts") -> int:
-        """Bytes of the training texts, or of one side of them."""
+        """Return the number of bytes of the training texts, or of one side of them."""
         return sum(len(text.encode()) for text in self.texts(side))
 
 
@@ -123,14 +129,14 @@ class RawText:
     config: MixConfig
     options: CorpusOptions
     keep: bool
-    """Whether its splits are written as text, too."""
+    """Whether the splits are also written as text."""
 
     def texts(self, side: str = "texts") -> Iterator[str]:
-        """The training texts."""
+        """Yield the training texts."""
         return training_texts(list(self.config.paths), self.options)
 
     def num_bytes(self, side: str = "texts") -> int:
-        """About how many bytes of text there are."""
+        """Return about how many bytes of text there are."""
         return text_bytes(self.config.paths)
 
 
@@ -139,11 +145,13 @@ _Source = RawText | TextSource | ExampleSource
 
 @dataclass
 class Corpus:
-    """All that a run reads.
+    """All data that a run reads, and its tokenizers.
 
     Args:
-        recipe: of the run, with the size of a new vocabulary.
-        source_tokenizer: None unless the encoder has one of its own.
+        recipe: the recipe of the run, with the size of a new vocabulary.
+        tokenizer: the tokenizer of texts and targets.
+        source_tokenizer: the tokenizer of sources; None unless the encoder has its own.
+        sources: the sources of text and of labelled examples.
     """
 
     recipe: Recipe
@@ -162,27 +170,30 @@ class Corpus:
         return [source for source in self.sources if isinstance(source, ExampleSource)]
 
     def count(self, what: str, split: str | None = None) -> int:
-        """How many "documents", "tokens", "text_bytes" or "duplicates" of text there are."""
+        """Return the number of "documents", "tokens", "text_bytes" or "duplicates" of the text."""
         splits = (item for source in self.texts for item in source.shards.manifest.splits.items())
         return sum(getattr(info, what) for name, info in splits if split in (None, name))
 
     def num_held_out(self, limit: int | None) -> int:
-        """Held-out examples of all sources, at most `limit` of each."""
+        """Return the number of held-out examples of all sources, at most `limit` per source."""
         return sum(len(source.held_out(limit)) for source in self.examples)
 
     def num_measured(self, limit: int | None) -> int:
-        """Held-out examples of the first source that has some, whose metric chooses the weights."""
+        """Return the number of held-out examples whose metric chooses the weights, at most `limit`.
+
+        These are the examples of the first source that has some.
+        """
         return next((len(one.held_out(limit)) for one in self.examples if one.valid), 0)
 
     def held_out_texts(self) -> Iterator[tuple[Objective, str]]:
-        """Beginnings of a few documents of every source, with the source's objective."""
+        """Yield the beginnings of a few documents of every source, with the source's objective."""
         for source in self.texts:
             held_out = VALIDATION in source.shards.names
             for text in source.shards.split(VALIDATION if held_out else TRAIN).excerpts:
                 yield source.objective, text.strip()
 
     def unigram_loss(self, shares: Sequence[float]) -> float | None:
-        """The unigram baseline in the units of `valid_loss`, None where there is none."""
+        """Return the unigram baseline in the units of `valid_loss`, or None where there is none."""
         offsets = [source.objective.unigram_offset for source in self.sources]
         if None in offsets:
             return None
@@ -191,7 +202,7 @@ class Corpus:
 
     @functools.cached_property
     def digests(self) -> dict[str, str]:
-        """Hashes of what an exact continuation needs unchanged, by a name for it."""
+        """Hashes, by name, of everything that an exact continuation needs unchanged."""
         tokenizers = [self.tokenizer, self.source_tokenizer]
         contents: dict[str, Iterable[Any]] = {
             "tokenizer": (one.fingerprint for one in tokenizers if one is not None),
@@ -215,19 +226,20 @@ class Corpus:
         return digests
 
     def free_examples(self) -> None:
-        """Free the encoded training examples, but for a sample of about a thousand to count in.
+        """Free the training examples, which are encoded, except for a sample of about a thousand.
 
-        They are Python objects in every process.
+        The examples are Python objects in the memory of every process. `unknown_shares` counts
+        tokens in the sample.
         """
         _ = self.digests  # of all examples, cached from now on
         for source in self.examples:
             source.train = source.train[:: max(1, len(source.train) // _SAMPLED_EXAMPLES)]
 
     def unknown_shares(self, *, generates_targets: bool) -> dict[str, float]:
-        """The share of unknown tokens in "text", and in "sources" and "targets" of examples.
+        """Return the share of unknown tokens in "text", and in "sources" and "targets" of examples.
 
-        Only an encoder-decoder generates targets: examples of other models are "texts", whose
-        labels are no tokens. The examples are those that `free_examples` has left.
+        Only an encoder-decoder generates targets. Examples of other models count as "texts", since
+        their labels are not tokens. The examples are those that `free_examples` has left.
         """
         unknown: Counter[str] = Counter()
         total: Counter[str] = Counter()
@@ -253,10 +265,11 @@ class Corpus:
 
 
 def remove_other_preparation(run: RunFolder, recipe: Recipe) -> bool:
-    """Remove what a start that stopped before its first step prepared from another recipe or text.
+    """Remove what an earlier start prepared from another recipe or other text.
 
-    Text that nothing is known of, labelled or from standard input, is another. Returns whether
-    something was removed.
+    The earlier start stopped before its first step. Labelled examples and standard input cannot be
+    compared with what the earlier start read, and count as other text. Returns whether something
+    was removed.
     """
     if not run.recipe.is_file():
         return False
@@ -396,7 +409,7 @@ def _with_own_files(config: MixConfig, run: RunFolder) -> MixConfig:
 def _tell_columns(
     recipe: Recipe, config: MixConfig, lines: Sequence[str], progress: ProgressLine
 ) -> None:
-    """Say which columns are read, of a mix with the name of the source."""
+    """Tell the user which columns are read; in a mix, with the name of the source."""
     for number, line in enumerate(lines):
         source = f"{config.name}: " if len(recipe.sources) > 1 else ""
         progress.say(labelled("" if number else "columns", source + line))
@@ -420,7 +433,7 @@ def _read_examples(
 
 
 def _remove_held_out(sources: Sequence[ExampleSource], line: ProgressLine) -> None:
-    """Remove the training examples whose group a source of the run holds out, and say how many.
+    """Remove the training examples whose group a source of the run holds out; tell how many.
 
     Raises DataError where no training example of a source is left.
     """
@@ -444,7 +457,7 @@ def _remove_held_out(sources: Sequence[ExampleSource], line: ProgressLine) -> No
 
 
 def _with_vocabulary_size(recipe: Recipe, spec: Spec, sources: Sequence[_Source]) -> Recipe:
-    """The recipe with the size of a new vocabulary: by the amount of text unless it is set."""
+    """Return the recipe with the size of a new vocabulary: as set, else by the amount of text."""
     config = recipe.tokenizer
     shards = any(isinstance(source, TextSource) for source in sources)
     if not isinstance(config, TokenizerConfig) or config.vocab_size or shards:
@@ -454,7 +467,7 @@ def _with_vocabulary_size(recipe: Recipe, spec: Spec, sources: Sequence[_Source]
 
 
 def _num_bytes(sources: Sequence[_Source], side: str = "texts") -> int:
-    """About how many bytes of text a tokenizer can be trained on."""
+    """Return about how many bytes of text a tokenizer can be trained on."""
     return sum(source.num_bytes(side) for source in sources if not isinstance(source, TextSource))
 
 
@@ -466,7 +479,7 @@ def _tokenizers(
     run: RunFolder,
     line: ProgressLine,
 ) -> tuple[Tokenizer, Tokenizer | None]:
-    """The tokenizer of targets and texts, and that of sources where the encoder has its own."""
+    """Return the tokenizer of texts and targets, and that of sources if the encoder has its own."""
     if base is not None:
         if base.tokenizer is None:
             raise RecipeError(f"{recipe.model.init_from} has no tokenizer, so it cannot read text.")
@@ -483,7 +496,7 @@ def _tokenizers(
             return Tokenizer.load(source.shards.tokenizer_path), None
 
     def trained(file: Path, side: str) -> Tokenizer:
-        """The tokenizer in a file of the run; trained first where there is none."""
+        """Return the tokenizer in a file of the run; where there is no file, train it first."""
         if not file.is_file():
             _train_tokenizer(recipe, sources, side, line).save(file)
         return Tokenizer.load(file)
@@ -528,9 +541,9 @@ def _encode(
     run: RunFolder,
     line: ProgressLine,
 ) -> TextSource:
-    """The shards of a source in the run's folder; finished ones of an earlier start are kept.
+    """Encode a source to shards in the run's folder, or open the shards of an earlier start.
 
-    Where other sources of a mix have another `validation`, what they hold out is not trained on.
+    Documents that other sources of a mix hold out, with another `validation`, are not trained on.
     """
 
     def show(progress: PrepareProgress) -> None:

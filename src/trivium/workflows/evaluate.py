@@ -60,7 +60,7 @@ _TEXT = TextOptions()
 
 
 def evaluation_tasks() -> tuple[str, ...]:
-    """What `evaluate` takes as `task`: perplexity, and every fine-tuning task."""
+    """Return the tasks that `evaluate` accepts: perplexity, and every fine-tuning task."""
     return (PERPLEXITY, *task_kinds())
 
 
@@ -76,23 +76,26 @@ def evaluate(
     quantize: Quantization | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Metrics:
-    """Metrics of a model on files: those of its task, with mistakes, or perplexity of text.
+    """Return metrics of a model on files: those of its task, with mistakes, or perplexity of text.
 
     Args:
-        model: a run, a checkpoint, a saved model, a Hugging Face folder or name, or a loaded one.
+        model: a run, a checkpoint, a saved model, a Hugging Face folder or name, or a
+            `LanguageModel`.
         data: labelled examples in the format of the task, or text: files, folders, globs.
         task: one of `evaluation_tasks()`; default: what the model was fine-tuned for, else
             perplexity.
-        limit: only the first documents or examples.
-        text: of perplexity; `errors` and `encoding` also of labelled examples.
+        limit: the number of documents or examples to read; all unless set.
+        text: options of perplexity; `errors` and `encoding` are also used for labelled examples.
         changes: keys of a task's objective, such as ["objective.text_field=review"], and keys of
-            `data_changes`, which go before those of `text`.
-        device, quantize: of a model that is loaded.
-        progress: of perplexity, called with the number of tokens that are scored.
+            `data_changes`, which override those of `text`.
+        device: the device that a model is loaded to, if it is not loaded yet.
+        quantize: how a model is quantized, if it is not loaded yet.
+        progress: called with the number of tokens that are scored (perplexity only).
 
     Raises:
-        DataError: a file that is missing or cannot be read.
-        TriviumError: an unknown task, an option of another one, or a model that cannot do it.
+        DataError: a file is missing or cannot be read.
+        TriviumError: the task is unknown, an option belongs to another task, or the model cannot
+            do the task.
     """
     if task is not None:
         check_task(task, evaluation_tasks())
@@ -166,7 +169,7 @@ def data_changes(changes: Changes) -> tuple[Changes, dict[str, Any]]:
 
 
 def check_task(task: str, tasks: Sequence[str]) -> None:
-    """Raise RecipeError for a task that is not among some."""
+    """Raise RecipeError for a task that is not in `tasks`."""
     if task not in tasks:
         known = ", ".join(tasks)
         raise RecipeError(
@@ -175,9 +178,9 @@ def check_task(task: str, tasks: Sequence[str]) -> None:
 
 
 def _training_data(paths: Sequence[str], recipe: dict[str, Any]) -> tuple[str, ...]:
-    """A note where a run was trained on one of these paths, by its recipe.
+    """Return a note if a run, by its recipe, was trained on one of these paths.
 
-    Files that the run held out are not trained on, also where they are among its data.
+    Files that the run held out were not trained on, even if they are among its data.
     """
     tables = (recipe.get("data", {}), *recipe.get("mix", []))
     trained, held_out = (_files(tables, key) for key in ("paths", "validation"))
@@ -188,14 +191,14 @@ def _training_data(paths: Sequence[str], recipe: dict[str, Any]) -> tuple[str, .
 
 
 def _files(tables: Sequence[dict[str, Any]], key: str) -> list[str]:
-    """The files and folders that are named under a key of some tables of a recipe."""
+    """Return the files and folders that tables of a recipe name under a key."""
     listed = [as_list(table.get(key)) for table in tables]
     patterns = [path for paths in listed if isinstance(paths, list) for path in map(str, paths)]
     return [path for pattern in patterns for path in glob.glob(pattern, recursive=True)]
 
 
 def _is_in(path: str, files: Sequence[str]) -> bool:
-    """Whether a path is one of some files, perhaps by another name (a link), or in one of them."""
+    """Return whether a path is one of the files, also by another name (a link), or inside one."""
     whole = Path(os.path.realpath(path))
     return any(
         whole.is_relative_to(os.path.realpath(one))
@@ -205,7 +208,7 @@ def _is_in(path: str, files: Sequence[str]) -> bool:
 
 
 def task_of(lm: LanguageModel) -> str:
-    """What a model was fine-tuned for, by its settings or capabilities; else "perplexity"."""
+    """Return the task of a model by its settings or capabilities, else "perplexity"."""
     if lm.settings.task in LabelledObjective.kinds:
         return str(lm.settings.task)
     tasks = (task for name, task in TASK_OF_CAPABILITY.items() if name in lm.capabilities)
@@ -215,9 +218,9 @@ def task_of(lm: LanguageModel) -> str:
 def objective_of(
     lm: LanguageModel, task: str, recipe: dict[str, Any], changes: Changes = ()
 ) -> LabelledObjective:
-    """The objective of a task as the recipe of the run has it; else from the model's settings.
+    """Return the objective of a task, with the keys of the run's recipe or the model's settings.
 
-    Raises RecipeError where a change is no key of the objective.
+    Raises RecipeError where a change is not a key of the objective.
     """
     trees = [source.get("objective", {}) for source in (recipe, *recipe.get("mix", []))]
     tree = next((tree for tree in trees if tree.get("kind") == task), {})
@@ -227,9 +230,9 @@ def objective_of(
 
 
 def task_objective(task: str, keys: dict[str, Any], changes: Changes) -> LabelledObjective:
-    """The objective of a task with its keys, changed.
+    """Return the objective of a task with these keys and changes.
 
-    Raises RecipeError where a change is no key of the objective.
+    Raises RecipeError where a change is not a key of the objective.
     """
     changed = changes_tree(changes)
     others = [name for name in changed if name != "objective"]
@@ -242,9 +245,9 @@ def task_objective(task: str, keys: dict[str, Any], changes: Changes) -> Labelle
 
 
 def run_recipe(path: Path) -> dict[str, Any]:
-    """The recipe of a run, given the run or a checkpoint in it; {} for other models.
+    """Return the recipe of a run, given the run or one of its checkpoints; {} for other models.
 
-    Raises RecipeError where it cannot be read.
+    Raises RecipeError where the recipe cannot be read.
     """
     file = (path.parent.parent if path.parent.name == CHECKPOINTS else path) / RECIPE
     if not file.is_file():

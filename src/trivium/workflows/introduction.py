@@ -28,7 +28,7 @@ from trivium.workflows.corpus import Corpus, ExampleSource
 from trivium.workflows.finished_run import HeldOutMetrics
 from trivium.workflows.model_setup import ModelSetup
 
-# Runs of fewer steps, in a budget that does not name them, are warned of.
+# A run of fewer steps gets a warning, unless its budget is in steps or minutes.
 _FEW_STEPS = 50
 
 
@@ -39,13 +39,13 @@ def run_facts(
     shares: Mapping[str, float],
     held_out: HeldOutMetrics,
 ) -> dict[str, Any]:
-    """What is trained, and on what.
+    """Return the facts about the model and the data that `run.json` stores.
 
     Args:
-        recipe: with every number decided.
+        recipe: the recipe with every number decided.
         corpus: the data.
         setup: the model.
-        shares: of the steps, by source.
+        shares: each source's share of the steps.
         held_out: the evaluations during training.
     """
     spec, texts, examples = setup.lm.spec, corpus.texts, corpus.examples
@@ -100,7 +100,7 @@ def introduce(
     facts: dict[str, Any],
     state: TrainState,
 ) -> None:
-    """Say what a run trains, on what, and for how long; `facts` are those of `run.json`."""
+    """Tell what a run trains, on which data, and for how long; `facts` are those of `run.json`."""
     if corpus.texts:
         _tell_text(line, recipe, facts)
         if recipe.data.packing == "truncate":
@@ -121,7 +121,7 @@ def introduce(
 
 
 def tell_steps(line: ProgressLine, trainer: Trainer, spec: Spec) -> None:
-    """Say how many steps a budget in epochs or tokens has, and warn where these are few."""
+    """Tell how many steps a budget in epochs or tokens has; warn if the steps are few."""
     train, steps = trainer.recipe.train, trainer.budget_steps
     if train.tokens is not None:
         steps = math.ceil(train.tokens / trainer.loader.step(0, ALONE).num_tokens)
@@ -137,7 +137,7 @@ def tell_steps(line: ProgressLine, trainer: Trainer, spec: Spec) -> None:
 
 
 def say_finished(line: ProgressLine, recipe: Recipe, state: TrainState) -> None:
-    """Say that a resumed run has used up its budget, and how to train on."""
+    """Tell that a resumed run has used up its budget, and how to continue training."""
     assert recipe.train.budget is not None
     name, size = recipe.train.budget
     done = {"steps": state.step, "tokens": state.tokens}.get(name, size)
@@ -153,18 +153,14 @@ def say_finished(line: ProgressLine, recipe: Recipe, state: TrainState) -> None:
 
 
 def _tell_text(line: ProgressLine, recipe: Recipe, facts: dict[str, Any]) -> None:
-    line.tell(
-        "text",
-        "run.documents",
-        **_some(facts, "documents", "train_tokens", "valid_tokens", "duplicates_dropped"),
-    )
+    line.tell("text", "run.documents", **facts)
     text_bytes = facts["bytes_per_token"] * (facts["train_tokens"] + facts["valid_tokens"])
     if recipe.data.separator == "blank" and text_bytes > LONG_BYTES * facts["documents"]:
         line.tell("", "run.long_documents", advice=translated("advice.separator_line"))
 
 
 def _tell_cut_documents(line: ProgressLine, corpus: Corpus, length: int) -> None:
-    """Say how many documents are longer than a row, and how many tokens that costs."""
+    """Tell how many documents are longer than a row, and how many tokens are lost."""
     splits = [source.shards.split(TRAIN) for source in corpus.texts]
     bounds = [split.document_bounds(np.arange(split.num_documents)) for split in splits]
     sizes = np.concatenate([stops - starts for starts, stops in bounds])
@@ -201,7 +197,7 @@ def _tell_examples(
 
 
 def _tell_cuts(line: ProgressLine, source: ExampleSource, setup: ModelSetup) -> None:
-    """Say how many examples of a source are cut, and what is lost of their targets."""
+    """Tell how many examples of a source are cut, and how much of their targets is lost."""
     cuts = np.concatenate([np.empty((0, 3), np.int64), *source.cuts.values()])
     cut, targets, lost = ((cuts[:, 0] > 0).sum(), *cuts[:, 1:].sum(axis=0))
     count, dropped = len(cuts), len(cuts) - has_target(cuts).sum()
@@ -226,16 +222,12 @@ def _tell_model(
         name=_name(recipe, setup),
         trained=trained if parameters.frozen else "",
         of_sources=of_sources if source_size else "",
-        **_some(facts, "num_parameters", "tokenizer_kind", "vocab_size"),
+        **facts,
     )
     if source_size:
         line.tell("", "run.not_exportable")
     elif problem := export_problem(setup.lm.spec):
         line.tell("", "run.export_problem", problem=problem)
-
-
-def _some(facts: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: facts[name] for name in names}
 
 
 def _name(recipe: Recipe, setup: ModelSetup) -> str:
@@ -282,7 +274,7 @@ def _tell_weights(line: ProgressLine, recipe: Recipe, corpus: Corpus, setup: Mod
 
 
 def _tell_published(line: ProgressLine, recipe: Recipe) -> None:
-    """Say which keys of the recipe are those of the preset's paper."""
+    """Tell which keys of the recipe are set as in the preset's paper."""
     preset = recipe.model.preset
     if recipe.defaults != "published" or preset is None or is_own_size(preset):
         return

@@ -1,4 +1,4 @@
-"""Labels of a model that is trained on: the rows of its head that it keeps, and their scale."""
+"""Labels of a model whose training continues: which rows of its head it keeps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trivium.spec import ClassifierHead, Head, TaggerHead
 
 @dataclass(frozen=True)
 class KnownLabels:
-    """The labels of a model to start from, beside those of the new data.
+    """The labels of a model to start from, and those of the new data.
 
     Args:
         before: the labels of the model, in the order of its head.
@@ -30,7 +30,7 @@ class KnownLabels:
 
     @property
     def kept(self) -> bool:
-        """Whether the model keeps its labels: at least one of them is in the new data."""
+        """Whether the model keeps its labels, since at least one of them is in the new data."""
         return not {*self.before}.isdisjoint(self.data)
 
     @property
@@ -40,7 +40,7 @@ class KnownLabels:
         return self.before + new if self.kept else self.data
 
     def sentences(self) -> Iterator[str]:
-        """Yield what happens to the labels, for the user."""
+        """Yield sentences that tell the user what happens to the labels."""
         added = [name for name in self.after if name not in self.before]
         unseen = [name for name in self.before if name not in self.data]
         if not self.before or not (added or unseen):
@@ -68,8 +68,8 @@ def known_labels(
 
     Args:
         base: the model to start from.
-        settings: with the labels of the data.
-        heads: those of the new task.
+        settings: settings with the labels of the data.
+        heads: the heads of the new task.
     """
     if base is None or settings.label_kind != base.settings.label_kind:
         return KnownLabels()

@@ -6,6 +6,7 @@ import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +39,19 @@ from trivium.workflows.known_labels import (
 
 @dataclass
 class ModelSetup:
-    """What is trained.
+    """The model of a run, ready to be trained.
 
     Args:
-        recipe: of the corpus, with keys of labelled objectives that follow from their examples.
-        vocabulary: facts of the tokenizer, with the decoder's start.
-        module: what the trainer sees; `lm.module` or, of ELECTRA, both models.
+        recipe: the recipe of the corpus, with the keys of labelled objectives that follow from
+            their examples.
+        vocabulary: the facts about the tokenizer, with the decoder's start token.
+        module: the module that the trainer trains: `lm.module` or, for ELECTRA, both models.
         lm: the model that the run saves.
-        parameters: how many are trained.
-        new_heads: kinds of heads whose weights are new, of a model with trained weights.
-        fitted: returns the settings of the model whose longest example has some number of tokens.
-        labels: those of the model before, beside those of the data.
+        parameters: the numbers of trained and frozen parameters.
+        new_heads: the kinds of heads with new weights in a model that starts from trained weights.
+        labels: the labels of the model to start from, and those of the data.
+        fitted: a function that returns the model's settings, given the number of tokens of the
+            longest example.
     """
 
     recipe: Recipe
@@ -61,7 +64,7 @@ class ModelSetup:
     fitted: Callable[[int], Settings]
 
     def fit_length(self, corpus: Corpus, longest: int) -> None:
-        """Let the model read as many tokens at once as the longest example has, if none is cut."""
+        """Set the model's length to that of the longest example, if no example is cut."""
         cut = any(cuts[:, 0].any() for one in corpus.examples for cuts in one.cuts.values())
         if corpus.examples and not cut and self.recipe.data.length is None:
             self.lm.settings = self.fitted(longest)
@@ -131,19 +134,12 @@ def set_up_model(
     before = None
     if base is not None and recipe.model.starts_from_weights:
         before = base.trained_length or 0
+    fitted = partial(_with_lengths, settings, final, corpus, before)
     lm = LanguageModel(
-        final,
-        models[""],
-        corpus.tokenizer,
-        _with_lengths(settings, final, corpus, before),
-        source_tokenizer=corpus.source_tokenizer,
+        final, models[""], corpus.tokenizer, fitted(), source_tokenizer=corpus.source_tokenizer
     )
     recipe.freeze_weights(lm.module)
     parameters = count_parameters(module)
-
-    def fitted(longest: int) -> Settings:
-        return _with_lengths(settings, final, corpus, before, longest)
-
     return ModelSetup(recipe, vocabulary, module, lm, parameters, new_heads, labels, fitted)
 
 
@@ -180,7 +176,7 @@ def copy_weights(
 
 
 def _has_head(spec: Spec, head: Head, labels: KnownLabels | None) -> bool:
-    """Return whether a model has a head, or one of the same form over labels of which some stay."""
+    """Return whether a model has a head; a head over labels also if only some labels stay."""
     if labels is None or not over_labels(head):
         return head in spec.heads
     same = (one for one in spec.heads if over_labels(one) and one.kind == head.kind)
@@ -188,7 +184,7 @@ def _has_head(spec: Spec, head: Head, labels: KnownLabels | None) -> bool:
 
 
 def _check_labels(corpus: Corpus) -> None:
-    """Raise RecipeError where sources of a mix have different labels, or labels of other tasks."""
+    """Raise RecipeError if the labelled sources of a mix differ in their task or labels."""
     known: dict[str, tuple[str, ...]] = {}
     for source in corpus.examples:
         names = source.objective.label_names([*source.train, *source.valid])
@@ -224,7 +220,10 @@ def _vocabulary(tokenizer: Tokenizer, settings: Settings) -> Vocabulary:
 
 
 def _with_prefixes(settings: Settings, objectives: Sequence[Objective]) -> Settings:
-    """Where tasks of a mix have different prefixes, a text says itself which is meant."""
+    """Return settings with the prefix of the task that is added to every source.
+
+    If the tasks of a mix have different prefixes, none is added: each source must begin with one.
+    """
     tasks = [each for each in objectives if isinstance(each, SourceToTarget)]
     prefixes = list(dict.fromkeys(task.prefix for task in tasks))
     if not tasks:
@@ -236,7 +235,7 @@ def _with_prefixes(settings: Settings, objectives: Sequence[Objective]) -> Setti
 def _with_generation_ids(
     settings: Settings, objectives: Sequence[Objective], vocabulary: Vocabulary
 ) -> Settings:
-    """Settings with the ids an encoder-decoder generates with: first, last, and padding."""
+    """Return settings with the first, last and padding ids that an encoder-decoder generates."""
     starts = [objective.decoder_start(vocabulary) for objective in objectives]
     starts += [vocabulary.bos_id, vocabulary.pad_id]
     ids = {
@@ -279,7 +278,7 @@ def _with_end_of_turn(settings: Settings, tokenizer: Tokenizer) -> Settings:
 def _final_spec(
     recipe: Recipe, spec: Spec, settings: Settings, corpus: Corpus, *, new: bool
 ) -> Spec:
-    """The spec with its vocabulary, the heads of all objectives, and this run's dropout."""
+    """Return the spec with its vocabulary, the heads of all objectives and this run's dropout."""
     heads: dict[str, Head] = {}
     for objective in recipe.objectives:
         heads |= {head.kind: head for head in objective.heads(spec, settings.labels)}
@@ -302,7 +301,10 @@ def _final_spec(
 
 
 def _with_padding(spec: Spec, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Positions that do not count padding know it by its id: their offset is one more."""
+    """Return changes of a spec whose positions do not count padding.
+
+    Such positions recognize padding by its id, and their offset is that id plus one.
+    """
     positions = spec.absolute_positions
     if not isinstance(positions, Learned) or positions.counted != "not-padding":
         return {}
@@ -313,19 +315,19 @@ def _with_padding(spec: Spec, tokenizer: Tokenizer) -> dict[str, Any]:
 def _with_lengths(
     settings: Settings, spec: Spec, corpus: Corpus, before: int | None, longest: int | None = None
 ) -> Settings:
-    """Return settings with the length of the longest rows, and of the longest input of examples.
+    """Return settings with the length of the longest rows and of the longest input of examples.
 
-    They also say where names of special tokens in the data were control tokens.
+    The settings also state whether names of special tokens in the data were control tokens.
 
     Args:
-        settings: without lengths of this run.
-        spec: of the model. RNNs and n-gram models have no length of rows: they carry a state or
-            read a few tokens.
-        corpus: what is read.
-        before: tokens of the longest rows that the model was trained on before; 0 if it is unknown,
-            which the length stays then; None for new weights.
-        longest: tokens of the longest example, if none is cut and the recipe sets no length; None
-            before the examples are encoded, and where one is cut.
+        settings: the settings without the lengths of this run.
+        spec: the spec of the model. RNNs and n-gram models get no row length, since they carry a
+            state or read a few tokens.
+        corpus: the data.
+        before: the number of tokens of the longest rows that the model was trained on before; None
+            for new weights. 0 means unknown, and the length then stays unknown.
+        longest: the number of tokens of the longest example, if no example is cut and the recipe
+            sets no length; None before the examples are encoded, and if an example is cut.
     """
     recipe, config, options = corpus.recipe, {**settings.config}, {**settings.tokenizer}
     lengths = [defaults.row_length(recipe)] if corpus.texts else []

@@ -92,14 +92,8 @@ def quickstart(
     for name, run in (("encoder", encoder), ("decoder", decoder)):
         losses = [r["valid_loss"] for r in run.read_metrics() if "valid_loss" in r]
         values = {"loss": losses[-1], "unigram_loss": run.read_facts()["unigram_loss"]}
-        line.say(
-            translated(
-                "quickstart.loss",
-                name=translated(f"quickstart.name_{name}"),
-                report=run.report,
-                **values,
-            )
-        )
+        name = translated(f"quickstart.name_{name}")
+        line.say(translated("quickstart.loss", name=name, report=run.report, **values))
     activate = ""
     if shutil.which("trivium") is None:  # it was started by its path
         activate = f"   . {Path(sys.prefix, 'bin', 'activate')}\n"

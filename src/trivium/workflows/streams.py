@@ -30,13 +30,13 @@ def build_streams(
     folder: Path,
     parallel: Parallel,
 ) -> list[BatchStream]:
-    """The batches of every source, or of held-out data those of the sources that have some.
+    """Return the batches of every source that has data in a split.
 
-    Labelled examples are encoded by the first process, to `folder`, where all read them.
+    The first process encodes labelled examples to `folder`, from which all processes read them.
 
     Raises:
         DataError: a source does not fill a row.
-        RecipeError: it has too few rows to carry state from one to another.
+        RecipeError: a source has too few rows to carry state from one row to another.
     """
     streams = []
     for number, source in enumerate(corpus.sources):
@@ -91,14 +91,14 @@ def build_streams(
 
 
 def _num_taken(recipe: Recipe, size: int) -> int | None:
-    """Rows of a budget in epochs; of a mix, whose sources are drawn, they are not known."""
+    """Return the number of rows of a budget in epochs; None for a mix, whose sources are drawn."""
     if recipe.mix or recipe.train.epochs is None:
         return None
     return max(1, math.ceil(recipe.train.epochs * size - 1e-6))
 
 
 def source_shares(recipe: Recipe, streams: Sequence[BatchStream]) -> dict[str, float]:
-    """The share of the steps of every source, by its weight or its number of rows."""
+    """Return every source's share of the steps, by its weight or its number of rows."""
     exponent = 1.0 / recipe.data.temperature
     sampling_weights = {
         source.name: source.weight or len(stream.data) ** exponent

@@ -17,9 +17,9 @@ from safetensors import SafetensorError
 
 from trivium.config import flattened
 from trivium.data.prepare import texts_changed
-from trivium.data.python_data import Data, named_data, write_data
+from trivium.data.python_data import Data, PathList, named_data, write_data
 from trivium.data.shards import Shards, are_shards, holds_shards
-from trivium.data.sources import Paths, missing_paths, path_names
+from trivium.data.sources import missing_paths
 from trivium.errors import CheckpointError, DataError, RecipeError, TriviumError
 from trivium.files import is_disk_full, write_file
 from trivium.messages import translated
@@ -54,8 +54,8 @@ from trivium.workflows.evaluate import check_task
 from trivium.workflows.model_setup import set_up_model
 from trivium.workflows.training_run import RunContext, train_run
 
-# What a resumed run may not change: rows, noise, weights, optimizer state and best weights follow
-# from it. Tables stand for all of their keys.
+# Keys that a resumed run may not change, since rows, noise, weights, optimizer state and best
+# weights follow from them. Tables stand for all of their keys.
 _FIXED = (
     *("seed", "defaults", "model", "tokenizer", "data", "objective", "mix", "adapter"),
     *("optimizer.kind", "train.batch_tokens", "train.batch_examples", "train.metric"),
@@ -88,19 +88,19 @@ def pretrain(
             or look like paths.
         validation: a held-out fraction of the documents, files, or the data itself.
         changes: ["optimizer.lr=3e-4", ...] or a nested dict, applied to the recipe.
-        resume: continue the run in `out` from its last good checkpoint; exactly, in that on a CPU
-            metrics and weights are those of a run that was never interrupted, unless the budget is
-            in minutes, where the clock decides the learning rate and the number of steps. Recipe,
-            data and changes are those of the run; what is given must agree with it, or change only
-            how the rest of the run trains. "auto": if there is one in `out`, else start it.
-        overwrite: replace a run that `out` holds.
+        resume: continue the run in `out` from its last good checkpoint. On a CPU metrics and
+            weights are then equal to those of a run that was never interrupted, unless the budget
+            is in minutes, where the clock decides the learning rate and the number of steps. The
+            recipe, data and changes are those of the run; arguments must agree with them, or change
+            only how the rest of the run trains. "auto": resume if `out` has a run, else start one.
+        overwrite: replace a run in `out`.
         suggest: show at the end a command that uses the model.
-        callbacks: called when the run logs, evaluates and saves.
+        callbacks: objects that are called when the run starts, logs, evaluates and saves.
         console: where progress is shown; standard error unless set.
 
     Raises:
-        TriviumError: a recipe, text, tokenizer or checkpoint that cannot be used.
-        Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
+        TriviumError: a recipe, text, tokenizer or checkpoint cannot be used.
+        Interrupted: Ctrl-C or SIGTERM stopped the run, after a checkpoint was saved.
     """
     started, threads = time.monotonic(), torch.get_num_threads()
     run = RunFolder(out)
@@ -192,11 +192,11 @@ def finetune(
         data: labelled files, which replace `data.paths`, or the examples as in `pretrain`.
         validation: a fraction of the examples, files, or the examples themselves.
         changes: ["train.epochs=3", ...] or a nested dict, applied to the recipe.
-        resume: as of `pretrain`, and so are `overwrite`, `callbacks` and `console`.
+        resume, overwrite, callbacks, console: as in `pretrain`.
 
     Raises:
-        TriviumError: examples, a model or a recipe that cannot be used.
-        Interrupted: after Ctrl-C or SIGTERM, when a checkpoint is saved.
+        TriviumError: examples, a model or a recipe cannot be used.
+        Interrupted: Ctrl-C or SIGTERM stopped the run, after a checkpoint was saved.
     """
     tree: dict[str, Any] = {}
     if task.endswith(".toml"):
@@ -223,7 +223,7 @@ def finetune(
 
 
 def _interrupted(run: RunFolder, recipe: Recipe) -> Interrupted:
-    """What is left of a run that was interrupted, and the command that resumes it."""
+    """Return the error of an interrupted run: what is left of it, and how to resume it."""
     if not run.kept:
         back = f"; the run that was in {run.path} is still there" if run.recipe.is_file() else ""
         first = "checkpoint" if run.training else "step"
@@ -239,14 +239,14 @@ def _interrupted(run: RunFolder, recipe: Recipe) -> Interrupted:
 def _chosen_recipe(
     run: RunFolder,
     recipe: AnyRecipe,
-    data: Paths,
-    validation: float | Paths | None,
+    data: PathList,
+    validation: float | PathList | None,
     changes: Changes,
     line: ProgressLine,
     *,
     resume: bool,
 ) -> Recipe:
-    """The recipe of a new run, or that of the resumed one, with what was named beside it.
+    """Return the recipe of a new or resumed run, with the data and changes that were given.
 
     Raises RecipeError or DataError, which also names all paths that do not exist.
     """
@@ -261,11 +261,9 @@ def _chosen_recipe(
             if before and not resume:
                 named = ", ".join(map(str, before))
                 line.tell("data", "run.replaced_paths", named=named)
-            apply_changes(tree, {"data": {"paths": list(path_names(data))}})
+            apply_changes(tree, {"data": {"paths": data}})
         if validation is not None:
-            fraction = isinstance(validation, float | int)
-            value = validation if fraction else list(path_names(validation))
-            apply_changes(tree, {"data": {"validation": value}})
+            apply_changes(tree, {"data": {"validation": validation}})
         if resume:
             return _resumed_recipe(run, tree, changes, line)
         chosen = build_recipe(tree, changes, where=recipe_name(recipe))
@@ -282,15 +280,14 @@ def _chosen_recipe(
     return chosen
 
 
-def _missing_data(data: Paths, validation: float | Paths | None) -> list[str]:
-    held_out = () if validation is None or isinstance(validation, float | int) else validation
-    return missing_paths((*path_names(data), *path_names(held_out)))
+def _missing_data(data: tuple[str, ...], validation: float | tuple[str, ...] | None) -> list[str]:
+    return missing_paths(data + (validation if isinstance(validation, tuple) else ()))
 
 
 def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, copies: int) -> None:
-    """Refuse a model that cannot be built, or is unsuitable for its objectives or rows.
+    """Raise RecipeError for a model that cannot be built, or that its objectives cannot train.
 
-    Before data is read. So many copies are built on the device.
+    This is checked before data is read. `copies` is the number of models built on the device.
     """
     needed, free = 4 * num_parameters(spec) * copies, hardware.free_memory(device)
     if needed > free:
@@ -322,9 +319,10 @@ def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, copies: in
 
 
 def _check_parallel(recipe: Recipe, spec: Spec, parallel: Parallel) -> None:
-    """Refuse layouts that an objective cannot have, before any data is prepared.
+    """Raise RecipeError for a layout that an objective cannot have, before data is prepared.
 
-    RNNs have no blocks that are computed twice: they may carry state with checkpointing.
+    RNNs may carry state with activation checkpointing, since none of their blocks is computed
+    twice.
     """
     for objective in recipe.objectives:
         if objective.carries_state and recipe.parallel.activation_checkpointing and spec.stacks:
@@ -342,9 +340,11 @@ def _check_parallel(recipe: Recipe, spec: Spec, parallel: Parallel) -> None:
 def _resumed_recipe(
     run: RunFolder, tree: dict[str, Any], changes: Changes, line: ProgressLine
 ) -> Recipe:
-    """The recipe of a run with changes, which may not touch what the run depends on.
+    """Return the recipe of a run with changes that keep everything the run depends on.
 
-    `tree` has the keys of what else was named: a preset, a recipe, a task, data.
+    `tree` has the keys of the preset, recipe, task or data that were also given.
+
+    Raises RecipeError for a change of anything else.
     """
     try:
         before = build_recipe(read_recipe(run.recipe), where=str(run.recipe))
@@ -389,9 +389,10 @@ def _resumed_recipe(
 
 
 def _refuse_other_texts(run: RunFolder, before: Recipe, after: Recipe) -> None:
-    """Refuse other raw text than the run has encoded; labelled files and shards are compared later.
+    """Raise RecipeError for other raw text than the run has encoded.
 
-    Files that have moved, with their size and time, are the same text.
+    Files that have moved but keep their size and time are the same text. Labelled files and shards
+    are compared later.
     """
     for old, new in zip(before.sources, after.sources):
         shards, held_out = run.shards / new.name, new.validation or 0.0
@@ -403,7 +404,7 @@ def _refuse_other_texts(run: RunFolder, before: Recipe, after: Recipe) -> None:
 
 
 def _without_paths(tree: Any) -> Any:
-    """Return a recipe's tree without paths."""
+    """Return a recipe's tree in which every path is None."""
     return map_paths(tree, lambda _: None)
 
 
@@ -415,7 +416,7 @@ def _refuse_change(run: RunFolder, key: str, old: Any, new: Any) -> NoReturn:
 
 
 def _differences(before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:
-    """(dotted key, value before, value after) of all keys that differ; None where it is unset."""
+    """Yield (dotted key, value before, value after) of all keys that differ; None is unset."""
     old, new = flattened(before), flattened(after)
     for key in {**old, **new}:
         if old.get(key) != new.get(key):

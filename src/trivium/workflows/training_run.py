@@ -1,4 +1,4 @@
-"""Training of one run: the loop, its evaluations and checkpoints, and what is said and written."""
+"""Training of one run: the loop, its evaluations and checkpoints, its output and its files."""
 
 from __future__ import annotations
 
@@ -43,20 +43,20 @@ from trivium.workflows.introduction import introduce, run_facts, say_finished, t
 from trivium.workflows.model_setup import ModelSetup
 from trivium.workflows.streams import build_streams, source_shares
 
-# Prompts whose responses in the course of a policy run are kept.
+# The number of prompts whose responses are logged at every evaluation of a policy run.
 _SAMPLES = 3
 
 
 @dataclass(frozen=True)
 class RunContext:
-    """Where a run is written and shown, and what trains it.
+    """The folder, output, device and processes of a run.
 
     Args:
-        run: its folder.
-        line: where it speaks; of processes other than the first it is quiet.
-        device: of this process.
-        parallel: the processes.
-        callbacks: of the user.
+        run: the folder of the run.
+        line: where progress is shown; quiet except in the first process.
+        device: the device of this process.
+        parallel: the processes of the run.
+        callbacks: the callbacks of the user.
         started: `time.monotonic` when the command began.
     """
 
@@ -71,7 +71,7 @@ class RunContext:
 def train_run(
     context: RunContext, corpus: Corpus, setup: ModelSetup, *, resume: bool
 ) -> FinishedRun | None:
-    """Train to the end of the budget, and write everything; None in all processes but one."""
+    """Train to the end of the budget, and write everything. The first process returns the run."""
     run, line, device, parallel = context.run, context.line, context.device, context.parallel
     module, lm, before = setup.module, setup.lm, run.read_facts()
     recipe = defaults.complete(
@@ -214,9 +214,9 @@ def train_run(
 
 @dataclass
 class RunHooks(Hooks):
-    """What a run does around the loop: progress, log, evaluations, checkpoints.
+    """The actions of a run around the loop: progress, log, evaluations, checkpoints.
 
-    `log_book` is that of the first process.
+    Only the first process has a `log_book`.
     """
 
     context: RunContext
@@ -228,10 +228,10 @@ class RunHooks(Hooks):
     optimizers: Optimizers
     log_book: RunLog | None
     saved_best_step: int
-    """The step of the best weights, as the last checkpoint has it."""
+    """The step of the best weights at the last checkpoint."""
 
     def step(self, number: int, progress: float) -> None:
-        """Show how far the run is."""
+        """Show the progress of the run."""
         if self.log_book is not None:
             self.log_book.show_progress(number, progress)
 
@@ -247,7 +247,7 @@ class RunHooks(Hooks):
                 callback.on_evaluate(record, self.model.lm)
 
     def out_of_memory(self, step: int, micro_batch_tokens: int) -> None:
-        """Note the smaller micro-batches, for --resume, and say so."""
+        """Store the smaller size of micro-batches for --resume, and warn the user."""
         smaller = {"micro_batch_tokens": micro_batch_tokens}
         self.context.run.write_facts(self.context.run.read_facts() | smaller)
         self.context.line.warn(
@@ -257,7 +257,10 @@ class RunHooks(Hooks):
         )
 
     def evaluate(self, trainer: Trainer, state: TrainState) -> tuple[dict[str, Any], bool]:
-        """Validation losses and, of labelled objectives, metrics, whose best weights are kept."""
+        """Return validation losses and metrics of labelled objectives, and whether to stop early.
+
+        The best weights are kept.
+        """
         self.context.line.update(translated("progress.evaluating"))
         measured = self.held_out
         record = validation_losses(trainer, self.validation_streams, measured.limit)
@@ -296,14 +299,18 @@ class RunHooks(Hooks):
         return record, state.evals_since_best >= patience
 
     def _keeps_best(self, trainer: Trainer, state: TrainState) -> bool:
-        """Whether the loss decides: a model overfits only text that it has seen before."""
+        """Return whether the weights of the lowest validation loss are kept.
+
+        Unless the recipe decides, they are kept from the second pass over the text on, since a
+        model overfits only text that it has seen before.
+        """
         train = self.recipe.train
         if train.keep_best is None and train.patience is None:
             return trainer.reads_again(state.step - 1)
         return train.keep_best is not False
 
     def _keep_if_best(self, state: TrainState, score: float) -> None:
-        """Write the weights if no evaluation before had a higher score; note it in the state."""
+        """Write the weights if no earlier evaluation had a higher score; update the state."""
         if math.isfinite(score) and (state.best is None or score > state.best):
             state.best, state.best_step, state.evals_since_best = score, state.step, 0
             run = self.context.run
@@ -329,7 +336,7 @@ class RunHooks(Hooks):
 
 
 def _check_divided(recipe: Recipe) -> None:
-    """Refuse objectives that draw samples, where no process has a whole model."""
+    """Raise RecipeError for an objective that draws samples, since no process has a whole model."""
     for objective in recipe.objectives:
         if objective.rolls_out:
             raise RecipeError(
@@ -347,7 +354,7 @@ def _open_log(
     facts: dict[str, Any],
     state: TrainState,
 ) -> RunLog:
-    """Write all of a run but its weights, and say what it trains."""
+    """Write all files of a run except its weights, and tell what the run trains."""
     run, before = context.run, context.run.read_facts()
     write_file(run.recipe, recipe_file(recipe))
     tokenizers = corpus.tokenizer, corpus.source_tokenizer
@@ -380,7 +387,7 @@ def _open_log(
 def _check_unchanged(
     context: RunContext, corpus: Corpus, before: Mapping[str, Any], *, verify: bool
 ) -> None:
-    """Refuse to resume a run, whose facts are `before`, with other data."""
+    """Raise RecipeError if a run with the facts `before` would be resumed with other data."""
     known, digests = before.get("digests", {}), corpus.digests
     changed = [name for name, digest in digests.items() if known.get(name) != digest]
     if changed:
@@ -394,7 +401,7 @@ def _check_unchanged(
 
 
 def _drop_abandoned_best(context: RunContext, state: TrainState) -> None:
-    """Delete best weights of steps after the checkpoint, and forget those that are missing."""
+    """Delete best weights of steps after the checkpoint; warn if those of the state are missing."""
     if state.best_step and not context.run.best(state.best_step).is_file():
         context.line.warn(
             f"the best weights so far, of step {state.best_step:,}, are missing: the best ones are "
@@ -409,7 +416,7 @@ def _drop_abandoned_best(context: RunContext, state: TrainState) -> None:
 def _say_resumed(
     context: RunContext, state: TrainState, machine: Mapping[str, Any], before: Mapping[str, Any]
 ) -> None:
-    """Say from where a run goes on, and what may change its last bits."""
+    """Tell at which step a run continues, and what may change the last bits of its results."""
     logged = max((record["step"] for record in context.run.read_metrics()), default=0)
     lost = translated("run.trained_again", logged=logged)
     context.line.tell(
