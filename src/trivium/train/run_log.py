@@ -17,6 +17,7 @@ from trivium.errors import MissingExtraError
 from trivium.messages import display_width, padded, translated
 from trivium.objectives import Monitor
 from trivium.progress import ProgressLine, short_duration
+from trivium.train.health import LossMonitor
 from trivium.train.recipe import TrainConfig
 from trivium.train.run_folder import RunFolder
 
@@ -40,7 +41,7 @@ class RunLog:
     config: TrainConfig
     facts: Mapping[str, Any]
     metric: str | None = None
-    monitor: Monitor | None = None
+    monitor: Monitor | LossMonitor | None = None
     _train_loss: float | None = field(default=None, init=False)
     _heading: str = field(default="", init=False)
     _measured: list[str] = field(default_factory=list, init=False)
