@@ -169,7 +169,7 @@ Of a step it is the mean of what its micro-batches add, each weighted by its rea
 def read(
     model: LanguageModule, inputs: Mapping[str, Tensor], *, select: Tensor | None = None
 ) -> tuple[Tensor, LossTerms]:
-    """Hidden states, and the term of what layers add to the loss, where they do.
+    """Return the hidden states, and the term that layers add to the loss, if they add one.
 
     Shape: [B, T, D], or of flat positions `select`, int64 [M], [M, D].
     """
@@ -182,7 +182,7 @@ def read(
 
 
 def token_losses(model: LanguageModule, batch: TensorBatch, *, smoothing: float = 0.0) -> LossTerms:
-    """Nats of the labelled positions through the head over the vocabulary, summed."""
+    """Return the nats of the labelled positions by the head over the vocabulary, summed."""
     hidden, terms = read(model, batch.inputs, select=batch.label_positions)
     return {"loss": model.lm_loss(hidden, batch.targets, smoothing=smoothing), **terms}
 
@@ -340,7 +340,7 @@ class Objective(Choice, Config, ABC):
         return None
 
     def learn(self, rows: Rows, vocabulary: Vocabulary) -> Self:
-        """The objective with what it takes from the training text before the first step."""
+        """Return the objective fitted to the training text, before the first step."""
         return self
 
     @abstractmethod
@@ -348,7 +348,7 @@ class Objective(Choice, Config, ABC):
         """Return inputs and labels of rows of a step: a pure function of its arguments."""
 
     def label_counts(self, batch: Batch) -> dict[str, int]:
-        """Labels of every term of the loss, counted on the host: what its sum is divided by."""
+        """Return the number of labels of every term of the loss, by which its sum is divided."""
         return {"loss": batch.num_labels}
 
     def term_weights(self) -> Mapping[str, float]:
@@ -441,9 +441,9 @@ class LabelledObjective(Objective):
         return self.examples(self.records(paths, options), options)
 
     def examples(self, records: Iterable[Any], options: RecordOptions) -> Iterator[Any]:
-        """Return the examples of records, of which the schema decides the columns.
+        """Return the examples of records, whose columns the schema decides.
 
-        What is no record is an example already.
+        Items that are not records are examples already.
         """
         schema = self.record_schema
         for record in records:
@@ -514,9 +514,9 @@ class LabelledObjective(Objective):
         `EncodedExamples.cuts` says what is cut.
         """
 
-    @abstractmethod
     def source_texts(self, examples: Sequence[Any]) -> Iterator[str]:
         """Return the texts that an encoder reads; for models without an encoder, all texts."""
+        return map(self.input_of, examples)
 
     def target_texts(self, examples: Sequence[Any]) -> Iterator[str]:
         """Yield the texts that the decoder of an encoder-decoder generates."""
@@ -576,7 +576,9 @@ def real_tokens(rows: RowBatch) -> np.ndarray:
 
 
 def compact(ids: Ints, shown: Bools, fill: int) -> tuple[Ints, Ints]:
-    """The ids that are shown, moved to the left of their rows, `fill` after them; how many: [B].
+    """Move the shown ids of every row to the left, and fill the rest of the row with `fill`.
+
+    Returns the rows, and the number of ids that are shown in each, [B].
 
     >>> compact(np.array([[5, 6, 7], [8, 9, 9]]), np.array([[1, 0, 1], [0, 1, 0]], dtype=bool), 0)
     (array([[5, 7],

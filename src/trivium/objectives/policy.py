@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import itertools
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -209,10 +209,6 @@ class PolicyGradient(Alignment):
         for reward in self.rewards:
             reward.check(record)
         return Prompt(prompt, dict(record), record.where)
-
-    def source_texts(self, examples: Sequence[Prompt]) -> Iterator[str]:
-        """Return the prompts."""
-        return (one.group for one in examples)
 
     def encode(self, examples: Sequence[Prompt], lm: LanguageModel) -> EncodedExamples:
         """The prompts; `sequence_labels` [N] are their numbers. The reference is made here."""

@@ -154,7 +154,7 @@ class PreferencePairs(GivenResponses):
 
 
 def _texts(record: Record, prompt: str | None, chosen: str, rejected: str) -> Preference:
-    """A pair of texts; without a prompt it is what they have in common at the beginning."""
+    """Return a pair of texts. Without a prompt, their common beginning becomes the prompt."""
     if prompt is None:
         prompt = _common_beginning(chosen, rejected)
         chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
@@ -164,9 +164,9 @@ def _texts(record: Record, prompt: str | None, chosen: str, rejected: str) -> Pr
 
 
 def _common_beginning(chosen: str, rejected: str) -> str:
-    """What two texts have in common, up to the last border of a word, without spaces there.
+    """Return the common beginning of two texts, which ends with a word, without the space after.
 
-    Of scripts without spaces every character is a border.
+    In scripts without spaces, it may end with any character.
 
     >>> _common_beginning("Q: why? A: because", "Q: why? A: begone")
     'Q: why? A:'
@@ -178,7 +178,7 @@ def _common_beginning(chosen: str, rejected: str) -> str:
 
 
 def _inside_word(text: str, at: int) -> bool:
-    """Whether a word goes on at a position, or a mark belongs to the character before."""
+    """Return whether a position is inside of a word, or before a mark of the last character."""
     before, after = text[at - 1], text[at]
     if unicodedata.combining(after) or unicodedata.category(after) in ("Mn", "Mc", "Cf"):
         return True

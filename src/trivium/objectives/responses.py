@@ -61,7 +61,7 @@ def drawn(
     *,
     group: int = 1,
 ) -> list[Response]:
-    """`group` responses to every prompt; number n depends on the weights and (its seed, n)."""
+    """Draw `group` responses to every prompt; number n depends on the weights and (its seed, n)."""
     requests = []
     for prompt, seed in prompts:
         ids, answers = prompt_ids(lm, prompt), not isinstance(prompt.prompt, str)
@@ -79,7 +79,7 @@ def drawn(
 
 
 def prompt_ids(lm: LanguageModel, one: Prompt) -> list[int]:
-    """A prompt as `generate` or `chat` reads it. Raises DataError where it is too long."""
+    """Encode a prompt as `generate` or `chat` does. Raises DataError where it is too long."""
     if isinstance(one.prompt, str):
         (ids,) = lm.prompts([one.prompt])
     else:

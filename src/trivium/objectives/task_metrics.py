@@ -49,7 +49,7 @@ def perplexity_of(nats: float, num_tokens: float) -> float:
 
 @dataclass(frozen=True)
 class Metrics:
-    """What a model reaches on labelled examples.
+    """The results of a model on labelled examples.
 
     Args:
         values: by name, the main one first. Shares (accuracy, F1, BLEU, ROUGE, ...) are fractions
@@ -88,7 +88,7 @@ class Metrics:
         return value if self.higher_is_better else -value
 
     def with_main(self, name: str | None) -> Metrics:
-        """The same with another value as the main one. Raises RecipeError where there is none."""
+        """Return the metrics with another main value. Raises RecipeError where it is missing."""
         if name is None:
             return self
         if name not in self.values:
@@ -101,10 +101,10 @@ class Metrics:
     def with_examples(
         self, predictions: Iterable[dict[str, Any]], mistakes: Iterable[Mistake] = ()
     ) -> Metrics:
-        """The same values with what was predicted for every example, and the worst mistakes.
+        """Return the values with the predictions of all examples, and the worst mistakes.
 
-        These are the ones of the highest confidence, of equal ones the first: wrong labels are
-        often among them.
+        The worst mistakes have the highest confidence; the first come first where it is equal.
+        Wrong labels are often among them.
         """
         worst = heapq.nsmallest(MAX_MISTAKES, mistakes, key=lambda one: -(one.confidence or 0.0))
         return dataclasses.replace(self, predictions=tuple(predictions), mistakes=tuple(worst))
