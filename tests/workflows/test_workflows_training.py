@@ -420,6 +420,23 @@ def test_standard_input_is_kept_in_the_run(text, tmp_path, monkeypatch):
     assert (run.path / "standard_input.txt").read_bytes() == text.read_bytes()
 
 
+@pytest.mark.parametrize("place", ["data", "validation"])
+def test_labelled_examples_are_read_from_standard_input(place, tmp_path, monkeypatch):
+    """Standard input has JSON lines, as for `eval`, and a resumed run reads them from the run."""
+    rows = [json.dumps({"text": f"{'ab'[n % 2]} {n}", "label": "ab"[n % 2]}) for n in range(40)]
+    (tmp_path / "file.jsonl").write_text("\n".join(rows[:30]))
+    (tmp_path / "stdin.jsonl").write_text("\n".join(rows[20:]))
+    given = {"data": tmp_path / "file.jsonl", "validation": tmp_path / "file.jsonl", place: "-"}
+    changes = {"train": {"steps": 1, "device": "cpu", "precision": "fp32"}}
+    common = {"out": tmp_path / "run", "console": quiet()}
+    with (tmp_path / "stdin.jsonl").open("rb") as file:
+        monkeypatch.setattr(sys, "stdin", type("Stdin", (), {"buffer": file}))
+        run = finetune("classification", model="bert-tiny", changes=changes, **given, **common)
+    assert (run.path / "standard_input.jsonl").read_text() == "\n".join(rows[20:])
+    assert run.read_facts()["train_examples"] == {"data": 10, "validation": 20}[place]
+    finetune("", changes=["train.steps=2"], resume=True, **common)
+
+
 def test_quickstart_trains_an_encoder_and_a_decoder(text, tmp_path, monkeypatch):
     presets = {"modernbert-mini": "modernbert-tiny", "llama-mini": "llama-tiny"}
 

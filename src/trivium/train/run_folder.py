@@ -161,7 +161,8 @@ class RunFolder:
 
     def remove_preparation(self) -> None:
         """Remove the files that a start makes before its first checkpoint, and no others."""
-        texts = self.standard_input, self.python_data, self.texts, self.examples
+        stdin = self.standard_input, self.standard_input.with_suffix(".jsonl")
+        texts = *stdin, self.python_data, self.texts, self.examples
         shards = self.shards, partial_folder(self.shards)
         logs = self.metrics, self.facts, self.path / "tensorboard"
         others = (self.path / "vocab.txt", *(() if self.resumable else (self.checkpoints,)))

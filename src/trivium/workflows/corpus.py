@@ -376,13 +376,14 @@ def _refuse_keys_beside_shards(recipe: Recipe) -> None:
 def _with_own_files(config: MixConfig, run: RunFolder) -> MixConfig:
     """Return the source with files of the run in place of standard input and data from Python.
 
-    Standard input is copied to the run, since tokenizer and shards both read it. Raises RecipeError
-    where the run has not stored data from Python.
+    Standard input is copied to the run, since tokenizer and shards both read it. Labelled examples
+    there are JSON lines. Raises RecipeError where the run has not stored data from Python.
     """
+    stdin = run.standard_input.with_suffix(".jsonl" if config.objective.labelled else ".txt")
 
     def own(path: str) -> str:
         if path == STDIN:
-            return str(run.standard_input)
+            return str(stdin)
         if not path.startswith(PYTHON):
             return path
         file = run.python_data / path.removeprefix(PYTHON)
@@ -396,8 +397,8 @@ def _with_own_files(config: MixConfig, run: RunFolder) -> MixConfig:
     given = config.paths
     if isinstance(config.validation, tuple):
         given += config.validation
-    if STDIN in given and not run.standard_input.is_file():
-        with replace_file(run.standard_input) as file:
+    if STDIN in given and not stdin.is_file():
+        with replace_file(stdin) as file:
             shutil.copyfileobj(sys.stdin.buffer, file)
     paths = tuple(map(own, config.paths))
     held_out = config.validation
