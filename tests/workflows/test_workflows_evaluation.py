@@ -12,11 +12,12 @@ from run_settings import quiet, settings
 
 import trivium
 from trivium import load
-from trivium.errors import RecipeError
+from trivium.errors import DataError, RecipeError
 from trivium.objectives.classification import TextClassification
 from trivium.objectives.task_metrics import Metrics
 from trivium.train.checkpoint import average_weights
 from trivium.workflows import finished_run
+from trivium.workflows.evaluate import evaluate
 from trivium.workflows.training import finetune, pretrain
 
 
@@ -160,3 +161,17 @@ def test_evaluations_fit_into_a_budget_in_minutes(encoder, reviews, tmp_path, mo
     assert (
         f"metrics    on {during[0]} of the held-out examples during training (about 0s" in printed
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "limit", "message"),
+    [('{"text": "a", "labl": "b"}', None, "no column for the label"), ("", 0, "no examples")],
+)
+def test_an_evaluation_without_examples_is_refused(line, limit, message, reviews, tmp_path):
+    changes = {"train": {"steps": 1, "device": "cpu", "precision": "fp32"}}
+    common = {"out": tmp_path / "run", "changes": changes, "console": quiet()}
+    run = finetune("classification", model="bert-tiny", data=reviews, **common)
+    (tmp_path / "bad.jsonl").write_text(line or '{"text": "a", "label": "good"}')
+    skip = ["data.bad_records=skip"]
+    with pytest.raises(DataError, match=message):
+        evaluate(run.path, tmp_path / "bad.jsonl", changes=skip, limit=limit)

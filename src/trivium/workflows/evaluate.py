@@ -16,7 +16,7 @@ from trivium.config import option
 from trivium.data.documents import ReadOptions, read_documents, text_columns
 from trivium.data.records import BadRecords, ReadReport, RecordOptions
 from trivium.data.sources import Paths, path_names
-from trivium.errors import RecipeError, TriviumError, did_you_mean
+from trivium.errors import DataError, RecipeError, TriviumError, did_you_mean
 from trivium.evaluate.perplexity import perplexity
 from trivium.inference.sampling_params import check_options
 from trivium.inference.text_model import TASK_OF_CAPABILITY
@@ -142,6 +142,9 @@ def evaluate(
     report = ReadReport()
     records = RecordOptions(errors=text.errors, encoding=text.encoding, bad=bad, report=report)
     examples = list(itertools.islice(objective.read(names, records), limit))
+    if not examples:
+        problems = () if bad is None else bad.lines
+        raise DataError("\n".join(problems) or f"{', '.join(names)}: no examples to evaluate.")
     metrics = objective.metrics(lm, examples)
     skipped = () if bad is None else bad.notes(len(examples))
     return dataclasses.replace(metrics, notes=(*report.lines, *skipped, *metrics.notes, *seen))
