@@ -68,7 +68,6 @@ OPTIONAL = {
     "nltk",
     "py3langid",
     "pyarrow",
-    "ray",
     "rouge_score",
     "sacrebleu",
     "scipy",

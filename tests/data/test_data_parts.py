@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import errno
-import os
 import random
 import re
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
-import ray
 
 from trivium.cli import main
 from trivium.data import Shards, pieces, prepare, text_batches
 from trivium.data.prepare import partial_folder, prepare_part
-from trivium.data.ray_parts import prepare_on_ray
 from trivium.data.splitting import CorpusOptions, read_splits
-from trivium.errors import DataError, MissingExtraError
+from trivium.errors import DataError
 
 
 @pytest.fixture
@@ -169,27 +164,3 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(
         assert main(command) == 1
     assert "out.partial: the disk is full. What is finished is kept" in capsys.readouterr().err
     assert main(command) == 0
-
-
-def test_ray_is_told_not_to_report_its_use(tmp_path, corpus, tokenizer, monkeypatch):
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "")  # so that it is as before afterwards
-    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED")
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtraError):
-        prepare_on_ray(corpus, tokenizer, tmp_path / "ray", 3)
-    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # Ray's own
-def test_parts_on_ray_are_the_same_bytes(tmp_path, corpus, tokenizer, monkeypatch):
-    # Of the tokenizer, and of the package where it is not installed.
-    folders = Path(__file__).parent, Path(prepare.__file__).parents[2]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, folders)))
-    ray.init(num_cpus=2, include_dashboard=False)
-    try:
-        prepare_on_ray(corpus, tokenizer, tmp_path / "ray", 3)
-    finally:
-        ray.shutdown()
-    prepare.prepare(corpus, tokenizer, tmp_path / "whole")
-    assert contents(tmp_path / "ray") == contents(tmp_path / "whole")

@@ -33,7 +33,6 @@ from trivium.data.prepare import (
     unfinished_tokenizer,
 )
 from trivium.data.prepare import prepare as prepare_shards
-from trivium.data.ray_parts import prepare_on_ray
 from trivium.data.shards import MANIFEST, TOKENIZER, Shards, unigram_loss
 from trivium.data.splitting import CorpusOptions, training_texts, write_split_texts
 from trivium.errors import DataError
@@ -66,7 +65,6 @@ def prepare(
     validation: str = "0.1",
     write_text: Path | None = None,
     part: Annotated[str | None, typer.Option(metavar="I/N")] = None,
-    ray: Annotated[int | None, typer.Option(metavar="N", min=1)] = None,
     overwrite: opt.Overwrite = False,
     **reading: Any,
 ) -> None:
@@ -82,7 +80,6 @@ def prepare(
         write_text: Also write train.txt and validation.txt to this folder.
         part: Only part I of N, for example one of N machines on a shared file system; afterwards
             the same command without --part merges them.
-        ray: In N parts on the Ray cluster of RAY_ADDRESS.
     """
     if STDIN in paths and (tokenizer is None or write_text is not None):
         raise DataError(
@@ -92,8 +89,7 @@ def prepare(
     if tokenizer is not None and (kind is not None or vocab_size is not None):
         raise DataError("give --tokenizer, or --kind and --vocab-size; not both.")
     options = CorpusOptions(validation=fraction_or_paths([validation]), **reading)
-    parts = part is not None or ray is not None
-    if parts and (tokenizer is None or overwrite or write_text is not None):
+    if part is not None and (tokenizer is None or overwrite or write_text is not None):
         raise DataError(
             "all parts need the same tokenizer: train it first (`trivium tokenizer train`) and "
             "give it with --tokenizer, without --overwrite and --write-text."
@@ -114,8 +110,6 @@ def prepare(
                 tokens = prepare_part(
                     paths, chosen, out, *_numbers(part), options=options, progress=show
                 )
-            elif ray is not None:
-                shards = prepare_on_ray(paths, chosen, out, ray, options=options, progress=show)
             else:
                 shards = prepare_shards(
                     paths, chosen, out, options=options, overwrite=overwrite, progress=show
