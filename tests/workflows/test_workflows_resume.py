@@ -348,6 +348,9 @@ def test_what_a_run_depends_on_must_not_have_changed(text, reviews, tmp_path):
     shard.write_bytes(ids)
     swap_two_tokens(run.tokenizer)
     refused(run, "tokenizer.json has changed since it encoded .* in .*shards/tokenizer.json")
+    message = r"cannot change data.validation: .* has a path, not 0.1"
+    with pytest.raises(RecipeError, match=message):
+        finetune("", out=tuned.path, resume=True, changes=["data.validation=0.1"], console=quiet())
     valid.write_text(valid.read_text().replace("good", "fine"))
     refused(tuned, "changed since this run began: labelled files")
     valid.write_bytes(reviews.read_bytes().replace(b'"text": "', b'"text": "also '))
