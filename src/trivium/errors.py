@@ -7,8 +7,9 @@ command line prints it without a traceback and exits with code 1. A broken invar
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 _LONGEST_MESSAGE = 4000
 
@@ -56,6 +57,15 @@ class MissingExtraError(TriviumError):
             f"{what} needs an optional part. Install it in the folder of Trivium's code: `make "
             f"setup EXTRAS={extra}`, or in an environment of your own `pip install '.[{extra}]'`."
         )
+
+
+@contextlib.contextmanager
+def importing_extra(what: str, extra: str) -> Iterator[None]:
+    """Raise MissingExtraError if an import inside fails: `what` needs the optional part `extra`."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(what, extra) from error
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trivium.errors import DataError, MissingExtraError
+from trivium.errors import DataError, importing_extra
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
@@ -71,10 +71,8 @@ def cache_folder(*keys: str) -> Path:
 
 
 def _file_system(url: str) -> Any:
-    try:
+    with importing_extra(f"Reading {url}", "remote"):
         import fsspec
-    except ImportError as error:
-        raise MissingExtraError(f"Reading {url}", "remote") from error
     try:
         return fsspec.core.url_to_fs(url)[0]
     except (ImportError, ValueError) as error:  # the library of a scheme is not installed

@@ -22,7 +22,7 @@ from typing import Any
 from trivium.config import option
 from trivium.data.documents import Document, ReadOptions, read_documents
 from trivium.data.sources import Paths
-from trivium.errors import DataError, MissingExtraError, did_you_mean, shorten
+from trivium.errors import DataError, did_you_mean, importing_extra, shorten
 from trivium.files import replace_folder, write_json
 from trivium.messages import english
 from trivium.text.symbols import WORD
@@ -218,14 +218,12 @@ def _rules(options: CleanOptions) -> tuple[dict[str, Any], Any]:
 
     Raises MissingExtraError.
     """
-    try:
+    with importing_extra("Cleaning", "clean"):
         import datatrove.pipeline.dedup.minhash
         import datatrove.pipeline.filters
         import datatrove.utils.hashing
         import datatrove.utils.word_tokenizers
         import py3langid  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("Cleaning", "clean") from error
 
     class Words(datatrove.utils.word_tokenizers.WordTokenizer):
         def word_tokenize(self, text: str) -> list[str]:

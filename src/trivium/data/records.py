@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any, TextIO
 
 from trivium.data.sources import Paths, Source, file_format, list_sources
-from trivium.errors import DataError, MissingExtraError, did_you_mean, shorten
+from trivium.errors import DataError, did_you_mean, importing_extra, shorten
 from trivium.files import STDIN, open_text, refuse_lfs_pointer
 from trivium.messages import translated
 from trivium.remote import is_remote, open_remote
@@ -488,11 +488,9 @@ def _find_separator(head: Sequence[str], usual: str) -> str:
 
 
 def _read_parquet(name: str, options: RecordOptions) -> Iterator[Record]:
-    try:
+    with importing_extra("Reading Parquet", "parquet"):
         import pyarrow
         import pyarrow.parquet
-    except ImportError as error:
-        raise MissingExtraError("Reading Parquet", "parquet") from error
     try:
         if not is_remote(name):
             refuse_lfs_pointer(name)
@@ -556,10 +554,8 @@ _PARQUET_TWINS = {
 
 def _read_hub(name: str) -> Iterator[Record]:
     """Yield the rows of `hf:NAME[@REVISION][:CONFIG][:SPLIT]`; the default split is "train"."""
-    try:
+    with importing_extra("Reading data of the hub", "hub"):
         import datasets
-    except ImportError as error:
-        raise MissingExtraError("Reading data of the hub", "hub") from error
     parts = name.removeprefix("hf:").split(":")
     dataset, _, revision = parts[0].partition("@")
     if not dataset or len(parts) > 3:

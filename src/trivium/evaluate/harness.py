@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trivium.errors import MissingExtraError, SpecError, TriviumError, did_you_mean
+from trivium.errors import SpecError, TriviumError, did_you_mean, importing_extra
 from trivium.evaluate.perplexity import rolling_log_probability
 from trivium.evaluate.prompting import truncate_left
 from trivium.inference.score import encode_item, score_continuations
@@ -30,10 +30,8 @@ def harness_model(lm: LanguageModel) -> Any:
     Raises:
         MissingExtraError: the harness is not installed.
     """
-    try:
+    with importing_extra("lm-evaluation-harness", _EXTRA):
         from lm_eval.api.model import LM
-    except ImportError:
-        raise MissingExtraError("lm-evaluation-harness", _EXTRA) from None
 
     class HarnessModel(LM):
         """`LM` by means of `LanguageModel`."""
@@ -106,10 +104,8 @@ def find_tasks(tasks: Sequence[str], *, folder: str | Path | None = None) -> Any
 
     Raises as `run_tasks`.
     """
-    try:
+    with importing_extra("lm-evaluation-harness", _EXTRA):
         from lm_eval.tasks import TaskManager
-    except ImportError:
-        raise MissingExtraError("lm-evaluation-harness", _EXTRA) from None
     if folder is not None and not Path(folder).is_dir():
         raise TriviumError(f"{folder}: there is no such folder of tasks.")
     manager = TaskManager(

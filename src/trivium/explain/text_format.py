@@ -11,10 +11,6 @@ from trivium.messages import display_width, padded
 _WIDTH, _CURVE_ROWS = 79, 9
 
 
-def _is_number(text: str) -> bool:
-    return text.strip("-+.0123456789e,% ") == ""
-
-
 def underlined(title: str, line: str) -> str:
     """A title over a line of its length."""
     return f"{title}\n{line * display_width(title)}"
@@ -26,8 +22,8 @@ def paragraph(words: str) -> str:
 
 
 def numeric_columns(cells: Sequence[Sequence[str]]) -> list[bool]:
-    """Which columns have numbers alone under their names, which are the first row."""
-    return [all(map(_is_number, column[1:])) for column in zip(*cells)]
+    """Return which columns consist of numbers, except for their names in the first row."""
+    return [not "".join(column[1:]).strip("-+.0123456789e,% ") for column in zip(*cells)]
 
 
 def table_text(caption: str, cells: Sequence[Sequence[str]]) -> str:

@@ -113,10 +113,11 @@ def initialize(model: LanguageModule, seed: int) -> None:
 def _initialize_transformer(model: Transformer, generator: torch.Generator) -> None:
     start = model.spec.initialization
     weights: WeightStart = module_class(start)(start, model)
-    norms = {id(w) for m in model.modules() if _is_norm(m) for w in m.parameters(recurse=False)}
+    kinds = nn.LayerNorm | nn.RMSNorm | nn.GroupNorm
+    scales = {id(norm.weight) for norm in model.modules() if isinstance(norm, kinds)}
     for name, weight in model.named_parameters():
         if weight.ndim == 1:
-            weight.fill_(1.0 if id(weight) in norms and name.endswith("weight") else 0.0)
+            weight.fill_(1.0 if id(weight) in scales else 0.0)
         else:
             weights.draw(name, weight, generator)
     if isinstance(start, spec.Normal) and start.residual_init == "zero":
@@ -152,10 +153,6 @@ def _initialize_earlier(model: RecurrentModel | NGramModel, generator: torch.Gen
         else:
             outputs = hidden if ".weight_ih_" in name else len(weight)  # of one gate
             draw_uniform(weight, math.sqrt(6.0 / (outputs + weight.shape[1])), generator)
-
-
-def _is_norm(module: nn.Module) -> bool:
-    return isinstance(module, nn.LayerNorm | nn.RMSNorm | nn.GroupNorm)
 
 
 def _set_to_identity(linear: nn.Linear) -> None:

@@ -35,8 +35,7 @@ def cut_texts(parts: Iterable[tuple[str, bool]], encode: Encode, limit: int) -> 
         encode: returns the ids of texts, without special tokens.
         limit: the number of characters of a chunk.
     """
-    before = text = ""
-    target = limit
+    before, text, target = "", "", limit
     for part, is_last in parts:
         text += part
         while target + _CONTEXT < len(text):
@@ -45,12 +44,10 @@ def cut_texts(parts: Iterable[tuple[str, bool]], encode: Encode, limit: int) -> 
                 target += limit
                 continue
             yield Chunk(before, text[:border], is_last=False)
-            before, text = text[border - _CONTEXT : border], text[border:]
-            target = limit
+            before, text, target = text[border - _CONTEXT : border], text[border:], limit
         if is_last:
             yield Chunk(before, text, is_last=True)
-            before = text = ""
-            target = limit
+            before, text, target = "", "", limit
 
 
 def _find_border(text: str, target: int, encode: Encode) -> int | None:

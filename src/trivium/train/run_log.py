@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trivium.errors import MissingExtraError
+from trivium.errors import importing_extra
 from trivium.messages import display_width, padded, translated
 from trivium.objectives import Monitor
 from trivium.progress import ProgressLine, short_duration
@@ -141,8 +141,6 @@ def _step(step: int) -> str:
 
 def _event_writer(folder: Path) -> Any:
     """TensorBoard's writer. Raises MissingExtraError where it is not installed."""
-    try:
+    with importing_extra("train.tensorboard = true", "tensorboard"):
         from torch.utils.tensorboard.writer import SummaryWriter
-    except ImportError:
-        raise MissingExtraError("train.tensorboard = true", "tensorboard") from None
     return SummaryWriter(folder)

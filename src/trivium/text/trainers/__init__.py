@@ -146,8 +146,11 @@ class TokenizerConfig(TokenizerSource, ABC):
         `space_before_words`: tokens of words begin with their space, and so does a mask. Names of
         special tokens in the texts are left out: no token that is learned has the same name.
 
-        Raises TokenizerError: the library fails on the text.
+        Raises TokenizerError: the vocabulary is too small for its characters, or the library fails
+        on the text.
         """
+        characters = [*more_special_tokens, *options.get("initial_alphabet", ())]
+        self.check_size(len(self.special_tokens) + len(characters))
         mask = token_of_role("mask", self.special_tokens) if space_before_words else None
         special_tokens = added_tokens(self.special_tokens, with_space=mask)
         trainer = trainer_class(

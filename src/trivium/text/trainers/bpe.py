@@ -37,7 +37,6 @@ class BPE(CharacterTokenizerConfig):
         )
         backend.decoder = decoders.Metaspace(prepend_scheme="first")
         texts, alphabet = self.cover(texts, backend.normalizer)
-        self.check_size(len(self.special_tokens) + len(alphabet))
         self.run_trainer(
             backend,
             trainers.BpeTrainer,

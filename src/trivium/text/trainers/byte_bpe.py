@@ -26,7 +26,6 @@ class ByteBPE(TokenizerConfig):
 
     def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
         """Learn merges."""
-        self.check_size(len(self.special_tokens) + 256)
         backend = tokenizers.Tokenizer(models.BPE())
         backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         backend.decoder = decoders.ByteLevel()

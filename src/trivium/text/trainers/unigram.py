@@ -59,7 +59,6 @@ class Unigram(CharacterTokenizerConfig):
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
         backend.decoder = decoders.Metaspace(prepend_scheme="first")
         texts, alphabet = self.cover(texts, backend.normalizer)
-        self.check_size(len(self.special_tokens) + len(alphabet))
         self.run_trainer(
             backend,
             trainers.UnigramTrainer,

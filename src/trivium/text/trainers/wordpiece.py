@@ -39,7 +39,6 @@ class WordPiece(CharacterTokenizerConfig):
         # The library numbers ## characters at random, and decides ties between merges by these
         # numbers; as special tokens they keep their order.
         inner = [WORDPIECE_PREFIX + char for char in alphabet if not is_single_word(char)]
-        self.check_size(len(self.special_tokens) + len(alphabet) + len(inner))
         self.run_trainer(
             backend,
             trainers.WordPieceTrainer,
