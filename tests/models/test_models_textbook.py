@@ -11,8 +11,9 @@ from small_models import random_model
 from torch.nn import functional as F
 
 from trivium.data.batch import IGNORE_INDEX, Batch
-from trivium.models import build
+from trivium.models import build, num_parameters
 from trivium.objectives.base import to_device
+from trivium.presets import presets
 from trivium.train.recipe_loading import load_recipe
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -149,3 +150,15 @@ def test_other_listings_are_one_key_away():
     assert {stack.norms for stack in spec.stacks} == {("before",)}
     assert {stack.norm.kind for stack in spec.stacks} == {"layer"}
     assert load_recipe("textbook-transformer-mini").optimizer.betas == (0.9, 0.98)
+
+
+@pytest.mark.parametrize("name", [name for name in presets if name.startswith("textbook-")])
+def test_a_preset_has_as_many_weights_as_its_listing(name):
+    """Two vocabularies of 37,000, six layers in each stack, and an output layer of its own."""
+    with torch.device("meta"):
+        # batch_first has no effect on the weights; without it PyTorch warns.
+        layers = torch.nn.Transformer(512, 8, 6, 6, 2048, batch_first=True)
+        tables = [torch.nn.Embedding(37_000, 512) for _ in range(2)]
+        whole = torch.nn.ModuleList([layers, *tables, torch.nn.Linear(512, 37_000)])
+    listed = sum(weight.numel() for weight in whole.parameters())
+    assert num_parameters(presets[name]) == listed == 101_009_544

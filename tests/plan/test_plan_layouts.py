@@ -9,15 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import BertConfig, BertForMaskedLM
 
 from trivium import cli
 from trivium.models import build
 from trivium.objectives.base import TensorBatch, token_losses
+from trivium.plan.forecast import planned_model
 from trivium.plan.layouts import Step, Workload
 from trivium.plan.training_plan import fewest_gpus, plan_training
 from trivium.presets import catalogue, presets
+from trivium.spec import AttentionRNNSpec, ModelSpec
 from trivium.train.gpus import GPUS
 from trivium.train.memory import Layout
+from trivium.train.recipe_loading import load_recipe
 
 # Model, GPUs, tokens of a step and tokens/s of each GPU, an A100 of 80 GB. LLaMA: Touvron et al.
 # 2023, section 2.4 (65B) and table 15; Llama 2: its table 2; both are tokens by GPU-hours. OPT:
@@ -88,6 +92,44 @@ def test_changes_keep_what_is_published_and_follow_the_tokenizer_and_the_adapter
     assert memory["memory_bytes"]["weights"] == full["weights"]
     for part in ("gradients", "optimizer"):
         assert memory["memory_bytes"][part] < 0.01 * full[part]
+
+
+def test_a_plan_counts_the_weights_of_the_published_listing(capsys):
+    """BERT for masked language modeling has neither a pooler nor a head of sentence pairs."""
+    config = BertConfig(vocab_size=30_528, max_position_embeddings=512)  # a multiple of 64
+    with torch.device("meta"):
+        published = BertForMaskedLM(config)
+    plan = planned(capsys, "textbook-bert", "--gpus", "1")
+    assert plan["parameters"] == published.num_parameters()
+
+
+@pytest.mark.parametrize(
+    ("name", "heads"),
+    [
+        ("bert-tiny", {"mlm"}),
+        ("bert-base", {"mlm"}),
+        ("albert-tiny", {"mlm"}),
+        ("electra-tiny", {"replaced-token"}),
+        ("gpt2-tiny", {"lm"}),
+        ("t5-tiny", {"lm"}),
+        ("elmo-tiny", {"lm"}),
+    ],
+)
+def test_a_plan_has_the_heads_of_the_objective(name, heads):
+    spec, _ = planned_model(load_recipe(name))
+    assert {head.kind for head in spec.heads} == heads
+
+
+def test_a_plan_has_the_vocabularies_of_the_run():
+    for changes, source in (
+        ({}, None),
+        ({"model.separate_vocabularies": True}, 1024),
+    ):
+        changes |= {"objective.kind": "translation", "tokenizer.vocab_size": 1000}
+        for name in ("transformer-tiny", "textbook-transformer-base", "bahdanau-rnnsearch"):
+            spec, _ = planned_model(load_recipe(name, changes))
+            assert isinstance(spec, AttentionRNNSpec | ModelSpec)
+            assert (spec.vocab_size, spec.source_vocab_size) == (1024, source)
 
 
 def test_sizes_of_our_own_are_planned_as_they_train(capsys):

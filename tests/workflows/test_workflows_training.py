@@ -24,6 +24,7 @@ from trivium.data.shards import TRAIN
 from trivium.errors import DataError, RecipeError, TriviumError
 from trivium.models import build
 from trivium.report import read_run, summarize
+from trivium.spec import ModelSpec
 from trivium.train import defaults, hardware, memory
 from trivium.workflows import quickstart as quickstart_module
 from trivium.workflows.corpus import Corpus, ExampleSource
@@ -222,6 +223,23 @@ def test_fine_tuning_a_preset_an_adapter_and_two_vocabularies(
     assert "of the tokens of the targets are unknown to the tokenizer" in printed
     verdict = summarize(read_run(again.path)).verdict
     assert "a model whose tokenizer knows this text" in verdict
+
+
+@pytest.mark.filterwarnings("ignore:a text ends at its limit")  # after one step
+def test_a_preset_of_two_vocabularies_trains_with_one_unless_told(tmp_path):
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("\n".join(f"the cat {n} sat\tle chat {n} dort" for n in range(40)))
+    heads = {"mixer": {"num_heads": 2, "head_dim": 8}, "feed_forward": {"d_ff": 8}}
+    stack = {"num_layers": 1, **heads}
+    run = finetune(
+        "translation", model="textbook-transformer-base", data=pairs, out=tmp_path / "run",
+        changes={"train": {"steps": 1, "device": "cpu"}, "tokenizer": {"vocab_size": 150},
+                 "model": {"d_model": 16, "encoder": stack, "decoder": stack}},
+        console=quiet(),
+    )  # fmt: skip
+    spec = trivium.load(run.path).spec
+    assert isinstance(spec, ModelSpec)
+    assert (spec.vocab_size, spec.source_vocab_size) == (128, None)
 
 
 def test_chinese_text_gets_chinese_samples_and_suggestions(tmp_path):

@@ -234,7 +234,7 @@ def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
     objective = recipe.objectives[0]
     spec, vocabulary = planned_model(recipe, recipe.data.paths)
     objective.check_tokens(vocabulary)
-    spec = spec.with_heads(objective.heads(spec)).with_dropout(defaults.dropout(recipe))
+    spec = spec.with_dropout(defaults.dropout(recipe))
     recipe = defaults.complete(recipe, spec)
     device = hardware.choose_device(recipe.train.device)
     length, batch_tokens = defaults.row_length(recipe), recipe.train.batch_tokens
@@ -273,11 +273,21 @@ def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
 
 
 def planned_model(recipe: Recipe, paths: Sequence[str] = ()) -> tuple[Spec, Vocabulary]:
-    """The spec that a recipe trains, and the vocabulary of its tokenizer.
+    """Return the spec that a recipe trains, and the vocabulary of its tokenizer.
 
-    Of a tokenizer that is not trained yet these are its special tokens and any others. Unless
-    their number is set, it follows from the amount of text in `paths`, else from the spec.
+    Unless only labelled examples decide on the heads, the spec has those of the objectives. A
+    tokenizer that is not trained yet has its special tokens and any others. Unless their number is
+    set, it follows from the amount of text in `paths`, else from the spec.
     """
+    spec, vocabulary = _planned_vocabulary(recipe, paths)
+    if recipe.labelled:
+        return spec, vocabulary
+    heads = {head.kind: head for one in recipe.objectives for head in one.heads(spec)}
+    return spec.with_heads(tuple(heads.values())), vocabulary
+
+
+def _planned_vocabulary(recipe: Recipe, paths: Sequence[str]) -> tuple[Spec, Vocabulary]:
+    """Return the spec of a recipe with the size of its vocabulary, and that vocabulary."""
     if recipe.model.init_from is not None:
         base = load(str(recipe.model.init_from), device="meta")
         known = None if base.tokenizer is None else base.tokenizer.vocabulary
@@ -286,7 +296,7 @@ def planned_model(recipe: Recipe, paths: Sequence[str] = ()) -> tuple[Spec, Voca
     assert spec is not None
     if isinstance(tokenizer, TokenizerFile):
         vocabulary = Tokenizer.load(tokenizer.path).vocabulary
-        return spec.replace(vocab_size=defaults.embedding_rows(vocabulary.size)), vocabulary
+        return defaults.with_vocabularies(spec, vocabulary.size), vocabulary
     assert isinstance(tokenizer, TokenizerConfig)
     size = tokenizer.vocab_size
     if size is None and paths:
@@ -296,7 +306,8 @@ def planned_model(recipe: Recipe, paths: Sequence[str] = ()) -> tuple[Spec, Voca
         next(read_documents(paths, reading))
         size = defaults.vocabulary_size(spec, text_bytes(paths))
     if size is not None:
-        spec = spec.replace(vocab_size=defaults.embedding_rows(size))
+        source = size if recipe.model.separate_vocabularies else None
+        spec = defaults.with_vocabularies(spec, size, source)
     special = tokenizer.special_vocabulary
     specials = tuple(range(special.size))
     return spec, dataclasses.replace(special, size=spec.vocab_size, special_ids=specials)

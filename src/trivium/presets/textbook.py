@@ -9,12 +9,12 @@ _TRANSFORMER = "after Vaswani et al. 2017 (Transformer, as a textbook lists it"
 
 
 def _transformer(*, pre_norm: bool = False) -> Preset:
-    """The Transformer of a textbook's PyTorch listings.
+    """Return the Transformer of a textbook's PyTorch listings.
 
-    Unlike the paper's it has biases in attention, an untied output with a bias, norms that divide
-    by the deviation of a sample, one more after each stack, dropout of hidden units, and token
-    vectors that start uniform as matrices do. With `pre_norm` it is another book's: LayerNorm
-    before each sublayer, no dropout of hidden units.
+    Unlike the paper's it has a vocabulary for each language, biases in attention, an untied output
+    with a bias, norms that divide by the deviation of a sample, one more after each stack, dropout
+    of hidden units, and token embeddings that start uniform as matrices do. With `pre_norm` it has
+    the layers of another textbook: LayerNorm before each sublayer, no dropout of hidden units.
     """
     d_model = 512
     stack = spec.Stack(
@@ -30,6 +30,7 @@ def _transformer(*, pre_norm: bool = False) -> Preset:
     )
     model = spec.ModelSpec(
         vocab_size=37_000,
+        source_vocab_size=37_000,
         d_model=d_model,
         embedding=spec.Embedding(positions=spec.Sinusoidal(), scale=d_model**0.5),
         encoder=stack,

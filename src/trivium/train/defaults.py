@@ -70,6 +70,14 @@ def embedding_rows(vocab_size: int) -> int:
     return -(-vocab_size // 64) * 64
 
 
+def with_vocabularies(spec: Spec, size: int, source_size: int | None = None) -> Spec:
+    """Return the spec for tokenizers of these sizes; without `source_size` both sides share one."""
+    changes: dict[str, int | None] = {"vocab_size": embedding_rows(size)}
+    if hasattr(spec, "source_vocab_size"):
+        changes["source_vocab_size"] = source_size and embedding_rows(source_size)
+    return spec.replace(**changes)
+
+
 def sample_bytes(kind: type[TokenizerConfig], minutes: float) -> int:
     """Text to train a tokenizer of a kind on, where the budget of the run is in minutes."""
     fitting = _SAMPLE_SHARE * 60.0 / kind.seconds_per_mb * 1e6

@@ -289,14 +289,12 @@ def _final_spec(
         )
     known = [head.kind for head in spec.heads]
     ordered = sorted(heads, key=lambda kind: known.index(kind) if kind in known else len(known))
-    changes: dict[str, Any] = {}
     if new:
-        changes["vocab_size"] = defaults.embedding_rows(corpus.tokenizer.vocab_size)
-        if corpus.source_tokenizer is not None:
-            rows = defaults.embedding_rows(corpus.source_tokenizer.vocab_size)
-            changes["source_vocab_size"] = rows
-        changes |= _with_padding(spec, corpus.tokenizer)
-    final = spec.replace(**changes).with_heads(tuple(heads[kind] for kind in ordered))
+        source = corpus.source_tokenizer
+        sizes = corpus.tokenizer.vocab_size, source.vocab_size if source else None
+        spec = defaults.with_vocabularies(spec, *sizes)
+        spec = spec.replace(**_with_padding(spec, corpus.tokenizer))
+    final = spec.with_heads(tuple(heads[kind] for kind in ordered))
     return final.with_dropout(defaults.dropout(recipe))
 
 
