@@ -275,9 +275,9 @@ def _description(parameter: Any) -> str:
 
 
 def names(language: str) -> str:
-    """docs/book/LANGUAGE/names.md: systems and terms in both languages, by page and command."""
+    """docs/book/LANGUAGE/names.md: systems, terms and formulas in both languages, by command."""
     listed = tomllib.loads((DOCS / "book" / "coverage.toml").read_text(encoding="utf-8"))["items"]
-    named = [item for item in listed if item["kind"] in ("system", "term")]
+    named = [item for item in listed if item["kind"] in ("system", "term", "formula")]
     other = "zh" if language == "en" else "en"
     reason = f"reason_{language}"
 
