@@ -103,6 +103,14 @@ def test_optional_parts_are_installed_from_the_checkout() -> None:
         assert ("-e '.[metrics,serve]'" in done.stdout) == ("EXTRAS" in command)
 
 
+def test_a_tokenizer_has_one_name_in_chinese() -> None:
+    """It is called 分词器 on pages, in messages and in the playground, as by most of the web."""
+    texts = [*PAGES, *READMES, ROOT / "mkdocs.yml", *(ROOT / "src").rglob("*.toml")]
+    words = re.compile("词元分析|词元化器|标记器|标记化|令牌化|切词器|词法分析")
+    assert [path.name for path in texts if words.search(path.read_text(encoding="utf-8"))] == []
+    assert sum("分词器" in path.read_text(encoding="utf-8") for path in texts) > 10
+
+
 def test_links_of_the_docs_lead_to_files() -> None:
     for page in PAGES:
         links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
