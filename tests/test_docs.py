@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from packaging.version import Version
 from page_examples import DOCS, SmallRunner, agrees, check_page, load_script, run_examples
 
 import trivium
-from trivium.cli import commands, load_command
+from trivium.cli import commands, load_command, main
 from trivium.data.documents import read_documents
 from trivium.errors import MissingExtraError, TriviumError
 from trivium.objectives.chat import Chat
@@ -37,6 +38,7 @@ from trivium.objectives.tagging import Tagging
 from trivium.serve.security import PUBLIC
 from trivium.serve.server import allowed_hosts
 from trivium.train.recipe_loading import build_recipe
+from trivium.workflows import corpus
 
 ROOT = Path(__file__).parent.parent
 READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
@@ -316,6 +318,63 @@ def test_the_examples_of_a_page_run_and_print_what_it_says(
         for command in EARLIER.get(name, ()):
             runner.run(command)
         check_page(DOCS / name, runner)
+
+
+class _SplitError(Exception):
+    """Raised in place of the rest of a run, with the number of examples on each side."""
+
+
+def _stop(*arguments: Any) -> None:
+    (sources,) = (one for one in arguments if isinstance(one, list))
+    examples = [source for source in sources if isinstance(source, corpus.ExampleSource)]
+    raise _SplitError(*((len(source.train), len(source.valid)) for source in examples))
+
+
+COUNTED = re.compile(r"^examples   ([\d,]+) to train on, ([\d,]+) held out", re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if COUNTED.search((DOCS / name).read_text(encoding="utf-8"))]
+)
+def test_numbers_of_examples_on_pages_are_those_of_the_split(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data is read and split as in the command, with a new small model; then the run ends."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(corpus, "_tokenizers", _stop)
+    assert main(["samples", "samples"]) == 0
+    earlier = ["tutorials/alignment.md"] if name == "book/en/alignment.md" else []
+    for page in (*earlier, name):
+        for example in run_examples.examples((DOCS / page).read_text(encoding="utf-8")):
+            if example.file:
+                file, text = example.file
+                text = re.sub('init_from = "runs/[^"]*"', 'preset = "gpt2-tiny"', text)
+                Path(file).write_text(text, encoding="utf-8")
+            documented = COUNTED.findall(example.output or "") if page == name else []
+            found = []
+            for command in example.commands:
+                if command.startswith("python make_"):
+                    runpy.run_path(command.split()[1])
+                elif documented and re.match("trivium (pretrain|finetune) ", command):
+                    found += examples_of(shlex.split(command)[1:])
+            numbers = [tuple(int(one.replace(",", "")) for one in pair) for pair in documented]
+            assert numbers == found, example.commands
+
+
+def examples_of(arguments: list[str]) -> list[tuple[int, int]]:
+    """The number of examples to train on and held out of a command; none where it reads text."""
+    if arguments[1].startswith("runs/"):  # more pretraining, of text
+        return []
+    small = {"runs/bert": "modernbert-tiny"}
+    arguments = [
+        small.get(one, "gpt2-tiny") if before == "--model" and one.startswith("runs/") else one
+        for before, one in zip(["", *arguments], arguments)
+    ]
+    try:
+        main(arguments)
+    except _SplitError as split:
+        return [*split.args]
+    return []
 
 
 class Links(HTMLParser):
