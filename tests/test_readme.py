@@ -9,6 +9,7 @@ import pytest
 from page_examples import PRETRAIN, SmallRunner, agrees, check_page, run_examples
 
 from trivium.cli import main
+from trivium.interop.families import FAMILIES
 
 ROOT = Path(__file__).parent.parent
 ENGLISH, CHINESE = ROOT / "README.md", ROOT / "README.zh-CN.md"
@@ -45,6 +46,29 @@ def test_both_languages_have_the_same_commands_and_output() -> None:
         links = re.findall(r"\]\(([^)#:]+)\)", text)
         assert links
         assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_they_list_the_hugging_face_families_that_are_read() -> None:
+    names = {family.model_type for family in FAMILIES.values()}
+    for readme in (ENGLISH, CHINESE):
+        text = readme.read_text(encoding="utf-8")
+        (line,) = (one for one in text.splitlines() if "`model_type`" in one)
+        listed = re.findall(r"`([a-z0-9_-]+)`", line.partition("`model_type`")[2])
+        assert {*listed} == names
+        assert f" {len(names)} " in line or f" {len(names)}:" in line
+    concepts = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
+    cells = "".join(line.split(" | ")[-1] for line in concepts.splitlines() if "-mini` |" in line)
+    assert {*re.findall("`([a-z0-9_-]+)`", cells)} == names
+
+
+def test_they_count_lines_as_for_the_peers() -> None:
+    """All lines of the package; the number of a README is at most a tenth off."""
+    lines = sum(len(path.read_bytes().splitlines()) for path in (ROOT / "src").rglob("*.py"))
+    row = re.compile(r"^\| (?:lines of Python|Python 代码行数).*?\| ([\d.,]+)( 万)? \|", re.M)
+    for readme in (ENGLISH, CHINESE):
+        (said,) = row.findall(readme.read_text(encoding="utf-8"))
+        number = float(said[0].replace(",", "")) * (10_000 if said[1] else 1)
+        assert number == pytest.approx(lines, rel=0.1)
 
 
 def test_make_targets_exist() -> None:
