@@ -1,5 +1,7 @@
 """Hooks of MkDocs: a source file that a page links to becomes a page of the site, TeX MathML.
 
+Chinese pages have the Chinese texts of the theme around them.
+
 On a code host `[trainer](../src/trivium/train/trainer.py)` leads to the file; here to a page with
 its text, so that the site needs nothing outside its folder. Formulas between dollar signs
 are rendered by the code host; here they become MathML, which browsers show without a script.
@@ -47,6 +49,12 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         return f"]({path}{match[2] or ''})"
 
     return LINK.sub(replace, markdown)
+
+
+def on_page_context(context: Any, page: Any, config: Any, **_: Any) -> Any:
+    """Set the language of the page (`lang` of <html>) and of the theme's texts around it."""
+    config.theme["language"] = "zh" if "/zh/" in page.file.src_uri else "en"
+    return context
 
 
 def _mathml(match: re.Match[str]) -> str:

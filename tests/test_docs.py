@@ -378,16 +378,19 @@ def examples_of(arguments: list[str]) -> list[tuple[int, int]]:
 
 
 class Links(HTMLParser):
-    """The links, ids and loaded files of a page."""
+    """The links, ids, loaded files and language of a page."""
 
     def __init__(self) -> None:
         super().__init__()
         self.links: list[str] = []
         self.loaded: list[str] = []
         self.ids: set[str] = set()
+        self.language: str | None = None
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
+        if tag == "html":
+            self.language = values.get("lang")
         self.ids |= {value for name in ("id", "name") if (value := values.get(name))}
         address = values.get("href") or values.get("src")
         if not address:
@@ -410,6 +413,7 @@ def test_the_site_builds_without_warnings_and_needs_no_network(tmp_path: Path) -
         links.feed(path.read_text(encoding="utf-8"))
     assert len(pages) > 20
     for path, links in pages.items():
+        assert links.language == ("zh" if "zh" in path.relative_to(tmp_path).parts else "en"), path
         assert [one for one in links.loaded if one.startswith(("http", "//"))] == [], path
         for link in (*links.links, *links.loaded):
             if re.match(r"[a-z]+:", link) or path.name == "404.html":

@@ -7,10 +7,13 @@ import doctest
 import importlib
 import pkgutil
 import re
+import tomllib
 from collections import Counter
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import trivium
 from trivium.train.recipe_loading import load_recipe, shipped_recipes
@@ -96,3 +99,13 @@ def test_every_shipped_recipe_loads():
     assert "textbook-bert" in shipped_recipes()
     for name in shipped_recipes():
         assert load_recipe(name).objective.kind
+
+
+def test_direct_dependencies_are_pinned():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    needed = {canonicalize_name(Requirement(line).name) for group in groups for line in group}
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = [Requirement(line) for line in lines if line and not line.startswith("#")]
+    assert needed - {canonicalize_name(one.name) for one in pinned} == {"trivium"}
+    assert {operator.operator for one in pinned for operator in one.specifier} == {"=="}

@@ -18,7 +18,7 @@ from trivium.explain.topics import replaced_token
 
 
 class _Balanced(HTMLParser):
-    """Every element is closed where it should be."""
+    """Every element is closed where it should be, and every picture has a name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,6 +28,7 @@ class _Balanced(HTMLParser):
         if tag not in ("meta", "br"):
             self.open.append(tag)
         assert not any(name in ("src", "href") for name, _ in attrs), "no links"
+        assert tag != "svg" or dict(attrs).get("aria-label", "").strip()
 
     def handle_startendtag(self, tag, attrs):
         pass

@@ -134,10 +134,11 @@ class Grid:
         columns = self.columns or range(1, len(self.values[0]) + 1)
         return [say(one, language) for one in rows], [say(one, language) for one in columns]
 
-    def svg(self, language: Language) -> str:
-        """The grid as a picture."""
+    def svg(self, language: Language, title: Label = "") -> str:
+        """The grid as a picture; `title` is its name if it has no caption."""
         cells = self.numbers() if self.digits else [[""] * len(row) for row in self.values]
-        return grid_svg(self.values, *self.labels(language), cells)
+        name = say(self.caption or title, language)
+        return grid_svg(name, self.values, *self.labels(language), cells)
 
     def numbers(self) -> list[list[str]]:
         """The values as text, with two decimals unless all are whole."""
@@ -164,9 +165,10 @@ class Curves:
         caption, x_label = say(self.caption, language), say(self.x_label, language)
         return curves_text(caption, x_label, self.x, self.named(language))
 
-    def svg(self, language: Language) -> str:
-        """The curves as a picture."""
-        return curves_svg(self.x, self.named(language), say(self.x_label, language))
+    def svg(self, language: Language, title: Label = "") -> str:
+        """The curves as a picture; `title` is its name if it has no caption."""
+        name = say(self.caption or title, language)
+        return curves_svg(name, self.x, self.named(language), say(self.x_label, language))
 
 
 class Token(NamedTuple):

@@ -12,11 +12,12 @@ _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 480, 300, 46, 40
 _FEW, _MANY = 12, 30  # columns whose numbers have room, columns without numbers
 
 
-def _svg(width: float, height: float, body: list[str], shown: float) -> str:
+def _svg(name: str, width: float, height: float, body: list[str], shown: float) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
-        f'width="{shown:g}" role="img" fill="currentColor" font-size="12" '
-        f'font-family="system-ui, sans-serif">{"".join(body)}</svg>'
+        f'width="{shown:g}" role="img" aria-label="{escape(name)}" '
+        f'fill="currentColor" font-size="12" font-family="system-ui, sans-serif">'
+        f"{''.join(body)}</svg>"
     )
 
 
@@ -30,14 +31,16 @@ def _wide(text: str) -> int:
 
 
 def grid_svg(
+    name: str,
     values: Sequence[Sequence[float]],
     rows: Sequence[str],
     columns: Sequence[str],
     cells: Sequence[Sequence[str]],
 ) -> str:
-    """A matrix of shaded cells with what is written in them; long names of columns stand upright.
+    """Draw a matrix of shaded cells with their texts; long names of columns stand upright.
 
-    Where there are many columns, numbers are only shown for the cell under the pointer.
+    With many columns, numbers are shown only for the cell under the pointer. Screen readers say the
+    `name` of the picture.
     """
     digits, longest = any(map(any, cells)), max(map(_wide, columns), default=0)
     width = 38 if digits and len(columns) <= _FEW else 27 if len(columns) <= _MANY else 14
@@ -48,14 +51,14 @@ def grid_svg(
     largest = max((abs(value) for row in values for value in row), default=0.0) or 1.0
     more = f' font-size="{size}"'
     body = [
-        _write(left - 6, top + height * (i + 0.5) + 4, name, "end", more)
-        for i, name in enumerate(rows)
+        _write(left - 6, top + height * (i + 0.5) + 4, row_name, "end", more)
+        for i, row_name in enumerate(rows)
     ]
-    for j, name in enumerate(columns):
+    for j, column in enumerate(columns):
         x, y = left + width * (j + 0.5), top - 6
         turn = f'{more} transform="rotate(-90 {x + 4:g} {y:g})"'
         body.append(
-            _write(x + 4, y, name, "start", turn) if upright else _write(x, y, name, more=more)
+            _write(x + 4, y, column, "start", turn) if upright else _write(x, y, column, more=more)
         )
     for i, row in enumerate(values):
         for j, value in enumerate(row):
@@ -70,7 +73,7 @@ def grid_svg(
                 small = f' font-size="{11 if width > 30 else 9}"'
                 body.append(_write(x + width / 2, y + height / 2 + 4, cells[i][j], more=small))
     wide, high = left + width * len(columns) + 4, top + height * len(rows) + 4
-    return _svg(wide, high, body, wide)
+    return _svg(name, wide, high, body, wide)
 
 
 def _ticks(low: float, high: float) -> list[float]:
@@ -82,20 +85,25 @@ def _ticks(low: float, high: float) -> list[float]:
     return [step * number for number in range(first, last + 1)]
 
 
-def curves_svg(x: Sequence[float], series: Mapping[str, Sequence[float]], x_label: str) -> str:
-    """Lines over x with two axes, their names above."""
+def curves_svg(
+    name: str, x: Sequence[float], series: Mapping[str, Sequence[float]], x_label: str
+) -> str:
+    """Draw lines over x with two axes and the names of the lines above.
+
+    Screen readers say the `name` of the picture.
+    """
     values = [value for line in series.values() for value in line]
     low, high, first, last = min(values), max(values), min(x), max(x)
     names, x_at, y_at = [], _LEFT, 14
-    for index, name in enumerate(series):
-        if x_at > _LEFT and x_at + 26 + _wide(name) > _WIDTH:
+    for index, line_name in enumerate(series):
+        if x_at > _LEFT and x_at + 26 + _wide(line_name) > _WIDTH:
             x_at, y_at = _LEFT, y_at + 18
         colour = _COLOURS[index % len(_COLOURS)]
         names.append(
             f'<line x1="{x_at}" x2="{x_at + 16}" y1="{y_at - 4}" y2="{y_at - 4}" '
-            f'stroke="{colour}" stroke-width="3"/>' + _write(x_at + 21, y_at, name, "start")
+            f'stroke="{colour}" stroke-width="3"/>' + _write(x_at + 21, y_at, line_name, "start")
         )
-        x_at += 40 + _wide(name)
+        x_at += 40 + _wide(line_name)
     top, right = y_at + 14, _WIDTH - 14
     across, up = (right - _LEFT) / ((last - first) or 1), (_HEIGHT - top - _BOTTOM)
 
@@ -119,4 +127,4 @@ def curves_svg(x: Sequence[float], series: Mapping[str, Sequence[float]], x_labe
         points = " ".join("{:.1f},{:.1f}".format(*at(*point)) for point in zip(x, line))
         colour = _COLOURS[index % len(_COLOURS)]
         body.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
-    return _svg(_WIDTH, _HEIGHT, body, 1.25 * _WIDTH)
+    return _svg(name, _WIDTH, _HEIGHT, body, 1.25 * _WIDTH)

@@ -192,7 +192,7 @@ def finetune(
         data: labelled files, which replace `data.paths`, or the examples as in `pretrain`.
         validation: a fraction of the examples, files, or the examples themselves.
         changes: ["train.epochs=3", ...] or a nested dict, applied to the recipe.
-        resume, overwrite, callbacks, console: as in `pretrain`.
+        resume: as in `pretrain`, and so are `overwrite`, `callbacks` and `console`.
 
     Raises:
         TriviumError: examples, a model or a recipe cannot be used.
