@@ -1,8 +1,7 @@
-"""Make the pictures of README from runs of the tutorials, with Chromium.
+"""Make the pictures of README from the two runs of the quickstart, with Chromium.
 
-    python docs/make_pictures.py FOLDER
-
-FOLDER holds `runs/bert` and `runs/story` as the tutorials train them.
+make quickstart
+python docs/make_pictures.py .
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ from playwright.sync_api import Page, sync_playwright
 from run_examples import Runner
 
 PICTURES = Path(__file__).parent / "pictures"
+RUNS = "runs/quickstart/decoder runs/quickstart/encoder"
 WIDTH, WIDE, HEIGHT = 1000, 1200, 900
 
 
 def report(page: Page, folder: Path) -> None:
     """The top of a run's report: its figures and loss curves."""
-    page.goto((folder / "runs/bert/report.html").resolve().as_uri())
+    page.goto((folder / "runs/quickstart/encoder/report.html").resolve().as_uri())
     page.wait_for_timeout(1000)
     save(page, "report")
 
@@ -60,7 +60,7 @@ def main() -> None:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT}, locale="en-US")
         report(page, folder)
-        serving = runner.run("trivium serve runs/story runs/bert --port 8023 --preload")
+        serving = runner.run(f"trivium serve {RUNS} --port 8023 --preload")
         (address,) = re.findall(r"http://\S+", serving)
         playground(page, address)
         browser.close()

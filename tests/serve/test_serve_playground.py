@@ -24,7 +24,7 @@ from trivium.inference.sampling_params import SamplingParams  # noqa: E402
 from trivium.language_model import LanguageModel  # noqa: E402
 from trivium.model_loading import load  # noqa: E402
 from trivium.serve.models import ModelRegistry  # noqa: E402
-from trivium.serve.playground import build_page  # noqa: E402
+from trivium.serve.playground import _describe, build_page  # noqa: E402
 from trivium.serve.playground.attention_tab import attention_pictures  # noqa: E402
 from trivium.serve.playground.examples import Examples, held_out_texts  # noqa: E402
 from trivium.serve.playground.tabs import _sampling_controls, percent, visible  # noqa: E402
@@ -111,6 +111,19 @@ def test_the_settings_of_generation_start_as_those_of_the_command():
     descriptions = {o.name: o.metadata["description"] for o in dataclasses.fields(SamplingParams)}
     for name in controls:
         assert LANGUAGES[0][f"option.{name}"] == descriptions[name]
+
+
+def test_a_second_tokenizer_is_described_only_where_there_is_one(paths):
+    registry = registry_of(paths)
+    try:
+        named = {
+            model.name: "of sources" in _describe(model, ENGLISH)  # type: ignore[arg-type]
+            for model in registry
+        }
+    finally:
+        registry.close()
+    assert named == {name: name == "translator" for name in named}
+    assert {"encoder", "decoder", "translator"} <= named.keys()
 
 
 def test_a_text_is_continued_with_probabilities(functions, models):

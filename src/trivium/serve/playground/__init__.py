@@ -158,7 +158,7 @@ def _describe(model: ServedModel, request: gr.Request) -> str:
     if (targets := lm.tokenizer) is not None:
         size = f"{targets.vocab_size:,}"
         facts.append(text("models.tokenizer", request, kind=targets.kind, count=size))
-        if (sources := lm.source_tokenizer) is not targets:
+        if (sources := lm.source_tokenizer) is not lm.text_tokenizer:
             facts.append(text("models.sources", request, count=f"{sources.vocab_size:,}"))
     return text("models.comma", request).join(facts)
 
