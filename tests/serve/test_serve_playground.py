@@ -24,7 +24,7 @@ from trivium.inference.sampling_params import SamplingParams  # noqa: E402
 from trivium.language_model import LanguageModel  # noqa: E402
 from trivium.model_loading import load  # noqa: E402
 from trivium.serve.models import ModelRegistry  # noqa: E402
-from trivium.serve.playground import _describe, build_page  # noqa: E402
+from trivium.serve.playground import _THEME, _describe, build_page  # noqa: E402
 from trivium.serve.playground.attention_tab import attention_pictures  # noqa: E402
 from trivium.serve.playground.examples import Examples, held_out_texts  # noqa: E402
 from trivium.serve.playground.tabs import _sampling_controls, percent, visible  # noqa: E402
@@ -111,6 +111,16 @@ def test_the_settings_of_generation_start_as_those_of_the_command():
     descriptions = {o.name: o.metadata["description"] for o in dataclasses.fields(SamplingParams)}
     for name in controls:
         assert LANGUAGES[0][f"option.{name}"] == descriptions[name]
+
+
+def test_buttons_have_the_contrast_of_text():
+    """White on the colours of the main button: 4.5 at least (WCAG 2, level AA)."""
+    for name in ("", "_dark", "_hover", "_hover_dark"):
+        shade = getattr(_THEME, f"button_primary_background_fill{name}").removeprefix("*")
+        channels = [int(getattr(_THEME, shade)[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        light = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        luminance = 0.2126 * light[0] + 0.7152 * light[1] + 0.0722 * light[2]
+        assert 1.05 / (luminance + 0.05) >= 4.5
 
 
 def test_a_second_tokenizer_is_described_only_where_there_is_one(paths):

@@ -51,6 +51,11 @@ table { --font-mono: var(--font); }
 .mark-line path { stroke-linecap: round; }
 .mark-line path[d$="Z"] { stroke-width: 8px; }
 """
+_THEME = Base(font=("system-ui", "sans-serif"), font_mono=("ui-monospace", "monospace")).set(
+    # White on the default blue has a contrast of 3.7; 4.5 is the least for text.
+    button_primary_background_fill="*primary_600",
+    button_primary_background_fill_hover="*primary_700",
+)
 _MAX_RUNNING, _MAX_WAITING = 8, 64
 _MAX_DESCRIBED = 4  # Models whose description is open at first.
 
@@ -86,7 +91,7 @@ def mount_playground(
             pwa=False,
             mcp_server=False,
             i18n=TRANSLATIONS,
-            theme=Base(font=("system-ui", "sans-serif"), font_mono=("ui-monospace", "monospace")),
+            theme=_THEME,
             css=_STYLE,
             head='<link rel="icon" href="data:,">',
         )
