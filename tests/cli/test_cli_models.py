@@ -338,7 +338,7 @@ def test_ranked_samples_train_a_preference(saved, run, tmp_path, monkeypatch):
         ('{kind="exact"}', 'the prompt "Ada" has no column "answer"'),
         ('{kind="lenth"}', 'Did you mean "length"'),
         ("{length}", "not valid TOML"),
-        (saved["generate"], "`trivium finetune reward` makes one"),
+        (saved["generate"], "a model that `trivium finetune reward` has made"),
     ):
         assert problem in run("generate", "Ada", *flags, "--rank", reward, code=1)[0]
 
