@@ -141,6 +141,8 @@ def smaller(arguments: list[str]) -> list[str]:
             changes = (*PRETRAIN, *(["tokenizer.vocab_size=1000"] if new else []))
         case "finetune":
             changes = FINETUNE_GENERATED if "translation" in arguments else FINETUNE
+            if "--validation" in arguments:
+                changes = FINETUNE[:-1]
         case _:
             return arguments
     return [*tiny, *(part for change in changes for part in ("--set", change))]
