@@ -89,7 +89,7 @@ class EncodedExamples:
 
     @staticmethod
     def store(chunks: Iterable[EncodedExamples], folder: Path) -> None:
-        """Write examples to a folder. They come in chunks, of which one is in memory at a time."""
+        """Write examples to a folder, chunk by chunk; only one chunk is in memory."""
         sizes: dict[str, list[Ints]] = {}
         labels: list[NDArray] = []
         cuts: list[Ints] = []

@@ -107,7 +107,7 @@ class BadRecords:
 
 
 class ReadReport:
-    """What a run says about its records: the columns of every layout, and what is not used."""
+    """A report on the records of a run: the columns of every layout, and unused parts."""
 
     def __init__(self) -> None:
         self.layouts: dict[str, tuple[int, str]] = {}
@@ -240,7 +240,7 @@ class Record(dict[str, Any]):
 
     @property
     def table_or_row(self) -> str:
-        """Where the columns have their names from: the file of a table, else the row itself."""
+        """Return what gives the columns their names: the file of a table, else the row itself."""
         return self.where.rsplit(", line ", 1)[0] if self.untyped else self.where
 
     @property

@@ -36,7 +36,7 @@ class LeftToRight(Objective):
 
 
 class Carrying(Objective):
-    """With `carry_state` each row goes on with the row before it, as `Causal` explains."""
+    """Objectives whose rows can continue the row before them (`carry_state`); see `Causal`."""
 
     carry_state: bool = Field(
         False,

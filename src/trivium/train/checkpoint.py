@@ -116,7 +116,7 @@ def restore(
 ) -> TrainState:
     """Load a checkpoint into a model and its optimizers, and return its state.
 
-    `path` is a checkpoint, or a folder of checkpoints, of which the newest undamaged one is loaded;
+    `path` is a checkpoint or a folder. In a folder, the newest undamaged checkpoint is loaded, and
     `warn` is called for every newer, damaged one. Without `verify` no file is compared with its
     checksum.
 
