@@ -335,3 +335,14 @@ def test_a_git_lfs_pointer_is_named(tmp_path, name):
         reader = functools.partial(read_json if name == "config.json" else Tokenizer.load, path)
     with pytest.raises(TriviumError, match=rf"{name} is a Git LFS pointer.*git lfs pull"):
         reader()
+
+
+@pytest.mark.parametrize(("suffix", "separator"), [("csv", ","), ("csv", ";"), ("tsv", "\t")])
+def test_a_row_of_spaces_is_a_record_and_a_blank_line_is_none(suffix, separator, tmp_path):
+    rows = [["text", "label"], ["good", "a"], [" ", " "], ["bad", "b"]]
+    lines = [separator.join(row) for row in rows]
+    path = tmp_path / f"data.{suffix}"
+    path.write_text("\n".join([*lines[:2], "", "  ", *lines[2:]]) + "\n")
+    with warnings.catch_warnings(action="ignore"):
+        records = list(read_records(path))
+    assert [record["text"] for record in records] == ["good", " ", "bad"]

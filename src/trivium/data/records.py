@@ -463,7 +463,7 @@ def _read_rows(name: str, options: RecordOptions) -> Iterator[tuple[int, list[st
         first = 1
         try:
             for cells in reader:
-                if any(map(str.strip, cells)):
+                if any(cells) and not (len(cells) == 1 and cells[0].isspace()):
                     yield first, cells
                 first = reader.line_num + 1
         except csv.Error as error:
