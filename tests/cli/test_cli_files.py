@@ -83,9 +83,19 @@ def test_export_and_import_replace_no_run_and_no_other_files(capsys, tmp_path):
     assert files == dict.fromkeys(("recipe.toml", "config.json", "notes.md"), "{}")
 
 
+def test_tokenizer_train_takes_files_as_other_commands_do(capsys, tmp_path):
+    texts = {name: f"{name} " * 50 for name in ("north", "south")}
+    for name, text in texts.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    files = [str(tmp_path / f"{name}.txt") for name in texts]
+    out = tmp_path / "tokenizer.json"
+    output(capsys, "tokenizer", "train", *files, "--kind", "whitespace", "--out", str(out))
+    assert set(texts) <= set(Tokenizer.load(out).tokens)
+
+
 def test_tokenizer(capsys, tmp_path, text_file):
     path = str(tmp_path / "tokenizer.json")
-    options = ["--vocab-size", "300", "--data", text_file, "--out", path]
+    options = [text_file, "--vocab-size", "300", "--out", path]
     assert path in output(capsys, "tokenizer", "train", "--kind", "byte-bpe", *options)[0]
     arguments = ["--kind", "bpe", *options, "--lowercase"]
     *_, error = output(capsys, "tokenizer", "train", *arguments, code=1)

@@ -2,11 +2,11 @@
 
 Examples:
 
-  trivium tokenizer train --kind wordpiece --vocab-size 8192 --data my_texts/ --out tokenizer.json
+  trivium tokenizer train my_texts/ --kind wordpiece --vocab-size 8192 --out tokenizer.json
 
-  trivium tokenizer train --kind byte-bpe --vocab-size 32000 --data a.txt --data b.zst --out t/
+  trivium tokenizer train a.txt b.txt.zst --kind byte-bpe --vocab-size 32000 --out t/
 
-  trivium tokenizer train --kind wordpiece --vocab-size 30522 --data train.txt --out tokenizer.json
+  trivium tokenizer train train.txt --kind wordpiece --vocab-size 30522 --out tokenizer.json
   --special-tokens "[PAD] [UNK] [CLS] [SEP] [MASK] <S> <T>"
 
   trivium tokenizer encode -t tokenizer.json "The weather was cloudy."
@@ -60,8 +60,8 @@ SourceOption = Annotated[
 @described
 @opt.with_options(ReadOptions)
 def train(
+    paths: Annotated[list[str], typer.Argument()],
     kind: Annotated[str, typer.Option(help=f"One of {', '.join(Tokenizer.kinds)}.")],
-    data: Annotated[list[str], typer.Option()],
     out: Annotated[Path, typer.Option()],
     vocab_size: Annotated[int | None, typer.Option(show_default="8192")] = None,
     special_tokens: Annotated[str | None, typer.Option(show_default="those of the kind")] = None,
@@ -74,7 +74,7 @@ def train(
     """Train a tokenizer on text.
 
     Args:
-        data: A file, folder, glob, hf:NAME or - (stdin); repeatable.
+        paths: Files, folders, globs, hf:NAME or - (stdin).
         out: A tokenizer.json, or a folder for transformers.
         vocab_size: Tokens, special ones included.
         special_tokens: Separated by spaces.
@@ -86,7 +86,7 @@ def train(
     seconds = Tokenizer.config_of(kind).seconds_per_mb
     slow = translated("tokenizer.cost_per_mb", seconds=seconds) if seconds > 1 else ""
     typer.echo(translated("tokenizer.training", kind=kind, slow=slow), err=True)
-    documents = read_documents(data, ReadOptions(**reading))
+    documents = read_documents(paths, ReadOptions(**reading))
     tokenizer = Tokenizer.train(
         kind,
         texts=(document.text for document in documents),
