@@ -41,7 +41,7 @@ def test_records_go_to_the_table_the_metrics_and_tensorboard(tmp_path):
         "10", "3.2500", "3.5000", "0.7500",
     ]  # fmt: skip
     assert list((tmp_path / "tensorboard").iterdir())
-    with run.metrics.open("a") as file:
+    with run.metrics_file.open("a") as file:
         file.write('{"step": 11, "tr')  # a crash in the middle of a line
     assert len(run.read_metrics()) == 2
 

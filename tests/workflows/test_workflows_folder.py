@@ -82,7 +82,7 @@ def test_a_second_start_touches_nothing_of_the_first(tmp_path):
         with run.opened(resume=False, overwrite=False):
             if prepared:
                 run.recipe.write_text("seed = 1")
-                run.metrics.touch()
+                run.metrics_file.touch()
             files = {path: path.read_bytes() for path in run.path.iterdir()}
             for resume, overwrite in ((False, False), (False, True), (prepared, False)):
                 second = RunFolder(run.path).opened(resume=resume, overwrite=overwrite)

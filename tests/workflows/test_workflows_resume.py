@@ -417,10 +417,10 @@ def test_damaged_checkpoints_are_passed_over_and_none_left_is_refused(text, tmp_
     assert names == ["step-00000016", "step-00000012", "step-00000008", oldest.name]
     for checkpoint in checkpoints(run.checkpoints):
         (checkpoint / "checksums.json").unlink()
-    records = run.metrics.read_bytes()
+    records = run.metrics_file.read_bytes()
     with pytest.raises(CheckpointError, match="all of its checkpoints are damaged"):
         pretrain("bert-tiny", out=run.path, resume=True, console=quiet())
-    assert run.metrics.read_bytes() == records
+    assert run.metrics_file.read_bytes() == records
 
 
 def test_a_run_whose_memory_ran_out_resumes_bit_equal(text, tmp_path, monkeypatch):

@@ -103,7 +103,7 @@ def test_a_signal_before_the_first_step_is_answered(
         assert f"nothing is kept; the run that was in {out} is still there." in errors
         assert left == ["run"]
         assert (out / "model.safetensors").read_bytes() == finished.weights.read_bytes()
-        assert (out / "metrics.jsonl").read_bytes() == finished.metrics.read_bytes()
+        assert (out / "metrics.jsonl").read_bytes() == finished.metrics_file.read_bytes()
     elif moment in ("model", "memory"):
         assert "what was prepared for the first step is kept. To resume:" in errors
         assert (out / "shards" / "manifest.json").is_file()

@@ -56,7 +56,7 @@ def test_metrics_of_degenerate_held_out_sets_are_json(kind, text, tmp_path):
         changes = settings(steps=2, log_every=1, eval_every=1, save_every=2, batch_examples=4)
         changes["train"] |= {"batch_tokens": None, "eval_tokens": None}
         run = pretrain(tree, out=tmp_path / name, changes=changes, console=quiet())
-        lines = run.metrics.read_text().splitlines()
+        lines = run.metrics_file.read_text().splitlines()
         assert [strict(line) for line in lines] == run.read_metrics(), name
         evaluation = strict((run.path / "evaluation.json").read_text())
         for line in (run.path / "predictions.jsonl").read_text().splitlines():

@@ -5,20 +5,42 @@ Examples:
   trivium report runs/mine --open
 
   trivium report runs/bert runs/gpt --out comparison.html
+
+  trivium report runs/sweep/* --csv > sweep.csv
 """
 
 from __future__ import annotations
 
+import csv
 import webbrowser
+from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from trivium.cli import UsageError
+from trivium.cli._shared import print_json, short_count
+from trivium.cli._tables import new_table, print_table
 from trivium.messages import translated
-from trivium.report import text_report, write_comparison, write_report
+from trivium.progress import short_duration
+from trivium.report import (
+    RunFiles,
+    common_table,
+    different_settings,
+    read_run,
+    text_report,
+    write_comparison,
+    write_report,
+)
 
 _COMPARISON = Path("comparison.html")
+# More settings than these are left to the page, --json and --csv: they make a row too wide.
+_SHOWN_SETTINGS = 3
+# Columns of the printed table: those that are left out where all runs are alike, and results.
+_IDENTITY, _RESULTS = ("model", "objective", "parameters", "step"), ("loss", "bits_per_byte")
+_SHOWN_AS_IDENTITY = ("model.preset", "model.init_from", "objective.kind")  # keys of recipes
 
 
 def report(
@@ -27,21 +49,78 @@ def report(
         Path | None, typer.Option(show_default=f"RUN/report.html; of several runs {_COMPARISON}")
     ] = None,
     open_page: Annotated[bool, typer.Option("--open")] = False,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv")] = False,
 ) -> None:
     """Summarise a run, also one that is still training, or compare several.
 
-    The report is one HTML file that needs no network.
+    The report is one HTML file that needs no network. Several runs are printed as one table, with
+    the losses and metrics on held-out data and the settings in which the runs differ.
 
     Args:
         runs: Run folders.
         out: The HTML file to write.
         open_page: Open it in the browser.
+        as_json: Print one JSON object per run; no HTML file is written.
+        as_csv: Print the table as CSV; no HTML file is written.
     """
+    if as_json or as_csv:
+        if sum(map(bool, (as_json, as_csv, out, open_page))) > 1:
+            raise UsageError(
+                "--json and --csv print the table and write no HTML file: give one of them, "
+                "without --out and --open."
+            )
+        _print_rows(common_table([read_run(run) for run in runs]), as_json=as_json)
+        return
     if len(runs) == 1:
         path = write_report(runs[0], out)
     else:
         path = write_comparison(runs, out or _COMPARISON)
+        _print_table([read_run(run) for run in runs])
     typer.echo(text_report(runs))
     typer.echo(f"{translated('label.report')}  {path}")
     if open_page:
         webbrowser.open(path.resolve().as_uri())
+
+
+def _print_rows(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
+    """Print the common table as lines of JSON, or as CSV."""
+    if as_json:
+        for row in rows:
+            print_json(row)
+        return
+    text = StringIO()
+    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    typer.echo(text.getvalue(), nl=False)
+
+
+def _print_table(runs: Sequence[RunFiles]) -> None:
+    """Print the common table without what all runs share."""
+    rows, settings = common_table(runs), [*different_settings(runs)]
+    settings = [key for key in settings if key not in _SHOWN_AS_IDENTITY]
+    main = [*_RESULTS, *(run.metric for run in runs)]
+    keys = [key for key in _IDENTITY if len({row.get(key) for row in rows}) > 1]
+    keys += settings if len(settings) <= _SHOWN_SETTINGS else []
+    keys += [key for key in dict.fromkeys(main) if key in rows[0]] + ["seconds"]
+    table = new_table("run")
+    for key in keys:
+        known = key in (*_IDENTITY, *_RESULTS, "seconds")
+        side = "left" if key in ("model", "objective") else "right"
+        table.add_column(translated(f"heading.{key}") if known else key, justify=side, no_wrap=True)
+    for row in rows:
+        table.add_row(str(row["run"]), *(_cell(key, row.get(key)) for key in keys))
+    print_table(table)
+    typer.echo()
+
+
+def _cell(key: str, value: Any) -> str:
+    """Return a value in words of a table."""
+    if value is None:
+        return "-"
+    if key in ("parameters", "seconds"):
+        return short_duration(value) if key == "seconds" else short_count(value)
+    if isinstance(value, float):
+        return f"{value:g}" if "." in key else f"{value:.4f}"
+    return f"{value:,}" if key == "step" else str(value)

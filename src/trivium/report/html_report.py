@@ -14,11 +14,11 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from trivium.config import flattened
 from trivium.errors import CheckpointError
 from trivium.files import write_file
 from trivium.messages import terminal_language, translated
 from trivium.progress import short_duration
+from trivium.report.common_table import different_settings, run_names
 from trivium.report.ranking import have_same_text, incomparable, rank_runs, text_ranking
 from trivium.report.run_files import Points, RunFiles, number, read_run
 from trivium.report.summary import summarize, text_summary
@@ -82,7 +82,7 @@ def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path
     if len(run_folders) < 2:
         raise CheckpointError(f"A comparison needs two or more runs, not {len(run_folders)}.")
     runs = [read_run(folder) for folder in run_folders]
-    names, summaries = _names(runs), [summarize(run) for run in runs]
+    names, summaries = run_names(runs), [summarize(run) for run in runs]
     levels = runs[0].baselines if have_same_text(runs) else {}
 
     def chart(
@@ -115,30 +115,20 @@ def write_comparison(run_folders: Sequence[str | Path], out: str | Path) -> Path
         rows=list(zip(names, runs, summaries, strict=True)),
         rankings=rank_runs(runs, names),
         warnings=incomparable(runs),
-        settings=_different_settings(runs),
+        settings=different_settings(runs),
         charts=charts,
     )
 
 
 def text_report(run_folders: Sequence[str | Path]) -> str:
-    """Tables of the runs and their rankings as plain text, for the terminal."""
+    """Return the summary of a run as plain text; of several, their verdicts and rankings."""
     runs = [read_run(folder) for folder in run_folders]
-    texts = [text_summary(run) for run in runs]
-    texts += [text_ranking(ranking) for ranking in rank_runs(runs, _names(runs))]
+    if len(runs) == 1:
+        return text_summary(runs[0])
+    names, colon = run_names(runs), translated("join.colon")
+    texts = [f"{name}{colon}{summarize(run).verdict}" for name, run in zip(names, runs)]
+    texts += [text_ranking(ranking) for ranking in rank_runs(runs, names)]
     return "\n\n".join([*texts, *incomparable(runs)])
-
-
-def _different_settings(runs: Sequence[RunFiles]) -> dict[str, list[str]]:
-    """The keys of the recipes in which the runs differ, with the value of each run."""
-    recipes = [flattened(run.recipe) for run in runs]
-    rows = {key: [str(one.get(key, "")) for one in recipes] for one in recipes for key in one}
-    return {key: values for key, values in rows.items() if len(set(values)) > 1}
-
-
-def _names(runs: Sequence[RunFiles]) -> list[str]:
-    """The names of the folders; where two are equal, their paths."""
-    names = [run.name for run in runs]
-    return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
 
 
 def _metric_chart(run: RunFiles) -> dict[str, Any] | None:

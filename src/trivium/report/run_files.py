@@ -205,6 +205,23 @@ class RunFiles:
         return number(values.get(self.metric)) if isinstance(values, dict) else None
 
     @property
+    def held_out(self) -> dict[str, float]:
+        """The held-out results of the weights that the run keeps, by name.
+
+        These are the metrics of the final evaluation, and the losses and metrics that were measured
+        at the step of these weights; before the end of a run, those of its last evaluation.
+        """
+        records = [one for one in self.metrics if any(key.startswith("valid_") for key in one)]
+        kept = [one for one in records if one.get("step") == self.fact("weights_step")]
+        record = [{}, *records, *kept][-1]
+        measured = {
+            key.removeprefix("valid_"): record[key] for key in record if key[:6] == "valid_"
+        }
+        final = self.evaluation.get("values") or {}
+        values = {name: number(value) for name, value in (final | measured | final).items()}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @property
     def baselines(self) -> dict[str, float]:
         """Label -> nats per token of the unigram baseline; empty where there is none."""
         loss = self.fact("unigram_loss")

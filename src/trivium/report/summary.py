@@ -99,6 +99,8 @@ def text_summary(run: RunFiles) -> str:
     elif summary.loss is not None:
         value = f"{summary.loss:.4f} {unit}"
         shown["training_loss"] = translated("summary.no_evaluation", value=value)
+    if run.evaluation:
+        shown["metrics"] = ", ".join(f"{name} {one:.4f}" for name, one in run.held_out.items())
     if unigram is not None:
         shown["unigram_baseline"] = f"{unigram:.4f} {unit}"
     shown["verdict"] = summary.verdict

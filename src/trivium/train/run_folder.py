@@ -51,7 +51,7 @@ class RunFolder:
         self.shards = self.path / "shards"
         self.texts = self.path / "texts"
         self.examples = self.path / "examples"
-        self.metrics = self.path / "metrics.jsonl"
+        self.metrics_file = self.path / "metrics.jsonl"
         self.facts = self.path / model_folder.FACTS
         self.report = self.path / "report.html"
         self.checkpoints = self.path / model_folder.CHECKPOINTS
@@ -164,7 +164,7 @@ class RunFolder:
         stdin = self.standard_input, self.standard_input.with_suffix(".jsonl")
         texts = *stdin, self.python_data, self.texts, self.examples
         shards = self.shards, partial_folder(self.shards)
-        logs = self.metrics, self.facts, self.path / "tensorboard"
+        logs = self.metrics_file, self.facts, self.path / "tensorboard"
         others = (self.path / "vocab.txt", *(() if self.resumable else (self.checkpoints,)))
         for entry in (self.recipe, *self.model_files, *texts, *shards, *logs, *others):
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink(missing_ok=True)
@@ -193,18 +193,18 @@ class RunFolder:
 
     def append_metrics(self, record: dict[str, Any]) -> None:
         """Add one line to `metrics.jsonl`, without the values that are not finite."""
-        with self.metrics.open("a", encoding="utf-8") as file:
+        with self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(_json_line(record))
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """Return the records of `metrics.jsonl`, up to the first damaged one."""
-        records = files.read_json_lines(self.metrics)
+        records = files.read_json_lines(self.metrics_file)
         return [*itertools.takewhile(lambda one: isinstance(one.get("step"), int), records)]
 
     def rewind_metrics(self, step: int) -> None:
         """Drop the records after `step`: a resumed run writes them again."""
         kept = [record for record in self.read_metrics() if record["step"] <= step]
-        files.write_file(self.metrics, "".join(map(_json_line, kept)))
+        files.write_file(self.metrics_file, "".join(map(_json_line, kept)))
 
     @contextmanager
     def _locked(self) -> Iterator[TextIO]:

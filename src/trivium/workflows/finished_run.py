@@ -171,7 +171,8 @@ class FinishedRun:
         begin = time.monotonic()
         metrics = self._choose_weights()
         took = time.monotonic() - begin
-        end = {"finished": True, "evaluation_seconds": took if metrics else 0.0}
+        end = {"finished": True, "weights_step": state.best_step or state.step}
+        end["evaluation_seconds"] = took if metrics else 0.0
         facts = run.read_facts() | {"samples": self._samples(state.step)} | end
         run.write_facts(facts)
         preparation = state.preparation_seconds or 0.0

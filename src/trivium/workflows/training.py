@@ -47,11 +47,12 @@ from trivium.train.recipe_loading import (
     recipe_name,
     recipe_tree,
 )
-from trivium.train.run_folder import Resume, RunFolder
+from trivium.train.run_folder import Resume
 from trivium.train.trainer import Interrupted
 from trivium.workflows.corpus import load_corpus, remove_other_preparation
 from trivium.workflows.evaluate import check_task
 from trivium.workflows.model_setup import set_up_model
+from trivium.workflows.run import Run
 from trivium.workflows.training_run import RunContext, train_run
 
 # Keys that a resumed run may not change, since rows, noise, weights, optimizer state and best
@@ -74,8 +75,10 @@ def pretrain(
     suggest: bool = True,
     callbacks: Sequence[Callback] = (),
     console: Console | None = None,
-) -> RunFolder:
+) -> Run:
     """Train a model on raw text; everything it makes is in the run folder `out`.
+
+    Returns the run: its folder, held-out metrics and history.
 
     Args:
         recipe: a preset ("bert-small"), a shipped recipe ("textbook-bert"), a TOML file, a Recipe
@@ -103,7 +106,7 @@ def pretrain(
         Interrupted: Ctrl-C or SIGTERM stopped the run, after a checkpoint was saved.
     """
     started, threads = time.monotonic(), torch.get_num_threads()
-    run = RunFolder(out)
+    run = Run(out)
     resume = run.is_resumed(resume)
     speaks = os.environ.get("RANK", "0") == "0"  # the first process of several
     line = ProgressLine(console if speaks else Console(quiet=True, force_terminal=False))
@@ -182,8 +185,10 @@ def finetune(
     overwrite: bool = False,
     callbacks: Sequence[Callback] = (),
     console: Console | None = None,
-) -> RunFolder:
+) -> Run:
     """Fine-tune a model on labelled examples; everything it makes is in the run folder `out`.
+
+    Returns the run: its folder, held-out metrics and history.
 
     Args:
         task: one of `objectives.task_kinds()`, such as "classification", or a recipe file.
@@ -207,7 +212,7 @@ def finetune(
     if model:
         name = os.fspath(model)
         apply_changes(tree, {"model": {"preset" if name in presets else "init_from": name}})
-    if not (tree.get("model") or RunFolder(out).is_resumed(resume)):
+    if not (tree.get("model") or Run(out).is_resumed(resume)):
         raise RecipeError("which model to fine-tune? Give --model RUN, FOLDER or PRESET.")
     return pretrain(
         tree,
@@ -222,7 +227,7 @@ def finetune(
     )
 
 
-def _interrupted(run: RunFolder, recipe: Recipe) -> Interrupted:
+def _interrupted(run: Run, recipe: Recipe) -> Interrupted:
     """Return the error of an interrupted run: what is left of it, and how to resume it."""
     if not run.kept:
         back = f"; the run that was in {run.path} is still there" if run.recipe.is_file() else ""
@@ -237,7 +242,7 @@ def _interrupted(run: RunFolder, recipe: Recipe) -> Interrupted:
 
 
 def _chosen_recipe(
-    run: RunFolder,
+    run: Run,
     recipe: AnyRecipe,
     data: PathList,
     validation: float | PathList | None,
@@ -337,9 +342,7 @@ def _check_parallel(recipe: Recipe, spec: Spec, parallel: Parallel) -> None:
             )
 
 
-def _resumed_recipe(
-    run: RunFolder, tree: dict[str, Any], changes: Changes, line: ProgressLine
-) -> Recipe:
+def _resumed_recipe(run: Run, tree: dict[str, Any], changes: Changes, line: ProgressLine) -> Recipe:
     """Return the recipe of a run with changes that keep everything the run depends on.
 
     `tree` has the keys of the preset, recipe, task or data that were also given.
@@ -388,7 +391,7 @@ def _resumed_recipe(
     return recipe
 
 
-def _refuse_other_texts(run: RunFolder, before: Recipe, after: Recipe) -> None:
+def _refuse_other_texts(run: Run, before: Recipe, after: Recipe) -> None:
     """Raise RecipeError for other raw text than the run has encoded.
 
     Files that have moved but keep their size and time are the same text. Labelled files and shards
@@ -408,7 +411,7 @@ def _without_paths(tree: Any) -> Any:
     return map_paths(tree, lambda _: "a path")
 
 
-def _refuse_change(run: RunFolder, key: str, old: Any, new: Any) -> NoReturn:
+def _refuse_change(run: Run, key: str, old: Any, new: Any) -> NoReturn:
     raise RecipeError(
         f"a resumed run cannot change {key}: {run.path} has {old}, not {new}, and what was made "
         "so far depends on it. Leave it out, or start a new run with another --out."

@@ -326,7 +326,7 @@ class RunHooks(Hooks):
         """Write a checkpoint."""
         self.context.line.update(translated("progress.saving"))
         if self.log_book is not None:
-            sync(self.context.run.metrics)  # a checkpoint has all records before it
+            sync(self.context.run.metrics_file)  # a checkpoint has all records before it
         self.checkpoints.save(self.model.module, self.optimizers, state)
         self.saved_best_step = state.best_step
         if self.context.callbacks:
@@ -366,7 +366,7 @@ def _open_log(
         facts["resumed"] = [*dict.fromkeys([*before.get("resumed", []), state.step])]
         run.rewind_metrics(state.step)
     else:
-        write_file(run.metrics, "")
+        write_file(run.metrics_file, "")
     run.write_facts(facts)
     introduce(context.line, recipe, corpus, setup, facts, state)
     unigram = facts.get("unigram_loss")

@@ -1,0 +1,58 @@
+"""One table of runs, whatever they train on: a row per run, the columns that apply."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trivium.config import flattened
+from trivium.report.run_files import RunFiles
+
+
+def run_names(runs: Sequence[RunFiles]) -> list[str]:
+    """Return the names of the folders; where two are equal, their paths."""
+    names = [run.name for run in runs]
+    return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
+
+
+def different_settings(runs: Sequence[RunFiles]) -> dict[str, list[Any]]:
+    """Return the keys of the recipes in which the runs differ, with the value of each run.
+
+    The value of a run whose recipe lacks the key is None.
+    """
+    recipes = [flattened(run.recipe) for run in runs]
+    keys = dict.fromkeys(key for one in recipes for key in one)
+    rows = {key: [one.get(key) for one in recipes] for key in keys}
+    return {key: values for key, values in rows.items() if len(set(map(str, values))) > 1}
+
+
+def common_table(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
+    """Return a row per run: name, folder, model, objective, sizes, results and settings.
+
+    `loss` and the metrics are `RunFiles.held_out`; `seconds` include preparation and evaluations.
+    Settings are the keys of the recipe in which the runs differ. All rows have the same keys; a
+    value that a run lacks is None, and a key that every run lacks is left out.
+    """
+    rows: list[dict[str, Any]] = []
+    for name, run in zip(run_names(runs), runs, strict=True):
+        held_out = run.held_out
+        loss = held_out.pop("loss", None)
+        train_losses = [loss for _, loss in run.series("train_loss")]
+        bits = None if loss is None else run.bits_per_byte(loss)
+        row = {"run": name, "folder": str(run.folder), "model": run.model}
+        row |= {"objective": run.objective, "parameters": _whole(run.fact("num_parameters"))}
+        row |= {size: _whole(run.last(size)) for size in ("step", "tokens")}
+        row |= {"seconds": run.last("seconds")}
+        row |= {"train_loss": train_losses[-1] if train_losses else None, "loss": loss}
+        rows.append(row | {"bits_per_byte": bits} | held_out)
+    keys = dict.fromkeys(key for row in rows for key in row)
+    known = [key for key in keys if any(row.get(key) not in (None, "") for row in rows)]
+    settings = [
+        {key: values[index] for key, values in different_settings(runs).items()}
+        for index in range(len(runs))
+    ]
+    return [{key: row.get(key) for key in known} | one for row, one in zip(rows, settings)]
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

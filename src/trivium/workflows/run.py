@@ -1,0 +1,50 @@
+"""A run as `pretrain` and `finetune` return it: its folder and its results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trivium.errors import TriviumError
+from trivium.messages import padded, translated
+from trivium.report import read_run, text_summary
+from trivium.train.run_folder import RunFolder
+
+
+class Run(RunFolder):
+    """The folder of a run, with its results; `repr(run)` is the summary of `trivium report`.
+
+        run = trivium.finetune("classification", model="runs/bert", data=rows, out="runs/reviews")
+        run.metrics["accuracy"]
+        pandas.DataFrame(run.history).plot("step", ["train_loss", "valid_loss"])
+        lm = trivium.load(run.path)
+
+    The results are read from the files of the folder whenever they are asked for.
+    """
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The held-out results of the model that the run keeps, by name.
+
+        These are metrics (shares from 0 to 1) of labelled runs, the main one first, and `loss` in
+        nats, of text per token. Empty if nothing was held out.
+
+        Raises CheckpointError where the folder has no run, or nothing was measured yet.
+        """
+        return read_run(self.path).held_out
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The records of the run in order, as in `metrics.jsonl`.
+
+        Records of training have `train_loss`, those of evaluations `valid_loss` and metrics; all
+        have `step`, `tokens` and `seconds` since the start.
+        """
+        return self.read_metrics()
+
+    def __repr__(self) -> str:
+        """Return the summary of the run, or its path if nothing was measured yet."""
+        try:
+            summary = text_summary(read_run(self.path))
+        except TriviumError:
+            return f"Run({str(self.path)!r})"
+        return f"{summary}\n{padded(translated('label.run'), 16)}  {self.path}"
