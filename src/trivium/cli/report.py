@@ -12,9 +12,9 @@ Examples:
 from __future__ import annotations
 
 import csv
+import sys
 import webbrowser
 from collections.abc import Sequence
-from io import StringIO
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,15 +25,8 @@ from trivium.cli._shared import print_json, short_count
 from trivium.cli._tables import new_table, print_table
 from trivium.messages import translated
 from trivium.progress import short_duration
-from trivium.report import (
-    RunFiles,
-    common_table,
-    different_settings,
-    read_run,
-    text_report,
-    write_comparison,
-    write_report,
-)
+from trivium.report import RunFiles, read_run, text_report, write_comparison, write_report
+from trivium.report.common_table import common_table, different_settings
 
 _COMPARISON = Path("comparison.html")
 # More settings than these are left to the page, --json and --csv: they make a row too wide.
@@ -66,10 +59,7 @@ def report(
     """
     if as_json or as_csv:
         if sum(map(bool, (as_json, as_csv, out, open_page))) > 1:
-            raise UsageError(
-                "--json and --csv print the table and write no HTML file: give one of them, "
-                "without --out and --open."
-            )
+            raise UsageError("give one of --json and --csv, without --out and --open.")
         _print_rows(common_table([read_run(run) for run in runs]), as_json=as_json)
         return
     if len(runs) == 1:
@@ -89,25 +79,23 @@ def _print_rows(rows: Sequence[dict[str, Any]], *, as_json: bool) -> None:
         for row in rows:
             print_json(row)
         return
-    text = StringIO()
-    writer = csv.DictWriter(text, rows[0], lineterminator="\n")
+    writer = csv.DictWriter(sys.stdout, rows[0], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    typer.echo(text.getvalue(), nl=False)
 
 
 def _print_table(runs: Sequence[RunFiles]) -> None:
     """Print the common table without what all runs share."""
-    rows, settings = common_table(runs), [*different_settings(runs)]
-    settings = [key for key in settings if key not in _SHOWN_AS_IDENTITY]
-    main = [*_RESULTS, *(run.metric for run in runs)]
+    rows = common_table(runs)
+    settings = [key for key in different_settings(runs) if key not in _SHOWN_AS_IDENTITY]
     keys = [key for key in _IDENTITY if len({row.get(key) for row in rows}) > 1]
     keys += settings if len(settings) <= _SHOWN_SETTINGS else []
-    keys += [key for key in dict.fromkeys(main) if key in rows[0]] + ["seconds"]
+    results = dict.fromkeys([*_RESULTS, *(run.metric for run in runs)])
+    keys += [key for key in results if key in rows[0]] + ["seconds"]
     table = new_table("run")
     for key in keys:
         known = key in (*_IDENTITY, *_RESULTS, "seconds")
-        side = "left" if key in ("model", "objective") else "right"
+        side = "left" if key in _IDENTITY[:2] else "right"
         table.add_column(translated(f"heading.{key}") if known else key, justify=side, no_wrap=True)
     for row in rows:
         table.add_row(str(row["run"]), *(_cell(key, row.get(key)) for key in keys))

@@ -4,7 +4,6 @@ Only the files of run folders are read. Charts are drawn by uPlot (MIT licence),
 the page: it needs no network.
 """
 
-from trivium.report.common_table import common_table, different_settings
 from trivium.report.html_report import text_report, write_comparison, write_report
 from trivium.report.run_files import RunFiles, read_run
 from trivium.report.summary import UNKNOWN_SHARE, Summary, summarize, text_summary
@@ -13,8 +12,6 @@ __all__ = [
     "UNKNOWN_SHARE",
     "RunFiles",
     "Summary",
-    "common_table",
-    "different_settings",
     "read_run",
     "summarize",
     "text_report",

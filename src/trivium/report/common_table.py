@@ -36,23 +36,16 @@ def common_table(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for name, run in zip(run_names(runs), runs, strict=True):
         held_out = run.held_out
-        loss = held_out.pop("loss", None)
         train_losses = [loss for _, loss in run.series("train_loss")]
-        bits = None if loss is None else run.bits_per_byte(loss)
+        bits = run.bits_per_byte(held_out["loss"]) if "loss" in held_out else None
         row = {"run": name, "folder": str(run.folder), "model": run.model}
-        row |= {"objective": run.objective, "parameters": _whole(run.fact("num_parameters"))}
-        row |= {size: _whole(run.last(size)) for size in ("step", "tokens")}
-        row |= {"seconds": run.last("seconds")}
-        row |= {"train_loss": train_losses[-1] if train_losses else None, "loss": loss}
-        rows.append(row | {"bits_per_byte": bits} | held_out)
+        row |= {"objective": run.objective, "parameters": run.fact("num_parameters")}
+        row |= {size: run.last(size) for size in ("step", "tokens")}
+        row = {key: int(one) if isinstance(one, float) else one for key, one in row.items()}
+        row |= {"seconds": run.last("seconds"), "train_loss": [None, *train_losses][-1]}
+        rows.append(row | held_out | {"bits_per_byte": bits})
     keys = dict.fromkeys(key for row in rows for key in row)
     known = [key for key in keys if any(row.get(key) not in (None, "") for row in rows)]
-    settings = [
-        {key: values[index] for key, values in different_settings(runs).items()}
-        for index in range(len(runs))
-    ]
+    different = different_settings(runs)
+    settings = [{key: different[key][index] for key in different} for index in range(len(runs))]
     return [{key: row.get(key) for key in known} | one for row, one in zip(rows, settings)]
-
-
-def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)

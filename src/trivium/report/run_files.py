@@ -218,8 +218,8 @@ class RunFiles:
             key.removeprefix("valid_"): record[key] for key in record if key[:6] == "valid_"
         }
         final = self.evaluation.get("values") or {}
-        values = {name: number(value) for name, value in (final | measured | final).items()}
-        return {name: value for name, value in values.items() if value is not None}
+        values = (final | measured | final).items()
+        return {name: one for name, value in values if (one := number(value)) is not None}
 
     @property
     def baselines(self) -> dict[str, float]:

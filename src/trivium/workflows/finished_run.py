@@ -171,9 +171,9 @@ class FinishedRun:
         begin = time.monotonic()
         metrics = self._choose_weights()
         took = time.monotonic() - begin
-        end = {"finished": True, "weights_step": state.best_step or state.step}
-        end["evaluation_seconds"] = took if metrics else 0.0
-        facts = run.read_facts() | {"samples": self._samples(state.step)} | end
+        end = {"finished": True, "evaluation_seconds": took if metrics else 0.0}
+        end |= {"samples": self._samples(state.step), "weights_step": state.best_step or state.step}
+        facts = run.read_facts() | end
         run.write_facts(facts)
         preparation = state.preparation_seconds or 0.0
         before = translated("run.after_preparation", time=short_duration(preparation))
