@@ -329,8 +329,12 @@ def open_text(
             what it probably is). Errors inside the `with` block count too.
     """
     with open_bytes(path) as file:
+        block = file.peek(1 << 12)[: 1 << 12]  # type: ignore[attr-defined]
+        for signature, kind in _NO_TEXT.items():
+            if block.startswith(signature):
+                raise DataError(f"{path} is {kind}, not text: save its text, or its table as CSV.")
         if codecs.lookup(check_encoding(encoding)).name == "utf-8":
-            _refuse_binary(file.peek(1 << 12)[: 1 << 12], path)  # type: ignore[attr-defined]
+            _refuse_binary(block, path)
             encoding = "utf-8-sig"
         text = io.TextIOWrapper(file, encoding=encoding, errors=errors, newline=None)
         try:
@@ -350,6 +354,10 @@ def check_encoding(name: str) -> str:
             f'there is no encoding "{name}"; some are utf-8, utf-16, {", ".join(_FREQUENT)}.'
         ) from None
     return name
+
+
+# The first bytes of files that may have no zero byte, and so look like text.
+_NO_TEXT = {b"%PDF-": "a PDF", b"{\\rtf": "RTF", b"PK\x03\x04": "a ZIP archive (.docx, .xlsx, ...)"}
 
 
 def _refuse_binary(block: bytes, path: str | Path) -> None:

@@ -172,7 +172,11 @@ def test_damaged_and_binary_files(tmp_path):
     for name, data, message in (
         ("a.txt", b"text\0more", "binary file .a zero byte at 4"),
         ("a.txt", "text".encode("utf-16"), "UTF-16"),
-        ("a.pdf", b"%PDF-1.7\n\0\0", "binary"),
+        ("a.pdf", b"%PDF-1.7\n\0\0", "is a PDF, not text"),
+        ("b.pdf", b"%PDF-1.4\n%\xe2\xe3\xcf\xd3\n1 0 obj", "is a PDF, not text"),
+        ("c.txt", b"%PDF-1.4\n1 0 obj", "is a PDF, not text"),
+        ("d.txt", b"{\\rtf1 Hello}", "is RTF, not text"),
+        ("e.csv", b"PK\x03\x04table", "is a ZIP archive"),
         ("a.txt.gz", b"plain", "damaged or not|cannot be read"),
         ("a.txt.bz2", b"plain", "damaged or not|cannot be read"),
         ("a.txt.xz", b"plain", "damaged or not"),

@@ -36,16 +36,14 @@ def common_table(runs: Sequence[RunFiles]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for name, run in zip(run_names(runs), runs, strict=True):
         held_out = run.held_out
-        train_losses = [loss for _, loss in run.series("train_loss")]
         bits = run.bits_per_byte(held_out["loss"]) if "loss" in held_out else None
         row = {"run": name, "folder": str(run.folder), "model": run.model}
         row |= {"objective": run.objective, "parameters": run.fact("num_parameters")}
         row |= {size: run.last(size) for size in ("step", "tokens")}
         row = {key: int(one) if isinstance(one, float) else one for key, one in row.items()}
-        row |= {"seconds": run.last("seconds"), "train_loss": [None, *train_losses][-1]}
-        rows.append(row | held_out | {"bits_per_byte": bits})
-    keys = dict.fromkeys(key for row in rows for key in row)
-    known = [key for key in keys if any(row.get(key) not in (None, "") for row in rows)]
+        row |= {"train_loss": [None, *(loss for _, loss in run.series("train_loss"))][-1]}
+        rows.append(row | held_out | {"bits_per_byte": bits, "seconds": run.last("seconds")})
+    known = dict.fromkeys(key for row in rows for key in row if row[key] not in (None, ""))
     different = different_settings(runs)
     settings = [{key: different[key][index] for key in different} for index in range(len(runs))]
     return [{key: row.get(key) for key in known} | one for row, one in zip(rows, settings)]

@@ -174,9 +174,6 @@ def text_ranking(ranking: Ranking) -> str:
     for line in ranking.lines:
         place = "" if line.place is None else f"{line.place}."
         bits = "" if line.bits is None else f"{line.bits:9.4f} {per_byte}"
-        size = ""
-        if line.parameters is not None:
-            size = translated("comparison.parameter_count", count=line.parameters)
         name = padded(line.name, width)
-        lines.append(f"{place:>3} {name} {line.loss:9.4f} {nats}{bits}{size}")
+        lines.append(f"{place:>3} {name} {line.loss:9.4f} {nats}{bits}")
     return "\n".join(lines)
