@@ -95,8 +95,7 @@ def _print_table(runs: Sequence[RunFiles]) -> None:
     table = new_table("run")
     for key in keys:
         known = key in (*_IDENTITY, *_RESULTS, "seconds")
-        side = "left" if key in _IDENTITY[:2] else "right"
-        table.add_column(translated(f"heading.{key}") if known else key, justify=side, no_wrap=True)
+        table.add_column(translated(f"heading.{key}") if known else key)
     for row in rows:
         table.add_row(str(row["run"]), *(_cell(key, row.get(key)) for key in keys))
     print_table(table)
