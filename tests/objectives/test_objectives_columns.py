@@ -83,6 +83,8 @@ PUBLIC = [
     ("kto", "instruction input output kto_tag", "prompt <- instruction, input <- input, response"),
     ("policy", "question answer id", "prompt <- question; ignored: id"),
     ("policy", "prompt answer messages", "prompt <- prompt; ignored: messages"),
+    # A table without a header: its columns have numbers.
+    ("translation", "0 1 2", "source <- column 0, target <- column 1; ignored: column 2"),
 ]  # fmt: skip
 
 

@@ -104,13 +104,18 @@ class Fields:
 
 def layout_line(columns: Mapping[str, str], ignored: Sequence[str]) -> str:
     """Return a line such as: text <- review, label <- stars; ignored: id, source."""
-    line = ", ".join(f"{name} <- {shorten(column, 40)}" for name, column in columns.items())
+    line = ", ".join(f"{name} <- {_shown(column)}" for name, column in columns.items())
     if not ignored:
         return line
-    others = [shorten(column, 40) or '""' for column in ignored[:_SHOWN]]
+    others = [_shown(column) for column in ignored[:_SHOWN]]
     if len(ignored) > _SHOWN:
         others.append(translated("data.more_columns", count=len(ignored) - _SHOWN))
     return translated("data.columns", line=line, columns=", ".join(others))
+
+
+def _shown(column: str) -> str:
+    """Return the name of a column in a message; columns of a file without a header have numbers."""
+    return f"column {column}" if column.isdecimal() else shorten(column, 40) or '""'
 
 
 Slot = Fields | tuple[str, tuple[Fields, ...]]

@@ -193,8 +193,8 @@ class Tagging(ReadsStates):
         usual = (named[0][0], named[1][-1]) if has_header else (1, 2) if numbered else (0, -1)
         word, tag = self._choose_columns(path, width, usual, numbered and width == len(CONLLU))
         if options.report is not None:
-            others = [f"column {number}" for number in range(width) if number not in (word, tag)]
-            read = {"words": f"column {word}", "tags": f"column {tag}"}
+            others = [str(number) for number in range(width) if number not in (word, tag)]
+            read = {"words": str(word), "tags": str(tag)}
             options.report.add_layout(layout_line(read, others), path)
         missing = ("", "_") if numbered and tag in (3, 4) else ("",)  # of upos and xpos
         # In a language of its own, a header is a word where all other tags mark chunks.
