@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -96,6 +97,7 @@ def load(
             folder, lowercase=lowercase, on_meta=on_meta, allow_unknown_keys=allow_unknown_keys
         )
         lm = LanguageModel(hf.module.spec, hf.module, hf.tokenizer, hf.settings)
+        dtype = dtype or _main_precision(lm.module)
     else:
         lm = _read(folder, on_meta=on_meta, verify=verify)
     precision = getattr(torch, dtype) if isinstance(dtype, str) else dtype
@@ -104,6 +106,14 @@ def load(
         pack_weights(lm.module, quantize=quantize)
     lm.compile = compile
     return lm
+
+
+def _main_precision(module: torch.nn.Module) -> torch.dtype | None:
+    """Return the precision of most weights; None if there are no weights."""
+    counts = Counter[torch.dtype]()
+    for weight in module.parameters():
+        counts[weight.dtype] += weight.numel()
+    return counts.most_common(1)[0][0] if counts else None
 
 
 def _read(folder: Path, *, on_meta: bool, verify: bool) -> LanguageModel:

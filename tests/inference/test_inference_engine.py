@@ -336,3 +336,34 @@ def test_what_cannot_be_done_is_refused():
         Engine(lm, compile=True, draft=PromptLookup())
     with pytest.raises(TriviumError, match="num_tokens"):
         PromptLookup(num_tokens=0)
+
+
+@pytest.mark.parametrize("name", [*DECODERS, *SEQUENCES])
+def test_a_text_that_ends_early_frees_its_slot_and_disturbs_no_other(name):
+    lm = text_model(made(name), stop_ids=frozenset({STOP}))
+    prompts = prompts_of(lm.module)
+    engine = Engine(lm, slots=2, slot_length=37)
+    ended, other, later = (GenerationRequest(p, GREEDY) for p in prompts[:3])
+    engine.add(ended)
+    engine.add(other)
+    engine.step()
+    if not ended.finished:
+        engine.cancel(ended)
+        assert ended.finish_reason == "cancelled"
+    assert engine.active <= 1
+    engine.add(later)
+    assert {*map(id, engine.run())} <= {id(other), id(later), id(ended)}
+    for request, prompt in ((other, prompts[1]), (later, prompts[2])):
+        assert request.output_ids == uncached(lm, prompt, GREEDY)
+    assert not engine.busy
+
+
+def test_a_request_that_was_not_added_has_no_stream():
+    lm = text_model(made("gpt2"))
+    engine, (prompt, *_) = Engine(lm, slots=1, slot_length=37), prompts_of(lm.module)
+    request, busy = GenerationRequest(prompt, GREEDY), GenerationRequest(prompt, GREEDY)
+    engine.add(busy)
+    with pytest.raises(TriviumError, match="not added to this engine"):
+        engine.stream(request)
+    assert "".join(engine.stream(busy)) == busy.text
+    assert "".join(engine.stream(busy)) == busy.text  # one that has finished is there

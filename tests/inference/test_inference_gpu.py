@@ -1,12 +1,14 @@
-"""Scores on a GPU are those on a CPU."""
+"""Scores and texts on a GPU are those on a CPU."""
 
 from __future__ import annotations
 
 import pytest
-from generating_models import text_model
+from generating_models import run, text_model
 from small_models import DECODERS, small_model
 
+from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.score import ScoreItem, score_continuations
+from trivium.inference.speculative import DraftModel
 
 pytestmark = pytest.mark.gpu
 
@@ -22,3 +24,13 @@ def totals(name: str, device: str) -> list[float]:
 @pytest.mark.parametrize("name", DECODERS)
 def test_continuations_that_share_a_cache_are_scored(name):
     assert totals(name, "cuda") == pytest.approx(totals(name, "cpu"), rel=1e-3)
+
+
+def test_a_draft_model_takes_tokens_back_on_its_device():
+    """Its guesses are often wrong, and the text is that without drafts."""
+    lm = text_model(small_model("llama").cuda())
+    params = SamplingParams(temperature=0.0, max_new_tokens=19)
+    plain = run(lm, [[7, 11, 13], [17, 19]], params)
+    draft = DraftModel(small_model("llama", seed=5).cuda(), num_tokens=3)
+    drafted = run(lm, [[7, 11, 13], [17, 19]], params, draft=draft)
+    assert [each.output_ids for each in drafted] == [each.output_ids for each in plain]

@@ -202,6 +202,9 @@ def test_parameters_out_of_bounds_are_refused():
     ):
         with pytest.raises(TriviumError, match=next(iter(wrong))):
             SamplingParams(**wrong)
+    for stopping in (1, 0, 1.0, "always", None):
+        with pytest.raises(TriviumError, match="early_stopping"):
+            BeamSearchParams(early_stopping=stopping)
     for wrong in (
         {"num_beams": 0},
         {"num_return": 5},

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from double import double_precision
+from double import FLOAT32, double_precision, relative_error
 from hf_models import LLAMA3_ROPE, Case, case_id, hf_model, inputs_of, transformers
+from hugging_face import randomize
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from trivium.interop import hf_folder as folders
 from trivium.interop.hf_folder import is_hf_folder, read_folder, write_folder
 from trivium.interop.settings import Settings
 from trivium.interop.tensor_files import read_tensors
+from trivium.model_loading import load
 from trivium.models import build
 from trivium.presets import presets
 from trivium.text import Tokenizer
@@ -184,12 +186,39 @@ def test_precision_stays(bert_folder, tmp_path):
     (tmp_path / "out").mkdir()
     write_folder(tmp_path / "out", model.module, None, model.settings)
     assert transformers.AutoModel.from_pretrained(tmp_path / "out").dtype == torch.bfloat16
-    # Of several precisions the one of most numbers counts.
-    change_weights(
-        bert_folder,
-        lambda tensors: {n: t.float() if "LayerNorm" in n else t for n, t in tensors.items()},
+
+
+def test_a_checkpoint_of_several_precisions_is_read_exactly(tmp_path):
+    """In float32 when asked for, else in the precision of most numbers."""
+    config = transformers.MixtralConfig(
+        vocab_size=37,
+        hidden_size=28,
+        intermediate_size=29,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_local_experts=3,
+        tie_word_embeddings=False,
     )
-    module = read_folder(bert_folder).module
+    theirs = randomize(transformers.MixtralForCausalLM(config), seed=3).eval()
+    theirs.save_pretrained(tmp_path)
+
+    def is_exact(name: str) -> bool:
+        return "norm" in name or "block_sparse_moe.gate.weight" in name
+
+    change_weights(
+        tmp_path,
+        lambda tensors: {n: t if is_exact(n) else t.bfloat16() for n, t in tensors.items()},
+    )
+    exact = load(tmp_path, device="cpu", dtype="float32").module
+    assert {weight.dtype for weight in exact.parameters()} == {torch.float32}
+    theirs = transformers.MixtralForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    for layer, block in zip(theirs.model.layers, exact.blocks, strict=True):
+        assert torch.equal(block.feed_forward.router.weight, layer.mlp.gate.weight)
+    ids = torch.arange(1, 12)[None]
+    with torch.no_grad():
+        assert relative_error(exact.logits(exact(ids)), theirs(ids).logits) < FLOAT32
+    module = load(tmp_path, device="cpu").module
     assert {weight.dtype for weight in module.parameters()} == {torch.bfloat16}
 
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from small_models import small_part
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -14,6 +15,7 @@ from trivium import spec
 from trivium.errors import SpecError
 from trivium.nn.context import Context
 from trivium.nn.length import check_length
+from trivium.nn.mixers.attention import AttentionMixer
 from trivium.nn.positions.alibi import LinearBias, alibi_slopes
 from trivium.nn.positions.learned import LearnedPositions
 from trivium.nn.positions.relative_bias import RelativePositionBias, relative_buckets
@@ -152,3 +154,26 @@ def test_learned_positions_and_their_end():
     check_length(10**6, None)
     with pytest.raises(SpecError, match=r"513 tokens.*at most 512"):
         check_length(513, 512)
+
+
+@pytest.mark.parametrize("kind", spec.Positions.kinds.values(), ids=lambda kind: kind.__name__)
+@torch.no_grad()
+def test_positions_of_an_order_are_those_of_a_plain_pass(kind):
+    """What an order shows after a token is as far away as in a pass that sees everything."""
+    mixer = AttentionMixer(attention_with(small_part(kind), heads=3), 13)
+    for weight in mixer.parameters():
+        torch.nn.init.normal_(weight, std=0.5)
+    table = mixer.new_table()
+    for weight in () if table is None else table.parameters():
+        torch.nn.init.normal_(weight, std=0.5)
+    order = torch.tensor([[3, 0, 0, 5, 1, 2, 4]])
+    sees = order[:, :, None] >= order[:, None, :]
+    x = torch.randn(2, 7, 13)
+    found, expected = (
+        mixer.probabilities(x, context, prepared=mixer.prepare(context, table=table))
+        for context in (
+            Context.of_length(7, causal=True, order=order),
+            Context.of_length(7, custom=sees[0]),
+        )
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)

@@ -11,19 +11,25 @@ from small_models import (
     DECODERS,
     GENERATING,
     SOURCE_LENGTH,
+    SPECS,
     VOCABULARY,
+    WIDTH,
     inputs_for,
     random_ids,
+    random_model,
     small_model,
 )
 
 from trivium import spec
 from trivium.errors import SpecError
 from trivium.nn.state import Ring
+from trivium.presets import presets
+from trivium.spec.positions.typed_relative_scores import TypedRelativeScores
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
-ROWS, LENGTH = 3, 19
+ROWS, LENGTH, LONG = 3, 19, 37
+ROW_LENGTHS = torch.tensor([[LONG], [23], [5]])
 
 
 def logits_of(model, **inputs):
@@ -261,3 +267,66 @@ def test_slots_of_equal_length_need_no_mask_and_can_be_shortened(name, rings, mo
         too_far = torch.tensor([LENGTH - cache.max_rewind - 1])
         with pytest.raises(SpecError, match=f"at most by {cache.max_rewind}"):
             cache.rewind(torch.tensor([1]), too_far)
+
+
+@pytest.mark.parametrize("name", ALL_SPECS)
+def test_a_row_does_not_depend_on_the_other_rows(name):
+    """With a mask, with a mask of ones and without any."""
+    ids, real = random_ids(ROWS, LONG), torch.arange(LONG) < ROW_LENGTHS
+    for model in both_modes(name):
+        longest = model.spec.max_length or LONG
+        for mask in (None, torch.ones_like(real), real):
+            mask = None if mask is None else mask[:, :longest]
+            inputs = inputs_for(name, ids[:, :longest], real=mask)
+            together = model(**inputs)
+            for row in range(ROWS):
+                alone = model(**{key: each[row : row + 1] for key, each in inputs.items()})[0]
+                shown = slice(None) if mask is None else mask[row]
+                close(together[row][shown], alone[shown])
+
+
+@pytest.mark.parametrize("name", [name for name in presets if name.endswith("-tiny")])
+@torch.no_grad()
+def test_a_row_of_a_preset_does_not_depend_on_the_other_rows(name):
+    model = random_model(presets[name].replace(vocab_size=VOCABULARY))
+    mixers = [mixer for stack in getattr(model.spec, "stacks", ()) for mixer in stack.mixers]
+    dense = max((getattr(mixer, "dense_length", 0) for mixer in mixers), default=0)
+    ids = random_ids(2, dense + LENGTH)
+    real = torch.arange(ids.shape[1]) < torch.tensor([[ids.shape[1]], [ids.shape[1] - 7]])
+    for mask in (None, real):
+        inputs = {"input_ids": ids} if mask is None else {"input_ids": ids, "attention_mask": mask}
+        if model.spec.family == "encoder-decoder":
+            inputs["decoder_input_ids"] = random_ids(2, LENGTH, seed=3)
+        together = model(**inputs)
+        for row in range(2):
+            alone = model(**{key: each[row : row + 1] for key, each in inputs.items()})[0]
+            whole = mask is None or model.spec.family == "encoder-decoder"
+            shown = slice(None) if whole else mask[row]
+            close(together[row][shown], alone[shown])
+
+
+@pytest.mark.parametrize("family", ["encoder-only", "decoder-only", "encoder-decoder"])
+@torch.no_grad()
+def test_token_types_that_attention_compares_count_in_every_family(family):
+    """The last token of one layer sees the same in an encoder and in a decoder."""
+    attention = spec.Attention(num_heads=3, head_dim=10, positions=TypedRelativeScores())
+    stack = SPECS["gpt2"].decoder.replace(num_layers=1, mixer=attention)
+    plain = stack.replace(mixer=attention.replace(positions=None))
+    sizes = {"vocab_size": VOCABULARY, "d_model": WIDTH, "embedding": spec.Embedding()}
+    encoder = random_model(spec.ModelSpec(**sizes, encoder=stack))
+    ids, types = random_ids(2, 7), torch.tensor([[0, 0, 1, 1, 0, 1, 1], [1, 0, 0, 0, 0, 0, 0]])
+    expected = encoder(ids, token_type_ids=types)
+    assert (expected - encoder(ids)).abs().max() > 1e-4
+    if family == "decoder-only":
+        decoder = random_model(spec.ModelSpec(**sizes, decoder=stack))
+        weights = encoder.state_dict()
+        decoder.load_state_dict({n.replace("encoder.", "decoder."): w for n, w in weights.items()})
+        close(decoder(ids, token_type_ids=types)[:, -1], expected[:, -1])
+        with pytest.raises(SpecError, match="token_type_ids"):
+            decoder(ids, token_type_ids=types, cache=decoder.new_cache(2, 7))
+    elif family == "encoder-decoder":
+        heads = (spec.LMHead(tied=True),)
+        both = random_model(spec.ModelSpec(**sizes, encoder=stack, decoder=plain, heads=heads))
+        both.encoder.load_state_dict(encoder.encoder.state_dict())
+        both.tokens.load_state_dict(encoder.tokens.state_dict())
+        close(both.encode(ids, token_type_ids=types), expected)

@@ -20,10 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from serving import ENDLESS, running, wait_until
+from serving import ENDLESS, byte_tokenizer, lively, running, wait_until, with_text
 
 from trivium.errors import TriviumError
 from trivium.model_loading import load
+from trivium.presets import presets
 from trivium.serve import create_app
 from trivium.serve.limits import Limits
 from trivium.serve.replies import EventStream
@@ -290,6 +291,30 @@ def test_a_client_that_leaves_frees_its_slots(paths):
         closed = {"route": "/v1/completions", "status": "499"}
         # Streams that had not begun are counted, too.
         wait_until(lambda: server.metric("trivium_requests_total", **closed) == 5 + 3)
+
+
+def test_a_client_that_leaves_fails_no_other_request(paths, tmp_path):
+    """Not that of an encoder-decoder either, whose cache remembers sources."""
+    t5 = with_text(
+        lively(presets["t5-tiny"].replace(vocab_size=300)),
+        byte_tokenizer(),
+        decoder_start_token_id=0,
+    )
+    served = {"decoder": paths["decoder"], "t5": str(t5.save(tmp_path / "t5"))}
+    body = {"prompt": "The weather was", "max_tokens": 200, "logit_bias": {"0": -100}}
+    with running(served, limits=PATIENT, preload=True) as server, ThreadPoolExecutor(1) as pool:
+        for model in served:
+            url, restarts = f"{server.url}/v1/completions", {"model": model}
+            endless = {**body, "model": model, "max_tokens": 900, "stream": True}
+            with httpx.stream("POST", url, json=endless, timeout=60) as leaving:
+                next(leaving.iter_lines())
+                other = pool.submit(server.post, "completions", {**body, "model": model})
+                wait_until(lambda: server.metric("trivium_running", **restarts) == 2)
+            answer = other.result(60)
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["usage"]["completion_tokens"] == 200
+            wait_until(lambda: server.load_of(model) == 0)
+            assert server.metric("trivium_engine_restarts_total", **restarts) == 0
 
 
 def test_a_stream_whose_client_leaves_before_its_first_line_is_closed():

@@ -129,6 +129,7 @@ class Engine:
         self._waiting.append(_RequestState(request, self.lm, self.slot_length))
         return request
 
+    @torch.inference_mode()
     def cancel(self, request: GenerationRequest) -> None:
         """End a request with finish_reason "cancelled" and free its slot; one that ended stays."""
         for state in [*self._waiting, *self._running()]:
@@ -159,7 +160,17 @@ class Engine:
             yield from self.step()
 
     def stream(self, request: GenerationRequest) -> Iterator[str]:
-        """Step until a request has finished: its text in pieces, as it grows."""
+        """Step until a request has finished: its text in pieces, as it grows.
+
+        Raises:
+            TriviumError: the request was not added to this engine.
+        """
+        here = [*self._waiting, *self._running()]
+        if not request.finished and all(state.request is not request for state in here):
+            raise TriviumError("this request was not added to this engine: call add(request) first.")
+        return self._pieces(request)
+
+    def _pieces(self, request: GenerationRequest) -> Iterator[str]:
         length = 0
         while len(request.text) > length or not request.finished:
             if piece := request.text[length:]:

@@ -142,7 +142,7 @@ class BeamSearchParams(DecodingParams):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.early_stopping not in (True, False, "never"):
+        if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
             raise TriviumError(
                 f'early_stopping is {self.early_stopping!r}, but must be True, False or "never".'
             )

@@ -117,7 +117,8 @@ class DraftModel:
                 self._cache.free(slot)
                 kept = 0
             elif kept < len(held):
-                self._cache.rewind(torch.tensor([slot]), torch.tensor([kept]))
+                both = torch.tensor([[slot], [kept]], device=self.module.device)
+                self._cache.rewind(*both)
             self._held[slot] = list(ids[:kept])
         new = {slot: list(texts[slot][len(self._held[slot]) :]) for slot in slots}
         while new:

@@ -11,7 +11,6 @@ import pickle
 import re
 import warnings
 import zipfile
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -36,8 +35,7 @@ _OTHERS = ("tf_model.h5", "flax_model.msgpack", "model.ckpt.index", "adapter_mod
 def read_tensors(folder: Path, *, on_meta: bool = False) -> dict[str, Tensor]:
     """Every tensor of a folder by its name, mapped and not copied where the format allows it.
 
-    Only a `pytorch_model.bin` in the format before PyTorch 1.6 must be read as a whole. Tensors of
-    several precisions get that of most numbers.
+    Only a `pytorch_model.bin` in the format before PyTorch 1.6 must be read as a whole.
 
     Args:
         folder: with weights.
@@ -50,7 +48,7 @@ def read_tensors(folder: Path, *, on_meta: bool = False) -> dict[str, Tensor]:
     for file in _files(folder):
         read = read_safetensors(file) if file.suffix == ".safetensors" else _read_pickle(file)
         tensors |= {name: tensor.to("meta" if on_meta else "cpu") for name, tensor in read.items()}
-    return _one_precision({_modern(name): tensor for name, tensor in tensors.items()})
+    return {_modern(name): tensor for name, tensor in tensors.items()}
 
 
 def write_tensors(
@@ -158,14 +156,3 @@ def _modern(name: str) -> str:
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
         "LayerNorm.beta", "LayerNorm.bias"
     )
-
-
-def _one_precision(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    counts = Counter[torch.dtype]()
-    for tensor in tensors.values():
-        if tensor.is_floating_point():
-            counts[tensor.dtype] += tensor.numel()
-    if len(counts) < 2:
-        return tensors
-    (most, _), *_ = counts.most_common(1)
-    return {n: t.to(most) if t.is_floating_point() else t for n, t in tensors.items()}

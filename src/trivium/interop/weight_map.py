@@ -139,7 +139,7 @@ def to_local(
         original = _original(family, name, known)
         if original is not None:  # a file may have a tied weight under the name of a copy alone
             tied = values.setdefault(original, tensors[name])
-            if not tied.is_meta and not torch.equal(tied, tensors[name]):
+            if not tied.is_meta and not torch.equal(tied, tensors[name].to(tied.dtype)):
                 raise CheckpointError(
                     f"{name} differs from {original}, but config.json says that they are tied."
                 )

@@ -71,7 +71,8 @@ class AttentionDecoder(nn.Module):
 
     def weights(self, state: Tensor, source: Attended) -> Tensor:
         """a_i: how much the token after a state attends to each of the source: [B, S]."""
-        scores = torch.tanh(self.query(state)[:, None] + source.keys) @ self.score
+        features = torch.tanh(self.query(state)[:, None] + source.keys)
+        scores = features @ self.score.to(features.dtype)
         return scores.masked_fill(~source.real, torch.finfo(scores.dtype).min).softmax(-1)
 
     def forward(
@@ -83,19 +84,22 @@ class AttentionDecoder(nn.Module):
         """
         width, steps = self.d_hidden, []
         for step, y in enumerate(self.inputs(vectors).unbind(1)):
-            weights = self.weights(state, source)
+            low = state.to(y.dtype)  # matrices are read in the precision of the model
+            weights = self.weights(low, source)
             context = (weights[:, None].to(source.values.dtype) @ source.values)[:, 0]
-            gates, candidate = (y + self.attended(context)).split((2 * width, width), -1)
-            z, r = torch.sigmoid(gates + self.gates(state)).chunk(2, -1)
-            new = (1 - z) * state + z * torch.tanh(candidate + self.candidate(r * state))
+            read = y + self.attended(context.to(y.dtype))
+            gates, candidate = read.split((2 * width, width), -1)
+            z, r = torch.sigmoid(gates + self.gates(low)).chunk(2, -1)
+            candidate = candidate + self.candidate((r * state).to(y.dtype))
+            new = (1 - z) * state + z * torch.tanh(candidate)
             state = new if real is None else torch.where(real[:, step, None], new, state)
             steps.append((state, context, weights))
         return Written(*(torch.stack(parts, 1) for parts in zip(*steps, strict=True)))
 
     def read_out(self, state: Tensor, vectors: Tensor, context: Tensor) -> Tensor:
         """t: [..., C], [..., D], [..., 2 C] -> [..., R]."""
-        parts = (state, vectors, context.to(state.dtype))
-        return self.readout(torch.cat(parts, -1)).unflatten(-1, (-1, 2)).amax(-1)
+        parts = torch.cat((state.to(vectors.dtype), vectors, context.to(vectors.dtype)), -1)
+        return self.readout(parts).unflatten(-1, (-1, 2)).amax(-1)
 
 
 class AttentionRNN(LanguageModule, of=spec.AttentionRNNSpec):

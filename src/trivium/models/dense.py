@@ -27,5 +27,8 @@ class DenseLayer(nn.Module):
 
 
 def build_dense(dense: spec.Dense | None, inputs: spec.HeadInput, outputs: int) -> nn.Module:
-    """The layer of a head, or the identity."""
-    return nn.Identity() if dense is None else DenseLayer(dense, inputs, outputs)
+    """The layer of a head; without one the identity, or a matrix to vectors of another width."""
+    if dense is not None:
+        return DenseLayer(dense, inputs, outputs)
+    same = inputs.d_model == outputs
+    return nn.Identity() if same else nn.Linear(inputs.d_model, outputs, bias=False)

@@ -348,6 +348,7 @@ class Transformer(LanguageModule, of=spec.ModelSpec):
             real=attention_mask,
             documents=document_ids,
             prefix=prefix_lengths,
+            types=token_type_ids,
             select=select,
             span=span,
             encoder=encoded,

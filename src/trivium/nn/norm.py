@@ -51,7 +51,8 @@ class BiasedRMSNorm(nn.RMSNorm):
 class OffsetRMSNorm(nn.Module):
     """x / sqrt(mean(x^2) + eps) * (1 + weight) over the last axis, of `width` numbers, + bias.
 
-    Source: the released code of Gemma (Gemma Team 2024); their paper names RMSNorm alone.
+    It is computed in float32 at least, and rounded once. Source: the released code of Gemma (Gemma
+    Team 2024); their paper names RMSNorm alone.
     """
 
     def __init__(self, width: int, eps: float, *, bias: bool = False) -> None:
@@ -61,5 +62,7 @@ class OffsetRMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""
-        y = F.rms_norm(x, self.weight.shape, 1.0 + self.weight, self.eps)
-        return y if self.bias is None else y + self.bias
+        exact = torch.promote_types(x.dtype, torch.float32)
+        weight = 1.0 + self.weight.to(exact)
+        y = F.rms_norm(x.to(exact), weight.shape, weight, self.eps)
+        return (y if self.bias is None else y + self.bias).to(x.dtype)

@@ -27,10 +27,10 @@ class Blocks(Prepared):
 
     Args:
         mask: of the queries of a block and the keys that it sees, for N * M heads.
-        seen: int64 [B, N, M, C], blocks that a block sees, counted among those of all rows and
-            key-value heads; some of them are masked.
-        columns: int64 [B, 1, G, 1], of tokens some of which see all.
-        see_all: bool [B, 1, G, 1], which of them do.
+        seen: int64 [1 or B, N, M, C], the blocks of its row that a block sees; some of them are
+            masked.
+        columns: int64 [1 or B, 1, G, 1], of tokens some of which see all.
+        see_all: bool [1 or B, 1, G, 1], which of them do.
         mask_all: of these tokens and all keys.
     """
 
@@ -45,14 +45,16 @@ class Blocks(Prepared):
 
     def copies(self, x: Tensor) -> Tensor:
         """Keys or values of the blocks that each sees: [B, K, L, H] -> [B, N * M, C * S, H]."""
-        rows, heads, count, _ = self.seen.shape
+        (rows, kv_heads), (heads, count) = x.shape[:2], self.seen.shape[1:3]
         each = x.unflatten(2, (count, -1)).flatten(0, 2).flatten(1)  # [B * K * M, S * H]
-        copies = each.index_select(0, self.seen.flatten())
+        of_head = torch.arange(rows * kv_heads, device=x.device).view(rows, kv_heads, 1, 1)
+        of_head = of_head.repeat_interleave(heads // kv_heads, 1)
+        copies = each.index_select(0, (of_head * count + self.seen).flatten())
         return copies.view(rows, heads * count, -1, x.shape[3])
 
     def of_columns(self, x: Tensor) -> Tensor:
         """[B, N, L, H] -> [B, N, G, H]."""
-        return x.gather(2, self.columns.expand(-1, x.shape[1], -1, x.shape[3]))
+        return x.gather(2, self.columns.expand(*x.shape[:2], -1, x.shape[3]))
 
     def merged(self, few: Tensor, full: Tensor) -> Tensor:
         """[B, N, L, H] with [B, N, G, H] in the rows of tokens that see all."""
@@ -85,7 +87,7 @@ class BlockSparseMixer(AttentionMixer, of=BlockSparseAttention):
         return self._blocks(F.pad(real, (0, missing)).bool())
 
     def _blocks(self, real: Tensor) -> Blocks:
-        """Of rows whose real tokens are [B, L]."""
+        """Of rows whose real tokens are [B, L]; where all rows are alike, [1, L]."""
         part, size, device = self.part, self.part.block_size, real.device
         rows, heads, count = len(real), part.num_heads, real.shape[1] // size
         columns = torch.arange(real.shape[1], device=device)
@@ -103,15 +105,13 @@ class BlockSparseMixer(AttentionMixer, of=BlockSparseAttention):
         # A neighbour that is the first or the last block is there already.
         allowed[:, :, :, 2:5] &= ((near > 0) & (near < ends))[..., None]
         allowed = allowed.flatten(3).flatten(1, 2)[:, :, None]
-        of_key = torch.arange(rows * part.kv_heads, device=device).view(rows, -1, 1, 1)
-        of_key = of_key.repeat_interleave(heads // part.kv_heads, 1)
         at_ends = (columns < size) | (columns // size == last)
         see_all = (at_ends | (end <= part.dense_length)) & real
         most = max(1, int(see_all.sum(1).max()))
         chosen = see_all.int().argsort(dim=1, descending=True, stable=True)[:, :most]
         of = partial(Context.of_length, device=device)
         return Blocks(
-            seen=of_key * count + seen,
+            seen=seen,
             mask=Mask(of(size, custom=allowed), of(allowed.shape[-1])),
             columns=chosen[:, None, :, None],
             see_all=see_all.gather(1, chosen)[:, None, :, None],

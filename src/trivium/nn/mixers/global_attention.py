@@ -60,7 +60,7 @@ class GlobalAttentionMixer(AttentionMixer, of=GlobalAttention):
     ) -> None:
         super().__init__(part, width, dropout, num_layers)
         self.query_global = nn.Linear(width, self.query.out_features, bias=part.bias)
-        self.key_global = nn.Linear(width, self.key.out_features, bias=part.bias)
+        self.key_global = nn.Linear(width, self.key.out_features, bias=part.has_key_bias)
         self.value_global = nn.Linear(width, self.value.out_features, bias=part.bias)
 
     def reset_parameters(self, generator: torch.Generator) -> None:

@@ -52,7 +52,8 @@ class RelativePositionBias(PositionsModule, of=spec.RelativeBias):
                 "what the mixer's `new_table` made."
             )
         distance, positions = distances(context, keys), self.attention.positions
-        return table(relative_buckets(distance, positions, bidirectional=not context.causal))
+        both = not context.causal or context.order is not None  # an order shows later columns
+        return table(relative_buckets(distance, positions, bidirectional=both))
 
     def bias(self, prepared: Tensor) -> Tensor:
         """See `PositionsModule.bias`."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trivium import spec
+from trivium.errors import SpecError
 from trivium.nn.context import Context
 from trivium.nn.positions.relative_scores import RelativeDistances, RelativePositionScores
 from trivium.spec.positions.typed_relative_scores import TypedRelativeScores
@@ -47,7 +48,9 @@ class TypedRelativePositionScores(RelativePositionScores, of=TypedRelativeScores
     def prepare(self, context: Context, keys: Context, table: nn.Module | None) -> TypedDistances:
         """The distances of a pass, and which types differ."""
         ready, differ = super().prepare(context, keys, table), None
-        if context.types is not None and keys.types is not None:
+        if context.types is not None:
+            if keys.types is None:
+                raise SpecError("a cache keeps no token types: leave token_type_ids out.")
             differ = (context.types[:, :, None] != keys.types[:, None, :])[:, None]
         return TypedDistances(ready.vectors, ready.index, differ)
 

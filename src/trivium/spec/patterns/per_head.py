@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, SerializeAsAny
 
@@ -22,7 +22,3 @@ class PerHead(Pattern):
     def of_heads(self) -> tuple[Pattern, ...]:
         """See `Pattern.of_heads`."""
         return self.patterns
-
-    def allows(self, query: Any, key: Any) -> Any:
-        """Whether any head may."""
-        return any(each.allows(query, key) for each in self.patterns)
