@@ -193,7 +193,7 @@ def test_a_checkpoint_of_several_precisions_is_read_exactly(tmp_path):
     config = transformers.MixtralConfig(
         vocab_size=37,
         hidden_size=28,
-        intermediate_size=29,
+        intermediate_size=36,
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+
 import pytest
 import torch
 from double import BFLOAT16, FLOAT32, relative_error
-from small_models import inputs_for, random_ids, small_model
+from small_models import inputs_for, random_ids, random_model, small_model
 from torch import Tensor
 from torch.nn import functional as F
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 
+from trivium import spec
+from trivium.errors import SpecError
+from trivium.interop.settings import Settings
+from trivium.language_model import LanguageModel
 from trivium.nn.loss import linear_cross_entropy
+from trivium.nn.norm import build_norm
+from trivium.presets import presets
+from trivium.text import Tokenizer
+
+SETTINGS = Settings(config={"decoder_start_token_id": 0})
+
+
+@functools.cache
+def wordpiece() -> Tokenizer:
+    """A tokenizer with the special tokens of encoders."""
+    texts = ["The weather was cloudy yesterday, but today it's rainy."] * 5
+    return Tokenizer.train("wordpiece", texts=texts, vocab_size=199, progress=False)
 
 
 def logits_in_steps(model, name: str, inputs: dict[str, Tensor], ids: Tensor) -> Tensor:
@@ -61,3 +81,73 @@ def test_the_loss_sums_in_float32():
         for one, exact in zip(actual, expected, strict=True):
             assert relative_error(one, exact) < BFLOAT16
         assert loss.item() == pytest.approx(total.item(), rel=0.03)
+
+
+def run_everything(lm: LanguageModel) -> set[str]:
+    """Use the model in every way that it supports. Returns the names of these ways."""
+    text, able = "The weather was cloudy", set(lm.capabilities)
+    both = lm.spec.family == "encoder-decoder"
+    decoder = {"decoder_input_ids": [[0, 5]]} if both else {}
+    calls = {
+        "logits": lambda: lm.logits([[5, 6, 7]], **decoder),
+        "generate": lambda: lm.generate([text, "It"], max_new_tokens=5, temperature=0.7, seed=3),
+        "translate": lambda: lm.translate([text, "It"], num_beams=2, max_new_tokens=5),
+        "fill_mask": lambda: lm.fill_mask("The [MASK] was"),
+        "score": lambda: lm.score("It", text) if both else lm.score(text),
+        "classify": lambda: lm.classify(text),
+        "next_sentence": lambda: lm.next_sentence(text, "It rained."),
+        "tag": lambda: lm.tag([text.split()]),
+        "answer": lambda: lm.answer("What?", text),
+        "embed": lambda: lm.embed([text, "It"]),
+    }
+    for name in able:
+        calls[name]()
+    if "embed" in able:
+        lm.embed_tokens([text])
+    with contextlib.suppress(SpecError):  # no layer of it is attention
+        lm.attention_weights(text, **({"target": "It"} if both else {}))
+    if "generate" in able:
+        assert "".join(lm.stream(text, max_new_tokens=3, seed=3)) is not None
+    return able
+
+
+TASK_HEADS = {
+    "classifier": spec.ClassifierHead(num_labels=2, pooling="mean"),
+    "tagger": spec.TaggerHead(num_labels=2),
+    "span": spec.SpanHead(),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", [name for name in presets if name.endswith("-tiny")])
+@pytest.mark.filterwarnings("ignore")
+def test_every_family_does_all_that_it_can_in_low_precision(name, dtype):
+    """Also with the heads of tasks."""
+    tokenizer = wordpiece()
+    described = presets[name].replace(vocab_size=tokenizer.vocab_size)
+    lm = LanguageModel(described, random_model(described).to(dtype), tokenizer, SETTINGS)
+    assert run_everything(lm)
+    for head in TASK_HEADS.values():
+        try:
+            with_head = described.with_heads((head,))
+        except SpecError:
+            continue
+        model = LanguageModel(with_head, random_model(with_head).to(dtype), tokenizer, SETTINGS)
+        run_everything(model)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_gemmas_norm_is_as_exact_as_theirs_in_bfloat16(seed):
+    generator = torch.Generator().manual_seed(seed)
+    theirs = Gemma2RMSNorm(37, eps=1e-6).bfloat16()
+    theirs.weight.data.normal_(0.0, 0.3, generator=generator)
+    ours = build_norm(spec.RMSNorm(eps=1e-6, offset=1), 37).bfloat16()
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(501, 37, generator=generator).bfloat16()
+    exact = x.double() * torch.rsqrt(x.double().pow(2).mean(-1, keepdim=True) + 1e-6)
+    exact = exact * (1.0 + theirs.weight.double())
+    assert ours(x).dtype == torch.bfloat16
+    for error in (lambda y: (y - exact) / exact, lambda y: ((y - exact) / exact).mean(0)):
+        # Roundings that differ by one cancel out in the mean of many rows, a rounded weight not.
+        mine, other = (error(norm(x).double()).abs().mean() for norm in (ours, theirs))
+        assert mine <= 1.05 * other
