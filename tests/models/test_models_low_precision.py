@@ -87,9 +87,10 @@ def run_everything(lm: LanguageModel) -> set[str]:
     """Use the model in every way that it supports. Returns the names of these ways."""
     text, able = "The weather was cloudy", set(lm.capabilities)
     both = lm.spec.family == "encoder-decoder"
+    ids = [[5 + i % 89 for i in range(min(193, lm.max_length or 193))]]
     decoder = {"decoder_input_ids": [[0, 5]]} if both else {}
     calls = {
-        "logits": lambda: lm.logits([[5, 6, 7]], **decoder),
+        "logits": lambda: lm.logits(ids, **decoder),
         "generate": lambda: lm.generate([text, "It"], max_new_tokens=5, temperature=0.7, seed=3),
         "translate": lambda: lm.translate([text, "It"], num_beams=2, max_new_tokens=5),
         "fill_mask": lambda: lm.fill_mask("The [MASK] was"),
@@ -105,7 +106,7 @@ def run_everything(lm: LanguageModel) -> set[str]:
     if "embed" in able:
         lm.embed_tokens([text])
     with contextlib.suppress(SpecError):  # no layer of it is attention
-        lm.attention_weights(text, **({"target": "It"} if both else {}))
+        lm.attention_weights(ids, **decoder)
     if "generate" in able:
         assert "".join(lm.stream(text, max_new_tokens=3, seed=3)) is not None
     return able
