@@ -55,7 +55,8 @@ def test_a_head_that_is_accepted_runs(kind):
     """On encoders and decoders whose token vectors have another width, or the same."""
     accepted, sizes = 0, {"num_labels": 3, "tied": True, "num_layers": 3, "pooling": "concat"}
     required = {name for name, field in kind.model_fields.items() if field.is_required()}
-    dense = (None, spec.Dense(activation="gelu", norm=True)) if "dense" in kind.model_fields else (None,)
+    dense = (None, spec.Dense(activation="gelu", norm=True))
+    dense = dense if "dense" in kind.model_fields else (None,)
     for name, one, tied in itertools.product(("bert", "albert", "gpt2", "opt"), dense, CHOICES):
         given = {key: sizes[key] for key in required}
         given |= {"tied": tied} if "tied" in kind.model_fields else {}

@@ -167,7 +167,7 @@ class Engine:
         """
         here = [*self._waiting, *self._running()]
         if not request.finished and all(state.request is not request for state in here):
-            raise TriviumError("this request was not added to this engine: call add(request) first.")
+            raise TriviumError("this request was not added to this engine: call add first.")
         return self._pieces(request)
 
     def _pieces(self, request: GenerationRequest) -> Iterator[str]:

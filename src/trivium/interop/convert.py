@@ -72,6 +72,14 @@ def config_of(spec: ModelSpec) -> HFConfig:
     """
     nearest = nearest_config(spec)
     if nearest.differences:
+        if {head.kind for head in spec.heads} == {"replaced-token"}:
+            body = nearest_config(spec.replace(heads=()))
+            if not body.differences:
+                raise SpecError(
+                    f"{body.family.model_type} of Hugging Face has no head for replaced tokens, "
+                    "which this model was pretrained with: fine-tune it on a task first, and "
+                    "export that."
+                )
         raise SpecError(
             "no Hugging Face family has all parts of this model, so it cannot be exported. The "
             f"nearest is {nearest.family.model_type}, which does not have: "
