@@ -27,6 +27,8 @@ from trivium.inference.sampling import next_tokens
 from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.score import ScoreItem, score_continuations
 from trivium.inference.speculative import DraftModel, PromptLookup
+from trivium.interop.settings import Settings
+from trivium.language_model import LanguageModel
 from trivium.models import build
 from trivium.presets import presets
 
@@ -367,3 +369,29 @@ def test_a_request_that_was_not_added_has_no_stream():
         engine.stream(request)
     assert "".join(engine.stream(busy)) == busy.text
     assert "".join(engine.stream(busy)) == busy.text  # one that has finished is there
+
+
+@pytest.mark.parametrize(
+    "name", ["gpt2-tiny", "t5-tiny", "bart-tiny", "bahdanau-tiny", "lstm-tiny"]
+)
+def test_an_interruption_is_not_another_error(name, monkeypatch):
+    """Neither while a list is generated, nor when a stream is closed."""
+    described = presets[name].replace(vocab_size=letters().vocab_size)
+    settings = Settings(config={"decoder_start_token_id": 0})
+    lm = LanguageModel(described, build(described, seed=0), letters(), settings)
+    options = {"max_new_tokens": 9, "min_new_tokens": 9, "temperature": 0.0}
+    stream = lm.stream("the quick", **options)
+    next(stream)
+    stream.close()
+    step, steps = Engine.step, 0
+
+    def interrupted(engine):
+        nonlocal steps
+        steps += 1
+        if steps == 3:
+            raise KeyboardInterrupt
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        lm.generate(["the quick", "brown"], **options)
