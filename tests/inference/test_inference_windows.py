@@ -35,7 +35,7 @@ def test_an_encoder_reads_long_texts_in_windows_of_what_it_was_trained_on():
     ids = list(lm.tokenizer.encode(text, add_special_tokens=False).ids)
     vector = lm.embed(text, normalize=False)
     assert max(lengths) <= 16 < len(ids)
-    (windows,) = lm.embedding_windows([text])
+    windows = [window.ids for window in lm.windows([text])[0]]
     assert [token for window in windows for token in window[1:-1]] == ids
     expected = sum(
         lm.module(torch.tensor([window]))[0].detach().sum(0) for window in windows

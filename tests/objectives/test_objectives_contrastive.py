@@ -101,7 +101,7 @@ def test_rows_are_the_texts_of_a_step_as_embed_reads_them():
     found = texts_in(lm, batch)
     expected = {(n, part): t for n, one in enumerate(PAIRS) for part, t in enumerate(one.texts)}
     assert found == expected
-    assert set(map(len, lm.embedding_windows(["who wrote it"]))) == {1}
+    assert set(map(len, lm.windows(["who wrote it"]))) == {1}
     own = batch.sequence_labels[:, 2].tolist()
     assert Counter(own).most_common(1)[0][1] == 2  # the same positive twice
 

@@ -8,11 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from their_tokenizers import KINDS as FAMILIES
 from their_tokenizers import SAMPLES, TEXT, ours, theirs
-from tokenizers import models, pre_tokenizers
+from tokenizers import models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from trivium.errors import TokenizerError
 from trivium.text import Tokenizer
-from trivium.text.inputs import Frame, encode_inputs, encode_plain, encode_words, join_words
+from trivium.text.inputs import (
+    Frame,
+    encode_inputs,
+    encode_plain,
+    encode_windows,
+    encode_words,
+    join_words,
+)
 
 # `transformers` takes an empty second text for none.
 PAIRS = [(a, b) for a in SAMPLES for b in (TEXT[1], TEXT[2], "it's", " ", SAMPLES[6])]
@@ -57,16 +65,76 @@ def test_texts_and_pairs_as_transformers_encodes_them(family):
         assert (limit is None) == (cut == 0)
 
 
+_PIECES = st.lists(
+    st.tuples(st.sampled_from(("<s>", "</s>", "<mask>")), st.integers(0, 2)), max_size=2
+)
+
+
+@st.composite
+def templates(draw):
+    """Templates of one text and of a pair: any special tokens and type ids around the texts."""
+
+    def tokens():
+        return [f"{token}:{kind}" for token, kind in draw(_PIECES)]
+
+    def text(name):
+        return f"{name}:{draw(st.integers(0, 2))}"
+
+    first, second = draw(st.permutations(("$A", "$B")))
+    single = [*tokens(), text("$A"), *tokens()]
+    return single, [*tokens(), text(first), *tokens(), text(second), *tokens()]
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(templates(), st.booleans(), st.sampled_from((None, 9, 20)))
+def test_every_template_of_a_post_processor_is_followed(template, byte_level, limit):
+    single, pair = template
+    backend = tokenizers.Tokenizer.from_str(ours("llama").to_json())
+    names = ("<s>", "</s>", "<mask>")
+    post = processors.TemplateProcessing(
+        single=single, pair=pair, special_tokens=[(n, backend.token_to_id(n)) for n in names]
+    )
+    if byte_level:
+        post = processors.Sequence([processors.ByteLevel(trim_offsets=False), post])
+    backend.post_processor = post
+    their = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", pad_token="<pad>")
+    our = Tokenizer(tokenizers.Tokenizer.from_str(backend.to_str()), {"eos": "</s>", "bos": "<s>"})
+    texts = [(TEXT[0], None), ("a", TEXT[1]), (TEXT[2], TEXT[1])]
+    as_documents = len(single) > 1
+    inputs = encode_inputs(our, texts, max_length=limit, as_documents=as_documents)
+    for (a, b), one in zip(texts, inputs, strict=True):
+        if b is not None and as_documents is False:
+            continue
+        expected = their(
+            a, b, return_token_type_ids=True, max_length=limit, truncation=limit is not None
+        )
+        assert one.ids == expected["input_ids"]
+        assert one.type_ids == expected["token_type_ids"]
+        assert one.texts == expected.sequence_ids(0)
+    if limit is None:
+        ((window,),) = encode_windows(our, [TEXT[0]], as_documents=as_documents)
+        assert (window.ids, window.type_ids) == (inputs[0].ids, inputs[0].type_ids)
+        return
+    around = len(single) - 1
+    (windows,) = encode_windows(our, [TEXT[0]], max_length=limit, as_documents=as_documents)
+    plain = [i for each in windows for i, text in zip(each.ids, each.texts) if text == 0]
+    assert plain == encode_plain(our, [TEXT[0]])[0].ids
+    assert all(len(each.ids) <= limit for each in windows)
+    assert all(each.texts.count(None) == around for each in windows)
+
+
+@pytest.mark.parametrize("single", ["$A $A", "$A </s> $A"])
+def test_a_template_that_repeats_a_text_is_refused(single):
+    backend = tokenizers.Tokenizer.from_str(ours("llama").to_json())
+    backend.post_processor = processors.TemplateProcessing(
+        single=single, pair="$A $B", special_tokens=[("</s>", 2)]
+    )
+    with pytest.raises(TokenizerError, match="repeats a text"):
+        encode_inputs(Tokenizer(backend), [("a b", None)])
+
+
 def test_texts_get_the_tokens_of_documents_where_the_tokenizer_adds_none():
-    llama, gpt2 = ours("llama"), ours("gpt2")
-    (plain,) = encode_plain(llama, ["a b"])
-    (one,) = encode_inputs(llama, [("a b", None)])
-    assert one.ids == [1, *plain.ids, 2]
-    (one,) = encode_inputs(llama, [("a b", "a b")])
-    size = len(plain.ids)
-    assert one.ids == [1, *plain.ids, 2, *plain.ids, 2]
-    assert one.type_ids == [0] * (size + 2) + [1] * (size + 1)
-    assert one.texts == [None, *[0] * size, None, *[1] * size, None]
+    gpt2 = ours("gpt2")
     (one,) = encode_inputs(gpt2, [("a b", None)], max_length=3)
     (plain,) = encode_plain(gpt2, ["a b"])
     assert one.ids == [*plain.ids[:2], gpt2.eos_id]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,7 +34,7 @@ class TokenVectors:
 @torch.inference_mode()
 def embed_windows(
     lm: TextModel,
-    texts: Sequence[Sequence[Sequence[int]]],
+    texts: Sequence[Sequence[TextInput]],
     *,
     pooling: Pooling | None,
     normalize: bool,
@@ -46,7 +46,7 @@ def embed_windows(
 
     Args:
         lm: the model.
-        texts: the ids of the windows of every text.
+        texts: the windows of every text.
         pooling: the pooling; None for that of the model.
         normalize: scale vectors to length 1, so that dot products are cosine similarities.
 
@@ -57,11 +57,11 @@ def embed_windows(
     windows = [window for text in texts for window in text]
     owners = torch.tensor([number for number, text in enumerate(texts) for _ in text])
     vectors = torch.zeros(len(texts), lm.module.spec.head_input.d_model)
-    for batch, hidden, mask in hidden_states(lm, windows):
+    for batch, hidden, mask in _states(lm, windows):
         lengths = mask.sum(1, keepdim=True)
         pooled = (pool(hidden.float(), mask, pooling) * lengths).cpu()
         vectors.index_add_(0, owners[batch], pooled)
-    totals = torch.tensor([sum(map(len, text)) for text in texts])
+    totals = torch.tensor([sum(len(window.ids) for window in text) for text in texts])
     vectors = vectors / totals[:, None]
     return F.normalize(vectors, dim=-1) if normalize else vectors
 
@@ -76,7 +76,7 @@ def embed_tokens(
     """
     windows = [window for text in texts for window in text]
     states: dict[int, Tensor] = {}
-    for batch, hidden, _ in hidden_states(lm, [window.ids for window in windows]):
+    for batch, hidden, _ in _states(lm, windows):
         for number, rows in zip(batch, hidden.float().cpu()):
             own = [i for i, text in enumerate(windows[number].texts) if text is not None]
             states[number] = F.normalize(rows[own], dim=-1) if normalize else rows[own]
@@ -91,3 +91,12 @@ def embed_tokens(
         vectors = torch.cat([states[next(numbers)] for _ in text])
         results.append(TokenVectors([t for t, _ in shown], [s for _, s in shown], vectors))
     return results
+
+
+def _states(
+    lm: TextModel, windows: Sequence[TextInput]
+) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+    """Return the hidden states of windows with their token types; see `hidden_states`."""
+    compares = lm.spec.num_token_types > 1
+    types = [window.type_ids for window in windows] if compares else None
+    return hidden_states(lm, [window.ids for window in windows], token_type_ids=types)

@@ -17,7 +17,7 @@ from trivium.inference.sampling_params import (
     SamplingParams,
     options_of_config,
 )
-from trivium.interop.settings import MAX_TARGET, TEXT_TASKS, Settings
+from trivium.interop.settings import MAX_TARGET, Settings
 from trivium.models import LanguageModule
 from trivium.spec import Pooling, Spec
 from trivium.text import Tokenizer
@@ -187,7 +187,7 @@ class TextModel:
 
         For a decoder they do so only if it was fine-tuned with them (classification, contrastive).
         """
-        return self.settings.task in TEXT_TASKS or self.spec.family != "decoder-only"
+        return self.settings.reads_documents or self.spec.family != "decoder-only"
 
     @property
     def pooling(self) -> Pooling:
@@ -363,10 +363,6 @@ class TextModel:
         return encode_windows(
             self.source_tokenizer, texts, max_length=limit, as_documents=documents
         )
-
-    def embedding_windows(self, texts: Sequence[str]) -> list[list[list[int]]]:
-        """Return the ids of the windows of every text."""
-        return [[window.ids for window in each] for each in self.windows(texts)]
 
     def warn_of_lengths(self, requests: Iterable[GenerationRequest]) -> None:
         """Warn of texts that end for lack of positions, or that are longer than in training."""

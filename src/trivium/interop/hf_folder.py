@@ -26,7 +26,6 @@ from trivium.interop.settings import (
     CHAT_TEMPLATE,
     GENERATION,
     MAX_TARGET,
-    TEXT_TASKS,
     TOKENIZER_OPTIONS,
     Settings,
 )
@@ -87,7 +86,7 @@ def read_folder(
     settings = Settings.read_hf(folder, options, generates=_generates(module.spec))
     pooling = read_pooling(folder)
     if pooling is not None and settings.task is None:
-        settings = settings.with_task("contrastive", pooling=pooling)
+        settings = settings.with_task("contrastive", pooling=pooling, as_documents=False)
     tokenizer = read_tokenizer(
         folder, settings.tokenizer, tokenizer_class=family.tokenizer_class, lowercase=lowercase
     )
@@ -180,7 +179,7 @@ def _special_ids(tokenizer: Tokenizer | None, ids: Mapping[str, str]) -> dict[st
 def _write_tokenizer(
     folder: Path, tokenizer: Tokenizer, settings: Settings, spec: ModelSpec
 ) -> None:
-    if spec.family != "decoder-only" or settings.task in TEXT_TASKS:
+    if spec.family != "decoder-only" or settings.reads_documents:
         tokenizer = add_document_tokens(tokenizer)
     tokenizer.save(folder)
     type_ids = ["token_type_ids"] if spec.num_token_types > 1 else []

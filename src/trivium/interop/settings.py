@@ -181,6 +181,12 @@ class Settings:
         return task if task in (self.config.get("task_specific_params") or {}) else None
 
     @property
+    def reads_documents(self) -> bool:
+        """Whether a decoder was fine-tuned here with the tokens that begin and end documents."""
+        task = self.task
+        return task in TEXT_TASKS and self.task_options(task).get("as_documents") is not False
+
+    @property
     def prefixes(self) -> tuple[str, ...]:
         """The prefixes of several tasks, with one of which every source begins; else ("",)."""
         prefixes = self.task_options(self.task or "").get("prefixes")

@@ -94,7 +94,7 @@ class Contrastive(ReadsStates, TextPairs):
         tokenizer = lm.source_tokenizer
         ends, pairs = tokenizer.vocabulary.ends_sentence, [(t, None) for t in self.texts(examples)]
         encoded = iter(encode_inputs(tokenizer, pairs, max_length=lm.max_length))
-        rows, numbers, cuts = [], [], []
+        rows, types, numbers, cuts = [], [], [], []
         for one in examples:
             parts = [next(encoded) for _ in one.texts]
             ids = [part.ids for part in parts]
@@ -106,10 +106,14 @@ class Contrastive(ReadsStates, TextPairs):
             else:
                 numbers.append([n for n, part in enumerate(ids, start=1) for _ in part])
             rows.append([token for part in ids for token in part])
+            types.append([kind for part in parts for kind in part.type_ids])
         texts = [(one.text, one.pair, one.negative) for one in examples]
         hashes = [[0 if text is None else text_digest(text) for text in each] for each in texts]
+        sequences = {"input_ids": rows, "document_ids": numbers}
+        if lm.spec.num_token_types > 1:
+            sequences["token_type_ids"] = types
         return EncodedExamples(
-            {"input_ids": rows, "document_ids": numbers},
+            sequences,
             sequence_labels=np.array(hashes, dtype=np.uint64).view(np.int64).reshape(-1, 3),
             cuts=cuts,
             pad_id=tokenizer.pad_id,
@@ -136,9 +140,12 @@ class Contrastive(ReadsStates, TextPairs):
         text = np.concatenate((texts[:, _ANCHOR], hashes, texts[has_negative, _NEGATIVE]))
         shown = np.concatenate((anchor, positive, (numbers == 3)[has_negative]))
         ids, sizes = compact(rows.input_ids[example], shown, vocabulary.pad_id or 0)
-        order = np.argsort(-sizes, kind="stable")
+        order, types = np.argsort(-sizes, kind="stable"), rows.token_type_ids
+        if types is not None:
+            types = compact(types[example], shown, 0)[0][order]
         return Batch(
             input_ids=ids[order],
+            token_type_ids=types,
             attention_mask=length_mask(sizes[order], ids.shape[1]),
             sequence_labels=np.stack((example, part, text), axis=1)[order],
         )

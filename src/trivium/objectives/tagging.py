@@ -276,7 +276,7 @@ class Tagging(ReadsStates):
         ]
         tokenizer, words = lm.source_tokenizer, [one.words for one in examples]
         encoded = encode_words(tokenizer, words, max_length=lm.max_length)
-        rows, labels = [], []
+        rows, types, labels = [], [], []
         for tags, parts in zip(ids, encoded):
             for part in parts:
                 row = [IGNORE_INDEX] * len(part.ids)
@@ -284,8 +284,11 @@ class Tagging(ReadsStates):
                 for token, tag in zip(part.first_tokens, tags[part.start : part.stop]):
                     row[token] = tag if row[token] == IGNORE_INDEX else row[token]
                 rows.append(part.ids)
+                types.append(part.type_ids)
                 labels.append(row)
         sequences = {"input_ids": rows, "labels": labels}
+        if lm.spec.num_token_types > 1:
+            sequences["token_type_ids"] = types
         cuts = [
             (sum(part.cut for part in parts), len(tags), 0) for tags, parts in zip(ids, encoded)
         ]

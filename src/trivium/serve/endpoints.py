@@ -199,16 +199,16 @@ async def embeddings(model: ServedModel, request: EmbeddingRequest) -> Reply:
         check_count(len(texts), model.limits)
         check_length("input", max(map(len, texts)), _longest_text(model))
         check_ids("input", [max(row) for row in texts], lm.source_tokenizer)
-        windows = [[row] for row in texts]
+        windows = [[TextInput(row, [0] * len(row), [], [])] for row in texts]
     elif request.truncate:
         inputs = await _encode_texts(model, [(text, None) for text in texts], truncate=True)
-        windows = [[each.ids] for each in inputs]
+        windows = [[each] for each in inputs]
     else:
         await _count_tokens(model, texts)
-        windows = await asyncio.to_thread(lm.embedding_windows, texts)
+        windows = await asyncio.to_thread(lm.windows, texts)
     return await _list_reply(
         model,
-        sum(len(window) for each in windows for window in each),
+        sum(len(window.ids) for each in windows for window in each),
         _embed,
         windows,
         pooling=request.pooling,
@@ -219,7 +219,7 @@ async def embeddings(model: ServedModel, request: EmbeddingRequest) -> Reply:
 
 def _embed(
     lm: LanguageModel,
-    windows: Sequence[list[list[int]]],
+    windows: Sequence[list[TextInput]],
     *,
     pooling: Pooling | None,
     normalize: bool,

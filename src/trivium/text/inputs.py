@@ -60,11 +60,12 @@ def encode_inputs(
     turn.
 
     Args:
-        as_documents: where the tokenizer does not add tokens before and after a text by itself,
-            add those of documents in training shards; with False, nothing is added.
+        as_documents: if the tokenizer adds no special tokens by itself, add those of documents in
+            training shards. A tokenizer that adds special tokens is always followed.
 
     Raises:
-        TokenizerError: an empty text in a vocabulary without special tokens.
+        TokenizerError: an empty text in a vocabulary without special tokens, or a tokenizer that
+            repeats a text.
     """
     firsts = encode_plain(tokenizer, [a for a, _ in texts])
     seconds = iter(encode_plain(tokenizer, [b for _, b in texts if b is not None]))
@@ -115,45 +116,52 @@ def _truncated_sizes(a: int, b: int, capacity: int) -> tuple[int, int]:
     return (long, short) if a > b else (short, long)
 
 
-# What surrounds the texts of an input: (special token or None for the next text, type id).
-_Layout = list[tuple[int | None, int]]
+class _Slot(NamedTuple):
+    """A place in an input: a special token, or a text by its index; with its type id."""
+
+    special: int | None
+    type_id: int
+    text: int | None = None
 
 
 class Frame:
-    """The special tokens around one text and around a pair; see `encode_inputs`."""
+    """The special tokens around one text and around a pair; see `encode_inputs`.
+
+    They are those of the tokenizer's own post-processor. Only if it adds none, they are the special
+    tokens of documents in training shards.
+    """
 
     def __init__(self, tokenizer: Tokenizer, *, as_documents: bool = True) -> None:
         single, pair = _layout(tokenizer, 1), _layout(tokenizer, 2)
-        prefix, suffix = list(tokenizer.prefix_ids), list(tokenizer.suffix_ids)
-        tokens = [token for token, _ in single]
-        ends = tokens[len(tokens) - len(suffix) :]
-        if as_documents and (tokens[: len(prefix)] != prefix or ends != suffix):
-            single = [(token, 0) for token in (*prefix, None, *suffix)]
-            pair = [*single, *((token, 1) for token in (None, *suffix))]
+        if as_documents and len(single) == 1:
+            after = tokenizer.suffix_ids
+            before = [_Slot(token, 0) for token in tokenizer.prefix_ids]
+            single = [*before, _Slot(None, 0, 0), *(_Slot(token, 0) for token in after)]
+            pair = [*single, _Slot(None, 1, 1), *(_Slot(token, 1) for token in after)]
         self._single, self._pair = single, pair
-        self._end_of_text = suffix[:1]
+        self._end_of_text = list(tokenizer.suffix_ids[:1])
+        self.num_before = next(i for i, slot in enumerate(single) if slot.text == 0)
 
     def num_special(self, paired: bool) -> int:
-        """Special tokens around one text, or around two."""
+        """Return the number of special tokens around one text, or around two."""
         return len(self._pair) - 2 if paired else len(self._single) - 1
 
     def join(
         self, first: PlainTokens, second: PlainTokens | None = None, *, cut: int = 0
     ) -> TextInput:
-        """One text or two with their special tokens; `cut` is noted in the result.
+        """Return one text or two with their special tokens; `cut` is noted in the result.
 
-        Without any token at all, the input is the end-of-text token.
+        If there is no token at all, the input is the end-of-text token.
         """
         joined = TextInput([], [], [], [], cut)
-        texts = enumerate([first] if second is None else [first, second])
-        for special, type_id in self._single if second is None else self._pair:
-            number, tokens = None, PlainTokens([special or 0], [(0, 0)])
-            if special is None:
-                number, tokens = next(texts)
+        for special, type_id, text in self._single if second is None else self._pair:
+            tokens = second if text == 1 else first
+            if tokens is None or special is not None:
+                tokens = PlainTokens([special or 0], [(0, 0)])
             joined.ids.extend(tokens.ids)
             joined.type_ids.extend([type_id] * len(tokens.ids))
             joined.offsets.extend(tokens.offsets)
-            joined.texts.extend([number] * len(tokens.ids))
+            joined.texts.extend([text] * len(tokens.ids))
         if joined.ids:
             return joined
         if not self._end_of_text:
@@ -163,23 +171,31 @@ class Frame:
         return TextInput([*self._end_of_text], [0], [(0, 0)], [None], cut)
 
 
-def _layout(tokenizer: Tokenizer, count: int) -> _Layout:
-    """What a tokenizer puts around one text or two, read off an example."""
+def _layout(tokenizer: Tokenizer, count: int) -> list[_Slot]:
+    """Return what a tokenizer puts around one text or two, as seen in an example.
+
+    Raises TokenizerError if the tokenizer repeats a text or leaves one out.
+    """
     backend = tokenizer.backend
-    example = next(
-        text
+    example, size = next(
+        (text, size)
         for text in itertools.chain("a", tokenizer.tokens)
-        if len(backend.encode(text, add_special_tokens=False))
+        if (size := len(backend.encode(text, add_special_tokens=False)))
     )
     whole = backend.encode(example, example if count == 2 else None)
-    layout: _Layout = []
-    seen = None
+    layout: list[_Slot] = []
     for index, kind, text in zip(whole.ids, whole.type_ids, whole.sequence_ids, strict=True):
         if text is None:
-            layout.append((index, kind))
-        elif text != seen:
-            layout.append((None, kind))
-            seen = text
+            layout.append(_Slot(index, kind))
+        elif not layout or layout[-1].text != text:
+            layout.append(_Slot(None, kind, text))
+    texts = [slot.text for slot in layout if slot.text is not None]
+    if sorted(texts) != [*range(count)] or len(whole) != len(layout) - count + size * count:
+        raise TokenizerError(
+            "the post-processor of this tokenizer repeats a text or leaves one out, so that texts "
+            "cannot be cut to the length of the model. Change the template in tokenizer.json so "
+            "that it has every text once."
+        )
     return layout
 
 
@@ -192,6 +208,7 @@ class WordsInput:
     """
 
     ids: list[int]
+    type_ids: list[int]
     first_tokens: list[int]
     start: int
     stop: int
@@ -209,9 +226,9 @@ def encode_words(
     """
     joined = [join_words(words) for words in sentences]
     encoded = _encode_apart(tokenizer, joined)
-    prefix, suffix = list(tokenizer.prefix_ids), list(tokenizer.suffix_ids)
+    frame = Frame(tokenizer)
     if max_length is not None:
-        max_length = max(1, max_length - len(prefix) - len(suffix))
+        max_length = max(1, max_length - frame.num_special(paired=False))
     inputs = []
     for (_, starts), (tokens, stops) in zip(joined, encoded, strict=True):
         # For the character each word begins at, the first token that ends after it.
@@ -219,11 +236,15 @@ def encode_words(
         first = [min(bisect.bisect_right(stops, start), most) for start in starts]
         windows, following = [], [*first[1:], len(tokens)]
         for start, stop, begin, end in _windows(first, len(tokens), max_length):
-            ids = [*prefix, *tokens[begin:end], *suffix] or [tokenizer.unk_id or 0]
-            last = max(len(prefix) + end - begin - 1, 0)
-            shifted = [min(len(prefix) + token - begin, last) for token in first[start:stop]]
+            part = tokens[begin:end]
+            if not part and not frame.num_special(paired=False):
+                part = [tokenizer.unk_id or 0]
+            whole = frame.join(PlainTokens(part, [(0, 0)] * len(part)))
+            before = frame.num_before
+            last = max(before + end - begin - 1, 0)
+            shifted = [min(before + token - begin, last) for token in first[start:stop]]
             cut = max(0, following[stop - 1] - end)
-            windows.append(WordsInput(ids, shifted, start, stop, cut))
+            windows.append(WordsInput(whole.ids, whole.type_ids, shifted, start, stop, cut))
         inputs.append(windows)
     return inputs
 

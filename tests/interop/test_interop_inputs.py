@@ -1,0 +1,122 @@
+"""Texts of Hugging Face folders: the ids, type ids and outputs of `transformers`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tokenizers
+import torch
+from hf_models import Case, hf_model
+from their_tokenizers import TEXT, ours
+from tokenizers import processors
+
+import trivium
+
+transformers = pytest.importorskip("transformers")
+
+# The post-processors of XLNet, Qwen3-Embedding (an end other than its eos), Llama and GPT-2.
+TEMPLATES = {
+    "xlnet": ("$A:0 <unk>:0 <mask>:2", "$A:0 <unk>:0 $B:1 <unk>:1 <mask>:2"),
+    "other-end": ("$A <mask>", "$A $B:1 <mask>"),
+    "start": ("<s> $A", "<s> $A <s>:1 $B:1"),
+    "nothing": ("$A", "$A $B:1"),
+}
+PAIR = (TEXT[3], TEXT[0][:20])
+
+
+def save_model(folder, name: str, template: str):
+    """Save a random model of `transformers` whose tokenizer has a template; return the model."""
+    trained = ours("llama")
+    backend = tokenizers.Tokenizer.from_str(trained.to_json())
+    single, pair = TEMPLATES[template]
+    names = ("<s>", "</s>", "<unk>", "<mask>")
+    if template == "nothing":
+        backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    else:
+        backend.post_processor = processors.TemplateProcessing(
+            single=single, pair=pair, special_tokens=[(n, backend.token_to_id(n)) for n in names]
+        )
+    roles = {"cls": "<mask>", "sep": "<unk>"} if template == "xlnet" else {}
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+        **{f"{role}_token": token for role, token in roles.items()},
+    )
+    options = {"pad_token_id": 0, "vocab_size": trained.vocab_size}
+    lengths = {} if name.startswith("XLNet") else {"max_position_embeddings": 301}
+    model = hf_model(Case(name, {**options, **lengths}))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model, tokenizer
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "XLNetForSequenceClassification",
+        "BertForSequenceClassification",
+        "LlamaForSequenceClassification",
+    ],
+)
+def test_a_classifier_reads_texts_and_pairs_as_transformers_does(name, template, tmp_path):
+    if template == "nothing" and not name.startswith("Llama"):
+        pytest.skip("encoders without special tokens get those of documents")
+    model, tokenizer = save_model(tmp_path, name, template)
+    lm = trivium.load(tmp_path)
+    for text, pair in ((TEXT[0], None), (TEXT[2], None), PAIR):
+        theirs = tokenizer(text, pair, return_tensors="pt", return_token_type_ids=True)
+        (one,) = lm.text_inputs([(text, pair)])
+        assert one.ids == theirs["input_ids"][0].tolist()
+        assert one.type_ids == theirs["token_type_ids"][0].tolist()
+        if name.startswith("Llama"):
+            del theirs["token_type_ids"]
+        with torch.no_grad():
+            expected = model(**theirs).logits[0].softmax(-1)
+        given = text if pair is None else (text, pair)
+        scores = lm.classify([given])[0]
+        torch.testing.assert_close(max(expected).item(), scores.score, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_decoder_of_sentence_transformers_pools_the_last_token_of_its_template(
+    template, tmp_path
+):
+    model, tokenizer = save_model(tmp_path, "LlamaModel", template)
+    (tmp_path / "1_Pooling").mkdir()
+    modes = {"word_embedding_dimension": 24, "pooling_mode_lasttoken": True}
+    (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps(modes))
+    lm = trivium.load(tmp_path)
+    for text in (TEXT[0], TEXT[2]):
+        theirs = tokenizer(text, return_tensors="pt", return_token_type_ids=False)
+        with torch.no_grad():
+            expected = model(**theirs).last_hidden_state[0, -1]
+        torch.testing.assert_close(lm.embed(text, normalize=False), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_xlnet_tags_and_vectors_have_the_types_of_its_template(tmp_path):
+    model, tokenizer = save_model(tmp_path / "tags", "XLNetForTokenClassification", "xlnet")
+    lm = trivium.load(tmp_path / "tags")
+    words = ["the", "weather", "was", "cloudy"]
+    theirs = tokenizer(words, is_split_into_words=True, return_tensors="pt")
+    theirs["token_type_ids"] = tokenizer(
+        " ".join(words), return_tensors="pt", return_token_type_ids=True
+    )["token_type_ids"]
+    with torch.no_grad():
+        probabilities = model(**theirs).logits[0].softmax(-1)
+    first = [theirs.word_ids(0).index(number) for number in range(len(words))]
+    tags = lm.tag([words])[0]
+    for position, tag in zip(first, tags, strict=True):
+        assert tag.score == pytest.approx(probabilities[position].max().item(), rel=1e-4)
+    model, tokenizer = save_model(tmp_path / "vectors", "XLNetModel", "xlnet")
+    theirs = tokenizer(TEXT[0], return_tensors="pt", return_token_type_ids=True)
+    with torch.no_grad():
+        expected = model(**theirs).last_hidden_state[0].mean(0)
+    lm = trivium.load(tmp_path / "vectors")
+    torch.testing.assert_close(
+        lm.embed(TEXT[0], normalize=False, pooling="mean"), expected, rtol=1e-4, atol=1e-4
+    )
