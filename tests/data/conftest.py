@@ -40,7 +40,8 @@ class WordTokenizer:
         return [encoding.ids for encoding in encodings]
 
     def save(self, path):
-        path.write_text(self.backend.to_str(), encoding="utf-8")
+        file = path / "tokenizer.json" if path.is_dir() else path
+        file.write_text(self.backend.to_str(), encoding="utf-8")
 
 
 @pytest.fixture(scope="session")

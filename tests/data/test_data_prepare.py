@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from trivium.data import Shards, prepare, text_batches
 from trivium.data.documents import list_texts
@@ -30,6 +32,7 @@ from trivium.data.splitting import (
     write_split_texts,
 )
 from trivium.errors import DataError
+from trivium.text import Tokenizer
 from trivium.text.reservoir import cut_text
 
 
@@ -594,3 +597,38 @@ def test_memory_does_not_grow_with_a_document(tmp_path, separator):
         run = [sys.executable, "-c", code, str(path), separator]
         peaks.append(int(subprocess.run(run, check=True, capture_output=True).stdout) / 1024)
     assert peaks[1] - peaks[0] < 25, peaks
+
+
+@pytest.mark.parametrize("old_files", [False, True], ids=["transformers-5", "transformers-4"])
+def test_roles_of_a_saved_folder_reach_the_shards(old_files, tmp_path):
+    """Roles with unusual names decide the tokens around documents; shards keep them."""
+    backend = tokenizers.Tokenizer.from_str(
+        Tokenizer.train(
+            "byte-bpe",
+            texts=["a text of some words"],
+            vocab_size=270,
+            special_tokens=["<start>", "<finish>", "<|endoftext|>"],
+            progress=False,
+        ).to_json()
+    )
+    folder, roles = tmp_path / "tokenizer", {"eos_token": "<finish>", "pad_token": "<start>"}
+    PreTrainedTokenizerFast(tokenizer_object=backend, **roles).save_pretrained(folder)
+    if old_files:
+        config = folder / "tokenizer_config.json"
+        kept = {k: v for k, v in json.loads(config.read_text()).items() if k not in roles}
+        config.write_text(json.dumps(kept))
+        (folder / "special_tokens_map.json").write_text(json.dumps(roles))
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.tokens[tokenizer.suffix_ids[0]] == "<finish>"
+    assert Tokenizer.load(folder / "tokenizer.json").roles == tokenizer.roles
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n\n".join(f"text number {n}" for n in range(40)))
+    shards = make(texts, tmp_path / "shards", tokenizer)
+    assert shards.manifest.suffix_ids == tokenizer.suffix_ids
+    stored = Tokenizer.load(shards.tokenizer_path)
+    assert (stored.roles, stored.suffix_ids) == (tokenizer.roles, tokenizer.suffix_ids)
+    make(texts, tmp_path / "shards", stored)
+    other = Tokenizer(tokenizer.backend)
+    assert other.fingerprint == tokenizer.fingerprint
+    with pytest.raises(DataError, match="another tokenizer"):
+        make(texts, tmp_path / "shards", other)

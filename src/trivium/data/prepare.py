@@ -114,7 +114,7 @@ def prepare(
         )
         preparation.run()
     else:
-        _check_same(folder, _describe(paths, options, tokenizer.fingerprint), paths, options)
+        _check_same(folder, _describe(paths, options, tokenizer), paths, options)
     shards = Shards.open(folder)
     if is_remote(out):
         upload(folder, str(out), last=MANIFEST)
@@ -193,7 +193,7 @@ def unfinished_tokenizer(paths: Paths, out: str | Path, options: CorpusOptions) 
     """Return the tokenizer of an interrupted preparation of the same texts, or None."""
     folder = partial_folder(out)
     inputs = _unfinished_inputs(folder)
-    if inputs is None or inputs != _describe(paths, options, str(inputs.get("tokenizer"))):
+    if inputs is None or inputs != inputs | _describe(paths, options):
         return None
     return folder / TOKENIZER
 
@@ -209,19 +209,27 @@ def _unfinished_inputs(work: Path) -> dict[str, Any] | None:
     return inputs
 
 
-def _describe(paths: Paths, options: CorpusOptions, fingerprint: str) -> dict[str, Any]:
+def _describe(
+    paths: Paths, options: CorpusOptions, tokenizer: Tokenizer | None = None
+) -> dict[str, Any]:
     """Return what decides the contents of shards, except the texts, as JSON values."""
     validation = options.validation
     if not isinstance(validation, int | float):
         validation = list(path_names(validation))
     return {
         "format_version": FORMAT_VERSION,
-        "tokenizer": fingerprint,
+        **({} if tokenizer is None else _describe_tokenizer(tokenizer)),
         "paths": list(path_names(paths)),
         **dataclasses.asdict(options),
         "validation": validation,
         "control_tokens": list(options.control_tokens),
     }
+
+
+def _describe_tokenizer(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return what decides the ids of documents: the tokenizer, and the ids around documents."""
+    around = [list(tokenizer.prefix_ids), list(tokenizer.suffix_ids)]
+    return {"tokenizer": tokenizer.fingerprint, "document_tokens": around}
 
 
 def _is_free(out: Path) -> bool:
@@ -239,12 +247,14 @@ def _check_same(out: Path, inputs: dict[str, Any], paths: Paths, options: Corpus
     try:
         plan = split_sources(paths, options.validation)
     except DataError:
-        if manifest.options == inputs:
+        if manifest.options_of_text == inputs:
             return
         raise
     made = manifest.options_of_text
     differences = [
-        "another tokenizer" if name == "tokenizer" else f"{name} {made.get(name)!r}"
+        "another tokenizer"
+        if name in ("tokenizer", "document_tokens")
+        else f"{name} {made.get(name)!r}"
         for name in inputs
         if name != "paths" and made.get(name) != inputs[name]
     ]
@@ -301,7 +311,7 @@ class _Preparation:
     def __post_init__(self) -> None:
         self.work = partial_folder(self.out)
         self.plan = plan_corpus(self.paths, self.options)
-        self.inputs = _describe(self.paths, self.options, self.tokenizer.fingerprint)
+        self.inputs = _describe(self.paths, self.options, self.tokenizer)
         self.dtype = token_dtype(self.tokenizer.vocab_size)
         self.pieces = Pieces(self.work, self.dtype)
 
@@ -411,7 +421,7 @@ class _Preparation:
             except DataError:
                 shutil.rmtree(self.work)
                 raise
-            tokenizer.save(merged / TOKENIZER)
+            tokenizer.save(merged)
             manifest = Manifest(
                 tokenizer_fingerprint=tokenizer.fingerprint,
                 tokenizer_sha256=sha256(merged / TOKENIZER),
@@ -427,7 +437,7 @@ class _Preparation:
             manifest.save(merged)
 
     def _write_inputs(self) -> None:
-        self.tokenizer.save(self.work / TOKENIZER)
+        self.tokenizer.save(self.work)
         write_json(self.work / _INPUTS, self.inputs)
 
     def _note(self, note: str) -> None:

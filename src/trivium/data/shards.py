@@ -119,7 +119,12 @@ class Manifest:
     @property
     def options_of_text(self) -> dict[str, Any]:
         """The options. In older shards, which lack some, names of special tokens are special."""
-        return {"special_tokens": "special", "control_tokens": [], **self.options}
+        older = {
+            "special_tokens": "special",
+            "control_tokens": [],
+            "document_tokens": [list(self.prefix_ids), list(self.suffix_ids)],
+        }
+        return older | self.options
 
     def save(self, folder: Path) -> None:
         """Write `manifest.json` atomically."""

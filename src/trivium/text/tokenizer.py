@@ -133,11 +133,17 @@ class Tokenizer:
         sentencepiece `.model`, a `.tiktoken` rank file, or a folder that holds one of them.
         `lowercase` decides what a `vocab.txt` leaves open; `pattern` names the pre-tokenizer of a
         `.tiktoken` file (cl100k, o200k, gpt2, llama3, qwen) or is the regular expression itself.
+        The roles of special tokens come from `special_tokens_map.json` and `tokenizer_config.json`
+        in the same folder, as transformers 4 and 5 write them.
 
         Raises TokenizerError: there is no tokenizer, or it cannot be read.
         """
         backend = load_backend(Path(path), lowercase=lowercase, pattern=pattern)
-        options = read_options(Path(path) / "special_tokens_map.json")
+        path, options = Path(path), dict[str, Any]()
+        if path.is_dir() or path.name == "tokenizer.json":
+            folder = path if path.is_dir() else path.parent
+            for name in ("special_tokens_map.json", "tokenizer_config.json"):
+                options |= read_options(folder / name)
         return cls(backend, named_roles(options, backend.token_to_id))
 
     @classmethod

@@ -325,7 +325,12 @@ def load_corpus(
                 f"{source.shards.folder} was prepared with --special-tokens {read}: leave "
                 "data.special_tokens out, or prepare the text again."
             )
-        if source.shards.manifest.tokenizer_fingerprint != tokenizer.fingerprint:
+        manifest = source.shards.manifest
+        same_ends = (manifest.prefix_ids, manifest.suffix_ids) == (
+            tokenizer.prefix_ids,
+            tokenizer.suffix_ids,
+        )
+        if manifest.tokenizer_fingerprint != tokenizer.fingerprint or not same_ends:
             if source.shards.folder.is_relative_to(run.path):
                 raise RecipeError(
                     f"{run.tokenizer} has changed since it encoded the text of this run: put the "
