@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import sentencepiece
 from hf_models import Case, hf_model, transformers
+from their_tokenizers import ours
 
 from trivium.errors import CheckpointError, TokenizerError
 from trivium.interop.hf_folder import read_folder, write_folder
@@ -256,3 +257,25 @@ def test_folders_without_or_with_several_tokenizers(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"tokenizer_config\.json cannot be read as JSON"):
         read_folder(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["additional_special_tokens", "extra_special_tokens"])
+def test_special_tokens_that_the_vocabulary_lacks_get_the_ids_of_transformers(key, tmp_path):
+    ours("bert").save(tmp_path)
+    options = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    options |= {key: ["<z>", "[CLS]", "<a>"]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(options))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    text = "the <a> weather <z> [CLS] was"
+    tokenizer = read_tokenizer(tmp_path, options)
+    assert list(tokenizer.encode(text).ids) == theirs(text)["input_ids"]
+    assert tokenizer.tokens[-2:] == ["<z>", "<a>"]
+
+
+@pytest.mark.parametrize(
+    "name", ["BertJapaneseTokenizer", "CpmTokenizer", "RoFormerTokenizerFast", "XLMTokenizer"]
+)
+def test_a_class_that_segments_words_outside_of_its_files_is_refused_by_name(name, tmp_path):
+    ours("bert").save(tmp_path)
+    with pytest.raises(TokenizerError, match=name.removesuffix("Fast")):
+        read_tokenizer(tmp_path, {"tokenizer_class": name})

@@ -23,6 +23,15 @@ _SURROUNDINGS: Mapping[str, tuple[str | None, str | None]] = {
     "LlamaTokenizer": ("bos", None),
     "T5Tokenizer": (None, "eos"),
 }
+# Classes that split text into words by a program or a dictionary that their files do not contain.
+_SEGMENTERS: Mapping[str, str] = {
+    "BertJapaneseTokenizer": "MeCab, Sudachi or Juman++",
+    "CpmAntTokenizer": "jieba",
+    "CpmTokenizer": "jieba",
+    "FlaubertTokenizer": "Moses",
+    "RoFormerTokenizer": "jieba",
+    "XLMTokenizer": "Moses",
+}
 _NONE = (None, None)
 _MOST_SENTINELS = 10_000
 
@@ -50,6 +59,12 @@ def read_tokenizer(
     if source is None:
         return None
     kind = str(options.get("tokenizer_class") or tokenizer_class).removesuffix("Fast")
+    if kind in _SEGMENTERS:
+        raise TokenizerError(
+            f"{folder}: {kind} splits text into words with {_SEGMENTERS[kind]}, which is not "
+            "supported: its ids would differ from those that the model was trained on. Encode the "
+            "texts with transformers, and give the ids."
+        )
     backend = Tokenizer.load(source, lowercase=lowercase).backend
     usual = _NONE
     try:
@@ -59,9 +74,10 @@ def read_tokenizer(
         _add_tokens(backend, _added(folder, options), options)
         roles = named_roles(options, backend.token_to_id)
         _apply_bert_options(backend, options)
-        more = [one for one in _more_special(options) if backend.token_to_id(one) is not None]
-        named = {*roles.values(), *more}
-        backend.add_special_tokens(sorted(named - special_names(backend)))
+        backend.add_special_tokens(sorted({*roles.values()} - special_names(backend)))
+        # Those that are not in the vocabulary get the next ids, as in `transformers`.
+        special = special_names(backend)
+        backend.add_special_tokens([one for one in _more_special(options) if one not in special])
         _surround(backend, options, {**role_tokens(special_names(backend)), **roles}, usual)
         return Tokenizer(backend, roles)
     except TriviumError:
