@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import openai
 import pytest
 from serving import running, save_all
 
+from trivium.inference.engine import Engine
 from trivium.model_loading import load
 
 
@@ -30,3 +33,15 @@ def served(paths):
 def client(served):
     with openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture
+def slow_steps(monkeypatch):
+    """Every token takes 10 ms at least, so that a long text is not finished on a fast machine."""
+    step = Engine.step
+
+    def slow(self):
+        time.sleep(0.01)
+        return step(self)
+
+    monkeypatch.setattr(Engine, "step", slow)

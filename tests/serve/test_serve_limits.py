@@ -355,7 +355,7 @@ def test_scopes_other_than_http_are_refused(paths):
     assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
-def test_a_full_queue_gives_429_and_counts_every_text(paths):
+def test_a_full_queue_gives_429_and_counts_every_text(paths, slow_steps):
     """The queue holds texts, not requests."""
     limits = Limits(slots=1, max_queue=3, max_tokens=10**6, slot_length=1013)
     body = {"model": "decoder", "prompt": "a", "max_tokens": 10**6, **ENDLESS}

@@ -138,7 +138,7 @@ def test_models_load_when_first_needed_one_at_a_time(paths):
         assert server.metric("trivium_model_loads_total", result="loaded") == 2
 
 
-def test_the_least_recently_used_model_leaves_for_another_one(paths):
+def test_the_least_recently_used_model_leaves_for_another_one(paths, slow_steps):
     """Once its requests have ended; its memory is freed."""
     names = ("plain", "decoder", "encoder")
     limits = Limits(max_loaded=2, max_tokens=10**6, slot_length=1013, slots=2)
@@ -265,7 +265,7 @@ def test_preloading_a_broken_model_is_one_error(paths, tmp_path):
         run(app, listening, ready=lambda: None)
 
 
-def test_a_client_that_leaves_frees_its_slots(paths):
+def test_a_client_that_leaves_frees_its_slots(paths, slow_steps):
     with running({"decoder": paths["decoder"]}, limits=PATIENT, preload=True) as server:
         for stream in (False, True):
             body = json.dumps({**LONG_TEXT, "stream": stream}).encode()
@@ -509,7 +509,7 @@ def test_a_stopped_server_finishes_what_runs(paths):
         assert program.stderr.readline() == "starting ...\n"
         line = program.stderr.readline()
         assert " serves decoder" in line, line
-        url, body = line.split()[0], {**LONG_TEXT, "max_tokens": 400, "stream": True}
+        url, body = line.split()[0], {**LONG_TEXT, "max_tokens": 1000, "stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
             events = answer.iter_lines()
             next(events)
