@@ -352,7 +352,7 @@ def test_score(saved, run):
     (record,) = as_json(run("score", "Ada wrote it", "--per-token", "--json"))
     values = [token["log_probability"] for token in record["tokens"]]
     assert sum(filter(None, values)) == pytest.approx(record["log_probability"])
-    first, second = as_json(run("score", "--context", "Ada wrote", "it", "notes", "--json"))
+    first, second = as_json(run("score", "--context", "Ada wrote", " it", " notes", "--json"))
     assert first["log_probability"] != second["log_probability"]
     item = encode_item(lm, "Ada wrote", [" it"])
     expected = score_continuations(lm, [item])[0][0].total

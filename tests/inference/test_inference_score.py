@@ -301,3 +301,28 @@ def test_a_token_across_the_border_belongs_to_the_continuation():
     both.source_tokenizer = ending()
     apart = encode_item(both, "w1 w2", ["w3"])
     assert apart.context == ending().encode("w1 w2", add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("kind", ["byte-bpe", "bpe", "unigram", "wordpiece"])
+def test_a_text_after_a_context_is_scored_as_it_is_given(kind):
+    """log p of the string `context + text`, less that of the tokens within the context."""
+    texts = [*TEXT, "1+2=3 12+3=15"] * 7
+    tokenizer = Tokenizer.train(kind, texts=texts, vocab_size=300, progress=False)
+    torch.manual_seed(5)
+    config = GPT2Config(vocab_size=300, n_positions=61, n_embd=24, n_layer=2, n_head=3)
+    hf = GPT2LMHeadModel(config).eval()
+    randomize(hf, seed=5)
+    lm = text_model(ours_of(hf), tokenizer)
+    cases = [("1+2=", "3"), ("The weather", " was"), ("The wea", "ther was"), ("it's ", "rainy")]
+    for context, text in [*cases, ("The weather", "was"), (TEXT[1][:3], TEXT[1][3:6])]:
+        ids = list(tokenizer.encode(context + text, add_special_tokens=False).ids)
+        before = list(tokenizer.encode(context.rstrip(), add_special_tokens=False).ids)
+        same = [one == other for one, other in zip(ids, before)]
+        border = (*same, False).index(False)
+        start = list(tokenizer.prefix_ids) or [tokenizer.eos_id] * (border == 0)
+        whole = [*start, *ids]
+        log_p = hf(torch.tensor([whole])).logits[0].log_softmax(-1)
+        expected = [log_p[i - 1, whole[i]].item() for i in range(len(start) + border, len(whole))]
+        score = score_text(lm, text, context)
+        assert list(score.ids) == ids[border:], (context, text)
+        assert score.log_probabilities == pytest.approx(expected, rel=1e-9), (context, text)

@@ -4,7 +4,7 @@ Examples:
 
   trivium score runs/gpt "The cat sat." "The cat sit."
 
-  trivium score runs/gpt --context "The capital of France is" Paris Rome Banana
+  trivium score runs/gpt --context "The capital of France is" " Paris" " Rome"
 
   trivium score runs/gpt "The cat sat." --per-token
 
@@ -38,7 +38,8 @@ def score(
     a text is not scored; the loss of training has it.
 
     Args:
-        context: Score the texts as continuations of this, or as outputs for it.
+        context: Score the texts as continuations of this, or as outputs of an encoder-decoder for
+            it. Context and text are tokenized as one string; no space is added between them.
         per_token: Also every token, one per line.
     """
     lm = load(model, device=device).reading(special_tokens)

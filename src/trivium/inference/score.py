@@ -32,7 +32,6 @@ from trivium.inference.text_model import TextModel, start_ids
 from trivium.models import LanguageModule
 from trivium.nn.length import check_length
 from trivium.text import Encoding, Tokenizer
-from trivium.text.symbols import is_unspaced
 
 _LOGITS_AT_ONCE = 512  # Positions whose logits [V] are held at the same time.
 _POSITIONS_AT_ONCE = 8192  # Rows x length of one forward pass.
@@ -81,8 +80,10 @@ class SequenceScore:
 def score_text(lm: TextModel, text: str, context: str | None = None) -> SequenceScore:
     """Return the score of a whole text, which may continue a context.
 
-    The end of the text is not scored. A context that is too long is cut on the left. A space is
-    added between context and text if there is none, except in scripts without spaces.
+    The end of the text is not scored. Context and text are tokenized as the one string
+    `context + text`: begin the text with a space where the string has one. A token across their
+    border is scored with the text. A context that is too long is cut on the left. An
+    encoder-decoder reads the context with its encoder, separately.
 
     Raises:
         SpecError: a text longer than the model's context length, or an encoder-decoder without a
@@ -93,8 +94,6 @@ def score_text(lm: TextModel, text: str, context: str | None = None) -> Sequence
     if context == "":
         raise TriviumError("the context is empty: leave it out.")
     if context is not None:
-        if text and not any(each.isspace() or is_unspaced(each) for each in (context[-1], text[0])):
-            text = f" {text}"
         return continuation_scores(lm, context, [text])[0]
     if lm.module.spec.family == "encoder-decoder":
         raise SpecError("an encoder-decoder scores outputs given a source: give a context, too.")

@@ -100,8 +100,10 @@ class PredictionMixin(TextModel):
 
         Args:
             text: the text to score.
-            context: the text before it, which is required for an encoder-decoder: its encoder reads
-                the context. If the context is too long for the model, its beginning is cut.
+            context: the text before it. Nothing is inserted between the two: `context + text` is
+                tokenized as one string, and a token across the border is scored with the text. The
+                context is required for an encoder-decoder, whose encoder reads it. If it is too
+                long for the model, its beginning is cut.
         """
         self.require("score")
         return score_text(self, text, context).total

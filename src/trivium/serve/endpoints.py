@@ -366,8 +366,9 @@ class ScoreRequest(ModelRequest):
     text: Texts
     context: Text | None = Field(
         None,
-        description="What the texts continue; an encoder-decoder reads it with its encoder. The "
-        "start of one that is too long is cut, by `num_cut` tokens.",
+        description="What the texts continue: context and text are tokenized as one string, and no "
+        "space is added between them. An encoder-decoder reads the context with its encoder. The "
+        "start of a context that is too long is cut, by `num_cut` tokens.",
     )
 
 
