@@ -41,7 +41,12 @@ def heads_of(count, length):
 def mask_of(queries, keys, *, pattern=None, bias=None, **limits):
     """The mask of the first tokens of a row and all of its keys."""
     context = Context.of_length(queries, **limits)
-    return Mask(context, context if queries == keys else Context.of_length(keys), pattern, bias)
+
+    def of(queries, keys):
+        return bias[:, :, queries.columns[0]][..., keys.columns[0]]
+
+    keys_context = context if queries == keys else Context.of_length(keys)
+    return Mask(context, keys_context, pattern, None if bias is None else of)
 
 
 def assert_equal(actual, expected, tolerance=1e-10):

@@ -126,9 +126,9 @@ def test_biases_of_rows_with_different_starts():
     keys = Context.of_length(7)
     for causal in (True, False):
         context = Context(queries % 4, queries, causal=causal)
-        bias = relative.bias(relative.prepare(context, keys, table))
+        bias = relative.bias(relative.prepare(context, keys, table))(context, keys)
         alibi = LinearBias(attention_with(spec.ALiBi()), 7)
-        linear = alibi.bias(alibi.prepare(context, keys, None))
+        linear = alibi.bias(alibi.prepare(context, keys, None))(context, keys)
         assert bias.shape == linear.shape == (2, 5, 3, 7)
         for row, head, t, s in np.ndindex(2, 5, 3, 7):
             distance = s - queries[row, t]

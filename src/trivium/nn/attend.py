@@ -33,13 +33,16 @@ def attend(
 
     A query that may attend to nothing gets 0. `scale` is H^-0.5 unless set. With `soft_cap` c the
     product s = Q K^T * scale is c tanh(s / c), which no kernel of PyTorch's computes: all scores
-    are in memory at a time.
+    of a part of the mask are in memory at a time.
 
     Shape: query [B, N, T, H]; key, value [B, K, S, H] with N a multiple of K; scores
     [1 or B, N, T, S] -> [B, N, T, H].
     """
     scale = float(query.shape[3] ** -0.5) if scale is None else scale
-    mixed = []
+    whole, mixed = None, []
+    if len(mask.slices) > 1 and not torch.is_grad_enabled():
+        # Parts that are kept would lie between large tensors, whose memory is not used again then.
+        whole = query.new_empty(*query.shape[:3], value.shape[3])
     for part in mask:
         some, near = part.queries, part.keys
         q, k, v = query[:, :, some], key[:, :, near], value[:, :, near]
@@ -52,7 +55,13 @@ def attend(
             y = F.dropout(weights, dropout) @ _repeat_kv(v, q.shape[1])
         else:
             y = _by_kernel(q, k, v, part, scale, bias, dropout)
-        mixed.append(y if part.has_keys is None else y.masked_fill(~part.has_keys, 0.0))
+        y = y if part.has_keys is None else y.masked_fill(~part.has_keys, 0.0)
+        if whole is None:
+            mixed.append(y)
+        else:
+            whole[:, :, some] = y
+    if whole is not None:
+        return whole
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed, 2)
 
 

@@ -5,7 +5,7 @@ Shape letters: B batch, N heads, T query positions, S key positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 
@@ -15,7 +15,11 @@ from torch import Tensor
 from trivium import spec
 from trivium.nn.context import Context
 
-# Entries [T, S] of a mask that are made at a time where nothing is kept for backward.
+Bias = Callable[[Context, Context], Tensor]
+"""What some queries and keys have added to their scores: [1 or B, N, T, S]."""
+
+# Entries [T, S] of a mask, or [N, T, S] of a bias or of scores, that are made at a time where
+# nothing is kept for backward.
 _MAX_MASK = 2**22
 # Queries that see near keys alone are read in blocks of at least so many.
 _MIN_BLOCK = 128
@@ -109,7 +113,11 @@ class Mask:
         queries: the context of the queries.
         keys: the context of the keys.
         pattern: that of the attention.
-        bias: added to the scores of all layers, [1 or B, N, T, S].
+        bias: computes what is added to the scores of all layers, for each part alone, so that the
+            memory of a long prompt is proportional to its length.
+        num_heads: heads with a bias or scores of their own in memory; 1 where a kernel is given
+            at most a mask that all heads share.
+        eager: all scores are computed, since no kernel knows what is done to them.
     """
 
     def __init__(
@@ -117,15 +125,20 @@ class Mask:
         queries: Context,
         keys: Context,
         pattern: spec.Pattern | None = None,
-        bias: Tensor | None = None,
+        bias: Bias | None = None,
+        *,
+        num_heads: int = 1,
+        eager: bool = False,
     ) -> None:
         self.queries, self.keys, self.pattern, self.bias = queries, keys, pattern, bias
+        self.eager, self.num_heads = eager, num_heads if eager or bias is not None else 1
         num_queries, num_keys = queries.positions.shape[1], keys.positions.shape[1]
         self.limits = limits_of(queries, keys, pattern)
         if num_queries == 1 and queries.starts_together and self.limits == {"causal"}:
             self.limits = set()  # the last of all tokens sees them all
         self.slices = list(self._slices(num_queries, num_keys))
-        is_small = num_queries * num_keys <= _MAX_MASK or torch.is_grad_enabled()
+        entries = self.num_heads * num_queries * num_keys
+        is_small = entries <= _MAX_MASK or torch.is_grad_enabled()
         self.parts = [self._part(*each) for each in self.slices] if is_small else None
 
     def __iter__(self) -> Iterator[MaskPart]:
@@ -136,7 +149,8 @@ class Mask:
     @property
     def is_plain_causal(self) -> bool:
         """Whether causality from the first token is all, which kernels know."""
-        return self.limits == {"causal"} and self.queries.from_first and self.bias is None
+        kernel = self.bias is None and not self.eager
+        return self.limits == {"causal"} and self.queries.from_first and kernel
 
     def _slices(self, queries: int, keys: int) -> Iterator[tuple[slice, slice | Tensor]]:
         """Some queries at a time, and the keys that they can see."""
@@ -149,8 +163,9 @@ class Mask:
             ahead = 0 if left_alone else reach
             if 2 * (block + reach + ahead) <= keys:
                 rows, before, after = block, reach, ahead
-        if rows == queries and not (torch.is_grad_enabled() or self.is_plain_causal):
-            rows = max(1, min(queries, _MAX_MASK // keys))
+        if not (torch.is_grad_enabled() or self.is_plain_causal):
+            seen = self.num_heads * min(keys, rows + before + after)
+            rows = max(1, min(rows, _MAX_MASK // seen))
         for start in range(0, queries, rows):
             stop = min(start + rows, queries)
             first, end = max(0, start - before), min(keys, stop + after)
@@ -175,9 +190,10 @@ class Mask:
         on_gpu = self.queries.positions.device.type != "cpu"
         if plain and (on_gpu or not torch.is_grad_enabled()):
             return MaskPart(some, near, plain)
+        queries, keys = self.queries.cut(some, near), self.keys.cut(near)
         if self.limits:
-            mask = allowed(self.queries.cut(some, near), self.keys.cut(near), self.pattern)
-        bias = None if self.bias is None else self.bias[..., some, near]
+            mask = allowed(queries, keys, self.pattern)
+        bias = None if self.bias is None else self.bias(queries, keys)
         if bias is not None and mask is not None:
             bias = bias.masked_fill(~mask, lowest(bias.dtype))
         has_keys = None

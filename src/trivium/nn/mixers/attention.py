@@ -74,7 +74,7 @@ class AttentionMixer(MixerModule, of=spec.Attention):
     def prepare(
         self, context: Context, state: Any = None, table: nn.Module | None = None
     ) -> Prepared:
-        """The mask and what positions need. Where there is a bias, the mask is in it."""
+        """The mask and what positions need. The mask computes the bias of positions."""
         keys = context.keys
         if context.span is not None and state is not None:
             columns = state.columns(context.span, context.columns)
@@ -84,7 +84,15 @@ class AttentionMixer(MixerModule, of=spec.Attention):
     def prepare_for(self, context: Context, keys: Context, table: nn.Module | None) -> Prepared:
         """What `prepare` gives, of tokens that attend to these keys."""
         ready = self.positions.prepare(context, keys, table)
-        return Prepared(Mask(context, keys, self.part.pattern, self.positions.bias(ready)), ready)
+        mask = Mask(
+            context,
+            keys,
+            self.part.pattern,
+            self.positions.bias(ready),
+            num_heads=self.part.num_heads,
+            eager=self.soft_cap is not None,
+        )
+        return Prepared(mask, ready)
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
         """Keys and values: of whole texts, or of as many last tokens as a window sees."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from trivium import spec
 from trivium.choice import import_members
 from trivium.nn.context import Context
+from trivium.nn.mask import Bias
 from trivium.nn.part_module import PartModule
 
 
@@ -41,8 +42,8 @@ class PositionsModule(PartModule):
         """Queries, or keys before they are kept: [B, N, T, H] -> [B, N, T, H]."""
         return x
 
-    def bias(self, prepared: Any) -> Tensor | None:
-        """Added to the scores of all layers alike, [1 or B, N, T, S]."""
+    def bias(self, prepared: Any) -> Bias | None:
+        """What is added to the scores of all layers alike, as a function of queries and keys."""
         return None
 
     def prepare_layer(self, prepared: Any, query: nn.Linear, key: nn.Linear) -> Any:

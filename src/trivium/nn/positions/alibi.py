@@ -8,25 +8,26 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trivium import spec
 from trivium.nn.context import Context
+from trivium.nn.mask import Bias
 from trivium.nn.positions import PositionsModule, distances
 
 
 class LinearBias(PositionsModule, of=spec.ALiBi):
     """-slope * |distance| for each head (Press et al. 2022, section 3)."""
 
-    def prepare(self, context: Context, keys: Context, table: nn.Module | None) -> Tensor:
-        """The bias, [1 or B, N, T, S]."""
-        distance = distances(context, keys)
-        slopes = alibi_slopes(self.attention.num_heads, distance.device)[self.heads]
-        return -slopes[None, :, None, None] * distance.abs()[:, None]
-
-    def bias(self, prepared: Tensor) -> Tensor:
+    def bias(self, prepared: None) -> Bias:
         """See `PositionsModule.bias`."""
-        return prepared
+
+        def of(queries: Context, keys: Context) -> Tensor:
+            distance = distances(queries, keys)
+            slopes = alibi_slopes(self.attention.num_heads, distance.device)[self.heads]
+            return -slopes[None, :, None, None] * distance.abs_()[:, None]
+
+        return of
 
 
 def alibi_slopes(num_heads: int, device: torch.device | str = "cpu") -> Tensor:

@@ -1,6 +1,6 @@
 """T5's bias: a trained number for each head and bucket of distances.
 
-Shape letters: B batch, T query positions, S key positions, N heads.
+Shape letters: B batch, T query positions, S key positions, N heads, R distances.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from trivium import spec
 from trivium.errors import SpecError
 from trivium.nn.context import Context
+from trivium.nn.mask import Bias
 from trivium.nn.positions import PositionsModule, distances
 
 
@@ -44,20 +45,30 @@ class RelativePositionBias(PositionsModule, of=spec.RelativeBias):
         return BucketTable(self.attention.positions, self.attention.num_heads)
 
     def prepare(self, context: Context, keys: Context, table: nn.Module | None) -> Tensor:
-        """The bias, [1 or B, N, T, S]."""
-        assert isinstance(self.attention.positions, spec.RelativeBias)
+        """The bias of each distance up to the one beyond which all have the same, [R, N]."""
+        positions = self.attention.positions
+        assert isinstance(positions, spec.RelativeBias)
         if table is None:
             raise SpecError(
                 "relative biases are in a table that the layers of a stack share: give `prepare` "
                 "what the mixer's `new_table` made."
             )
-        distance, positions = distances(context, keys), self.attention.positions
+        farthest = max(positions.max_distance, positions.num_buckets)
+        device = keys.columns.device
+        distance = torch.arange(-farthest, farthest + 1, device=device)[None, None]
         both = not context.causal or context.order is not None  # an order shows later columns
-        return table(relative_buckets(distance, positions, bidirectional=both))
+        buckets = relative_buckets(distance, positions, bidirectional=both)
+        return table(buckets)[0, :, 0].T
 
-    def bias(self, prepared: Tensor) -> Tensor:
-        """See `PositionsModule.bias`."""
-        return prepared
+    def bias(self, prepared: Tensor) -> Bias:
+        """See `PositionsModule.bias`; farther keys have the bias of the farthest."""
+        farthest = len(prepared) // 2
+
+        def of(queries: Context, keys: Context) -> Tensor:
+            rows = distances(queries, keys).clamp_(-farthest, farthest).add_(farthest)
+            return F.embedding(rows, prepared).permute(0, 3, 1, 2)
+
+        return of
 
 
 def relative_buckets(distance: Tensor, bias: spec.RelativeBias, *, bidirectional: bool) -> Tensor:
