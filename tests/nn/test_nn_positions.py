@@ -136,6 +136,11 @@ def test_biases_of_rows_with_different_starts():
             assert bias[row, head, t, s] == table.weight[bucket, head]
             expected = -alibi_slopes(5)[head] * distance.abs()
             assert linear[row, head, t, s].item() == pytest.approx(expected.item(), rel=1e-9)
+    far = Context.of_length(61, causal=True)
+    bias = relative.bias(relative.prepare(far, far, table))(far, far)
+    distance = far.columns - far.columns.T
+    buckets = relative_buckets(distance, described, bidirectional=False)
+    assert torch.equal(bias[0], table.weight[buckets].permute(2, 0, 1))
     with pytest.raises(SpecError, match="table"):
         relative.prepare(context, keys, None)
 

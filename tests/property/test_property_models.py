@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from small_models import (
@@ -12,6 +14,7 @@ from small_models import (
     GENERATING,
     SOURCE_LENGTH,
     SPECS,
+    TRANSFORMERS,
     VOCABULARY,
     WIDTH,
     inputs_for,
@@ -22,6 +25,8 @@ from small_models import (
 
 from trivium import spec
 from trivium.errors import SpecError
+from trivium.inference.forward import prefill
+from trivium.nn import mask as mask_module
 from trivium.nn.state import Ring
 from trivium.presets import presets
 from trivium.spec.positions.typed_relative_scores import TypedRelativeScores
@@ -30,6 +35,7 @@ pytestmark = pytest.mark.usefixtures("double_precision")
 
 ROWS, LENGTH, LONG = 3, 19, 37
 ROW_LENGTHS = torch.tensor([[LONG], [23], [5]])
+CPU = torch.profiler.ProfilerActivity.CPU
 
 
 def logits_of(model, **inputs):
@@ -330,3 +336,49 @@ def test_token_types_that_attention_compares_count_in_every_family(family):
         both.encoder.load_state_dict(encoder.encoder.state_dict())
         both.tokens.load_state_dict(encoder.tokens.state_dict())
         close(both.encode(ids, token_type_ids=types), expected)
+
+
+def peak_of_tensors(compute) -> int:
+    """Bytes of all tensors that a computation allocates, when they are most."""
+    with torch.profiler.profile(activities=[CPU], profile_memory=True) as profiler:
+        compute()
+    events = profiler.profiler.kineto_results.events()
+    sizes = sorted((one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]")
+    return max(itertools.accumulate(size for _, size in sizes))
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, one in ALL_SPECS.items() if getattr(one, "max_length", 1) is None]
+)
+def test_the_memory_of_a_prompt_grows_with_its_length(name, monkeypatch):
+    """Twice the tokens take about twice the memory; matrices [T, S] would take four times."""
+    monkeypatch.setattr(mask_module, "_MAX_MASK", 2**15)
+    model, peaks = small_model(name), []
+    start = (1,) if name in BOTH else ()
+    for length in (512, 1024):
+        ids = random_ids(1, length)
+
+        def read(ids=ids):
+            if model.spec.family == "encoder-only":
+                model(ids)
+            else:
+                prefill(model, model.new_cache(1, ids.shape[1]), [0], ids.tolist(), start)
+
+        with torch.inference_mode():
+            peaks.append(peak_of_tensors(read))
+    assert peaks[1] < 3 * peaks[0], peaks
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_queries_that_are_computed_in_parts_have_the_same_states(name, monkeypatch):
+    model, ids = small_model(name), random_ids(ROWS, LENGTH)
+    real = torch.arange(LENGTH) < torch.tensor([LENGTH, 2, 7])[:, None]
+    for inputs in (inputs_for(name, ids), inputs_for(name, ids, real=real)):
+        whole = model(**inputs)
+        monkeypatch.setattr(mask_module, "_MAX_MASK", 5 * LENGTH)
+        with torch.no_grad():
+            parts = model(**inputs)
+        monkeypatch.undo()
+        kept = inputs.get("attention_mask", inputs.get("decoder_attention_mask"))
+        kept = slice(None) if kept is None else kept.bool()
+        close(parts[kept], whole[kept].detach())

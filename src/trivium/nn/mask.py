@@ -154,7 +154,7 @@ class Mask:
 
     def _slices(self, queries: int, keys: int) -> Iterator[tuple[slice, slice | Tensor]]:
         """Some queries at a time, and the keys that they can see."""
-        rows, before, after = queries, keys, keys
+        rows, before, after = queries, queries, keys
         reach = None if self.pattern is None else self.pattern.reach
         all_own = keys == queries and self.queries.from_first
         if reach is not None and all_own:
