@@ -313,7 +313,7 @@ def test_equal_gradients(name):
     shapes = {n: weight.shape for n, weight in weights.items()}
     # A key's bias has no gradient but rounding: softmax takes it away.
     least = 1e-6 * max(g.abs().max() for g in gradients.values() if g is not None)
-    for weight in hf_weights(local):
+    for weight in hf_weights(local.spec):
         if gradients.get(weight.hf) is None:  # a copy, or Marian's buffer of a bias
             continue
         for part, gradient in weight.split(gradients[weight.hf], shapes).items():

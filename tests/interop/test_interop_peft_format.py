@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import importlib.util
 import json
 
 import pytest
 import torch
+from hf_models import Case, assert_equal, hf_model, hf_outputs, inputs_of, local_outputs
+from hugging_face import ours_of
 from safetensors.torch import load_file
 from small_models import SPECS, random_model, small_model
+from transformers.pytorch_utils import Conv1D
 
 from trivium import spec
 from trivium.adapt import LoRA, add_lora, merged_state
 from trivium.errors import SpecError
-from trivium.interop.convert import to_hugging_face
+from trivium.interop.convert import config_of, exported_spec, hf_weights, to_hugging_face
+from trivium.interop.families import FAMILIES
 from trivium.interop.peft_format import save_adapter
+from trivium.presets import presets
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 EVERY = LoRA(rank=3, alpha=7.0, targets=("all-linear",), trained=())
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+# A model of each family with a head over the vocabulary, and one with labels.
+ENDS = ("ForMaskedLM", "ForCausalLM", "LMHeadModel", "MTModel", "ForConditionalGeneration")
+FAMILY_CLASSES = [
+    name
+    for family in FAMILIES.values()
+    for name in family.architectures
+    if name.endswith((*ENDS, "ForSequenceClassification"))
+]
+EVERYWHERE = ("value", "all-linear")
+LINEAR = (torch.nn.Linear, Conv1D)
 
 
 def base(name):
@@ -119,3 +137,82 @@ def test_what_has_no_name_in_the_family_is_refused(tmp_path):
     lora = LoRA(rank=3, trained=("layers.0.mixer.key",))
     with pytest.raises(SpecError, match="only as a part of another"):
         save_adapter(tmp_path, adapted("gpt2", lora), lora)
+
+
+def published(name: str, lora: LoRA):
+    """A class of `transformers`, and the same model here with a random adapter."""
+    hf = hf_model(Case(name, {}))
+    return hf, adapted(name, lora, ours_of(hf))
+
+
+@pytest.mark.parametrize("targets", [("value",), ("all-linear",), ("up",), ("output",)])
+@pytest.mark.parametrize("name", FAMILY_CLASSES)
+def test_an_adapter_names_layers_of_transformers_or_is_refused(name, targets, tmp_path):
+    lora, folder = LoRA(rank=3, alpha=7.0, targets=targets), tmp_path / "adapter"
+    with contextlib.suppress(SpecError):  # there is no such layer, or PEFT cannot adapt it
+        hf, model = published(name, lora)
+        save_adapter(folder, model, lora)
+    if not folder.exists():
+        refused = ("XLNet", "Mamba", "Mixtral") if targets[0] in EVERYWHERE else FAMILY_CLASSES
+        assert name.startswith(tuple(refused))
+        return
+    config, modules = json.loads((folder / CONFIG).read_text()), dict(hf.named_modules())
+    written = {
+        key.removeprefix("base_model.model.").removesuffix(".lora_A.weight"): len(a)
+        for key, a in load_file(folder / WEIGHTS).items()
+        if key.endswith(".lora_A.weight")
+    }
+    if not name.startswith("Mixtral"):  # its experts are fused when they are read
+        assert all(isinstance(modules[path], LINEAR) for path in written)
+        targeted = {
+            path
+            for path, module in modules.items()
+            if any(path == end or path.endswith(f".{end}") for end in config["target_modules"])
+        }
+        assert targeted == written.keys()
+    if importlib.util.find_spec("peft") is None:
+        return
+    peft, inputs = importlib.import_module("peft"), inputs_of(Case(name, {}))
+    theirs = peft.PeftModel.from_pretrained(hf, folder).eval()
+    with torch.no_grad():
+        assert_equal(local_outputs(model, inputs), hf_outputs(theirs, inputs), inputs, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [
+        ("XLNetLMHeadModel", ("query", "value")),
+        ("MambaForCausalLM", ("all-linear",)),
+        ("MambaForCausalLM", ("step",)),
+        ("MixtralForCausalLM", ("up",)),
+    ],
+)
+def test_an_adapter_that_peft_cannot_read_is_refused_before_anything_is_written(
+    name, targets, tmp_path
+):
+    lora = LoRA(rank=3, targets=targets)
+    _, model = published(name, lora)
+    with pytest.raises(SpecError, match="PEFT cannot read an adapter of"):
+        save_adapter(tmp_path / "adapter", model, lora)
+    assert not (tmp_path / "adapter").exists()
+
+
+@pytest.mark.parametrize("name", ["deberta-tiny", "gpt2-tiny"])
+def test_an_adapter_has_the_names_of_the_model_that_is_exported(name, tmp_path):
+    """DeBERTa without its mask decoder, a decoder with labels without its language model."""
+    described = presets[name].replace(vocab_size=101)
+    if described.decoder is not None:
+        labels = spec.ClassifierHead(num_labels=3, pooling="last", bias=False)
+        described = described.replace(heads=(*described.heads, labels))
+    lora = LoRA(rank=3)
+    save_adapter(tmp_path, adapted(name, lora, random_model(described)), lora)
+    config, options = (
+        json.loads((tmp_path / CONFIG).read_text()),
+        config_of(exported_spec(described)),
+    )
+    assert "auto_mapping" not in config
+    known = {weight.hf for weight in hf_weights(exported_spec(described))}
+    for key in load_file(tmp_path / WEIGHTS):
+        path = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+        assert f"{path.removesuffix('.lora_B.weight')}.weight" in known or path in known
+    assert options.architecture.endswith(("Model", "ForSequenceClassification"))

@@ -99,14 +99,21 @@ def is_expressible(spec: Spec) -> bool:
     return isinstance(spec, ModelSpec) and not nearest_config(spec).differences
 
 
-def hf_weights(model: Transformer) -> list[HFWeight]:
+def exported_spec(spec: ModelSpec) -> ModelSpec:
+    """Return the spec without a head over the vocabulary that no class has with the others."""
+    heads = tuple(head for head in spec.heads if head.kind in ("classifier", "tagger"))
+    if spec.family != "decoder-only" or not heads:
+        heads = tuple(head for head in spec.heads if head.kind != "mlm" or not spec.late_positions)
+    return spec.replace(heads=heads)
+
+
+def hf_weights(spec: ModelSpec) -> list[HFWeight]:
     """Names and layouts of a model's weights in the family it is exported as (for PEFT).
 
-    Weights of a LoRA adapter are left out. Raises SpecError as `to_hugging_face` does.
+    Raises SpecError as `to_hugging_face` does.
     """
-    config = config_of(model.spec)
-    names = [name for name in model.state_dict() if ".lora_" not in name]
-    return weight_map(config.family, config.architecture, model.spec, names)
+    config, names = config_of(spec), build(spec, device="meta").state_dict().keys()
+    return weight_map(config.family, config.architecture, spec, names)
 
 
 def family_of(options: Mapping[str, Any]) -> Family:

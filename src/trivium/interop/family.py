@@ -285,6 +285,10 @@ class Family:
         ignored: options without effect on the numbers, separated by spaces.
         num_labels: how many labels a class has whose config does not say.
         transposed: last parts of the names of matrices stored as [in, out] (GPT's Conv1D).
+        unadapted: last parts of the names of matrices that PEFT or the released code does not
+            use as linear layers, so that they cannot have an adapter there.
+        adapted_together: last parts of the names of matrices that `transformers` fuses, so that
+            PEFT adapts all or none of them.
         row_vectors: vectors of V numbers stored as [1, V].
         by_heads: fused matrices have the rows of one head after those of another.
         stored: last parts of the names of tensors, and their shapes in files where these have
@@ -312,6 +316,8 @@ class Family:
     ignored: str = ""
     num_labels: int = 2
     transposed: tuple[str, ...] = ()
+    unadapted: tuple[str, ...] = ()
+    adapted_together: tuple[str, ...] = ()
     row_vectors: tuple[str, ...] = ()
     by_heads: bool = False
     stored: Callable[[ModelSpec], Mapping[str, tuple[int, ...]]] = lambda _: {}

@@ -14,6 +14,7 @@ from torch import Tensor
 from trivium.errors import CheckpointError, SpecError
 from trivium.files import write_file, write_json
 from trivium.interop.convert import (
+    exported_spec,
     family_of,
     from_hugging_face,
     nearest_config,
@@ -32,7 +33,7 @@ from trivium.interop.settings import (
 from trivium.interop.tensor_files import MAX_SHARD_BYTES, read_tensors, write_tensors
 from trivium.interop.tokenizer_files import add_document_tokens, read_tokenizer
 from trivium.models import LanguageModule, Transformer, build
-from trivium.spec import Head, ModelSpec, Spec
+from trivium.spec import ModelSpec, Spec
 from trivium.text import Tokenizer
 
 CONFIG, SPEC = "config.json", "spec.json"
@@ -198,31 +199,23 @@ def export_problem(spec: Spec) -> str | None:
     """Return why no Hugging Face family can express a model, or None if one can."""
     if not isinstance(spec, ModelSpec):
         return "only Transformers can be exported"
-    nearest = nearest_config(spec.replace(heads=_known_heads(spec)))
+    nearest = nearest_config(exported_spec(spec))
     for difference in nearest.differences:
         return f"{nearest.family.model_type}, the nearest family, does not have {difference}"
     return None
 
 
-def _known_heads(spec: ModelSpec) -> tuple[Head, ...]:
-    """Return the heads without a head over the vocabulary that no class has beside the others."""
-    tasks = tuple(head for head in spec.heads if head.kind in ("classifier", "tagger"))
-    if spec.family == "decoder-only" and tasks:
-        return tasks
-    return tuple(head for head in spec.heads if head.kind != "mlm" or not spec.late_positions)
-
-
 def _with_known_heads(module: Transformer) -> Transformer:
     """The module without a head over the vocabulary that no class has, with a warning."""
-    spec, tasks = module.spec, _known_heads(module.spec)
-    if tasks == spec.heads:
+    spec = exported_spec(module.spec)
+    if spec == module.spec:
         return module
     lost, left = "a mask decoder", "is the encoder, to be fine-tuned, and fills no masks"
     if spec.family == "decoder-only":
-        lost = f"a {tasks[0].kind} and a head over the vocabulary"
+        lost = f"a {spec.heads[0].kind} and a head over the vocabulary"
         left = "predicts labels, no longer the next token"
     warnings.warn(f"no Hugging Face class has {lost}: the exported model {left}.", stacklevel=4)
-    return _rebuilt(spec.replace(heads=tasks), module.state_dict())
+    return _rebuilt(spec, module.state_dict())
 
 
 def _with_folded_numbers(module: Transformer, settings: Settings) -> tuple[Transformer, Settings]:

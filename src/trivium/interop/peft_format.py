@@ -20,7 +20,7 @@ from torch import Tensor
 from trivium.adapt.lora import LoRA, LoRALinear, adapted_layers, trained_parameters
 from trivium.errors import SpecError
 from trivium.files import write_json
-from trivium.interop.convert import hf_weights, is_expressible
+from trivium.interop.convert import config_of, exported_spec, hf_weights, is_expressible
 from trivium.interop.tensor_files import write_safetensors
 from trivium.interop.weight_map import HFWeight
 from trivium.models import LanguageModule, Transformer
@@ -41,18 +41,48 @@ def save_adapter(
         base: path or hub name of the base model.
 
     Raises:
-        SpecError: no adapter, or a trained tensor that the family has only as a part of another.
+        SpecError: as `check_adapter` does, before anything is written.
     """
-    if isinstance(model, Transformer) and is_expressible(model.spec):
-        weights, extra = hf_weights(model), {}
+    config, tensors = check_adapter(model, lora)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / CONFIG, {**config, "base_model_name_or_path": base})
+    write_safetensors(folder / WEIGHTS, tensors, {"format": "pt"})
+
+
+def check_adapter(model: LanguageModule, lora: LoRA) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the configuration and the tensors of an adapter, with the names that PEFT reads.
+
+    A head that the exported model loses (DeBERTa's mask decoder) has no names there.
+
+    Raises:
+        SpecError: no adapter, an adapted matrix that is not a linear layer in the family, or a
+            trained tensor that the family does not have, or only as a part of another.
+    """
+    spec = exported_spec(model.spec) if isinstance(model, Transformer) else None
+    if spec is not None and is_expressible(spec):
+        weights, extra, family = hf_weights(spec), {}, config_of(spec).family
+        layers = {f"{name}.weight" for name in adapted_layers(model)}
+        adapted = [weight for weight in weights if not layers.isdisjoint(weight.local)]
+        ends = {weight.hf.removesuffix(".weight").split(".")[-1] for weight in adapted}
+        for weight in adapted:
+            name = weight.hf.removesuffix(".weight")
+            end, problem = name.split(".")[-1], ""
+            if name == weight.hf or end in family.unadapted:
+                problem = "transformers does not use it as a linear layer"
+            elif end in family.adapted_together and not ends.issuperset(family.adapted_together):
+                problem = f"PEFT adapts all of {', '.join(family.adapted_together)} or none"
+            if problem:
+                raise SpecError(
+                    f"PEFT cannot read an adapter of {weight.hf} ({family.model_type}): {problem}. "
+                    f"Change the targets for {weight.local[0].removesuffix('.weight')}, or save no "
+                    "separate adapter and export the merged model."
+                )
     else:
         own = {"base_model_class": type(model).__name__, "parent_library": "trivium"}
         names = [name for name in model.state_dict() if not name.endswith((".lora_a", ".lora_b"))]
         weights, extra = [HFWeight(name, (name,)) for name in names], {"auto_mapping": own}
     config, tensors = _to_peft(model, lora, weights)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / CONFIG, {**config, **extra, "base_model_name_or_path": base})
-    write_safetensors(folder / WEIGHTS, tensors, {"format": "pt"})
+    return {**config, **extra}, tensors
 
 
 def _to_peft(

@@ -26,6 +26,7 @@ from trivium.adapt import add_lora, freeze
 from trivium.config import Config, merge
 from trivium.errors import RecipeError, SpecError
 from trivium.files import check_encoding
+from trivium.interop.peft_format import check_adapter
 from trivium.models import LanguageModule
 from trivium.models.initialization import with_fast_initialization
 from trivium.objectives import Objective
@@ -501,9 +502,12 @@ class Recipe(Config):
     def freeze_weights(self, model: LanguageModule) -> None:
         """Freeze what is not trained, in place, and add the adapter if there is one.
 
-        Raises SpecError for names that the model has not.
+        Raises SpecError for names that the model has not, or an adapter that is to be saved
+        separately and that PEFT cannot read.
         """
         if self.adapter.rank:
             add_lora(model, self.adapter.lora, seed=self.seed)
+            if self.adapter.save_separately:
+                check_adapter(model, self.adapter.lora)
         else:
             freeze(model, self.model.freeze)

@@ -47,6 +47,7 @@ MAMBA = Family(
     "mamba",
     architectures=classes("Mamba", "ForCausalLM Model"),
     stacks=("decoder",),
+    unadapted=("dt_proj", "out_proj"),
     config={
         "vocab_size": Option("vocab_size", 50_280),
         "hidden_size": Option("d_model", 768),

@@ -26,6 +26,7 @@ def _read_defaults(config: ConfigReader, tree: SpecTree) -> None:
 MIXTRAL = replace(
     MISTRAL,
     model_type="mixtral",
+    adapted_together=("w1", "w3"),
     architectures=decoder_classes("Mixtral"),
     config={
         **MISTRAL.config,
