@@ -391,3 +391,20 @@ def test_characters_that_the_vocabulary_lacks_are_named_once(saved, run, warned)
     words = Tokenizer.train("whitespace", texts=["the cat"], vocab_size=10, progress=False)
     assert list(known_texts(["the dog", "a dog"], words)) == ["the dog", "a dog"]
     assert [message.split(":")[0].split("know ")[1] for message in warned] == ["dog", "a"]
+
+
+def test_generate_with_beams(saved, run):
+    lm = load(saved["generate"])
+    expected = [lm.generate(text, max_new_tokens=5, num_beams=3) for text in ("Ada", "The")]
+    rows = as_json(
+        run("generate", "Ada", "The", "--num-beams", "3", "--max-new-tokens", "5", "--json")
+    )
+    assert rows == [
+        {"prompt": prompt, "text": text} for prompt, text in zip(("Ada", "The"), expected)
+    ]
+    for code, flags in (
+        (1, ["--temperature", "0.5"]),
+        (1, ["--draft", "lookup"]),
+        (2, ["--num-samples", "2"]),
+    ):
+        run("generate", "Ada", "--num-beams", "3", *flags, code=code)

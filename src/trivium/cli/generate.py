@@ -8,6 +8,8 @@ Examples:
 
   trivium generate runs/gpt "The weather" --top-p 0.95 --num-samples 3 --seed 1
 
+  trivium generate runs/gpt "The weather" --num-beams 4
+
   trivium generate runs/gpt "The weather is" --choices rainy --choices "cold and dry"
 
   trivium generate runs/gpt "List: one, two," --draft lookup --stop "."
@@ -60,6 +62,7 @@ def generate(
     prompts: Annotated[list[str] | None, typer.Argument(metavar="PROMPT")] = None,
     checkpoint: opt.Checkpoint = None,
     num_samples: opt.Positive = 1,
+    num_beams: Annotated[int | None, typer.Option(min=1, show_default=False)] = None,
     rank: Annotated[str | None, typer.Option(metavar="MODEL|{kind=...}")] = None,
     pairs: Path | None = None,
     draft: Annotated[str | None, typer.Option(metavar="lookup|MODEL", show_default=False)] = None,
@@ -80,6 +83,8 @@ def generate(
     Args:
         prompts: Default: the lines of stdin; on a terminal, an empty prompt.
         num_samples: Continuations per prompt.
+        num_beams: Beam search instead of sampling: texts kept at every step; 1 is greedy. Options
+            of sampling, --num-samples, --rank and --draft do not go with it.
         rank: Show the samples of a prompt by their rewards, the highest first: a run of `finetune
             reward`, or a reward of the recipe such as '{kind="length", target=80}'. A model that
             chats answers the prompts.
@@ -100,14 +105,24 @@ def generate(
         pack=not compile,
         compile=compile,
     ).reading(special_tokens)
+    if num_beams is not None and (num_samples > 1 or rank is not None):
+        raise UsageError("beam search gives one text: leave out --num-samples and --rank.")
     drafts = _draft(draft, device, lm)
     if options.get("temperature") == 0 and num_samples > 1:
         warnings.warn("--temperature 0 is greedy: all samples of a prompt are equal.", stacklevel=2)
     options = opt.only_set(options)
-    seed = options.setdefault("seed", secrets.randbits(31))
     if not prompts and sys.stdin.isatty():
         prompts = [""]
     known = known_texts(read_texts(prompts), lm.source_tokenizer)
+    # What a decoder generates continues the prompt; the output of an encoder-decoder does not.
+    continues = lm.spec.family == "decoder-only"
+    if num_beams is not None:
+        for prompt in known:
+            text = lm.generate(prompt, draft=drafts, num_beams=num_beams, **options)
+            line = prompt + text if continues else text
+            show({"prompt": prompt, "text": text}, line, as_json=as_json)
+        return
+    seed = options.setdefault("seed", secrets.randbits(31))
     jobs = ((prompt, seed + number) for prompt in known for number in range(num_samples))
     chats = rank is not None and lm.settings.chat_template is not None
     generated = (
@@ -116,8 +131,6 @@ def generate(
     if rank is not None:
         _rank(lm, _reward(rank), generated, num_samples, pairs, as_json)
         return
-    # What a decoder generates continues the prompt; the output of an encoder-decoder does not.
-    continues = lm.spec.family == "decoder-only"
     separator = ""
     for prompt, request, pieces in generated:
         if as_json:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, Literal, Self, TypedDict
 
 from trivium.config import option
-from trivium.errors import TriviumError
+from trivium.errors import TriviumError, did_you_mean
 
 _BOUNDS = {
     "ge": ("at least", operator.ge),
@@ -186,6 +186,14 @@ class BeamSearchOptions(DecodingOptions, total=False):
     num_return: int
 
 
+class GenerationOptions(SamplingOptions, total=False):
+    """The options of `generate`: those of sampling, or with `num_beams` those of beam search."""
+
+    num_beams: int | None
+    length_penalty: float
+    early_stopping: bool | Literal["never"]
+
+
 _CONFIG_NAMES = {"no_repeat_ngram_size": "no_repeat_ngram", "stop_strings": "stop"}
 
 
@@ -211,6 +219,21 @@ def options_of_config(
             options.setdefault(f"{bound}_new_tokens", length - prompt_length)
     names = [field.name for field in dataclasses.fields(params) if field.name in options]
     return {name: options[name] for name in names}
+
+
+def check_names(params: type[DecodingParams], options: Iterable[str]) -> None:
+    """Raise TriviumError for a name that is not one of the options of sampling or beam search."""
+    beams = params is BeamSearchParams
+    known = [field.name for field in dataclasses.fields(params)]
+    for name in options:
+        if name not in known:
+            other = hasattr(SamplingParams if beams else BeamSearchParams, name)
+            way = "leave it or num_beams out" if beams else "generate with num_beams"
+            raise TriviumError(
+                f"{name} is not an option of {'beam search' if beams else 'sampling'}"
+                f"{f': {way}' if other else ''}. The options are {', '.join(known)}."
+                f"{did_you_mean(name, known)}"
+            )
 
 
 def check_bounds(name: str, value: Any, bounds: Mapping[str, Any], kind: type = Integral) -> None:

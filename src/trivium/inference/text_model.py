@@ -15,6 +15,7 @@ from trivium.inference.sampling_params import (
     BeamSearchParams,
     DecodingParams,
     SamplingParams,
+    check_names,
     options_of_config,
 )
 from trivium.interop.settings import MAX_TARGET, Settings
@@ -386,6 +387,7 @@ class TextModel:
         self, prompt_ids: Sequence[int], options: Mapping[str, Any], **defaults: Any
     ) -> SamplingParams:
         """Return the options for a prompt. The options of the model come before `defaults`."""
+        check_names(SamplingParams, options)
         length = len(self.generation_rules.decoder_start or prompt_ids)
         settings = options_of_config(self.settings.generation, SamplingParams, length)
         return SamplingParams(**{**defaults, **settings, **options})
@@ -395,9 +397,12 @@ class TextModel:
         default = min(2 * len(source) + 16, MAX_TARGET)
         return self.sampling_params(source, {}, max_new_tokens=default).max_new_tokens
 
-    def beam_params(self, **options: Unpack[BeamSearchOptions]) -> BeamSearchParams:
+    def beam_params(
+        self, prompt_ids: Sequence[int] = (), **options: Unpack[BeamSearchOptions]
+    ) -> BeamSearchParams:
         """Return the options of beam search. Those that are not given are the model's own."""
-        length = len(self.generation_rules.decoder_start)
+        check_names(BeamSearchParams, options)
+        length = len(self.generation_rules.decoder_start or prompt_ids)
         settings = options_of_config(self.settings.generation, BeamSearchParams, length)
         return BeamSearchParams(**{**settings, **options})
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import secrets
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar, Unpack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar, Unpack
 
 from trivium.errors import TriviumError, shorten
 from trivium.inference.beam import beam_search
 from trivium.inference.engine import Engine
 from trivium.inference.request import GenerationRequest
-from trivium.inference.sampling_params import BeamSearchOptions, SamplingOptions
+from trivium.inference.sampling_params import (
+    BeamSearchOptions,
+    GenerationOptions,
+    SamplingOptions,
+)
 from trivium.inference.speculative import Draft
 from trivium.inference.text_model import TextModel
+from trivium.inference.text_stream import TextStream
 
 Texts = TypeVar("Texts", str, list[str])
 
@@ -24,7 +29,7 @@ class GenerationMixin(TextModel):
     _compiled_engine: Engine | None = None
 
     def generate(
-        self, prompt: Texts, *, draft: Draft | None = None, **options: Unpack[SamplingOptions]
+        self, prompt: Texts, *, draft: Draft | None = None, **options: Unpack[GenerationOptions]
     ) -> Texts:
         """Return the continuation of a prompt, or the output of an encoder-decoder.
 
@@ -38,19 +43,43 @@ class GenerationMixin(TextModel):
             draft: `PromptLookup()` or a `DraftModel` for speculative decoding, which changes the
                 time, but not the text.
             **options: the fields of `SamplingParams`. The defaults of the model
-                (`generation_config.json`) come before those of `SamplingParams`.
+                (`generation_config.json`) come before those of `SamplingParams`. With `num_beams`
+                the text is the best that beam search finds, as in `transformers` (1: greedy), and
+                the options are the fields of `BeamSearchParams`, and `max_new_tokens`.
 
         Raises:
-            TriviumError: a prompt is longer than a decoder's context length, an option is outside
-                its bounds, or the model does not generate.
+            TriviumError: a prompt is longer than a decoder's context length, an option is unknown
+                or outside its bounds, sampling options or a draft are combined with beam search,
+                or the model does not generate.
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+        if options.get("num_beams") is not None:
+            texts = self._search(prompts, draft, {**options})
+            return texts[0] if isinstance(prompt, str) else texts
+        options.pop("num_beams", None)
         requests = self._requests(prompts, options)
         self.run_requests(requests, slots=8 if self.compile else 16, draft=draft)
         self.warn_of_lengths(requests)
         if isinstance(prompt, str):
             return requests[0].text
         return [one.text for one in requests]
+
+    def _search(
+        self, prompts: Sequence[str], draft: Draft | None, options: dict[str, Any]
+    ) -> list[str]:
+        """Return the best text that beam search finds for every prompt."""
+        self.require("generate")
+        if draft is not None:
+            raise TriviumError("beam search does not use drafts: leave out draft or num_beams.")
+        length = {name: options.pop(name) for name in ("max_new_tokens",) if name in options}
+        texts, context = list[str](), self.spec.family == "decoder-only"
+        for ids in self.prompting.prompts(prompts):
+            params = self.beam_params(ids, **options)
+            limit = self.sampling_params(ids, length).max_new_tokens
+            [[best, *_]] = beam_search(self, [ids], params, max_new_tokens=limit)
+            stream = TextStream(self.text_tokenizer, ids if context else ())
+            texts.append("".join([*map(stream.push, best.ids), stream.finish()]))
+        return texts
 
     def run_requests(
         self, requests: Sequence[GenerationRequest], *, slots: int, draft: Draft | None = None
@@ -118,7 +147,7 @@ class GenerationMixin(TextModel):
         return kept
 
     def _requests(
-        self, prompts: Sequence[str], options: SamplingOptions
+        self, prompts: Sequence[str], options: Mapping[str, Any]
     ) -> list[GenerationRequest]:
         self.require("generate")
         requests, drawn = [], secrets.randbits(31)
