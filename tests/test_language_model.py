@@ -230,7 +230,7 @@ def test_score_after_a_context(decoder, translator):
     after = len(decoder.tokenizer.encode("The weather").ids)
     log_p = decoder.logits([whole])[0, after - 1 : -1].log_softmax(-1)
     expected = float(log_p[range(len(whole) - after), whole[after:]].sum())
-    for context, text in (("The weather", "was cloudy"), ("The weather ", "was cloudy")):
+    for context, text in (("The weather", " was cloudy"), ("The weather ", "was cloudy")):
         assert decoder.score(text, context=context) == pytest.approx(expected, abs=1e-9)
     source, target = translator.source_tokenizer, translator.text_tokenizer
     ids = target.encode("cloudy", add_special_tokens=False).ids
