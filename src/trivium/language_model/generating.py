@@ -55,7 +55,9 @@ class GenerationMixin(TextModel):
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         if options.get("num_beams") is not None:
             texts = self._search(prompts, draft, {**options})
-            return texts[0] if isinstance(prompt, str) else texts
+            if isinstance(prompt, str):
+                return texts[0]
+            return texts
         options.pop("num_beams", None)
         requests = self._requests(prompts, options)
         self.run_requests(requests, slots=8 if self.compile else 16, draft=draft)
