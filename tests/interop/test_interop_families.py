@@ -276,6 +276,21 @@ def test_files_of_long_ago():
     from_hugging_face({**options_of(bart), "extra_pos_embeddings": 2}, tensors)
 
 
+@pytest.mark.parametrize("name", ["BartForConditionalGeneration", "MarianMTModel"])
+def test_a_bias_of_the_logits_that_is_not_zero(name):
+    """The same logits here, in `transformers` after the way back, and the bias is trained here."""
+    case = Case(name, {})
+    original, inputs = hf_model(case), inputs_of(case)
+    original.final_logits_bias = torch.linspace(-3.0, 5.0, 43)[None]
+    local = ours_of(original)
+    options, tensors = to_hugging_face(local)
+    assert torch.equal(tensors["final_logits_bias"], original.final_logits_bias)
+    again = reloaded(type(original), original, options, tensors)
+    with torch.no_grad():
+        for theirs in (original, again):
+            assert_equal(local_outputs(local, inputs), hf_outputs(theirs, inputs), inputs, name)
+
+
 @pytest.mark.parametrize("name", ["Deberta", "DebertaV2"])
 def test_deberta_as_it_was_published(name):
     """Without a class, the masked head by its other name, and what no class of it reads."""

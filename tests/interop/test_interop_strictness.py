@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -194,10 +195,25 @@ def test_weights_that_do_not_fit_are_named():
         tensors = {n: t for n, t in tensors.items() if t is not None}
         with pytest.raises(CheckpointError, match=message):
             from_hugging_face(options_of(original), tensors)
-    bart = hf_model(Case("BartForConditionalGeneration", {}))
+    bart = hf_model(Case("BartForSequenceClassification", {}))
     tensors = {**bart.state_dict(), "final_logits_bias": torch.ones(1, 43)}
     with pytest.raises(CheckpointError, match="final_logits_bias is not 0 everywhere"):
         from_hugging_face(options_of(bart), tensors)
+
+
+def test_two_undeclared_names_for_one_tensor_are_refused_on_export(monkeypatch):
+    llama = ours_of(hf_model(Case("LlamaForCausalLM", {})))
+    family = FAMILIES["llama"]
+    norm = "model.layers.{i}.input_layernorm"
+    twice = {**family.weights, "model.layers.{i}.norm_again": family.weights[norm]}
+    copies = {f"model.layers.{i}.norm_again.weight": norm.format(i=i) + ".weight" for i in (0, 1)}
+    monkeypatch.setitem(FAMILIES, "llama", replace(family, weights=twice))
+    with pytest.raises(SpecError, match="llama has two names for .*norm_again.*copies"):
+        to_hugging_face(llama)
+    monkeypatch.setitem(FAMILIES, "llama", replace(family, weights=twice, copies=copies))
+    _, tensors = to_hugging_face(llama)
+    for again, first in copies.items():
+        assert torch.equal(tensors[again], tensors[first])
 
 
 def variations(model: spec.ModelSpec) -> list[spec.ModelSpec]:

@@ -61,7 +61,7 @@ def to_hugging_face(model: Transformer) -> tuple[dict[str, Any], dict[str, Tenso
     config = config_of(model.spec)
     state = {name: weight.detach() for name, weight in model.state_dict().items()}
     weights = weight_map(config.family, config.architecture, model.spec, state.keys())
-    return config.options, to_hf(weights, state)
+    return config.options, to_hf(config.family, weights, state)
 
 
 def config_of(spec: ModelSpec) -> HFConfig:
@@ -158,7 +158,11 @@ def _read_as(
     allow_unknown: bool,
 ) -> Transformer:
     base = missing_base(family, architecture, tensors.keys())
-    names = {base + name for name in tensors}
+    # A tensor of zeros that a class always saves says nothing about the spec.
+    zeros = {
+        name for name in family.zeros if name in tensors and _is_zero_or_meta(tensors[name])
+    }
+    names = {base + name for name in tensors.keys() - zeros}
     spec = read_spec(family, architecture, options, names, allow_unknown=allow_unknown)
     model = build(spec, device="meta")
     shapes = {name: weight.shape for name, weight in model.state_dict().items()}
@@ -168,6 +172,10 @@ def _read_as(
         check_finite(name, tensor)
     model.load_state_dict(state, assign=True)
     return model.requires_grad_(True)
+
+
+def _is_zero_or_meta(tensor: Tensor) -> bool:
+    return tensor.is_meta or not tensor.any()
 
 
 def check_finite(name: str, tensor: Tensor) -> None:

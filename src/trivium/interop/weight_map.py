@@ -162,15 +162,27 @@ def to_local(
     return state
 
 
-def to_hf(weights: list[HFWeight], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A `state_dict` as the tensors of a file."""
+def to_hf(
+    family: Family, weights: list[HFWeight], state: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Return a `state_dict` as the tensors of a file.
+
+    Raises:
+        SpecError: two names in the file for one tensor that the family's `copies` do not declare.
+    """
     tensors: dict[str, Tensor] = {}
-    written: set[tuple[str, ...]] = set()
+    written: dict[str, str] = {}
     for weight in weights:
         whole = weight.join(state)
+        first = next((written[name] for name in weight.local if name in written), None)
+        if first is not None and _original(family, weight.hf, {first}) is None:
+            raise SpecError(
+                f"{family.model_type} has two names for {weight.local[0]}, {first} and "
+                f"{weight.hf}: remove one from the weights of the family, or declare it in copies."
+            )
         # safetensors refuses two names for one storage.
-        tensors[weight.hf] = whole.clone() if weight.local in written else whole
-        written.add(weight.local)
+        tensors[weight.hf] = whole if first is None else whole.clone()
+        written |= dict.fromkeys(weight.local, weight.hf)
     return tensors
 
 

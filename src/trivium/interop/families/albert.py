@@ -65,7 +65,10 @@ ALBERT = replace(
         "inner_group_num": 1,
     },
     ignored="classifier_dropout",
-    copies={"predictions.decoder.weight": "albert.embeddings.word_embeddings.weight"},
+    copies={
+        "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
+        "predictions.decoder.bias": "predictions.bias",
+    },
     hooks=(Hook(read=_check_groups),),
     tokenizer_class="AlbertTokenizer",
     is_variant=True,

@@ -60,6 +60,11 @@ def _write_scale(spec: ModelSpec, config: dict[str, Any]) -> None:
 SCALE = Hook(_read_scale, _write_scale)
 
 
+def _read_bias(config: ConfigReader, tree: SpecTree) -> None:
+    """The language-model head has a bias where `final_logits_bias` is not 0 everywhere."""
+    tree.set("heads.lm.bias", "final_logits_bias" in config.weights)
+
+
 LAYER = {
     "self_attn.q_proj": "mixer.query",
     "self_attn.k_proj": "mixer.key",
@@ -111,7 +116,7 @@ BART = Family(
         **LAYERS,
     },
     heads={
-        "lm": {},
+        "lm": {"final_logits_bias": "bias"},
         "classifier": {
             "classification_head.dense": "dense.linear",
             "classification_head.out_proj": "classifier",
@@ -132,7 +137,8 @@ BART = Family(
         "model.decoder.embed_tokens.weight": "model.shared.weight",
         "lm_head.weight": "model.shared.weight",
     },
+    row_vectors=("final_logits_bias",),
     buffers=(r"(model\.)?(encoder|decoder)\.version",),
     zeros=("final_logits_bias",),
-    hooks=(SCALE,),
+    hooks=(SCALE, Hook(_read_bias)),
 )

@@ -88,6 +88,9 @@ BERT = Family(
     # Of the pooler in files converted from TensorFlow; not read by any class.
     ignored="classifier_dropout directionality pooler_fc_size pooler_num_attention_heads "
     "pooler_num_fc_layers pooler_size_per_head pooler_type",
-    copies={"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight"},
+    copies={
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
     buffers=(r".*\.position_ids",),
 )

@@ -134,7 +134,10 @@ DEBERTA_V2 = replace(
     },
     expected={"conv_kernel_size": 0},
     ignored="pooler_dropout conv_act conv_groups cls_dropout",
-    copies={"cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight"},
+    copies={
+        "cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
     buffers=(*BERT.buffers, r".*\.position_embeddings\.weight", r"mask_predictions\..*"),
     hooks=(DISTANCES, Hook(_read_buckets, _write_buckets)),
 )

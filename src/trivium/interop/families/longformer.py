@@ -60,7 +60,10 @@ LONGFORMER = replace(
     heads={**ROBERTA.heads, "pooler": {"longformer.pooler.dense": "linear"}},
     base="longformer.",
     ignored=f"{ROBERTA.ignored} onnx_export",
-    copies={"lm_head.decoder.weight": "longformer.embeddings.word_embeddings.weight"},
+    copies={
+        "lm_head.decoder.weight": "longformer.embeddings.word_embeddings.weight",
+        "lm_head.decoder.bias": "lm_head.bias",
+    },
     hooks=(*ROBERTA.hooks, Hook(_read_attention, _write_attention)),
     is_variant=False,
 )

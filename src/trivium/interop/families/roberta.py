@@ -58,7 +58,10 @@ ROBERTA = replace(
     },
     base="roberta.",
     ignored="classifier_dropout",
-    copies={"lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight"},
+    copies={
+        "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+        "lm_head.decoder.bias": "lm_head.bias",
+    },
     hooks=(Hook(_read_offset, _write_offset),),
     is_variant=True,
 )
