@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -114,7 +115,8 @@ def test_capabilities_follow_from_family_and_heads():
         model = LanguageModel(spec, build(spec))
         assert model.capabilities == tuple(capabilities.split())
         for name in {"logits", "generate", "fill_mask", "score"} - {*model.capabilities}:
-            with pytest.raises(SpecError, match=f"cannot {name.replace('_', '-')}"):
+            match = f"cannot {name.replace('_', '-')}|has no head, which {name} need"
+            with pytest.raises(SpecError, match=match):
                 getattr(model, name)("x")
     with pytest.raises(SpecError, match=r"it is encoder-only\. Take a decoder or"):
         LanguageModel(ENCODER, build(ENCODER)).generate("x")
@@ -163,6 +165,35 @@ def test_logits_of_other_heads():
         model.logits(ids, head="lm")
 
 
+@pytest.mark.filterwarnings("ignore:the tokenizer has")
+def test_an_id_that_the_model_does_not_have_is_refused_where_it_occurs():
+    """As with published BARTs, whose tokenizer has one more token than the model."""
+    tokenizer = byte_bpe()
+    last = max(tokenizer.encode(" ".join(TEXT), add_special_tokens=False).ids)
+    fits = next(word for word in "abcdefgh" if max(tokenizer.encode(word).ids) < last)
+    for base in (ENCODER, DECODER, TRANSLATOR):
+        context = fits if base is TRANSLATOR else None
+        spec = base.replace(vocab_size=last)
+        with pytest.warns(UserWarning, match=f"but the model only {last}"):
+            model = LanguageModel(spec, shaken(spec), tokenizer)
+        score = partial(model.score, context=context)
+        calls = [] if base is ENCODER else [score, partial(model.generate, **GREEDY)]
+        for call in calls:
+            call(fits)
+            with pytest.raises(SpecError, match=rf"has id {last}, but this model takes 0 to"):
+                call(" ".join(TEXT))
+        if "embed" in model.capabilities:
+            model.embed(fits)
+            with pytest.raises(SpecError, match=rf"has id {last}, but this model takes 0 to"):
+                model.embed(" ".join(TEXT))
+
+
+def test_a_model_without_a_head_has_no_logits():
+    spec = ENCODER.replace(heads=())
+    with pytest.raises(SpecError, match="this model has no head, which logits need"):
+        LanguageModel(spec, shaken(spec)).logits([[5]])
+
+
 def test_logits_refuse(encoder, decoder, translator):
     for ids, what in (
         ([[5, 144]], "has 144, but this model takes 0 to 143"),
@@ -194,7 +225,7 @@ def test_logits_refuse(encoder, decoder, translator):
     ):
         with pytest.raises(SpecError, match=what):
             translator.logits([[5]], **inputs)
-    with pytest.raises(SpecError, match="300 ids, but the model only 144"):
+    with pytest.warns(UserWarning, match="300 ids, but the model only 144"):
         LanguageModel(ENCODER, encoder.module, byte_bpe())
     with pytest.raises(TokenizerError, match=r"has no tokenizer.*tokenizer\.json"):
         LanguageModel(ENCODER, encoder.module).fill_mask("The [MASK]")
@@ -435,7 +466,7 @@ def test_a_source_tokenizer_of_its_own_reads_everything(translator):
     assert seen == [[[*source.prefix_ids, *ids, *source.suffix_ids]]] * 3
     with pytest.raises(SpecError, match="source tokenizer of its own cannot be exported"):
         model.save_hf("nowhere")
-    with pytest.raises(SpecError, match="280 ids, but the model only 53"):
+    with pytest.warns(UserWarning, match="280 ids, but the model only 53"):
         LanguageModel(
             small_spec("transformer-two-vocabularies"), model.module, source_tokenizer=source
         )

@@ -251,8 +251,8 @@ def test_overfits_and_finds_what_belongs_together(family, pooling, tmp_path):
     config = json.loads((exported / "config.json").read_text())
     del config["finetuning_task"]
     (exported / "config.json").write_text(json.dumps(config))
-    with pytest.warns(UserWarning, match="pooling_mode_max_tokens is not read"):
-        assert load(exported).settings.pooling is None
+    with pytest.raises(TriviumError, match="pooling_mode_max_tokens is not supported"):
+        load(exported)
     lm.settings = Settings().with_task("contrastive", pooling="max")
     with pytest.raises(TriviumError, match='pools by "max"'):
         lm.embed("a")

@@ -93,6 +93,8 @@ def hidden_states(
         SpecError: an input longer than the model's context length.
     """
     module = lm.module
+    for row in inputs:
+        check_ids(row, module.spec.source_size)
     for batch in length_batches([len(ids) for ids in inputs], _BATCH_TOKENS):
         ids, lengths = pad_rows([inputs[index] for index in batch], module.device)
         mask = padding_mask(lengths, ids.shape[1])
@@ -123,6 +125,7 @@ def masked_states(
         TokenizerError: the tokenizer has no mask token.
     """
     tokenizer, device = lm.source_tokenizer, lm.module.device
+    check_ids(ids, lm.module.spec.source_size)
     if tokenizer.mask_id is None:
         raise TokenizerError("this tokenizer has no mask token, which scoring by an encoder needs.")
     prefix, suffix = len(tokenizer.prefix_ids), len(tokenizer.suffix_ids)
@@ -208,9 +211,12 @@ def check_prompt(lm: TextModel, prompt: Ids) -> None:
     """Raise SpecError for a prompt that is empty, too long or has ids outside the vocabulary."""
     if not prompt:
         raise SpecError("a prompt has no tokens: start with at least one.")
-    spec = lm.module.spec
     check_length(len(prompt), lm.context_length)
-    limit = spec.source_size
-    for token_id in prompt:
+    check_ids(prompt, lm.module.spec.source_size, "the prompt")
+
+
+def check_ids(ids: Ids, limit: int, what: str = "a text") -> None:
+    """Raise SpecError for an id that is not below `limit`, the rows of the embedding."""
+    for token_id in ids:
         if not 0 <= token_id < limit:
-            raise SpecError(f"the prompt has id {token_id}, but this model takes 0 to {limit - 1}.")
+            raise SpecError(f"{what} has id {token_id}, but this model takes 0 to {limit - 1}.")

@@ -20,6 +20,7 @@ from torch import Tensor
 from trivium.errors import SpecError, TokenizerError, TriviumError
 from trivium.inference.forward import (
     Ids,
+    check_ids,
     extend,
     length_batches,
     masked_states,
@@ -251,6 +252,10 @@ def _score_decoded(
             some = continuations[first : first + size]
             (whole if alone else shared).append(_Group(index, first, some, context, num_cut))
     results: list[list[Any]] = [[None] * len(item.continuations) for item in items]
+    for group in (*whole, *shared):
+        check_ids(group.context, lm.module.spec.source_size)
+        for ids in group.continuations:
+            check_ids(ids, lm.module.spec.vocab_size)
     for groups, states_of in ((whole, _whole_states), (shared, _shared_states)):
         lengths = [len(one.context) + max(map(len, one.continuations)) for one in groups]
         counts = [len(one.continuations) for one in groups]

@@ -117,8 +117,8 @@ class TextModel:
         source_tokenizer: the tokenizer for what an encoder reads, if it is another one.
         compile: compile the decode step of generation.
 
-    Raises:
-        SpecError: the tokenizer has more ids than the model.
+    A tokenizer with more ids than the model is only warned of: an id that the model does not have
+    is refused where it occurs.
     """
 
     def __init__(
@@ -134,9 +134,10 @@ class TextModel:
         source_size = getattr(spec, "source_vocab_size", None) or spec.vocab_size
         for each, size in ((tokenizer, spec.vocab_size), (source_tokenizer, source_size)):
             if each is not None and each.vocab_size > size:
-                raise SpecError(
-                    f"the tokenizer has {each.vocab_size} ids, but the model only {size}: they do "
-                    "not belong together."
+                warnings.warn(
+                    f"the tokenizer has {each.vocab_size} ids, but the model only {size}: a text "
+                    f"with an id from {size} on is refused.",
+                    stacklevel=3,
                 )
         self.spec, self.module, self.tokenizer = spec, module.eval(), tokenizer
         self.settings, self._source_tokenizer = settings or Settings(), source_tokenizer
@@ -214,6 +215,8 @@ class TextModel:
             return
         task = TASK_OF_CAPABILITY.get(capability)
         advice = f"`trivium finetune {task}` adds it." if task else f"Take {_FITTING[capability]}."
+        if capability == "logits":
+            raise SpecError(f"this model has no head, which logits need. {advice}")
         raise SpecError(
             f"this model cannot {capability.replace('_', '-')}: it is {self.spec.family}. {advice}"
         )
@@ -364,6 +367,31 @@ class TextModel:
         return encode_windows(
             self.source_tokenizer, texts, max_length=limit, as_documents=documents
         )
+
+    def embedding_windows(
+        self, texts: Sequence[str], *, max_length: int | None = None
+    ) -> list[list[TextInput]]:
+        """Return the windows of every text, for one vector each.
+
+        With `max_length`, or where the model came from `sentence-transformers` with a length, the
+        end of a longer text is cut instead; for the latter there is a warning. A prompt of the
+        model comes before every text.
+        """
+        options = self.settings.task_options("contrastive")
+        lengths = max_length, options.get("max_seq_length")
+        texts = [options.get("prompt", "") + text for text in texts]
+        if lengths == (None, None):
+            return self.windows(texts)
+        limit = min(each for each in (*lengths, self.max_length) if each is not None)
+        inputs = encode_inputs(
+            self.source_tokenizer,
+            [(text, None) for text in texts],
+            max_length=limit,
+            as_documents=self.reads_documents,
+        )
+        if max_length is None:
+            warn_of_cuts(sum(bool(each.cut) for each in inputs), len(inputs), limit)
+        return [[each] for each in inputs]
 
     def warn_of_lengths(self, requests: Iterable[GenerationRequest]) -> None:
         """Warn of texts that end for lack of positions, or that are longer than in training."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ def from_hugging_face(
         CheckpointError: a model type, class or option that is not supported, or a tensor that is
             missing, unknown, not finite or of another shape than the config describes.
     """
-    family = family_of(options)
+    family = family_of(options, tensors.keys())
     errors: list[TriviumError] = []
     for architecture in _candidates(family, options):
         try:
@@ -116,8 +116,10 @@ def hf_weights(spec: ModelSpec) -> list[HFWeight]:
     return weight_map(config.family, config.architecture, spec, names)
 
 
-def family_of(options: Mapping[str, Any]) -> Family:
-    """The family of a `config.json`: by `model_type`, or by the class where an old file has none.
+def family_of(options: Mapping[str, Any], names: Collection[str] = ()) -> Family:
+    """Return the family of a `config.json`: by `model_type`, or by the class in an old file.
+
+    A file with neither is of the family after which the prefix of its tensors' `names` is called.
 
     Raises:
         CheckpointError: a family that is not supported.
@@ -129,6 +131,11 @@ def family_of(options: Mapping[str, Any]) -> Family:
     for family in FAMILIES.values():
         named = kind is None and any(name in family.architectures for name in classes)
         if kind == family.model_type or named:
+            return family
+    prefixes = {name.partition(".")[0] for name in names}
+    for family in FAMILIES.values():
+        named = family.model_type in prefixes and family.base == f"{family.model_type}."
+        if named and kind is None and not classes:
             return family
     raise CheckpointError(
         f'config.json: "model_type" is {kind!r}, which is not supported; '
@@ -159,9 +166,7 @@ def _read_as(
 ) -> Transformer:
     base = missing_base(family, architecture, tensors.keys())
     # A tensor of zeros that a class always saves says nothing about the spec.
-    zeros = {
-        name for name in family.zeros if name in tensors and _is_zero_or_meta(tensors[name])
-    }
+    zeros = {name for name in family.zeros if name in tensors and _is_zero_or_meta(tensors[name])}
     names = {base + name for name in tensors.keys() - zeros}
     spec = read_spec(family, architecture, options, names, allow_unknown=allow_unknown)
     model = build(spec, device="meta")

@@ -1,11 +1,10 @@
-"""The options of a `config.json`, read strictly: one that no table names is an error.
+"""The options of a `config.json`, read strictly: one that `transformers` reads is never skipped.
 
 What they mean is in `spec_config`.
 """
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -106,8 +105,18 @@ MODEL_KEYS = frozenset(
         *(name for name in GENERATION_KEYS if name.endswith("_token_id")),
     ]
 )
-# Names of options of training and of tools, which change no logits of a finished model.
-_HARMLESS = re.compile(r"auto_map|loss_\w+|unsloth_\w+|\w+_version|\w*(dropout|initializer)\w*")
+# Second names that classes of `transformers` have for options: read there, and not here.
+_SIZES = "hidden_size num_attention_heads num_hidden_layers"
+_ALIASES = {
+    "bart": "hidden_size num_attention_heads",
+    "gpt2": f"{_SIZES} max_position_embeddings",
+    "marian": "hidden_size num_attention_heads",
+    "mixtral": "num_experts",
+    "openai-gpt": f"{_SIZES} max_position_embeddings",
+    "rwkv": "max_position_embeddings",
+    "t5": f"{_SIZES} head_dim",
+    "xlnet": f"{_SIZES} n_token",
+}
 _NOT_READ = GENERATION_KEYS | {*_MODEL.split(), *_WITHOUT_EFFECT.split()}
 
 
@@ -121,12 +130,12 @@ class ConfigReader:
     `weights` are the names of the tensors in the file, which some options depend on; `named` are
     the options that the file names, null or not.
 
-    >>> config = ConfigReader({"model_type": "bert", "hidden_size": 256, "colour": "blue"})
-    >>> config.require("hidden_size")
+    >>> config = ConfigReader({"model_type": "t5", "d_model": 256, "hidden_size": 384})
+    >>> config.require("d_model")
     256
     >>> config.finish()
     Traceback (most recent call last):
-    trivium.errors.CheckpointError: config.json: "colour" is 'blue', which is not...
+    trivium.errors.CheckpointError: config.json: "hidden_size" is 384, which is not...
     """
 
     def __init__(self, options: Mapping[str, Any], weights: Collection[str] = ()) -> None:
@@ -203,10 +212,14 @@ class ConfigReader:
         )
 
     def finish(self, *, allow_unknown: bool = False) -> None:
-        """Warn of options that were not read; refuse those that may change logits."""
+        """Warn of options that were not read; refuse those that `transformers` would read.
+
+        An option that the class of `transformers` does not have either has no effect there.
+        """
         unread = sorted(self._options.keys() - self._known - _NOT_READ)
+        aliases = _ALIASES.get(self._model_type, "").split()
         for name in unread:
-            if not (allow_unknown or _HARMLESS.fullmatch(name)):
+            if name in aliases and not allow_unknown:
                 raise CheckpointError(
                     f"{self.unsupported(name)} If it changes nothing, leave it out or give "
                     "allow_unknown_keys (`trivium import --allow-unknown-keys`)."

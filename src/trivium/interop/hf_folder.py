@@ -22,7 +22,7 @@ from trivium.interop.convert import (
 )
 from trivium.interop.hf_config import TOKENIZER_KEYS, read_object
 from trivium.interop.label_scale import fold_numbers
-from trivium.interop.sentence_transformers import read_pooling, write_sentence_transformers
+from trivium.interop.sentence_transformers import read_modules, write_sentence_transformers
 from trivium.interop.settings import (
     CHAT_TEMPLATE,
     GENERATION,
@@ -80,14 +80,16 @@ def read_folder(
     """
     options = read_object(folder / CONFIG)
     with _naming(folder):
-        family = family_of(options)  # before the weights are read
+        if options.get("model_type") or options.get("architectures"):
+            family_of(options)  # an error before the weights are read
     tensors = read_tensors(folder, on_meta=on_meta)
     with _naming(folder):
+        family = family_of(options, tensors.keys())
         module = from_hugging_face(options, tensors, allow_unknown_keys=allow_unknown_keys)
     settings = Settings.read_hf(folder, options, generates=_generates(module.spec))
-    pooling = read_pooling(folder)
-    if pooling is not None and settings.task is None:
-        settings = settings.with_task("contrastive", pooling=pooling, as_documents=False)
+    vectors = read_modules(folder)
+    if vectors and settings.task is None:
+        settings = settings.with_task("contrastive", **vectors, as_documents=False)
     tokenizer = read_tokenizer(
         folder, settings.tokenizer, tokenizer_class=family.tokenizer_class, lowercase=lowercase
     )
@@ -137,7 +139,12 @@ def write_folder(
     if tokenizer is not None:
         _write_tokenizer(folder, tokenizer, settings, module.spec)
     if settings.pooling is not None:
-        write_sentence_transformers(folder, settings.pooling, d_model=module.spec.d_model)
+        vectors = settings.task_options("contrastive")
+        lengths = vectors.get("max_seq_length"), settings.config.get("trained_length")
+        known = [each for each in (*lengths, module.spec.max_length) if each is not None]
+        write_sentence_transformers(
+            folder, vectors, d_model=module.spec.d_model, max_length=min(known, default=None)
+        )
 
 
 @contextmanager

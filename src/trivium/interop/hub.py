@@ -10,6 +10,7 @@ import huggingface_hub
 
 from trivium.errors import CheckpointError
 from trivium.files import did_you_mean_folder, folders_beside, is_file_name
+from trivium.interop.sentence_transformers import read_module_paths
 from trivium.presets import did_you_mean_preset, presets
 
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w./-]+))?")
@@ -67,6 +68,15 @@ def _download(name: str, revision: str | None) -> Path:
             )
             if any(folder.glob(weights)):
                 break
+        if paths := [path for path in read_module_paths(folder).values() if path]:
+            huggingface_hub.snapshot_download(
+                name,
+                revision=revision,
+                allow_patterns=[f"{path}/config.json" for path in paths],
+                ignore_patterns=[],
+            )
+    except CheckpointError:
+        raise
     except Exception as error:  # Its client fails in many ways: network, rights, names.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".: ")
         if isinstance(error, ConnectionError | FileNotFoundError):

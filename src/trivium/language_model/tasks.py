@@ -142,7 +142,7 @@ class TaskMixin(TextModel):
         self.require("embed")
         if pooling is not None and pooling not in get_args(Pooling):
             raise SpecError(f"pooling is {pooling!r}, but must be mean, first or last.")
-        windows = self.windows([texts] if isinstance(texts, str) else texts)
+        windows = self.embedding_windows([texts] if isinstance(texts, str) else texts)
         vectors = embed_windows(self, windows, pooling=pooling, normalize=normalize)
         return vectors[0] if isinstance(texts, str) else vectors
 

@@ -201,11 +201,13 @@ async def embeddings(model: ServedModel, request: EmbeddingRequest) -> Reply:
         check_ids("input", [max(row) for row in texts], lm.source_tokenizer)
         windows = [[TextInput(row, [0] * len(row), [], [])] for row in texts]
     elif request.truncate:
-        inputs = await _encode_texts(model, [(text, None) for text in texts], truncate=True)
-        windows = [[each] for each in inputs]
+        check_count(len(texts), model.limits)
+        windows = await asyncio.to_thread(
+            lm.embedding_windows, texts, max_length=_longest_text(model)
+        )
     else:
         await _count_tokens(model, texts)
-        windows = await asyncio.to_thread(lm.windows, texts)
+        windows = await asyncio.to_thread(lm.embedding_windows, texts)
     return await _list_reply(
         model,
         sum(len(window.ids) for each in windows for window in each),
