@@ -14,12 +14,16 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import io
 import json
 import os
 import re
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
@@ -40,6 +44,7 @@ Command = TypeVar("Command", bound=Callable[..., None])
 
 # An entry under "Args:", with the lines that go on with it.
 _ARGUMENT = re.compile(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+_PROGRAM_OPTIONS = {"--language": "--language zh", "--debug": "--debug", "--version": "--version"}
 _FIRST_LINE = re.compile(r'"""`trivium ([a-z-]+)`: (.+?)(?:""")?$')
 _EPILOG = """Examples:
 
@@ -87,6 +92,32 @@ def load_command(name: str) -> Any:
     return typer.main.get_command(single)
 
 
+@contextmanager
+def interrupts_exit() -> Iterator[None]:
+    """Exit at once with 130 on Ctrl-C while modules are imported.
+
+    A KeyboardInterrupt in the middle of an import can be swallowed by a C callback, or leave a
+    module half imported, so that the program goes on and fails later.
+    """
+
+    def leave(*_: object) -> None:
+        os.write(2, b"\ninterrupted\n")
+        os._exit(INTERRUPTED)
+
+    handler = signal.getsignal(signal.SIGINT)
+    if (
+        handler is not signal.default_int_handler
+        or threading.current_thread() is not threading.main_thread()
+    ):
+        yield
+        return
+    signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
 def add_examples(command: Any, name: str, examples: str) -> None:
     """End the help of a command inside another with those of the examples that name it."""
     own = [one for one in examples.split("\n\n") if f" {name} " in f"{one} "]
@@ -130,7 +161,8 @@ class CommandGroup(TyperGroup):
         name, known = args[0], commands()
         if name in known:
             completes = ctx.resilient_parsing
-            command = _outline(name) if completes else load_command(name)
+            with interrupts_exit():
+                command = _outline(name) if completes else load_command(name)
             return name, translate_help(command, name), args[1:]
         if not name.startswith("-"):
             inside = (other for other, _ in _load_all() if other.endswith(f" {name}"))
@@ -220,7 +252,7 @@ def _load_all() -> Iterator[tuple[str, Any]]:
 def _plain(message: str) -> str:
     """What a value must be, without the words of pydantic, which Typer uses."""
     plain = message.removeprefix("Value error, ").partition(", unable to")[0]
-    plain = plain.replace("Input should be greater", "Input should be a number greater")
+    plain = re.sub("Input should be (greater|less)", r"Input should be a number \1", plain)
     plain = plain.replace("a valid integer", "a whole number").replace("a valid ", "a ")
     return plain.replace("Input should be", "expected")
 
@@ -230,8 +262,12 @@ def _usage_message(error: Any) -> str:
     if isinstance(error, typer.BadParameter):
         return _plain(error.message)
     option, command = getattr(error, "option_name", None), getattr(error.ctx, "command", None)
-    if option is not None:
+    if option is not None and hasattr(error, "possibilities"):
         similar, error.possibilities = error.possibilities, ()
+        if option in _PROGRAM_OPTIONS:
+            path = error.ctx.command_path.partition(" ")[2]
+            example = f"`trivium {_PROGRAM_OPTIONS[option]} {path}`"
+            return f"{error.message}. It goes before the command: {example}."
         usage = importlib.import_module("trivium.cli._usage")
         return error.message + usage.option_advice(option, command, similar, _load_all())
     if "extra argument" in error.message and "=" in error.message:
@@ -285,6 +321,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     assert isinstance(group, CommandGroup)
     for name, (_, help_line) in commands().items():
         group.add_command(TyperCommand(name, short_help=help_line))
+    for stream in (sys.stdout, sys.stderr):  # some terminals and pipes cannot encode all text
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     code = 0
     try:
         group.main(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="trivium")

@@ -15,6 +15,15 @@ _OPENS, _ENDS = "[\uff08\u300a]", "[\uff0c\u3002\uff1a\uff1b\uff1f\uff01\uff09\u
 # Lists of kinds (objectives, presets): the Chinese has {names} in their place.
 _NAMES = re.compile(r"[a-z0-9][\w-]*(?:, (?!or )[a-z0-9][\w-]*){3,}")
 
+# An argument in Typer's line of usage: {MODEL...}..., {data}, [text], [[FOLDER]].
+_ARGUMENT = re.compile(r"(\{|\[+)([\w=-]+)(\.\.\.)?[}\]]+(\.\.\.)?")
+
+
+def _usual(match: re.Match[str]) -> str:
+    """An argument as manuals write it: MODEL..., DATA, [TEXT], [FOLDER]."""
+    name = match[2].upper()
+    return (name if match[1] == "{" else f"[{name}]") + (match[3] or match[4] or "")
+
 
 class HelpFormatter(TyperCommand.context_class.formatter_class):
     """Click's, which counts characters and ends lines at spaces.
@@ -25,15 +34,18 @@ class HelpFormatter(TyperCommand.context_class.formatter_class):
 
     def write_usage(self, prog: str, args: str = "", prefix: str | None = None) -> None:
         """The line of a command's arguments."""
-        super().write_usage(prog, args, prefix or translated("click.usage"))
+        super().write_usage(prog, _ARGUMENT.sub(_usual, args), prefix or translated("click.usage"))
 
     def write_heading(self, heading: str) -> None:
         """Such as Options."""
         self.write(f"{'':>{self.current_indent}}{_translate_words(f'{heading}:')}\n")
 
     def write_text(self, text: str) -> None:
-        """Paragraphs."""
-        super().write_text(_spread(text))
+        """Paragraphs; examples, of which a user copies whole lines, are not wrapped."""
+        first, *others = text.split("\n\n")
+        if first.strip() == "Examples:":
+            others = [one if one[:1] == "`" else f"\b\n{one}" for one in others]
+        super().write_text(_spread("\n\n".join([first, *others])))
 
     def write_dl(self, rows: Sequence[tuple[str, str]], *args: Any, **options: Any) -> None:
         """Names, and what each is."""

@@ -1,39 +1,99 @@
-"""Tables on a terminal; apart from `_shared`, for importing rich takes a while."""
+"""Tables on a terminal, whose names and numbers are never shortened."""
 
 from __future__ import annotations
 
+import shutil
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from trivium.messages import translated
+from trivium.messages import display_width, padded, translated
 
-_WIDE = 200  # characters of a line that no terminal cuts
+_GAP = 2
+_LEAST = 24  # columns of a terminal below which a text is shown in a block of its own
 
 
-def new_table(first: str, *numbers: str, wrap: bool = False) -> Table:
+@dataclass
+class Column:
+    """A column: its heading, its alignment, and whether its cells are texts that may be cut."""
+
+    heading: str
+    right: bool = False
+    is_text: bool = False
+    most: int | None = None
+
+
+@dataclass
+class Table:
+    """A table, whose first column has the names of the rows."""
+
+    columns: list[Column]
+    rows: list[Sequence[str]] = field(default_factory=list)
+
+    def add_column(self, heading: str) -> None:
+        """Add a column of short words."""
+        self.columns.append(Column(heading))
+
+    def add_row(self, *cells: str) -> None:
+        """Add a row; cells that are not given are empty."""
+        self.rows.append([*cells, *[""] * (len(self.columns) - len(cells))])
+
+    def lines(self, width: int | None) -> list[str]:
+        """Return the lines of the table, none wider than `width` where its cells allow it.
+
+        Columns that do not fit beside the others follow in further blocks, each with the names.
+        Only texts are cut.
+        """
+        cells = list(zip([column.heading for column in self.columns], *self.rows))
+        widths = [max(map(display_width, column)) for column in cells]
+        for index, column in enumerate(self.columns):
+            if column.is_text:
+                widths[index] = min(widths[index], column.most or widths[index])
+        blocks, used = [[0]], widths[0]
+        for index, column in list(enumerate(self.columns))[1:]:
+            needed = min(widths[index], _LEAST) if column.is_text else widths[index]
+            if width is not None and len(blocks[-1]) > 1 and used + _GAP + needed > width:
+                blocks.append([0])
+                used = widths[0]
+            room = needed if width is None else max(needed, width - used - _GAP)
+            if column.is_text and width is not None:
+                widths[index] = min(widths[index], room)
+            blocks[-1].append(index)
+            used += _GAP + widths[index]
+        lines: list[str] = []
+        for block in blocks:
+            lines += [""] if lines else []
+            for row in zip(*cells):
+                shown = (self._cell(row[index], index, widths[index]) for index in block)
+                lines.append((" " * _GAP).join(shown).rstrip())
+        return lines
+
+    def _cell(self, text: str, index: int, width: int) -> str:
+        text = " ".join(text.splitlines())
+        if self.columns[index].is_text and display_width(text) > width:
+            while display_width(text) > width - 1:
+                text = text[:-1]
+            text += "…"
+        return padded(text, width, right=self.columns[index].right)
+
+
+def new_table(first: str, *numbers: str) -> Table:
     """Return a table of one column of names and several of numbers, which end on the right.
 
     `[heading]` has the headings by the names that are given.
     """
-    table = Table(box=None, pad_edge=False)
-    table.add_column(translated(f"heading.{first}"), no_wrap=True)
-    for heading in numbers:
-        table.add_column(translated(f"heading.{heading}"), justify="right", no_wrap=not wrap)
-    return table
+    names = Column(translated(f"heading.{first}"))
+    return Table([names, *(Column(translated(f"heading.{one}"), right=True) for one in numbers)])
 
 
 def add_texts(table: Table, heading: str, width: int | None = None) -> None:
     """Add a column of texts, which are cut where they are too long."""
-    heading = translated(f"heading.{heading}")
-    table.add_column(heading, overflow="ellipsis", no_wrap=True, max_width=width)
+    table.columns.append(Column(translated(f"heading.{heading}"), is_text=True, most=width))
 
 
 def print_table(table: Table) -> None:
     """Print a table as wide as the terminal; in a file or a pipe as wide as it is."""
-    console = Console(width=None if sys.stdout.isatty() else _WIDE, markup=False)
-    with console.capture() as capture:
-        console.print(table)
-    typer.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    typer.echo("\n".join(table.lines(width)))

@@ -28,7 +28,7 @@ def option_advice(
     elsewhere = f" These commands have it: {', '.join(having)}." if having else ""
     near_options = [] if name in keys else nearest(option, similar or ())
     if near_options:
-        return f". Did you mean {near_options[0]}?{elsewhere}"
+        return f". Did you mean {near_options[0]}?"
     names = [name] if name in keys else OTHER_NAMES.get(name) or nearest(name, keys)
     if matches := [key for one in names for key in keys.get(one, ())]:
         # Examples are read by their objective.

@@ -134,7 +134,7 @@ def _not_for_examples(task: str) -> RecipeError:
 
 def _print(findings: list[Finding]) -> None:
     table = new_table("check", "found", "total", "share")
-    table.add_column("", no_wrap=True)
+    table.add_column("")
     add_texts(table, "such_as", width=_WIDTH)
     for one in findings:
         mark = translated("check.wrong") if one.wrong else ""

@@ -22,12 +22,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from trivium.adapt import count_parameters
 from trivium.cli import _options as opt
 from trivium.cli._shared import print_json, short_count
-from trivium.cli._tables import new_table, print_table
+from trivium.cli._tables import Table, new_table, print_table
 from trivium.cli.presets import shape_cells
 from trivium.config import option
 from trivium.errors import RecipeError
@@ -305,7 +304,7 @@ def _layout_table(plan: TrainingPlan) -> Table:
     """
     table = new_table(
         "layout", "micro_batch", "memory_gib", "tokens_per_second", "of_peak", "compute_s",
-        "tensor_s", "data_s", "sent_gb", wrap=True,
+        "tensor_s", "data_s", "sent_gb",
     )  # fmt: skip
     for step in plan.steps:
         micro_batch = f"{step.micro_batches} x {step.micro_rows * step.work.length:,}"
@@ -334,7 +333,7 @@ def _family_table(plans: Sequence[TrainingPlan], sizes: Mapping[str, Preset]) ->
     table = new_table(
         "preset", "parameters", "width", "heads", "layers", "feed_forward", "text_gb",
         "learning_rate", "batch", "tokens", "flops", "gpu_hours", "gpus", "days",
-        "gib_per_gpu", "layout", wrap=True,
+        "gib_per_gpu", "layout",
     )  # fmt: skip
     for plan in plans:
         work, size = plan.step.work, sizes[plan.name]

@@ -12,7 +12,7 @@ Examples:
 
   trivium pretrain electra-mini --data my_texts/ --set objective.kind=replaced-token
 
-  trivium pretrain gpt2-mini --out runs/mixed
+  trivium pretrain gpt2-mini --out runs/mixed \\
   --set 'mix=[{name="wiki", paths=["wiki/"]}, {name="code", paths=["code/"]}]'
 
   trivium pretrain hf/bert-base --data my_texts/ --out runs/continued

@@ -6,7 +6,7 @@ Examples:
 
   trivium tokenizer train a.txt b.txt.zst --kind byte-bpe --vocab-size 32000 --out t/
 
-  trivium tokenizer train train.txt --kind wordpiece --vocab-size 30522 --out tokenizer.json
+  trivium tokenizer train train.txt --kind wordpiece --vocab-size 30522 --out tokenizer.json \\\\
   --special-tokens "[PAD] [UNK] [CLS] [SEP] [MASK] <S> <T>"
 
   trivium tokenizer encode -t tokenizer.json "The weather was cloudy."
