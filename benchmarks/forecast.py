@@ -15,7 +15,7 @@ import trivium
 from trivium.data.samples import sample
 from trivium.plan import forecast
 
-PRESETS = ("bert-mini", "gpt2-small", "llama-mini")
+PRESETS = ("bert-mini", "gpt2-midi", "llama-mini")
 
 
 def measure(preset: str, steps: int) -> tuple[float, float]:

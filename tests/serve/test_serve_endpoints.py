@@ -114,7 +114,18 @@ def test_translate_reads_with_the_source_tokenizer(served, models):
     expected = lm.translate([TEXT], max_new_tokens=9, num_beams=1, length_penalty=0.5)
     found = served.post("translate", {**body, "max_tokens": 9}).json()["data"][0]["text"]
     assert [found] == expected
-    assert served.post("translate", {**body, "max_tokens": 1025}).status_code == 400
+
+
+@pytest.mark.filterwarnings("ignore:a text ends at its limit")
+@pytest.mark.parametrize("max_tokens", [None, 5, 10**6])
+def test_translate_has_the_limits_of_the_command(served, models, max_tokens):
+    texts = [TEXT, "today"]
+    body = {"model": "translator", "text": texts, "max_tokens": max_tokens}
+    data = served.post("translate", body).json()["data"]
+    most = max_tokens and min(max_tokens, 1024)
+    assert [each["text"] for each in data] == models["translator"].translate(
+        texts, max_new_tokens=most
+    )
 
 
 @pytest.mark.parametrize("name", ["decoder", "encoder"])

@@ -24,6 +24,7 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli import _options as opt
+from trivium.cli import interrupts_exit
 from trivium.errors import TriviumError
 from trivium.interop.hub import find_folder
 from trivium.model_loading import load
@@ -81,26 +82,34 @@ def serve(
     if root_path and (not root_path.startswith("/") or root_path.endswith("/")):
         raise TriviumError(f"--root-path is {root_path!r}, but must be a path such as /lm.")
     hosts = allowed_hosts(host, api_key)
+    if port:
+        listen(host, port).close()  # a port that is taken is found before models are read
     _configure_logging(log_config, quiet=quiet)
     chosen = Limits(**limits)
     paths = {name: _model_folder(path) for name, path in named_paths(models).items()}
     _warn_of_missing(paths)
     _LOG.info("starting ...")  # Gradio takes its time.
-    server_app = create_app(
-        paths,
-        limits=chosen,
-        key=api_key,
-        hosts=hosts,
-        origins=allow_origin or (),
-        proxies=forwarded_allow_ips,
-        root_path=root_path,
-        load=partial(
-            load, device=device, dtype=dtype, quantize=quantize, pack=not compile, compile=compile
-        ),
-        preload=preload,
-        playground=playground,
-        runs=runs or _folder_of_runs(next(iter(paths.values()))),
-    )
+    with interrupts_exit():  # Gradio is imported.
+        server_app = create_app(
+            paths,
+            limits=chosen,
+            key=api_key,
+            hosts=hosts,
+            origins=allow_origin or (),
+            proxies=forwarded_allow_ips,
+            root_path=root_path,
+            load=partial(
+                load,
+                device=device,
+                dtype=dtype,
+                quantize=quantize,
+                pack=not compile,
+                compile=compile,
+            ),
+            preload=preload,
+            playground=playground,
+            runs=runs or _folder_of_runs(next(iter(paths.values()))),
+        )
     with listen(host, port) as listening:
         line = (
             f"{address_of(listening)} serves {', '.join(paths)}: a page at /, the API at /v1, its "

@@ -208,7 +208,7 @@ class GenerationMixin(TextModel):
         if cut and max_new_tokens is None:
             warnings.warn(
                 "a text ends at its limit (the model's own, or twice its source's tokens and 16, "
-                "at most 256): give max_new_tokens for longer ones.",
+                "at most 256): set the largest number of new tokens for longer ones.",
                 stacklevel=2,
             )
         decode = self.text_tokenizer.decode

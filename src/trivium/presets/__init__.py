@@ -1,6 +1,6 @@
 """Named sizes of the literature, each with its paper, and small sizes of every family.
 
-Sizes called `-tiny` (2 layers, width 128), `-mini` (4 layers, width 256) and `-small` are our own,
+Sizes called `-tiny` (2 layers, width 128), `-mini` (4 layers, width 256) and `-midi` are our own,
 for trying and short runs, unless a paper has such names. Every spec starts as its paper says, a
 decoder whose paper does not say as GPT-2; runs of sizes of our own change that
 (`train/defaults.py`). A trained model has the vocabulary of its tokenizer; that of the preset is
@@ -23,8 +23,7 @@ from trivium.spec import Spec
 
 __all__ = ["Preset", "catalogue", "did_you_mean_preset", "is_own_size", "presets"]
 
-# Turc et al. 2019 (BERT), Clark et al. 2020 (ELECTRA), Raffel et al. 2019 (T5).
-_PUBLISHED = ("bert-tiny", "bert-mini", "bert-small", "t5-small", "t5-v1.1-small", "electra-small")
+_PUBLISHED = ("bert-tiny", "bert-mini")  # Turc et al. 2019
 
 T = TypeVar("T")
 
@@ -69,4 +68,4 @@ def is_own_size(name: str) -> bool:
     [True, False, False]
     """
     size = name.removesuffix("-generator")
-    return size.endswith(("-tiny", "-mini", "-small")) and size not in _PUBLISHED
+    return size.endswith(("-tiny", "-mini", "-midi")) and size not in _PUBLISHED

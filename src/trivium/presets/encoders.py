@@ -148,7 +148,7 @@ PRESETS: dict[str, Preset] = {
     "electra-large-generator": _generator(24, 256, d_embedding=1024),
     "modernbert-tiny": _modernbert(2, 128, 192, released=False),
     "modernbert-mini": _modernbert(4, 256, 384, released=False),
-    "modernbert-small": _modernbert(6, 512, 768, released=False),
+    "modernbert-midi": _modernbert(6, 512, 768, released=False),
     "modernbert-base": _modernbert(22, 768, 1152),
     "modernbert-large": _modernbert(28, 1024, 2624),
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from trivium.config import expected
 from trivium.errors import TriviumError, nearest, shorten
-from trivium.serve.schemas import ErrorBody, ErrorDetail
+from trivium.serve.schemas import NOT_SUPPORTED, ErrorBody, ErrorDetail
 
 CLIENT_CLOSED = 499
 """The status in log and metrics of a request whose client left before its answer."""
@@ -84,21 +84,21 @@ def add_handlers(app: FastAPI) -> None:
     async def respond(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, RequestValidationError):
             body = getattr(request.scope.get("endpoint"), "__annotations__", {}).get("body")
-            return _invalid(error.errors(), getattr(body, "model_fields", ())).response()
+            return _invalid(error.errors(), getattr(body, "model_fields", None)).response()
         return as_api_error(error).response()
 
     for kind in (RequestValidationError, HTTPException, TriviumError, Exception):
         app.add_exception_handler(kind, respond)
 
 
-def _invalid(errors: Sequence[Any], known: Iterable[str] = ()) -> ApiError:
+def _invalid(errors: Sequence[Any], known: Mapping[str, Any] | None = None) -> ApiError:
     """400 for a body that is not JSON, or for the first field that does not fit the schema.
 
     Args:
         errors: pydantic's.
-        known: the fields of the endpoint.
+        known: the fields of the endpoint by their names.
     """
-    first = errors[0]
+    known, first = known or {}, errors[0]
     if first["type"] == "json_invalid":
         reason = first["ctx"]["error"]
         return ApiError(400, f"the body is not valid JSON: {reason}.", code="invalid_json")
@@ -110,7 +110,13 @@ def _invalid(errors: Sequence[Any], known: Iterable[str] = ()) -> ApiError:
         return ApiError(400, "the body must be a JSON object; /docs has one for every endpoint.")
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)[1:]
     name, param = (_printable(text, _MAX_NAME) for text in (name, path[0]))
+    description = getattr(known.get(str(path[0])), "description", None) or ""
     match deepest["type"]:
+        case _ if description.startswith(NOT_SUPPORTED):
+            verb, object_ = ("are", "them") if param.endswith("s") else ("is", "it")
+            message = f"{param} {verb} not supported: leave {object_} out."
+        case "too_short":
+            message = f"{name} is empty, but must have at least one entry."
         case "missing":
             message = f"{name} is missing; "
             unknown = [_path(e) for e in errors if e["type"] == "extra_forbidden"]

@@ -50,7 +50,6 @@ from trivium.spec import Pooling
 from trivium.text import Tokenizer
 from trivium.text.inputs import TextInput, encode_inputs, join_words
 
-_TRANSLATION_TOKENS = 256
 _SOURCE = "Of two tokenizers that of sources, which the encoder reads; false: that of targets."
 _TRUNCATE = "Cut texts that are too long rather than refuse them."
 
@@ -341,25 +340,39 @@ class TranslateRequest(ModelRequest):
     )
     length_penalty: Annotated[float, Field(ge=-10.0, le=10.0)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Largest number of tokens to generate; 256 by default."
+        None,
+        description="Largest number of tokens to generate, at most the server's limit; by default "
+        "the model's own, or twice the tokens of the source and 16, at most 256.",
     )
 
 
 async def translate(model: ServedModel, request: TranslateRequest) -> Reply:
     """Translate, or map texts to texts by any encoder-decoder, with beam search."""
-    most = model.limits.max_tokens
-    max_tokens = request.max_tokens or min(_TRANSLATION_TOKENS, most)
-    if max_tokens > most:
-        message = f"max_tokens is {max_tokens}, but the server generates at most {most}."
-        raise ApiError(400, message, param="max_tokens")
     texts = as_list(request.text)
     num_tokens = await _count_tokens(model, texts)
     options = request.model_dump(include={"num_beams", "length_penalty"}, exclude_none=True)
-    options |= {"max_new_tokens": max_tokens, "special_tokens": model.special_tokens}
-    targets = await model.thread.call(LanguageModel.translate, texts, num_tokens, **options)
+    options |= {"max_tokens": request.max_tokens, "most": model.limits.max_tokens}
+    options["special_tokens"] = model.special_tokens
+    targets = await model.thread.call(_translate, texts, num_tokens, **options)
     encoded = await asyncio.to_thread(model.lm.text_tokenizer.encode_ids_batch, targets)
     data = [{"text": target} for target in targets]
     return _list_of(model, data, Usage(num_tokens, sum(map(len, encoded))))
+
+
+def _translate(
+    lm: LanguageModel, texts: Sequence[str], *, max_tokens: int | None, most: int, **options: Any
+) -> list[str]:
+    """Translate with the limits of `LanguageModel.translate` where they are within the server's."""
+    if max_tokens is not None:
+        return lm.translate(texts, max_new_tokens=min(max_tokens, most), **options)
+    too_long = [lm.target_limit(ids) > most for ids in lm.prompts(texts)]
+    targets: dict[int, str] = {}
+    for limit in (None, most):
+        indices = [i for i, each in enumerate(too_long) if each == (limit is not None)]
+        if indices:
+            several = [texts[i] for i in indices]
+            targets |= zip(indices, lm.translate(several, max_new_tokens=limit, **options))
+    return [targets[i] for i in range(len(texts))]
 
 
 class ScoreRequest(ModelRequest):

@@ -106,19 +106,14 @@ def _check_limits(
     model: ServedModel,
     request: GenerateRequest,
     prompts: Sequence[Sequence[int]],
-    max_tokens: int,
     *,
     prompt_field: str,
-    max_tokens_field: str = "max_tokens",
 ) -> None:
-    """Raise ApiError (400) for more tokens or texts than the server or the model allows.
+    """Raise ApiError (400) for longer prompts or more texts than the server or the model allows.
 
-    Errors name the fields of the request that have the prompts and the number of tokens.
+    Errors name the field of the request that has the prompts.
     """
     limits = model.limits
-    if max_tokens > (most := limits.max_tokens):
-        message = f"{max_tokens_field} is {max_tokens}, but the server generates at most {most}."
-        raise ApiError(400, message, param=max_tokens_field)
     if request.stream_options is not None and not request.stream:
         message = "stream_options needs stream: set both, or neither."
         raise ApiError(400, message, param="stream_options")
@@ -178,7 +173,8 @@ class _Prompt:
 
 async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
     """Continue prompts."""
-    max_tokens = _DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
+    wanted = _DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
+    max_tokens = min(wanted, model.limits.max_tokens)
     n = request.n or 1
     if request.best_of is not None and request.best_of != n:
         message = "best_of is not supported: ask for n texts with logprobs, and choose."
@@ -187,7 +183,7 @@ async def completions(model: ServedModel, request: CompletionRequest) -> Reply:
         raise ApiError(400, "max_tokens is 0: there is nothing to stream.", param="stream")
     prompts = await asyncio.to_thread(_encode_prompts, model.lm.prompting, as_list(request.prompt))
     ids = [prompt.ids for prompt in prompts]
-    _check_limits(model, request, ids, max_tokens, prompt_field="prompt")
+    _check_limits(model, request, ids, prompt_field="prompt")
     tokens: list[list[_Token]] = [[] for _ in prompts]
     if request.echo and request.logprobs is not None:
         if model.lm.spec.family != "decoder-only":
@@ -279,17 +275,11 @@ async def chat_completions(model: ServedModel, request: ChatRequest) -> Reply:
     if request.top_logprobs and not request.logprobs:
         message = "top_logprobs needs logprobs: set both, or neither."
         raise ApiError(400, message, param="top_logprobs")
-    max_tokens = request.max_completion_tokens or request.max_tokens or model.limits.max_tokens
+    most = model.limits.max_tokens
+    max_tokens = min(request.max_completion_tokens or request.max_tokens or most, most)
     ids = await asyncio.to_thread(_conversation_ids, model.lm, request.messages)
     tokenizer = model.lm.text_tokenizer
-    _check_limits(
-        model,
-        request,
-        [ids],
-        max_tokens,
-        prompt_field="messages",
-        max_tokens_field="max_completion_tokens" if request.max_completion_tokens else "max_tokens",
-    )
+    _check_limits(model, request, [ids], prompt_field="messages")
 
     def choice(index: int, delta: TextDelta, first: bool) -> Json:
         message: Json = {"content": delta.text}
@@ -314,9 +304,15 @@ async def chat_completions(model: ServedModel, request: ChatRequest) -> Reply:
 def _conversation_ids(lm: LanguageModel, messages: Sequence[ChatMessage]) -> list[int]:
     """Raises ApiError (400) for messages that the template refuses."""
     turns: list[dict[str, str]] = []
-    for message in messages:
+    for index, message in enumerate(messages):
         role = "system" if message.role == "developer" else message.role  # OpenAI's newer name
         content = message.content
+        if content is None and role != "assistant":
+            name = f"messages[{index}].content"
+            raise ApiError(
+                400, f"{name} is null, but the {role} must say a text.", param="messages"
+            )
+        content = content or ""
         if not isinstance(content, str):
             content = "".join(part.text for part in content)
         turns.append({"role": role, "content": content})

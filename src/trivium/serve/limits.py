@@ -20,7 +20,7 @@ class Limits:
     slot_length: int = option(2048, "tokens of a slot: prompt and generated ones together", gt=0)
     max_queue: int = option(256, "texts that wait for a model; above it: HTTP 429", gt=0)
     max_tokens: int = option(
-        1024, "tokens that a request may ask for per text; above it: HTTP 400", gt=0
+        1024, "tokens that are generated per text; a request for more gets as many", gt=0
     )
     max_prompt: int = option(
         16384, "tokens of a text or prompt, where a slot holds as many; above it: HTTP 400", gt=0

@@ -25,7 +25,8 @@ Prompt = Text | TextList | Ids | Annotated[list[Ids], ITEMS]
 PROMPT_DESCRIPTION = "A text, texts, token ids, or lists of token ids."
 
 NO_EFFECT = "Accepted, without effect."
-_NEUTRAL = "Not supported: only what means none of it."
+NOT_SUPPORTED = "Not supported"
+_NEUTRAL = f"{NOT_SUPPORTED}: only what means none of it."
 _Empty = Annotated[list[Any], Field(max_length=0)]
 
 
@@ -106,7 +107,8 @@ class CompletionRequest(GenerateRequest):
 
     prompt: Prompt = Field(description=PROMPT_DESCRIPTION)
     max_tokens: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="Largest number of tokens to generate; 16 by default."
+        None,
+        description="Number of tokens to generate, at most the server's limit; 16 by default.",
     )
     echo: bool | None = Field(None, description="Put the prompt before the generated text.")
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
@@ -127,7 +129,9 @@ class ChatMessage(_Strict):
     """A message of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[TextPart], ITEMS]
+    content: Text | Annotated[list[TextPart], ITEMS] | None = Field(
+        description="null only of an assistant without words."
+    )
     name: str | None = Field(None, description=NO_EFFECT)
     # Of an answer that comes back as history.
     refusal: None = None
@@ -155,7 +159,7 @@ class ChatRequest(GenerateRequest):
     )
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    response_format: TextFormat | None = None
+    response_format: TextFormat | None = Field(None, description=_NEUTRAL)
     tools: _Empty | None = Field(None, description=_NEUTRAL)
     tool_choice: Literal["none", "auto"] | None = Field(None, description=_NEUTRAL)
     parallel_tool_calls: bool | None = Field(None, description=NO_EFFECT)

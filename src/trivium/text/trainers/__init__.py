@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -163,7 +164,7 @@ class TokenizerConfig(TokenizerSource, ABC):
         special = re.compile("|".join(map(re.escape, names)) or r"(?!)")
         texts = [special.sub(" ", text) for text in texts]
         try:
-            backend.train_from_iterator(texts, trainer)
+            _run_interruptibly(lambda: backend.train_from_iterator(texts, trainer))
         except Exception as error:
             raise TokenizerError(
                 f"No {self.kind} vocabulary could be learned from this text ({error}). Give more "
@@ -182,6 +183,28 @@ class TokenizerConfig(TokenizerSource, ABC):
     def other_files(cls, tokenizer: Tokenizer) -> dict[str, str]:
         """As `Tokenizer.other_files`."""
         return {}
+
+
+def _run_interruptibly(function: Callable[[], object]) -> None:
+    """Call a function of the `tokenizers` library so that Ctrl-C interrupts it.
+
+    The function runs in a thread, for Python handles signals only in the main thread, between its
+    own instructions. After an interrupt the thread computes until it is done or the program ends.
+    """
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            function()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="tokenizer", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)  # on Windows a wait without an end cannot be interrupted
+    if errors:
+        raise errors[0]
 
 
 class CharacterTokenizerConfig(TokenizerConfig):
