@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from trivium.errors import DataError, importing_extra
+from trivium.errors import DataError
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
@@ -71,8 +71,8 @@ def cache_folder(*keys: str) -> Path:
 
 
 def _file_system(url: str) -> Any:
-    with importing_extra(f"Reading {url}", "remote"):
-        import fsspec
+    import fsspec  # takes a while
+
     try:
         return fsspec.core.url_to_fs(url)[0]
     except (ImportError, ValueError) as error:  # the library of a scheme is not installed

@@ -269,7 +269,7 @@ def _usage_message(error: Any) -> str:
             example = f"`trivium {_PROGRAM_OPTIONS[option]} {path}`"
             return f"{error.message}. It goes before the command: {example}."
         usage = importlib.import_module("trivium.cli._usage")
-        return error.message + usage.option_advice(option, command, similar, _load_all())
+        return error.message + usage.option_advice(option, error.ctx, similar, _load_all())
     if "extra argument" in error.message and "=" in error.message:
         return f"{error.message}. Every KEY=VALUE has its own --set: --set A=1 --set B=2."
     params = getattr(command, "params", ())

@@ -112,8 +112,8 @@ def with_options(
                 *opposites,
                 help=f"{description[0].upper()}{description[1:]}.",
                 show_default=shown,
-                min=field.metadata.get("min"),
-                max=field.metadata.get("max"),
+                min=field.metadata.get("min", field.metadata.get("ge")),
+                max=field.metadata.get("max", field.metadata.get("le")),
             )
             named.append(
                 inspect.Parameter(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -55,20 +56,30 @@ def known_texts(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[str]:
         yield text
 
 
-def read_texts(texts: Sequence[str] | None, *, keep_blank: bool = False) -> Iterator[str]:
+def read_texts(
+    texts: Sequence[str] | None, *, keep_blank: bool = False, for_files: str = ""
+) -> Iterator[str]:
     """The arguments, or else the lines of standard input; blank ones only with `keep_blank`.
 
+    `for_files` is a command that reads files, with FILE in place of the name.
+
     Raises:
-        DataError: standard input is not UTF-8.
+        DataError: a text or standard input is not UTF-8, or a text is the name of a file.
     """
     for text in texts or ():
         if os.path.isfile(text):
-            warnings.warn(
-                f'the text "{shorten(text)}" is also the name of a file; to read its lines: '
-                f"< {shorten(text)}",
-                stacklevel=2,
+            name = shlex.quote(text)
+            command = for_files.replace("FILE", name)
+            other = f", or for a table with all its columns: `{command}`" if command else ""
+            raise DataError(
+                f"{shorten(text)} is the name of a file, not a text. To read its lines: "
+                f"< {name}{other}."
             )
-        yield text
+    for text in texts or ():
+        try:  # where the locale is not UTF-8, Python has bytes of an argument as surrogates
+            yield text.encode("utf-8", "surrogateescape").decode("utf-8")
+        except UnicodeError:
+            raise DataError(f"the text {shorten(text)!a} is not UTF-8.") from None
     if texts:
         return
     for number, line in enumerate(sys.stdin.buffer, start=1):
@@ -89,9 +100,12 @@ def batched(items: Iterable[Item]) -> Iterator[list[Item]]:
         yield batch
 
 
-def text_batches(texts: Sequence[str] | None, tokenizer: Tokenizer) -> Iterator[list[str]]:
+def text_batches(
+    texts: Sequence[str] | None, tokenizer: Tokenizer, *, for_files: str = ""
+) -> Iterator[list[str]]:
     """The arguments, or the lines of standard input, in batches; warns of unknown characters."""
-    return batched(known_texts(read_texts(texts, keep_blank=True), tokenizer))
+    given = read_texts(texts, keep_blank=True, for_files=for_files)
+    return batched(known_texts(given, tokenizer))
 
 
 def print_json(value: Any) -> None:

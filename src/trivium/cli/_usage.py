@@ -9,16 +9,22 @@ from trivium.config import OTHER_NAMES, list_keys
 from trivium.errors import nearest
 from trivium.train.recipe import LABELLED_KEYS, TEXT_KEYS, Recipe
 
+_FILES = {"data", "file", "files", "input", "path"}
+
 
 def option_advice(
-    option: str, command: Any, similar: Sequence[str] | None, others: Iterable[tuple[str, Any]]
+    option: str, context: Any, similar: Sequence[str] | None, others: Iterable[tuple[str, Any]]
 ) -> str:
     """How to write an option that a command does not have.
 
     It is a key of the recipe, where the command takes --set; or one of the similar ones; or belongs
     to other commands, which come with their names.
     """
-    name = option.lstrip("-").replace("-", "_")
+    command, name = context.command, option.lstrip("-").replace("-", "_")
+    arguments = {one.name.rstrip("s") for one in command.params if not one.opts[0].startswith("-")}
+    if name.rstrip("s") in arguments or (name in _FILES and arguments & _FILES):
+        usage = " ".join(context.get_usage().split()).partition(" ")[2]
+        return f". It has no name, only a place: `{usage.replace(' [OPTIONS]', '')}`."
     keys: dict[str, list[str]] = {}
     if _has_option(command, "--set"):
         for key in dict.fromkeys(one.name for one in list_keys(Recipe)):

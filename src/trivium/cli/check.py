@@ -116,7 +116,7 @@ def _check_texts(
     try:
         return check_texts(data, options, tokenizer)
     except DataError as error:
-        if any(file_format(path) in RECORD_SUFFIXES for path in data):
+        if any(file_format(path) in RECORD_SUFFIXES and Path(path).exists() for path in data):
             raise DataError(
                 f"{error}\nAre these labelled examples or pairs? Add --task: "
                 f"{', '.join(task_kinds())}."

@@ -12,6 +12,7 @@ Examples:
 from __future__ import annotations
 
 import itertools
+import shlex
 import warnings
 from dataclasses import asdict
 
@@ -40,7 +41,8 @@ def classify(
     splits = not texts and pair is None and lm.settings.reads_pairs is not False
     blank: list[int] = []
     numbers = itertools.count(1)
-    for batch in text_batches(texts, lm.source_tokenizer):
+    for_files = f"trivium predict {shlex.quote(model)} FILE --out scored.csv"
+    for batch in text_batches(texts, lm.source_tokenizer, for_files=for_files):
         pairs = [split_pair(text) if splits else (text, pair) for text in batch]
         labels = iter(lm.classify([each for each in pairs if each[0].strip()]))
         for (text, second), number in zip(pairs, numbers):

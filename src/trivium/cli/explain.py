@@ -97,6 +97,7 @@ def _command(topic: Callable[..., Page]) -> Callable[..., None]:
         page = topic(**{name: value for name, value in options.items() if value is not None})
         language = language or terminal_language()
         if html is not None:
+            html.parent.mkdir(parents=True, exist_ok=True)
             page.save(html, language)
             typer.echo(str(html), err=True)
         elif as_json:

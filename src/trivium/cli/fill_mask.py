@@ -43,10 +43,10 @@ def fill_mask(
     """
     lm = load(model, checkpoint=checkpoint, device=device).reading(special_tokens)
     percent = lm.spec.family == "encoder-only"
-    if not percent and not as_json:
-        typer.echo(translated("fill-mask.scores"), err=True)
     for number, text in enumerate(known_texts(read_texts(texts), lm.source_tokenizer)):
         fills = lm.fill_mask(text, top_k=top_k)
+        if not (number or percent or as_json):
+            typer.echo(translated("fill-mask.scores"), err=True)
         masks: list[list[MaskFill]] = [fills] if isinstance(fills[0], MaskFill) else fills
         table = _table(masks, percent=percent)
         record = {"text": text, "masks": masks}

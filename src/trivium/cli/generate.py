@@ -178,6 +178,8 @@ def _rank(
 ) -> None:
     """Show the samples of every prompt, the best first; write pairs of them."""
     counts = Counter[str]()
+    if pairs is not None:
+        pairs.parent.mkdir(parents=True, exist_ok=True)
     with nullcontext() if pairs is None else pairs.open("w", encoding="utf-8") as file:
         while some := list(islice(generated, num_samples)):
             prompt, requests = some[0][0], [request for _, request, _ in some]

@@ -6,7 +6,7 @@ Examples:
 
   trivium tokenizer train a.txt b.txt.zst --kind byte-bpe --vocab-size 32000 --out t/
 
-  trivium tokenizer train train.txt --kind wordpiece --vocab-size 30522 --out tokenizer.json \\\\
+  trivium tokenizer train train.txt --kind wordpiece --vocab-size 30522 --out tokenizer.json \\
   --special-tokens "[PAD] [UNK] [CLS] [SEP] [MASK] <S> <T>"
 
   trivium tokenizer encode -t tokenizer.json "The weather was cloudy."
@@ -147,7 +147,7 @@ def decode(
         keep_special: Keep special tokens in the text.
     """
     loaded = _load(tokenizer, source=source)
-    for line in read_texts([" ".join(ids)] if ids else None):
+    for line in [" ".join(ids)] if ids else read_texts(None):
         numbers = _numbers(line)
         beyond = [number for number in numbers if not 0 <= number < loaded.vocab_size]
         if beyond:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import glob
+import importlib.util
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from trivium.errors import DataError, nearest
+from trivium.errors import DataError, MissingExtraError, nearest
 from trivium.files import COMPRESSIONS, STDIN
 from trivium.remote import is_remote, list_remote
 
@@ -103,6 +104,18 @@ def missing_paths(paths: Sequence[str]) -> list[str]:
         and not os.path.exists(path)
         and not glob.has_magic(path)
     ]
+
+
+def check_libraries(paths: Sequence[str]) -> None:
+    """Raise MissingExtraError where reading the paths needs a library that is not installed."""
+    for path in paths:
+        if path.startswith("hf:"):
+            if importlib.util.find_spec("datasets") is None:
+                raise MissingExtraError("Reading data of the hub", "hub")
+        elif path != STDIN and not path.startswith(PYTHON) and not is_remote(path):
+            parquet = any(file_format(one.name) == ".parquet" for one in _expand(path))
+            if parquet and importlib.util.find_spec("pyarrow") is None:
+                raise MissingExtraError("Reading Parquet", "parquet")
 
 
 def _near_path(path: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import shlex
 import signal
@@ -19,8 +20,8 @@ from trivium.config import flattened
 from trivium.data.prepare import texts_changed
 from trivium.data.python_data import Data, PathList, named_data, write_data
 from trivium.data.shards import Shards, are_shards, holds_shards
-from trivium.data.sources import missing_paths
-from trivium.errors import CheckpointError, DataError, RecipeError, TriviumError
+from trivium.data.sources import check_libraries, missing_paths
+from trivium.errors import CheckpointError, DataError, MissingExtraError, RecipeError, TriviumError
 from trivium.files import is_disk_full, write_file
 from trivium.messages import translated
 from trivium.model_folder import checkpoints
@@ -115,6 +116,9 @@ def pretrain(
     if not isinstance(validation, float | int | None):
         validation, held_out = named_data(validation, "validation")
     recipe = _chosen_recipe(run, recipe, data, validation, changes, line, resume=resume)
+    _check_extras(recipe)
+    if run.path.is_file():
+        raise CheckpointError(f"{run.path} is a file: choose a folder.")
     if any(are_shards(source.paths) for source in recipe.sources):
         recipe = recipe.replace(tokenizer=None)  # the shards have theirs
     origin = recipe.model.init_from
@@ -283,6 +287,15 @@ def _chosen_recipe(
     if problems:
         raise DataError("\n".join(problems))
     return chosen
+
+
+def _check_extras(recipe: Recipe) -> None:
+    """Raise MissingExtraError for a library that the recipe needs, before anything is read."""
+    if recipe.train.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise MissingExtraError("train.tensorboard = true", "tensorboard")
+    for source in recipe.sources:
+        held_out = source.validation if isinstance(source.validation, tuple) else ()
+        check_libraries((*source.paths, *held_out))
 
 
 def _missing_data(data: tuple[str, ...], validation: float | tuple[str, ...] | None) -> list[str]:
