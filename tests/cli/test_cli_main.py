@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shlex
 import subprocess
 import sys
 import types
 import warnings
+from typing import Any
 
 import pytest
 import typer
@@ -127,7 +129,7 @@ def test_wrong_usage_exits_with_2(capsys):
         (["explain", "nrom"], "Did you mean 'norm'"),
         (["pretrain", "bert-tiny", "--minutes", "3"], "--set train.minutes=VALUE"),
         (["finetune", "qa", "--batch-size", "3"], "--set train.batch_examples=VALUE"),
-        (["generate", "runs/x", "--num-beams", "3"], "These commands have it: translate."),
+        (["generate", "runs/x", "--num-beams", "3"], "--num-beams is an option of translate."),
         (["generate", "runs/x", "--tempratur", "3"], "Did you mean --temperature?"),
         (["generate", "runs/x", "--max-tokens", "3"], "Did you mean --max-new-tokens?"),
         (["finetune", "qa", "--text-field", "x"], "recipe: --set objective.text_field=VALUE."),
@@ -138,6 +140,11 @@ def test_wrong_usage_exits_with_2(capsys):
         (["generate", "runs/x", "--slots", "0"], "expected a number greater than or equal to 1"),
         (["eval", "runs/x", "--quantize", "int4"], "'--quantize': 'int4' is not one of 'int8'"),
         (["generate"], "MODEL"),
+        (["serve", "runs/x", "--port", "99999"], "expected a number less than or equal to 65535"),
+        (["generate", "runs/x", "--top-p", "2"], "expected a number less than or equal to 1"),
+        (["generate", "runs/x", "--min-p", "-1"], "expected a number greater than or equal to 0"),
+        (["eval", "runs/x", "--data", "a"], "by its position: `trivium eval MODEL [FILE]...`"),
+        (["check", "--data", "a"], "by its position: `trivium check DATA...`"),
         (["pretrain"], "name a preset or a recipe"),
         (["finetune"], "name a task"),
         (["finetune", "qa", "--resume", "--overwrite"], "give one of them"),
@@ -193,3 +200,85 @@ def test_python_dash_m_exits_with_the_code():
     done = program("presets", "no-such-thing")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("error: no preset")
+
+
+def every_command() -> list[tuple[str, Any]]:
+    """Every command, also those inside others, with its names as they are typed."""
+    found: list[tuple[str, Any]] = []
+    for name in cli.commands():
+        command = cli.load_command(name)
+        inner = getattr(command, "commands", {})
+        found += [(f"{name} {one}", inner[one]) for one in inner] or [(name, command)]
+    return found
+
+
+COMMANDS = dict(every_command())
+EXAMPLES = [
+    (name, example)
+    for name in cli.commands()
+    for example in str(sys.modules[cli.commands()[name][0]].__doc__).split("\n\n")[2:]
+]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_option_without_its_value_is_wrong_usage(name, capsys):
+    for one in COMMANDS[name].params:
+        if one.opts[0].startswith("--") and not one.is_flag:
+            assert cli.main([*name.split(), one.opts[0]]) == 2, one.opts
+            error = capsys.readouterr().err
+            assert f"'{one.opts[0]}' requires an argument" in error
+
+
+@pytest.mark.parametrize("option", ["--language", "--debug", "--version"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_option_of_the_program_goes_before_the_command(name, option, capsys):
+    if any(option in one.opts for one in COMMANDS[name].params) or name.startswith("explain"):
+        pytest.skip("the command has an option of this name")
+    assert cli.main([*name.split(), option]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert f"goes before the command: `trivium {option}" in error
+    assert f"{name}`." in error
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_line_of_usage_is_written_as_in_manuals(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.main([*name.split(), "--help"]) == 0
+    usage = capsys.readouterr().out.splitlines()[0]
+    arguments = usage.partition("[OPTIONS]")[2]
+    assert not set(arguments) & set("{}")
+    assert "[[" not in arguments
+    assert "......" not in arguments.replace(" ", "")
+    assert arguments == arguments.upper()
+
+
+@pytest.mark.parametrize("columns", [40, 80, 140])
+@pytest.mark.parametrize(("name", "example"), EXAMPLES)
+def test_an_example_in_help_can_be_copied(name, example, columns, monkeypatch, capsys):
+    lines = [line.strip() for line in example.strip().splitlines()]
+    assert all(line.endswith("\\") for line in lines[:-1])
+    words = shlex.split("".join(line.removesuffix("\\") + " " for line in lines))
+    words = words[words.index("trivium") + 1 :]
+    for sign in ("<", ">", "|"):
+        words = words[: words.index(sign)] if sign in words else words
+    command, rest = cli.load_command(words[0]), words[1:]
+    own = words[0]
+    if hasattr(command, "commands") and rest and not rest[0].startswith("-"):
+        command, own, rest = COMMANDS[f"{own} {rest[0]}"], f"{own} {rest[0]}", rest[1:]
+    command.make_context(own, rest)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert cli.main([*own.split(), "--help"]) == 0
+    shown = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert set(lines) <= set(shown)
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_output_that_cannot_be_encoded_is_escaped(name, encoding, monkeypatch):
+    output = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setenv("TRIVIUM_LANGUAGE", "zh")
+    monkeypatch.setattr(sys, "stdout", output)
+    assert cli.main([*name.split(), "--help"]) == 0
+    output.flush()
+    text = output.buffer.getvalue().decode(encoding)
+    assert ("\\u" in text) == (encoding != "utf-8")

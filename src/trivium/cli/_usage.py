@@ -24,17 +24,17 @@ def option_advice(
     arguments = {one.name.rstrip("s") for one in command.params if not one.opts[0].startswith("-")}
     if name.rstrip("s") in arguments or (name in _FILES and arguments & _FILES):
         usage = " ".join(context.get_usage().split()).partition(" ")[2]
-        return f". It has no name, only a place: `{usage.replace(' [OPTIONS]', '')}`."
+        return f". Give it by its position: `{usage.replace(' [OPTIONS]', '')}`."
     keys: dict[str, list[str]] = {}
     if _has_option(command, "--set"):
         for key in dict.fromkeys(one.name for one in list_keys(Recipe)):
             if not key.startswith("mix."):
                 keys.setdefault(key.rpartition(".")[2], []).append(key)
     having = [other for other, one in others if _has_option(one, option)]
-    elsewhere = f" These commands have it: {', '.join(having)}." if having else ""
+    elsewhere = f" {option} is an option of {', '.join(having)}." if having else ""
     near_options = [] if name in keys else nearest(option, similar or ())
     if near_options:
-        return f". Did you mean {near_options[0]}?"
+        return f". Did you mean {near_options[0]}?{elsewhere}"
     names = [name] if name in keys else OTHER_NAMES.get(name) or nearest(name, keys)
     if matches := [key for one in names for key in keys.get(one, ())]:
         # Examples are read by their objective.

@@ -116,9 +116,7 @@ def pretrain(
     if not isinstance(validation, float | int | None):
         validation, held_out = named_data(validation, "validation")
     recipe = _chosen_recipe(run, recipe, data, validation, changes, line, resume=resume)
-    _check_extras(recipe)
-    if run.path.is_file():
-        raise CheckpointError(f"{run.path} is a file: choose a folder.")
+    _check_needs(run, recipe)
     if any(are_shards(source.paths) for source in recipe.sources):
         recipe = recipe.replace(tokenizer=None)  # the shards have theirs
     origin = recipe.model.init_from
@@ -289,8 +287,13 @@ def _chosen_recipe(
     return chosen
 
 
-def _check_extras(recipe: Recipe) -> None:
-    """Raise MissingExtraError for a library that the recipe needs, before anything is read."""
+def _check_needs(run: RunFolder, recipe: Recipe) -> None:
+    """Check the place of the run and the libraries that it needs, before anything is read.
+
+    Raises CheckpointError or MissingExtraError.
+    """
+    if run.path.is_file():
+        raise CheckpointError(f"{run.path} is a file: choose a folder.")
     if recipe.train.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise MissingExtraError("train.tensorboard = true", "tensorboard")
     for source in recipe.sources:
