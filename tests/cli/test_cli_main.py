@@ -217,6 +217,7 @@ EXAMPLES = [
     (name, example)
     for name in cli.commands()
     for example in str(sys.modules[cli.commands()[name][0]].__doc__).split("\n\n")[2:]
+    if "trivium " in example and "python " not in example
 ]
 
 
@@ -252,7 +253,7 @@ def test_a_line_of_usage_is_written_as_in_manuals(name, monkeypatch, capsys):
     assert arguments == arguments.upper()
 
 
-@pytest.mark.parametrize("columns", [40, 80, 140])
+@pytest.mark.parametrize("columns", [40, 80])
 @pytest.mark.parametrize(("name", "example"), EXAMPLES)
 def test_an_example_in_help_can_be_copied(name, example, columns, monkeypatch, capsys):
     lines = [line.strip() for line in example.strip().splitlines()]
@@ -267,18 +268,22 @@ def test_an_example_in_help_can_be_copied(name, example, columns, monkeypatch, c
         command, own, rest = COMMANDS[f"{own} {rest[0]}"], f"{own} {rest[0]}", rest[1:]
     command.make_context(own, rest)
     monkeypatch.setenv("COLUMNS", str(columns))
-    assert cli.main([*own.split(), "--help"]) == 0
+    if own == "explain":  # which lists its topics
+        return
+    owner = own if own.startswith(f"{name} ") else name
+    assert cli.main([*owner.split(), "--help"]) == 0
     shown = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert set(lines) <= set(shown)
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8"])
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("encoding", ["cp1252", "cp936", "utf-8", "ascii"])
+@pytest.mark.parametrize("name", cli.commands())
 def test_output_that_cannot_be_encoded_is_escaped(name, encoding, monkeypatch):
     output = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     monkeypatch.setenv("TRIVIUM_LANGUAGE", "zh")
     monkeypatch.setattr(sys, "stdout", output)
-    assert cli.main([*name.split(), "--help"]) == 0
+    assert cli.main([name, "--help"]) == 0
+    print("\N{SNOWMAN}")
     output.flush()
-    text = output.buffer.getvalue().decode(encoding)
-    assert ("\\u" in text) == (encoding != "utf-8")
+    text = output.buffer.getvalue().decode("utf-8" if encoding == "ascii" else encoding)
+    assert ("\\u2603" in text) == (encoding != "utf-8")
