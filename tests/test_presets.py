@@ -11,7 +11,7 @@ from trivium.errors import SpecError
 from trivium.interop.families import FAMILIES
 from trivium.interop.spec_config import read_spec, simplify
 from trivium.models import active_parameters, build, num_parameters
-from trivium.presets import catalogue, did_you_mean_preset, presets
+from trivium.presets import catalogue, did_you_mean_preset, is_own_size, presets
 from trivium.spec import ModelSpec, Normal
 
 transformers = pytest.importorskip("transformers")
@@ -307,3 +307,14 @@ def test_the_mapping():
         assert did_you_mean_preset(name) == (near and f' Did you mean "{near}"?')
     with pytest.raises(SpecError, match=r'no preset "bert-bsae".*Did you mean "bert-base"'):
         presets["bert-bsae"]
+
+
+def test_our_own_sizes_are_named_apart_from_published_ones():
+    assert presets["gpt2-small"] == presets["gpt2"]
+    assert num_parameters(presets["gpt2-small"]) == PUBLISHED["gpt2"]
+    for name in presets:
+        size = name.removesuffix("-generator").rpartition("-")[2]
+        assert is_own_size(name) <= (size in ("tiny", "mini", "midi")), name
+        assert (size == "midi") <= is_own_size(name), name
+    for name in ("bert-small", "t5-small", "electra-small", "deberta-v3-small", "gpt2-small"):
+        assert not is_own_size(name)

@@ -287,3 +287,57 @@ def test_output_that_cannot_be_encoded_is_escaped(name, encoding, monkeypatch):
     output.flush()
     text = output.buffer.getvalue().decode("utf-8" if encoding == "ascii" else encoding)
     assert ("\\u2603" in text) == (encoding != "utf-8")
+
+
+def test_an_interrupt_while_modules_are_imported_is_not_swallowed():
+    code = """
+import importlib, os, signal, sys
+from trivium import cli
+real = importlib.import_module
+def import_module(name, *rest):
+    if name.startswith("trivium.cli."):
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            for _ in range(10): pass
+        except KeyboardInterrupt:
+            pass
+    return real(name, *rest)
+importlib.import_module = import_module
+sys.exit(cli.main(["presets", "--help"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("library", "data", "changes"),
+    [
+        ("tensorboard", "a.txt", ["--set", "train.tensorboard=true"]),
+        ("pyarrow", "a.parquet", []),
+        ("pyarrow", "", []),  # the folder
+        ("datasets", "hf:wikitext", []),
+    ],
+)
+def test_a_missing_library_is_found_before_any_work(
+    library, data, changes, tmp_path, monkeypatch, capsys
+):
+    for name in ("a.txt", "a.parquet"):
+        (tmp_path / name).write_text("A text.\n\nAnother text.")
+    monkeypatch.setitem(sys.modules, library, None)
+    path = data if data.startswith("hf:") else str(tmp_path / data)
+    out = tmp_path / "run"
+    assert cli.main(["pretrain", "bert-tiny", "--data", path, "--out", str(out), *changes]) == 1
+    error = capsys.readouterr().err
+    assert "needs an optional part" in error
+    assert error.count("\n") == 1
+    assert not out.exists()
+
+
+def test_a_run_in_place_of_a_file_is_refused(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("A text.\n\nAnother text.")
+    out = tmp_path / "run"
+    out.write_text("mine")
+    data = ["--data", str(tmp_path / "a.txt")]
+    assert cli.main(["pretrain", "bert-tiny", *data, "--out", str(out)]) == 1
+    assert "is a file: choose a folder" in capsys.readouterr().err
+    assert out.read_text() == "mine"

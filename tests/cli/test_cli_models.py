@@ -150,11 +150,24 @@ def test_classify_reads_pairs_as_in_fine_tuning(saved, run, stdin, warned, tmp_p
         'pairs of texts: give the second text, too. The text: "a"'
         in run("classify", "a", code=1)[0]
     )
+
+
+@pytest.mark.parametrize(
+    "name", ["classify", "tag", "embed", "fill-mask", "score", "translate", "generate"]
+)
+def test_a_file_given_as_a_text_is_an_error(name, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "texts.txt").write_text("a")
-    monkeypatch.setitem(saved, "classify", kept[False])
-    run("classify", "texts.txt")
-    assert warned[0].endswith("name of a file; to read its lines: < texts.txt")
+    (tmp_path / "my texts.csv").write_text("a")
+    (error,) = run(name, "a", "my texts.csv", code=1)
+    assert "To read its lines: < 'my texts.csv'" in error
+    assert ("trivium predict" in error) == (name == "classify")
+
+
+def test_a_text_whose_bytes_are_not_of_the_locale(run):
+    bytes_of = "Zoë".encode().decode("ascii", "surrogateescape")
+    assert run("classify", bytes_of) == run("classify", "Zoë")
+    (error,) = run("classify", "\udcff", code=1)
+    assert "is not UTF-8" in error
 
 
 def test_tag(saved, run, stdin, warned):

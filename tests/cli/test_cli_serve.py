@@ -65,6 +65,17 @@ def test_folders_without_a_model_are_named_at_the_start(folder, started, capsys,
     assert "serves mine, training: " in second
 
 
+def test_a_port_that_is_taken_is_found_before_models_are_read(folder, capsys, monkeypatch):
+    def create_app(*_, **options):
+        raise AssertionError("the app is built first")
+
+    monkeypatch.setattr(command, "create_app", create_app)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", str(folder), "--port", port]) == 1
+    assert f"port {port} is not available" in capsys.readouterr().err
+
+
 def test_mistakes_are_one_line(folder, started, capsys):
     for arguments, message in (
         ([str(folder), str(folder)], "'mine'"),

@@ -8,6 +8,8 @@ import lzma
 import math
 import os
 import pickle
+import signal
+import threading
 
 import pytest
 import tokenizers
@@ -448,3 +450,19 @@ def test_a_vocabulary_too_small_for_the_base_characters_says_what_is_needed(kind
     for size in (60, 89, 98):
         with pytest.raises(TokenizerError, match=rf"{size} is too small: at least \d+ tokens"):
             Tokenizer.train(kind, texts=ENGLISH, vocab_size=size, progress=False)
+
+
+@pytest.mark.parametrize("kind", TokenizerConfig.kinds)
+def test_training_a_tokenizer_can_be_interrupted(kind):
+    """The library's trainer runs beside the main thread, which gets the signal."""
+    ended = threading.Event()
+
+    class Backend:
+        def train_from_iterator(self, texts, trainer):
+            os.kill(os.getpid(), signal.SIGINT)
+            ended.wait()
+
+    config = TokenizerConfig.kinds[kind]()
+    with pytest.raises(KeyboardInterrupt):
+        config.run_trainer(Backend(), lambda **options: None, ["a"])
+    ended.set()
