@@ -294,14 +294,14 @@ def test_an_interrupt_while_modules_are_imported_is_not_swallowed():
 import importlib, os, signal, sys
 from trivium import cli
 real = importlib.import_module
-def import_module(name, *rest):
+def import_module(name, *rest, **more):
     if name.startswith("trivium.cli."):
         try:
             os.kill(os.getpid(), signal.SIGINT)
             for _ in range(10): pass
         except KeyboardInterrupt:
             pass
-    return real(name, *rest)
+    return real(name, *rest, **more)
 importlib.import_module = import_module
 sys.exit(cli.main(["presets", "--help"]))
 """

@@ -287,7 +287,8 @@ def test_generate(saved, run, stdin, capsys):
     assert rows[0]["text"] == lm.generate("Ada", **options, draft=PromptLookup())
     (row,) = as_json(run("generate", "Ada", "--choices", "wrote", "--choices", "it", "--json"))
     assert row["text"] in ("wrote", "it")
-    assert "temperature is -1.0" in run("generate", "Ada", "--temperature", "-1", code=1)[0]
+    assert main(["generate", saved["generate"], "Ada", "--temperature", "-1"]) == 2
+    assert "a number greater than or equal to 0" in capsys.readouterr().err
     long = "Ada wrote it. " * 1000
     assert "reads at most" in run("generate", long, code=1)[0]
     stdin(f"Ada\n{long}\nthe weather\n")
