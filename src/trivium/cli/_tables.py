@@ -26,7 +26,7 @@ class Column:
 
 
 @dataclass
-class Table:
+class TextTable:
     """A table, whose first column has the names of the rows."""
 
     columns: list[Column]
@@ -79,21 +79,23 @@ class Table:
         return padded(text, width, right=self.columns[index].right)
 
 
-def new_table(first: str, *numbers: str) -> Table:
+def new_table(first: str, *numbers: str) -> TextTable:
     """Return a table of one column of names and several of numbers, which end on the right.
 
     `[heading]` has the headings by the names that are given.
     """
     names = Column(translated(f"heading.{first}"))
-    return Table([names, *(Column(translated(f"heading.{one}"), right=True) for one in numbers)])
+    return TextTable(
+        [names, *(Column(translated(f"heading.{one}"), right=True) for one in numbers)]
+    )
 
 
-def add_texts(table: Table, heading: str, width: int | None = None) -> None:
+def add_texts(table: TextTable, heading: str, width: int | None = None) -> None:
     """Add a column of texts, which are cut where they are too long."""
     table.columns.append(Column(translated(f"heading.{heading}"), is_text=True, most=width))
 
 
-def print_table(table: Table) -> None:
+def print_table(table: TextTable) -> None:
     """Print a table as wide as the terminal; in a file or a pipe as wide as it is."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     typer.echo("\n".join(table.lines(width)))

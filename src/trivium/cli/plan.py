@@ -26,7 +26,7 @@ import typer
 from trivium.adapt import count_parameters
 from trivium.cli import _options as opt
 from trivium.cli._shared import print_json, short_count
-from trivium.cli._tables import Table, new_table, print_table
+from trivium.cli._tables import TextTable, new_table, print_table
 from trivium.cli.presets import shape_cells
 from trivium.config import option
 from trivium.errors import RecipeError
@@ -296,7 +296,7 @@ def _time_line(plan: TrainingPlan) -> str:
     )
 
 
-def _layout_table(plan: TrainingPlan) -> Table:
+def _layout_table(plan: TrainingPlan) -> TextTable:
     """All layouts: what a GPU holds, its speed, and of a step its seconds and what it sends.
 
     It computes, waits for the links of tensor parallelism, and meanwhile sends weights and
@@ -328,7 +328,7 @@ def _feed_forward(spec: Spec) -> str:
     return str(units or "-")
 
 
-def _family_table(plans: Sequence[TrainingPlan], sizes: Mapping[str, Preset]) -> Table:
+def _family_table(plans: Sequence[TrainingPlan], sizes: Mapping[str, Preset]) -> TextTable:
     """The table of sizes in a family's paper, and what each of them takes."""
     table = new_table(
         "preset", "parameters", "width", "heads", "layers", "feed_forward", "text_gb",
