@@ -250,7 +250,8 @@ def _command(name: str, command: Any) -> Iterator[str]:
         for one in options
     ]
     yield "\n".join(rows)
-    examples = [" ".join(one.split()) for one in (command.epilog or "").split("\n\n")[1:]]
+    several = (command.epilog or "").replace("\\\n", "").split("\n\n")[1:]
+    examples = [" ".join(one.split()) for one in several]
     if examples:
         yield "```bash\n" + "\n".join(examples) + "\n```"
 

@@ -287,7 +287,7 @@ def _chosen_recipe(
     return chosen
 
 
-def _check_needs(run: RunFolder, recipe: Recipe) -> None:
+def _check_needs(run: Run, recipe: Recipe) -> None:
     """Check the place of the run and the libraries that it needs, before anything is read.
 
     Raises CheckpointError or MissingExtraError.
