@@ -364,7 +364,7 @@ def _translate(
 ) -> list[str]:
     """Translate with the limits of `LanguageModel.translate` where they are within the server's."""
     if max_tokens is not None:
-        return lm.translate(texts, max_new_tokens=min(max_tokens, most), **options)
+        return lm.translate([*texts], max_new_tokens=min(max_tokens, most), **options)
     too_long = [lm.target_limit(ids) > most for ids in lm.prompts(texts)]
     targets: dict[int, str] = {}
     for limit in (None, most):
