@@ -129,7 +129,7 @@ def test_wrong_usage_exits_with_2(capsys):
         (["explain", "nrom"], "Did you mean 'norm'"),
         (["pretrain", "bert-tiny", "--minutes", "3"], "--set train.minutes=VALUE"),
         (["finetune", "qa", "--batch-size", "3"], "--set train.batch_examples=VALUE"),
-        (["generate", "runs/x", "--num-beams", "3"], "--num-beams is an option of translate."),
+        (["score", "runs/x", "--num-beams", "3"], "--num-beams is an option of "),
         (["generate", "runs/x", "--tempratur", "3"], "Did you mean --temperature?"),
         (["generate", "runs/x", "--max-tokens", "3"], "Did you mean --max-new-tokens?"),
         (["finetune", "qa", "--text-field", "x"], "recipe: --set objective.text_field=VALUE."),
