@@ -213,8 +213,8 @@ def test_copy_heads_find_equal_tokens_and_add_neighbours():
         assert len(built.tables) == 2
         for block, table in zip(built.every_layer, built.tables, strict=False):
             context = Context.of_length(LENGTH, causal=slot == "decoder")
-            bias = block.mixer.prepare(context, table=table).positions[0]
-            assert_distances(bias, slot)
+            bias = block.mixer.prepare(context, table=table).mask.bias(context, context)
+            assert_distances(bias[0], slot)
 
 
 def test_fast_starts_are_trained_from_there():

@@ -263,7 +263,8 @@ def test_layers_share_tables_and_what_they_prepare():
         block.mixer.register_forward_hook(lambda _, args, __: seen.append(args[3]))
     model(random_ids(2, 7))
     assert seen[1] is seen[3]
-    biases = [prepared.mask.bias for prepared in seen]
+    context = Context.of_length(7)
+    biases = [prepared.mask.bias(context, context) for prepared in seen]
     assert torch.equal(biases[0], biases[2])
     assert not torch.allclose(biases[0], biases[1])
 

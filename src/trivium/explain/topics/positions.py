@@ -148,7 +148,7 @@ def _bucket_of_book(distance: int, single: int = 8) -> int:
 
 def _alibi(heads: int) -> tuple[list[Part], dict[str, Any]]:
     slopes, six = alibi_slopes(heads).tolist(), Context.of_length(6, causal=True)
-    bias = LinearBias(spec.Attention(num_heads=heads, head_dim=2), 2).prepare(six, six, None)
+    bias = LinearBias(spec.Attention(num_heads=heads, head_dim=2), 2).bias(None)(six, six)
     return [
         Heading(bilingual("positions.alibi_scores_fall_with")),
         Formula(
