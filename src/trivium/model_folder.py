@@ -147,7 +147,8 @@ def check_replaceable(folder: Path, *, overwrite: bool) -> None:
 
 def _is_model_file(path: Path) -> bool:
     if path.is_dir():
-        return path.name == POOLING and [each.name for each in path.iterdir()] == [_CONFIG]
+        known = {each.name for each in path.iterdir()} <= {_CONFIG, WEIGHTS}
+        return known and (path.name == POOLING or path.match("[2-9]_Dense"))
     return any(path.match(pattern) for pattern in _MODEL_FILES)
 
 

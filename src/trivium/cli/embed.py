@@ -33,7 +33,7 @@ def embed(
     model: opt.Model,
     texts: opt.Texts = None,
     pooling: Annotated[Pooling | None, typer.Option(show_default="as the model suggests")] = None,
-    normalize: bool = True,
+    normalize: bool | None = None,
     out: Path | None = None,
     similarities: bool = False,
     per_token: bool = False,
@@ -48,7 +48,7 @@ def embed(
 
     Args:
         pooling: Pool the hidden states: their mean, the first or the last.
-        normalize: Scale vectors to length 1.
+        normalize: Scale vectors to length 1. By default as the model does; tokens: scale.
         out: Write all vectors to this .npy file.
         similarities: Print cosine similarities of all pairs.
         per_token: A vector for each token, which depends on the text around it; its line begins
@@ -86,13 +86,13 @@ def embed(
 
 
 def _vectors(
-    lm: LanguageModel, texts: list[str], pooling: Pooling | None, per_token: bool, normalize: bool
+    lm: LanguageModel, texts: list[str], pool: Pooling | None, per_token: bool, scale: bool | None
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
     """Vectors of texts or of their tokens, and what each is of."""
     if not per_token:
-        vectors = lm.embed(texts, pooling=pooling, normalize=normalize)
+        vectors = lm.embed(texts, pooling=pool, normalize=scale)
         return vectors.numpy(), [{"text": text} for text in texts]
-    of_tokens = lm.embed_tokens(texts, normalize=normalize)
+    of_tokens = lm.embed_tokens(texts, normalize=scale is not False)
     names = [
         {"text": text, "token": token, "span": span}
         for text, one in zip(texts, of_tokens)

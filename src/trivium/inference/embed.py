@@ -37,7 +37,7 @@ def embed_windows(
     texts: Sequence[Sequence[TextInput]],
     *,
     pooling: Pooling | None,
-    normalize: bool,
+    normalize: bool | None,
 ) -> Tensor:
     """Return one vector per text: the mean, the first or the last of its hidden states.
 
@@ -48,7 +48,8 @@ def embed_windows(
         lm: the model.
         texts: the windows of every text.
         pooling: the pooling; None for that of the model.
-        normalize: scale vectors to length 1, so that dot products are cosine similarities.
+        normalize: scale vectors to length 1, so that dot products are cosine similarities; None:
+            as the model does.
 
     Returns:
         Float32 [N, D] on the CPU, in the order of the texts.
@@ -63,7 +64,11 @@ def embed_windows(
         vectors.index_add_(0, owners[batch], pooled)
     totals = torch.tensor([sum(len(window.ids) for window in text) for text in texts])
     vectors = vectors / totals[:, None]
-    return F.normalize(vectors, dim=-1) if normalize else vectors
+    if "vector" in lm.module.heads:
+        vectors = vectors.to(lm.module.device, lm.module.dtype)
+        vectors = lm.module.heads["vector"](vectors).float().cpu()
+    scales = lm.settings.normalizes if normalize is None else normalize
+    return F.normalize(vectors, dim=-1) if scales else vectors
 
 
 @torch.inference_mode()

@@ -20,7 +20,7 @@ from trivium.inference.sampling_params import (
 )
 from trivium.interop.settings import MAX_TARGET, Settings
 from trivium.models import LanguageModule
-from trivium.spec import Pooling, Spec
+from trivium.spec import Pooling, Spec, VectorHead
 from trivium.text import Tokenizer
 from trivium.text.chat_template import ChatTemplate, Message
 from trivium.text.inputs import TextInput, encode_inputs, encode_windows
@@ -203,6 +203,12 @@ class TextModel:
         if pooling is not None:
             raise SpecError(f'this model pools by "{pooling}", which is not mean, first or last.')
         return "last" if self.spec.family == "decoder-only" else "mean"
+
+    @property
+    def vector_size(self) -> int:
+        """The number of numbers in a vector of `embed`."""
+        heads = (head for head in self.spec.heads if isinstance(head, VectorHead))
+        return next((head.layers[-1].width for head in heads), self.spec.d_model)
 
     def label_names(self, count: int) -> tuple[str, ...]:
         """Return the names of labels, or the names that `transformers` gives them by default."""

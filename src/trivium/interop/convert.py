@@ -100,7 +100,11 @@ def is_expressible(spec: Spec) -> bool:
 
 
 def exported_spec(spec: ModelSpec) -> ModelSpec:
-    """Return the spec without a head over the vocabulary that no class has with the others."""
+    """Return the spec without a head over the vocabulary that no class has with the others.
+
+    A `VectorHead` belongs to the files of `sentence-transformers`, not to a class.
+    """
+    spec = spec.replace(heads=tuple(head for head in spec.heads if head.kind != "vector"))
     heads = tuple(head for head in spec.heads if head.kind in ("classifier", "tagger"))
     if spec.family != "decoder-only" or not heads:
         heads = tuple(head for head in spec.heads if head.kind != "mlm" or not spec.late_positions)

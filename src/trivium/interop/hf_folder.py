@@ -22,7 +22,7 @@ from trivium.interop.convert import (
 )
 from trivium.interop.hf_config import TOKENIZER_KEYS, read_object
 from trivium.interop.label_scale import fold_numbers
-from trivium.interop.sentence_transformers import read_modules, write_sentence_transformers
+from trivium.interop.sentence_transformers import read_dense, read_modules, write_modules
 from trivium.interop.settings import (
     CHAT_TEMPLATE,
     GENERATION,
@@ -33,7 +33,7 @@ from trivium.interop.settings import (
 from trivium.interop.tensor_files import MAX_SHARD_BYTES, read_tensors, write_tensors
 from trivium.interop.tokenizer_files import add_document_tokens, read_tokenizer
 from trivium.models import LanguageModule, Transformer, build
-from trivium.spec import ModelSpec, Spec
+from trivium.spec import ModelSpec, Spec, VectorHead
 from trivium.text import Tokenizer
 
 CONFIG, SPEC = "config.json", "spec.json"
@@ -90,6 +90,11 @@ def read_folder(
     vectors = read_modules(folder)
     if vectors and settings.task is None:
         settings = settings.with_task("contrastive", **vectors, as_documents=False)
+    if settings.pooling is not None:
+        layers, weights = read_dense(folder, module.spec.d_model)
+        if layers:
+            spec = module.spec.with_heads((*module.spec.heads, VectorHead(layers=tuple(layers))))
+            module = _rebuilt(spec, {**module.state_dict(), **weights})
     tokenizer = read_tokenizer(
         folder, settings.tokenizer, tokenizer_class=family.tokenizer_class, lowercase=lowercase
     )
@@ -120,7 +125,8 @@ def write_folder(
         raise SpecError(
             f"Hugging Face has no {type(module).__name__}: only Transformers can be exported."
         )
-    module, settings = _with_folded_numbers(_with_known_heads(module), settings)
+    whole, module = module, _with_known_heads(module)
+    module, settings = _with_folded_numbers(module, settings)
     options, tensors = to_hugging_face(module)
     write_tensors(folder, tensors, max_shard_bytes=max_shard_bytes)
     config = _config(options, tensors, tokenizer, settings)
@@ -142,9 +148,7 @@ def write_folder(
         vectors = settings.task_options("contrastive")
         lengths = vectors.get("max_seq_length"), settings.config.get("trained_length")
         known = [each for each in (*lengths, module.spec.max_length) if each is not None]
-        write_sentence_transformers(
-            folder, vectors, d_model=module.spec.d_model, max_length=min(known, default=None)
-        )
+        write_modules(folder, vectors, whole, max_length=min(known, default=None))
 
 
 @contextmanager
@@ -217,6 +221,8 @@ def _with_known_heads(module: Transformer) -> Transformer:
     spec = exported_spec(module.spec)
     if spec == module.spec:
         return module
+    if len(spec.heads) + ("vector" in module.heads) == len(module.heads):
+        return _rebuilt(spec, module.state_dict())
     lost, left = "a mask decoder", "is the encoder, to be fine-tuned, and fills no masks"
     if spec.family == "decoder-only":
         lost = f"a {spec.heads[0].kind} and a head over the vocabulary"

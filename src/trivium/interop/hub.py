@@ -68,11 +68,11 @@ def _download(name: str, revision: str | None) -> Path:
             )
             if any(folder.glob(weights)):
                 break
-        if paths := [path for path in read_module_paths(folder).values() if path]:
+        if paths := [path for _, path in read_module_paths(folder) if path]:
             huggingface_hub.snapshot_download(
                 name,
                 revision=revision,
-                allow_patterns=[f"{path}/config.json" for path in paths],
+                allow_patterns=[f"{path}/*" for path in paths],
                 ignore_patterns=[],
             )
     except CheckpointError:

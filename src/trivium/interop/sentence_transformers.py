@@ -1,9 +1,9 @@
 """The files by which `sentence-transformers` reads a Hugging Face folder as a model of vectors.
 
-    modules.json  sentence_bert_config.json  1_Pooling/config.json
+    modules.json  sentence_bert_config.json  1_Pooling/config.json  2_Dense/model.safetensors
 
-`modules.json` lists what a text goes through: the Transformer in the folder itself, pooling, and
-scaling to length 1, which has no options.
+`modules.json` lists what a text goes through: the Transformer in the folder itself, pooling, dense
+layers and scaling to length 1. Dense layers are optional, and so is scaling, which has no options.
 """
 
 from __future__ import annotations
@@ -13,38 +13,52 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, nn
+
 from trivium.errors import CheckpointError, DataError
 from trivium.files import read_json, write_json
-from trivium.interop.hf_config import read_object_if_exists
-from trivium.spec import Pooling
+from trivium.interop.hf_config import read_object, read_object_if_exists
+from trivium.interop.tensor_files import read_tensors, write_tensors
+from trivium.models import Transformer
+from trivium.spec import Pooling, VectorLayer
 
 MODULES, POOLING = "modules.json", "1_Pooling"
 _TRANSFORMER, _CONFIG = "sentence_bert_config.json", "config.json"
 _TOKENIZER, _NO_LENGTH = "tokenizer_config.json", 10**9  # what transformers writes for none is more
 _PROMPTS = "config_sentence_transformers.json"
-_MODULES = ("", "Transformer"), (POOLING, "Pooling"), ("2_Normalize", "Normalize")
+_KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
+_LAYERS = nn.Tanh, nn.Identity, nn.ReLU, nn.GELU, nn.SiLU
+_ACTIVATIONS = {f"{one.__module__}.{one.__name__}": one.__name__.lower() for one in _LAYERS}
+# The supported values of a dense layer's options; the first one is the default.
+_DENSE = {
+    "activation_function": tuple(_ACTIVATIONS),
+    "bias": (True, False),
+    "use_residual": (False,),
+    "module_input_name": ("sentence_embedding",),
+    "module_output_name": (None, "sentence_embedding"),
+}
 _MODES: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "first",
     "pooling_mode_lasttoken": "last",
 }
-_NEW_NAMES = {
-    f"pooling_mode_{new}": old
-    for new, old in zip(("mean", "cls", "lasttoken"), _MODES, strict=True)
-}
+_SUFFIXES = {"pooling_mode_mean": "_tokens", "pooling_mode_cls": "_token"}  # not in version 6
 
 
-def write_sentence_transformers(
-    folder: Path, options: Mapping[str, Any], *, d_model: int, max_length: int | None
+def write_modules(
+    folder: Path, options: Mapping[str, Any], model: Transformer, *, max_length: int | None
 ) -> None:
     """Write the files of a model of vectors, beside those of the Transformer.
 
-    `options` are those of `read_modules`; `max_length` is the number of tokens that are read of a
-    text, None for that of tokenizer_config.json.
+    `options` are those of `read_modules`, and `model` may have a `VectorHead`; `max_length` is the
+    number of tokens that are read of a text, None for that of tokenizer_config.json.
     """
+    layers = [one for head in model.spec.heads if head.kind == "vector" for one in head.layers]
+    kinds = ["Pooling", *["Dense" for _ in layers], *["Normalize"] * options.get("normalize", True)]
+    paths = {"": "Transformer", **{f"{i}_{kind}": kind for i, kind in enumerate(kinds, 1)}}
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for i, (path, kind) in enumerate(_MODULES)
+        for i, (path, kind) in enumerate(paths.items())
     ]
     write_json(folder / MODULES, modules)
     write_json(folder / _TRANSFORMER, {"max_seq_length": max_length, "do_lower_case": False})
@@ -52,29 +66,67 @@ def write_sentence_transformers(
         write_json(folder / _PROMPTS, {"prompts": {"text": prompt}, "default_prompt_name": "text"})
     modes = {mode: kind == options["pooling"] for mode, kind in _MODES.items()}
     (folder / POOLING).mkdir()
-    write_json(folder / POOLING / _CONFIG, {"word_embedding_dimension": d_model, **modes})
+    size = {"word_embedding_dimension": model.spec.d_model}
+    write_json(folder / POOLING / _CONFIG, {**size, **modes})
+    activations = {name: path for path, name in _ACTIVATIONS.items()}
+    for number, layer in enumerate(layers):
+        path = folder / f"{number + 2}_Dense"
+        weights = model.heads["vector"][number].state_dict()  # type: ignore[index]
+        path.mkdir()
+        write_tensors(path, weights)
+        out, d_in = weights["linear.weight"].shape
+        sizes = {"in_features": d_in, "out_features": out, "bias": layer.bias}
+        write_json(path / _CONFIG, {**sizes, "activation_function": activations[layer.activation]})
 
 
-def read_module_paths(folder: Path) -> dict[str, str]:
-    """Return the kind and the path of each module of `modules.json`; {} without that file.
+def read_dense(folder: Path, width: int) -> tuple[list[VectorLayer], dict[str, Tensor]]:
+    """Return the dense layers of a folder for vectors [N, width], and their weights in a model.
 
     Raises:
-        CheckpointError: a file that is damaged, or a module of a kind that is not supported.
+        CheckpointError: an option that is not supported, or weights of other names or shapes.
+    """
+    layers, weights = [], {}
+    for path in [folder / path for kind, path in read_module_paths(folder) if kind == "Dense"]:
+        options = read_object(path / _CONFIG)
+        for name, known in _DENSE.items():
+            if options.setdefault(name, known[0]) not in known:
+                raise CheckpointError(
+                    f"{path / _CONFIG}: {name} = {options[name]!r} is not supported; supported: "
+                    f"{', '.join(map(str, known))}."
+                )
+        tensors, out = read_tensors(path), options.get("out_features")
+        bias = {"linear.bias": [out]} if options["bias"] else {}
+        shapes = {"linear.weight": [out, width], **bias}
+        found = {name: [*tensor.shape] for name, tensor in tensors.items()}
+        if found != shapes:
+            raise CheckpointError(f"{path}: the weights are {found}, but must be {shapes}.")
+        weights |= {f"heads.vector.{len(layers)}.{name}": one for name, one in tensors.items()}
+        activation, width = _ACTIVATIONS[options["activation_function"]], out
+        layers.append(VectorLayer(width=width, activation=activation, bias=options["bias"]))
+    return layers, weights
+
+
+def read_module_paths(folder: Path) -> list[tuple[str, str]]:
+    """Return the kind and the path of each module of `modules.json`; [] without that file.
+
+    Raises:
+        CheckpointError: a file that is damaged, or a module that is not supported at its place.
     """
     if not (folder / MODULES).is_file():
-        return {}
+        return []
     try:
         modules = read_json(folder / MODULES)
-        paths = {str(one["type"]).rpartition(".")[2]: str(one["path"]) for one in modules}
+        paths = [(str(one["type"]).rpartition(".")[2], str(one["path"])) for one in modules]
     except (DataError, TypeError, KeyError) as error:
         raise CheckpointError(f"{folder / MODULES}: not a list of modules: {error}") from None
-    known = [kind for _, kind in _MODULES]
-    for kind, path in paths.items():
+    known = _KINDS
+    for kind, path in paths:
         if kind not in known or not re.fullmatch(r"[\w-]*", path):
             raise CheckpointError(
-                f"{folder / MODULES}: the module {kind!r} in {path!r} is not supported; "
-                f"supported: {', '.join(known)}. Without it the vectors would be other ones."
+                f"{folder / MODULES}: the module {kind!r} in {path!r} is not supported; supported "
+                f"there: {', '.join(known)}. Without it the vectors would be other ones."
             )
+        known = known[known.index(kind) :]
     return paths
 
 
@@ -82,12 +134,13 @@ def read_modules(folder: Path) -> dict[str, Any]:
     """Return how a folder of `sentence-transformers` makes vectors; {} of any other folder.
 
     Keys: "pooling", and where they are set "max_seq_length", the number of tokens after which a
-    text is cut, and "prompt", which is put before every text.
+    text is cut, and "prompt", which is put before every text. "normalize" is False where
+    `modules.json` has no Normalize.
 
     Raises:
         CheckpointError: a module, a pooling or an option that is not supported.
     """
-    paths = read_module_paths(folder)
+    paths = dict(read_module_paths(folder))
     file = folder / paths.get("Pooling", POOLING) / _CONFIG
     pooling = read_object_if_exists(file)
     if not pooling:
@@ -98,13 +151,15 @@ def read_modules(folder: Path) -> dict[str, Any]:
     named = pooling.get("pooling_mode")
     if named is not None:
         modes = [f"pooling_mode_{each}" for each in (named if isinstance(named, list) else [named])]
-    modes = [_NEW_NAMES.get(mode, mode) for mode in modes]
+    modes = [mode + _SUFFIXES.get(mode, "") for mode in modes]
     if len(modes) != 1 or modes[0] not in _MODES:
         raise CheckpointError(
             f"{file}: {', '.join(modes) or 'no pooling'} is not supported; supported: one of "
             f"{', '.join(_MODES)}."
         )
     options: dict[str, Any] = {"pooling": _MODES[modes[0]]}
+    if paths and "Normalize" not in paths:
+        options["normalize"] = False
     transformer = read_object_if_exists(folder / _TRANSFORMER)
     if transformer.get("do_lower_case"):
         raise CheckpointError(f"{folder / _TRANSFORMER}: do_lower_case is not supported.")

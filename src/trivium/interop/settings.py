@@ -175,6 +175,11 @@ class Settings:
         return self.task_options(task).get("pooling") if self.task == task else None
 
     @property
+    def normalizes(self) -> bool:
+        """Whether `embed` scales vectors to length 1 where the user does not say."""
+        return self.pooling is None or self.task_options("contrastive").get("normalize", True)
+
+    @property
     def task(self) -> str | None:
         """The task the model was fine-tuned for, by its name in `trivium finetune`."""
         task = self.config.get("finetuning_task")

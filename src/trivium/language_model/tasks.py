@@ -121,9 +121,15 @@ class TaskMixin(TextModel):
         )
 
     def embed(
-        self, texts: str | Sequence[str], *, pooling: Pooling | None = None, normalize: bool = True
+        self,
+        texts: str | Sequence[str],
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
     ) -> Tensor:
         """Return the vector of a text, float32 [D], or the vectors of several texts, [N, D].
+
+        The dense layers of a `sentence-transformers` model are applied to the pooled vector.
 
         If a text is longer than the model reads, its vector is the mean of the vectors of windows
         of equal length.
@@ -134,7 +140,9 @@ class TaskMixin(TextModel):
                 ([CLS]) or the "last" one. By default it is the pooling that the model was trained
                 with, else "last" for a decoder, whose last token is the only one that attends to
                 the whole text, and "mean" for other models.
-            normalize: scale vectors to length 1, so that dot products are cosine similarities.
+            normalize: scale vectors to length 1, so that dot products are cosine similarities. By
+                default they are scaled, except for a `sentence-transformers` model without a
+                Normalize module.
 
         Raises:
             SpecError: the model is an encoder-decoder.
@@ -149,8 +157,8 @@ class TaskMixin(TextModel):
     def embed_tokens(self, texts: Sequence[str], *, normalize: bool = True) -> list[TokenVectors]:
         """Return a vector for each token of texts, which depends on the context of the token.
 
-        If a text is longer than the model reads, it is read in windows of equal length. `normalize`
-        is as in `embed`.
+        If a text is longer than the model reads, it is read in windows of equal length. With
+        `normalize`, vectors are scaled to length 1.
         """
         self.require("embed")
         return embed_tokens(self, self.windows(texts), normalize=normalize)

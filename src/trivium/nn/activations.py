@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trivium import spec
@@ -15,6 +15,7 @@ from trivium.errors import SpecError, did_you_mean
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "identity": nn.Identity(),
     "relu": F.relu,
     "silu": F.silu,
     "tanh": torch.tanh,

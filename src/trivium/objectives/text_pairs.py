@@ -117,7 +117,7 @@ class TextPairs(LabelledObjective):
     def answers(self, lm: LanguageModel, examples: Sequence[TextPair]) -> list[tuple[Any, Any]]:
         """Return the vectors of the query and the passage of every example."""
         sides = zip(*map(query_and_passage, examples))
-        vectors = [lm.embed(side, pooling=self.pooling).numpy() for side in map(list, sides)]
+        vectors = [lm.embed(s, pooling=self.pooling, normalize=True).numpy() for s in sides]
         return list(zip(*vectors))
 
     def metrics(self, lm: LanguageModel, examples: Sequence[TextPair]) -> Metrics:

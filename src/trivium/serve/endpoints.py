@@ -179,7 +179,7 @@ class EmbeddingRequest(ModelRequest):
     pooling: Pooling | None = Field(
         None, description="Over token vectors; by default as the model was trained, else the mean."
     )
-    normalize: bool = Field(True, description="Scale to length 1.")
+    normalize: bool | None = Field(None, description="Scale to length 1; null: as the model does.")
     truncate: bool = Field(False, description="Cut long texts rather than read them in windows.")
     user: str | None = Field(None, description=NO_EFFECT)
 
@@ -187,8 +187,8 @@ class EmbeddingRequest(ModelRequest):
 async def embeddings(model: ServedModel, request: EmbeddingRequest) -> Reply:
     """Embed texts as vectors."""
     lm = model.lm
-    if request.dimensions not in (None, lm.spec.d_model):
-        have = f"the vectors of this model have {lm.spec.d_model}"
+    if request.dimensions not in (None, lm.vector_size):
+        have = f"the vectors of this model have {lm.vector_size}"
         message = f"dimensions is {request.dimensions}, but {have}."
         raise ApiError(400, message, param="dimensions")
     texts = as_list(request.input)
@@ -223,7 +223,7 @@ def _embed(
     windows: Sequence[list[TextInput]],
     *,
     pooling: Pooling | None,
-    normalize: bool,
+    normalize: bool | None,
     base64: bool,
 ) -> list[Json]:
     vectors = embed_windows(lm, windows, pooling=pooling, normalize=normalize)

@@ -29,6 +29,8 @@ from trivium.spec.heads.text import (
     NSPHead,
     PoolerHead,
     Pooling,
+    VectorHead,
+    VectorLayer,
 )
 from trivium.spec.heads.tokens import ReplacedTokenHead, SpanHead, TaggerHead
 from trivium.spec.heads.vocabulary import LMHead, MLMHead
@@ -117,5 +119,7 @@ __all__ = [
     "Stack",
     "Swish",
     "TaggerHead",
+    "VectorHead",
+    "VectorLayer",
     "Xavier",
 ]

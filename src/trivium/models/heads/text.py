@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trivium import spec
-from trivium.models.dense import build_dense
+from trivium.models.dense import DenseLayer, build_dense
 from trivium.nn.part_module import PartModule
 
 
@@ -57,6 +57,16 @@ class TextClassifier(PartModule, of=spec.ClassifierHead):
         """[B, T, D] -> [B, L]; the mask [B, T] is nonzero where a token is real."""
         pooled = pool(hidden, attention_mask, self.pooling)
         return self.classifier(self.dropout(self.dense(pooled)))
+
+
+class VectorLayers(PartModule, nn.Sequential, of=spec.VectorHead):
+    """The layers that pooled vectors pass: [N, D] -> [N, width of the last layer]."""
+
+    def __init__(self, head: spec.VectorHead, inputs: spec.HeadInput) -> None:
+        super().__init__()
+        for layer in head.layers:
+            self.append(DenseLayer(layer, inputs, layer.width))
+            inputs = dataclasses.replace(inputs, d_model=layer.width)
 
 
 def pool(hidden: Tensor, attention_mask: Tensor | None, pooling: spec.ClassifierPooling) -> Tensor:

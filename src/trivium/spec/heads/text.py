@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 from trivium.spec.heads import Dense, Head
 from trivium.spec.part import Count
@@ -38,3 +40,19 @@ class ClassifierHead(Head):
     pooling: ClassifierPooling
     dense: Dense | None = None
     bias: bool = True
+
+
+class VectorLayer(Dense):
+    """act(v W + b), a vector of `width` numbers."""
+
+    width: Count
+    activation: Literal["identity", "tanh", "relu", "gelu", "silu"]
+    norm: Literal[False] = False
+
+
+class VectorHead(Head):
+    """Layers that the pooled vector of a text passes before `embed` scales it (`Dense` modules)."""
+
+    predicts: ClassVar[bool] = False
+    kind: Literal["vector"] = "vector"
+    layers: Annotated[tuple[VectorLayer, ...], Field(min_length=1)]
