@@ -69,8 +69,9 @@ def load(
             together with `quantize` or `pack`.
         verify: compare the files of a folder of ours with their checksums, for which each is read
             once more until it changes.
-        allow_unknown_keys: of options in a Hugging Face `config.json` that are not known and may
-            change what the model computes, warn in place of an error.
+        allow_unknown_keys: only warn of options in a Hugging Face `config.json` that `transformers`
+            reads for this family and Trivium does not. Options that `transformers` does not have
+            are never an error: there is a warning.
 
     Raises:
         CheckpointError: no model there, a damaged or unsupported one.

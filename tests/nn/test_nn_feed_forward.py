@@ -27,6 +27,7 @@ FORMULAS = {
     # x * sigmoid(beta x) (Ramachandran et al. 2017)
     "silu": lambda x: x / (1.0 + math.exp(-x)),
     "tanh": math.tanh,
+    "identity": lambda x: x,
     spec.Swish(beta=1.7): lambda x: x / (1.0 + math.exp(-1.7 * x)),
 }
 

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from labelled_tasks import FAMILIES, KINDS, PRESETS, TO_TARGET, record, write_records
+from labelled_tasks import (
+    FAMILIES,
+    KINDS,
+    PRESETS,
+    TO_TARGET,
+    examples_of,
+    record,
+    text_of,
+    write_records,
+)
+from overfit_tasks import word_tokenizer
 from run_settings import quiet, settings
 
 import trivium
 from trivium.data.encoded import EncodedExamples
-from trivium.errors import DataError
+from trivium.errors import DataError, SpecError
+from trivium.models import build
+from trivium.objectives import LabelledObjective
+from trivium.presets import presets
 from trivium.train.loader import BatchStream
 from trivium.workflows.training import finetune, pretrain
 
@@ -148,3 +161,38 @@ def test_a_document_that_is_cut_has_no_end_in_a_decoder_and_is_counted(text, tmp
 def test_cuts_of_no_chunk_are_those_of_whole_rows(tmp_path):
     EncodedExamples.store([EncodedExamples({"input_ids": [[1, 2], [3]]})], tmp_path / "a")
     assert EncodedExamples.open(tmp_path / "a").cuts.tolist() == [[0, 1, 0]] * 2
+
+
+def save_with_few_ids(folder, family, texts):
+    """Save a model that has 12 of the ids of its tokenizer."""
+    tokenizer = word_tokenizer(family, texts)
+    spec = presets[f"{family}-tiny"].replace(vocab_size=12)
+    return trivium.LanguageModel(spec, build(spec, seed=0), tokenizer).save(folder)
+
+
+@pytest.mark.filterwarnings("ignore:the tokenizer has")
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "policy"])
+def test_examples_with_an_id_that_the_model_lacks_are_refused(kind, tmp_path):
+    records = [record(kind, n, response=4) for n in range(20)]
+    examples = examples_of(kind, tmp_path / "data.jsonl", records)
+    texts = list(LabelledObjective.kinds[kind].parse({"kind": kind}).texts(examples))
+    model = save_with_few_ids(tmp_path / "model", FAMILIES[kind], texts)
+    with pytest.raises(SpecError, match=r"has id \d+, but this model takes 0 to 11"):
+        finetune(
+            kind, model=str(model), data=tmp_path / "data.jsonl", out=tmp_path / "run",
+            changes={"train": {"device": "cpu", "steps": 2}}, console=quiet(),
+        )  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:the tokenizer has")
+@pytest.mark.parametrize("family", PRESETS)
+def test_text_with_an_id_that_the_model_lacks_is_refused(family, tmp_path):
+    texts = [text_of(n, 12) for n in range(200)]
+    (tmp_path / "text.txt").write_text("\n".join(texts))
+    model = save_with_few_ids(tmp_path / "model", family, texts)
+    changes = {name: each for name, each in settings(steps=2).items() if name != "tokenizer"}
+    changes["model"] = {"init_from": str(model)}
+    with pytest.raises(SpecError, match=r"has id \d+, but this model takes 0 to 11"):
+        pretrain(
+            data=tmp_path / "text.txt", out=tmp_path / "run", changes=changes, console=quiet()
+        )  # fmt: skip

@@ -48,7 +48,8 @@ def embed(
 
     Args:
         pooling: Pool the hidden states: their mean, the first or the last.
-        normalize: Scale vectors to length 1. By default as the model does; tokens: scale.
+        normalize: Scale vectors to length 1. By default as the model does; vectors of tokens are
+            scaled by default.
         out: Write all vectors to this .npy file.
         similarities: Print cosine similarities of all pairs.
         per_token: A vector for each token, which depends on the text around it; its line begins

@@ -40,7 +40,8 @@ def import_(
         source: A folder that `transformers` wrote, or a name on the hub, also NAME@REVISION.
         out: The folder to write.
         lowercase: For a vocab.txt without a configuration.
-        allow_unknown_keys: Only warn of options in config.json that are not known.
+        allow_unknown_keys: Only warn of options in config.json that transformers reads and Trivium
+            does not.
     """
     check_replaceable(out, overwrite=overwrite)
     lm = load(source, device="cpu", lowercase=lowercase, allow_unknown_keys=allow_unknown_keys)

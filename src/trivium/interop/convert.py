@@ -35,8 +35,8 @@ def from_hugging_face(
     that of the next sentence), and files of a body alone name a class with a head. So where the
     tensors do not fit the class named, the first class of the family that they fit counts. The
     tensors become the parameters without a copy, except fused and transposed ones; those on the
-    meta device make a model without numbers. Of options that may change logits and are not known,
-    `allow_unknown_keys` only warns.
+    meta device make a model without numbers. With `allow_unknown_keys` there is only a
+    warning of options that `transformers` reads for this family and Trivium does not.
 
     Raises:
         CheckpointError: a model type, class or option that is not supported, or a tensor that is

@@ -71,7 +71,7 @@ def read_folder(
         folder: with `config.json`, weights and, for what needs text, a tokenizer.
         lowercase: for a `vocab.txt`, where no file says whether it is lower-cased.
         on_meta: leave the weights out: only their names and shapes are read.
-        allow_unknown_keys: only warn of options in `config.json` that are not known.
+        allow_unknown_keys: as in `trivium.load`.
 
     Raises:
         CheckpointError: a file that is missing or damaged, a model that is not supported, weights

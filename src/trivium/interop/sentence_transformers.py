@@ -29,14 +29,8 @@ _PROMPTS = "config_sentence_transformers.json"
 _KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
 _LAYERS = nn.Tanh, nn.Identity, nn.ReLU, nn.GELU, nn.SiLU
 _ACTIVATIONS = {f"{one.__module__}.{one.__name__}": one.__name__.lower() for one in _LAYERS}
-# The supported values of a dense layer's options; the first one is the default.
-_DENSE = {
-    "activation_function": tuple(_ACTIVATIONS),
-    "bias": (True, False),
-    "use_residual": (False,),
-    "module_input_name": ("sentence_embedding",),
-    "module_output_name": (None, "sentence_embedding"),
-}
+_DENSE = {"bias": True, "activation_function": next(iter(_ACTIVATIONS))}
+_NEUTRAL = None, False, "sentence_embedding"  # of every other option of a dense layer
 _MODES: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "first",
@@ -87,9 +81,10 @@ def read_dense(folder: Path, width: int) -> tuple[list[VectorLayer], dict[str, T
     """
     layers, weights = [], {}
     for path in [folder / path for kind, path in read_module_paths(folder) if kind == "Dense"]:
-        options = read_object(path / _CONFIG)
-        for name, known in _DENSE.items():
-            if options.setdefault(name, known[0]) not in known:
+        options = {**_DENSE, **read_object(path / _CONFIG)}
+        for name in sorted(options.keys() - {"in_features", "out_features", "bias"}):
+            known = [*_ACTIVATIONS] if name == "activation_function" else _NEUTRAL
+            if options[name] not in known:
                 raise CheckpointError(
                     f"{path / _CONFIG}: {name} = {options[name]!r} is not supported; supported: "
                     f"{', '.join(map(str, known))}."
@@ -142,10 +137,8 @@ def read_modules(folder: Path) -> dict[str, Any]:
     """
     paths = dict(read_module_paths(folder))
     file = folder / paths.get("Pooling", POOLING) / _CONFIG
-    pooling = read_object_if_exists(file)
+    pooling = read_object(file) if "Pooling" in paths else read_object_if_exists(file)
     if not pooling:
-        if "Pooling" in paths:
-            raise CheckpointError(f"{file} is missing, which {MODULES} names.")
         return {}
     modes = [name for name, value in pooling.items() if name.startswith("pooling_mode_") and value]
     named = pooling.get("pooling_mode")

@@ -7,11 +7,14 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from trivium.data.encoded import EncodedExamples
 from trivium.data.row_order import derived_seed
 from trivium.data.rows import Rows
 from trivium.data.shards import TRAIN
 from trivium.errors import RecipeError
+from trivium.inference.forward import check_ids
 from trivium.train import defaults
 from trivium.train.distributed import Parallel
 from trivium.train.loader import BatchStream
@@ -36,9 +39,10 @@ def build_streams(
 
     Raises:
         DataError: a source does not fill a row.
+        SpecError: a text has an id that the model does not have.
         RecipeError: a source has too few rows to carry state from one row to another.
     """
-    streams = []
+    streams, spec = [], setup.lm.spec
     for number, source in enumerate(corpus.sources):
         objective = source.objective
         if isinstance(source, ExampleSource):
@@ -56,12 +60,18 @@ def build_streams(
                     elif source.objective.rolls_out:  # every process keeps the prompts
                         deque(chunks, maxlen=0)
                     data = EncodedExamples.open(encoded)
+                for field, largest in data.largest_ids.items():
+                    size = spec.source_size if field == "input_ids" else spec.vocab_size
+                    check_ids([largest], size, f"an example of {source.config.name}")
                 source.note_cuts(split, data.cuts, setup.lm.max_length)
             rows_per_step = recipe.train.batch_examples
         else:
             data = _rows(source, recipe, setup, split)
             text = _rows(source, recipe, setup, TRAIN)
             assert text is not None
+            if data is not None:
+                seen = np.flatnonzero(source.shards.split(split).counts())
+                check_ids(seen[-1:].tolist(), spec.vocab_size, f"a text of {source.config.name}")
             objective = objective.learn(text, setup.vocabulary)
             batch_tokens = recipe.train.batch_tokens or 0
             rows_per_step = max(1, batch_tokens // defaults.row_length(recipe))
