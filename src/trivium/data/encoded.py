@@ -130,11 +130,9 @@ class EncodedExamples:
         """The number of tokens of all examples."""
         return int(self.lengths.sum())
 
-    @property
-    def largest_ids(self) -> dict[str, int]:
-        """The largest of the token ids, by their field; 0 where there are none."""
-        fields = {name: self._ragged[name] for name in _TOKEN_FIELDS if name in self._ragged}
-        return {name: int(ragged.values.max(initial=0)) for name, ragged in fields.items()}
+    def largest_id(self, field: str) -> int:
+        """Return the largest token id of a field, 0 without one."""
+        return int(self._ragged[field].values.max(initial=0)) if field in self._ragged else 0
 
     def take(self, indices: ArrayLike, *, multiple: int = 1) -> RowBatch:
         """Return the examples with the given indices, in that order, padded on the right.

@@ -14,7 +14,7 @@ from trivium.data.row_order import derived_seed
 from trivium.data.rows import Rows
 from trivium.data.shards import TRAIN
 from trivium.errors import RecipeError
-from trivium.inference.forward import check_ids
+from trivium.inference.forward import check_examples, check_ids
 from trivium.train import defaults
 from trivium.train.distributed import Parallel
 from trivium.train.loader import BatchStream
@@ -60,9 +60,7 @@ def build_streams(
                     elif source.objective.rolls_out:  # every process keeps the prompts
                         deque(chunks, maxlen=0)
                     data = EncodedExamples.open(encoded)
-                for field, largest in data.largest_ids.items():
-                    size = spec.source_size if field == "input_ids" else spec.vocab_size
-                    check_ids([largest], size, f"an example of {source.config.name}")
+                check_examples(data, spec)
                 source.note_cuts(split, data.cuts, setup.lm.max_length)
             rows_per_step = recipe.train.batch_examples
         else:
