@@ -83,6 +83,18 @@ def only_set(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value not in (None, [])}
 
 
+def above(bound: float | None) -> Callable[[Any], Any] | None:
+    """Return a callback of an option whose numbers are above a bound (None: any), which is wrong
+    usage otherwise. Typer has `min` and `max` only, which are allowed themselves."""
+
+    def check(value: Any) -> Any:
+        if value is not None and not value > bound:
+            raise typer.BadParameter(f"expected a number greater than {bound}")
+        return value
+
+    return None if bound is None else check
+
+
 def with_options(
     config: type, *, exclude: Sequence[str] = (), unset: str = ""
 ) -> Callable[[Command], Command]:
@@ -114,6 +126,7 @@ def with_options(
                 show_default=shown,
                 min=field.metadata.get("min", field.metadata.get("ge")),
                 max=field.metadata.get("max", field.metadata.get("le")),
+                callback=above(field.metadata.get("gt")),
             )
             named.append(
                 inspect.Parameter(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -13,27 +14,27 @@ from trivium.messages import display_width, padded, translated
 
 _GAP = 2
 _LEAST = 24  # columns of a terminal below which a text is shown in a block of its own
+_NUMBER = re.compile(r"[-+~<>=≤≥≈]? ?\d|-?$")  # how a cell with a number begins, or without one
 
 
 @dataclass
 class Column:
-    """A column: its heading, its alignment, and whether its cells are texts that may be cut."""
+    """A column: its heading, and whether its cells are texts that may be cut."""
 
     heading: str
-    right: bool = False
     is_text: bool = False
     most: int | None = None
 
 
 @dataclass
 class TextTable:
-    """A table, whose first column has the names of the rows."""
+    """A table whose first column has the names of the rows; columns of numbers end on the right."""
 
     columns: list[Column]
     rows: list[Sequence[str]] = field(default_factory=list)
 
     def add_column(self, heading: str) -> None:
-        """Add a column of short words."""
+        """Add a column of numbers or short words, which are never cut."""
         self.columns.append(Column(heading))
 
     def add_row(self, *cells: str) -> None:
@@ -51,6 +52,9 @@ class TextTable:
         for index, column in enumerate(self.columns):
             if column.is_text:
                 widths[index] = min(widths[index], column.most or widths[index])
+        right = [
+            number > 0 and all(map(_NUMBER.match, one[1:])) for number, one in enumerate(cells)
+        ]
         blocks, used = [[0]], widths[0]
         for index, column in list(enumerate(self.columns))[1:]:
             needed = min(widths[index], _LEAST) if column.is_text else widths[index]
@@ -66,28 +70,23 @@ class TextTable:
         for block in blocks:
             lines += [""] if lines else []
             for row in zip(*cells):
-                shown = (self._cell(row[index], index, widths[index]) for index in block)
-                lines.append((" " * _GAP).join(shown).rstrip())
+                shown = [self._cut(row[index], index, widths[index]) for index in block]
+                aligned = [padded(one, widths[i], right=right[i]) for i, one in zip(block, shown)]
+                lines.append((" " * _GAP).join(aligned).rstrip())
         return lines
 
-    def _cell(self, text: str, index: int, width: int) -> str:
+    def _cut(self, text: str, index: int, width: int) -> str:
         text = " ".join(text.splitlines())
         if self.columns[index].is_text and display_width(text) > width:
             while display_width(text) > width - 1:
                 text = text[:-1]
             text += "…"
-        return padded(text, width, right=self.columns[index].right)
+        return text
 
 
-def new_table(first: str, *numbers: str) -> TextTable:
-    """Return a table of one column of names and several of numbers, which end on the right.
-
-    `[heading]` has the headings by the names that are given.
-    """
-    names = Column(translated(f"heading.{first}"))
-    return TextTable(
-        [names, *(Column(translated(f"heading.{one}"), right=True) for one in numbers)]
-    )
+def new_table(*columns: str) -> TextTable:
+    """Return a table whose headings are the entries of `[heading]` with these names."""
+    return TextTable([Column(translated(f"heading.{one}")) for one in columns])
 
 
 def add_texts(table: TextTable, heading: str, width: int | None = None) -> None:

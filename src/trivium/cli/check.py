@@ -26,7 +26,7 @@ from trivium.data.checks import Finding, check_shards, check_texts
 from trivium.data.documents import ReadOptions, text_columns
 from trivium.data.records import RECORD_SUFFIXES, ReadReport
 from trivium.data.shards import Shards, are_shards
-from trivium.data.sources import file_format
+from trivium.data.sources import check_libraries, file_format
 from trivium.data.splitting import CorpusOptions
 from trivium.errors import DataError, RecipeError
 from trivium.messages import padded, translated, translated_english
@@ -67,6 +67,7 @@ def check(
     """
     loaded = None if tokenizer is None else Tokenizer.load(tokenizer)
     heldout = fraction_or_paths(validation or ["0.1"])
+    check_libraries([*data, *(heldout if isinstance(heldout, tuple) else ())])
     keys, read_keys = data_changes(changes or ())
     read_keys.pop("bad_records", None)  # they are always counted
     options = CorpusOptions(validation=heldout, **{**reading, **read_keys})

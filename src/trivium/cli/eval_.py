@@ -21,7 +21,7 @@ import typer
 
 from trivium.cli import _options as opt
 from trivium.cli._shared import show
-from trivium.data.sources import missing_paths
+from trivium.data.sources import check_libraries, missing_paths
 from trivium.errors import DataError, TriviumError
 from trivium.evaluate.harness import find_tasks, run_tasks
 from trivium.files import write_json
@@ -77,6 +77,7 @@ def eval_(
     missing = missing_paths(files or ())
     if missing:
         raise DataError("\n".join(missing))
+    check_libraries(files or ())
     if lm_eval:  # before hours on the files
         find_tasks(lm_eval, folder=tasks_folder)
     if out is not None:

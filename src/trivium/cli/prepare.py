@@ -34,6 +34,7 @@ from trivium.data.prepare import (
 )
 from trivium.data.prepare import prepare as prepare_shards
 from trivium.data.shards import MANIFEST, TOKENIZER, Shards, unigram_loss
+from trivium.data.sources import check_libraries
 from trivium.data.splitting import CorpusOptions, training_texts, write_split_texts
 from trivium.errors import DataError
 from trivium.files import STDIN, is_disk_full
@@ -61,7 +62,9 @@ def prepare(
             help=f"Kind to train: {', '.join(Tokenizer.kinds)}.", show_default=_DEFAULT_KIND
         ),
     ] = None,
-    vocab_size: Annotated[int | None, typer.Option(show_default=str(_DEFAULT_VOCAB_SIZE))] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(min=1, show_default=str(_DEFAULT_VOCAB_SIZE))
+    ] = None,
     validation: str = "0.1",
     write_text: Path | None = None,
     part: Annotated[str | None, typer.Option(metavar="I/N")] = None,
@@ -88,7 +91,9 @@ def prepare(
         )
     if tokenizer is not None and (kind is not None or vocab_size is not None):
         raise DataError("give --tokenizer, or --kind and --vocab-size; not both.")
-    options = CorpusOptions(validation=fraction_or_paths([validation]), **reading)
+    heldout = fraction_or_paths([validation])
+    check_libraries([*paths, *(heldout if isinstance(heldout, tuple) else ())])
+    options = CorpusOptions(validation=heldout, **reading)
     if part is not None and (tokenizer is None or overwrite or write_text is not None):
         raise DataError(
             "all parts need the same tokenizer: train it first (`trivium tokenizer train`) and "

@@ -12,6 +12,7 @@ Examples:
 from __future__ import annotations
 
 import csv
+import errno
 import sys
 import webbrowser
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ import typer
 from trivium.cli import UsageError
 from trivium.cli._shared import print_json, short_count
 from trivium.cli._tables import new_table, print_table
+from trivium.errors import DataError
 from trivium.messages import translated
 from trivium.progress import short_duration
 from trivium.report import RunFiles, read_run, text_report, write_comparison, write_report
@@ -62,10 +64,16 @@ def report(
             raise UsageError("give one of --json and --csv, without --out and --open.")
         _print_rows(common_table([read_run(run) for run in runs]), as_json=as_json)
         return
-    if len(runs) == 1:
-        path = write_report(runs[0], out)
-    else:
-        path = write_comparison(runs, out or _COMPARISON)
+    path = out or (runs[0] / "report.html" if len(runs) == 1 else _COMPARISON)
+    try:
+        path = write_report(runs[0], path) if len(runs) == 1 else write_comparison(runs, path)
+    except OSError as error:
+        if out is not None or error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise
+        raise DataError(
+            f"{path} cannot be written ({error.strerror}): choose another file with --out FILE."
+        ) from error
+    if len(runs) > 1:
         _print_table([read_run(run) for run in runs])
     typer.echo(text_report(runs))
     typer.echo(f"{translated('label.report')}  {path}")

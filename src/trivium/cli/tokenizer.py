@@ -30,6 +30,7 @@ from trivium.cli import _options as opt
 from trivium.cli import described
 from trivium.cli._shared import read_texts, show
 from trivium.data.documents import ReadOptions, read_documents
+from trivium.data.sources import check_libraries
 from trivium.errors import TokenizerError, shorten
 from trivium.messages import translated
 from trivium.text import Tokenizer
@@ -63,12 +64,12 @@ def train(
     paths: Annotated[list[str], typer.Argument()],
     kind: Annotated[str, typer.Option(help=f"One of {', '.join(Tokenizer.kinds)}.")],
     out: Annotated[Path, typer.Option()],
-    vocab_size: Annotated[int | None, typer.Option(show_default="8192")] = None,
+    vocab_size: Annotated[int | None, typer.Option(min=1, show_default="8192")] = None,
     special_tokens: Annotated[str | None, typer.Option(show_default="those of the kind")] = None,
     lowercase: Annotated[bool | None, typer.Option("--lowercase/--cased")] = None,
-    min_frequency: int | None = None,
-    character_coverage: float | None = None,
-    sample_bytes: int | None = None,
+    min_frequency: opt.Positive | None = None,
+    character_coverage: Annotated[float | None, typer.Option(max=1, callback=opt.above(0))] = None,
+    sample_bytes: opt.Positive | None = None,
     **reading: Any,
 ) -> None:
     """Train a tokenizer on text.
@@ -83,6 +84,7 @@ def train(
         character_coverage: Share of the text's characters that get tokens.
         sample_bytes: Train on a sample of at most this many bytes.
     """
+    check_libraries(paths)
     seconds = Tokenizer.config_of(kind).seconds_per_mb
     slow = translated("tokenizer.cost_per_mb", seconds=seconds) if seconds > 1 else ""
     typer.echo(translated("tokenizer.training", kind=kind, slow=slow), err=True)

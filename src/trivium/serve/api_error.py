@@ -21,6 +21,7 @@ CLIENT_CLOSED = 499
 
 _MAX_NAME, _MAX_VALUE = 100, 60
 _TYPE_NAMES = ("str", "int", "float", "bool")
+_OF_TOOLS, _TOOL_ROLES = ("tool_calls", "tool_call_id", "function_call"), ("tool", "function")
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
@@ -78,14 +79,16 @@ def as_api_error(error: BaseException) -> ApiError:
             return ApiError(500, message, code="internal_error")
 
 
+async def respond(request: Request, error: Exception) -> JSONResponse:
+    """Answer an exception in this shape."""
+    if isinstance(error, RequestValidationError):
+        body = getattr(request.scope.get("endpoint"), "__annotations__", {}).get("body")
+        return _invalid(error.errors(), getattr(body, "model_fields", None)).response()
+    return as_api_error(error).response()
+
+
 def add_handlers(app: FastAPI) -> None:
     """Answer every exception in this shape."""
-
-    async def respond(request: Request, error: Exception) -> JSONResponse:
-        if isinstance(error, RequestValidationError):
-            body = getattr(request.scope.get("endpoint"), "__annotations__", {}).get("body")
-            return _invalid(error.errors(), getattr(body, "model_fields", None)).response()
-        return as_api_error(error).response()
 
     for kind in (RequestValidationError, HTTPException, TriviumError, Exception):
         app.add_exception_handler(kind, respond)
@@ -115,6 +118,8 @@ def _invalid(errors: Sequence[Any], known: Mapping[str, Any] | None = None) -> A
         case _ if description.startswith(NOT_SUPPORTED):
             verb, object_ = ("are", "them") if param.endswith("s") else ("is", "it")
             message = f"{param} {verb} not supported: leave {object_} out."
+        case _ if path[-1] in _OF_TOOLS or (path[-1] == "role" and deepest["input"] in _TOOL_ROLES):
+            message = f"{name}: tools are not supported."
         case "too_short":
             message = f"{name} is empty, but must have at least one entry."
         case "missing":

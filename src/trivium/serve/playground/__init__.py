@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trivium.models import LogitsModel, num_parameters
-from trivium.serve.api_error import ApiError
+from trivium.serve.api_error import ApiError, respond
 from trivium.serve.endpoints import ENDPOINTS
 from trivium.serve.models import ModelRegistry, ServedModel
 from trivium.serve.playground.attention_tab import attention_tab
@@ -84,7 +84,10 @@ def mount_playground(
             root_path=root_path,
             footer_links=[],
             run_history=False,
-            app_kwargs={"middleware": [Middleware(_Guard, stopping=registry.stopping)]},
+            app_kwargs={
+                "middleware": [Middleware(_Guard, stopping=registry.stopping)],
+                "exception_handlers": {404: respond},
+            },
             show_error=False,
             ssr_mode=False,
             enable_monitoring=False,
