@@ -49,12 +49,11 @@ class TextTable:
         """
         cells = list(zip([column.heading for column in self.columns], *self.rows))
         widths = [max(map(display_width, column)) for column in cells]
+        right = [all(map(_NUMBER.match, column[1:])) for column in cells]
         for index, column in enumerate(self.columns):
+            right[index] &= index > 0 and not column.is_text
             if column.is_text:
                 widths[index] = min(widths[index], column.most or widths[index])
-        right = [
-            number > 0 and all(map(_NUMBER.match, one[1:])) for number, one in enumerate(cells)
-        ]
         blocks, used = [[0]], widths[0]
         for index, column in list(enumerate(self.columns))[1:]:
             needed = min(widths[index], _LEAST) if column.is_text else widths[index]
