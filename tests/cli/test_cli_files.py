@@ -122,6 +122,12 @@ def test_tokenizer(capsys, tmp_path, text_file):
     assert "trivium explain byte-bpe" in error
 
 
+def test_a_page_of_explain_is_written_into_a_new_folder(capsys, tmp_path):
+    path = tmp_path / "new" / "folder" / "x.html"
+    assert output(capsys, "explain", "bpe", "lower", "--html", str(path)) == []
+    assert "<table" in path.read_text("utf-8")
+
+
 def test_prepare(capsys, tmp_path, text_file):
     shards = str(tmp_path / "shards")
     arguments = ["prepare", text_file, "--out", shards, "--vocab-size", "167"]

@@ -145,6 +145,7 @@ def test_wrong_usage_exits_with_2(capsys):
         (["generate", "runs/x", "--min-p", "-1"], "expected a number greater than or equal to 0"),
         (["eval", "runs/x", "--data", "a"], "by its position: `trivium eval MODEL [FILE]...`"),
         (["check", "--data", "a"], "by its position: `trivium check DATA...`"),
+        (["tokenizer", "train", "--data", "a"], "position: `trivium tokenizer train PATHS...`"),
         (["pretrain"], "name a preset or a recipe"),
         (["finetune"], "name a task"),
         (["finetune", "qa", "--resume", "--overwrite"], "give one of them"),
@@ -230,6 +231,32 @@ def test_an_option_without_its_value_is_wrong_usage(name, capsys):
             assert f"'{one.opts[0]}' requires an argument" in error
 
 
+def outside_bounds() -> list[tuple[str, str, str]]:
+    """A command, an option of it, and a number that the option may not have."""
+    found = []
+    for name, command in COMMANDS.items():
+        for one in command.params:
+            kind = one.type_descriptor.annotation
+            if kind not in (int, float) or name.startswith("explain "):  # topics have rules
+                continue
+            numbers = ["nan"] if kind is float else []
+            numbers += [] if one.min is None else [f"{one.min - 1:g}"]
+            numbers += [] if one.max is None else [f"{one.max * 10 + 1:g}"]
+            numbers += ["0", "-1"] if one.callback is not None else []
+            if one.opts[0] == "--length-penalty":  # which has no bounds
+                continue
+            assert len(numbers) > 1 or (kind is int and numbers), (name, one.opts)
+            found += [(name, one.opts[0], number) for number in numbers]
+    return found
+
+
+@pytest.mark.parametrize(("name", "option", "number"), outside_bounds())
+def test_a_number_outside_the_bounds_of_an_option_is_wrong_usage(name, option, number, capsys):
+    assert cli.main([*name.split(), "x", f"{option}={number}"]) == 2
+    error = capsys.readouterr().err
+    assert f"'{option}': expected a number" in error
+
+
 @pytest.mark.parametrize("option", ["--language", "--debug", "--version"])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_an_option_of_the_program_goes_before_the_command(name, option, capsys):
@@ -309,27 +336,48 @@ sys.exit(cli.main(["presets", "--help"]))
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted\n")
 
 
+WORK = {
+    "pretrain": ["pretrain", "bert-tiny", "--out", "{out}", "--data", "{data}"],
+    "finetune": ["finetune", "classification", "--model", "bert-tiny", "--out", "{out}", "--data",
+                 "{data}"],
+    "prepare": ["prepare", "{data}", "--out", "{out}"],
+    "validation": ["prepare", "{text}", "--out", "{out}", "--validation", "{data}"],
+    "check": ["check", "{text}", "{data}"],
+    "check task": ["check", "{text}", "--task", "classification", "--validation", "{data}"],
+    "eval": ["eval", "no-model", "{text}", "{data}"],
+    "tokenizer": ["tokenizer", "train", "{text}", "{data}", "--kind", "bpe", "--out", "{out}"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("work", WORK)
 @pytest.mark.parametrize(
-    ("library", "data", "changes"),
+    ("library", "data"),
     [
-        ("tensorboard", "a.txt", ["--set", "train.tensorboard=true"]),
-        ("pyarrow", "a.parquet", []),
-        ("pyarrow", "", []),  # the folder
-        ("datasets", "hf:wikitext", []),
+        ("pyarrow", "a.parquet"),
+        ("pyarrow", ""),  # the folder
+        ("datasets", "hf:wikitext"),
+        ("tensorboard", "a.txt"),
     ],
 )
 def test_a_missing_library_is_found_before_any_work(
-    library, data, changes, tmp_path, monkeypatch, capsys
+    library, data, work, tmp_path, monkeypatch, capsys
 ):
+    if library == "tensorboard" and work != "pretrain":
+        pytest.skip("only training writes for it")
+    folder = tmp_path / "data"
+    folder.mkdir()
     for name in ("a.txt", "a.parquet"):
-        (tmp_path / name).write_text("A text.\n\nAnother text.")
+        (folder / name).write_text("A text.\n\nAnother text.")
     monkeypatch.setitem(sys.modules, library, None)
-    path = data if data.startswith("hf:") else str(tmp_path / data)
-    out = tmp_path / "run"
-    assert cli.main(["pretrain", "bert-tiny", "--data", path, "--out", str(out), *changes]) == 1
-    error = capsys.readouterr().err
-    assert "needs an optional part" in error
-    assert error.count("\n") == 1
+    out = tmp_path / "out"
+    path = data if data.startswith("hf:") else str(folder / data)
+    arguments = [one.format(data=path, text=folder / "a.txt", out=out) for one in WORK[work]]
+    if library == "tensorboard":
+        arguments += ["--set", "train.tensorboard=true"]
+    assert cli.main(arguments) == 1
+    streams = capsys.readouterr()
+    assert "needs an optional part" in streams.err
+    assert (streams.out, streams.err.count("\n")) == ("", 1)
     assert not out.exists()
 
 

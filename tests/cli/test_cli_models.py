@@ -300,7 +300,7 @@ def test_generate(saved, run, stdin, capsys):
 
 def test_ranked_samples_train_a_preference(saved, run, tmp_path, monkeypatch):
     """Of a decoder and of one that chats: rewards are those of the texts, pairs are read back."""
-    judge, pairs = str(tmp_path / "judge"), tmp_path / "pairs.jsonl"
+    judge, pairs = str(tmp_path / "judge"), tmp_path / "new" / "folder" / "pairs.jsonl"
     _, classifier = untrained(Reward(), [Preference("Ada", " wrote it", " is open", "x")], "gpt2")
     classifier.save(judge)
     lm, prompts = load(saved["generate"]), ["Ada", "the weather "]
@@ -420,3 +420,43 @@ def test_generate_with_beams(saved, run):
         run("generate", "Ada", "--num-beams", "3", *flags, code=1)
     flags = ["--num-beams", "3", "--num-samples", "2"]
     assert main(["generate", saved["generate"], "Ada", *flags]) == 2
+
+
+TEXT_OUT = "\N{SNOWMAN} na\xefve caf\xe9 \u4eca\u5929 \N{GRINNING FACE}"
+REAL = {
+    "generate": ["{generate}", TEXT_OUT, "--max-new-tokens", "9", "--temperature", "0"],
+    "classify": ["{classify}", TEXT_OUT],
+    "fill-mask": ["{fill-mask}", f"{TEXT_OUT} [MASK]"],
+    "score": ["{score}", TEXT_OUT],
+    "explain": ["bpe", TEXT_OUT],
+    "check": ["{texts}"],
+    "tokenizer": ["encode", "-t", "{generate}", TEXT_OUT],
+    "presets": ["llama"],
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("encoding", ["cp1252", "cp936", "ascii"])
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("name", REAL)
+def test_real_output_that_cannot_be_encoded_is_escaped(
+    name, language, encoding, saved, tmp_path, monkeypatch
+):
+    """The same text, in which what the encoding lacks is escaped."""
+    (tmp_path / "texts.txt").write_text(f"{TEXT_OUT}\n\n{TEXT_OUT}", "utf-8")
+    arguments = [one.format(texts=tmp_path / "texts.txt", **saved) for one in REAL[name]]
+    monkeypatch.setenv("TRIVIUM_LANGUAGE", language)
+    shown = {}
+    for each in (encoding, "utf-8"):
+        streams = [io.TextIOWrapper(io.BytesIO(), encoding=each) for _ in range(2)]
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", streams[0])
+            patch.setattr(sys, "stderr", streams[1])
+            assert main([name, *arguments]) == 0
+        for stream in streams:
+            stream.flush()
+        shown[each] = streams[0].buffer.getvalue()
+    full = shown["utf-8"].decode()
+    assert not full.isascii() or name == "presets"
+    escaped = full.encode(encoding, "backslashreplace")
+    assert shown[encoding] in (escaped, shown["utf-8"])  # click writes UTF-8 in place of ASCII

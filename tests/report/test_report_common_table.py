@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import math
 
 import pytest
 from report_runs import FACTS, RECIPE, losses
+from terminals import on_terminal
 
 from trivium.cli import main
 from trivium.report import read_run
@@ -101,3 +103,41 @@ def test_runs_are_printed_in_one_form_only(make_run, capsys):
         assert "give one of --json and --csv, without --out and --open" in " ".join(
             capsys.readouterr().err.split()
         )
+
+
+@pytest.mark.parametrize("kind", ["text", "labelled", "mixed"])
+@pytest.mark.parametrize("columns", [60, 80, 120, 140])
+def test_the_printed_table_keeps_names_and_numbers_on_every_terminal(
+    kind, columns, runs, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["report", *map(str, runs[kind])]
+    assert main(arguments) == 0
+    piped, _, _ = capsys.readouterr().out.partition("\n\n")
+    text = on_terminal(arguments, columns, monkeypatch)
+    shown = text.split()
+    assert {cell for cell in piped.split() if cell not in shown} == set()
+    assert len({len(line) for line in piped.splitlines()}) == 1  # numbers end on the right
+
+
+def test_a_report_that_cannot_be_written_into_its_run_names_the_option(
+    make_run, capsys, monkeypatch, tmp_path
+):
+    def write_file(path, *_):
+        if path.resolve().parent.name in ("a", "locked"):
+            raise OSError(errno.EROFS, "Read-only file system", f".{path.name}.tmp")
+        path.write_text("")
+
+    monkeypatch.setattr("trivium.report.html_report.write_file", write_file)
+    folder, other = str(make_run("a")), str(make_run("b"))
+    (tmp_path / "locked").mkdir()
+    monkeypatch.chdir(tmp_path / "locked")
+    for runs in ([folder], [folder, other]):
+        assert main(["report", *runs]) == 1
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert "Read-only file system" in error
+        assert "--out FILE" in error
+        assert main(["report", *runs, "--out", str(tmp_path / "new" / "x.html")]) == 0
+        assert main(["report", *runs, "--out", str(tmp_path / "locked" / "x.html")]) == 1
+        assert "--out FILE" not in capsys.readouterr().err

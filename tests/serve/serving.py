@@ -226,3 +226,12 @@ def running(paths: dict[str, str], **options: Any) -> Iterator[RunningServer]:
             server.should_exit = True
             thread.join(30)
             assert not thread.is_alive()
+
+
+def check_error(answer: httpx.Response, *statuses: int) -> dict[str, Any]:
+    """The error of an answer in OpenAI's shape."""
+    assert answer.status_code in statuses, answer.text[:300]
+    (error,) = answer.json().values()
+    assert set(error) == {"message", "type", "param", "code"}
+    assert 0 < len(error["message"]) < 2000
+    return error

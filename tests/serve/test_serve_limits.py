@@ -6,13 +6,14 @@ import asyncio
 import json
 import logging
 import socket
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from generating_models import letters
-from serving import ENDLESS, running, wait_until
+from serving import ENDLESS, check_error, running, wait_until
 from small_models import SPECS
 
 from trivium.errors import TriviumError
@@ -24,6 +25,7 @@ from trivium.serve.endpoints import ENDPOINTS, ScoreRequest, score
 from trivium.serve.limits import Limits
 from trivium.serve.metrics import ServerMetrics
 from trivium.serve.models import ServedModel, named_paths
+from trivium.serve.schemas import ChatMessage, ChatRequest, CompletionRequest, StreamOptions
 from trivium.serve.server import allowed_hosts, listen
 
 NONSENSE: list[Any] = [
@@ -90,15 +92,6 @@ ODD: list[dict[str, Any]] = [
     {"max_tokens": None, "stop": None, "n": None, "stream": None, "seed": None, "suffix": None},
 ]
 JSON = {"Content-Type": "application/json"}
-
-
-def check_error(answer: httpx.Response, *statuses: int) -> dict[str, Any]:
-    """The error of an answer in OpenAI's shape."""
-    assert answer.status_code in statuses, answer.text[:300]
-    (error,) = answer.json().values()
-    assert set(error) == {"message", "type", "param", "code"}
-    assert 0 < len(error["message"]) < 2000
-    return error
 
 
 def test_wrong_bodies_are_refused_and_odd_ones_answered(served):
@@ -454,6 +447,38 @@ def test_a_feature_that_is_not_supported_is_named(served, field):
     assert error["message"].startswith(field)
     assert "not supported" in error["message"]
     assert error["param"] == field
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "tool", "content": "4", "tool_call_id": "1"},
+        {"role": "function", "name": "f", "content": "4"},
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "assistant", "content": "a", "function_call": CALL["function"]},
+    ],
+)
+def test_messages_of_tools_are_refused_by_the_name_of_the_feature(served, message):
+    body = {"model": "decoder", "messages": [{"role": "user", "content": "a"}, message]}
+    error = check_error(served.post("chat/completions", body), 400)
+    assert error["message"].endswith(": tools are not supported.")
+    assert error["param"] == "messages"
+
+
+def test_the_page_on_serving_lists_fields_without_effect():
+    page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text("utf-8")
+    (accepted,) = (one for one in page.split(". ") if one.startswith("Accepted without effect"))
+    fields = {
+        name
+        for schema in (ChatRequest, CompletionRequest, ChatMessage, StreamOptions)
+        for name, field in schema.model_fields.items()
+        if (field.description or "").startswith("Accepted")
+    }
+    assert len(fields) > 5
+    assert {name for name in fields if f"`{name}`" not in accepted} == set()
 
 
 def test_an_empty_list_of_messages_is_called_empty(served):

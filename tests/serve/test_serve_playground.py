@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import httpx
 import pytest
 import torch
-from serving import running
+from serving import check_error, running
 
 gr = pytest.importorskip("gradio")
 
@@ -359,8 +359,10 @@ def test_the_page_is_closed_to_other_sites_and_files(paths, runs_folder):
             assert absent not in page.text
         for path in ("upload", "file=/etc/passwd", "proxy=https://example.org/"):
             address = f"{server.url}/gradio_api/{path}"
-            assert httpx.get(address).status_code == 404
-            assert httpx.post(address).status_code == 404
+            check_error(httpx.get(address), 404)
+            check_error(httpx.post(address), 404)
+        for path in ("nothing", "gradio_api/nothing", "assets/nothing.js"):
+            check_error(server.get(f"/{path}"), 404)
         assert server.get("/healthz").json()["status"] == "ok"
 
 

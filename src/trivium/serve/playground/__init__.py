@@ -11,7 +11,6 @@ import gradio as gr
 from fastapi import FastAPI
 from gradio.themes import Base
 from starlette.middleware import Middleware
-from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from trivium.models import LogitsModel, num_parameters
@@ -189,7 +188,7 @@ class _Guard:
             return
         _, inside, path = scope["path"].partition(_API)
         if inside and not path.startswith(_OPEN):
-            await PlainTextResponse("closed", status_code=404)(scope, receive, send)
+            await ApiError(404, "closed").response()(scope, receive, send)
             return
 
         with contextlib.suppress(ApiError):  # Some answers never end by themselves.
