@@ -28,6 +28,7 @@ from trivium.files import write_json
 from trivium.messages import padded, translated, translated_english
 from trivium.model_loading import load
 from trivium.objectives import Metrics
+from trivium.objectives.calibration import Calibration
 from trivium.progress import ProgressLine
 from trivium.workflows.evaluate import TextOptions, evaluate, evaluation_tasks
 
@@ -125,7 +126,7 @@ def eval_(
 def _record(metrics: Metrics) -> dict[str, Any]:
     """All values, and what there is of examples, notes and mistakes."""
     details = metrics.to_dict()
-    kept = ("num_examples", "notes", "mistakes")
+    kept = ("num_examples", "notes", "mistakes", "calibration")
     return metrics.values | {name: details[name] for name in kept if details.get(name)}
 
 
@@ -146,6 +147,8 @@ def _lines(result: dict[str, Any], quantize: str | None) -> str:
             change = f"{other[name] / value - 1:>+8.2%}" if value else ""
             line += f"  {_number(other[name]):>12}  {change}"
         lines.append(line.rstrip())
+    if "calibration" in result:
+        lines += (f"  {line}" for line in Calibration(**result["calibration"]).lines())
     return "\n".join(lines)
 
 

@@ -43,6 +43,7 @@ from trivium.objectives.base import (
     read,
     token_losses,
 )
+from trivium.objectives.calibration import calibration_of
 from trivium.objectives.seq2seq import encode_pairs
 from trivium.objectives.task_heads import ReadsStates, classifier_head, default_pooling
 from trivium.objectives.task_metrics import (
@@ -383,6 +384,8 @@ class TextClassification(ReadsStates):
         else:
             best = probabilities.argmax(-1)
             metrics = class_metrics(gold, best, names)
+            known = calibration_of(gold == best, [answer.score for answer in answers])
+            metrics = dataclasses.replace(metrics, calibration=known)
             expected, predicted = ([names[i] for i in side] for side in (gold, best))
         rows = [
             {**one.texts, "label": right, "predicted": label, "score": answer.score}

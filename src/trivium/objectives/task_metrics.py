@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from trivium.errors import DataError, RecipeError, did_you_mean, shorten
 from trivium.files import finite, write_file, write_json
+from trivium.objectives.calibration import Calibration
 
 EVALUATION, PREDICTIONS = "evaluation.json", "predictions.jsonl"
 MAX_MISTAKES = 20  # that an evaluation shows
@@ -60,6 +61,7 @@ class Metrics:
         by_label: label, precision, recall, f1 and support of every label or chunk type.
         labels, confusion: confusion[g][p] counts examples of label g that were predicted as p.
         mistakes: wrong predictions, the most confident first.
+        calibration: accuracy by coverage and a suggested threshold, for one class per text.
     """
 
     values: dict[str, float]
@@ -70,6 +72,7 @@ class Metrics:
     labels: tuple[str, ...] = ()
     confusion: tuple[tuple[int, ...], ...] = ()
     mistakes: tuple[Mistake, ...] = field(default=(), repr=False)
+    calibration: Calibration | None = field(default=None, repr=False)
 
     @property
     def main(self) -> str:

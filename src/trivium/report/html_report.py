@@ -47,6 +47,8 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
             curve = translated("report.validation_curve_of", name=name)
             losses[curve] = run.series(f"valid_{name}")
     speed = translated("report.tokens_per_second")
+    points = (run.evaluation.get("calibration") or {}).get("points", [])
+    accuracy = translated("report.accuracy")
     return _write_page(
         Path(out or run.folder / "report.html"),
         "report.html.j2",
@@ -69,6 +71,11 @@ def write_report(run_folder: str | Path, out: str | Path | None = None) -> Path:
             ),
         ],
         confusion=confusion_matrix(run.evaluation),
+        coverage_chart=line_chart(
+            translated("report.accuracy_by_coverage"),
+            {accuracy: [one[1:] for one in points]},
+            x_label="coverage",
+        ),
         tokenizers=_tokenizers(run),
     )
 

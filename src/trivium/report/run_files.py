@@ -68,6 +68,18 @@ class _Mistake(_Shape):
     confidence: float | None
 
 
+class _Calibration(_Shape):
+    calibration_error: float
+    points: Annotated[
+        list[Annotated[list[float], Field(min_length=3, max_length=3)]], Field(min_length=1)
+    ]
+    threshold: float | None
+    coverage: float | None
+    accuracy: float | None
+    bins: int
+    rule: str
+
+
 class _Evaluation(_Shape):
     values: dict[str, float | None] = {}
     notes: list[str] = []
@@ -75,6 +87,7 @@ class _Evaluation(_Shape):
     labels: list[str] = []
     confusion: list[list[int]] = []
     mistakes: list[_Mistake] = []
+    calibration: _Calibration | None = None
 
     @model_validator(mode="after")
     def _is_square(self) -> Self:

@@ -212,6 +212,8 @@ class FinishedRun:
             )
             for note in mixed.notes:
                 tell("", "run.note", note=translated_english(note))
+            for number, text in enumerate(mixed.calibration.lines() if mixed.calibration else ()):
+                self.line.say(labelled("" if number else "certainty", text))
         write_report(run.path)
         summary = summarize(read_run(run.path))
         if summary.stuck:
