@@ -14,10 +14,10 @@ from trivium.messages import translated
 
 _BINS = 15
 _MAX_POINTS = 100
-_LEAST_COVERAGE = 10  # a suggested threshold keeps at least one of so many examples
+_LEAST_KEPT, _LEAST_COVERAGE = 10, 0.1
 _RULE = (
     "the lowest threshold that halves the share of wrong predictions and keeps at least a tenth of "
-    "the examples"
+    "the examples and at least ten"
 )
 
 
@@ -76,7 +76,9 @@ def calibration_of(right: ArrayLike, probabilities: ArrayLike) -> Calibration:
     thresholds, kept, num_right = scores[last], last + 1, np.cumsum(correct)[last]
     wrong, errors = kept - num_right, total - int(num_right[-1])
     halved = 2 * wrong * total <= errors * kept
-    best = np.flatnonzero(halved & (errors > 0) & (_LEAST_COVERAGE * kept >= total))
+    best = np.flatnonzero(
+        halved & (errors > 0) & (kept >= max(_LEAST_KEPT, _LEAST_COVERAGE * total))
+    )
     columns = np.stack([thresholds, kept / total, num_right / kept], axis=1)
     shown = np.linspace(0, len(last) - 1, min(len(last), _MAX_POINTS)).round().astype(int)
     points = tuple((one, coverage, accuracy) for one, coverage, accuracy in columns[shown].tolist())

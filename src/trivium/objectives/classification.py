@@ -384,8 +384,10 @@ class TextClassification(ReadsStates):
         else:
             best = probabilities.argmax(-1)
             metrics = class_metrics(gold, best, names)
-            known = calibration_of(gold == best, [answer.score for answer in answers])
-            metrics = dataclasses.replace(metrics, calibration=known)
+            scores = np.array([answer.score for answer in answers])
+            if np.isfinite(scores).all():
+                known = calibration_of(gold == best, scores)
+                metrics = dataclasses.replace(metrics, calibration=known)
             expected, predicted = ([names[i] for i in side] for side in (gold, best))
         rows = [
             {**one.texts, "label": right, "predicted": label, "score": answer.score}
