@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import tomllib
 
 import pytest
+from overfit_tasks import untrained
 from small_models import small_spec
 from task_models import VOCABULARY, as_ours, theirs
 from their_tokenizers import TEXT, ours
@@ -14,13 +17,19 @@ from trivium.cli import main
 from trivium.cli import prepare as prepare_command
 from trivium.cli.eval_ import _lines
 from trivium.data.shards import Shards
+from trivium.errors import DataError
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 from trivium.models import build
+from trivium.objectives import Objective
+from trivium.objectives.calibration import Calibration, calibration_of
+from trivium.objectives.classification import LabelledText, TextClassification
 from trivium.presets import presets
 from trivium.spec import Spec
 from trivium.text import Tokenizer
 from trivium.workflows.evaluate import evaluate
+
+EXAMPLES = [LabelledText(text, None, text[-1], "a.csv") for text in ("tea x", "tea y")]
 
 
 @pytest.fixture(scope="module")
@@ -254,3 +263,82 @@ def test_a_labelled_run_and_its_evaluation_read_other_encodings(capsys, tmp_path
         output(capsys, "eval", str(out), str(path), *options)
     *_, error = output(capsys, "eval", str(out), str(path), "--set", "data.length=3", code=1)
     assert "data.length is not used here" in error
+
+
+ROWS = {  # by task: a row of a table, whose cells may not be blank
+    "classification": {"text": "tea", "pair": "milk", "label": "x"},
+    "contrastive": {"text": "tea", "pair": "milk", "negative": "rain"},
+    "qa": {"question": "what?", "context": "a tea", "answers": "tea"},
+    "translation": {"source": "tea", "target": "the"},
+    "text-to-text": {"source": "tea", "target": "the"},
+    "summarization": {"source": "tea", "target": "the"},
+    "chat": {"prompt": "tea", "response": "milk"},
+    "reward": {"prompt": "tea", "chosen": "milk", "rejected": "rain"},
+    "preference": {"prompt": "tea", "chosen": "milk", "rejected": "rain"},
+    "kto": {"prompt": "tea", "response": "milk", "label": "true"},
+    "policy": {"prompt": "tea", "answer": "milk"},
+}
+MAY_BE_BLANK = {("qa", "answers")}  # a question without an answer
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+@pytest.mark.parametrize("task", ROWS)
+def test_blank_cells_are_an_error_with_the_row(task, suffix, capsys, tmp_path):
+    row, mark = ROWS[task], {".csv": ",", ".tsv": "\t"}[suffix]
+    path = tmp_path / f"a{suffix}"
+    for blank in row:
+        fixed = {name: row[name] for name in ("label", "answers") if name in row}
+        rows = [{name: f"{cell} {n}" for name, cell in row.items()} | fixed for n in range(6)]
+        rows[2][blank] = " "
+        lines = [mark.join(row), *(mark.join(one.values()) for one in rows)]
+        path.write_text("\n".join(lines) + "\n", "utf-8")
+        report = json.loads(output(capsys, "check", str(path), "--task", task, "--json")[0])
+        (bad,) = [one for one in report["findings"] if one["check"] == "bad records"]
+        assert bad["count"] == ((task, blank) not in MAY_BE_BLANK), blank
+        assert all(f"{path}, line 4" in one for one in bad["samples"]), blank
+        if bad["count"]:
+            objective = Objective.kinds[task]()
+            with pytest.raises(DataError, match=re.escape(f"{path}, line 4")):
+                list(objective.read([str(path)]))  # as runs and `eval` read
+
+
+def test_finetune_and_eval_name_the_row_of_a_blank_cell(capsys, tmp_path):
+    lm = untrained(TextClassification(), EXAMPLES, "bert")[1]
+    lm.save(tmp_path / "model")
+    path = tmp_path / "a.csv"
+    for row in (" ,x", "tea,"):
+        path.write_text(f"text,label\ntea b,y\n{row}\n" + "tea,x\n" * 9, "utf-8")
+        start = ["finetune", "classification", "--model", str(tmp_path / "model")]
+        start += ["--out", str(tmp_path / "run"), "--data", str(path)]
+        for command in (start, ["eval", str(tmp_path / "model"), str(path)]):
+            *_, error = output(capsys, *command, code=1)
+            assert f"{path}, line 3 is blank" in error
+
+
+def test_a_run_and_its_evaluation_report_calibration(capsys, tmp_path):
+    rows = [
+        json.dumps({"text": f"{TEXT[n % len(TEXT)]} {n}", "label": "abc"[n % 3]}) for n in range(90)
+    ]
+    train, valid = tmp_path / "train.jsonl", tmp_path / "valid.jsonl"
+    train.write_text("\n".join(rows[:60]), "utf-8")
+    valid.write_text("\n".join(rows[60:]), "utf-8")
+    run = tmp_path / "run"
+    arguments = ["finetune", "classification", "--model", "bert-tiny", "--out", str(run)]
+    arguments += ["--data", str(train), "--validation", str(valid), "--set", "train.steps=3"]
+    arguments += ["--set", "train.device=cpu", "--set", "tokenizer.vocab_size=300"]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().err.splitlines()
+    lines = [*map(json.loads, (run / "predictions.jsonl").read_text("utf-8").splitlines())]
+    right = [one["label"] == one["predicted"] for one in lines]
+    known = json.loads((run / "evaluation.json").read_text("utf-8"))["calibration"]
+    expected = calibration_of(right, [one["score"] for one in lines])
+    assert known == json.loads(json.dumps(dataclasses.asdict(expected)))
+    texts = expected.lines()
+    assert f"certainty  {texts[0]}" in printed
+    assert f"{'':11}{texts[1]}" in printed
+    result = json.loads(output(capsys, "eval", str(run), str(valid), "--json")[0])
+    assert result["calibration"]["rule"] == known["rule"]
+    assert result["calibration"]["points"][-1][1:] == [1.0, pytest.approx(result["accuracy"])]
+    shown = output(capsys, "eval", str(run), str(valid))
+    texts = [*Calibration(**result["calibration"]).lines()]
+    assert shown[-len(texts) :] == [f"  {text}" for text in texts]

@@ -100,7 +100,7 @@ def test_hostile_files_are_one_clear_error(tmp_path):
             "article 1 is not .*there is no 'context'",
         ),
         ("e.json", squad({"question": "x"}), "article 1 is not in the format of SQuAD: .*'id'"),
-        ("f.json", squad(qa(question=3)), "the question of .* is a number"),
+        ("f.json", squad(qa(question=3)), '"question" of .*question q1 is a number, not a string'),
         ("g.jsonl", {**record, "answers": 3}, "an answer of .*line 1 is a number"),
         ("h.jsonl", {**record, "answers": " "}, "an answer of .* is blank"),
         ("i.jsonl", {**record, "answers": {"text": ["a"], "start": [1, 2]}}, "1 texts, 2 starts"),

@@ -84,6 +84,15 @@ EVALUATION = {
             "confidence": 0.5,
         }
     ],
+    "calibration": {
+        "calibration_error": 0.125,
+        "points": [[0.9, 0.5, 1.0], [0.6, 1.0, 0.8]],
+        "threshold": 0.75,
+        "coverage": 0.5,
+        "accuracy": 1.0,
+        "bins": 15,
+        "rule": "a rule",
+    },
 }
 
 
@@ -130,7 +139,7 @@ def test_a_page_fetches_nothing_and_runs_only_its_own_scripts(make_run, tmp_path
         assert len(page.source) < 150_000
 
 
-def test_a_fine_tuned_run(make_run):
+def test_a_fine_tuned_run(make_run, monkeypatch):
     run = make_run(
         metrics=task_metrics(0.5, 0.8, 0.6),
         facts={"valid_examples": 10, "train_examples": 77, "task": "classification"},
@@ -159,6 +168,15 @@ def test_a_fine_tuned_run(make_run):
     assert page.charts["accuracy on held-out examples"]["series"][0]["y"] == [0.5, 0.8, 0.6]
     assert page.charts["Loss (nats)"]["levels"] == []
     assert ("td", "title", "good as bad: 1") in page.attributes
+    (coverage,) = [one for title, one in page.charts.items() if "(coverage)" in title]
+    assert coverage["series"][0]["x"] == [0.5, 1.0]
+    assert coverage["series"][0]["y"] == [1.0, 0.8]
+    assert "expected calibration error 0.1250" in text
+    assert "try --threshold 0.75 --below other with trivium predict" in text
+    monkeypatch.setenv("TRIVIUM_LANGUAGE", "zh")
+    page = Page(write_report(run))
+    (coverage,) = [one for title, one in page.charts.items() if title.startswith("最有把握")]
+    assert (coverage["x_label"], coverage["series"][0]["name"]) == ("覆盖率", "准确率")
 
 
 def test_confusion_matrices():

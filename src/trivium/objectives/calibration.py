@@ -49,10 +49,10 @@ class Calibration:
 
     def lines(self) -> list[str]:
         """Return two or three lines for the user, in the reader's language."""
-        chosen = dict.fromkeys(
-            next(one for one in self.points if one[1] >= share) for share in (1.0, 0.75, 0.5, 0.25)
-        )
-        points = ", ".join(f"{coverage:.0%} {accuracy:.4f}" for _, coverage, accuracy in chosen)
+        shares = (1.0, 0.75, 0.5, 0.25)
+        chosen = (next(one for one in self.points if one[1] >= share) for share in shares)
+        known = {coverage: accuracy for _, coverage, accuracy in chosen}
+        points = ", ".join(f"{one:.0%} {accuracy:.4f}" for one, accuracy in known.items())
         facts = asdict(self) | {"points": points}
         names = ["coverage", "error", *(["threshold"] if self.threshold is not None else [])]
         return [translated(f"calibration.{name}", **facts) for name in names]

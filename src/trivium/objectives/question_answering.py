@@ -109,12 +109,11 @@ class QuestionAnswering(LabelledObjective):
                 a missing part.
         """
         columns = record.columns
-        question, context = (record.value(columns[name]) for name in ("question", "context"))
+        context, question = record.text(columns["context"]), record.value(columns["question"])
         impossible = "impossible" in columns and record.value(columns["impossible"])
-        # Published files hold blank questions (CMRC 2018), and are scored with them.
-        for what, text in (("question", question), ("context", context)):
-            if not isinstance(text, str):
-                raise DataError(f"the {what} of {record.where} is {json_type(text)}, not a string.")
+        # Published JSON files hold blank questions (CMRC 2018), and are scored with them.
+        if record.untyped or not isinstance(question, str):
+            question = record.text(columns["question"])
         spans: tuple[tuple[str, int], ...] = ()
         if str(impossible).lower() != "true":
             if "answers" not in columns:
