@@ -289,7 +289,7 @@ def test_blank_cells_are_an_error_with_the_row(task, suffix, capsys, tmp_path):
     for blank in row:
         fixed = {name: row[name] for name in ("label", "answers") if name in row}
         rows = [{name: f"{cell} {n}" for name, cell in row.items()} | fixed for n in range(6)]
-        rows[2][blank] = " "
+        rows[2][blank] = ""
         lines = [mark.join(row), *(mark.join(one.values()) for one in rows)]
         path.write_text("\n".join(lines) + "\n", "utf-8")
         report = json.loads(output(capsys, "check", str(path), "--task", task, "--json")[0])
