@@ -16,6 +16,7 @@ from their_tokenizers import TEXT, ours
 from trivium.cli import main
 from trivium.cli import prepare as prepare_command
 from trivium.cli.eval_ import _lines
+from trivium.data.records import RecordOptions
 from trivium.data.shards import Shards
 from trivium.errors import DataError
 from trivium.language_model import LanguageModel
@@ -257,6 +258,11 @@ def test_a_labelled_run_and_its_evaluation_read_other_encodings(capsys, tmp_path
     for options, code in (([], 1), (["--errors", "replace"], 0), (["--encoding", "cp1252"], 0)):
         assert main([*start, *options, *(["--overwrite"] if options else [])]) == code
     capsys.readouterr()
+    valid = tmp_path / "valid.csv"
+    valid.write_bytes("text,label\nth\u00e9 1,a\nth\u00e9 2,b\n".encode("cp1252"))
+    more = ["--validation", str(valid), "--set", "data.encoding=cp1252", "--overwrite"]
+    assert main([*start, *more]) == 0
+    capsys.readouterr()
     for options in (["--encoding", "cp1252"], ["--set", "data.encoding=cp1252"]):
         assert "accuracy" in "\n".join(output(capsys, "eval", str(out), str(path), *options))
     for options in (["--errors", "replace"], ["--set", "data.errors=replace"]):
@@ -300,6 +306,21 @@ def test_blank_cells_are_an_error_with_the_row(task, suffix, capsys, tmp_path):
             objective = Objective.kinds[task]()
             with pytest.raises(DataError, match=re.escape(f"{path}, line 4")):
                 list(objective.read([str(path)]))  # as runs and `eval` read
+
+
+@pytest.mark.parametrize("task", ROWS)
+def test_every_task_reads_the_encoding_that_is_named(task, capsys, tmp_path):
+    row, path = {**ROWS[task]}, tmp_path / "a.csv"
+    row[next(iter(row))] = "caf\u00e9"
+    path.write_bytes(f"{','.join(row)}\n{','.join(row.values())}\n".encode("cp1252"))
+    objective = Objective.kinds[task]()
+    with pytest.raises(DataError, match=r"line 2 .*give --encoding windows-1252"):
+        list(objective.read([str(path)]))
+    for options, text in (
+        ({"encoding": "cp1252"}, "caf\u00e9"),
+        ({"errors": "replace"}, "caf\ufffd"),
+    ):
+        assert text in repr([*objective.read([str(path)], RecordOptions(**options))])
 
 
 def test_finetune_and_eval_name_the_row_of_a_blank_cell(capsys, tmp_path):
