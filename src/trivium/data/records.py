@@ -419,6 +419,10 @@ def _read_table(name: str, options: RecordOptions) -> Iterator[Record]:
         where = f"{name}, line {line}"
         if names is None:
             names = [cell.strip() for cell in cells]
+            # Of several columns without a name, all but the first are named by their number.
+            unnamed = [number for number, name in enumerate(names) if not name]
+            for number in unnamed[1:]:
+                names[number] = str(number)
             twice = next((cell for cell in names if cell and names.count(cell) > 1), None)
             if twice is not None:
                 raise DataError(

@@ -421,16 +421,45 @@ class LabelledObjective(Objective):
     fields: ClassVar[Sequence[Slot]] = ()
     """What is read of a record. The key `NAME_field`, if any, sets the column of NAME."""
 
+    inputs: ClassVar[Sequence[Slot]] = ()
+    """The fields of a record without its labels; empty for tasks that `predict` does not do."""
+
     @property
     def record_schema(self) -> Schema:
         """Return the fields of the task, with the columns that keys of the recipe set."""
+        return self._schema(self.fields)
+
+    @property
+    def input_schema(self) -> Schema:
+        """Return the fields of records without labels, with the columns that keys set."""
+        return self._schema(self.inputs)
+
+    def _schema(self, slots: Sequence[Slot]) -> Schema:
+        several = [slot[1] if isinstance(slot, tuple) else (slot,) for slot in slots]
+        names = {name for fields in several for one in fields for name in one.names}
         keys = {
             name.removesuffix("_field"): getattr(self, name)
             for name in type(self).model_fields
-            if name.endswith("_field")
+            if name.endswith("_field") and (slots is self.fields or name[:-6] in names)
         }
         chosen = {name: str(column) for name, column in keys.items() if column is not None}
-        return Schema(self.fields, chosen, frozenset(keys), field_option("{}"))
+        return Schema(slots, chosen, frozenset(keys), field_option("{}"))
+
+    def unlabelled(self, record: Record, lm: LanguageModel) -> Any:
+        """Return the example of a record, whose labels are not read, for `answers`.
+
+        The fields of `inputs` are in `record.columns`. Raises DataError, with file and line, where
+        the model cannot read the record.
+        """
+        raise NotImplementedError
+
+    def predicted_types(self, lm: LanguageModel) -> dict[str, type]:
+        """Return the columns that `predict` adds: prediction, score, ..., each with its type."""
+        return {"prediction": str, "score": float}
+
+    def predicted(self, answer: Any) -> tuple[Any, ...]:
+        """Return the values of the columns of `predicted_types` for one of the `answers`."""
+        raise NotImplementedError
 
     def read(self, paths: Sequence[str], options: RecordOptions | None = None) -> Iterator[Any]:
         """Return the examples of some files.

@@ -29,7 +29,7 @@ from trivium.data.schema import Fields, Slot
 from trivium.data.sources import file_format, walk_files
 from trivium.errors import DataError, RecipeError, shorten
 from trivium.files import open_text
-from trivium.inference.classify import Classification
+from trivium.inference.classify import Classification, label_count
 from trivium.interop.settings import LabelKind, Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
@@ -128,6 +128,7 @@ class TextClassification(ReadsStates):
     metric_libraries: ClassVar[Sequence[str]] = ("sklearn", "scipy")
     kind: Literal["classification"] = "classification"
     fields: ClassVar[Sequence[Slot]] = (TEXT, LABEL)
+    inputs: ClassVar[Sequence[Slot]] = (TEXT,)
     text_field: str | None = column_key("column of the text", TEXT)
     pair_field: str | None = Field(
         None,
@@ -176,6 +177,38 @@ class TextClassification(ReadsStates):
             () if unlabelled else as_label(value, record.where),
             record.where,
         )
+
+    def unlabelled(self, record: Record, lm: LanguageModel) -> LabelledText:
+        """Return the text, or the pair, of a record. Neither may be blank."""
+        columns, reads_pairs = record.columns, lm.settings.reads_pairs
+        if reads_pairs and "pair" not in columns:
+            lacks = [(f"for the pair (such as {', '.join(TEXT.usual_of('pair'))})", "pair")]
+            raise self.input_schema.no_column(record, lacks)
+        if reads_pairs is False and "pair" in columns:
+            raise DataError(
+                f'{record.table_or_row} has pairs, "{columns["text"]}" and "{columns["pair"]}", '
+                "and the model was trained on single texts: name the column of the text with "
+                f"{field_option('text')}."
+            )
+        pair = record.text(columns["pair"]) if "pair" in columns else None
+        return LabelledText(record.text(columns["text"]), pair, "", record.where)
+
+    def predicted_types(self, lm: LanguageModel) -> dict[str, type]:
+        """Return the label and the next best one with their probabilities; or only a number."""
+        kind = lm.settings.label_kind
+        if kind == "numbers" or label_count(lm.spec, "classifier") == 1:
+            return {"prediction": float}
+        label = list if kind == "multi-label" else str
+        return {"prediction": label, "score": float, "runner_up": str, "runner_up_score": float}
+
+    def predicted(self, answer: Classification) -> tuple[Any, ...]:
+        """Return the label or the list of labels, its probability, and the most probable other."""
+        if not answer.scores:
+            return (answer.score,)
+        chosen = (answer.label,) if isinstance(answer.label, str) else answer.label
+        others = (pair for pair in answer.scores.items() if pair[0] not in chosen)
+        label = answer.label if isinstance(answer.label, str) else list(answer.label)
+        return label, answer.score, *next(others, (None, None))
 
     def resolve(self, spec: Spec, examples: Sequence[LabelledText]) -> Self:
         """Return the objective with the kind of the labels, and the weight of the LM loss."""

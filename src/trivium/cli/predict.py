@@ -1,0 +1,77 @@
+"""`trivium predict`: label every row of a table.
+
+Examples:
+
+  trivium predict runs/sentiment new.csv --out scored.csv
+
+  trivium predict runs/sentiment new.csv --out scored.parquet --set objective.text_field=review
+
+  trivium predict runs/topics mail.jsonl --out scored.csv --threshold 0.8 --below other
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trivium.cli import UsageError
+from trivium.cli import _options as opt
+from trivium.data.documents import ReadOptions
+from trivium.messages import translated
+from trivium.progress import ProgressLine, labelled
+from trivium.workflows.predict import predict as write_predictions
+
+
+@opt.with_options(ReadOptions, exclude=["separator", "text_field"])
+def predict(
+    model: opt.Model,
+    files: Annotated[list[str], typer.Argument(metavar="FILE")],
+    out: Annotated[Path, typer.Option(show_default=False)],
+    threshold: Annotated[float | None, typer.Option(min=0, max=1)] = None,
+    below: str | None = None,
+    prefix: str = "",
+    changes: opt.TaskSet = None,
+    device: opt.Device = "auto",
+    **reading: Any,
+) -> None:
+    """Copy a table with the columns prediction, score, runner_up and runner_up_score added.
+
+    It reads what `finetune` reads for the model's task; labels are not needed. All columns keep
+    their order and values. A regression model only adds a prediction.
+
+    Args:
+        files: Records as the model was trained on: CSV, TSV, JSON lines, Parquet.
+        out: The file to write: .csv, .tsv, .jsonl or .parquet, in UTF-8.
+        threshold: With --below: the lowest score of a prediction that is kept.
+        below: The prediction where the score is below --threshold.
+        prefix: Text before the names of the added columns.
+    """
+    if (threshold is None) != (below is None):
+        raise UsageError("--threshold T and --below LABEL belong together: give both or none.")
+    line = ProgressLine()
+
+    def progress(done: int, total: int | None) -> None:
+        if total is None:
+            line.show(translated("predict.checked", count=done))
+        else:
+            line.show(translated("predict.rows", count=done, total=total))
+
+    with line.running():
+        result = write_predictions(
+            model,
+            files,
+            out,
+            threshold=threshold,
+            below=below,
+            prefix=prefix,
+            changes=changes or (),
+            device=device,
+            progress=progress,
+            **reading,
+        )
+    for number, columns in enumerate(result.columns):
+        line.say(labelled("" if number else "columns", columns))
+    kept = translated("predict.below", count=result.num_below, label=below) if below else ""
+    line.say(translated("predict.written", file=out, count=result.num_rows, below=kept))
