@@ -457,8 +457,11 @@ class LabelledObjective(Objective):
         """Return the columns that `predict` adds: prediction, score, ..., each with its type."""
         return {"prediction": str, "score": float}
 
-    def predicted(self, answer: Any) -> tuple[Any, ...]:
-        """Return the values of the columns of `predicted_types` for one of the `answers`."""
+    def predicted(self, answer: Any, *, in_cell: bool = False) -> tuple[Any, ...]:
+        """Return the values of the columns of `predicted_types` for one of the `answers`.
+
+        `in_cell`: several labels are one string, as a cell of a table has them.
+        """
         raise NotImplementedError
 
     def read(self, paths: Sequence[str], options: RecordOptions | None = None) -> Iterator[Any]:

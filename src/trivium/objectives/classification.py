@@ -201,13 +201,14 @@ class TextClassification(ReadsStates):
         label = list if kind == "multi-label" else str
         return {"prediction": label, "score": float, "runner_up": str, "runner_up_score": float}
 
-    def predicted(self, answer: Classification) -> tuple[Any, ...]:
+    def predicted(self, answer: Classification, *, in_cell: bool = False) -> tuple[Any, ...]:
         """Return the label or the list of labels, its probability, and the most probable other."""
         if not answer.scores:
             return (answer.score,)
         chosen = (answer.label,) if isinstance(answer.label, str) else answer.label
         others = (pair for pair in answer.scores.items() if pair[0] not in chosen)
-        label = answer.label if isinstance(answer.label, str) else list(answer.label)
+        several = self.label_separator.join(chosen) if in_cell else list(chosen)
+        label = answer.label if isinstance(answer.label, str) else several
         return label, answer.score, *next(others, (None, None))
 
     def resolve(self, spec: Spec, examples: Sequence[LabelledText]) -> Self:

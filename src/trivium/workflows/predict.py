@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from trivium.data.documents import ReadOptions
 from trivium.data.records import ReadReport, Record, RecordOptions
 from trivium.data.sources import Paths, file_format, missing_paths, path_names
-from trivium.errors import DataError, TriviumError, importing_extra
+from trivium.errors import DataError, RecipeError, TriviumError, importing_extra
 from trivium.files import STDIN, finite, replace_file
 from trivium.inference.text_model import TASK_OF_CAPABILITY
 from trivium.language_model import LanguageModel
@@ -92,10 +93,7 @@ def predict(
     if out.suffix.lower() == ".parquet":
         with importing_extra("Writing Parquet", "parquet"):
             import pyarrow  # noqa: F401
-    changes, read_keys = data_changes(changes)
-    if read_keys.pop("bad_records", "stop") == "skip":
-        raise TriviumError("every record gets a prediction: leave out data.bad_records.")
-    options = RecordOptions(**{"errors": errors, "encoding": encoding, **read_keys})
+    changes, options = _read_options(changes, errors, encoding)
     recipe = {} if isinstance(model, LanguageModel) else run_recipe(Path(model))
     lm = model if isinstance(model, LanguageModel) else load(model, device=device)
     objective = _objective(lm, recipe, changes)
@@ -103,11 +101,18 @@ def predict(
     if threshold is not None and (str not in types.values() or len(types) < 4):
         raise TriviumError("a threshold is for one class per text: leave it out.")
 
+    suffix = out.suffix.lower()
+    line = _LINES.get(suffix)
     report, columns, total = ReadReport(), dict.fromkeys(()), 0
     for total, record in enumerate(_records(objective, names, options, report), start=1):
         objective.unlabelled(record, lm)
         _refuse_columns(record, types)
         columns |= dict.fromkeys(record)
+        if line is not None:
+            try:
+                line(record, [*record])
+            except DataError as error:
+                raise DataError(f"{record.where}: {error}") from error
         if progress and not total % _ROWS:
             progress(total, None)
     num_below = 0
@@ -118,7 +123,7 @@ def predict(
         while batch := list(itertools.islice(records, _ROWS)):
             answers = objective.answers(lm, [objective.unlabelled(one, lm) for one in batch])
             for record, answer in zip(batch, answers, strict=True):
-                values = objective.predicted(answer)
+                values = objective.predicted(answer, in_cell=suffix in (".csv", ".tsv"))
                 if threshold is not None and values[1] < threshold:
                     values, num_below = (below, *values[1:]), num_below + 1
                 yield {**record, **dict(zip(types, values, strict=True))}
@@ -126,17 +131,31 @@ def predict(
             if progress:
                 progress(done, total)
 
-    suffix = out.suffix.lower()
     schema = None
-    if suffix == ".parquet":
+    if line is None:
         schema = _parquet_schema(names, _records(objective, names, options, None))
     out.parent.mkdir(parents=True, exist_ok=True)
     with replace_file(out) as file:
-        if suffix == ".parquet":
+        if line is None:
             _write_parquet(file, answered(), types, schema)
         else:
-            _WRITERS[suffix](file, answered(), [*columns, *types])
+            header = dict(zip([*columns, *types], [*columns, *types]))
+            rows = answered() if suffix == ".jsonl" else itertools.chain([header], answered())
+            file.writelines(line(row, [*header]).encode() for row in rows)
     return Predicted(total, num_below, report.lines)
+
+
+def _read_options(changes: Changes, errors: str, encoding: str) -> tuple[Changes, RecordOptions]:
+    """Return the changes of the objective, and how files are read."""
+    changes, keys = data_changes(changes)
+    keys = {"errors": errors, "encoding": encoding, **keys}
+    if others := keys.keys() - {"errors", "encoding"}:
+        raise RecipeError(
+            f"data.{min(others)} is not used by predict: every record is read, and columns are "
+            "named by objective.KEY."
+        )
+    reading = ReadOptions(**keys)  # which checks them
+    return changes, RecordOptions(errors=reading.errors, encoding=reading.encoding)
 
 
 def _check_threshold(threshold: float | None, below: str | None) -> None:
@@ -202,34 +221,24 @@ def _records(
         yield record
 
 
-def _write_csv(file: BinaryIO, rows: Iterable[Row], columns: Sequence[str]) -> None:
-    """Write rows with commas; cells with commas, quotation marks or line breaks are quoted."""
-    text = io.TextIOWrapper(file, "utf-8", newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows([_cell(row.get(name)) for name in columns] for row in rows)
-    text.detach()
+def _csv_line(row: Row, columns: Sequence[str]) -> str:
+    """Return cells with commas; those with commas, quotation marks or line breaks are quoted."""
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerow([_cell(row.get(name)) for name in columns])
+    return text.getvalue()
 
 
-def _write_tsv(file: BinaryIO, rows: Iterable[Row], columns: Sequence[str]) -> None:
-    """Write rows with tabs, without quoting: tabs and line breaks in a cell are an error."""
-    header = dict(zip(columns, columns))
-    for number, row in enumerate(itertools.chain([header], rows)):
-        cells = [_cell(row.get(name)) for name in columns]
-        for name, cell in zip(columns, cells):
-            if any(mark in cell for mark in "\t\n\r"):
-                raise DataError(
-                    f'"{name}" of row {number} has a tab or a line break, which .tsv cannot hold: '
-                    "write .csv, .jsonl or .parquet."
-                )
-        file.write("\t".join(cells).encode() + b"\n")
+def _tsv_line(row: Row, columns: Sequence[str]) -> str:
+    """Return cells with tabs. Raises DataError for a tab or a line break in a cell."""
+    cells = [_cell(row.get(name)) for name in columns]
+    if any(mark in cell for mark in "\t\n\r" for cell in cells):
+        raise DataError("a cell has a tab or a line break, which .tsv cannot hold: write .csv.")
+    return "\t".join(cells) + "\n"
 
 
-def _write_json_lines(file: BinaryIO, rows: Iterable[Row], _: Sequence[str]) -> None:
-    """Write one object per line; numbers that are not finite become null."""
-    for row in rows:
-        line = json.dumps(finite(row), ensure_ascii=False, default=_plain)
-        file.write(line.encode() + b"\n")
+def _json_line(row: Row, _: Sequence[str]) -> str:
+    """Return a row as an object; numbers that are not finite, which JSON lacks, become null."""
+    return json.dumps(finite(row), ensure_ascii=False, default=_plain) + "\n"
 
 
 def _plain(value: Any) -> str:
@@ -288,10 +297,10 @@ def _write_parquet(
             writer.write_table(pyarrow.Table.from_pylist(batch, schema))
 
 
-_WRITERS: dict[str, Callable[[BinaryIO, Iterable[Row], Sequence[str]], None]] = {
-    ".csv": _write_csv,
-    ".tsv": _write_tsv,
-    ".jsonl": _write_json_lines,
+_LINES: dict[str, Callable[[Row, Sequence[str]], str]] = {
+    ".csv": _csv_line,
+    ".tsv": _tsv_line,
+    ".jsonl": _json_line,
 }
-FORMATS = (*_WRITERS, ".parquet")
+FORMATS = (*_LINES, ".parquet")
 """The endings of files that `predict` writes."""
