@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 import typer
 
-from trivium.cli import UsageError
 from trivium.cli import _options as opt
 from trivium.data.documents import ReadOptions
 from trivium.messages import translated
@@ -48,15 +47,10 @@ def predict(
         below: The prediction where the score is below --threshold.
         prefix: Text before the names of the added columns.
     """
-    if (threshold is None) != (below is None):
-        raise UsageError("--threshold T and --below LABEL belong together: give both or none.")
     line = ProgressLine()
 
-    def progress(done: int, total: int | None) -> None:
-        if total is None:
-            line.show(translated("predict.checked", count=done))
-        else:
-            line.show(translated("predict.rows", count=done, total=total))
+    def progress(done: int, total: int) -> None:
+        line.show(translated("predict.rows", count=done, total=total))
 
     with line.running():
         result = write_predictions(
@@ -66,12 +60,13 @@ def predict(
             threshold=threshold,
             below=below,
             prefix=prefix,
-            changes=changes or (),
             device=device,
+            reading=ReadOptions(**reading),
+            changes=changes or (),
             progress=progress,
-            **reading,
         )
     for number, columns in enumerate(result.columns):
         line.say(labelled("" if number else "columns", columns))
-    kept = translated("predict.below", count=result.num_below, label=below) if below else ""
-    line.say(translated("predict.written", file=out, count=result.num_rows, below=kept))
+    line.say(translated("predict.written", file=out, count=result.num_rows))
+    if below:
+        line.say(translated("predict.below", count=result.num_below, label=below))

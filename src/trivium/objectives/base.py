@@ -11,7 +11,7 @@ import math
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -421,29 +421,26 @@ class LabelledObjective(Objective):
     fields: ClassVar[Sequence[Slot]] = ()
     """What is read of a record. The key `NAME_field`, if any, sets the column of NAME."""
 
-    inputs: ClassVar[Sequence[Slot]] = ()
+    inputs: ClassVar[Sequence[Fields]] = ()
     """The fields of a record without its labels; empty for tasks that `predict` does not do."""
 
     @property
     def record_schema(self) -> Schema:
         """Return the fields of the task, with the columns that keys of the recipe set."""
-        return self._schema(self.fields)
+        keys = {
+            name.removesuffix("_field"): getattr(self, name)
+            for name in type(self).model_fields
+            if name.endswith("_field")
+        }
+        chosen = {name: str(column) for name, column in keys.items() if column is not None}
+        return Schema(self.fields, chosen, frozenset(keys), field_option("{}"))
 
     @property
     def input_schema(self) -> Schema:
         """Return the fields of records without labels, with the columns that keys set."""
-        return self._schema(self.inputs)
-
-    def _schema(self, slots: Sequence[Slot]) -> Schema:
-        several = [slot[1] if isinstance(slot, tuple) else (slot,) for slot in slots]
-        names = {name for fields in several for one in fields for name in one.names}
-        keys = {
-            name.removesuffix("_field"): getattr(self, name)
-            for name in type(self).model_fields
-            if name.endswith("_field") and (slots is self.fields or name[:-6] in names)
-        }
-        chosen = {name: str(column) for name, column in keys.items() if column is not None}
-        return Schema(slots, chosen, frozenset(keys), field_option("{}"))
+        whole, names = self.record_schema, {name for one in self.inputs for name in one.names}
+        chosen = {name: column for name, column in whole.chosen.items() if name in names}
+        return replace(whole, slots=self.inputs, chosen=chosen)
 
     def unlabelled(self, record: Record, lm: LanguageModel) -> Any:
         """Return the example of a record, whose labels are not read, for `answers`.

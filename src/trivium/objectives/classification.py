@@ -128,7 +128,7 @@ class TextClassification(ReadsStates):
     metric_libraries: ClassVar[Sequence[str]] = ("sklearn", "scipy")
     kind: Literal["classification"] = "classification"
     fields: ClassVar[Sequence[Slot]] = (TEXT, LABEL)
-    inputs: ClassVar[Sequence[Slot]] = (TEXT,)
+    inputs: ClassVar[Sequence[Fields]] = (TEXT,)
     text_field: str | None = column_key("column of the text", TEXT)
     pair_field: str | None = Field(
         None,
@@ -180,17 +180,13 @@ class TextClassification(ReadsStates):
 
     def unlabelled(self, record: Record, lm: LanguageModel) -> LabelledText:
         """Return the text, or the pair, of a record. Neither may be blank."""
-        columns, reads_pairs = record.columns, lm.settings.reads_pairs
-        if reads_pairs and "pair" not in columns:
-            lacks = [(f"for the pair (such as {', '.join(TEXT.usual_of('pair'))})", "pair")]
-            raise self.input_schema.no_column(record, lacks)
-        if reads_pairs is False and "pair" in columns:
+        columns, is_pair = record.columns, "pair" in record.columns
+        if lm.settings.reads_pairs not in (None, is_pair):
             raise DataError(
-                f'{record.table_or_row} has pairs, "{columns["text"]}" and "{columns["pair"]}", '
-                "and the model was trained on single texts: name the column of the text with "
-                f"{field_option('text')}."
+                f"{record.where} has {'a pair' if is_pair else 'one text'}, unlike the examples of "
+                f"the model. Choose columns with {field_option('text')} {field_option('pair')}."
             )
-        pair = record.text(columns["pair"]) if "pair" in columns else None
+        pair = record.text(columns["pair"]) if is_pair else None
         return LabelledText(record.text(columns["text"]), pair, "", record.where)
 
     def predicted_types(self, lm: LanguageModel) -> dict[str, type]:
