@@ -185,7 +185,7 @@ def test_a_threshold_gives_a_label_of_the_user(lm, tmp_path):
     ]
     assert result.num_below == 1
     for wrong in ({"threshold": 0.5}, {"below": "other"}, {"threshold": 1.5, "below": "other"}):
-        with pytest.raises(TriviumError, match="give a threshold above 0"):
+        with pytest.raises(TriviumError, match="give a threshold from 0 to 1"):
             predict(lm, path, out, **wrong)
 
 
@@ -325,3 +325,45 @@ def test_the_command_says_what_it_read_and_wrote(folder, tmp_path, capsys):
         assert "and so other: 1" in told.err
         (row,) = READERS[".csv"](out)
         assert [row["Body"], row["id"], row["prediction"]] == ["café", "01", "other"]
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+def test_tags_are_lists(ending, tmp_path):
+    lm = as_ours(theirs("BertForTokenClassification", num_labels=3), "bert", id2label=LABELS)
+    rows = [{"id": "01", "tokens": ["the", "cat", "sat"]}, {"id": "2", "tokens": ["a", "film"]}]
+    path = tmp_path / "new.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    predict(lm, path, tmp_path / f"scored{ending}")
+    scored = READERS[ending](tmp_path / f"scored{ending}")
+    answers = lm.tag([row["tokens"] for row in rows])
+    for row, answer, given in zip(scored, answers, rows, strict=True):
+        assert list(row) == ["id", "tokens", "prediction", "score"]
+        lists = [row[name] for name in ("tokens", "prediction")]
+        if ending in (".csv", ".tsv"):
+            lists = [json.loads(one) for one in lists]
+        assert lists == [given["tokens"], [word.tag for word in answer]]
+        assert float(row["score"]) == pytest.approx(min(word.score for word in answer))
+
+
+def test_words_one_a_line_cannot_be_written(tmp_path):
+    lm = as_ours(theirs("BertForTokenClassification", num_labels=3), "bert", id2label=LABELS)
+    path = tmp_path / "new.conll"
+    path.write_text("the O\ncat O\n")
+    with pytest.raises(DataError, match=r"new\.conll, line 1: columns are added to \.jsonl"):
+        predict(lm, path, tmp_path / "scored.csv")
+    assert files(tmp_path) == ["new.conll"]
+
+
+def test_columns_that_are_empty_at_first(lm, tmp_path, monkeypatch):
+    """The types of Parquet follow from the first rows, where what is empty may be text later."""
+    monkeypatch.setattr(module, "_GROUP", 2)
+    rows = [{"text": "a film", "note": None, "tags": []}] * 3
+    rows.append({"text": "a mess", "note": "late", "tags": ["x"]})
+    path = tmp_path / "new.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    predict(lm, path, tmp_path / "scored.parquet")
+    assert without(READERS[".parquet"](tmp_path / "scored.parquet")) == rows
+    path.write_text(path.read_text() + json.dumps({"text": "x", "note": 3, "tags": []}))
+    with pytest.raises(DataError, match=r"cannot be written as \.parquet.*\.jsonl"):
+        predict(lm, path, tmp_path / "mixed.parquet")
+    assert files(tmp_path) == ["new.jsonl", "scored.parquet"]

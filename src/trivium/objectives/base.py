@@ -450,12 +450,12 @@ class LabelledObjective(Objective):
         """
         raise NotImplementedError
 
-    def predicted_types(self, lm: LanguageModel) -> dict[str, type]:
-        """Return the columns that `predict` adds: prediction, score, ..., each with its type."""
-        return {"prediction": str, "score": float}
+    def predicted_columns(self, lm: LanguageModel) -> Sequence[str]:
+        """Return the columns that `predict` adds, whose values `predicted` returns."""
+        return "prediction", "score"
 
     def predicted(self, answer: Any, *, in_cell: bool = False) -> tuple[Any, ...]:
-        """Return the values of the columns of `predicted_types` for one of the `answers`.
+        """Return the values of `predicted_columns` for one of the `answers`.
 
         `in_cell`: several labels are one string, as a cell of a table has them.
         """

@@ -189,13 +189,11 @@ class TextClassification(ReadsStates):
         pair = record.text(columns["pair"]) if is_pair else None
         return LabelledText(record.text(columns["text"]), pair, "", record.where)
 
-    def predicted_types(self, lm: LanguageModel) -> dict[str, type]:
+    def predicted_columns(self, lm: LanguageModel) -> Sequence[str]:
         """Return the label and the next best one with their probabilities; or only a number."""
-        kind = lm.settings.label_kind
-        if kind == "numbers" or label_count(lm.spec, "classifier") == 1:
-            return {"prediction": float}
-        label = list if kind == "multi-label" else str
-        return {"prediction": label, "score": float, "runner_up": str, "runner_up_score": float}
+        if lm.settings.label_kind == "numbers" or label_count(lm.spec, "classifier") == 1:
+            return ("prediction",)
+        return "prediction", "score", "runner_up", "runner_up_score"
 
     def predicted(self, answer: Classification, *, in_cell: bool = False) -> tuple[Any, ...]:
         """Return the label or the list of labels, its probability, and the most probable other."""

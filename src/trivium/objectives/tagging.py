@@ -104,6 +104,7 @@ class Tagging(ReadsStates):
     reads_case: ClassVar[bool] = True
     kind: Literal["tagging"] = "tagging"
     longest: ClassVar[int] = 512  # longer sentences are read in windows
+    inputs: ClassVar[Sequence[Fields]] = (Fields("words", ("words", "tokens")),)
     fields: ClassVar[Sequence[Slot]] = (("words and tags", (_WORDS_AND_TAGS, _TEXT_AND_SPANS)),)
     column: int | str | None = Field(
         None,
@@ -158,6 +159,17 @@ class Tagging(ReadsStates):
                 "tag."
             )
         return TaggedSentence(words, tags, record.where)
+
+    def unlabelled(self, record: Record, lm: LanguageModel) -> TaggedSentence:
+        """Return the words of a record, of which there must be one."""
+        words = _strings(record, record.columns["words"])
+        if not words:
+            raise DataError(f"{record.where} has no words. Fill them in, or remove the record.")
+        return TaggedSentence(words, (), record.where)
+
+    def predicted(self, answer: Sequence[TaggedWord], *, in_cell: bool = False) -> tuple[Any, ...]:
+        """Return the tags, and the smallest of their probabilities."""
+        return [word.tag for word in answer], min(word.score for word in answer)
 
     def _repaired(
         self, examples: Sequence[TaggedSentence], names: Iterable[str]

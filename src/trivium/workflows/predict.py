@@ -87,7 +87,7 @@ def predict(
     out, names = Path(out), path_names(data)
     line = _line_writer(out, names)
     if (threshold is None) != (below is None) or not 0 < (threshold or 1) <= 1:
-        raise TriviumError("give a threshold above 0 and up to 1, and the label below it; or none.")
+        raise TriviumError("give a threshold from 0 to 1 and the label below it, or neither.")
     changes, keys = data_changes(changes)
     if keys.keys() - {"errors", "encoding"}:
         raise RecipeError("predict uses data.encoding and data.errors, and no other key of data.")
@@ -99,14 +99,16 @@ def predict(
     if not getattr(LabelledObjective.kinds.get(task), "inputs", ()):
         raise TriviumError(f"predict is for tasks with labels, and this model is for {task}.")
     objective = objective_of(lm, task, recipe, changes)
-    types = {prefix + name: kind for name, kind in objective.predicted_types(lm).items()}
-    if threshold is not None and [*types.values()] != [str, float, str, float]:
+    added = [prefix + name for name in objective.predicted_columns(lm)]
+    if threshold is not None and (len(added) < 4 or lm.settings.label_kind != "classes"):
         raise TriviumError("a threshold is for one class per text: leave it out.")
     report, columns, num_rows, num_below = ReadReport(), dict.fromkeys(()), 0, 0
 
     def records(report: ReadReport | None = None) -> Iterator[Record]:
         schema = objective.input_schema
         for record in objective.records(names, options):
+            if not isinstance(record, Record):
+                raise DataError(f"{record.where}: columns are added to .jsonl and .parquet only.")
             schema.resolve(record, report)
             yield record
 
@@ -119,7 +121,7 @@ def predict(
                 values = objective.predicted(answer, in_cell=line in (_csv_line, _tsv_line))
                 if threshold is not None and values[1] < threshold:
                     values, num_below = (below, *values[1:]), num_below + 1
-                yield {**record, **dict(zip(types, values, strict=True))}
+                yield {**record, **dict(zip(added, values, strict=True))}
             done += len(batch)
             if progress:
                 progress(done, num_rows)
@@ -127,9 +129,9 @@ def predict(
     for record in records(report):
         num_rows += 1
         objective.unlabelled(record, lm)
-        _check_writable(record, types, line)
+        _check_writable(record, added, line)
         columns |= dict.fromkeys(record)
-    columns |= types
+    columns |= dict.fromkeys(added)
     out.parent.mkdir(parents=True, exist_ok=True)
     with replace_file(out) as file:
         if line is None:
@@ -158,9 +160,9 @@ def _line_writer(out: Path, names: Sequence[str]) -> Line | None:
     return _LINES.get(out.suffix.lower())
 
 
-def _check_writable(record: Record, types: dict[str, type], line: Line | None) -> None:
+def _check_writable(record: Record, added: Sequence[str], line: Line | None) -> None:
     """Raise DataError where a record has an added column, or a value that cannot be written."""
-    if taken := [name for name in types if name in record]:
+    if taken := [name for name in added if name in record]:
         raise DataError(
             f'{record.table_or_row} has a column "{taken[0]}" already. Choose other names with '
             "--prefix: --prefix model_ adds model_prediction, ..."
@@ -218,12 +220,14 @@ def _write_parquet(
     from pyarrow import parquet
 
     stored = [one for one in names if file_format(one) == ".parquet" and os.path.isfile(one)]
+    kept = {field.name: field for one in stored for field in parquet.read_schema(one)}
+    none, string = pyarrow.null(), pyarrow.string()
+    known = {none: string, pyarrow.list_(none): pyarrow.list_(string)}  # of what is always empty
     batch = list(islice(rows, _GROUP))
     try:
-        first = {name: [row.get(name) for row in batch] for name in columns}
-        schema = pyarrow.table(first).schema
-        for field in (field for one in stored for field in parquet.read_schema(one)):
-            schema = schema.set(schema.get_field_index(field.name), field)
+        schema = pyarrow.table({name: [row.get(name) for row in batch] for name in columns}).schema
+        typed = (one.with_type(known.get(one.type, one.type)) for one in schema)
+        schema = pyarrow.schema([kept.get(one.name, one) for one in typed])
         with parquet.ParquetWriter(file, schema) as writer:
             while batch:
                 writer.write_table(pyarrow.Table.from_pylist(batch, schema))
