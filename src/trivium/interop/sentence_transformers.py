@@ -20,7 +20,7 @@ from trivium.files import read_json, write_json
 from trivium.interop.hf_config import read_object, read_object_if_exists
 from trivium.interop.tensor_files import read_tensors, write_tensors
 from trivium.models import Transformer
-from trivium.spec import Pooling, VectorLayer
+from trivium.spec import Pooling, VectorHead, VectorLayer
 
 MODULES, POOLING = "modules.json", "1_Pooling"
 _TRANSFORMER, _CONFIG = "sentence_bert_config.json", "config.json"
@@ -47,7 +47,9 @@ def write_modules(
     `options` are those of `read_modules`, and `model` may have a `VectorHead`; `max_length` is the
     number of tokens that are read of a text, None for that of tokenizer_config.json.
     """
-    layers = [one for head in model.spec.heads if head.kind == "vector" for one in head.layers]
+    layers = [
+        one for head in model.spec.heads if isinstance(head, VectorHead) for one in head.layers
+    ]
     kinds = ["Pooling", *["Dense" for _ in layers], *["Normalize"] * options.get("normalize", True)]
     paths = {"": "Transformer", **{f"{i}_{kind}": kind for i, kind in enumerate(kinds, 1)}}
     modules = [
@@ -96,8 +98,9 @@ def read_dense(folder: Path, width: int) -> tuple[list[VectorLayer], dict[str, T
         if found != shapes:
             raise CheckpointError(f"{path}: the weights are {found}, but must be {shapes}.")
         weights |= {f"heads.vector.{len(layers)}.{name}": one for name, one in tensors.items()}
-        activation, width = _ACTIVATIONS[options["activation_function"]], out
-        layers.append(VectorLayer(width=width, activation=activation, bias=options["bias"]))
+        width, activation = len(tensors["linear.weight"]), options["activation_function"]
+        layer = {"width": width, "activation": _ACTIVATIONS[activation], "bias": options["bias"]}
+        layers.append(VectorLayer.model_validate(layer))
     return layers, weights
 
 

@@ -46,8 +46,9 @@ class VectorLayer(Dense):
     """act(v W + b), a vector of `width` numbers."""
 
     width: Count
-    activation: Literal["identity", "tanh", "relu", "gelu", "silu"]
-    norm: Literal[False] = False
+    # Those that `sentence-transformers` has.
+    activation: Literal["identity", "tanh", "relu", "gelu", "silu"]  # type: ignore[assignment]
+    norm: Literal[False] = False  # type: ignore[assignment]
 
 
 class VectorHead(Head):
