@@ -101,7 +101,7 @@ def test_generate_searches_with_beams_as_transformers(name):
         {"num_beamz": 3},
         {"do_sample": True},
     ],
-    ids=str,
+    ids=lambda options: " ".join(f"{name}={type(one).__name__}" for name, one in options.items()),
 )
 def test_what_generate_cannot_do_with_beams_is_refused(options):
     lm = language_model(hf_model(Case("GPT2LMHeadModel", {})))

@@ -9,6 +9,7 @@ from trivium.serve.endpoints import ENDPOINTS
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.filterwarnings("ignore:a text ends at its limit")
 def test_generated_requests_are_answered_or_refused_in_one_shape(served):
     """Requests that fit the document and ones that do not, for every endpoint."""
     import schemathesis

@@ -10,13 +10,11 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from trivium.data.encoded import EncodedExamples
 from trivium.errors import SpecError, TokenizerError
 from trivium.inference.text_model import TextModel
 from trivium.models import LanguageModule
 from trivium.nn.length import check_length
 from trivium.nn.state import Cache
-from trivium.spec import Spec
 
 Ids = Sequence[int]
 
@@ -222,9 +220,3 @@ def check_ids(ids: Ids, limit: int, what: str = "a text") -> None:
     for token_id in ids:
         if not 0 <= token_id < limit:
             raise SpecError(f"{what} has id {token_id}, but this model takes 0 to {limit - 1}.")
-
-
-def check_examples(examples: EncodedExamples, spec: Spec) -> None:
-    """Raise SpecError for an example with an id that the model does not have."""
-    check_ids([examples.largest_id("input_ids")], spec.source_size, "an example")
-    check_ids([examples.largest_id("decoder_input_ids")], spec.vocab_size, "an example")

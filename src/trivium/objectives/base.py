@@ -32,6 +32,7 @@ from trivium.data.row_order import RowRandom, derived_seed
 from trivium.data.rows import Rows
 from trivium.data.schema import Fields, Schema, Slot
 from trivium.errors import MissingExtraError, RecipeError
+from trivium.inference.forward import check_ids
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule, build
@@ -674,3 +675,9 @@ def positions_in_documents(document_ids: np.ndarray) -> np.ndarray:
     column = np.arange(document_ids.shape[1])
     starts = np.diff(document_ids, axis=1, prepend=-1) != 0
     return column - np.maximum.accumulate(np.where(starts, column, 0), axis=1)
+
+
+def check_example_ids(examples: EncodedExamples, spec: Spec) -> None:
+    """Raise SpecError for an example with an id that the model does not have."""
+    check_ids([examples.largest_id("input_ids")], spec.source_size, "an example")
+    check_ids([examples.largest_id("decoder_input_ids")], spec.vocab_size, "an example")

@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
 from trivium.data.encoded import Cuts, EncodedExamples, Sequences
 from trivium.data.row_order import RowRandom
-from trivium.inference.forward import check_examples
 from trivium.language_model import LanguageModel
 from trivium.messages import english
 from trivium.models import LanguageModule
@@ -26,6 +25,7 @@ from trivium.objectives.base import (
     LossTerms,
     TensorBatch,
     batches_by_length,
+    check_example_ids,
     read,
     to_device,
 )
@@ -301,7 +301,7 @@ def measured(
     """Log-probabilities of both responses, and their tokens, [N, 2] each; batch by batch."""
     pad, labels = lm.text_tokenizer.pad_id or 0, np.array(first, dtype=np.int64)[:, None]
     encoded = EncodedExamples(sequences, sequence_labels=labels, pad_id=pad)
-    check_examples(encoded, lm.spec)
+    check_example_ids(encoded, lm.spec)
     sums, counts = np.zeros((len(encoded), 2)), np.zeros((len(encoded), 2), dtype=np.int64)
     lm.module.eval()
     for some, rows in batches_by_length(encoded):

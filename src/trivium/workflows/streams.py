@@ -14,7 +14,8 @@ from trivium.data.row_order import derived_seed
 from trivium.data.rows import Rows
 from trivium.data.shards import TRAIN
 from trivium.errors import RecipeError
-from trivium.inference.forward import check_examples, check_ids
+from trivium.inference.forward import check_ids
+from trivium.objectives.base import check_example_ids
 from trivium.train import defaults
 from trivium.train.distributed import Parallel
 from trivium.train.loader import BatchStream
@@ -60,7 +61,7 @@ def build_streams(
                     elif source.objective.rolls_out:  # every process keeps the prompts
                         deque(chunks, maxlen=0)
                     data = EncodedExamples.open(encoded)
-                check_examples(data, spec)
+                check_example_ids(data, spec)
                 source.note_cuts(split, data.cuts, setup.lm.max_length)
             rows_per_step = recipe.train.batch_examples
         else:
