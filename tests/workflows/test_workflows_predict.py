@@ -345,11 +345,28 @@ def test_tags_are_lists(ending, tmp_path):
         assert float(row["score"]) == pytest.approx(min(word.score for word in answer))
 
 
+@pytest.mark.parametrize("ending", FORMATS)
+def test_answers_to_questions(ending, tmp_path):
+    lm = as_ours(theirs("BertForQuestionAnswering"), "bert")
+    rows = [
+        {"id": "01", "question": "the cat?", "context": "the cat sat on a mat"},
+        {"id": "2", "question": "a film?", "context": "a funny film"},
+    ]
+    predict(lm, write(tmp_path / "new.csv", rows), tmp_path / f"scored{ending}")
+    scored = READERS[ending](tmp_path / f"scored{ending}")
+    for row, given in zip(scored, rows, strict=True):
+        assert list(row) == ["id", "question", "context", "prediction", "score"]
+        (best,) = lm.answer(given["question"], given["context"])
+        assert row["prediction"] == best.text
+        assert float(row["score"]) == pytest.approx(best.score)
+        assert {name: row[name] for name in given} == given
+
+
 def test_words_one_a_line_cannot_be_written(tmp_path):
     lm = as_ours(theirs("BertForTokenClassification", num_labels=3), "bert", id2label=LABELS)
     path = tmp_path / "new.conll"
     path.write_text("the O\ncat O\n")
-    with pytest.raises(DataError, match=r"new\.conll, line 1: columns are added to \.jsonl"):
+    with pytest.raises(DataError, match=r"new\.conll, line 1: columns cannot be added .*words"):
         predict(lm, path, tmp_path / "scored.csv")
     assert files(tmp_path) == ["new.conll"]
 

@@ -38,7 +38,8 @@ def predict(
     """Copy a table with the columns prediction, score, runner_up and runner_up_score added.
 
     It reads what `finetune` reads for the model's task; labels are not needed. All columns keep
-    their order and values. A regression model only adds a prediction.
+    their order and values. Tags and answers to questions have no runner-up, and a regression model
+    only adds a prediction.
 
     Args:
         files: Records as the model was trained on: CSV, TSV, JSON lines, Parquet.

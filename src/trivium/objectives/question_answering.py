@@ -83,6 +83,7 @@ class QuestionAnswering(LabelledObjective):
     longest: ClassVar[int] = 512  # longer contexts are read in windows
     such_as: ClassVar[str] = 'bert-mini; an encoder-decoder generates answers by "text-to-text"'
     fields: ClassVar[Sequence[Slot]] = (QUESTION, CONTEXT, ANSWERS, STARTS, IMPOSSIBLE, IDENTITY)
+    inputs: ClassVar[Sequence[Fields]] = (QUESTION, CONTEXT)
     question_field: str | None = column_key("column of the question", QUESTION)
     context_field: str | None = column_key("column of the context", CONTEXT)
     answers_field: str | None = column_key("column of the answers", ANSWERS)
@@ -125,6 +126,15 @@ class QuestionAnswering(LabelledObjective):
             spans = tuple(_span(context, *answer, record.where) for answer in answers)
         identity = str(record.get("id") or record.where)
         return Question(identity, question, context, spans, record.where)
+
+    def unlabelled(self, record: Record, lm: LanguageModel) -> Question:
+        """Return the question and the context of a record. Neither may be blank."""
+        question, context = (record.text(record.columns[name]) for name in ("question", "context"))
+        return Question(record.where, question, context, (), record.where)
+
+    def predicted(self, answer: AnswerSpan, *, in_cell: bool = False) -> tuple[Any, ...]:
+        """Return the best answer, which is empty where there is none, and its probability."""
+        return answer.text, answer.score
 
     def settings(self, settings: Settings, examples: Sequence[Question]) -> Settings:
         """The overlap of windows, and a threshold for "no answer" if some questions have none."""

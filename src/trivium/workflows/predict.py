@@ -108,7 +108,10 @@ def predict(
         schema = objective.input_schema
         for record in objective.records(names, options):
             if not isinstance(record, Record):
-                raise DataError(f"{record.where}: columns are added to .jsonl and .parquet only.")
+                raise DataError(
+                    f"{record.where}: columns cannot be added to a file with one word per line. "
+                    'Give the sentences as JSON lines: {"words": [...]}.'
+                )
             schema.resolve(record, report)
             yield record
 
