@@ -54,6 +54,7 @@ def test_a_spec_that_is_accepted_runs(kind):
 def test_a_head_that_is_accepted_runs(kind):
     """On encoders and decoders whose token vectors have another width, or the same."""
     accepted, sizes = 0, {"num_labels": 3, "tied": True, "num_layers": 3, "pooling": "concat"}
+    sizes["layers"] = (spec.VectorLayer(width=5, activation="tanh"),)
     required = {name for name, field in kind.model_fields.items() if field.is_required()}
     dense = (None, spec.Dense(activation="gelu", norm=True))
     dense = dense if "dense" in kind.model_fields else (None,)

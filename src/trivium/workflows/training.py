@@ -116,7 +116,7 @@ def pretrain(
     if not isinstance(validation, float | int | None):
         validation, held_out = named_data(validation, "validation")
     recipe = _chosen_recipe(run, recipe, data, validation, changes, line, resume=resume)
-    _check_needs(run, recipe)
+    _check_needs(run, recipe, resume=resume)
     if any(are_shards(source.paths) for source in recipe.sources):
         recipe = recipe.replace(tokenizer=None)  # the shards have theirs
     origin = recipe.model.init_from
@@ -287,8 +287,10 @@ def _chosen_recipe(
     return chosen
 
 
-def _check_needs(run: Run, recipe: Recipe) -> None:
+def _check_needs(run: Run, recipe: Recipe, *, resume: bool) -> None:
     """Check the place of the run and the libraries that it needs, before anything is read.
+
+    A run that is resumed has its texts, and its data may be gone.
 
     Raises CheckpointError or MissingExtraError.
     """
@@ -296,7 +298,7 @@ def _check_needs(run: Run, recipe: Recipe) -> None:
         raise CheckpointError(f"{run.path} is a file: choose a folder.")
     if recipe.train.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise MissingExtraError("train.tensorboard = true", "tensorboard")
-    for source in recipe.sources:
+    for source in () if resume else recipe.sources:
         held_out = source.validation if isinstance(source.validation, tuple) else ()
         check_libraries((*source.paths, *held_out))
 
