@@ -12,6 +12,7 @@ import signal
 import threading
 
 import pytest
+import sentencepiece
 import tokenizers
 import zstandard
 from hypothesis import given, settings
@@ -126,6 +127,73 @@ def test_spaces_come_back(kind, trained):
     ids = trained[kind].encode(text).ids
     assert trained[kind].decode(ids) == text
     assert b"".join(trained[kind].token_bytes[i] for i in ids) == b" " + text.encode()
+
+
+@pytest.fixture(scope="module")
+def spaced() -> dict[str, Tokenizer]:
+    """Tokenizers whose training text contains line ends and indentation."""
+    texts = [*ENGLISH, "\n    ".join(ENGLISH), "  ".join(ENGLISH)]
+    return {
+        kind: Tokenizer.train(kind, texts=texts, vocab_size=SIZES[kind], progress=False)
+        for kind in ("bpe", "byte-bpe", "unigram")
+    }
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(alphabet=[" ", " ", "\n", *"thedog,."], max_size=20))
+@pytest.mark.parametrize("kind", ["bpe", "byte-bpe"])
+def test_kinds_that_keep_spaces_round_trip(kind, text, spaced):
+    """A space at the start of a text was lost by `bpe`."""
+    tokenizer = spaced[kind]
+    special = tokenizer.roles["eos"]
+    for whole in (text, f"{text}{special}{text}"):
+        encoding = tokenizer.encode(whole, add_special_tokens=False)
+        assert tokenizer.decode(encoding.ids, skip_special_tokens=False) == whole
+        for start, end in encoding.offsets:
+            assert 0 <= start <= end <= len(whole)
+
+
+_SPACED = ["the dog", " the dog", "    the dog", "the  dog ", " ", "\nthe", " \n the", "the\n  dog"]
+
+
+@pytest.mark.parametrize(("kind", "clean"), [("bpe", False), ("unigram", True)])
+def test_spaces_are_those_of_sentencepiece(kind, clean, spaced, tmp_path):
+    """`clean`: sentencepiece's `remove_extra_whitespaces`, False in Llama's BPE."""
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(ENGLISH),
+        model_prefix=str(tmp_path / "m"),
+        vocab_size=101,
+        hard_vocab_limit=False,
+        model_type=kind,
+        user_defined_symbols=["\n"],
+        remove_extra_whitespaces=clean,
+        minloglevel=2,
+    )
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "m.model"))
+    for text in _SPACED:
+        if clean and "\n" in text:
+            continue  # Unigram's normalization makes it a space, a defined symbol there
+        ours = spaced[kind].encode(text, add_special_tokens=False).symbols
+        assert "".join(ours) == "".join(theirs.encode(text, out_type=str)), text
+
+
+def test_bpe_with_leading_spaces_in_transformers(spaced, tmp_path):
+    tokenizer = spaced["bpe"]
+    tokenizer.save(tmp_path / "folder")
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "folder")
+    special = tokenizer.roles["eos"]
+    for text in [*_SPACED, f"the{special}dog", f"{special} the", f" {special}  the"]:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids
+        assert theirs.encode(text, add_special_tokens=False) == list(ids), text
+
+
+def test_words_of_a_text_with_leading_spaces_have_their_offsets(spaced):
+    text = "   the dog, too"
+    encoding = spaced["bpe"].encode(text, add_special_tokens=False)
+    words: dict[int, str] = {}
+    for word, (start, end) in zip(encoding.word_ids, encoding.offsets, strict=True):
+        words[word] = words.get(word, "") + text[start:end]
+    assert [word.strip() for word in words.values() if word.strip()] == ["the", "dog", ",", "too"]
 
 
 @pytest.mark.parametrize("kind", SIZES)

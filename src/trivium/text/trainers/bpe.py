@@ -16,6 +16,8 @@ from trivium.text.trainers import CharacterTokenizerConfig, SpecialTokens
 class BPE(CharacterTokenizerConfig):
     """Merges of characters. A space is U+2581 before the word; punctuation and line ends are apart.
 
+    Spaces are kept, at the start of a text too: " x" and "x" have different ids.
+
     Source: Sennrich et al. 2016; the space symbol is sentencepiece's.
     """
 
@@ -30,7 +32,13 @@ class BPE(CharacterTokenizerConfig):
         backend.normalizer = normalizers.NFC()
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
-                pre_tokenizers.Metaspace(prepend_scheme="first"),
+                # A text gets a symbol at its start even if it begins with a space. Metaspace adds
+                # no symbol before its own, so the first step writes spaces as U+2581, the second
+                # adds a space and the third writes that space as U+2581, too, and splits.
+                # normalizers.Prepend would also add a symbol after every special token.
+                pre_tokenizers.Metaspace(prepend_scheme="never", split=False),
+                pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="first", split=False),
+                pre_tokenizers.Metaspace(prepend_scheme="never"),
                 pre_tokenizers.Split(Regex(r"[\r\n]+"), behavior="isolated"),
                 pre_tokenizers.Punctuation(),
             ]

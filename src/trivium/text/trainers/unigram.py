@@ -25,7 +25,8 @@ _MAX_PIECE_LENGTH = 16  # characters, as in sentencepiece
 class Unigram(CharacterTokenizerConfig):
     """Pieces with probabilities, after normalization as sentencepiece's: nmt, NFKC, one space.
 
-    Unlike there, a space at the start of a text stays: after a special token it starts a word.
+    As in sentencepiece, a space at the start of a text is dropped; unlike in sentencepiece, a space
+    after a special token stays and starts a word.
 
     Source: Kudo 2018, section 3.2.
     """
