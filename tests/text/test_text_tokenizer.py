@@ -197,6 +197,24 @@ def test_words_of_a_text_with_leading_spaces_have_their_offsets(spaced):
 
 
 @pytest.mark.parametrize("kind", SIZES)
+def test_text_without_spaces_is_announced_to_take_longer_where_it_does(kind):
+    config = Tokenizer.config_of(kind)
+    estimate = config.estimate_seconds_per_mb
+    dna = "ACGTTGCA" * 1000
+    for ordinary in ([], [""], ENGLISH):
+        assert estimate(ordinary) == pytest.approx(config.seconds_per_mb)
+    if kind != "unigram":
+        assert estimate([dna]) == config.seconds_per_mb
+        return
+    # Measured: 13 to 60 seconds per MB for DNA, as a text of one line or of many.
+    assert 25 <= estimate([dna]) <= 30
+    assert estimate(["\n".join([dna[:70]] * 9)]) == pytest.approx(estimate([dna]))
+    assert config.seconds_per_mb < estimate([*ENGLISH, dna[:300]]) < estimate([dna])
+    # A Chinese character has three bytes.
+    assert estimate(["今天天气很好" * 20]) == pytest.approx(estimate([dna]) / 3)
+
+
+@pytest.mark.parametrize("kind", SIZES)
 def test_batches_and_iterables_equal_single_calls(kind, trained):
     tokenizer = trained[kind]
     assert tokenizer.encode_batch(WORLD) == [tokenizer.encode(text) for text in WORLD]

@@ -21,6 +21,7 @@ Examples:
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +35,7 @@ from trivium.data.sources import check_libraries
 from trivium.errors import TokenizerError, shorten
 from trivium.messages import translated
 from trivium.text import Tokenizer
+from trivium.text.trainers import NUM_PROBED
 
 app = typer.Typer(
     add_completion=False,
@@ -85,13 +87,15 @@ def train(
         sample_bytes: Train on a sample of at most this many bytes.
     """
     check_libraries(paths)
-    seconds = Tokenizer.config_of(kind).seconds_per_mb
+    config = Tokenizer.config_of(kind)
+    documents = read_documents(paths, ReadOptions(**reading))
+    first = list(itertools.islice(documents, NUM_PROBED))
+    seconds = round(config.estimate_seconds_per_mb(document.text for document in first))
     slow = translated("tokenizer.cost_per_mb", seconds=seconds) if seconds > 1 else ""
     typer.echo(translated("tokenizer.training", kind=kind, slow=slow), err=True)
-    documents = read_documents(paths, ReadOptions(**reading))
     tokenizer = Tokenizer.train(
         kind,
-        texts=(document.text for document in documents),
+        texts=(document.text for document in itertools.chain(first, documents)),
         vocab_size=vocab_size,
         special_tokens=None if special_tokens is None else special_tokens.split(),
         lowercase=lowercase,

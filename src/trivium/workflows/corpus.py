@@ -38,6 +38,7 @@ from trivium.objectives.policy import PolicyGradient
 from trivium.progress import ProgressLine, labelled, short_duration
 from trivium.spec import Spec
 from trivium.text import Tokenizer, TokenizerConfig
+from trivium.text.trainers import NUM_PROBED
 from trivium.train import defaults
 from trivium.train.recipe import MixConfig, Recipe, TokenizerFile
 from trivium.train.recipe_loading import read_recipe, recipe_file
@@ -521,7 +522,9 @@ def _train_tokenizer(
     assert isinstance(config, TokenizerConfig)
     size = min(_num_bytes(sources, side), config.sample_bytes)
     shown = f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
-    seconds = size / 1e6 * config.seconds_per_mb
+    raw = [source for source in sources if not isinstance(source, TextSource)]
+    few = (text for source in raw for text in itertools.islice(source.texts(side), NUM_PROBED))
+    seconds = size / 1e6 * config.estimate_seconds_per_mb(few)
     cost = translated("tokenizer.cost", time=short_duration(seconds))
     line.tell(
         "tokenizer",
@@ -533,7 +536,6 @@ def _train_tokenizer(
         cost=cost if seconds > _SLOW_SECONDS else "",
     )
     line.update(translated("tokenizer.in_training"))
-    raw = [source for source in sources if not isinstance(source, TextSource)]
     texts = itertools.chain.from_iterable(source.texts(side) for source in raw)
     tokenizer = config.train(texts, progress=lambda note: line.say(labelled("", note)))
     line.update("")

@@ -34,6 +34,7 @@ from trivium.text.vocabulary import Vocabulary
 SpecialTokens = Annotated[
     tuple[str, ...], Field(description="they get the first ids, in this order")
 ]
+NUM_PROBED = 100  # texts from which the time of training is estimated
 _DEFAULT_SIZE = 8192
 
 
@@ -174,6 +175,14 @@ class TokenizerConfig(TokenizerSource, ABC):
     @abstractmethod
     def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
         """Train a tokenizer of the `tokenizers` library on a sample of texts."""
+
+    @classmethod
+    def estimate_seconds_per_mb(cls, texts: Iterable[str]) -> float:
+        """Return about how many seconds training takes per MB, on one core, for texts like these.
+
+        `texts`: a few of the texts to train on.
+        """
+        return cls.seconds_per_mb
 
     def hints(self, texts: Sequence[str]) -> tuple[str, ...]:
         """Lines for the user, where the kind does not suit the text."""
