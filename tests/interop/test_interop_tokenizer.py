@@ -17,6 +17,7 @@ from trivium.interop.hf_folder import read_folder, write_folder
 from trivium.interop.tokenizer_files import read_tokenizer
 from trivium.text import Tokenizer
 from trivium.text.inputs import encode_inputs
+from trivium.text.roles import add_template
 
 TEXTS = [
     "The weather was cloudy yesterday, but today it's rainy.",
@@ -25,6 +26,14 @@ TEXTS = [
 ]
 SAMPLES = [*TEXTS, "unseen w\u00f6rds, \u660e\u5929 & <b>", "  two  spaces\tand a tab\n"]
 SPECIALS = ["<pad>", "<s>", "</s>", "<unk>", "<mask>"]
+BERT_CLASSES = ["BertTokenizer", "BertTokenizerFast", "DistilBertTokenizer", "MobileBertTokenizer"]
+ROLES = {f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")}
+FAST_CLASSES = [
+    ("byte-bpe", "PreTrainedTokenizerFast"),
+    ("unigram", "PreTrainedTokenizerFast"),
+    ("byte-bpe", "GPT2Tokenizer"),
+    ("byte-bpe", "LlamaTokenizer"),
+]
 
 
 def train(kind: str, specials: list[str] | None = None) -> Tokenizer:
@@ -109,10 +118,65 @@ def test_vocab_txt_and_its_case(tmp_path):
         tokenizer = read_tokenizer(tmp_path, options)
         hf = transformers.BertTokenizer.from_pretrained(tmp_path)
         assert list(tokenizer.encode(text).ids) == hf(text)["input_ids"]
-    # The options overrule a tokenizer.json, too.
-    train("wordpiece").save(tmp_path)
-    cased_ids = read_tokenizer(tmp_path, {"do_lower_case": False}).encode("The").ids
-    assert read_tokenizer(tmp_path, {}).encode("The").ids != cased_ids
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"do_lower_case": True},
+        {"do_lower_case": False},
+        {"do_lower_case": False, "strip_accents": True},
+        {"strip_accents": False},
+        {"do_lower_case": False, "tokenize_chinese_chars": False},
+    ],
+)
+@pytest.mark.parametrize("model_type", ["bert", "electra", None])
+@pytest.mark.parametrize(
+    "name", [*BERT_CLASSES, "ElectraTokenizer", "PreTrainedTokenizerFast", None]
+)
+def test_options_of_bert_classes_and_tokenizer_json(name, model_type, options, lowercase, tmp_path):
+    """BERT's classes rebuild the normalizer from their options, the others keep that of the file."""
+    if name in ("ElectraTokenizer", None) and model_type is None:
+        pytest.skip("transformers cannot know the class")
+    tokenizer = Tokenizer.train(
+        "wordpiece", texts=TEXTS * 5, vocab_size=193, lowercase=lowercase, progress=False
+    )
+    tokenizer.save(tmp_path)
+    named = {} if name is None else {"tokenizer_class": name}
+    options = write_options(tmp_path, **options, **named, **ROLES)
+    family = "BertTokenizer" if model_type else ""
+    if model_type:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    hf = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    check_same_ids(read_tokenizer(tmp_path, options, tokenizer_class=family), hf)
+
+
+@pytest.mark.parametrize("kind", ["byte-bpe", "unigram"])
+@pytest.mark.parametrize("flags", [(True, True), (False, True), (True, None), (None, False)])
+@pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "GPT2Tokenizer", "LlamaTokenizer"])
+@pytest.mark.parametrize("template", [True, False])
+def test_tokens_around_texts_are_those_of_tokenizer_json(kind, flags, name, template, tmp_path):
+    if (kind, name) not in FAST_CLASSES:
+        pytest.skip("another kind of model than that of the class")
+    tokenizer = train(kind)
+    if template:
+        add_template(tokenizer.backend, ["<s>"], ["</s>"], again=["<s>"])
+    Tokenizer(tokenizer.backend, tokenizer.roles).save(tmp_path)
+    asked = dict(zip(("add_bos_token", "add_eos_token"), flags, strict=True))
+    asked = {key: flag for key, flag in asked.items() if flag is not None}
+    options = write_options(
+        tmp_path,
+        tokenizer_class=name,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        **asked,
+    )
+    check_same_ids(
+        read_tokenizer(tmp_path, options), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    )
 
 
 def test_merges_as_gpt2_with_another_first_token(tmp_path):

@@ -69,6 +69,7 @@ def train(
     vocab_size: Annotated[int | None, typer.Option(min=1, show_default="8192")] = None,
     special_tokens: Annotated[str | None, typer.Option(show_default="those of the kind")] = None,
     lowercase: Annotated[bool | None, typer.Option("--lowercase/--cased")] = None,
+    normalize: Annotated[bool | None, typer.Option("--normalize/--no-normalize")] = None,
     min_frequency: opt.Positive | None = None,
     character_coverage: Annotated[float | None, typer.Option(max=1, callback=opt.above(0))] = None,
     sample_bytes: opt.Positive | None = None,
@@ -82,6 +83,7 @@ def train(
         vocab_size: Tokens, special ones included.
         special_tokens: Separated by spaces.
         lowercase: wordpiece: remove capitals and accents.
+        normalize: bpe, unigram, wordpiece: Unicode normalization (on unless turned off).
         min_frequency: How often a pair or word must occur.
         character_coverage: Share of the text's characters that get tokens.
         sample_bytes: Train on a sample of at most this many bytes.
@@ -99,6 +101,7 @@ def train(
         vocab_size=vocab_size,
         special_tokens=None if special_tokens is None else special_tokens.split(),
         lowercase=lowercase,
+        normalize=normalize,
         min_frequency=min_frequency,
         character_coverage=character_coverage,
         sample_bytes=sample_bytes,

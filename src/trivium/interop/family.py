@@ -297,8 +297,8 @@ class Family:
         buffers: regular expressions of tensors in files that the model does not use.
         zeros: tensors without a counterpart here, refused unless all their numbers are 0.
         hooks: what the tables cannot say.
-        tokenizer_class: what reads its sentencepiece file, where `tokenizer_config.json` names no
-            class; `tokenizer_files.py` has the tokens that it puts around a text.
+        tokenizer_class: what reads its tokenizer where `tokenizer_config.json` names no class;
+            `tokenizer_files.py` has what the class does beyond the files.
         is_variant: a spec that another family can express, too, is written as that one.
     """
 

@@ -7,13 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, normalizers
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
 from trivium.errors import TokenizerError, TriviumError, shorten
 from trivium.interop.hf_config import read_object_if_exists
 from trivium.text import Tokenizer
 from trivium.text.loading import find_file
-from trivium.text.roles import SENTINELS, add_template, named_roles, role_tokens, special_names
+from trivium.text.roles import (
+    SENTINELS,
+    add_bert_template,
+    add_template,
+    named_roles,
+    role_tokens,
+    special_names,
+)
 
 # A sentencepiece file does not say which tokens surround a text; the class that reads it does:
 # role of the token before a text, role of the token after it.
@@ -32,6 +39,8 @@ _SEGMENTERS: Mapping[str, str] = {
     "RoFormerTokenizer": "jieba",
     "XLMTokenizer": "Moses",
 }
+# Classes that build BERT's normalizer from their options.
+_BERT = ("BertTokenizer", "DistilBertTokenizer", "MobileBertTokenizer", "SqueezeBertTokenizer")
 _NONE = (None, None)
 _MOST_SENTINELS = 10_000
 
@@ -73,12 +82,21 @@ def read_tokenizer(
             _apply_class(backend, kind, options)
         _add_tokens(backend, _added(folder, options), options)
         roles = named_roles(options, backend.token_to_id)
-        _apply_bert_options(backend, options)
+        if source.name == "vocab.txt":
+            _apply_bert_options(backend, options, backend.normalizer)
+        elif kind in _BERT and isinstance(backend.model, models.WordPiece):
+            # These classes of `transformers` 5 take only the vocabulary of a `tokenizer.json`.
+            _apply_bert_options(backend, options, normalizers.BertNormalizer())
+            backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+            add_bert_template(backend)
         backend.add_special_tokens(sorted({*roles.values()} - special_names(backend)))
         # Those that are not in the vocabulary get the next ids, as in `transformers`.
         special = special_names(backend)
         backend.add_special_tokens([one for one in _more_special(options) if one not in special])
-        _surround(backend, options, {**role_tokens(special_names(backend)), **roles}, usual)
+        if (
+            source.name != "tokenizer.json"
+        ):  # it has the tokens around texts, as in `transformers` 5
+            _surround(backend, options, {**role_tokens(special_names(backend)), **roles}, usual)
         return Tokenizer(backend, roles)
     except TriviumError:
         raise
@@ -149,14 +167,16 @@ def _apply_class(backend: tokenizers.Tokenizer, kind: str, options: Mapping[str,
         backend.normalizer = normalizers.Sequence([*steps, backend.normalizer])
 
 
-def _apply_bert_options(backend: tokenizers.Tokenizer, options: Mapping[str, Any]) -> None:
-    """The options overrule BERT's normaliser in a `tokenizer.json`, as in `transformers`."""
-    bert = backend.normalizer
-    if isinstance(bert, normalizers.BertNormalizer):
-        bert.lowercase = options.get("do_lower_case", bert.lowercase)
-        bert.strip_accents = options.get("strip_accents", bert.strip_accents)
-        chinese = options.get("tokenize_chinese_chars", bert.handle_chinese_chars)
-        bert.handle_chinese_chars = chinese
+def _apply_bert_options(
+    backend: tokenizers.Tokenizer, options: Mapping[str, Any], usual: normalizers.BertNormalizer
+) -> None:
+    """Set BERT's normalizer by the options; `usual` has the values of options that are not set."""
+    backend.normalizer = normalizers.BertNormalizer(
+        clean_text=usual.clean_text,
+        lowercase=options.get("do_lower_case", usual.lowercase),
+        strip_accents=options.get("strip_accents", usual.strip_accents),
+        handle_chinese_chars=options.get("tokenize_chinese_chars", usual.handle_chinese_chars),
+    )
 
 
 def _surround(

@@ -71,6 +71,7 @@ BERT = Family(
     config={**CONFIG, "hidden_act": activation("gelu", "encoder.feed_forward", "heads.mlm.dense")},
     fixed=FIXED,
     weights=body(LAYER, "bert", "bert.encoder.layer.{i}"),
+    tokenizer_class="BertTokenizer",
     heads={
         "mlm": {
             "cls.predictions.transform.dense": "dense.linear",

@@ -230,6 +230,11 @@ class CharacterTokenizerConfig(TokenizerConfig):
         description="share of the text's characters that get tokens; rarer ones become unknown, "
         "except printable ASCII and the digits of the text's scripts, which are always in",
     )
+    normalize: bool = Field(
+        True,
+        description="Unicode normalization; false keeps accents and compatibility characters "
+        "as they are in the text",
+    )
 
     def cover(
         self, texts: Sequence[str], normalizer: normalizers.Normalizer

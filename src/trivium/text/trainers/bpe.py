@@ -29,7 +29,7 @@ class BPE(CharacterTokenizerConfig):
     def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
         """Learn merges."""
         backend = tokenizers.Tokenizer(models.BPE(unk_token=self.unknown_token, fuse_unk=True))
-        backend.normalizer = normalizers.NFC()
+        backend.normalizer = normalizers.NFC() if self.normalize else normalizers.Sequence([])
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 # A text gets a symbol at its start even if it begins with a space. Metaspace adds

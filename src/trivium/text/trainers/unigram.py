@@ -70,8 +70,7 @@ class Unigram(CharacterTokenizerConfig):
         backend = tokenizers.Tokenizer(models.Unigram())
         backend.normalizer = normalizers.Sequence(
             [
-                normalizers.Nmt(),
-                normalizers.NFKC(),
+                *([normalizers.Nmt(), normalizers.NFKC()] if self.normalize else []),
                 normalizers.Replace(Regex(" {2,}"), " "),
                 # Not on the left: the space after a special token starts a word.
                 normalizers.Strip(left=False, right=True),

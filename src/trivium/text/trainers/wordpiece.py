@@ -26,13 +26,17 @@ class WordPiece(CharacterTokenizerConfig):
     kind: Literal["wordpiece"] = "wordpiece"
     component_types: ClassVar[tuple[str, ...]] = ("WordPiece",)
     special_tokens: SpecialTokens = BERT_SPECIALS
-    lowercase: bool = Field(True, description="lower-case the text and strip accents")
+    lowercase: bool = Field(
+        True, description="lower-case the text and, unless normalize is false, strip accents"
+    )
     min_frequency: int = Field(2, ge=1, description="how often a pair must occur to be merged")
 
     def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
         """Learn subwords."""
         backend = tokenizers.Tokenizer(models.WordPiece(unk_token=self.unknown_token))
-        backend.normalizer = normalizers.BertNormalizer(lowercase=self.lowercase)
+        backend.normalizer = normalizers.BertNormalizer(
+            lowercase=self.lowercase, strip_accents=None if self.normalize else False
+        )
         backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         backend.decoder = decoders.WordPiece(prefix=WORDPIECE_PREFIX)
         texts, alphabet = self.cover(texts, backend.normalizer)
