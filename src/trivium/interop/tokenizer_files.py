@@ -39,8 +39,17 @@ _SEGMENTERS: Mapping[str, str] = {
     "RoFormerTokenizer": "jieba",
     "XLMTokenizer": "Moses",
 }
-# Classes that build BERT's normalizer from their options.
-_BERT = ("BertTokenizer", "DistilBertTokenizer", "MobileBertTokenizer", "SqueezeBertTokenizer")
+# Classes that build BERT's normalizer from their options; subclasses without an `__init__` of their
+# own, such as ConvBertTokenizer, keep that of a `tokenizer.json`.
+BERT_CLASSES = (
+    "BertTokenizer",
+    "DistilBertTokenizer",
+    "ElectraTokenizer",
+    "LayoutLMTokenizer",
+    "LxmertTokenizer",
+    "MobileBertTokenizer",
+    "SqueezeBertTokenizer",
+)
 _NONE = (None, None)
 _MOST_SENTINELS = 10_000
 
@@ -84,7 +93,7 @@ def read_tokenizer(
         roles = named_roles(options, backend.token_to_id)
         if source.name == "vocab.txt":
             _apply_bert_options(backend, options, backend.normalizer)
-        elif kind in _BERT and isinstance(backend.model, models.WordPiece):
+        elif kind in BERT_CLASSES and isinstance(backend.model, models.WordPiece):
             # These classes of `transformers` 5 take only the vocabulary of a `tokenizer.json`.
             _apply_bert_options(backend, options, normalizers.BertNormalizer())
             backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
