@@ -102,9 +102,8 @@ def read_tokenizer(
         # Those that are not in the vocabulary get the next ids, as in `transformers`.
         special = special_names(backend)
         backend.add_special_tokens([one for one in _more_special(options) if one not in special])
-        if (
-            source.name != "tokenizer.json"
-        ):  # it has the tokens around texts, as in `transformers` 5
+        # A `tokenizer.json` has the tokens around texts, as in `transformers` 5.
+        if source.name != "tokenizer.json":
             _surround(backend, options, {**role_tokens(special_names(backend)), **roles}, usual)
         return Tokenizer(backend, roles)
     except TriviumError:
