@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from trivium.text import Tokenizer
@@ -24,7 +26,7 @@ KINDS = sorted(
 )
 
 
-def train(kind: str, **options: bool) -> Tokenizer:
+def train(kind: str, **options: Any) -> Tokenizer:
     texts = [" ".join(WORDS)] * 20
     return Tokenizer.train(
         kind, texts=texts, vocab_size=300, character_coverage=1.0, progress=False, **options
