@@ -199,7 +199,8 @@ def test_dense_modules_in_order(activation, pickled, normalize, place, tmp_path,
     lm = load(path)
     assert lm.vector_size == 30
     for one in (lm, *again_everywhere(lm, tmp_path)):
-        torch.testing.assert_close(one.embed(TEXTS), vectors, rtol=1e-4, atol=1e-5)
+        scale = float(vectors.norm(dim=-1).max())  # rounding grows with the vectors
+        torch.testing.assert_close(one.embed(TEXTS), vectors, rtol=1e-4, atol=1e-5 * scale)
     modules = json.loads((tmp_path / "hf/modules.json").read_text())
     assert tuple(one["type"].split(".")[-1] for one in modules) == ("Transformer", *kinds)
     for module in ("2_Dense", "3_Dense"):
