@@ -110,7 +110,7 @@ def load(
 
 
 def _main_precision(module: torch.nn.Module) -> torch.dtype | None:
-    """Return the precision of most weights; None if there are no weights."""
+    """Return the precision of most weights, or None for a model without weights."""
     counts = Counter[torch.dtype]()
     for weight in module.parameters():
         counts[weight.dtype] += weight.numel()

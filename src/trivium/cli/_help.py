@@ -41,7 +41,7 @@ class HelpFormatter(TyperCommand.context_class.formatter_class):
         self.write(f"{'':>{self.current_indent}}{_translate_words(f'{heading}:')}\n")
 
     def write_text(self, text: str) -> None:
-        """Paragraphs; examples, of which a user copies whole lines, are not wrapped."""
+        """Write paragraphs. The lines of examples are not wrapped, so that users can copy them."""
         first, *others = text.split("\n\n")
         if first.strip() == "Examples:":
             others = [one if one[:1] == "`" else f"\b\n{one}" for one in others]

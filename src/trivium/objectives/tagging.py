@@ -161,7 +161,7 @@ class Tagging(ReadsStates):
         return TaggedSentence(words, tags, record.where)
 
     def unlabelled(self, record: Record, lm: LanguageModel) -> TaggedSentence:
-        """Return the words of a record, of which there must be one."""
+        """Return the words of a record. Raises DataError if the record has none."""
         words = _strings(record, record.columns["words"])
         if not words:
             raise DataError(f"{record.where} has no words. Fill them in, or remove the record.")

@@ -31,7 +31,7 @@ Line = Callable[[Row, Sequence[str]], str]
 
 
 class Predicted(NamedTuple):
-    """What `predict` wrote.
+    """The result of `predict`.
 
     Args:
         num_rows: the number of rows.
@@ -96,8 +96,11 @@ def predict(
     recipe = {} if isinstance(model, LanguageModel) else run_recipe(Path(model))
     lm = model if isinstance(model, LanguageModel) else load(model, device=device)
     task = task_of(lm)
-    if not getattr(LabelledObjective.kinds.get(task), "inputs", ()):
-        raise TriviumError(f"predict is for tasks with labels, and this model is for {task}.")
+    known = [name for name, kind in LabelledObjective.kinds.items() if getattr(kind, "inputs", ())]
+    if task not in known:
+        raise TriviumError(
+            f"predict is for tasks with labels ({', '.join(known)}), and this model is for {task}."
+        )
     objective = objective_of(lm, task, recipe, changes)
     added = [prefix + name for name in objective.predicted_columns(lm)]
     if threshold is not None and (len(added) < 4 or lm.settings.label_kind != "classes"):

@@ -87,7 +87,7 @@ class BlockSparseMixer(AttentionMixer, of=BlockSparseAttention):
         return self._blocks(F.pad(real, (0, missing)).bool())
 
     def _blocks(self, real: Tensor) -> Blocks:
-        """Of rows whose real tokens are [B, L]; where all rows are alike, [1, L]."""
+        """Return the blocks of rows with real tokens [B, L], or [1, L] if all rows are alike."""
         part, size, device = self.part, self.part.block_size, real.device
         rows, heads, count = len(real), part.num_heads, real.shape[1] // size
         columns = torch.arange(real.shape[1], device=device)

@@ -43,7 +43,7 @@ class PositionsModule(PartModule):
         return x
 
     def bias(self, prepared: Any) -> Bias | None:
-        """What is added to the scores of all layers alike, as a function of queries and keys."""
+        """Return the function that computes the bias of the scores, the same in all layers."""
         return None
 
     def prepare_layer(self, prepared: Any, query: nn.Linear, key: nn.Linear) -> Any:
