@@ -105,12 +105,7 @@ def main() -> None:
 def kinds(size: Size = Size()) -> dict[str, Callable[[int], tuple[Any, Any]]]:
     """By name, the mixer of a text of some length, and the positions that are added to tokens."""
     from trivium import spec
-    from trivium.spec.mixers.mamba import Mamba
-    from trivium.spec.mixers.performer import Performer
-    from trivium.spec.mixers.segment_attention import SegmentAttention
-    from trivium.spec.mixers.time_mixing import TimeMixing
-    from trivium.spec.patterns.fixed import Fixed
-    from trivium.spec.positions.relative_scores import RelativeScores
+    from trivium.spec import Fixed, Mamba, Performer, RelativeScores, SegmentAttention, TimeMixing
 
     heads, head_dim = size.width // size.head_dim, size.head_dim
     performer = Performer(num_heads=heads, head_dim=head_dim, num_features=64)

@@ -24,8 +24,7 @@ from torch.nn import functional as F
 
 from trivium.nn.context import Context
 from trivium.nn.mixers import mamba, time_mixing
-from trivium.spec.mixers.mamba import Mamba
-from trivium.spec.mixers.time_mixing import TimeMixing
+from trivium.spec import Mamba, TimeMixing
 
 LENGTHS = 256, 1024, 4096
 THREADS, CHUNK = 2, 16
@@ -41,9 +40,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
     part = Mamba(d_inner=2 * options.width, dt_rank=options.width // 16)
-    layer, ways = mamba.MambaMixer(part, options.width), WAYS
+    layer, ways = mamba.MambaModule(part, options.width), WAYS
     if options.mixer == "time-mixing":
-        layer = time_mixing.TimeMixingMixer(TimeMixing(d_inner=options.width), options.width)
+        layer = time_mixing.TimeMixingModule(TimeMixing(d_inner=options.width), options.width)
         ways = TIME_MIXING_WAYS
     generator = torch.Generator().manual_seed(0)
     for weight in layer.parameters():
@@ -80,8 +79,8 @@ def measure(layer, x: Tensor, segment: int, scan) -> tuple[float, Tensor]:
 
     whole = segment == x.shape[1]
     patches = {"scan": scan, "checkpoint": at_once if whole else mamba.checkpoint}
-    module, mixer = time_mixing, time_mixing.TimeMixingMixer
-    if isinstance(layer, mamba.MambaMixer):
+    module, mixer = time_mixing, time_mixing.TimeMixingModule
+    if isinstance(layer, mamba.MambaModule):
         module, patches = mamba, {**patches, "SEGMENT": segment}
     means = token_by_token if scan is None else mixer._means
     with mock.patch.multiple(module, **patches), mock.patch.object(mixer, "_means", means):

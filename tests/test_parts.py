@@ -128,4 +128,4 @@ def test_other_descriptions_that_the_page_names() -> None:
     encoded = nn.EncoderOutput(torch.randn(2, 7, 32), real=torch.ones(2, 7))
     of_both = nn.Context.of_length(5, causal=True, encoder=encoded)
     assert nn.Block(base, 0, 32, crosses=True)(x, of_both)[0].shape == x.shape
-    assert nn.module_class(base.feed_forward)(base.feed_forward, 32)(x)[0].shape == x.shape
+    assert base.feed_forward.build(32)(x)[0].shape == x.shape

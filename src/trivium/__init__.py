@@ -22,8 +22,8 @@ if _TYPE_CHECKING:
     from trivium.language_model import LanguageModel
     from trivium.model_loading import load
     from trivium.models import build
+    from trivium.models.transformer import ModelSpec
     from trivium.presets import presets
-    from trivium.spec import ModelSpec
     from trivium.text import Tokenizer
     from trivium.train import Callback
     from trivium.workflows.training import finetune, pretrain
@@ -52,7 +52,7 @@ __all__ = [
 _MODULES = {
     "Callback": "trivium.train",
     "LanguageModel": "trivium.language_model",
-    "ModelSpec": "trivium.spec",
+    "ModelSpec": "trivium.models.transformer",
     "Tokenizer": "trivium.text",
     "build": "trivium.models",
     "finetune": "trivium.workflows.training",

@@ -33,7 +33,7 @@ from trivium.interop.sentence_transformers import POOLING
 from trivium.interop.settings import Settings
 from trivium.interop.tensor_files import read_safetensors, write_safetensors
 from trivium.models import LanguageModule, build
-from trivium.spec import Spec
+from trivium.models.base_model import Spec
 from trivium.text import Tokenizer
 
 SPEC, WEIGHTS, TOKENIZER = "spec.json", "model.safetensors", "tokenizer.json"

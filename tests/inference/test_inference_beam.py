@@ -20,12 +20,7 @@ from generating_models import (
 from small_models import DECODERS, random_ids, small_model
 
 from trivium.errors import SpecError, TriviumError
-from trivium.inference.beam import (
-    Beam,
-    Hypothesis,
-    _Search,
-    beam_search,
-)
+from trivium.inference.beam import Beam, Hypothesis, _Search, beam_search
 from trivium.inference.sampling_params import BeamSearchParams, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("double_precision")

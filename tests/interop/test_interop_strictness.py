@@ -15,20 +15,14 @@ from hugging_face import options_of, ours_of
 from trivium import spec
 from trivium.adapt import LoRA, add_lora
 from trivium.errors import CheckpointError, SpecError
-from trivium.interop.convert import (
-    config_of,
-    from_hugging_face,
-    is_expressible,
-    to_hugging_face,
-)
+from trivium.interop.convert import config_of, from_hugging_face, is_expressible, to_hugging_face
 from trivium.interop.families import FAMILIES
 from trivium.interop.hf_folder import export_problem
 from trivium.interop.spec_config import read_spec, simplify
 from trivium.models import build
 from trivium.nn.activations import ACTIVATIONS
 from trivium.presets import presets
-from trivium.spec import TaggerHead
-from trivium.spec.feed_forwards.experts import Experts
+from trivium.spec import Experts, TaggerHead
 from trivium.train.recipe import ModelConfig
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}

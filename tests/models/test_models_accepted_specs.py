@@ -11,8 +11,7 @@ from small_models import SPECS, VOCABULARY, random_ids, random_model, small_part
 from trivium import spec
 from trivium.errors import SpecError
 from trivium.models import build
-from trivium.spec.heads import Head
-from trivium.spec.mixers.global_attention import GlobalAttention
+from trivium.spec import GlobalAttention, Head
 
 ATTENTIONS = [kind for kind in spec.Mixer.kinds.values() if issubclass(kind, spec.Attention)]
 CHOICES = (True, False)

@@ -12,8 +12,8 @@ from trivium import spec
 from trivium.errors import SpecError
 from trivium.models import build, with_fast_initialization
 from trivium.nn.context import Context
-from trivium.nn.mixers.attention import AttentionMixer
-from trivium.spec.initializations.small import Small
+from trivium.nn.mixers.attention import AttentionModule
+from trivium.spec import Small
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -199,7 +199,7 @@ def test_copy_heads_find_equal_tokens_and_add_neighbours():
     order = torch.randperm(31)
     for model in copy_models():
         across = model.decoder.layers[0].cross_attention
-        assert isinstance(across, AttentionMixer)
+        assert isinstance(across, AttentionModule)
         source = torch.randn(7, 31, WIDTH)
         right = (scores_of(across, source)[:, :, order].argmax(-1) == order).float().mean((0, 2))
         assert (right > 0.9).all(), right

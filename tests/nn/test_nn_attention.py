@@ -12,7 +12,7 @@ from trivium.nn import mask as mask_module
 from trivium.nn.attend import attend, attention_probabilities
 from trivium.nn.context import Context, EncoderOutput
 from trivium.nn.mask import Mask
-from trivium.nn.mixers.attention import AttentionMixer, CrossAttention
+from trivium.nn.mixers.attention import AttentionModule, CrossAttention
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -205,7 +205,7 @@ def test_the_module_is_multi_head_attention():
         scale=0.7,
         positions=spec.Rotary(base=50.0),
     )
-    module = AttentionMixer(described, WIDTH)
+    module = AttentionModule(described, WIDTH)
     x, source = torch.randn(ROWS, QUERIES, WIDTH), torch.randn(ROWS, KEYS, WIDTH)
 
     def output(module, mixed):
@@ -241,7 +241,7 @@ def test_the_module_is_multi_head_attention():
 
 
 def test_dropout_only_while_training():
-    module = AttentionMixer(spec.Attention(num_heads=3, head_dim=4), 13, 0.5)
+    module = AttentionModule(spec.Attention(num_heads=3, head_dim=4), 13, 0.5)
     x, context = torch.randn(2, 7, 13), Context.of_length(7)
     assert not torch.equal(module(x, context), module(x, context))
     module.eval()
@@ -267,7 +267,7 @@ def test_without_gradients_masks_are_made_for_some_queries_at_a_time(monkeypatch
 
 
 def test_a_context_of_another_length_is_refused():
-    module = AttentionMixer(spec.Attention(num_heads=3, head_dim=4), 13)
+    module = AttentionModule(spec.Attention(num_heads=3, head_dim=4), 13)
     for length in (1, 9):
         with pytest.raises(SpecError, match=f"x has 7 tokens, and its context is of {length}"):
             module(torch.zeros(2, 7, 13), Context.of_length(length))

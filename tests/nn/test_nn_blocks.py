@@ -9,10 +9,8 @@ import torch
 from torch import nn
 
 from trivium import spec
-from trivium.nn.blocks.parallel import ParallelBlock
-from trivium.nn.blocks.sequential import Block
+from trivium.nn.blocks import Block, ParallelBlock, Residual
 from trivium.nn.context import Context, EncoderOutput
-from trivium.nn.residual import Residual
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 

@@ -14,7 +14,7 @@ from trivium.errors import SpecError
 from trivium.models import active_parameters, build, flops_per_token, num_parameters
 from trivium.nn import Context
 from trivium.nn.feed_forwards.experts import ExpertsNetwork
-from trivium.spec.feed_forwards.experts import Experts
+from trivium.spec import Experts
 
 EXPERT = spec.FeedForward(d_ff=7, activation="tanh", bias=False)
 PART = Experts(num_experts=5, num_chosen=2, expert=EXPERT, balance=0.3)

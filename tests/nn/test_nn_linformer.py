@@ -10,9 +10,9 @@ from trivium import spec
 from trivium.errors import SpecError
 from trivium.models import build
 from trivium.nn.context import Context
-from trivium.nn.mixers.attention import AttentionMixer
-from trivium.nn.mixers.linformer import LinformerMixer, Projection
-from trivium.spec.mixers.linformer import Linformer
+from trivium.nn.mixers.attention import AttentionModule
+from trivium.nn.mixers.linformer import LinformerModule, Projection
+from trivium.spec import Linformer
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -30,7 +30,7 @@ def start(*modules: torch.nn.Module | None):
 def test_the_mixer_is_the_formula_of_the_paper(shared):
     x, real = torch.randn(2, 7, 11), torch.arange(7) < torch.tensor([7, 4])[:, None]
     part = Linformer(num_heads=3, head_dim=2, rank=5, max_length=13, shared=shared)
-    mixer = LinformerMixer(part, 11)
+    mixer = LinformerModule(part, 11)
     context, table = Context.of_length(7, real=real), mixer.new_table()
     start(mixer, table)
     y = mixer(x, context, None, mixer.prepare(context, None, table)).detach().numpy()
@@ -55,12 +55,12 @@ def test_the_mixer_is_the_formula_of_the_paper(shared):
 
 def test_means_of_fewer_neighbours_are_nearer_to_attention():
     """Where E = F are means of neighbours; of one each it is attention itself."""
-    attention = AttentionMixer(spec.Attention(num_heads=3, head_dim=2), 11)
+    attention = AttentionModule(spec.Attention(num_heads=3, head_dim=2), 11)
     x, context, errors = torch.randn(2, 32, 11).cumsum(1), Context.of_length(32), []
     for rank in (4, 8, 16, 32):
         part = Linformer(num_heads=3, head_dim=2, rank=rank, max_length=32, shared="key-value")
         means = torch.eye(rank).repeat_interleave(32 // rank, 1) * rank / 32
-        mixer = LinformerMixer(part, 11)
+        mixer = LinformerModule(part, 11)
         mixer.load_state_dict({**attention.state_dict(), "project_key.weight": means})
         errors.append((mixer(x, context) - attention(x, context)).abs().mean().item())
     assert errors[0] > errors[1] > errors[2] > 1e-3

@@ -10,22 +10,22 @@ from trivium.models import build
 from trivium.nn import Context
 from trivium.nn.mixers import mamba
 from trivium.presets import presets
-from trivium.spec.mixers.mamba import Mamba
+from trivium.spec import Mamba
 from trivium.train.optimizers.adamw import AdamW
 from trivium.train.optimizers.muon import Muon
 
 INNER, STATES, RANK, WIDTH, LENGTH = 5, 3, 2, 7, 23
 
 
-def mixer() -> mamba.MambaMixer:
-    layer = mamba.MambaMixer(Mamba(d_inner=INNER, dt_rank=RANK, d_state=STATES), WIDTH)
+def mixer() -> mamba.MambaModule:
+    layer = mamba.MambaModule(Mamba(d_inner=INNER, dt_rank=RANK, d_state=STATES), WIDTH)
     with torch.no_grad():
         for weight in layer.parameters():
             weight.normal_()
     return layer
 
 
-def one_by_one(layer: mamba.MambaMixer, x: torch.Tensor) -> torch.Tensor:
+def one_by_one(layer: mamba.MambaModule, x: torch.Tensor) -> torch.Tensor:
     """Gu and Dao 2023, algorithm 2, of one text [T, D], step after step."""
     inputs, gate = layer.input(x), layer.gate(x)
     padded = F.pad(inputs, (0, 0, 3, 0))

@@ -11,14 +11,15 @@ import torch
 from trivium import spec
 from trivium.errors import SpecError
 from trivium.nn.context import Context
-from trivium.nn.mixers.attention import AttentionMixer
+from trivium.nn.mixers.attention import AttentionModule
 from trivium.nn.mixers.performer import (
-    PerformerMixer,
+    CHUNK,
+    Performer,
+    PerformerModule,
     orthogonal_features,
     positive_features,
 )
 from trivium.nn.state import Span
-from trivium.spec.mixers.performer import CHUNK, Performer
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -27,7 +28,7 @@ WIDTH, HEADS = 11, 3
 
 def performer(**changes):
     part = Performer(num_heads=HEADS, head_dim=5, num_features=13).replace(**changes)
-    mixer = PerformerMixer(part, WIDTH)
+    mixer = PerformerModule(part, WIDTH)
     mixer.reset_parameters(torch.Generator().manual_seed(0))
     return mixer
 
@@ -94,7 +95,7 @@ def test_features_are_redrawn_in_training_alone_from_the_seed_of_the_pass():
 
 
 def test_more_features_are_nearer_to_softmax_attention():
-    attention = AttentionMixer(spec.Attention(num_heads=HEADS, head_dim=5), WIDTH)
+    attention = AttentionModule(spec.Attention(num_heads=HEADS, head_dim=5), WIDTH)
     x, context = torch.randn(4, 17, WIDTH), Context.of_length(17, causal=True)
     errors = []
     for count in (10, 100, 1000, 10_000):

@@ -15,7 +15,7 @@ from trivium import spec
 from trivium.errors import SpecError
 from trivium.nn.context import Context
 from trivium.nn.length import check_length
-from trivium.nn.mixers.attention import AttentionMixer
+from trivium.nn.mixers.attention import AttentionModule
 from trivium.nn.positions.alibi import LinearBias, alibi_slopes
 from trivium.nn.positions.learned import LearnedPositions
 from trivium.nn.positions.relative_bias import RelativePositionBias, relative_buckets
@@ -165,7 +165,7 @@ def test_learned_positions_and_their_end():
 @torch.no_grad()
 def test_positions_of_an_order_are_those_of_a_plain_pass(kind):
     """What an order shows after a token is as far away as in a pass that sees everything."""
-    mixer = AttentionMixer(attention_with(small_part(kind), heads=3), 13)
+    mixer = AttentionModule(attention_with(small_part(kind), heads=3), 13)
     for weight in mixer.parameters():
         torch.nn.init.normal_(weight, std=0.5)
     table = mixer.new_table()

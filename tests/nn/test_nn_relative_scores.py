@@ -8,9 +8,9 @@ import torch
 from small_models import SPECS, random_ids, random_model
 
 from trivium import spec
-from trivium.nn import AttentionMixer
+from trivium.nn import AttentionModule
 from trivium.nn.context import Context
-from trivium.spec.positions.relative_scores import RelativeScores
+from trivium.spec import RelativeScores
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -39,7 +39,7 @@ def attention_weights(x, weights, sees):
 
 
 def test_scores_are_the_four_terms_of_transformer_xl():
-    mixer, x = AttentionMixer(PART, WIDTH), torch.randn(ROWS, LENGTH, WIDTH)
+    mixer, x = AttentionModule(PART, WIDTH), torch.randn(ROWS, LENGTH, WIDTH)
     for weight in mixer.parameters():
         torch.nn.init.normal_(weight, std=0.5)
     weights = {name: weight.detach().numpy() for name, weight in mixer.named_parameters()}

@@ -12,24 +12,23 @@ from trivium.errors import SpecError
 from trivium.models import build
 from trivium.nn import Context
 from trivium.nn.feed_forwards.channel_mixing import ChannelMixingNetwork
-from trivium.nn.mixers.time_mixing import TimeMixingMixer
+from trivium.nn.mixers.time_mixing import TimeMixingModule
 from trivium.nn.state import Span
 from trivium.presets import presets
-from trivium.spec.feed_forwards.channel_mixing import ChannelMixing
-from trivium.spec.mixers.time_mixing import TimeMixing
+from trivium.spec import ChannelMixing, TimeMixing
 
 INNER, WIDTH, LENGTH = 5, 7, 23
 
 
-def mixer() -> TimeMixingMixer:
-    layer = TimeMixingMixer(TimeMixing(d_inner=INNER), WIDTH)
+def mixer() -> TimeMixingModule:
+    layer = TimeMixingModule(TimeMixing(d_inner=INNER), WIDTH)
     with torch.no_grad():
         for weight in layer.parameters():
             weight.normal_()
     return layer
 
 
-def by_sums(layer: TimeMixingMixer, x: torch.Tensor) -> torch.Tensor:
+def by_sums(layer: TimeMixingModule, x: torch.Tensor) -> torch.Tensor:
     """Peng et al. 2023, section 3.1, of one text [T, D]: a sum over all earlier tokens."""
     before = F.pad(x, (0, 0, 1, -1))
     key, value, receptance = (

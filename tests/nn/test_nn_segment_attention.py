@@ -10,10 +10,9 @@ from small_models import SPECS, random_ids, random_model
 from trivium import spec
 from trivium.errors import SpecError
 from trivium.nn.context import Context
-from trivium.nn.mixers.segment_attention import SegmentAttentionMixer
+from trivium.nn.mixers.memory_attention import SegmentAttentionModule
 from trivium.nn.state import Span
-from trivium.spec.mixers.segment_attention import SegmentAttention
-from trivium.spec.positions.relative_scores import RelativeScores
+from trivium.spec import RelativeScores, SegmentAttention
 
 PART = SegmentAttention(
     num_heads=3,
@@ -45,7 +44,7 @@ def test_segments_are_one_text_and_gradients_end_with_them():
 @double_precision()
 def test_what_is_remembered_trains_the_matrices_of_keys_and_values():
     """SG(h) of section 3.2 stops at the hidden states: W_k and W_v read them anew."""
-    mixer = SegmentAttentionMixer(PART, 13)
+    mixer = SegmentAttentionModule(PART, 13)
     for weight in mixer.parameters():
         torch.nn.init.normal_(weight, std=0.5)
     x = torch.randn(1, 6, 13, requires_grad=True)

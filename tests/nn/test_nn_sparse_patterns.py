@@ -9,9 +9,7 @@ from trivium import spec
 from trivium.errors import SpecError
 from trivium.nn.context import Context
 from trivium.nn.mask import allowed
-from trivium.spec.patterns.fixed import Fixed
-from trivium.spec.patterns.per_head import PerHead
-from trivium.spec.patterns.strided import Strided
+from trivium.spec import Fixed, PerHead, Strided
 
 LENGTH, STRIDE, SUMMARY = 17, 5, 2
 

@@ -19,7 +19,7 @@ from trivium.language_model import LanguageModel
 from trivium.objectives import default_objective, to_device
 from trivium.objectives.blank_filling import BlankFilling, with_blanks
 from trivium.presets import presets
-from trivium.spec.positions.two_dimensional import TwoDimensional
+from trivium.spec import TwoDimensional
 from trivium.text import Tokenizer
 from trivium.text.vocabulary import Vocabulary
 

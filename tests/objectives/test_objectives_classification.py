@@ -24,11 +24,7 @@ from trivium.objectives.classification import (
     label_kind,
     natural_order,
 )
-from trivium.objectives.task_metrics import (
-    class_metrics,
-    multi_label_metrics,
-    regression_metrics,
-)
+from trivium.objectives.task_metrics import class_metrics, multi_label_metrics, regression_metrics
 from trivium.presets import presets
 
 pytestmark = pytest.mark.usefixtures("double_precision")

@@ -16,7 +16,7 @@ from trivium.models import build
 from trivium.objectives import default_objective, to_device
 from trivium.objectives.permutation import Permutation
 from trivium.presets import presets
-from trivium.spec.positions.typed_relative_scores import TypedRelativeScores
+from trivium.spec import TypedRelativeScores
 from trivium.text.vocabulary import Vocabulary
 
 VOCAB = Vocabulary(size=VOCABULARY, special_ids=(0, 1), pad_id=0, mask_id=1)

@@ -29,7 +29,7 @@ from trivium.inference.forward import prefill
 from trivium.nn import mask as mask_module
 from trivium.nn.state import Ring
 from trivium.presets import presets
-from trivium.spec.positions.typed_relative_scores import TypedRelativeScores
+from trivium.spec import TypedRelativeScores
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 

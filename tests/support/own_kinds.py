@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import trivium.workflows.training  # noqa: F401  all kinds there are, which stay
 from trivium.choice import Choice
-from trivium.nn import part_module
 
 
 def choices(cls: type[Choice]) -> Iterator[type[Choice]]:
@@ -20,8 +19,8 @@ def choices(cls: type[Choice]) -> Iterator[type[Choice]]:
 
 @contextlib.contextmanager
 def own_kinds() -> Iterator[None]:
-    """Parts and modules that are defined inside are forgotten."""
-    registries = [part_module._CLASSES, *(choice.kinds for choice in choices(Choice))]
+    """Kinds that are defined inside are forgotten."""
+    registries = [choice.kinds for choice in choices(Choice)]
     before = [dict(registry) for registry in registries]
     try:
         yield

@@ -20,8 +20,7 @@ from trivium.errors import RecipeError
 from trivium.models import build
 from trivium.objectives.causal import Causal
 from trivium.presets import presets
-from trivium.spec.mixers.segment_attention import SegmentAttention
-from trivium.spec.positions.relative_scores import RelativeScores
+from trivium.spec import RelativeScores, SegmentAttention
 from trivium.train.carried_state import carried_state
 from trivium.train.loader import BatchStream, Loader
 from trivium.train.recipe_loading import load_recipe

@@ -30,16 +30,13 @@ from trivium.objectives.masked import Masked
 from trivium.objectives.sentence_pairs import SentencePairs
 from trivium.objectives.span_corruption import SpanCorruption
 from trivium.presets import presets
-from trivium.spec.feed_forwards.experts import Experts
+from trivium.spec import Experts
 from trivium.text.vocabulary import Vocabulary
 from trivium.train.distributed import ALONE, Parallel
 from trivium.train.hardware import _control_group_memory, free_memory
 from trivium.train.loader import Loader, equal_parts, group_by_length
 from trivium.train.loss_meter import LossMeter
-from trivium.train.memory import (
-    fit_memory,
-    resumed_micro_batch,
-)
+from trivium.train.memory import fit_memory, resumed_micro_batch
 from trivium.train.recipe_loading import load_recipe
 from trivium.train.trainer import Trainer, TrainState, TrainStep, forward_backward
 

@@ -19,7 +19,7 @@ from trivium.adapt.freezing import ParameterCounts, train_only
 from trivium.errors import SpecError, did_you_mean
 from trivium.models import LanguageModule
 from trivium.models.heads.vocabulary import VocabularyHead
-from trivium.spec import Part
+from trivium.nn.part import Part
 
 _ALL, _TASK_HEADS = "all-linear", "task-heads"
 

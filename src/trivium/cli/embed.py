@@ -26,7 +26,7 @@ from trivium.files import replace_file
 from trivium.language_model import LanguageModel
 from trivium.messages import translated
 from trivium.model_loading import load
-from trivium.spec import Pooling
+from trivium.models.heads.text import Pooling
 
 
 def embed(

@@ -33,12 +33,12 @@ from trivium.errors import RecipeError
 from trivium.interop.hf_folder import export_problem
 from trivium.messages import translated, translated_english
 from trivium.models import active_parameters, build
+from trivium.models.base_model import Spec
 from trivium.plan.forecast import forecast_run, planned_model, trainer_without_data
 from trivium.plan.layouts import Workload
 from trivium.plan.training_plan import TrainingPlan, fewest_gpus, plan_training
 from trivium.presets import Preset, catalogue, is_own_size
 from trivium.progress import labelled, short_duration
-from trivium.spec import Spec
 from trivium.train import defaults
 from trivium.train.gpus import GPUS, find_gpu
 from trivium.train.memory import trained_state

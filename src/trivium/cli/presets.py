@@ -23,8 +23,10 @@ from trivium.cli._tables import add_texts, new_table, print_table
 from trivium.errors import SpecError
 from trivium.messages import translated
 from trivium.models import active_parameters, num_parameters
+from trivium.models.base_model import Spec
+from trivium.models.transformer import ModelSpec
+from trivium.nn.mixers import Mixer
 from trivium.presets import Preset, catalogue, did_you_mean_preset
-from trivium.spec import Mixer, ModelSpec, Spec
 
 _SMALL = ("-tiny", "-mini")
 

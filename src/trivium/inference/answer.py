@@ -15,7 +15,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from trivium.inference.forward import hidden_states
 from trivium.inference.text_model import TextModel
-from trivium.spec import Spec
+from trivium.models.base_model import Spec
 from trivium.text import Tokenizer
 from trivium.text.inputs import Frame, TextInput, encode_plain
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trivium.errors import SpecError
 from trivium.models import LanguageModule
-from trivium.nn.mixers.attention import AttentionMixer, CrossAttention
+from trivium.nn.mixers.attention import AttentionModule, CrossAttention
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def attention_weights(model: LanguageModule, input_ids: Tensor, **inputs: Any) -
         raise SpecError("a layer of this model is no attention: it has no attention weights.")
     weights: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
 
-    def record(stack: str, module: AttentionMixer, inputs: tuple[Any, ...]) -> None:
+    def record(stack: str, module: AttentionModule, inputs: tuple[Any, ...]) -> None:
         """Layers that share their weights run, and are recorded, once each."""
         kind = "cross" if isinstance(module, CrossAttention) else stack
         weights[kind].append(module.probabilities(*inputs))
@@ -66,7 +66,7 @@ def attention_weights(model: LanguageModule, input_ids: Tensor, **inputs: Any) -
     with ExitStack() as ended:
         ended.callback(model.train, model.training)
         for name, module in model.named_modules():
-            if isinstance(module, AttentionMixer):
+            if isinstance(module, AttentionModule):
                 hook = partial(record, name.partition(".")[0])
                 ended.callback(module.register_forward_pre_hook(hook).remove)
         # Without hooks of the model (a server's decodes other requests before a pass), and without

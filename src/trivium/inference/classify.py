@@ -13,7 +13,7 @@ from trivium.inference.forward import hidden_states
 from trivium.inference.score import ScoreItem, score_continuations
 from trivium.inference.text_model import TextModel, warn_of_cuts
 from trivium.interop.settings import LabelKind
-from trivium.spec import Spec
+from trivium.models.base_model import Spec
 
 
 @dataclass(frozen=True, slots=True)

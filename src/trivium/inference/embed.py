@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from trivium.inference.forward import hidden_states
 from trivium.inference.text_model import TextModel
-from trivium.models.heads.text import pool
-from trivium.spec import Pooling
+from trivium.models.heads.text import Pooling, pool
 from trivium.text.inputs import TextInput
 
 

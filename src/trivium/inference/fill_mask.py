@@ -17,12 +17,7 @@ from torch import Tensor
 
 from trivium.errors import TokenizerError, TriviumError, shorten
 from trivium.inference.beam import beam_search
-from trivium.inference.forward import (
-    Ids,
-    check_prompt,
-    masked_states,
-    vocabulary_log_probabilities,
-)
+from trivium.inference.forward import Ids, check_prompt, masked_states, vocabulary_log_probabilities
 from trivium.inference.sampling_params import BeamSearchParams, check_bounds
 from trivium.inference.text_model import TextModel, document_ids
 from trivium.text import Tokenizer

@@ -20,7 +20,8 @@ from trivium.inference.sampling_params import (
 )
 from trivium.interop.settings import MAX_TARGET, Settings
 from trivium.models import LanguageModule
-from trivium.spec import Pooling, Spec, VectorHead
+from trivium.models.base_model import Spec
+from trivium.models.heads.text import Pooling, VectorHead
 from trivium.text import Tokenizer
 from trivium.text.chat_template import ChatTemplate, Message
 from trivium.text.inputs import TextInput, encode_inputs, encode_windows

@@ -12,15 +12,10 @@ from trivium.errors import CheckpointError, SpecError, TriviumError, shorten
 from trivium.interop.families import FAMILIES
 from trivium.interop.family import Family
 from trivium.interop.spec_config import HFConfig, read_spec, write_config
-from trivium.interop.weight_map import (
-    HFWeight,
-    missing_base,
-    to_hf,
-    to_local,
-    weight_map,
-)
+from trivium.interop.weight_map import HFWeight, missing_base, to_hf, to_local, weight_map
 from trivium.models import Transformer, build
-from trivium.spec import ModelSpec, Spec
+from trivium.models.base_model import Spec
+from trivium.models.transformer import ModelSpec
 
 
 def from_hugging_face(

@@ -12,7 +12,9 @@ from typing import Any
 
 from trivium.errors import CheckpointError, SpecError
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import Attention, FeedForward, ModelSpec
+from trivium.models.transformer import ModelSpec
+from trivium.nn.feed_forwards.feed_forward import FeedForward
+from trivium.nn.mixers.attention import Attention
 
 ACTIVATIONS = {
     "gelu": "gelu",

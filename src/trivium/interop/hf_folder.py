@@ -33,7 +33,9 @@ from trivium.interop.settings import (
 from trivium.interop.tensor_files import MAX_SHARD_BYTES, read_tensors, write_tensors
 from trivium.interop.tokenizer_files import add_document_tokens, read_tokenizer
 from trivium.models import LanguageModule, Transformer, build
-from trivium.spec import ModelSpec, Spec, VectorHead
+from trivium.models.base_model import Spec
+from trivium.models.heads.text import VectorHead
+from trivium.models.transformer import ModelSpec
 from trivium.text import Tokenizer
 
 CONFIG, SPEC = "config.json", "spec.json"

@@ -20,7 +20,7 @@ from trivium.files import read_json, write_json
 from trivium.interop.hf_config import read_object, read_object_if_exists
 from trivium.interop.tensor_files import read_tensors, write_tensors
 from trivium.models import Transformer
-from trivium.spec import Pooling, VectorHead, VectorLayer
+from trivium.models.heads.text import Pooling, VectorHead, VectorLayer
 
 MODULES, POOLING = "modules.json", "1_Pooling"
 _TRANSFORMER, _CONFIG = "sentence_bert_config.json", "config.json"

@@ -15,7 +15,13 @@ from trivium.config import flattened
 from trivium.errors import CheckpointError, SpecError, TriviumError
 from trivium.interop.family import Family, Option, SpecTree
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import Attention, ClassifierHead, Mixer, ModelSpec, Normal, Stack, TaggerHead
+from trivium.models.heads.text import ClassifierHead
+from trivium.models.heads.tokens import TaggerHead
+from trivium.models.initialization import Normal
+from trivium.models.stack import Stack
+from trivium.models.transformer import ModelSpec
+from trivium.nn.mixers import Mixer
+from trivium.nn.mixers.attention import Attention
 
 
 def read_spec(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trivium.errors import CheckpointError, SpecError
 from trivium.interop.family import Family, attention_of
-from trivium.spec import ModelSpec
+from trivium.models.transformer import ModelSpec
 
 
 @dataclass(frozen=True)

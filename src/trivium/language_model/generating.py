@@ -11,11 +11,7 @@ from trivium.errors import TriviumError, shorten
 from trivium.inference.beam import beam_search
 from trivium.inference.engine import Engine
 from trivium.inference.request import GenerationRequest
-from trivium.inference.sampling_params import (
-    BeamSearchOptions,
-    GenerationOptions,
-    SamplingOptions,
-)
+from trivium.inference.sampling_params import BeamSearchOptions, GenerationOptions, SamplingOptions
 from trivium.inference.speculative import Draft
 from trivium.inference.text_model import TextModel
 from trivium.inference.text_stream import TextStream

@@ -13,7 +13,7 @@ from trivium.inference.classify import Classification, classify_texts, label_cou
 from trivium.inference.embed import TokenVectors, embed_tokens, embed_windows
 from trivium.inference.tag import TaggedWord, find_words, tag_words
 from trivium.inference.text_model import TextModel
-from trivium.spec import Pooling
+from trivium.models.heads.text import Pooling
 
 Pair = tuple[str, str | None]
 

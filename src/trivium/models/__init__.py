@@ -1,4 +1,4 @@
-"""Models: what a spec becomes."""
+"""Models: a spec and the module that is built from it, in one file for each kind of model."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from torch import nn
 
 from trivium.errors import SpecError
 from trivium.models.attention_rnn import AttentionRNN
-from trivium.models.base_model import LanguageModule
-from trivium.models.initialization import initialize, with_fast_initialization
+from trivium.models.base_model import LanguageModule, Spec
 from trivium.models.logits_model import LogitsModel
 from trivium.models.ngram import NGramModel
 from trivium.models.ngram_counts import NGramCounts
 from trivium.models.rnn import RecurrentModel
-from trivium.models.transformer import Transformer
-from trivium.nn.blocks.sequential import Block
-from trivium.nn.part_module import module_class
-from trivium.spec import ModelSpec, Spec, Stack
+from trivium.models.special_initialization import initialize, with_fast_initialization
+from trivium.models.stack import Stack
+from trivium.models.transformer import ModelSpec, Transformer
+from trivium.nn.blocks import Block
 
 __all__ = [
     "AttentionRNN",
@@ -64,12 +63,12 @@ def build(
     if str(device) == "meta":
         try:
             with torch.device("meta"):
-                return module_class(spec)(spec)
+                return spec.build()
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             raise SpecError(f"a tensor of this model is too large: {reason}") from None
     with torch.device("cpu"):
-        model = module_class(spec)(spec)
+        model = spec.build()
         initialize(model, int(torch.randint(2**63 - 1, ())) if seed is None else seed)
     return model.to(device)
 

@@ -8,18 +8,90 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trivium import spec
 from trivium.errors import SpecError
-from trivium.models.base_model import LanguageModule, build_heads, empty_table, refuse
-from trivium.models.rnn import find_sequences
+from trivium.models.base_model import (
+    LanguageModule,
+    Spec,
+    build_heads,
+    projecting_head_input,
+    refuse,
+)
+from trivium.models.heads import HeadInput
+from trivium.models.rnn import RNNSpec, find_sequences
+from trivium.nn.part import Count, DropoutRate, empty_table
 from trivium.nn.recurrent import RecurrentLayers
 from trivium.nn.state import Cache, State, state_like
+
+
+class AttentionRNNSpec(Spec):
+    """A bidirectional GRU reads the source, and a GRU with attention to it writes the target.
+
+        e_ij = v . tanh(W s_(i-1) + U h_j)      a_ij = softmax_j(e_ij)      c_i = sum_j a_ij h_j
+        s_i  = GRU(s_(i-1), y_(i-1), c_i)       s_0 = tanh(W_s h_1), of the backward half of h_1
+        t_i  = maxout(U_o s_i + V_o y_(i-1) + C_o c_i)
+
+    Token vectors are `d_model` wide, both GRUs `d_hidden` in each direction, v `d_attention`, and
+    t_i `d_readout`, of which each number is the larger of two; a head reads t_i. A tied head has a
+    matrix from t_i to `d_model`.
+
+    Source: Bahdanau et al. 2015, sections 3.1 and 3.2 and appendix A. Their readout takes s_(i-1)
+    in the appendix and s_i in equation 4, as here. The encoder's GRU is cuDNN's, with biases.
+
+    Args:
+        source_vocab_size: of the encoder, where it has a vocabulary of its own.
+        initialization: "published", N(0, 0.01^2) and orthogonal recurrent matrices; or "glorot"
+            for all others, which learns faster in short runs.
+    """
+
+    aligns: ClassVar[bool] = True  # one weight a source token
+    kind: Literal["attention-rnn"] = "attention-rnn"
+    source_vocab_size: Count | None = None
+    d_hidden: Count
+    d_attention: Count
+    d_readout: Count
+    initialization: Literal["published", "glorot"] = "published"
+    dropout: DropoutRate = 0.0
+
+    def check(self) -> None:
+        """Raise SpecError for a head that reads both sides of a token."""
+        super().check()
+        for head in self.heads:
+            if head.reads_both_sides:
+                raise SpecError(
+                    f"a recurrent encoder-decoder has no {head.kind} head: its decoder predicts "
+                    "from the left, with an lm head."
+                )
+
+    @property
+    def family(self) -> Literal["encoder-decoder"]:
+        """It translates."""
+        return "encoder-decoder"
+
+    @property
+    def source_size(self) -> int:
+        """Entries of the vocabulary of its input."""
+        return self.source_vocab_size or self.vocab_size
+
+    def kept_bytes(self, length: int, item: int, *, on_cpu: bool, recompute: bool = False) -> int:
+        """Gates and states as of an RNN; of each target token tanh(W s + U h_j) of the source."""
+        encoder = 2 * (10 * self.d_hidden + self.d_model) + self.d_attention
+        decoder = 16 * self.d_hidden + 2 * self.d_model + 6 * self.d_readout
+        return 4 * (encoder + decoder + length * (self.d_attention + 3))
+
+    @property
+    def head_input(self) -> HeadInput:
+        """What the heads are built with."""
+        return projecting_head_input(self, self.d_readout, self.dropout)
+
+    def build(self) -> AttentionRNN:
+        """See `Spec.build`."""
+        return AttentionRNN(self)
 
 
 class Attended(NamedTuple):
@@ -48,7 +120,7 @@ class AttentionDecoder(nn.Module):
     one after another. Source: Bahdanau et al. 2015, appendix A.1.1 and A.2.2.
     """
 
-    def __init__(self, model: spec.AttentionRNNSpec) -> None:
+    def __init__(self, model: AttentionRNNSpec) -> None:
         super().__init__()
         self.d_hidden = cells = model.d_hidden
         both = 2 * cells
@@ -102,10 +174,10 @@ class AttentionDecoder(nn.Module):
         return self.readout(parts).unflatten(-1, (-1, 2)).amax(-1)
 
 
-class AttentionRNN(LanguageModule, of=spec.AttentionRNNSpec):
+class AttentionRNN(LanguageModule):
     """Encoder, decoder and token vectors; the hidden states are t."""
 
-    def __init__(self, model: spec.AttentionRNNSpec) -> None:
+    def __init__(self, model: AttentionRNNSpec) -> None:
         super().__init__()
         self.spec = model
         self.tokens = empty_table(model.vocab_size, model.d_model)
@@ -113,7 +185,7 @@ class AttentionRNN(LanguageModule, of=spec.AttentionRNNSpec):
         if model.source_vocab_size:
             self.source_tokens = empty_table(model.source_vocab_size, model.d_model)
         self.encoder = RecurrentLayers(
-            spec.RNNSpec(
+            RNNSpec(
                 vocab_size=model.source_size,
                 d_model=model.d_model,
                 cell="gru",

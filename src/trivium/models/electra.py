@@ -15,10 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trivium import spec
 from trivium.errors import SpecError
 from trivium.models import build
-from trivium.models.transformer import Transformer, TransformerStack
+from trivium.models.heads import Dense
+from trivium.models.heads.vocabulary import MLMHead
+from trivium.models.initialization import Normal
+from trivium.models.stack import Factorised
+from trivium.models.transformer import ModelSpec, Transformer, TransformerStack
+from trivium.nn.mixers.attention import Attention
+from trivium.nn.positions.learned import Learned
 
 # Numbers of a distribution over the vocabulary that are held at a time.
 _PROBABILITIES = 2**24
@@ -28,7 +33,7 @@ Sharing = Literal["tied", "gradient-disentangled"]
 """How generator and discriminator share token vectors (Clark et al. 2020; He et al. 2021b)."""
 
 
-def generator_spec(discriminator: spec.ModelSpec, fraction: float = 0.25) -> spec.ModelSpec:
+def generator_spec(discriminator: ModelSpec, fraction: float = 0.25) -> ModelSpec:
     """The generator of a discriminator: as deep, and `fraction` as wide.
 
     Its token vectors are as wide as the discriminator's, which it shares. The deviation of its
@@ -46,30 +51,28 @@ def generator_spec(discriminator: spec.ModelSpec, fraction: float = 0.25) -> spe
     if stack is None or discriminator.decoder or not discriminator.attends or early:
         raise SpecError("a discriminator of replaced tokens is an encoder such as electra-mini.")
 
-    def narrower(attention: spec.Attention) -> spec.Attention:
+    def narrower(attention: Attention) -> Attention:
         heads = max(1, round(attention.num_heads * fraction))
         head_dim = max(2, 2 * round(discriminator.d_model * fraction / heads / 2))
         return attention.replace(num_heads=heads, num_kv_heads=None, head_dim=head_dim)
 
     mixers = stack.mixer if isinstance(stack.mixer, tuple) else (stack.mixer,)
-    first, *others = (narrower(one) for one in mixers if isinstance(one, spec.Attention))
+    first, *others = (narrower(one) for one in mixers if isinstance(one, Attention))
     width, inner = first.num_heads * first.head_dim, discriminator.d_embedding
     start = discriminator.initialization
-    if isinstance(start, spec.Normal):
+    if isinstance(start, Normal):
         start = start.replace(std=start.std * (discriminator.d_model / width) ** 0.5)
-        if inner != width and isinstance(embedding.positions, spec.Learned):
+        if inner != width and isinstance(embedding.positions, Learned):
             # A projection mixes the dimensions of positions: no head could read a distance.
             start = start.replace(attention="random")
     return discriminator.replace(
         d_model=width,
-        embedding=embedding.replace(
-            factorised=None if inner == width else spec.Factorised(width=inner)
-        ),
+        embedding=embedding.replace(factorised=None if inner == width else Factorised(width=inner)),
         encoder=stack.replace(
             mixer=(first, *others) if others else first,
             feed_forward=stack.feed_forward.narrower(fraction),
         ),
-        heads=(spec.MLMHead(dense=spec.Dense(activation="gelu", norm=True)),),
+        heads=(MLMHead(dense=Dense(activation="gelu", norm=True)),),
         initialization=start,
     )
 
@@ -148,7 +151,7 @@ class GeneratorAndDiscriminator(nn.Module):
             yield _encoder(self.generator).embedding, _encoder(self.discriminator).embedding, name
 
     @property
-    def spec(self) -> spec.ModelSpec:
+    def spec(self) -> ModelSpec:
         """The discriminator's."""
         return self.discriminator.spec
 
@@ -179,7 +182,7 @@ class GeneratorAndDiscriminator(nn.Module):
 
 
 def build_with_generator(
-    discriminator: spec.ModelSpec,
+    discriminator: ModelSpec,
     *,
     fraction: float = 0.25,
     sharing: Sharing = "tied",

@@ -10,22 +10,22 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from trivium import spec
 from trivium.errors import SpecError
-from trivium.models.base_model import refuse
+from trivium.models.base_model import Spec, refuse
+from trivium.models.heads.vocabulary import LMHead
 from trivium.nn.length import check_length
 from trivium.nn.loss import cross_entropy
 from trivium.nn.state import Cache, append_tokens, token_cache
 
 
-class LogitsSpec(spec.Spec):
+class LogitsSpec(Spec):
     """What is known of a model of one's own; how it is built is not."""
 
     takes_heads: ClassVar[bool] = False
     kind: None = None
     d_model: Any = 0  # it shows no hidden states
     end: int | None = None
-    heads: Any = (spec.LMHead(tied=False),)
+    heads: Any = (LMHead(tied=False),)
 
     @property
     def max_length(self) -> int | None:

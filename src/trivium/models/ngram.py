@@ -7,24 +7,83 @@ W width of hidden states.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trivium import spec
-from trivium.models.base_model import LanguageModule, build_heads, empty_table, refuse
+from trivium.errors import SpecError
+from trivium.models.base_model import (
+    LanguageModule,
+    Spec,
+    build_heads,
+    projecting_head_input,
+    refuse,
+)
+from trivium.models.heads import HeadInput
+from trivium.models.heads.vocabulary import LMHead
+from trivium.nn.part import Count, DropoutRate, empty_table
 from trivium.nn.state import Cache, append_tokens, token_cache
 
 
-class NGramModel(LanguageModule, of=spec.NGramSpec):
+class NGramSpec(Spec):
+    """The feed-forward language model of Bengio et al. 2003: n-1 tokens predict the next.
+
+        y = b + W x + U tanh(d + H x),   x = (C(w_t-1), ..., C(w_t-n+1))
+
+    `order` is n, `d_model` the width m of a token's vector in C, `d_hidden` that of the tanh
+    layer, h. `connections` "direct" has the matrix W from token vectors to the vocabulary, "hidden"
+    leaves it out. A tied LM head reads the vocabulary matrix from C, through a matrix to width m.
+    Positions before the text have one trained vector (the paper pads with a token).
+    """
+
+    takes_heads: ClassVar[bool] = False  # it sees a few tokens of a text
+    kind: Literal["n-gram"] = "n-gram"
+    order: Annotated[int, Field(ge=2)]
+    d_hidden: Count
+    connections: Literal["hidden", "direct"] = "hidden"
+    dropout: DropoutRate = 0.0
+
+    def check(self) -> None:
+        """Raise SpecError for any head but an LM head."""
+        super().check()
+        for head in self.heads:
+            if not isinstance(head, LMHead):
+                raise SpecError(f"an n-gram model has no {head.kind} head: it has an lm head only.")
+
+    @property
+    def d_context(self) -> int:
+        """Width of the vectors of a whole context, (n-1) m."""
+        return (self.order - 1) * self.d_model
+
+    @property
+    def d_output(self) -> int:
+        """Width of the head's input: the tanh layer and, with direct connections, x."""
+        return self.d_hidden + (self.d_context if self.connections == "direct" else 0)
+
+    def kept_bytes(self, length: int, item: int, *, on_cpu: bool, recompute: bool = False) -> int:
+        """Contexts, the tanh layer and the head's input."""
+        return 4 * (3 * self.d_context + 3 * self.d_hidden + 2 * self.d_output)
+
+    @property
+    def head_input(self) -> HeadInput:
+        """What the heads are built with."""
+        return projecting_head_input(self, self.d_output, self.dropout)
+
+    def build(self) -> NGramModel:
+        """See `Spec.build`."""
+        return NGramModel(self)
+
+
+class NGramModel(LanguageModule):
     """Hidden states h = tanh(d + H x) of the n-1 tokens up to a position, joined with x if direct.
 
     Source: Bengio et al. 2003, equation 1; y = b + W x + U h is the head's product with (h, x).
     """
 
-    def __init__(self, model: spec.NGramSpec) -> None:
+    def __init__(self, model: NGramSpec) -> None:
         super().__init__()
         self.spec = model
         self.tokens = empty_table(model.vocab_size, model.d_model)

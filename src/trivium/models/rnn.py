@@ -7,24 +7,160 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trivium import spec
 from trivium.errors import SpecError
-from trivium.models.base_model import LanguageModule, build_heads, empty_table, refuse
-from trivium.nn.character_embedding import CharacterEmbedding
+from trivium.models.base_model import (
+    LanguageModule,
+    Spec,
+    build_heads,
+    refuse,
+)
+from trivium.models.heads import Head, HeadInput
+from trivium.models.heads.scalar_mix import ScalarMix
+from trivium.models.heads.vocabulary import LMHead
+from trivium.nn.character_embedding import CharacterCNN, CharacterEmbedding
+from trivium.nn.norm import LayerNorm
+from trivium.nn.part import Count, DropoutRate, NumLayers, Positive, empty_table
 from trivium.nn.recurrent import CellState, RecurrentLayers, Sequences
 from trivium.nn.state import Cache, State
+
+Cell = Literal["elman", "elman-relu", "elman-logistic", "lstm", "gru"]
+
+
+class RNNSpec(Spec):
+    """A recurrent network: Elman 1990, LSTM (Hochreiter and Schmidhuber 1997), GRU (Cho 2014).
+
+    Cells of Elman's network have tanh; "elman-relu" and "elman-logistic" (as Mikolov et al. 2010)
+    have these functions in its place.
+
+    `direction` "forward" reads from left to right: a language model. "both" makes every layer
+    bidirectional (Schuster and Paliwal 1997): an encoder. "two-way" is a forward and a backward
+    language model that share token vectors and softmax (ELMo, Peters et al. 2018); with the heads
+    of a task in place of the softmax it is an encoder, whose states are those of both models, of
+    the last layer or, with a head "scalar-mix", of all layers.
+
+    Token vectors are `d_model` wide and cells `d_hidden`; hidden states of another width than
+    `d_model` are multiplied by a matrix to it. With `d_projection` those of an LSTM are projected
+    to it before anything reads them (Sak et al. 2014). With `connections` "residual" every layer
+    but the first adds its input to its output. Cells read token vectors times `scale`: tied token
+    vectors start small, and cells learn slowly from small inputs. With `characters` token vectors
+    are made from the characters of a token. Dropout is on all that is not recurrent (Zaremba et
+    al. 2014): token vectors, between the layers, hidden states.
+    """
+
+    kind: Literal["rnn"] = "rnn"
+    cell: Cell
+    d_hidden: Count
+    num_layers: NumLayers
+    d_projection: Count | None = None
+    direction: Literal["forward", "both", "two-way"] = "forward"
+    connections: Literal["plain", "residual"] = "plain"
+    characters: CharacterCNN | None = None
+    scale: Positive = 1.0
+    dropout: DropoutRate = 0.0
+
+    def check(self) -> None:
+        """Raise SpecError for heads or a projection that do not fit the network."""
+        super().check()
+        for head in self.heads:
+            if (reason := self._refusal(head)) is not None:
+                raise SpecError(
+                    f'an RNN of direction "{self.direction}" has no {head.kind} head{reason}.'
+                )
+            if self.characters and getattr(head, "tied", False):
+                raise SpecError(
+                    f"characters: the {head.kind} head cannot be tied to token vectors that are "
+                    "made from characters: set its tied = false."
+                )
+        if self.d_projection and (self.cell != "lstm" or self.d_projection >= self.d_hidden):
+            raise SpecError(
+                f"d_projection = {self.d_projection} is for an LSTM of more cells (d_hidden); this "
+                f'is "{self.cell}" with {self.d_hidden}: leave it out.'
+            )
+
+    def _refusal(self, head: Head) -> str | None:
+        """Why a head is not for this direction."""
+        is_lm = isinstance(head, LMHead)
+        if self.direction == "both":
+            return ': it is an encoder; take an mlm head, or direction "forward"' if is_lm else None
+        if head.reads_both_sides:
+            return ': it predicts from one side; take an lm head, or direction "both"'
+        if self.two_way and is_lm and len(self.heads) > 1:
+            return " beside others: it has that head alone, or those of tasks"
+        return None
+
+    @property
+    def family(self) -> Literal["encoder-only", "decoder-only"]:
+        """As of a Transformer; a two-way language model generates by its forward half."""
+        encodes = self.direction == "both" or (self.two_way and not _is_lm(self.heads))
+        return "encoder-only" if encodes else "decoder-only"
+
+    @property
+    def two_way(self) -> bool:
+        """Whether it is a forward and a backward model (ELMo)."""
+        return self.direction == "two-way"
+
+    @property
+    def carries(self) -> bool:
+        """Where it reads from left to right alone."""
+        return self.direction == "forward"
+
+    def with_heads(self, heads: tuple[Head, ...]) -> Self:
+        """The same model with these heads; those of tasks read its mix of layers."""
+        if self.scalar_mix is not None and not _is_lm(heads):
+            heads = (*heads, self.scalar_mix)
+        return super().with_heads(heads)
+
+    @property
+    def scalar_mix(self) -> ScalarMix | None:
+        """Of two directions, where all layers are as wide as token vectors."""
+        fits = self.two_way and self.d_state == self.d_model
+        return ScalarMix(num_layers=self.num_layers + 1) if fits else None
+
+    @property
+    def d_state(self) -> int:
+        """Width of a layer's output at a position."""
+        return (self.d_projection or self.d_hidden) * (2 if self.direction == "both" else 1)
+
+    def kept_bytes(self, length: int, item: int, *, on_cpu: bool, recompute: bool = False) -> int:
+        """Gates before and after their functions, states and outputs: at most ten a cell."""
+        directions = 1 if self.direction == "forward" else 2
+        numbers = 10 * self.d_hidden * self.num_layers * directions + 6 * self.d_model * directions
+        if (part := self.characters) is not None:  # of a token that no other position has
+            numbers += part.max_characters * part.d_character
+            numbers += (4 + 6 * part.num_highways) * sum(part.filters)
+        return 4 * numbers
+
+    @property
+    def head_input(self) -> HeadInput:
+        """What the heads are built with."""
+        reads_both = self.two_way and self.family == "encoder-only"
+        return HeadInput(
+            vocab_size=self.vocab_size,
+            d_model=self.d_model * (2 if reads_both else 1),
+            d_embedding=self.d_model,
+            norm=LayerNorm(),
+            dropout=self.dropout,
+        )
+
+    def build(self) -> RecurrentModel:
+        """See `Spec.build`."""
+        return RecurrentModel(self)
+
+
+def _is_lm(heads: tuple[Head, ...]) -> bool:
+    return any(isinstance(head, LMHead) for head in heads)
 
 
 class RecurrentStack(nn.Module):
     """One direction through a text: the layers, and a matrix to d_model where widths differ."""
 
-    def __init__(self, model: spec.RNNSpec) -> None:
+    def __init__(self, model: RNNSpec) -> None:
         super().__init__()
         self.dropout = model.dropout
         self.layers = RecurrentLayers(model)
@@ -57,14 +193,14 @@ class RecurrentStack(nn.Module):
         return self.project(F.dropout(x, self.dropout, self.training)), after
 
 
-class RecurrentModel(LanguageModule, of=spec.RNNSpec):
+class RecurrentModel(LanguageModule):
     """An RNN that reads forward, both ways in every layer, or in two separate directions (ELMo).
 
     The heads of a task read both directions of ELMo, [B, T, 2D]: their last layers or, with a head
     "scalar-mix", all of them, the token vectors twice.
     """
 
-    def __init__(self, model: spec.RNNSpec) -> None:
+    def __init__(self, model: RNNSpec) -> None:
         super().__init__()
         self.spec = model
         if model.characters is None:

@@ -4,13 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trivium import spec
 from trivium.errors import SpecError, did_you_mean
+from trivium.nn.part import Part, Positive
+
+
+class Swish(Part):
+    """x * sigmoid(beta x) (Ramachandran et al. 2017); "silu" is the one with beta 1."""
+
+    kind: Literal["swish"] = "swish"
+    beta: Positive
+
+
+Activation = str
+"""A name in `ACTIVATIONS`, which is checked when a model is built."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -35,9 +47,9 @@ def soft_capped(x: Tensor, cap: float) -> Tensor:
     return cap * torch.tanh(x / cap)
 
 
-def build_activation(activation: spec.Activation | spec.Swish) -> Callable[[Tensor], Tensor]:
+def build_activation(activation: Activation | Swish) -> Callable[[Tensor], Tensor]:
     """The function of a spec's activation. Raises SpecError for an unknown name."""
-    if isinstance(activation, spec.Swish):
+    if isinstance(activation, Swish):
         return partial(swish, beta=activation.beta)
     if activation not in ACTIVATIONS:
         raise SpecError(

@@ -6,19 +6,49 @@ Shape letters: U tokens, L characters of a token, E width of a character, F filt
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trivium import spec
-from trivium.nn.part_module import PartModule
+from trivium.errors import SpecError
+from trivium.nn.part import Count, Part, PartModule
+
+
+class CharacterCNN(Part):
+    """Convolutions over the bytes of a token, highway layers, a projection to d_model (ELMo).
+
+        x = [relu(max_p (C_k * e + b_k))_p for every width k]     e: vectors of the bytes
+        x = g relu(W x + b) + (1 - g) x,  g = sigmoid(V x + c)    `num_highways` times
+        token vector = P x + d
+
+    `filters` are the numbers of filters of widths 1, 2, 3, ... A token is `max_characters` long:
+    its UTF-8 bytes, preceded by a begin mark unless the token continues a word, followed by an end
+    mark, padded. Source: Kim et al. 2016; Peters et al. 2018, section 3.4, in the form of their
+    code.
+    """
+
+    d_character: Count = 16
+    filters: Annotated[tuple[Count, ...], Field(min_length=1)] = (32, 32, 64, 128, 256, 512, 1024)
+    num_highways: Annotated[int, Field(ge=0)] = 2
+    max_characters: Annotated[int, Field(ge=3, lt=2**15)] = 50
+
+    def check(self) -> None:
+        """Raise SpecError for filters that are wider than a token."""
+        if len(self.filters) > self.max_characters:
+            raise SpecError(
+                f"filters has {len(self.filters)} widths, and a token has {self.max_characters} "
+                "characters: leave the widest out, or set a larger max_characters."
+            )
+
 
 _BEGIN, _END, _PADDING = 256, 257, 258  # beside the 256 bytes
 
 
-class CharacterEmbedding(PartModule, of=spec.CharacterCNN):
+class CharacterEmbedding(PartModule):
     """See `spec.characters.CharacterCNN`. Every token of a batch is computed once.
 
     `character_ids`, int16 [V, L], has those of every token; `set_character_ids` sets it. Without a
@@ -27,7 +57,7 @@ class CharacterEmbedding(PartModule, of=spec.CharacterCNN):
 
     character_ids: Tensor
 
-    def __init__(self, part: spec.CharacterCNN, vocab_size: int, d_model: int) -> None:
+    def __init__(self, part: CharacterCNN, vocab_size: int, d_model: int) -> None:
         super().__init__()
         self.part, width = part, sum(part.filters)
         self.characters = nn.Embedding.from_pretrained(

@@ -12,8 +12,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from trivium import spec
 from trivium.nn.context import Context
+from trivium.nn.patterns import Pattern
 
 Bias = Callable[[Context, Context], Tensor]
 """What some queries and keys have added to their scores: [1 or B, N, T, S]."""
@@ -27,7 +27,7 @@ _MIN_BLOCK = 128
 _LEAVE_ITSELF = {"causal", "prefix", "documents"}
 
 
-def allowed(queries: Context, keys: Context, pattern: spec.Pattern | None = None) -> Tensor | None:
+def allowed(queries: Context, keys: Context, pattern: Pattern | None = None) -> Tensor | None:
     """Bool [1 or B, 1 or N, 1 or T, S], True where a query may attend to a key; None: everywhere.
 
     This is where it is decided whether a token sees another one: only if all limits allow it.
@@ -69,7 +69,7 @@ def allowed(queries: Context, keys: Context, pattern: spec.Pattern | None = None
     return reduce(torch.logical_and, limits) if limits else None
 
 
-def limits_of(queries: Context, keys: Context, pattern: spec.Pattern | None = None) -> set[str]:
+def limits_of(queries: Context, keys: Context, pattern: Pattern | None = None) -> set[str]:
     """The names of the limits that `allowed` combines."""
     limits = {
         "causal": queries.causal,
@@ -124,7 +124,7 @@ class Mask:
         self,
         queries: Context,
         keys: Context,
-        pattern: spec.Pattern | None = None,
+        pattern: Pattern | None = None,
         bias: Bias | None = None,
         *,
         num_heads: int = 1,

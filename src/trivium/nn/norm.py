@@ -2,32 +2,68 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trivium import spec
+from trivium.nn.part import Part, Positive
 
 
-def build_norm(norm: spec.Norm | None, width: int) -> nn.Module:
+class LayerNorm(Part):
+    """(x - mean) / sqrt(variance + eps) * weight + bias (Ba et al. 2016)."""
+
+    kind: Literal["layer"] = "layer"
+    eps: Positive = 1e-5
+    bias: bool = True
+
+
+class DeviationNorm(Part):
+    """(x - mean) / (deviation + eps) * weight + bias, the deviation that of a sample (n - 1).
+
+    LayerNorm as textbooks write it, after the Annotated Transformer (Rush 2018).
+    """
+
+    kind: Literal["deviation"] = "deviation"
+    eps: Positive = 1e-6
+
+
+class RMSNorm(Part):
+    """x / sqrt(mean(x^2) + eps) * (offset + weight) + bias (Zhang and Sennrich 2019).
+
+    With offset 1 the weight is a difference from 1 and starts at 0 (Gemma).
+    """
+
+    kind: Literal["rms"] = "rms"
+    eps: Positive = 1e-6
+    offset: Literal[0, 1] = 0
+    bias: bool = False
+
+
+Norm = Annotated[LayerNorm | DeviationNorm | RMSNorm, Field(discriminator="kind")]
+
+
+def build_norm(norm: Norm | None, width: int) -> nn.Module:
     """The module of a spec's norm; None is the identity."""
     match norm:
-        case spec.LayerNorm(eps=eps, bias=bias):
+        case LayerNorm(eps=eps, bias=bias):
             return nn.LayerNorm(width, eps=eps, bias=bias)
-        case spec.DeviationNorm(eps=eps):
+        case DeviationNorm(eps=eps):
             return SampleLayerNorm(width, eps=eps)
-        case spec.RMSNorm(eps=eps, offset=1, bias=bias):
+        case RMSNorm(eps=eps, offset=1, bias=bias):
             return OffsetRMSNorm(width, eps, bias=bias)
-        case spec.RMSNorm(eps=eps, bias=True):
+        case RMSNorm(eps=eps, bias=True):
             return BiasedRMSNorm(width, eps=eps)
-        case spec.RMSNorm(eps=eps):
+        case RMSNorm(eps=eps):
             return nn.RMSNorm(width, eps=eps)
         case None:
             return nn.Identity()
 
 
 class SampleLayerNorm(nn.LayerNorm):
-    """See `spec.DeviationNorm`."""
+    """See `DeviationNorm`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., D] -> [..., D]."""

@@ -23,7 +23,6 @@ from torch.nn.utils.rnn import (
     unpack_sequence,
 )
 
-from trivium import spec
 from trivium.errors import SpecError
 
 CellState = tuple[Tensor, ...]
@@ -116,7 +115,7 @@ class RecurrentLayers(nn.Module):
     one module each, since outputs between them are read.
     """
 
-    def __init__(self, rnn: spec.RNNSpec) -> None:
+    def __init__(self, rnn: Any) -> None:
         super().__init__()
         self.dropout, self.residual = rnn.dropout, rnn.connections == "residual"
         if rnn.d_projection:  # oneDNN has none, so PyTorch computes them itself

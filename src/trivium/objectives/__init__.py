@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from trivium.choice import import_members
 from trivium.errors import RecipeError
+from trivium.models.base_model import Spec
 from trivium.objectives.base import (
     BALANCE,
     Cut,
@@ -18,7 +19,6 @@ from trivium.objectives.base import (
 )
 from trivium.objectives.monitor import Monitor
 from trivium.objectives.task_metrics import Metrics
-from trivium.spec import Spec
 
 import_members(__name__, __path__)
 

@@ -36,10 +36,11 @@ from trivium.inference.forward import check_ids
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule, build
+from trivium.models.base_model import Spec
+from trivium.models.heads import Head
 from trivium.objectives.excerpt import beginning, mask_middle
 from trivium.objectives.monitor import Monitor
 from trivium.objectives.task_metrics import Metrics
-from trivium.spec import Head, Spec
 from trivium.text.inputs import TextInput, encode_inputs
 from trivium.text.roles import SENTINELS, role_of
 from trivium.text.vocabulary import Vocabulary

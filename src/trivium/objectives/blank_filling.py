@@ -11,10 +11,10 @@ from pydantic import Field, model_validator
 
 from trivium.data.batch import IGNORE_INDEX, Batch, Floats, Ints, RowBatch, rounded
 from trivium.data.row_order import RowRandom
+from trivium.models.base_model import Spec
+from trivium.nn.positions.two_dimensional import TwoDimensional
 from trivium.objectives.base import poisson_chances
 from trivium.objectives.causal import LeftToRight, is_causal
-from trivium.spec import Spec
-from trivium.spec.positions.two_dimensional import TwoDimensional
 from trivium.text.vocabulary import Vocabulary
 
 # Channels of noise.

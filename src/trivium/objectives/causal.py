@@ -13,10 +13,11 @@ from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.language_model import LanguageModel
+from trivium.models.base_model import Spec
+from trivium.models.heads import Head
+from trivium.nn.positions.two_dimensional import TwoDimensional
 from trivium.objectives.base import Objective, positions_in_documents, real_tokens, row_inputs
 from trivium.objectives.excerpt import continue_beginning
-from trivium.spec import Head, Spec
-from trivium.spec.positions.two_dimensional import TwoDimensional
 from trivium.text.vocabulary import Vocabulary
 
 

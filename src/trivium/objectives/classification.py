@@ -33,6 +33,9 @@ from trivium.inference.classify import Classification, label_count
 from trivium.interop.settings import LabelKind, Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
+from trivium.models.base_model import Spec
+from trivium.models.heads import Head
+from trivium.models.heads.text import ClassifierPooling
 from trivium.objectives.base import (
     LossTerms,
     TensorBatch,
@@ -57,7 +60,6 @@ from trivium.objectives.task_metrics import (
     regression_metrics,
     unknown_labels,
 )
-from trivium.spec import ClassifierPooling, Head, Spec
 
 TEXT = Fields(
     "text pair?",

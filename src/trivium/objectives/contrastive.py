@@ -19,10 +19,11 @@ from trivium.data.schema import Fields, Slot
 from trivium.data.splitting import text_digest
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
+from trivium.models.base_model import Spec
+from trivium.models.heads import Head
 from trivium.objectives.base import LossTerms, TensorBatch, column_key, compact, read, real_tokens
 from trivium.objectives.task_heads import ReadsStates
 from trivium.objectives.text_pairs import TEXTS, TextPair, TextPairs
-from trivium.spec import Head, Spec
 from trivium.text.inputs import encode_inputs
 from trivium.text.vocabulary import Vocabulary
 

@@ -9,9 +9,10 @@ from pydantic import Field
 
 from trivium.data.batch import Bools, Ints, RowBatch, rounded
 from trivium.data.row_order import RowRandom
+from trivium.models.base_model import Spec
+from trivium.nn.positions.learned import Learned
 from trivium.objectives.base import compact, poisson_chances, real_tokens
 from trivium.objectives.encoder_decoder import EncoderDecoderObjective, Padded
-from trivium.spec import Learned, Spec
 from trivium.text.vocabulary import Vocabulary
 
 # Channels of noise.

@@ -21,6 +21,7 @@ from trivium.errors import DataError, shorten
 from trivium.language_model import LanguageModel
 from trivium.messages import english
 from trivium.models import LanguageModule
+from trivium.models.base_model import Spec
 from trivium.objectives.base import Cut, LossTerms, TensorBatch, column_key
 from trivium.objectives.conversations import (
     SYSTEM,
@@ -36,7 +37,6 @@ from trivium.objectives.monitor import KTOMonitor
 from trivium.objectives.preference import AgainstReference, log_probabilities
 from trivium.objectives.preference_pairs import OPTIONAL_PROMPT, response_rows, side_by_side
 from trivium.objectives.task_metrics import Metrics, perplexity_of
-from trivium.spec import Spec
 from trivium.text.vocabulary import Vocabulary
 
 RESPONSE = Fields(

@@ -11,8 +11,8 @@ from pydantic import Field
 from trivium.data.batch import IGNORE_INDEX, Batch, Bools, Floats, Ints, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
+from trivium.models.base_model import Spec
 from trivium.objectives.base import Objective, real_tokens, row_inputs
-from trivium.spec import Spec
 from trivium.text.vocabulary import Vocabulary
 
 # Channels of noise: which tokens are chosen, what becomes of them, the token that replaces one,

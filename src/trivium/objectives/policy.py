@@ -25,6 +25,8 @@ from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.text_model import GenerationRules
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule, build
+from trivium.models.base_model import Spec
+from trivium.models.heads.tokens import TaggerHead
 from trivium.nn.loss import token_cross_entropy
 from trivium.objectives.advantages import (
     by_deviation,
@@ -35,13 +37,7 @@ from trivium.objectives.advantages import (
     leave_one_out,
     whitened,
 )
-from trivium.objectives.base import (
-    LossTerms,
-    TensorBatch,
-    column_key,
-    read,
-    to_device,
-)
+from trivium.objectives.base import LossTerms, TensorBatch, column_key, read, to_device
 from trivium.objectives.conversations import PROMPTS, SYSTEM, are_texts, conversation, read_prompt
 from trivium.objectives.monitor import PolicyMonitor
 from trivium.objectives.preference import Alignment
@@ -49,7 +45,6 @@ from trivium.objectives.responses import Prompt, Response, drawn, prompt_ids
 from trivium.objectives.task_metrics import Metrics
 from trivium.rewards import RewardFunction, reward_names
 from trivium.rewards.exact_match import ExactMatch
-from trivium.spec import Spec, TaggerHead
 
 PROMPT = Fields("prompt input?", *PROMPTS, ("messages", "conversations"))
 # Tokens that pass through a model together where no gradient is wanted.

@@ -19,6 +19,7 @@ from trivium.data.row_order import RowRandom
 from trivium.language_model import LanguageModel
 from trivium.messages import english
 from trivium.models import LanguageModule
+from trivium.models.base_model import Spec
 from trivium.nn.loss import token_cross_entropy
 from trivium.objectives.base import (
     LabelledObjective,
@@ -42,7 +43,6 @@ from trivium.objectives.preference_pairs import (
     spread,
 )
 from trivium.objectives.task_metrics import Metrics, first_prediction, perplexity_of
-from trivium.spec import Spec
 from trivium.text.vocabulary import Vocabulary
 
 LossType = Literal["sigmoid", "ipo", "hinge", "simpo", "orpo"]

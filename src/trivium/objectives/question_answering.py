@@ -35,11 +35,12 @@ from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.messages import english
 from trivium.models import LanguageModule
+from trivium.models.base_model import Spec
+from trivium.models.heads import Head
 from trivium.objectives.base import LabelledObjective, LossTerms, TensorBatch, column_key, read
 from trivium.objectives.excerpt import split_words
 from trivium.objectives.task_heads import span_head
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
-from trivium.spec import Head, Spec
 from trivium.text.symbols import UNSPACED
 
 QUESTION = Fields("question", ("question",), ("query",))

@@ -16,15 +16,18 @@ from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError, SpecError
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
+from trivium.models.base_model import Spec
 from trivium.models.electra import (
     GeneratorAndDiscriminator,
     Sharing,
     build_with_generator,
     generator_spec,
 )
+from trivium.models.heads import Head
+from trivium.models.heads.tokens import ReplacedTokenHead
+from trivium.models.transformer import ModelSpec
 from trivium.objectives.base import LossTerms, TensorBatch, read, real_tokens, row_inputs
 from trivium.objectives.masked import Masking
-from trivium.spec import Head, ModelSpec, ReplacedTokenHead, Spec
 from trivium.text.vocabulary import Vocabulary
 
 # The channel of noise beside those of `Masking`.

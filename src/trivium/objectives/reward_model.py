@@ -22,6 +22,9 @@ from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.messages import english
 from trivium.models import LanguageModule
+from trivium.models.base_model import Spec
+from trivium.models.heads import Head
+from trivium.models.heads.text import Pooling
 from trivium.objectives.base import LossTerms, TensorBatch, column_key, encode_texts, read
 from trivium.objectives.chat import chat_template
 from trivium.objectives.conversations import Turn, with_prompt
@@ -34,7 +37,6 @@ from trivium.objectives.preference_pairs import (
 )
 from trivium.objectives.task_heads import ReadsStates, classifier_head, default_pooling
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction
-from trivium.spec import Head, Pooling, Spec
 from trivium.text.vocabulary import Vocabulary
 
 MARGIN = Fields("margin?", ("margin",))

@@ -15,9 +15,11 @@ from trivium.data.batch import Batch, Bools, Floats, Ints, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.models import LanguageModule
+from trivium.models.base_model import Spec
+from trivium.models.heads import Head
+from trivium.models.heads.text import NSPHead
 from trivium.objectives.base import LossTerms, TensorBatch, compact, read
 from trivium.objectives.masked import Masking
-from trivium.spec import Head, NSPHead, Spec
 from trivium.text.vocabulary import Vocabulary
 
 # Channels of noise beside those of `Masking`.

@@ -11,10 +11,11 @@ from trivium.data.batch import Bools, Floats, Ints, RowBatch
 from trivium.data.row_order import RowRandom
 from trivium.errors import TriviumError
 from trivium.language_model import LanguageModel
+from trivium.models.base_model import Spec
+from trivium.nn.positions.relative_bias import RelativeBias
 from trivium.objectives.base import real_tokens
 from trivium.objectives.encoder_decoder import EncoderDecoderObjective, Padded, ended
 from trivium.objectives.excerpt import mask_middle
-from trivium.spec import RelativeBias, Spec
 from trivium.text.roles import SENTINELS
 from trivium.text.vocabulary import Vocabulary
 

@@ -25,6 +25,8 @@ from trivium.inference.tag import TaggedWord, find_words
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule
+from trivium.models.base_model import Spec
+from trivium.models.heads import Head
 from trivium.objectives.base import LossTerms, TensorBatch, column_key, read
 from trivium.objectives.task_heads import ReadsStates, tagger_head
 from trivium.objectives.task_metrics import (
@@ -36,7 +38,6 @@ from trivium.objectives.task_metrics import (
     label_scores,
     unknown_labels,
 )
-from trivium.spec import Head, Spec
 from trivium.text.inputs import encode_words, join_words
 from trivium.text.symbols import UNSPACED
 

@@ -6,17 +6,12 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from trivium.interop.convert import is_expressible
+from trivium.models.base_model import Spec
+from trivium.models.heads import Dense, Head
+from trivium.models.heads.text import ClassifierHead, ClassifierPooling
+from trivium.models.heads.tokens import SpanHead, TaggerHead
+from trivium.models.heads.vocabulary import MLMHead
 from trivium.objectives.base import LabelledObjective
-from trivium.spec import (
-    ClassifierHead,
-    ClassifierPooling,
-    Dense,
-    Head,
-    MLMHead,
-    SpanHead,
-    Spec,
-    TaggerHead,
-)
 
 
 class ReadsStates(LabelledObjective):

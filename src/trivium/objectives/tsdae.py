@@ -16,10 +16,13 @@ from trivium.data.schema import Slot
 from trivium.errors import RecipeError, SpecError
 from trivium.language_model import LanguageModel
 from trivium.models import LanguageModule, Transformer, build
+from trivium.models.base_model import Spec
+from trivium.models.heads import Head
+from trivium.models.heads.vocabulary import LMHead
+from trivium.models.transformer import ModelSpec
 from trivium.nn import Context, EncoderOutput
 from trivium.objectives.base import LossTerms, TensorBatch, compact, next_tokens, real_tokens
 from trivium.objectives.text_pairs import TEXT, TextPair, TextPairs
-from trivium.spec import Head, LMHead, ModelSpec, Spec
 from trivium.text.inputs import encode_inputs
 from trivium.text.vocabulary import Vocabulary
 

@@ -23,8 +23,8 @@ from trivium.data.rows import Rows
 from trivium.errors import RecipeError
 from trivium.messages import translated
 from trivium.model_loading import load
+from trivium.models.base_model import Spec
 from trivium.progress import ProgressLine, labelled, short_duration
-from trivium.spec import Spec
 from trivium.text import Tokenizer, TokenizerConfig
 from trivium.text.vocabulary import Vocabulary
 from trivium.train import defaults, hardware

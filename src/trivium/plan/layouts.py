@@ -27,15 +27,10 @@ import torch
 
 from trivium.messages import english
 from trivium.models import flops_per_token
-from trivium.spec import Spec
+from trivium.models.base_model import Spec
 from trivium.train.gpus import Gpu
 from trivium.train.loader import equal_parts
-from trivium.train.memory import (
-    Layout,
-    ModelSizes,
-    model_sizes,
-    training_memory,
-)
+from trivium.train.memory import Layout, ModelSizes, model_sizes, training_memory
 
 NODE = 8
 """GPUs of one machine, joined by links; machines are joined by the network."""

@@ -18,8 +18,8 @@ from typing import Never, TypeVar
 
 from trivium.choice import import_members
 from trivium.errors import SpecError, did_you_mean
+from trivium.models.base_model import Spec
 from trivium.presets.preset import Preset
-from trivium.spec import Spec
 
 __all__ = ["Preset", "catalogue", "did_you_mean_preset", "is_own_size", "presets"]
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from trivium import spec
+from trivium.models.heads import Dense
+from trivium.models.heads.vocabulary import MLMHead
+from trivium.nn.mixers.block_sparse_attention import BlockSparseAttention
 from trivium.presets.encoders import bert
 from trivium.presets.preset import Preset
-from trivium.spec.mixers.block_sparse_attention import BlockSparseAttention
 
 
 def _bigbird(
@@ -26,7 +27,7 @@ def _bigbird(
         num_layers,
         d_model,
         paper=paper,
-        heads=(spec.MLMHead(dense=spec.Dense(activation="gelu_tanh", norm=True)),),
+        heads=(MLMHead(dense=Dense(activation="gelu_tanh", norm=True)),),
         mixer=tuple(mixer.replace(seed=layer) for layer in range(num_layers)),
         vocab_size=50_358,
         max_length=4096,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from trivium import spec
+from trivium.models.initialization import Normal
+from trivium.models.stack import Embedding
+from trivium.nn.norm import LayerNorm
+from trivium.nn.positions.alibi import ALiBi
 from trivium.presets.preset import Preset, attention, decoder
 
 # sqrt(1 / (3 d_model)) of the largest; all sizes have it in BigScience's training scripts.
-_START = spec.Normal(std=0.0048, embedding_std=0.0048, residual_init="scaled")
+_START = Normal(std=0.0048, embedding_std=0.0048, residual_init="scaled")
 
 
 def _bloom(num_layers: int, d_model: int, num_heads: int, **published: float) -> Preset:
@@ -15,8 +18,8 @@ def _bloom(num_layers: int, d_model: int, num_heads: int, **published: float) ->
         num_layers,
         d_model,
         vocab_size=250_880,
-        embedding=spec.Embedding(norm=spec.LayerNorm()),
-        mixer=attention(d_model, num_heads, positions=spec.ALiBi()),
+        embedding=Embedding(norm=LayerNorm()),
+        mixer=attention(d_model, num_heads, positions=ALiBi()),
         dropout=0.1,  # Megatron's, which the training scripts leave; that of the release is 0
         initialization=_START,
     )

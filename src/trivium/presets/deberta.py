@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from trivium import spec
+from trivium.models.heads import Dense, Head
+from trivium.models.heads.tokens import ReplacedTokenHead
+from trivium.models.heads.vocabulary import MLMHead
+from trivium.models.stack import Embedding
+from trivium.nn.norm import LayerNorm
+from trivium.nn.positions.disentangled import Disentangled
+from trivium.nn.positions.learned import Learned
 from trivium.presets.preset import Preset, attention, encoder
 
-_NORM = spec.LayerNorm(eps=1e-7)
-_MLM = spec.MLMHead(
-    dense=spec.Dense(activation="gelu", norm=True), late_positions=spec.Learned(max_length=512)
-)
+_NORM = LayerNorm(eps=1e-7)
+_MLM = MLMHead(dense=Dense(activation="gelu", norm=True), late_positions=Learned(max_length=512))
 
 
 def _deberta(
@@ -18,15 +22,15 @@ def _deberta(
     paper: str,
     vocab_size: int,
     key_bias: bool | None,
-    positions: spec.Disentangled,
-    head: spec.Head,
+    positions: Disentangled,
+    head: Head,
 ) -> Preset:
     """A post-norm encoder that knows distances alone."""
     model = encoder(
         num_layers,
         d_model,
         vocab_size=vocab_size,
-        embedding=spec.Embedding(norm=_NORM),
+        embedding=Embedding(norm=_NORM),
         mixer=attention(d_model, d_model // 64, key_bias=key_bias, positions=positions),
         norm=_NORM,
         heads=(head,),
@@ -45,7 +49,7 @@ def _v1(num_layers: int, d_model: int) -> Preset:
         paper="He et al. 2020 (DeBERTa)",
         vocab_size=50_265,
         key_bias=False,
-        positions=spec.Disentangled(span=512, shared=False),
+        positions=Disentangled(span=512, shared=False),
         head=_MLM,
     )
 
@@ -62,8 +66,8 @@ def _v3(num_layers: int, d_model: int) -> Preset:
         paper="He et al. 2021 (DeBERTa v3)",
         vocab_size=128_100,
         key_bias=None,
-        positions=spec.Disentangled(span=256, max_distance=512, norm=_NORM),
-        head=spec.ReplacedTokenHead(),
+        positions=Disentangled(span=256, max_distance=512, norm=_NORM),
+        head=ReplacedTokenHead(),
     )
 
 

@@ -6,7 +6,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from trivium import spec
+from trivium.models.heads.vocabulary import LMHead
+from trivium.models.initialization import Normal
+from trivium.models.stack import POST_NORM, PRE_NORM, Embedding, Factorised, Norms
+from trivium.nn.activations import Activation
+from trivium.nn.feed_forwards import Positionwise
+from trivium.nn.feed_forwards.feed_forward import FeedForward
+from trivium.nn.mixers.attention import Attention
+from trivium.nn.norm import RMSNorm
+from trivium.nn.patterns import Pattern, Sliding
+from trivium.nn.positions.learned import Learned
+from trivium.nn.positions.rotary import Llama3Scaling, Rotary
 from trivium.presets.preset import SCALED, Preset, attention, decoder, swiglu
 
 # Brown et al. 2020, appendix B: warm-up over 375 of 300,000 million tokens, the batch growing all
@@ -25,7 +35,7 @@ _LLAMA_TRAINING = {
 _LLAMA2_TRAINING = _LLAMA_TRAINING | {"optimizer": {**_LLAMA_TRAINING["optimizer"], "eps": 1e-5}}
 
 # Every size sets the number of heads and their width.
-ROTARY_ATTENTION = spec.Attention(num_heads=1, head_dim=64, bias=False, positions=spec.Rotary())
+ROTARY_ATTENTION = Attention(num_heads=1, head_dim=64, bias=False, positions=Rotary())
 
 
 def _gpt(
@@ -36,12 +46,12 @@ def _gpt(
     paper: str,
     vocab_size: int,
     max_length: int,
-    activation: spec.Activation = "gelu_tanh",
-    norms: spec.Norms = spec.PRE_NORM,
-    patterns: tuple[spec.Pattern | None, ...] = (None,),
-    initialization: spec.Normal = SCALED,
-    learned: Callable[..., spec.Learned] = spec.Learned,
-    factorised: spec.Factorised | None = None,
+    activation: Activation = "gelu_tanh",
+    norms: Norms = PRE_NORM,
+    patterns: tuple[Pattern | None, ...] = (None,),
+    initialization: Normal = SCALED,
+    learned: Callable[..., Learned] = Learned,
+    factorised: Factorised | None = None,
     dropout: float = 0.1,
     **published: Any,
 ) -> Preset:
@@ -52,9 +62,9 @@ def _gpt(
         num_layers,
         d_model,
         vocab_size=vocab_size,
-        embedding=spec.Embedding(factorised=factorised, positions=learned(max_length=max_length)),
+        embedding=Embedding(factorised=factorised, positions=learned(max_length=max_length)),
         mixer=(first, *others) if others else first,
-        feed_forward=spec.FeedForward(d_ff=4 * d_model, activation=activation),
+        feed_forward=FeedForward(d_ff=4 * d_model, activation=activation),
         norms=norms,
         dropout=dropout,
         initialization=initialization,
@@ -74,8 +84,8 @@ def llama(
     head_dim: int | None = None,
     eps: float = 1e-5,
     vocab_size: int = 32_000,
-    attention: spec.Attention = ROTARY_ATTENTION,
-    feed_forward: spec.Positionwise | None = None,
+    attention: Attention = ROTARY_ATTENTION,
+    feed_forward: Positionwise | None = None,
     tied: bool = False,
     **published: Any,
 ) -> Preset:
@@ -93,8 +103,8 @@ def llama(
             num_kv_heads=num_kv_heads,
         ),
         feed_forward=feed_forward or swiglu(d_ff),
-        norm=spec.RMSNorm(eps=eps),
-        head=spec.LMHead(tied=tied),
+        norm=RMSNorm(eps=eps),
+        head=LMHead(tied=tied),
     )
     return Preset(model, paper, context, **published)
 
@@ -104,8 +114,8 @@ _gpt1 = partial(
     paper="Radford et al. 2018 (GPT)",
     vocab_size=40_478,
     max_length=512,
-    norms=spec.POST_NORM,
-    initialization=spec.Normal(),
+    norms=POST_NORM,
+    initialization=Normal(),
 )
 _gpt2 = partial(_gpt, paper="Radford et al. 2019 (GPT-2)", vocab_size=50_257, max_length=1024)
 _gpt2_published = partial(_gpt2, batch=512 * 1024, text_bytes=40e9)
@@ -117,7 +127,7 @@ _gpt3 = partial(
     paper="Brown et al. 2020 (GPT-3)",
     vocab_size=50_257,
     max_length=2048,
-    patterns=(None, spec.Sliding(window=255)),
+    patterns=(None, Sliding(window=255)),
     dropout=0.0,
 )
 # The text is filtered Common Crawl, its largest part (section 2.2).
@@ -137,8 +147,8 @@ _opt = partial(
     vocab_size=50_272,
     max_length=2048,
     activation="relu",
-    initialization=spec.Normal(std=0.006, embedding_std=0.006, residual_init="scaled"),
-    learned=partial(spec.Learned, offset=2, counted="attended"),
+    initialization=Normal(std=0.006, embedding_std=0.006, residual_init="scaled"),
+    learned=partial(Learned, offset=2, counted="attended"),
 )
 _llama1 = partial(llama, eps=1e-6, training=_LLAMA_TRAINING)
 _llama2 = partial(
@@ -154,15 +164,15 @@ _llama3 = partial(
     context=8192,
     num_kv_heads=8,
     vocab_size=128_256,
-    attention=ROTARY_ATTENTION.replace(positions=spec.Rotary(base=500_000.0)),
+    attention=ROTARY_ATTENTION.replace(positions=Rotary(base=500_000.0)),
     tokens=15e12,
 )
 
 
-def _llama31_attention(factor: float) -> spec.Attention:
+def _llama31_attention(factor: float) -> Attention:
     """From 3.1 on the slow rotary frequencies are divided by a factor, for longer texts."""
-    scaling = spec.Llama3Scaling(factor=factor)
-    return ROTARY_ATTENTION.replace(positions=spec.Rotary(base=500_000.0, scaling=scaling))
+    scaling = Llama3Scaling(factor=factor)
+    return ROTARY_ATTENTION.replace(positions=Rotary(base=500_000.0, scaling=scaling))
 
 
 _llama31 = partial(
@@ -180,9 +190,9 @@ _llama32 = partial(
 )
 
 
-def _windowed(window: int) -> spec.Attention:
+def _windowed(window: int) -> Attention:
     """Windows here do not count the position itself."""
-    return ROTARY_ATTENTION.replace(pattern=spec.Sliding(window=window))
+    return ROTARY_ATTENTION.replace(pattern=Sliding(window=window))
 
 
 _mistral = partial(llama, paper="Jiang et al. 2023 (Mistral 7B)", context=8192)
@@ -225,8 +235,8 @@ PRESETS: dict[str, Preset] = {
         tokens=180e9,
         lr=3e-4,
         batch=0.5e6,
-        norms=spec.POST_NORM,
-        factorised=spec.Factorised(width=512, bias=False, projected="tokens"),
+        norms=POST_NORM,
+        factorised=Factorised(width=512, bias=False, projected="tokens"),
     ),
     "opt-1.3b": _opt(24, 2048, 32, tokens=180e9, lr=2e-4, batch=1e6),
     "opt-2.7b": _opt(32, 2560, 32, tokens=180e9, lr=1.6e-4, batch=1e6),

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from trivium import spec
+from trivium.models.heads.vocabulary import LMHead
+from trivium.models.initialization import FanIn, Xavier
+from trivium.models.stack import POST_NORM, PRE_NORM, Embedding, Norms, Stack
+from trivium.models.transformer import ModelSpec
+from trivium.nn.activations import Activation
+from trivium.nn.feed_forwards.feed_forward import FeedForward
+from trivium.nn.mixers.attention import Attention
+from trivium.nn.norm import LayerNorm, RMSNorm
+from trivium.nn.positions.learned import Learned
+from trivium.nn.positions.relative_bias import RelativeBias
+from trivium.nn.positions.sinusoidal import Sinusoidal
 from trivium.presets.preset import Preset
 
 
 def _stack(
     num_layers: int,
     d_model: int,
-    activation: spec.Activation,
+    activation: Activation,
     *,
     bias: bool = True,
-    norms: spec.Norms = spec.POST_NORM,
+    norms: Norms = POST_NORM,
     dropout: float = 0.1,
-) -> spec.Stack:
+) -> Stack:
     """The encoder or decoder of the first Transformer, BART and Marian."""
-    return spec.Stack(
+    return Stack(
         num_layers=num_layers,
-        mixer=spec.Attention(num_heads=d_model // 64, head_dim=64, bias=bias),
-        feed_forward=spec.FeedForward(d_ff=4 * d_model, activation=activation),
-        norm=spec.LayerNorm(),
+        mixer=Attention(num_heads=d_model // 64, head_dim=64, bias=bias),
+        feed_forward=FeedForward(d_ff=4 * d_model, activation=activation),
+        norm=LayerNorm(),
         norms=norms,
         dropout=dropout,
     )
@@ -31,23 +41,23 @@ def _transformer(
     d_model: int,
     *,
     dropout: float = 0.1,
-    norms: spec.Norms = spec.POST_NORM,
+    norms: Norms = POST_NORM,
 ) -> Preset:
     """The vocabulary is that of English to German, shared by source, target and output.
 
     The paper trains on single sentences and gives no longest one.
     """
     stack = _stack(num_layers, d_model, "relu", bias=False, norms=norms, dropout=dropout)
-    model = spec.ModelSpec(
+    model = ModelSpec(
         vocab_size=37_000,
         d_model=d_model,
-        embedding=spec.Embedding(positions=spec.Sinusoidal(), scale=d_model**0.5),
+        embedding=Embedding(positions=Sinusoidal(), scale=d_model**0.5),
         encoder=stack,
         decoder=stack,
-        heads=(spec.LMHead(tied=True),),
-        initialization=spec.Xavier(),
+        heads=(LMHead(tied=True),),
+        initialization=Xavier(),
     )
-    variant = ", pre-norm" if norms == spec.PRE_NORM else ""
+    variant = ", pre-norm" if norms == PRE_NORM else ""
     return Preset(model, f"Vaswani et al. 2017 (Transformer{variant})", None)
 
 
@@ -62,30 +72,30 @@ def _t5(
     v11: bool = False,
 ) -> Preset:
     """Version 1.1 is gated, untied and was pretrained without dropout."""
-    stack = spec.Stack(
+    stack = Stack(
         num_layers=num_layers,
-        mixer=spec.Attention(
+        mixer=Attention(
             num_heads=num_heads,
             head_dim=head_dim,
             bias=False,
             scale=1.0,
-            positions=spec.RelativeBias(num_buckets=32, max_distance=128),
+            positions=RelativeBias(num_buckets=32, max_distance=128),
         ),
-        feed_forward=spec.FeedForward(
+        feed_forward=FeedForward(
             d_ff=d_ff, activation="gelu_tanh" if v11 else "relu", gated=v11, bias=False
         ),
-        norm=spec.RMSNorm(eps=1e-6),
-        norms=spec.PRE_NORM,
+        norm=RMSNorm(eps=1e-6),
+        norms=PRE_NORM,
         dropout=0.0 if v11 else 0.1,
     )
-    model = spec.ModelSpec(
+    model = ModelSpec(
         vocab_size=32_128,
         d_model=d_model,
-        embedding=spec.Embedding(),
+        embedding=Embedding(),
         encoder=stack,
         decoder=stack,
-        heads=(spec.LMHead(tied=not v11, scale=1.0 if v11 else d_model**-0.5),),
-        initialization=spec.FanIn(),
+        heads=(LMHead(tied=not v11, scale=1.0 if v11 else d_model**-0.5),),
+        initialization=FanIn(),
     )
     paper = "Shazeer 2020, Raffel et al. 2019 (T5 1.1)" if v11 else "Raffel et al. 2019 (T5)"
     return Preset(model, paper, 512, tokens, batch=2.0**20 if tokens else None)
@@ -93,15 +103,13 @@ def _t5(
 
 def _bart(num_layers: int, d_model: int) -> Preset:
     stack = _stack(num_layers, d_model, "gelu")
-    model = spec.ModelSpec(
+    model = ModelSpec(
         vocab_size=50_265,
         d_model=d_model,
-        embedding=spec.Embedding(
-            positions=spec.Learned(max_length=1024, offset=2), norm=spec.LayerNorm()
-        ),
+        embedding=Embedding(positions=Learned(max_length=1024, offset=2), norm=LayerNorm()),
         encoder=stack,
         decoder=stack,
-        heads=(spec.LMHead(tied=True),),
+        heads=(LMHead(tied=True),),
     )
     return Preset(model, "Lewis et al. 2019 (BART)", 1024)
 
@@ -109,16 +117,16 @@ def _bart(num_layers: int, d_model: int) -> Preset:
 def _marian(num_layers: int, d_model: int) -> Preset:
     """OPUS-MT's models, with the vocabulary of English to French; the logits have a bias."""
     stack = _stack(num_layers, d_model, "silu")
-    model = spec.ModelSpec(
+    model = ModelSpec(
         vocab_size=59_514,
         d_model=d_model,
-        embedding=spec.Embedding(
-            positions=spec.Sinusoidal(layout="halves", max_length=512), scale=d_model**0.5
+        embedding=Embedding(
+            positions=Sinusoidal(layout="halves", max_length=512), scale=d_model**0.5
         ),
         encoder=stack,
         decoder=stack,
-        heads=(spec.LMHead(tied=True, bias=True),),
-        initialization=spec.Xavier(),
+        heads=(LMHead(tied=True, bias=True),),
+        initialization=Xavier(),
     )
     return Preset(model, "Tiedemann and Thottingal 2020 (OPUS-MT, Marian)", 512)
 
@@ -130,8 +138,8 @@ PRESETS: dict[str, Preset] = {
     "transformer-mini": _transformer(4, 256),
     "transformer-base": _transformer(6, 512),
     "transformer-big": _transformer(6, 1024, dropout=0.3),
-    "transformer-base-pre-norm": _transformer(6, 512, norms=spec.PRE_NORM),
-    "transformer-big-pre-norm": _transformer(6, 1024, dropout=0.3, norms=spec.PRE_NORM),
+    "transformer-base-pre-norm": _transformer(6, 512, norms=PRE_NORM),
+    "transformer-big-pre-norm": _transformer(6, 1024, dropout=0.3, norms=PRE_NORM),
     "t5-tiny": _t5(2, 128, 2, 512),
     "t5-mini": _t5(4, 256, 4, 1024),
     "t5-small": _t5(6, 512, 8, 2048, _T5_TOKENS),

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from trivium import spec
+from trivium.models.heads import Dense, Head
+from trivium.models.heads.text import NSPHead
+from trivium.models.heads.tokens import ReplacedTokenHead
+from trivium.models.heads.vocabulary import MLMHead
+from trivium.models.stack import PRE_NORM, Embedding, Factorised, Stack
+from trivium.models.transformer import ModelSpec
+from trivium.nn.activations import Activation
+from trivium.nn.feed_forwards.feed_forward import FeedForward
+from trivium.nn.mixers import Mixer
+from trivium.nn.norm import LayerNorm
+from trivium.nn.patterns import Sliding
+from trivium.nn.positions.learned import Learned
+from trivium.nn.positions.rotary import Rotary
 from trivium.presets.preset import GELU_MLM, SCALED, Preset, attention, encoder
 
 
@@ -14,16 +26,16 @@ def bert(
     d_model: int,
     *,
     paper: str,
-    heads: tuple[spec.Head, ...],
-    mixer: spec.Mixer | tuple[spec.Mixer, ...] | None = None,
+    heads: tuple[Head, ...],
+    mixer: Mixer | tuple[Mixer, ...] | None = None,
     vocab_size: int = 30_522,
     max_length: int = 512,
     d_embedding: int | None = None,
     num_heads: int | None = None,
     num_distinct: int | None = None,
     num_token_types: int = 2,
-    learned: Callable[..., spec.Learned] = spec.Learned,
-    activation: spec.Activation = "gelu",
+    learned: Callable[..., Learned] = Learned,
+    activation: Activation = "gelu",
     eps: float = 1e-12,
     dropout: float = 0.1,
     **published: float,
@@ -36,16 +48,16 @@ def bert(
         num_layers,
         d_model,
         vocab_size=vocab_size,
-        embedding=spec.Embedding(
-            factorised=spec.Factorised(width=d_embedding) if d_embedding else None,
+        embedding=Embedding(
+            factorised=Factorised(width=d_embedding) if d_embedding else None,
             positions=learned(max_length=max_length),
             num_token_types=num_token_types,
-            norm=spec.LayerNorm(eps=eps),
+            norm=LayerNorm(eps=eps),
         ),
         num_distinct=num_distinct,
         mixer=mixer or attention(d_model, num_heads or d_model // 64),
         activation=activation,
-        norm=spec.LayerNorm(eps=eps),
+        norm=LayerNorm(eps=eps),
         dropout=dropout,
         heads=heads,
     )
@@ -59,23 +71,23 @@ def _modernbert(num_layers: int, d_model: int, d_ff: int, *, released: bool = Tr
     fast initialization needs.
     """
     plain = attention(d_model, d_model // 64, bias=not released)
-    full = plain.replace(positions=spec.Rotary(base=160_000.0 if released else 10_000.0))
-    window = spec.Sliding(window=64 if released else 4)
-    local = plain.replace(positions=spec.Rotary(), pattern=window)
-    norm = spec.LayerNorm(bias=False)
-    model = spec.ModelSpec(
+    full = plain.replace(positions=Rotary(base=160_000.0 if released else 10_000.0))
+    window = Sliding(window=64 if released else 4)
+    local = plain.replace(positions=Rotary(), pattern=window)
+    norm = LayerNorm(bias=False)
+    model = ModelSpec(
         vocab_size=50_368,
         d_model=d_model,
-        embedding=spec.Embedding(norm=norm),
-        encoder=spec.Stack(
+        embedding=Embedding(norm=norm),
+        encoder=Stack(
             num_layers=num_layers,
             mixer=(full, local, local) if released else (local, local, full),
-            feed_forward=spec.FeedForward(d_ff=d_ff, activation="gelu", gated=True, bias=False),
+            feed_forward=FeedForward(d_ff=d_ff, activation="gelu", gated=True, bias=False),
             norm=norm,
-            norms=spec.PRE_NORM,
+            norms=PRE_NORM,
             first_norm=False,
         ),
-        heads=(spec.MLMHead(dense=spec.Dense(activation="gelu", bias=not released, norm=True)),),
+        heads=(MLMHead(dense=Dense(activation="gelu", bias=not released, norm=True)),),
         initialization=SCALED,
     )
     if released:
@@ -83,7 +95,7 @@ def _modernbert(num_layers: int, d_model: int, d_ff: int, *, released: bool = Tr
     return Preset(model, "after Warner et al. 2024 (ModernBERT), at sizes for short runs", 8192)
 
 
-_bert = partial(bert, paper="Devlin et al. 2018 (BERT)", heads=(GELU_MLM, spec.NSPHead()))
+_bert = partial(bert, paper="Devlin et al. 2018 (BERT)", heads=(GELU_MLM, NSPHead()))
 _small_bert = partial(_bert, paper="Turc et al. 2019 (small BERTs)")
 _released_bert = partial(_bert, paper="Devlin et al. 2018 (BERT, as released)")
 roberta = partial(
@@ -92,7 +104,7 @@ roberta = partial(
     heads=(GELU_MLM,),
     vocab_size=50_265,
     num_token_types=1,
-    learned=partial(spec.Learned, offset=2, counted="not-padding"),
+    learned=partial(Learned, offset=2, counted="not-padding"),
     eps=1e-5,
 )
 _ROBERTA_TOKENS = 500e3 * 8192 * 512  # Liu et al. 2019, section 5: 500,000 steps
@@ -101,8 +113,8 @@ _albert = partial(
     bert,
     paper="Lan et al. 2019 (ALBERT, version 2)",
     heads=(
-        spec.MLMHead(dense=spec.Dense(activation="gelu_tanh", norm=True)),
-        spec.NSPHead(),
+        MLMHead(dense=Dense(activation="gelu_tanh", norm=True)),
+        NSPHead(),
     ),
     vocab_size=30_000,
     d_embedding=128,
@@ -111,7 +123,7 @@ _albert = partial(
     dropout=0.0,
 )
 # Generator and discriminator share token vectors, as wide as those of the discriminator.
-_electra = partial(bert, paper="Clark et al. 2020 (ELECTRA)", heads=(spec.ReplacedTokenHead(),))
+_electra = partial(bert, paper="Clark et al. 2020 (ELECTRA)", heads=(ReplacedTokenHead(),))
 _generator = partial(_electra, heads=(GELU_MLM,))
 
 PRESETS: dict[str, Preset] = {

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from trivium import spec
+from trivium.models.heads.vocabulary import LMHead
+from trivium.models.stack import Embedding
+from trivium.nn.feed_forwards.feed_forward import FeedForward
+from trivium.nn.mixers.attention import Attention
+from trivium.nn.norm import RMSNorm
+from trivium.nn.patterns import Sliding
+from trivium.nn.positions.rotary import Rotary
 from trivium.presets.preset import Preset, decoder
 
 
@@ -23,25 +29,25 @@ def _gemma2(
     Windows do not count the position itself here. The paper counts 256,128 token vectors; the
     released models have 256,000.
     """
-    full = spec.Attention(
+    full = Attention(
         num_heads=num_heads,
         head_dim=head_dim,
         num_kv_heads=num_kv_heads,
         bias=False,
         scale=scale,
         soft_cap=50.0,
-        positions=spec.Rotary(),
+        positions=Rotary(),
     )
     model = decoder(
         num_layers,
         d_model,
         vocab_size=256_000,
-        embedding=spec.Embedding(scale=d_model**0.5),
-        mixer=(full.replace(pattern=spec.Sliding(window=window)), full),
-        feed_forward=spec.FeedForward(d_ff=d_ff, activation="gelu_tanh", gated=True, bias=False),
-        norm=spec.RMSNorm(offset=1),
+        embedding=Embedding(scale=d_model**0.5),
+        mixer=(full.replace(pattern=Sliding(window=window)), full),
+        feed_forward=FeedForward(d_ff=d_ff, activation="gelu_tanh", gated=True, bias=False),
+        norm=RMSNorm(offset=1),
         norms=("before", "branch"),
-        head=spec.LMHead(tied=True, soft_cap=30.0),
+        head=LMHead(tied=True, soft_cap=30.0),
     )
     return Preset(model, "Gemma Team 2024 (Gemma 2)", 8192, **published)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from trivium import spec
+from trivium.models.stack import Embedding
+from trivium.nn.positions.two_dimensional import TwoDimensional
 from trivium.presets.preset import Preset, attention, decoder
-from trivium.spec.positions.two_dimensional import TwoDimensional
 
 
 def _glm(
@@ -15,7 +15,7 @@ def _glm(
         num_layers,
         d_model,
         vocab_size=30_592,
-        embedding=spec.Embedding(positions=TwoDimensional(max_length=512)),
+        embedding=Embedding(positions=TwoDimensional(max_length=512)),
         mixer=attention(d_model, d_model // 64),
         dropout=0.1,
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from trivium import spec
+from trivium.nn.norm import RMSNorm
+from trivium.nn.positions.relative_scores import RelativeScores
 from trivium.presets.preset import Preset, attention, decoder
-from trivium.spec.positions.relative_scores import RelativeScores
 
 
 def _gopher(
@@ -24,7 +24,7 @@ def _gopher(
     distances: with it the totals of Hoffmann et al. 2022, table A9, hold to 0.1 %.
     """
     mixer = attention(d_model, num_heads, bias=False, positions=RelativeScores())
-    model = decoder(num_layers, d_model, vocab_size=32_000, mixer=mixer, norm=spec.RMSNorm())
+    model = decoder(num_layers, d_model, vocab_size=32_000, mixer=mixer, norm=RMSNorm())
     return Preset(model, paper, 2048, **published)
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from trivium import spec
+from trivium.models.heads.vocabulary import LMHead
+from trivium.models.initialization import Small
+from trivium.nn.activations import Activation
+from trivium.nn.blocks import ParallelLayers
+from trivium.nn.feed_forwards.feed_forward import FeedForward
+from trivium.nn.positions.rotary import Rotary
 from trivium.presets.preset import Preset, attention, decoder
-from trivium.spec.initializations.small import Small
 
 
 def _neox(
@@ -16,7 +20,7 @@ def _neox(
     *,
     paper: str = "Biderman et al. 2023 (Pythia)",
     vocab_size: int = 50_304,
-    activation: spec.Activation = "gelu",
+    activation: Activation = "gelu",
     **published: float,
 ) -> Preset:
     """Parallel blocks with two norms, rotary positions of a quarter of every head, untied."""
@@ -24,10 +28,10 @@ def _neox(
         num_layers,
         d_model,
         vocab_size=vocab_size,
-        mixer=attention(d_model, num_heads, positions=spec.Rotary(share=0.25)),
-        feed_forward=spec.FeedForward(d_ff=4 * d_model, activation=activation),
-        block=spec.ParallelLayers(norms="separate"),
-        head=spec.LMHead(tied=False),
+        mixer=attention(d_model, num_heads, positions=Rotary(share=0.25)),
+        feed_forward=FeedForward(d_ff=4 * d_model, activation=activation),
+        block=ParallelLayers(norms="separate"),
+        head=LMHead(tied=False),
         initialization=Small(),
     )
     return Preset(model, paper, 2048, **published)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from trivium.nn.mixers.linformer import Linformer
 from trivium.presets.encoders import bert
 from trivium.presets.preset import GELU_MLM, Preset
-from trivium.spec.mixers.linformer import Linformer
 
 
 def _linformer(num_layers: int, d_model: int, rank: int) -> Preset:

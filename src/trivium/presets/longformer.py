@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from trivium import spec
+from trivium.nn.mixers.global_attention import GlobalAttention
+from trivium.nn.patterns import Sliding
 from trivium.presets.encoders import roberta
 from trivium.presets.preset import Preset
-from trivium.spec.mixers.global_attention import GlobalAttention
 
 
 def _longformer(
@@ -23,9 +23,7 @@ def _longformer(
         num_layers,
         d_model,
         paper=paper,
-        mixer=GlobalAttention(
-            num_heads=d_model // 64, head_dim=64, pattern=spec.Sliding(window=window)
-        ),
+        mixer=GlobalAttention(num_heads=d_model // 64, head_dim=64, pattern=Sliding(window=window)),
         max_length=4096,
         **published,
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from trivium import spec
+from trivium.models.heads.vocabulary import LMHead
+from trivium.nn.feed_forwards.feed_forward import Nothing
+from trivium.nn.mixers.mamba import Mamba
+from trivium.nn.norm import RMSNorm
 from trivium.presets.preset import Preset, attention, decoder, swiglu
-from trivium.spec.feed_forwards.nothing import Nothing
-from trivium.spec.mixers.mamba import Mamba
 
 _GU_DAO = "Gu and Dao 2023 (Mamba)"
 
@@ -27,7 +28,7 @@ def _mamba(num_layers: int, d_model: int, *, tokens: float | None = None) -> Pre
         vocab_size=50_280,
         mixer=_mixer(d_model),
         feed_forward=Nothing(),
-        norm=spec.RMSNorm(eps=1e-5),
+        norm=RMSNorm(eps=1e-5),
     )
     return Preset(model, _GU_DAO, 2048, tokens)
 
@@ -46,8 +47,8 @@ def _hybrid(d_model: int, num_heads: int) -> Preset:
         vocab_size=32_000,
         mixer=(*(mamba,) * 4, full, *(mamba,) * 3),
         feed_forward=swiglu(7 * d_model // 2),
-        norm=spec.RMSNorm(eps=1e-6),
-        head=spec.LMHead(tied=False),
+        norm=RMSNorm(eps=1e-6),
+        head=LMHead(tied=False),
     )
     return Preset(model, "after Lieber et al. 2024 (Jamba)", None)
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from trivium import spec
+from trivium.nn.feed_forwards.experts import Experts
+from trivium.nn.positions.rotary import Rotary
 from trivium.presets.decoders import ROTARY_ATTENTION, llama
 from trivium.presets.preset import Preset, swiglu
-from trivium.spec.feed_forwards.experts import Experts
 
 
 def _mixtral(
@@ -33,7 +33,7 @@ def _mixtral(
         paper=paper,
         context=context,
         num_kv_heads=num_kv_heads,
-        attention=ROTARY_ATTENTION.replace(positions=spec.Rotary(base=1e6)),
+        attention=ROTARY_ATTENTION.replace(positions=Rotary(base=1e6)),
         feed_forward=Experts(num_experts=8, expert=swiglu(d_ff), balance=balance),
     )
 

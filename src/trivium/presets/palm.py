@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from trivium import spec
+from trivium.models.heads.vocabulary import LMHead
+from trivium.models.initialization import FanIn
+from trivium.nn.blocks import ParallelLayers
+from trivium.nn.mixers.attention import Attention
+from trivium.nn.norm import LayerNorm
+from trivium.nn.positions.rotary import Rotary
 from trivium.presets.preset import Preset, decoder, swiglu
 
 
@@ -18,18 +23,18 @@ def _palm(
         num_layers,
         d_model,
         vocab_size=256_000,
-        mixer=spec.Attention(
+        mixer=Attention(
             num_heads=num_heads,
             head_dim=head_dim,
             num_kv_heads=1,
             bias=False,
-            positions=spec.Rotary(),
+            positions=Rotary(),
         ),
         feed_forward=swiglu(4 * d_model),
-        norm=spec.LayerNorm(bias=False),
-        block=spec.ParallelLayers(norms="shared"),
-        head=spec.LMHead(tied=True, scale=d_model**-0.5),
-        initialization=spec.FanIn(),
+        norm=LayerNorm(bias=False),
+        block=ParallelLayers(norms="shared"),
+        head=LMHead(tied=True, scale=d_model**-0.5),
+        initialization=FanIn(),
     )
     return Preset(model, "Chowdhery et al. 2022 (PaLM)", 2048, **published)
 

@@ -5,12 +5,16 @@ Both have pre-norm blocks: the paper does not say where norms are.
 
 from __future__ import annotations
 
-from trivium import spec
+from trivium.models.heads.vocabulary import MLMHead
+from trivium.models.stack import PRE_NORM, Embedding
+from trivium.nn.feed_forwards.feed_forward import FeedForward
+from trivium.nn.mixers.performer import Performer
+from trivium.nn.norm import LayerNorm
+from trivium.nn.positions.learned import Learned
 from trivium.presets.preset import Preset, decoder, encoder
-from trivium.spec.mixers.performer import Performer
 
 _PAPER = "Choromanski et al. 2020 (Performer)"
-_EMBEDDING = spec.Embedding(positions=spec.Learned(max_length=1024))
+_EMBEDDING = Embedding(positions=Learned(max_length=1024))
 
 
 def _decoder(num_layers: int, d_model: int) -> Preset:
@@ -21,7 +25,7 @@ def _decoder(num_layers: int, d_model: int) -> Preset:
         vocab_size=50_257,
         embedding=_EMBEDDING,
         mixer=Performer(num_heads=d_model // 64, head_dim=64, num_features=128),
-        feed_forward=spec.FeedForward(d_ff=4 * d_model, activation="gelu"),
+        feed_forward=FeedForward(d_ff=4 * d_model, activation="gelu"),
         dropout=0.1,
     )
     return Preset(model, _PAPER, 1024)
@@ -40,10 +44,10 @@ def _protein_encoder() -> Preset:
         vocab_size=32,
         embedding=_EMBEDDING,
         mixer=Performer(num_heads=8, head_dim=64, num_features=256),
-        feed_forward=spec.FeedForward(d_ff=1024, activation="gelu"),
-        norm=spec.LayerNorm(),
-        norms=spec.PRE_NORM,
-        heads=(spec.MLMHead(),),
+        feed_forward=FeedForward(d_ff=1024, activation="gelu"),
+        norm=LayerNorm(),
+        norms=PRE_NORM,
+        heads=(MLMHead(),),
     )
     return Preset(model, _PAPER, 1024, lr=1e-3)  # appendix A.2
 

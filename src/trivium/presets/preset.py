@@ -6,13 +6,22 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-from trivium import spec as specs
-from trivium.spec import POST_NORM, PRE_NORM, FeedForward, LayerNorm, LMHead, ModelSpec, Spec
+from trivium.models.base_model import Spec
+from trivium.models.heads import Dense, Head
+from trivium.models.heads.vocabulary import LMHead, MLMHead
+from trivium.models.initialization import Initialization, Normal
+from trivium.models.stack import POST_NORM, PRE_NORM, Embedding, Stack
+from trivium.models.transformer import ModelSpec
+from trivium.nn.activations import Activation
+from trivium.nn.feed_forwards import Positionwise
+from trivium.nn.feed_forwards.feed_forward import FeedForward
+from trivium.nn.mixers.attention import Attention
+from trivium.nn.norm import LayerNorm
 
-SCALED = specs.Normal(residual_init="scaled")
+SCALED = Normal(residual_init="scaled")
 """GPT-2's initialization, which most decoders follow."""
 
-GELU_MLM = specs.MLMHead(dense=specs.Dense(activation="gelu", norm=True))
+GELU_MLM = MLMHead(dense=Dense(activation="gelu", norm=True))
 """The head of BERT and RoBERTa for masked tokens."""
 
 
@@ -62,7 +71,7 @@ class Preset:
         return tree
 
 
-_PLAIN, _TIED = specs.Embedding(), LMHead(tied=True)
+_PLAIN, _TIED = Embedding(), LMHead(tied=True)
 
 
 def decoder(
@@ -70,10 +79,10 @@ def decoder(
     d_model: int,
     *,
     vocab_size: int,
-    embedding: specs.Embedding = _PLAIN,
-    feed_forward: specs.Positionwise | None = None,
-    head: specs.Head = _TIED,
-    initialization: specs.Initialization = SCALED,
+    embedding: Embedding = _PLAIN,
+    feed_forward: Positionwise | None = None,
+    head: Head = _TIED,
+    initialization: Initialization = SCALED,
     **stack: Any,
 ) -> ModelSpec:
     """Return a decoder-only model that resembles GPT-2 in everything that is not given.
@@ -84,7 +93,7 @@ def decoder(
         vocab_size=vocab_size,
         d_model=d_model,
         embedding=embedding,
-        decoder=specs.Stack(
+        decoder=Stack(
             num_layers=num_layers,
             feed_forward=feed_forward or FeedForward(d_ff=4 * d_model, activation="gelu_tanh"),
             **{"norm": LayerNorm(), "norms": PRE_NORM, **stack},
@@ -99,9 +108,9 @@ def encoder(
     d_model: int,
     *,
     vocab_size: int,
-    embedding: specs.Embedding,
-    heads: tuple[specs.Head, ...],
-    activation: specs.Activation = "gelu",
+    embedding: Embedding,
+    heads: tuple[Head, ...],
+    activation: Activation = "gelu",
     **stack: Any,
 ) -> ModelSpec:
     """Return an encoder-only model that has the post-norm blocks of BERT.
@@ -114,14 +123,14 @@ def encoder(
         vocab_size=vocab_size,
         d_model=d_model,
         embedding=embedding,
-        encoder=specs.Stack(num_layers=num_layers, **blocks),
+        encoder=Stack(num_layers=num_layers, **blocks),
         heads=heads,
     )
 
 
-def attention(d_model: int, num_heads: int, **options: Any) -> specs.Attention:
+def attention(d_model: int, num_heads: int, **options: Any) -> Attention:
     """Return attention whose heads together are as wide as the model."""
-    return specs.Attention(num_heads=num_heads, head_dim=d_model // num_heads, **options)
+    return Attention(num_heads=num_heads, head_dim=d_model // num_heads, **options)
 
 
 def swiglu(d_ff: int) -> FeedForward:

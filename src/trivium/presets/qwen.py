@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from functools import partial
 
-from trivium import spec
+from trivium.nn.norm import RMSNorm
+from trivium.nn.positions.rotary import Rotary
 from trivium.presets.decoders import ROTARY_ATTENTION, llama
 from trivium.presets.preset import Preset
 
 # LLaMA's parts, with more in attention. Tables have more rows than the 151,646 tokens of Qwen2 and
 # 151,669 of Qwen3, as those released.
 _qwen = partial(llama, context=32_768, head_dim=128, vocab_size=151_936, eps=1e-6, tied=True)
-_ATTENTION = ROTARY_ATTENTION.replace(positions=spec.Rotary(base=1_000_000.0))
+_ATTENTION = ROTARY_ATTENTION.replace(positions=Rotary(base=1_000_000.0))
 _qwen2 = partial(
     _qwen,
     paper="Yang et al. 2024 (Qwen2)",
     attention=_ATTENTION.replace(bias=True, output_bias=False),
 )
 _qwen3 = partial(
-    _qwen, paper="Yang et al. 2025 (Qwen3)", attention=_ATTENTION.replace(qk_norm=spec.RMSNorm())
+    _qwen, paper="Yang et al. 2025 (Qwen3)", attention=_ATTENTION.replace(qk_norm=RMSNorm())
 )
 
 PRESETS: dict[str, Preset] = {

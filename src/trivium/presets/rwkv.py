@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from trivium import spec
+from trivium.models.heads.vocabulary import LMHead
+from trivium.models.initialization import Normal
+from trivium.models.stack import Embedding
+from trivium.nn.feed_forwards.channel_mixing import ChannelMixing
+from trivium.nn.mixers.time_mixing import TimeMixing
+from trivium.nn.norm import LayerNorm
 from trivium.presets.preset import Preset, decoder
-from trivium.spec.feed_forwards.channel_mixing import ChannelMixing
-from trivium.spec.mixers.time_mixing import TimeMixing
 
 
 def _rwkv(num_layers: int, d_model: int, tokens: float | None = None) -> Preset:
@@ -14,11 +17,11 @@ def _rwkv(num_layers: int, d_model: int, tokens: float | None = None) -> Preset:
         num_layers,
         d_model,
         vocab_size=50_277,
-        embedding=spec.Embedding(norm=spec.LayerNorm()),
+        embedding=Embedding(norm=LayerNorm()),
         mixer=TimeMixing(d_inner=d_model),
         feed_forward=ChannelMixing(d_ff=4 * d_model),
-        head=spec.LMHead(tied=False),
-        initialization=spec.Normal(embedding_std=1e-4),
+        head=LMHead(tied=False),
+        initialization=Normal(embedding_std=1e-4),
     )
     return Preset(model, "Peng et al. 2023 (RWKV)", 1024, tokens)
 

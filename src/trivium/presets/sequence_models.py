@@ -6,10 +6,13 @@ Transformers of those names.
 
 from __future__ import annotations
 
+from trivium.models.attention_rnn import AttentionRNNSpec
+from trivium.models.heads.vocabulary import LMHead, MLMHead
+from trivium.models.ngram import NGramSpec
+from trivium.models.ngram_counts import NGramCountsSpec
+from trivium.models.rnn import Cell, RNNSpec
+from trivium.nn.character_embedding import CharacterCNN
 from trivium.presets.preset import Preset
-from trivium.spec import AttentionRNNSpec, LMHead, MLMHead, NGramCountsSpec, NGramSpec, RNNSpec
-from trivium.spec.characters import CharacterCNN
-from trivium.spec.sequence_spec import Cell
 
 
 def _ngram(order: int, d_model: int, d_hidden: int) -> Preset:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from trivium import spec
+from trivium.models.heads.vocabulary import LMHead
+from trivium.models.initialization import Normal
+from trivium.models.stack import Embedding
+from trivium.nn.activations import Swish
+from trivium.nn.feed_forwards.feed_forward import FeedForward
+from trivium.nn.patterns import Fixed
+from trivium.nn.positions.learned import Learned
 from trivium.presets.preset import Preset, attention, decoder
-from trivium.spec.feed_forwards.feed_forward import Swish
-from trivium.spec.patterns.fixed import Fixed
 
 
 def _sparse(
@@ -30,12 +34,12 @@ def _sparse(
         num_layers,
         d_model,
         vocab_size=256,
-        embedding=spec.Embedding(positions=spec.Learned(max_length=length)),
+        embedding=Embedding(positions=Learned(max_length=length)),
         mixer=attention(d_model, num_heads, pattern=Fixed(stride=stride, num_summary=num_summary)),
-        feed_forward=spec.FeedForward(d_ff=4 * d_model, activation=Swish(beta=1.702)),
+        feed_forward=FeedForward(d_ff=4 * d_model, activation=Swish(beta=1.702)),
         dropout=0.4,
-        head=spec.LMHead(tied=False),
-        initialization=spec.Normal(std=std, embedding_std=std, residual_init="scaled"),
+        head=LMHead(tied=False),
+        initialization=Normal(std=std, embedding_std=std, residual_init="scaled"),
     )
     return Preset(model, "Child et al. 2019 (Sparse Transformer)", length, tokens)
 

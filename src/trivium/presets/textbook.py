@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from trivium import spec
+from trivium.models.heads.vocabulary import LMHead
+from trivium.models.initialization import Normal, Xavier
+from trivium.models.stack import POST_NORM, PRE_NORM, Embedding, Stack
+from trivium.models.transformer import ModelSpec
+from trivium.nn.feed_forwards.feed_forward import FeedForward
+from trivium.nn.mixers.attention import Attention
+from trivium.nn.norm import DeviationNorm, LayerNorm
+from trivium.nn.positions.sinusoidal import Sinusoidal
 from trivium.presets.preset import Preset, decoder
 
 _TRANSFORMER = "after Vaswani et al. 2017 (Transformer, as a textbook lists it"
@@ -17,26 +24,26 @@ def _transformer(*, pre_norm: bool = False) -> Preset:
     the layers of another textbook: LayerNorm before each sublayer, no dropout of hidden units.
     """
     d_model = 512
-    stack = spec.Stack(
+    stack = Stack(
         num_layers=6,
-        mixer=spec.Attention(num_heads=8, head_dim=64),
-        feed_forward=spec.FeedForward(
+        mixer=Attention(num_heads=8, head_dim=64),
+        feed_forward=FeedForward(
             d_ff=4 * d_model, activation="relu", dropout=0.0 if pre_norm else 0.1
         ),
-        norm=spec.LayerNorm() if pre_norm else spec.DeviationNorm(),
-        norms=spec.PRE_NORM if pre_norm else spec.POST_NORM,
+        norm=LayerNorm() if pre_norm else DeviationNorm(),
+        norms=PRE_NORM if pre_norm else POST_NORM,
         last_norm=True,
         dropout=0.1,
     )
-    model = spec.ModelSpec(
+    model = ModelSpec(
         vocab_size=37_000,
         source_vocab_size=37_000,
         d_model=d_model,
-        embedding=spec.Embedding(positions=spec.Sinusoidal(), scale=d_model**0.5),
+        embedding=Embedding(positions=Sinusoidal(), scale=d_model**0.5),
         encoder=stack,
         decoder=stack,
-        heads=(spec.LMHead(tied=False, bias=True),),
-        initialization=spec.Xavier(tables="uniform"),
+        heads=(LMHead(tied=False, bias=True),),
+        initialization=Xavier(tables="uniform"),
     )
     return Preset(model, f"{_TRANSFORMER}{', pre-norm' if pre_norm else ''})", None)
 
@@ -49,11 +56,11 @@ def _gpt3() -> Preset:
         96,
         12_288,
         vocab_size=50_257,
-        embedding=spec.Embedding(positions=spec.Sinusoidal(max_length=2048)),
-        mixer=spec.Attention(num_heads=96, head_dim=128, bias=False),
-        feed_forward=spec.FeedForward(d_ff=49_152, activation="relu"),
-        norms=spec.POST_NORM,
-        initialization=spec.Normal(),
+        embedding=Embedding(positions=Sinusoidal(max_length=2048)),
+        mixer=Attention(num_heads=96, head_dim=128, bias=False),
+        feed_forward=FeedForward(d_ff=49_152, activation="relu"),
+        norms=POST_NORM,
+        initialization=Normal(),
     )
     paper = "after Brown et al. 2020 (GPT-3, as a textbook composes it)"
     published = {"tokens": 300e9, "lr": 0.6e-4, "batch": 3.2e6, "text_bytes": 570e9}

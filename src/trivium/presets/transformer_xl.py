@@ -6,10 +6,14 @@ model has adaptive ones (Baevski and Auli 2019), so that its 257M parameters are
 
 from __future__ import annotations
 
-from trivium import spec
+from trivium.models.heads.vocabulary import LMHead
+from trivium.models.initialization import Normal
+from trivium.models.stack import POST_NORM, PRE_NORM, Embedding, Norms
+from trivium.nn.feed_forwards.feed_forward import FeedForward
+from trivium.nn.mixers.memory_attention import SegmentAttention
+from trivium.nn.patterns import Sliding
+from trivium.nn.positions.relative_scores import RelativeScores
 from trivium.presets.preset import SCALED, Preset, decoder
-from trivium.spec.mixers.segment_attention import SegmentAttention
-from trivium.spec.positions.relative_scores import RelativeScores
 
 
 def _transformer_xl(
@@ -21,7 +25,7 @@ def _transformer_xl(
     *,
     paper: str,
     vocab_size: int = 50_257,
-    norms: spec.Norms = spec.POST_NORM,
+    norms: Norms = POST_NORM,
     dropout: float = 0.0,
     **published: float,
 ) -> Preset:
@@ -29,19 +33,19 @@ def _transformer_xl(
         num_layers,
         d_model,
         vocab_size=vocab_size,
-        embedding=spec.Embedding(scale=d_model**0.5),
+        embedding=Embedding(scale=d_model**0.5),
         mixer=SegmentAttention(
             num_heads=num_heads,
             head_dim=d_model // num_heads,
             bias=False,
             positions=RelativeScores(),
-            pattern=spec.Sliding(window=memory),
+            pattern=Sliding(window=memory),
         ),
-        feed_forward=spec.FeedForward(d_ff=d_ff, activation="relu"),
+        feed_forward=FeedForward(d_ff=d_ff, activation="relu"),
         norms=norms,
         dropout=dropout,
-        head=spec.LMHead(tied=True, bias=True),
-        initialization=SCALED if norms == spec.PRE_NORM else spec.Normal(),
+        head=LMHead(tied=True, bias=True),
+        initialization=SCALED if norms == PRE_NORM else Normal(),
     )
     return Preset(model, paper, memory, **published)
 
@@ -58,7 +62,7 @@ def _small(num_layers: int, d_model: int) -> Preset:
         d_model // 64,
         128,
         paper=f"after {_PAPER}",
-        norms=spec.PRE_NORM,
+        norms=PRE_NORM,
     )
 
 

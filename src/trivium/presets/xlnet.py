@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from trivium import spec
+from trivium.models.heads.vocabulary import MLMHead
+from trivium.models.stack import Embedding
+from trivium.nn.mixers.memory_attention import MemoryAttention
+from trivium.nn.norm import LayerNorm
+from trivium.nn.positions.typed_relative_scores import TypedRelativeScores
 from trivium.presets.preset import Preset, encoder
-from trivium.spec.mixers.memory_attention import MemoryAttention
-from trivium.spec.positions.typed_relative_scores import TypedRelativeScores
 
 
 def _xlnet(
@@ -20,7 +22,7 @@ def _xlnet(
         num_layers,
         d_model,
         vocab_size=32_000,
-        embedding=spec.Embedding(query_stream=True),
+        embedding=Embedding(query_stream=True),
         mixer=MemoryAttention(
             num_heads=d_model // 64,
             head_dim=64,
@@ -28,8 +30,8 @@ def _xlnet(
             positions=TypedRelativeScores(),
             memory=384,
         ),
-        norm=spec.LayerNorm(eps=1e-12),
-        heads=(spec.MLMHead(),),
+        norm=LayerNorm(eps=1e-12),
+        heads=(MLMHead(),),
     )
     return Preset(model, paper, 512, **published)
 

@@ -20,6 +20,7 @@ from trivium.inference.embed import embed_windows
 from trivium.inference.score import score_text
 from trivium.inference.tag import merge_entities
 from trivium.language_model import LanguageModel
+from trivium.models.heads.text import Pooling
 from trivium.serve.api_error import ApiError
 from trivium.serve.generation import (
     chat_completions,
@@ -46,7 +47,6 @@ from trivium.serve.schemas import (
     TokenId,
     as_list,
 )
-from trivium.spec import Pooling
 from trivium.text import Tokenizer
 from trivium.text.inputs import TextInput, encode_inputs, join_words
 

@@ -14,14 +14,7 @@ from trivium.train.optimizers.adamw import AdamW
 from trivium.train.optimizers.muon import Muon
 from trivium.train.recipe import Recipe
 from trivium.train.recipe_loading import load_recipe
-from trivium.train.schedules import (
-    Constant,
-    Cosine,
-    InverseSqrt,
-    Linear,
-    Schedule,
-    StableDecay,
-)
+from trivium.train.schedules import Constant, Cosine, InverseSqrt, Linear, Schedule, StableDecay
 from trivium.train.trainer import Interrupted, Trainer, TrainState
 
 __all__ = [

@@ -30,10 +30,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from trivium.errors import SpecError
-from trivium.models.initialization import with_fast_initialization
+from trivium.models.base_model import Spec
+from trivium.models.rnn import RNNSpec
+from trivium.models.special_initialization import with_fast_initialization
+from trivium.models.transformer import ModelSpec
 from trivium.objectives import LabelledObjective
 from trivium.presets import is_own_size, presets
-from trivium.spec import ModelSpec, RNNSpec, Spec
 from trivium.text import TokenizerConfig
 from trivium.train.recipe import Recipe
 

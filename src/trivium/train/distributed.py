@@ -30,8 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from trivium.errors import RecipeError, TrainingError
-from trivium.nn.blocks.sequential import Block
-from trivium.nn.residual import Residual
+from trivium.nn.blocks import Block, Residual
 from trivium.train.recipe import ParallelConfig
 from trivium.train.tensor_parallel import parallelize
 

@@ -17,9 +17,9 @@ from trivium.data.batch import IGNORE_INDEX
 from trivium.data.rows import Rows
 from trivium.errors import RecipeError
 from trivium.models import build
+from trivium.models.base_model import Spec
 from trivium.objectives.policy import PolicyGradient
 from trivium.objectives.responses import SLOTS
-from trivium.spec import Spec
 from trivium.train.distributed import Parallel
 from trivium.train.hardware import free_memory
 from trivium.train.loader import BatchStream

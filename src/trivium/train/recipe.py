@@ -28,11 +28,12 @@ from trivium.errors import RecipeError, SpecError
 from trivium.files import check_encoding
 from trivium.interop.peft_format import check_adapter
 from trivium.models import LanguageModule
-from trivium.models.initialization import with_fast_initialization
+from trivium.models.base_model import Spec
+from trivium.models.special_initialization import with_fast_initialization
+from trivium.models.transformer import ModelSpec
+from trivium.nn.part import FieldError
 from trivium.objectives import Objective
 from trivium.presets import presets
-from trivium.spec import ModelSpec, Spec
-from trivium.spec.validation_message import FieldError
 from trivium.text.literals import SpecialTokens
 from trivium.text.trainers import TokenizerConfig, TokenizerSource
 from trivium.train.adapter_config import AdapterConfig

@@ -22,10 +22,11 @@ from trivium.data.sources import PYTHON
 from trivium.errors import RecipeError
 from trivium.files import STDIN
 from trivium.model_loading import load
+from trivium.models.base_model import Spec
+from trivium.models.transformer import ModelSpec
 from trivium.objectives import Objective, default_objective
 from trivium.presets import catalogue, did_you_mean_preset, is_own_size, presets
 from trivium.remote import is_remote
-from trivium.spec import ModelSpec, Spec
 from trivium.text import Tokenizer
 from trivium.train import defaults
 from trivium.train.optimizers import Optimizer

@@ -40,11 +40,10 @@ from trivium.errors import RecipeError
 from trivium.models import Transformer
 from trivium.models.heads.vocabulary import VocabularyHead
 from trivium.models.transformer import TransformerStack
-from trivium.nn.blocks.sequential import Block
+from trivium.nn.blocks import Block, Residual
 from trivium.nn.loss import linear_cross_entropy
-from trivium.nn.part_module import PartModule
+from trivium.nn.part import PartModule
 from trivium.nn.positions import PositionsModule
-from trivium.nn.residual import Residual
 
 
 def parallelize(model: nn.Module, mesh: DeviceMesh, *, sequence_parallel: bool = False) -> None:

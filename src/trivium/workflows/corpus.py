@@ -32,11 +32,11 @@ from trivium.errors import DataError, RecipeError
 from trivium.files import STDIN, replace_file
 from trivium.language_model import LanguageModel
 from trivium.messages import translated
+from trivium.models.base_model import Spec
 from trivium.objectives import LabelledObjective, Objective
 from trivium.objectives.example_split import group_of, read_examples
 from trivium.objectives.policy import PolicyGradient
 from trivium.progress import ProgressLine, labelled, short_duration
-from trivium.spec import Spec
 from trivium.text import Tokenizer, TokenizerConfig
 from trivium.text.trainers import NUM_PROBED
 from trivium.train import defaults

@@ -16,10 +16,10 @@ from trivium.data.shards import TRAIN, VALIDATION
 from trivium.interop.hf_folder import export_problem
 from trivium.messages import translated
 from trivium.models import flops_per_token, num_parameters
+from trivium.models.base_model import Spec
 from trivium.presets import catalogue, is_own_size
 from trivium.progress import ProgressLine, counted, labelled, short_duration
 from trivium.report import UNKNOWN_SHARE
-from trivium.spec import Spec
 from trivium.train import defaults
 from trivium.train.distributed import ALONE
 from trivium.train.recipe import Recipe, TokenizerFile

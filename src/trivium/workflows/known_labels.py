@@ -12,8 +12,10 @@ from torch import Tensor
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.messages import translated
+from trivium.models.heads import Head
+from trivium.models.heads.text import ClassifierHead
+from trivium.models.heads.tokens import TaggerHead
 from trivium.objectives.task_metrics import listing
-from trivium.spec import ClassifierHead, Head, TaggerHead
 
 
 @dataclass(frozen=True)

@@ -19,22 +19,19 @@ from trivium.interop.label_scale import rescale_numbers
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
+from trivium.models.base_model import Spec
+from trivium.models.heads import Head
+from trivium.nn.positions.learned import Learned
 from trivium.objectives import Objective
 from trivium.objectives.seq2seq import SourceToTarget
 from trivium.objectives.task_metrics import listing
-from trivium.spec import Head, Learned, Spec
 from trivium.text import Tokenizer
 from trivium.text.chat_template import ChatTemplate
 from trivium.text.vocabulary import Vocabulary
 from trivium.train import defaults
 from trivium.train.recipe import Recipe
 from trivium.workflows.corpus import Corpus, ExampleSource
-from trivium.workflows.known_labels import (
-    KnownLabels,
-    copied_rows,
-    known_labels,
-    over_labels,
-)
+from trivium.workflows.known_labels import KnownLabels, copied_rows, known_labels, over_labels
 
 
 @dataclass

@@ -27,10 +27,10 @@ from trivium.messages import translated
 from trivium.model_folder import checkpoints
 from trivium.model_loading import load
 from trivium.models import num_parameters
+from trivium.models.base_model import Spec
 from trivium.objectives import task_kinds
 from trivium.presets import presets
 from trivium.progress import ProgressLine, handle_signals
-from trivium.spec import Spec
 from trivium.train import defaults, hardware
 from trivium.train.callback import Callback
 from trivium.train.distributed import Parallel, join_processes

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from trivium import spec
 from trivium.errors import TriviumError
 from trivium.explain.page import Curves, Formula, Page, Table, bilingual
-from trivium.nn.activations import build_activation
+from trivium.nn.activations import Swish, build_activation
 
 SUMMARY = bilingual("activation.summary")
 
@@ -29,7 +28,7 @@ def explain(betas: list[float] | None = None) -> Page:
         "GELU (tanh)": build_activation("gelu_tanh"),
         "ReLU": build_activation("relu"),
     }
-    swishes = {f"Swish, beta = {b:g}": build_activation(spec.Swish(beta=b)) for b in betas}
+    swishes = {f"Swish, beta = {b:g}": build_activation(Swish(beta=b)) for b in betas}
     functions = swishes | gelus
     values = {name: function(x).tolist() for name, function in functions.items()}
     points = torch.tensor(_POINTS, dtype=torch.float64)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import torch
 
-from trivium import spec
 from trivium.errors import TriviumError
 from trivium.explain.attended_text import attended_text
 from trivium.explain.page import Formula, Grid, Heading, Page, Part, Table, bilingual, say
@@ -15,7 +14,7 @@ from trivium.model_loading import load
 from trivium.nn.attend import attention_probabilities
 from trivium.nn.context import Context
 from trivium.nn.mask import Mask
-from trivium.nn.mixers.attention import AttentionMixer
+from trivium.nn.mixers.attention import Attention, AttentionModule
 
 SUMMARY = bilingual("attention.summary")
 
@@ -56,7 +55,7 @@ def explain(
         return _of_model(model, text or "The cat sat on the mat.", target, layer, head)
     if text is not None:
         raise TriviumError("the attention to a text is that of a model: give --model RUN, too.")
-    mixer = AttentionMixer(spec.Attention(num_heads=2, head_dim=2, bias=False), 4).double()
+    mixer = AttentionModule(Attention(num_heads=2, head_dim=2, bias=False), 4).double()
     x = torch.tensor([_X], dtype=torch.float64)
     with torch.no_grad():
         for name, matrix in _MATRICES.items():

@@ -16,7 +16,8 @@ from trivium.inference.text_model import prompt_ids
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 from trivium.models import build
-from trivium.spec import LMHead, NGramSpec
+from trivium.models.heads.vocabulary import LMHead
+from trivium.models.ngram import NGramSpec
 from trivium.text import Tokenizer
 from trivium.text.roles import TEXT_SPECIALS
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from trivium import spec
 from trivium.explain.page import Formula, Grid, Heading, Page, Table, bilingual, say
-from trivium.nn.feed_forwards.feed_forward import FeedForwardNetwork
+from trivium.nn.feed_forwards.feed_forward import FeedForward, FeedForwardNetwork
 
 SUMMARY = bilingual("feed_forward.summary")
 
@@ -87,7 +86,7 @@ def _network(
     width: int, activation: str, gated: bool, generator: torch.Generator
 ) -> FeedForwardNetwork:
     """A network with weights of one decimal, without biases."""
-    part = spec.FeedForward(d_ff=_HIDDEN, activation=activation, gated=gated, bias=False)
+    part = FeedForward(d_ff=_HIDDEN, activation=activation, gated=gated, bias=False)
     network = FeedForwardNetwork(part, width).double()
     for weight in network.parameters():
         nn.init.normal_(weight, generator=generator)

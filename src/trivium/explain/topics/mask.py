@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from trivium import spec
 from trivium.errors import TriviumError
 from trivium.explain.page import Bilingual, Grid, Page, Part, bilingual
 from trivium.nn.context import Context
 from trivium.nn.mask import allowed
+from trivium.nn.patterns import Sliding
 
 SUMMARY = bilingual("mask.summary")
 
@@ -48,7 +48,7 @@ def explain(text: str = "the cat sat on the mat", *, prefix: int = 3, window: in
         (_CROSS, "", target, padded, {}, None),
         (_PREFIX, prefix, words, words, {"causal": True, "prefix": torch.tensor([prefix])}, None),
         (_PACKED, "", numbered, numbered, {"causal": True, "documents": documents}, None),
-        (_SLIDING, window, words, words, {"causal": True}, spec.Sliding(window=window)),
+        (_SLIDING, window, words, words, {"causal": True}, Sliding(window=window)),
     ]
     for name, said, rows, columns, limits, pattern in masks:
         queries = Context.of_length(len(rows), **limits)

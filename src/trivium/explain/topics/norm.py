@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from trivium import spec
 from trivium.errors import TriviumError
 from trivium.explain.page import Bilingual, Formula, Page, Table, bilingual
-from trivium.nn.norm import build_norm
+from trivium.nn.norm import DeviationNorm, LayerNorm, RMSNorm, build_norm
 
 SUMMARY = bilingual("norm.summary")
 
 _NORMS = {
-    "LayerNorm": spec.LayerNorm(eps=1e-5),
-    "RMSNorm": spec.RMSNorm(eps=1e-6),
-    "RMSNorm (1 + w)": spec.RMSNorm(eps=1e-6, offset=1),
-    "Norm": spec.DeviationNorm(),
+    "LayerNorm": LayerNorm(eps=1e-5),
+    "RMSNorm": RMSNorm(eps=1e-6),
+    "RMSNorm (1 + w)": RMSNorm(eps=1e-6, offset=1),
+    "Norm": DeviationNorm(),
 }
 
 

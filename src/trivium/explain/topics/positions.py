@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from trivium import spec
 from trivium.errors import TriviumError
 from trivium.explain.page import Curves, Formula, Grid, Heading, Page, Part, Table, bilingual
 from trivium.nn.context import Context
+from trivium.nn.mixers.attention import Attention
 from trivium.nn.positions.alibi import LinearBias, alibi_slopes
-from trivium.nn.positions.relative_bias import relative_buckets
-from trivium.nn.positions.rotary import RotaryPositions
+from trivium.nn.positions.relative_bias import RelativeBias, relative_buckets
+from trivium.nn.positions.rotary import Rotary, RotaryPositions
 from trivium.nn.sinusoids import frequencies, sinusoids
 
 SUMMARY = bilingual("positions.summary")
@@ -62,8 +62,8 @@ def _sinusoids(width: int, base: float) -> tuple[list[Part], dict[str, Any]]:
 
 
 def _rotary(width: int, base: float) -> tuple[list[Part], dict[str, Any]]:
-    positions = spec.Rotary(base=base)
-    part = spec.Attention(num_heads=1, head_dim=width, positions=positions)
+    positions = Rotary(base=base)
+    part = Attention(num_heads=1, head_dim=width, positions=positions)
     rotary, context = RotaryPositions(part, width), Context.of_length(_FAR + 1)
     ones = torch.ones(1, 1, _FAR + 1, width, dtype=torch.float64)
     turned = rotary.turn(ones, rotary.prepare(context, context, None))[0, 0]
@@ -105,9 +105,7 @@ def _rotary(width: int, base: float) -> tuple[list[Part], dict[str, Any]]:
 def _buckets() -> tuple[list[Part], dict[str, Any]]:
     def of_t5(distances: Sequence[int], side: str) -> list[int]:
         before = -torch.tensor(distances)
-        return relative_buckets(
-            before, spec.RelativeBias(), bidirectional=side == "encoder"
-        ).tolist()
+        return relative_buckets(before, RelativeBias(), bidirectional=side == "encoder").tolist()
 
     near = range(_FAR + 1)
     t5 = {side: of_t5(_DISTANCES, side) for side in ("encoder", "decoder")}
@@ -148,7 +146,7 @@ def _bucket_of_book(distance: int, single: int = 8) -> int:
 
 def _alibi(heads: int) -> tuple[list[Part], dict[str, Any]]:
     slopes, six = alibi_slopes(heads).tolist(), Context.of_length(6, causal=True)
-    bias = LinearBias(spec.Attention(num_heads=heads, head_dim=2), 2).bias(None)(six, six)
+    bias = LinearBias(Attention(num_heads=heads, head_dim=2), 2).bias(None)(six, six)
     return [
         Heading(bilingual("positions.alibi_scores_fall_with")),
         Formula(

@@ -7,9 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trivium import spec
 from trivium.explain.page import Bilingual, Curves, Formula, Heading, Page, Table, bilingual
 from trivium.models import RecurrentModel, build
+from trivium.models.rnn import RNNSpec
 from trivium.nn.recurrent import RecurrentLayers
 
 SUMMARY = bilingual("rnn.summary")
@@ -74,8 +74,8 @@ def explain(sequence: list[float] | None = None, *, distance: int = 60, seed: in
     )
 
 
-def _spec(cell: Literal["elman", "lstm", "gru"], d_model: int, d_hidden: int) -> spec.RNNSpec:
-    return spec.RNNSpec(vocab_size=2, d_model=d_model, cell=cell, d_hidden=d_hidden, num_layers=1)
+def _spec(cell: Literal["elman", "lstm", "gru"], d_model: int, d_hidden: int) -> RNNSpec:
+    return RNNSpec(vocab_size=2, d_model=d_model, cell=cell, d_hidden=d_hidden, num_layers=1)
 
 
 def _gradients(

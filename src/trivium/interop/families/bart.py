@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from trivium.interop.family import (
-    Family,
-    Hook,
-    Option,
-    SpecTree,
-    activation,
-    classes,
-    in_layers,
-)
+from trivium.interop.family import Family, Hook, Option, SpecTree, activation, classes, in_layers
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import POST_NORM, ModelSpec
+from trivium.models.stack import POST_NORM
+from trivium.models.transformer import ModelSpec
 
 CONFIG = {
     "d_model": "d_model",

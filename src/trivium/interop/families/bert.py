@@ -11,7 +11,7 @@ from trivium.interop.family import (
     encoder_classes,
     in_layers,
 )
-from trivium.spec import POST_NORM
+from trivium.models.stack import POST_NORM
 
 CONFIG = {
     "vocab_size": "vocab_size",

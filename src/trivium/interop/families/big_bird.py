@@ -8,8 +8,8 @@ from typing import Any
 from trivium.interop.families.bert import BERT, CONFIG, FIXED
 from trivium.interop.family import Hook, Option, SpecTree, activation, classes, head_dim
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import ModelSpec
-from trivium.spec.mixers.block_sparse_attention import BlockSparseAttention
+from trivium.models.transformer import ModelSpec
+from trivium.nn.mixers.block_sparse_attention import BlockSparseAttention
 
 
 def _read_attention(config: ConfigReader, tree: SpecTree) -> None:

@@ -15,7 +15,7 @@ from trivium.interop.family import (
     in_layers,
 )
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import PRE_NORM
+from trivium.models.stack import PRE_NORM
 
 _ALIASES = {
     "n_embed": "hidden_size",

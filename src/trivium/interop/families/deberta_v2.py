@@ -12,16 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from trivium.interop.families.bert import BERT, FIXED, LAYER, body
-from trivium.interop.family import (
-    Hook,
-    Option,
-    SpecTree,
-    activation,
-    attention_of,
-    encoder_classes,
-)
+from trivium.interop.family import Hook, Option, SpecTree, activation, attention_of, encoder_classes
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import Disentangled, ModelSpec
+from trivium.models.transformer import ModelSpec
+from trivium.nn.positions.disentangled import Disentangled
 
 _POSITIONS = "encoder.mixer.positions"
 

@@ -15,7 +15,7 @@ from trivium.interop.family import (
     classes,
 )
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import ModelSpec
+from trivium.models.transformer import ModelSpec
 
 
 def _read_width(config: ConfigReader, tree: SpecTree) -> None:

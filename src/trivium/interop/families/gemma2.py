@@ -19,7 +19,8 @@ from trivium.interop.family import (
     num_kv_heads,
 )
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import LMHead, ModelSpec
+from trivium.models.heads.vocabulary import LMHead
+from trivium.models.transformer import ModelSpec
 
 
 def _read(config: ConfigReader, tree: SpecTree) -> None:

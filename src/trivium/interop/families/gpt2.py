@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from trivium.interop.family import (
-    QKV,
-    Family,
-    Option,
-    Weights,
-    activation,
-    classes,
-    in_layers,
-)
-from trivium.spec import PRE_NORM
+from trivium.interop.family import QKV, Family, Option, Weights, activation, classes, in_layers
+from trivium.models.stack import PRE_NORM
 
 CONFIG = {
     "vocab_size": "vocab_size",

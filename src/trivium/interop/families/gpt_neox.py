@@ -18,7 +18,10 @@ from trivium.interop.family import (
     in_layers,
 )
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import PRE_NORM, ModelSpec, ParallelLayers, Rotary, SequentialLayers
+from trivium.models.stack import PRE_NORM
+from trivium.models.transformer import ModelSpec
+from trivium.nn.blocks import ParallelLayers, SequentialLayers
+from trivium.nn.positions.rotary import Rotary
 
 
 def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:

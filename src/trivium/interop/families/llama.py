@@ -19,7 +19,9 @@ from trivium.interop.family import (
     num_kv_heads,
 )
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import PRE_NORM, Llama3Scaling, ModelSpec, Rotary
+from trivium.models.stack import PRE_NORM
+from trivium.models.transformer import ModelSpec
+from trivium.nn.positions.rotary import Llama3Scaling, Rotary
 
 # rope_type, which is also the kind of scaling here -> its numbers: hf name -> local name.
 _SCALINGS = {

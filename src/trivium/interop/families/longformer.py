@@ -14,8 +14,9 @@ from trivium.interop.families.bert import LAYER, body
 from trivium.interop.families.roberta import ROBERTA
 from trivium.interop.family import Hook, SpecTree, encoder_classes, head_dim
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import ModelSpec, Sliding
-from trivium.spec.mixers.global_attention import GlobalAttention
+from trivium.models.transformer import ModelSpec
+from trivium.nn.mixers.global_attention import GlobalAttention
+from trivium.nn.patterns import Sliding
 
 
 def _read_attention(config: ConfigReader, tree: SpecTree) -> None:

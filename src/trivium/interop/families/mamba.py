@@ -8,8 +8,9 @@ from typing import Any
 from trivium.errors import SpecError
 from trivium.interop.family import Family, Hook, Option, SpecTree, activation, classes, in_layers
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import PRE_NORM, ModelSpec
-from trivium.spec.mixers.mamba import Mamba
+from trivium.models.stack import PRE_NORM
+from trivium.models.transformer import ModelSpec
+from trivium.nn.mixers.mamba import Mamba
 
 
 def _read_sizes(config: ConfigReader, tree: SpecTree) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from trivium.interop.families.bart import CONFIG, FIXED, IGNORED, LAYERS, ONLY, SCALE
 from trivium.interop.family import Architecture, Family, Hook, Option, SpecTree, Weights
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import ModelSpec
+from trivium.models.transformer import ModelSpec
 
 
 def _read_vocabularies(config: ConfigReader, tree: SpecTree) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 from trivium.interop.families.llama import CONFIG, FIXED, LLAMA, ROTARY
 from trivium.interop.family import Hook, SpecTree, attention_of, decoder_classes, num_kv_heads
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import ModelSpec, Sliding
+from trivium.models.transformer import ModelSpec
+from trivium.nn.patterns import Sliding
 
 
 def read_window(config: ConfigReader, tree: SpecTree, default: int | None = 4096) -> None:

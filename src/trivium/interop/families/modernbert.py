@@ -19,7 +19,11 @@ from trivium.interop.family import (
     in_layers,
 )
 from trivium.interop.hf_config import FULL, SLIDING, ConfigReader
-from trivium.spec import PRE_NORM, Attention, ModelSpec, Rotary, Sliding
+from trivium.models.stack import PRE_NORM
+from trivium.models.transformer import ModelSpec
+from trivium.nn.mixers.attention import Attention
+from trivium.nn.patterns import Sliding
+from trivium.nn.positions.rotary import Rotary
 
 _BASES = {FULL: 160_000.0, SLIDING: 10_000.0}
 _OLD_BASES = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}

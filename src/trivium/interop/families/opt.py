@@ -6,17 +6,10 @@ from typing import Any
 
 from trivium.errors import SpecError
 from trivium.interop.families.bart import LAYER
-from trivium.interop.family import (
-    Family,
-    Hook,
-    Option,
-    SpecTree,
-    activation,
-    classes,
-    in_layers,
-)
+from trivium.interop.family import Family, Hook, Option, SpecTree, activation, classes, in_layers
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import POST_NORM, PRE_NORM, ModelSpec
+from trivium.models.stack import POST_NORM, PRE_NORM
+from trivium.models.transformer import ModelSpec
 
 
 def _read_projection(config: ConfigReader, tree: SpecTree) -> None:

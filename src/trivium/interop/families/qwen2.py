@@ -7,15 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from trivium.interop.families.llama import CONFIG, FIXED, LLAMA, ROTARY
-from trivium.interop.family import (
-    Hook,
-    Option,
-    SpecTree,
-    decoder_classes,
-    num_kv_heads,
-)
+from trivium.interop.family import Hook, Option, SpecTree, decoder_classes, num_kv_heads
 from trivium.interop.hf_config import FULL, SLIDING, ConfigReader
-from trivium.spec import ModelSpec, Sliding
+from trivium.models.transformer import ModelSpec
+from trivium.nn.patterns import Sliding
 
 
 def read_layer_types(

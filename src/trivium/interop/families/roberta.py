@@ -9,7 +9,8 @@ from trivium.errors import SpecError
 from trivium.interop.families.bert import BERT, CONFIG, FIXED, LAYER, body
 from trivium.interop.family import MULTIPLE_CHOICE, Hook, SpecTree, classes
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import Learned, ModelSpec
+from trivium.models.transformer import ModelSpec
+from trivium.nn.positions.learned import Learned
 
 
 def _read_offset(config: ConfigReader, tree: SpecTree) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 
 from trivium.interop.family import Family, Hook, Option, classes, in_layers
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import PRE_NORM, LayerNorm, ModelSpec
+from trivium.models.stack import PRE_NORM
+from trivium.models.transformer import ModelSpec
+from trivium.nn.norm import LayerNorm
 
 _WIDTH = 4096
 

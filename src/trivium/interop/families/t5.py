@@ -20,7 +20,9 @@ from trivium.interop.family import (
     in_layers,
 )
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import PRE_NORM, LMHead, ModelSpec
+from trivium.models.heads.vocabulary import LMHead
+from trivium.models.stack import PRE_NORM
+from trivium.models.transformer import ModelSpec
 
 # feed_forward_proj -> activation, gated; the first match is written. "gelu" means the exact one
 # only where it is not gated.

@@ -22,7 +22,8 @@ from trivium.interop.family import (
     in_layers,
 )
 from trivium.interop.hf_config import ConfigReader
-from trivium.spec import POST_NORM, ModelSpec
+from trivium.models.stack import POST_NORM
+from trivium.models.transformer import ModelSpec
 
 _SUMMARY = {"sequence_summary.summary": "dense.linear", "logits_proj": "classifier"}
 

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from trivium import spec
-from trivium.nn.part_module import PartModule
+from trivium.models.heads import Head, HeadInput
+from trivium.nn.part import Count, PartModule
 
 
-class ScalarMixHead(PartModule, of=spec.ScalarMix):
+class ScalarMix(Head):
+    """gamma sum_j s_j h_j, s a softmax: what the heads of a task read (Peters et al. 2018).
+
+    `num_layers` are those that are mixed, the token vectors among them.
+    """
+
+    predicts: ClassVar[bool] = False
+    kind: Literal["scalar-mix"] = "scalar-mix"
+    num_layers: Count
+
+    def build(self, inputs: HeadInput) -> ScalarMixHead:
+        """See `Head.build`."""
+        return ScalarMixHead(self, inputs)
+
+
+class ScalarMixHead(PartModule):
     """ELMo = gamma sum_j s_j h_j, s = softmax(w) (Peters et al. 2018, equation 1).
 
     It starts as the mean of the layers.
     """
 
-    def __init__(self, head: spec.ScalarMix, inputs: spec.HeadInput) -> None:
+    def __init__(self, head: ScalarMix, inputs: HeadInput) -> None:
         super().__init__()
         self.weights = nn.Parameter(torch.zeros(head.num_layers))
         self.gamma = nn.Parameter(torch.ones(1))

@@ -6,19 +6,85 @@ Shape letters: B batch, T positions, D d_model, L labels.
 from __future__ import annotations
 
 import dataclasses
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from trivium import spec
-from trivium.models.dense import DenseLayer, build_dense
-from trivium.nn.part_module import PartModule
+from trivium.models.heads import Dense, DenseLayer, Head, HeadInput, build_dense
+from trivium.nn.part import Count, Part, PartModule
 
 
-class Pooler(PartModule, of=spec.PoolerHead):
+class PoolerHead(Head):
+    """tanh(dense(first position)): a vector for the whole text (BERT)."""
+
+    kind: Literal["pooler"] = "pooler"
+
+    def build(self, inputs: HeadInput) -> Pooler:
+        """See `Head.build`."""
+        return Pooler(self, inputs)
+
+
+class NSPHead(Head):
+    """Is B the next sentence of A (BERT), or are they in order (ALBERT): pooler, two logits."""
+
+    reads_both_sides: ClassVar[bool] = True
+    kind: Literal["nsp"] = "nsp"
+
+    def build(self, inputs: HeadInput) -> NextSentenceHead:
+        """See `Head.build`."""
+        return NextSentenceHead(self, inputs)
+
+
+Pooling = Literal["first", "last", "mean"]
+ClassifierPooling = Literal[Pooling, "concat"]
+
+
+class ClassifierHead(Head):
+    """`num_labels` logits for a text: one hidden state, a dense layer or none, a projection.
+
+    `pooling`: the first position (BERT), the last real one (GPT, BART), the mean of all real ones
+    (a choice of ModernBERT), or "concat", the last with the maximum and the mean of all (ULMFiT).
+    """
+
+    global_tokens: ClassVar[Literal["first", "question"] | None] = "first"
+    kind: Literal["classifier"] = "classifier"
+    num_labels: Count
+    pooling: ClassifierPooling
+    dense: Dense | None = None
+    bias: bool = True
+
+    def build(self, inputs: HeadInput) -> TextClassifier:
+        """See `Head.build`."""
+        return TextClassifier(self, inputs)
+
+
+class VectorLayer(Dense):
+    """act(v W + b), a vector of `width` numbers."""
+
+    width: Count
+    # Those that `sentence-transformers` has.
+    activation: Literal["identity", "tanh", "relu", "gelu", "silu"]  # type: ignore[assignment]
+    norm: Literal[False] = False  # type: ignore[assignment]
+
+
+class VectorHead(Head):
+    """Layers that the pooled vector of a text passes before `embed` scales it (`Dense` modules)."""
+
+    predicts: ClassVar[bool] = False
+    kind: Literal["vector"] = "vector"
+    layers: Annotated[tuple[VectorLayer, ...], Field(min_length=1)]
+
+    def build(self, inputs: HeadInput) -> VectorLayers:
+        """See `Head.build`."""
+        return VectorLayers(self, inputs)
+
+
+class Pooler(PartModule):
     """tanh(h_first W + b) (Devlin et al. 2018)."""
 
-    def __init__(self, head: spec.Part, inputs: spec.HeadInput) -> None:
+    def __init__(self, head: Part, inputs: HeadInput) -> None:
         super().__init__()
         self.linear = nn.Linear(inputs.d_model, inputs.d_model)
 
@@ -27,10 +93,10 @@ class Pooler(PartModule, of=spec.PoolerHead):
         return torch.tanh(self.linear(hidden[:, 0]))
 
 
-class NextSentenceHead(PartModule, of=spec.NSPHead):
+class NextSentenceHead(PartModule):
     """Two logits (is next, is not) of the pooled text (Devlin et al. 2018)."""
 
-    def __init__(self, head: spec.NSPHead, inputs: spec.HeadInput) -> None:
+    def __init__(self, head: NSPHead, inputs: HeadInput) -> None:
         super().__init__()
         self.pooler = Pooler(head, inputs)
         self.classifier = nn.Linear(inputs.d_model, 2)
@@ -40,12 +106,12 @@ class NextSentenceHead(PartModule, of=spec.NSPHead):
         return self.classifier(self.pooler(hidden))
 
 
-class TextClassifier(PartModule, of=spec.ClassifierHead):
+class TextClassifier(PartModule):
     """Label logits of one vector per text."""
 
-    def __init__(self, head: spec.ClassifierHead, inputs: spec.HeadInput) -> None:
+    def __init__(self, head: ClassifierHead, inputs: HeadInput) -> None:
         super().__init__()
-        self.pooling: spec.ClassifierPooling = head.pooling
+        self.pooling: ClassifierPooling = head.pooling
         d_pooled = (3 if head.pooling == "concat" else 1) * inputs.d_model
         d_out = d_pooled if head.dense is None else inputs.d_model
         self.dropout = nn.Dropout(inputs.dropout)
@@ -59,17 +125,17 @@ class TextClassifier(PartModule, of=spec.ClassifierHead):
         return self.classifier(self.dropout(self.dense(pooled)))
 
 
-class VectorLayers(PartModule, nn.Sequential, of=spec.VectorHead):
+class VectorLayers(PartModule, nn.Sequential):
     """The layers that pooled vectors pass: [N, D] -> [N, width of the last layer]."""
 
-    def __init__(self, head: spec.VectorHead, inputs: spec.HeadInput) -> None:
+    def __init__(self, head: VectorHead, inputs: HeadInput) -> None:
         super().__init__()
         for layer in head.layers:
             self.append(DenseLayer(layer, inputs, layer.width))
             inputs = dataclasses.replace(inputs, d_model=layer.width)
 
 
-def pool(hidden: Tensor, attention_mask: Tensor | None, pooling: spec.ClassifierPooling) -> Tensor:
+def pool(hidden: Tensor, attention_mask: Tensor | None, pooling: ClassifierPooling) -> Tensor:
     """One vector per text, of its first, its last or all real positions: [B, T, D] -> [B, D].
 
     "concat" is [h_last, max h, mean h], [B, 3 D] (Howard and Ruder 2018, section 3.3).

@@ -5,17 +5,55 @@ Shape letters: B batch, T positions, D d_model, L labels.
 
 from __future__ import annotations
 
+from typing import ClassVar, Literal
+
 from torch import Tensor, nn
 
-from trivium import spec
-from trivium.models.dense import build_dense
-from trivium.nn.part_module import PartModule
+from trivium.models.heads import Dense, Head, HeadInput, build_dense
+from trivium.nn.activations import Activation
+from trivium.nn.part import Count, PartModule
+
+
+class TaggerHead(Head):
+    """`num_labels` logits for every position."""
+
+    kind: Literal["tagger"] = "tagger"
+    num_labels: Count
+    dense: Dense | None = None
+
+    def build(self, inputs: HeadInput) -> Tagger:
+        """See `Head.build`."""
+        return Tagger(self, inputs)
+
+
+class SpanHead(Head):
+    """Two logits for every position: does the answer begin here, does it end here."""
+
+    global_tokens: ClassVar[Literal["first", "question"] | None] = "question"
+    kind: Literal["span"] = "span"
+    dense: Dense | None = None
+
+    def build(self, inputs: HeadInput) -> SpanClassifier:
+        """See `Head.build`."""
+        return SpanClassifier(self, inputs)
+
+
+class ReplacedTokenHead(Head):
+    """One logit for every position: is this token another than the text had (ELECTRA)."""
+
+    reads_both_sides: ClassVar[bool] = True
+    kind: Literal["replaced-token"] = "replaced-token"
+    activation: Activation = "gelu"
+
+    def build(self, inputs: HeadInput) -> ReplacedTokenClassifier:
+        """See `Head.build`."""
+        return ReplacedTokenClassifier(self, inputs)
 
 
 class TokenClassifier(PartModule):
     """Logits of every position: labels of tokens, start and end of spans, replaced or not."""
 
-    def __init__(self, dense: spec.Dense | None, inputs: spec.HeadInput, outputs: int) -> None:
+    def __init__(self, dense: Dense | None, inputs: HeadInput, outputs: int) -> None:
         super().__init__()
         self.dropout = nn.Dropout(inputs.dropout)
         self.dense = build_dense(dense, inputs, inputs.d_model)
@@ -26,22 +64,22 @@ class TokenClassifier(PartModule):
         return self.classifier(self.dropout(self.dense(hidden)))
 
 
-class Tagger(TokenClassifier, of=spec.TaggerHead):
+class Tagger(TokenClassifier):
     """Logits of a tagger's labels."""
 
-    def __init__(self, head: spec.TaggerHead, inputs: spec.HeadInput) -> None:
+    def __init__(self, head: TaggerHead, inputs: HeadInput) -> None:
         super().__init__(head.dense, inputs, head.num_labels)
 
 
-class SpanClassifier(TokenClassifier, of=spec.SpanHead):
+class SpanClassifier(TokenClassifier):
     """Two logits: does the answer begin here, does it end here."""
 
-    def __init__(self, head: spec.SpanHead, inputs: spec.HeadInput) -> None:
+    def __init__(self, head: SpanHead, inputs: HeadInput) -> None:
         super().__init__(head.dense, inputs, 2)
 
 
-class ReplacedTokenClassifier(TokenClassifier, of=spec.ReplacedTokenHead):
+class ReplacedTokenClassifier(TokenClassifier):
     """One logit: was the token replaced."""
 
-    def __init__(self, head: spec.ReplacedTokenHead, inputs: spec.HeadInput) -> None:
-        super().__init__(spec.Dense(activation=head.activation), inputs, 1)
+    def __init__(self, head: ReplacedTokenHead, inputs: HeadInput) -> None:
+        super().__init__(Dense(activation=head.activation), inputs, 1)

@@ -6,20 +6,41 @@ Shape letters: B batch, T positions, D width.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trivium.nn.context import Context
-from trivium.nn.feed_forwards import FeedForwardModule
+from trivium.nn.feed_forwards import FeedForwardModule, Positionwise
+from trivium.nn.part import Count
 from trivium.nn.state import State
 from trivium.nn.token_shift import start_of_mixture, token_before
-from trivium.spec.feed_forwards.channel_mixing import ChannelMixing
 
 
-class ChannelMixingNetwork(FeedForwardModule, of=ChannelMixing):
+class ChannelMixing(Positionwise):
+    """A network that reads a token and the one before it (Peng et al. 2023, section 3.1)."""
+
+    reads_earlier: ClassVar[bool] = True
+    kind: Literal["channel-mixing"] = "channel-mixing"
+    d_ff: Count
+
+    def kept_numbers(self, width: int) -> int:
+        """The token before, two mixtures with it, the receptance and what it is multiplied with;
+        hidden units after relu, and their squares."""
+        return 5 * width + 2 * self.d_ff
+
+    def narrower(self, fraction: float) -> Self:
+        """See `Positionwise.narrower`."""
+        return self.replace(d_ff=max(1, round(self.d_ff * fraction)))
+
+    def build(self, d_model: int) -> ChannelMixingNetwork:
+        """See `Positionwise.build`."""
+        return ChannelMixingNetwork(self, d_model)
+
+
+class ChannelMixingNetwork(FeedForwardModule):
     """sigmoid(r_t W_receptance) * (relu(k_t W_key)^2 W_value), where k_t and r_t are mixtures
 
         mix * x_t + (1 - mix) * x_t-1
@@ -41,7 +62,7 @@ class ChannelMixingNetwork(FeedForwardModule, of=ChannelMixing):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """As `TimeMixingMixer.reset_parameters`."""
+        """As `TimeMixingModule.reset_parameters`."""
         self.mix_key.copy_(start_of_mixture(len(self.mix_key)))
         self.mix_receptance.copy_(start_of_mixture(len(self.mix_key)))
         for weight in (self.receptance.weight, self.value.weight):

@@ -6,18 +6,69 @@ Shape letters: M tokens, D width, E experts, C experts that a token takes.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
+from trivium.errors import SpecError
 from trivium.nn.context import Context
-from trivium.nn.feed_forwards import FeedForwardModule
-from trivium.nn.feed_forwards.feed_forward import FeedForwardNetwork
+from trivium.nn.feed_forwards import FeedForwardModule, Positionwise
+from trivium.nn.feed_forwards.feed_forward import FeedForward, FeedForwardNetwork
 from trivium.nn.state import State
-from trivium.spec.feed_forwards.experts import Experts
+
+_ExpertCount = Annotated[int, Field(ge=1, le=1000)]
 
 
-class ExpertsNetwork(FeedForwardModule, of=Experts):
+class Experts(Positionwise):
+    """`num_experts` feed-forward networks, of which a router chooses `num_chosen` for a token.
+
+    Their outputs are weighted by the router's probabilities, made to sum to 1 (Jiang et al. 2024,
+    Mixtral, section 2.1). The weight of a single one is 1 whatever the router says, which then
+    learns from the balance loss alone. `balance` is the weight of that loss, which keeps the load
+    of experts equal (Fedus et al. 2021, section 2.2; `router_aux_loss_coef` in `transformers`).
+    """
+
+    adds_loss: ClassVar[bool] = True
+    has_fixed_shapes: ClassVar[bool] = False
+    kind: Literal["experts"] = "experts"
+    num_experts: _ExpertCount
+    num_chosen: _ExpertCount = 2
+    expert: FeedForward
+    balance: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.01
+
+    def check(self) -> None:
+        """Raise SpecError where more experts are chosen than there are."""
+        if self.num_chosen > self.num_experts:
+            raise SpecError(
+                f"num_chosen={self.num_chosen} is more than num_experts={self.num_experts}."
+            )
+
+    @property
+    def d_ff(self) -> int:
+        """Hidden units of one expert."""
+        return self.expert.d_ff
+
+    def kept_numbers(self, width: int) -> int:
+        """Probabilities; of a chosen expert its input, what it keeps, its output, that weighted."""
+        one = 3 * width + self.expert.kept_numbers(width)
+        return self.num_experts + self.num_chosen * one
+
+    def with_dropout(self, dropout: float) -> Self:
+        """See `Positionwise.with_dropout`."""
+        return self.replace(expert=self.expert.with_dropout(dropout))
+
+    def narrower(self, fraction: float) -> Self:
+        """See `Positionwise.narrower`."""
+        return self.replace(expert=self.expert.narrower(fraction))
+
+    def build(self, d_model: int) -> ExpertsNetwork:
+        """See `Positionwise.build`."""
+        return ExpertsNetwork(self, d_model)
+
+
+class ExpertsNetwork(FeedForwardModule):
     """sum_i g_i FFN_i(x) over the C experts of largest p = softmax(W x), where g_i = p_i / sum p.
 
     An expert computes the tokens that chose it in one product, however many they are: none is

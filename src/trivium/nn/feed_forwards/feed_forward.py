@@ -6,19 +6,79 @@ Shape letters: D width.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal, Self
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trivium import spec
-from trivium.nn.activations import build_activation
+from trivium.nn.activations import Activation, Swish, build_activation
 from trivium.nn.context import Context
-from trivium.nn.feed_forwards import FeedForwardModule
+from trivium.nn.feed_forwards import FeedForwardModule, Positionwise
+from trivium.nn.part import Count, DropoutRate
 from trivium.nn.state import State
 
 
-class FeedForwardNetwork(FeedForwardModule, of=spec.FeedForward):
+class FeedForward(Positionwise):
+    """act(x W_up) W_down, or with a gate (act(x W_gate) * (x W_up)) W_down (Shazeer 2020).
+
+    `dropout` is that of its hidden units, which most models do not have; where it is not 0, it
+    changes with the model's.
+    """
+
+    kind: Literal["feed-forward"] = "feed-forward"
+    d_ff: Count
+    activation: Activation | Swish
+    gated: bool = False
+    bias: bool = True
+    dropout: DropoutRate = 0.0
+
+    @property
+    def divided(self) -> dict[str, int]:
+        """See `Positionwise.divided`."""
+        return {"d_ff": self.d_ff}
+
+    def kept_numbers(self, width: int) -> int:
+        """Hidden units before and after the activation, and the gate's.
+
+        Of these relu needs one; a Swish with its own beta also keeps its sigmoid. Dropout keeps
+        what it drops, and what is left.
+        """
+        needed = 1 if self.activation == "relu" else 3 if isinstance(self.activation, Swish) else 2
+        return self.d_ff * (needed + (2 if self.gated else 0) + (2 if self.dropout else 0))
+
+    def with_dropout(self, dropout: float) -> Self:
+        """See `Positionwise.with_dropout`."""
+        return self.replace(dropout=dropout) if self.dropout else self
+
+    def narrower(self, fraction: float) -> Self:
+        """See `Positionwise.narrower`."""
+        return self.replace(d_ff=max(1, round(self.d_ff * fraction)))
+
+    def build(self, d_model: int) -> FeedForwardNetwork:
+        """See `Positionwise.build`."""
+        return FeedForwardNetwork(self, d_model)
+
+
+class Nothing(Positionwise):
+    """A block is its mixer in a residual connection, as in Mamba (Gu and Dao 2023, figure 3)."""
+
+    computes: ClassVar[bool] = False
+    kind: Literal["none"] = "none"
+
+    def kept_numbers(self, width: int) -> int:
+        """None."""
+        return 0
+
+    def narrower(self, fraction: float) -> Self:
+        """The same."""
+        return self
+
+    def build(self, d_model: int) -> AddsNothing:
+        """See `Positionwise.build`."""
+        return AddsNothing(self, d_model)
+
+
+class FeedForwardNetwork(FeedForwardModule):
     """act(x W_up) W_down (Vaswani et al. 2017, equation 2).
 
     Gated it is (act(x W_gate) * (x W_up)) W_down; with silu that is SwiGLU (Shazeer 2020).
@@ -26,7 +86,7 @@ class FeedForwardNetwork(FeedForwardModule, of=spec.FeedForward):
 
     parallel: ClassVar[Mapping[str, str]] = {"up": "column", "gate": "column", "down": "row"}
 
-    def __init__(self, part: spec.FeedForward, width: int) -> None:
+    def __init__(self, part: FeedForward, width: int) -> None:
         super().__init__(part, width)
         self.activation = build_activation(part.activation)
         self.up = nn.Linear(width, part.d_ff, bias=part.bias)
@@ -42,3 +102,13 @@ class FeedForwardNetwork(FeedForwardModule, of=spec.FeedForward):
         else:
             hidden = self.activation(self.gate(x)) * self.up(x)
         return self.down(F.dropout(hidden, self.part.dropout, self.training)), None
+
+
+class AddsNothing(FeedForwardModule):
+    """0, which leaves the residual stream as it is."""
+
+    def forward(
+        self, x: Tensor, context: Context | None = None, state: State | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """[..., D] -> 0 of every shape, and no loss."""
+        return x.new_zeros(()), None

@@ -8,17 +8,88 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trivium.errors import SpecError
 from trivium.nn.context import Context
 from trivium.nn.mask import Mask
-from trivium.nn.mixers.attention import AttentionMixer, Prepared
-from trivium.spec.mixers.block_sparse_attention import BlockSparseAttention
+from trivium.nn.mixers.attention import Attention, AttentionModule, Prepared
+from trivium.nn.part import Count
+
+
+class BlockSparseAttention(Attention):
+    """Attention of blocks of `block_size` tokens to a few other blocks: BigBird.
+
+    A block sees itself and its neighbours, the first and the last one, and `num_random` more. The
+    first and the last one see all. In a text of at most `dense_length` tokens all tokens do.
+
+    While it trains, every head draws its random blocks from `seed`, the same ones in every step;
+    otherwise the first block is in the place of each, as in `transformers`. In the code of the
+    authors the random blocks stay. Layers whose seeds differ draw other blocks.
+
+    Source: Zaheer et al. 2020, section 2, with global tokens inside of the text (ITC).
+    """
+
+    decodes: ClassVar[bool] = False
+    packs: ClassVar[bool] = False
+    kind: Literal["block-sparse-attention"] = "block-sparse-attention"  # type: ignore[assignment]
+    block_size: Count
+    num_random: Annotated[int, Field(ge=0, lt=2**15)]
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+
+    def check(self) -> None:
+        """Raise SpecError for a pattern or for positions in attention."""
+        super().check()
+        if self.positions or self.pattern:
+            raise SpecError(
+                f"{self.kind} has a pattern of its own and no positions: leave pattern and "
+                "positions out, and give the model absolute ones (embedding.positions)."
+            )
+
+    @property
+    def dense_length(self) -> int:
+        """Tokens of the longest text in which all see all: 5 + 2 `num_random` blocks."""
+        return (5 + 2 * self.num_random) * self.block_size
+
+    @property
+    def divided(self) -> dict[str, int]:
+        """See `Mixer.divided`: nothing, since heads draw their blocks in turn."""
+        return {}
+
+    def seen(self, length: float) -> float:
+        """Keys that are computed of a query, on average in a text of so many tokens.
+
+        Those of the first and the last block are computed twice: as of others, and of all tokens.
+        """
+        if length <= self.dense_length:
+            return length
+        return (7 + self.num_random) * self.block_size
+
+    def flops(self, attended: float) -> float:
+        """See `Attention.flops`, of the keys that are computed."""
+        return super().flops(self.seen(attended))
+
+    def kept_numbers(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
+        """See `Attention.kept_numbers`; of long texts also the keys and values of the blocks that
+        each sees, and queries and outputs where they are merged.
+        """
+        copies = 0 if length <= self.dense_length else 2 * (6 + self.num_random)
+        kept = super().kept_numbers(
+            int(self.seen(length)), item=item, on_cpu=on_cpu, dropout=dropout
+        )
+        return kept + copies * self.num_heads * self.head_dim
+
+    def build(
+        self, d_model: int, *, dropout: float = 0.0, num_layers: int = 1
+    ) -> BlockSparseAttentionModule:
+        """See `Mixer.build`."""
+        return BlockSparseAttentionModule(self, d_model, dropout, num_layers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +133,7 @@ class Blocks(Prepared):
         return few.scatter(2, self.columns.expand_as(rows), rows)
 
 
-class BlockSparseMixer(AttentionMixer, of=BlockSparseAttention):
+class BlockSparseAttentionModule(AttentionModule):
     """Blocks of queries attend to copies of the blocks of keys that they see, all in one product.
 
     What a token sees depends on its own text alone: the last block is that of the last real
@@ -77,7 +148,7 @@ class BlockSparseMixer(AttentionMixer, of=BlockSparseAttention):
     part: BlockSparseAttention
 
     def prepare_for(self, context: Context, keys: Context, table: nn.Module | None) -> Prepared:
-        """See `AttentionMixer.prepare_for`. Raises SpecError for limits other than padding."""
+        """See `AttentionModule.prepare_for`. Raises SpecError for limits other than padding."""
         self.refuse_limits(context, but={"padding"})
         columns = keys.columns
         if columns.shape[1] <= self.part.dense_length:
@@ -119,7 +190,7 @@ class BlockSparseMixer(AttentionMixer, of=BlockSparseAttention):
         )
 
     def attended(self, x: Tensor, context: Context, state: Any, prepared: Prepared) -> Tensor:
-        """See `AttentionMixer.attended`."""
+        """See `AttentionModule.attended`."""
         if not isinstance(prepared, Blocks):
             return super().attended(x, context, state, prepared)
         return self._mixed(*self._query_key_value(x, context, state, prepared), prepared)
@@ -138,7 +209,7 @@ class BlockSparseMixer(AttentionMixer, of=BlockSparseAttention):
     def probabilities(
         self, x: Tensor, context: Context, state: Any = None, prepared: Prepared | None = None
     ) -> Tensor:
-        """See `AttentionMixer.probabilities`: what becomes of values that are the unit matrix."""
+        """See `AttentionModule.probabilities`: what becomes of values that are the unit matrix."""
         prepared = prepared or self.prepare(context, state)
         if not isinstance(prepared, Blocks):
             return super().probabilities(x, context, state, prepared)

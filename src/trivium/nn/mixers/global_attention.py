@@ -7,16 +7,51 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import SerializeAsAny
 from torch import Tensor, nn
 
+from trivium.errors import SpecError
 from trivium.nn.attend import attention_probabilities
 from trivium.nn.context import Context
 from trivium.nn.mask import Mask
-from trivium.nn.mixers.attention import AttentionMixer, Prepared
-from trivium.spec.mixers.global_attention import GlobalAttention
+from trivium.nn.mixers.attention import Attention, AttentionModule, Prepared
+from trivium.nn.patterns import Pattern
+
+
+class GlobalAttention(Attention):
+    """Attention as its pattern allows, but global tokens see all and are seen by all: Longformer.
+
+    Global tokens have queries, keys and values of their own (Beltagy et al. 2020, section 3.1).
+    Which tokens are global is a matter of the task (`Head.global_tokens`).
+    """
+
+    decodes: ClassVar[bool] = False
+    has_global_tokens: ClassVar[bool] = True
+    kind: Literal["global-attention"] = "global-attention"  # type: ignore[assignment]
+    pattern: SerializeAsAny[Pattern]  # type: ignore[reportGeneralTypeIssues]
+
+    def check(self) -> None:
+        """Raise SpecError for positions in attention."""
+        super().check()
+        if self.positions:
+            raise SpecError(
+                f'global-attention has no positions of its own, such as "{self.positions.kind}": '
+                "give the model absolute ones (embedding.positions)."
+            )
+
+    def kept_numbers(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
+        """Also the keys and values that global tokens see."""
+        own = 2 * self.kv_heads * self.head_dim
+        return super().kept_numbers(length, item=item, on_cpu=on_cpu, dropout=dropout) + own
+
+    def build(
+        self, d_model: int, *, dropout: float = 0.0, num_layers: int = 1
+    ) -> GlobalAttentionModule:
+        """See `Mixer.build`."""
+        return GlobalAttentionModule(self, d_model, dropout, num_layers)
 
 
 @dataclass(frozen=True)
@@ -41,7 +76,7 @@ class PreparedGlobal(Prepared):
     of_all: GlobalTokens | None = None
 
 
-class GlobalAttentionMixer(AttentionMixer, of=GlobalAttention):
+class GlobalAttentionModule(AttentionModule):
     """Local tokens attend to near and to global ones; global tokens attend to all.
 
     Source: Beltagy et al. 2020, section 3.1. What global tokens attend with, their queries and the
@@ -49,7 +84,7 @@ class GlobalAttentionMixer(AttentionMixer, of=GlobalAttention):
     """
 
     parallel: ClassVar[Mapping[str, str]] = {
-        **AttentionMixer.parallel,
+        **AttentionModule.parallel,
         "query_global": "column",
         "key_global": "column",
         "value_global": "column",
@@ -70,7 +105,7 @@ class GlobalAttentionMixer(AttentionMixer, of=GlobalAttention):
         self.value_global.load_state_dict(self.value.state_dict())
 
     def prepare_for(self, context: Context, keys: Context, table: nn.Module | None) -> Prepared:
-        """See `AttentionMixer.prepare_for`; also who is global, and that they see all."""
+        """See `AttentionModule.prepare_for`; also who is global, and that they see all."""
         local = super().prepare_for(context, keys, table)
         chosen = context.global_tokens
         if chosen is None or not len(columns := chosen.any(0).nonzero()[:, 0]):
@@ -81,7 +116,7 @@ class GlobalAttentionMixer(AttentionMixer, of=GlobalAttention):
         return PreparedGlobal(local.mask, of_all=of_all)
 
     def attended(self, x: Tensor, context: Context, state: Any, prepared: Prepared) -> Tensor:
-        """See `AttentionMixer.attended`."""
+        """See `AttentionModule.attended`."""
         mixed = super().attended(x, context, state, prepared)
         assert isinstance(prepared, PreparedGlobal)
         if (of_all := prepared.of_all) is None:
@@ -92,7 +127,7 @@ class GlobalAttentionMixer(AttentionMixer, of=GlobalAttention):
     def probabilities(
         self, x: Tensor, context: Context, state: Any = None, prepared: Prepared | None = None
     ) -> Tensor:
-        """See `AttentionMixer.probabilities`."""
+        """See `AttentionModule.probabilities`."""
         prepared = prepared or self.prepare(context, state)
         weights = super().probabilities(x, context, state, prepared)
         assert isinstance(prepared, PreparedGlobal)

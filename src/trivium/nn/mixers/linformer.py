@@ -5,7 +5,7 @@ Shape letters: B batch, T positions, R rank, D width, N heads, H head_dim.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +13,50 @@ from torch.nn import functional as F
 
 from trivium.errors import SpecError
 from trivium.nn.context import Context
-from trivium.nn.mixers import ProjectingMixer
-from trivium.nn.part_module import PartModule
-from trivium.spec.mixers.linformer import Linformer
+from trivium.nn.mixers import Mixer, ProjectingMixer
+from trivium.nn.part import Count, PartModule
+
+
+class Linformer(Mixer):
+    """Attention to `rank` mixtures of the keys and values of a row (Wang et al. 2020).
+
+    `shared` is the paper's: "headwise" has matrices E of keys and F of values in every layer,
+    "key-value" has E = F, "layerwise" one E in all layers.
+    """
+
+    decodes: ClassVar[bool] = False
+    packs: ClassVar[bool] = False
+    kind: Literal["linformer"] = "linformer"
+    num_heads: Count
+    head_dim: Count
+    rank: Count
+    max_length: Count
+    shared: Literal["headwise", "key-value", "layerwise"] = "layerwise"
+
+    def check(self) -> None:
+        """Raise SpecError for a rank above the longest text."""
+        if self.rank > self.max_length:
+            raise SpecError(
+                f"rank={self.rank} is more than max_length={self.max_length}: attention to all "
+                "positions is the same and costs less; give a lower rank."
+            )
+
+    def flops(self, attended: float) -> float:
+        """12 N H rank for the projections of keys and values, as many for scores and sums."""
+        return 24.0 * self.rank * self.num_heads * self.head_dim
+
+    def kept_numbers(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
+        """Queries, keys, values and outputs; the probabilities, with dropout three times.
+
+        Each row also has its projected keys and values.
+        """
+        scores = self.num_heads * self.rank * (3 if dropout else 1)
+        heads = self.num_heads * self.head_dim
+        return 4 * heads + scores + 2 * self.rank * heads // length
+
+    def build(self, d_model: int, *, dropout: float = 0.0, num_layers: int = 1) -> LinformerModule:
+        """See `Mixer.build`."""
+        return LinformerModule(self, d_model, dropout, num_layers)
 
 
 class Projection(PartModule):
@@ -33,7 +74,7 @@ class Projection(PartModule):
         self.weight.normal_(0.0, len(self.weight) ** -0.5, generator=generator)
 
 
-class LinformerMixer(ProjectingMixer, of=Linformer):
+class LinformerModule(ProjectingMixer):
     """head_n = softmax(Q_n (E K_n)^T / sqrt(H)) (F V_n).
 
     A row of T < max_length tokens reads the first T columns of E and F. Padding is 0 in keys and

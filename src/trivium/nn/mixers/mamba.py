@@ -8,22 +8,62 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trivium.nn.activations import build_activation
+from trivium.nn.activations import Activation, build_activation
 from trivium.nn.context import Context
-from trivium.nn.mixers import LeftToRightMixer, recompute
+from trivium.nn.mixers import LeftToRightMixer, Mixer, recompute
+from trivium.nn.part import Count
 from trivium.nn.state import State
-from trivium.spec.mixers.mamba import SEGMENT, Mamba
+
+SEGMENT = 64
+"""Positions whose states are kept in memory together; backward computes them again."""
+
+
+class Mamba(Mixer):
+    """A state that the tokens themselves let decay and fill (Gu and Dao 2023, section 3).
+
+    `d_inner` channels, in the paper twice d_model (`expand`), each with a state of `d_state`
+    numbers; before them a convolution over `d_conv` positions. Step sizes are of rank `dt_rank`, in
+    the paper d_model / 16. `bias` is that of the projections into and out of the channels.
+    """
+
+    encodes: ClassVar[bool] = False
+    carries: ClassVar[bool] = True
+    kind: Literal["mamba"] = "mamba"
+    d_inner: Count
+    dt_rank: Count
+    d_state: Count = 16
+    d_conv: Count = 4
+    bias: bool = False
+    conv_bias: bool = True
+    activation: Activation = "silu"
+
+    def flops(self, attended: float) -> float:
+        """Of the convolution, and about 9 a number of the state; forward, again, backward twice."""
+        return self.d_inner * (6.0 * self.d_conv + 4 * 9.0 * self.d_state)
+
+    def kept_numbers(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
+        """Inputs, convolved before and after the activation, steps, gate, output of every channel;
+        B, C and low-rank steps; the state before every segment but the first, which is float32
+        in any precision."""
+        channels = 6 * self.d_inner + self.dt_rank + 2 * self.d_state
+        states = (length - 1) // SEGMENT * self.d_inner * self.d_state * 4 // item
+        return channels + states // length
+
+    def build(self, d_model: int, *, dropout: float = 0.0, num_layers: int = 1) -> MambaModule:
+        """See `Mixer.build`."""
+        return MambaModule(self, d_model, dropout, num_layers)
+
 
 _LEAST_STEP, _LARGEST_STEP = 1e-3, 0.1
 
 
-class MambaMixer(LeftToRightMixer, of=Mamba):
+class MambaModule(LeftToRightMixer):
     """(y * silu(x W_gate)) W_output, where u = act(conv(x W_input)) and, in every channel,
 
         h_t = exp(delta_t A) h_t-1 + delta_t B_t u_t

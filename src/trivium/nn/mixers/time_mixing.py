@@ -7,23 +7,50 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from trivium.nn.context import Context
-from trivium.nn.mixers import LeftToRightMixer, recompute
+from trivium.nn.mixers import LeftToRightMixer, Mixer, recompute
 from trivium.nn.mixers.mamba import scan
+from trivium.nn.part import Count
 from trivium.nn.state import State
 from trivium.nn.token_shift import start_of_mixture, token_before
-from trivium.spec.mixers.time_mixing import TimeMixing
+
+
+class TimeMixing(Mixer):
+    """A mean of earlier tokens whose weights fade with distance (Peng et al. 2023, section 3.1).
+
+    Each of the `d_inner` channels, in the paper d_model, fades at its own rate. A weight is the
+    exponential of a key, as in attention; there are no queries.
+    """
+
+    encodes: ClassVar[bool] = False
+    carries: ClassVar[bool] = True
+    kind: Literal["time-mixing"] = "time-mixing"
+    d_inner: Count
+
+    def flops(self, attended: float) -> float:
+        """About 30 a channel; forward, again, backward twice."""
+        return 4 * 30.0 * self.d_inner
+
+    def kept_numbers(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
+        """The token before and three mixtures with it, as wide as the channels; keys, values, means
+        before and after the receptance, and that. What weights are made of is computed again."""
+        return 9 * self.d_inner
+
+    def build(self, d_model: int, *, dropout: float = 0.0, num_layers: int = 1) -> TimeMixingModule:
+        """See `Mixer.build`."""
+        return TimeMixingModule(self, d_model, dropout, num_layers)
+
 
 _NEVER = -1e30
 """The exponent of a token that does not count, in float32 too."""
 
 
-class TimeMixingMixer(LeftToRightMixer, of=TimeMixing):
+class TimeMixingModule(LeftToRightMixer):
     """(sigmoid(r_t) * wkv_t) W_output, where in every channel
 
         wkv_t = (a_t-1 + exp(bonus + k_t) v_t) / (b_t-1 + exp(bonus + k_t))

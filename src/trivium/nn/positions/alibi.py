@@ -6,17 +6,29 @@ Shape letters: B batch, T query positions, S key positions, N heads.
 from __future__ import annotations
 
 import math
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from trivium import spec
 from trivium.nn.context import Context
 from trivium.nn.mask import Bias
-from trivium.nn.positions import PositionsModule, distances
+from trivium.nn.positions import Positions, PositionsModule, distances
 
 
-class LinearBias(PositionsModule, of=spec.ALiBi):
+class ALiBi(Positions):
+    """Scores lowered in proportion to distance, each head with its slope (Press et al. 2022)."""
+
+    has_scores: ClassVar[bool] = True
+    divides: ClassVar[bool] = True
+    kind: Literal["alibi"] = "alibi"
+
+    def build(self, attention: Any, d_model: int) -> LinearBias:
+        """See `Positions.build`."""
+        return LinearBias(attention, d_model)
+
+
+class LinearBias(PositionsModule):
     """-slope * |distance| for each head (Press et al. 2022, section 3)."""
 
     def bias(self, prepared: None) -> Bias:

@@ -6,20 +6,66 @@ H head_dim, P = 2 `span` distances.
 
 from __future__ import annotations
 
+from typing import Any, ClassVar, Literal
+
 import torch
 from torch import Tensor, nn
 
-from trivium import spec
 from trivium.errors import SpecError
 from trivium.nn.context import Context
-from trivium.nn.norm import build_norm
-from trivium.nn.positions import PositionsModule, distances
+from trivium.nn.norm import Norm, build_norm
+from trivium.nn.part import Count
+from trivium.nn.positions import Positions, PositionsModule, distances
+
+
+class Disentangled(Positions):
+    """Vectors of distances that queries and keys are multiplied with (He et al. 2020, section 3.1).
+
+    `terms` says which of content-to-position ("c2p") and position-to-content ("p2c") there are.
+    With `max_distance` far distances share buckets (He et al. 2021, as released); without it each
+    of the 2 `span` distances has its vector. `shared`: the matrices of content make keys and
+    queries of distances, too (DeBERTa v2 and v3); else they have their own. `norm` is on the table,
+    of which a stack has one.
+    """
+
+    has_scores: ClassVar[bool] = True
+    kind: Literal["disentangled"] = "disentangled"
+    span: Count
+    max_distance: Count | None = None
+    terms: tuple[Literal["c2p", "p2c"], ...] = ("c2p", "p2c")
+    shared: bool = True
+    norm: Norm | None = None
+
+    def check(self) -> None:
+        """Raise SpecError for repeated or missing terms, and for a maximum distance too near."""
+        if not self.terms or len(set(self.terms)) < len(self.terms):
+            raise SpecError("terms are 'c2p', 'p2c' or both, each once.")
+        far = self.max_distance
+        if far is not None and (self.span < 4 or far <= self.span // 2 + 1):
+            raise SpecError(f"max_distance={far} must exceed span / 2 + 1, and span be 4 or more.")
+
+    @property
+    def products(self) -> int:
+        """See `Positions.products`."""
+        return 1 + len(self.terms)
+
+    def flops(self, attended: float, num_heads: int, head_dim: int) -> float:
+        """12 P N H for the P = 2 `span` distances of each term, forward and backward."""
+        return 12.0 * len(self.terms) * self.span * num_heads * head_dim
+
+    def kept_numbers(self, length: int, num_heads: int, head_dim: int) -> int:
+        """The scores of every term before and after distances are picked, and their sum."""
+        return len(self.terms) * num_heads * (2 * self.span + length) + num_heads * length
+
+    def build(self, attention: Any, d_model: int) -> DisentangledPositions:
+        """See `Positions.build`."""
+        return DisentangledPositions(attention, d_model)
 
 
 class DistanceTable(nn.Module):
     """A vector of every distance: [P, D]."""
 
-    def __init__(self, positions: spec.Disentangled, width: int) -> None:
+    def __init__(self, positions: Disentangled, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(2 * positions.span, width))
         self.norm = build_norm(positions.norm, width)
@@ -29,16 +75,16 @@ class DistanceTable(nn.Module):
         return self.norm(self.weight)
 
 
-class DisentangledPositions(PositionsModule, of=spec.Disentangled):
+class DisentangledPositions(PositionsModule):
     """(q_i . k^r_d + k_j . q^r_d) * scale, with d = delta(i, j), are added to the scores.
 
     Source: He et al. 2020, equation 4. There the second term has delta(j, i); the released code has
     delta(i, j) in both, and so have we.
     """
 
-    def __init__(self, attention: spec.Attention, width: int) -> None:
+    def __init__(self, attention: Any, width: int) -> None:
         super().__init__(attention, width)
-        assert isinstance(attention.positions, spec.Disentangled)
+        assert isinstance(attention.positions, Disentangled)
         self.part, self.width, self.head_dim = attention.positions, width, attention.head_dim
         self.scale = attention.score_scale
         self.query = self.key = None
@@ -96,7 +142,7 @@ class DisentangledPositions(PositionsModule, of=spec.Disentangled):
         return split.repeat_interleave(self.attention.num_heads // len(split), dim=0)
 
 
-def distance_rows(distance: Tensor, part: spec.Disentangled) -> Tensor:
+def distance_rows(distance: Tensor, part: Disentangled) -> Tensor:
     """The row of each distance (query - key) in the table: int64 [...] -> int64 [...].
 
     With buckets, distances up to span / 2 have their own, farther ones widen logarithmically.

@@ -8,16 +8,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from trivium import spec
 from trivium.nn.context import Context
-from trivium.nn.positions import PositionsModule, distances
+from trivium.nn.part import Positive
+from trivium.nn.positions import Positions, PositionsModule, distances
 from trivium.nn.sinusoids import sinusoids
-from trivium.spec.positions.relative_scores import RelativeScores
+
+
+class RelativeScores(Positions):
+    """Scores of a query and the distance to a key (Dai et al. 2019, section 3.3).
+
+    Distances have sinusoids of `base`, which each layer projects.
+    """
+
+    has_scores: ClassVar[bool] = True
+    kind: Literal["relative-scores"] = "relative-scores"
+    base: Positive = 10_000.0
+
+    def flops(self, attended: float, num_heads: int, head_dim: int) -> float:
+        """6 N H for every distance to a position."""
+        return 6.0 * attended * num_heads * head_dim
+
+    def kept_numbers(self, length: int, num_heads: int, head_dim: int) -> int:
+        """Queries with a bias, and scores."""
+        return num_heads * (head_dim + length)
+
+    def build(self, attention: Any, d_model: int) -> RelativePositionScores:
+        """See `Positions.build`."""
+        return RelativePositionScores(attention, d_model)
 
 
 @dataclass(frozen=True)
@@ -33,7 +55,7 @@ class RelativeDistances:
     index: Tensor
 
 
-class RelativePositionScores(PositionsModule, of=RelativeScores):
+class RelativePositionScores(PositionsModule):
     """(q_i R_i-j + u k_j + v R_i-j) / sqrt(H), with R_i-j = W_R sinusoid(i - j).
 
     They are terms (b), (c) and (d) of Dai et al. 2019, section 3.3; term (a) is attention's own.
@@ -47,7 +69,7 @@ class RelativePositionScores(PositionsModule, of=RelativeScores):
         "distance_bias": "column",
     }
 
-    def __init__(self, attention: spec.Attention, width: int) -> None:
+    def __init__(self, attention: Any, width: int) -> None:
         super().__init__(attention, width)
         assert isinstance(attention.positions, RelativeScores)
         self.base, self.width = attention.positions.base, width

@@ -5,20 +5,39 @@ Shape letters: B batch, T positions, D width.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import Tensor
 
-from trivium import spec
-from trivium.nn.part_module import PartModule
+from trivium.nn.part import Count, PartModule, Positive
+from trivium.nn.positions import AbsolutePositions
 from trivium.nn.sinusoids import sinusoids
 
 
-class SinusoidalPositions(PartModule, of=spec.Sinusoidal):
+class Sinusoidal(AbsolutePositions):
+    """Sines and cosines of the absolute position, added (Vaswani et al. 2017, section 3.5).
+
+    Layout "interleaved" is the paper's (sine, cosine, sine, ...); "halves" has all sines first
+    (Marian). `max_length` is where a family ends them.
+    """
+
+    kind: Literal["sinusoidal"] = "sinusoidal"
+    base: Positive = 10_000.0
+    layout: Literal["interleaved", "halves"] = "interleaved"
+    max_length: Count | None = None
+
+    def build(self, width: int) -> SinusoidalPositions:
+        """See `AbsolutePositions.build`."""
+        return SinusoidalPositions(self, width)
+
+
+class SinusoidalPositions(PartModule):
     """PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos of the same.
 
     Source: Vaswani et al. 2017, section 3.5. In halves, all sines come before all cosines.
     """
 
-    def __init__(self, positions: spec.Sinusoidal, width: int) -> None:
+    def __init__(self, positions: Sinusoidal, width: int) -> None:
         super().__init__()
         self.base, self.width = positions.base, width
         self.in_halves = positions.layout == "halves"

@@ -5,14 +5,32 @@ Shape letters: B batch, T positions, D width.
 
 from __future__ import annotations
 
+from typing import ClassVar, Literal
+
 import torch
 from torch import Tensor, nn
 
-from trivium.nn.part_module import PartModule
-from trivium.spec.positions.two_dimensional import TwoDimensional
+from trivium.nn.part import Count, PartModule
+from trivium.nn.positions import AbsolutePositions
 
 
-class TwoDimensionalPositions(PartModule, of=TwoDimensional):
+class TwoDimensional(AbsolutePositions):
+    """Two trained vectors, of a place in the text and of one in a span (Du et al. 2022, GLM).
+
+    Tokens that are given have their place in the text, and 0. Tokens that are generated for a blank
+    have the place of the blank, and 1, 2, 3, ...
+    """
+
+    fills_blanks: ClassVar[bool] = True
+    kind: Literal["two-dimensional"] = "two-dimensional"
+    max_length: Count
+
+    def build(self, width: int) -> TwoDimensionalPositions:
+        """See `AbsolutePositions.build`."""
+        return TwoDimensionalPositions(self, width)
+
+
+class TwoDimensionalPositions(PartModule):
     """The vector of a place in the text, plus that of a place in a span.
 
     Source: Du et al. 2022, section 2.1.2 (2D positional encoding).

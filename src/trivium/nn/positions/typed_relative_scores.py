@@ -7,16 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from trivium import spec
 from trivium.errors import SpecError
 from trivium.nn.context import Context
-from trivium.nn.positions.relative_scores import RelativeDistances, RelativePositionScores
-from trivium.spec.positions.typed_relative_scores import TypedRelativeScores
+from trivium.nn.positions.relative_scores import (
+    RelativeDistances,
+    RelativePositionScores,
+    RelativeScores,
+)
+
+
+class TypedRelativeScores(RelativeScores):
+    """Relative scores, and whether two tokens have the same type (Yang et al. 2019, section 2.5).
+
+    Types are compared, never embedded: sentences A and B, and a third for the token that stands
+    for the text.
+    """
+
+    num_token_types: ClassVar[int] = 3
+    kind: Literal["typed-relative-scores"] = "typed-relative-scores"  # type: ignore[assignment]
+
+    def build(self, attention: Any, d_model: int) -> TypedRelativePositionScores:
+        """See `Positions.build`."""
+        return TypedRelativePositionScores(attention, d_model)
 
 
 @dataclass(frozen=True)
@@ -26,7 +43,7 @@ class TypedDistances(RelativeDistances):
     differ: Tensor | None = None
 
 
-class TypedRelativePositionScores(RelativePositionScores, of=TypedRelativeScores):
+class TypedRelativePositionScores(RelativePositionScores):
     """What Transformer-XL adds, and (q_i + b)^T s / sqrt(H), s of two vectors.
 
     s is the first vector where both tokens have the same type, the second where they differ.
@@ -39,7 +56,7 @@ class TypedRelativePositionScores(RelativePositionScores, of=TypedRelativeScores
         "type_bias": "column",
     }
 
-    def __init__(self, attention: spec.Attention, width: int) -> None:
+    def __init__(self, attention: Any, width: int) -> None:
         super().__init__(attention, width)
         heads = attention.num_heads * attention.head_dim
         self.type_bias = nn.Parameter(torch.empty(heads))  # b

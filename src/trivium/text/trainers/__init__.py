@@ -21,12 +21,7 @@ from trivium.config import Config
 from trivium.errors import DataError, TokenizerError
 from trivium.messages import translated
 from trivium.text.reservoir import reservoir_sample
-from trivium.text.roles import (
-    add_bert_template,
-    added_tokens,
-    role_tokens,
-    token_of_role,
-)
+from trivium.text.roles import add_bert_template, added_tokens, role_tokens, token_of_role
 from trivium.text.symbols import base_characters
 from trivium.text.tokenizer import Progress, Tokenizer
 from trivium.text.vocabulary import Vocabulary

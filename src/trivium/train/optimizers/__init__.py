@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from trivium.choice import Choice, import_members
 from trivium.config import Config
-from trivium.nn.part_module import PartModule
+from trivium.nn.part import PartModule
 
 Optimizers = list[torch.optim.Optimizer]
 """Those that together train a model."""

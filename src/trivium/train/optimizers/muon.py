@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from trivium.nn.mixers.attention import AttentionMixer
+from trivium.nn.mixers.attention import AttentionModule
 from trivium.train.optimizers import Optimizer, Optimizers, block_matrices, trained
 
 # Beside Muon, AdamW trains token embeddings at so many times its rate, times `embedding_scale`.
@@ -181,5 +181,5 @@ def _query_scales(model: nn.Module) -> dict[str, float]:
     return {
         f"{name}.query.weight": module.head_dim**-0.5 / module.scale
         for name, module in model.named_modules()
-        if isinstance(module, AttentionMixer)
+        if isinstance(module, AttentionModule)
     }
