@@ -22,8 +22,8 @@ from trivium import spec
 from trivium.choice import Choice
 from trivium.cli import commands, load_command
 from trivium.config import config_classes
-from trivium.nn import ACTIVATIONS
 from trivium.models.rnn import Cell
+from trivium.nn import ACTIVATIONS
 from trivium.train import defaults
 from trivium.train.recipe import Recipe
 from trivium.train.recipe_loading import load_recipe, shipped_recipes

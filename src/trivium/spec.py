@@ -1,10 +1,9 @@
 """All configuration classes of models under one name, for users.
 
 The configuration of a model is its spec, such as `ModelSpec`. A spec is frozen and made of
-configurations of parts: mixers, positions, patterns, feed-forward networks, norms, blocks, heads and
-an initialization. Each class is defined beside the module that its `build` returns, in a file of
-`trivium.nn` or `trivium.models`. What follows from a spec is a property: its family, which position
-attends to which.
+configurations of parts: mixers, positions, patterns, feed-forward networks, norms, blocks, heads
+and an initialization. Each class is defined beside the module that its `build` returns, in a file
+of `trivium.nn` or `trivium.models`. What follows from a spec is a property, such as its family.
 
 >>> from trivium.presets import presets
 >>> presets["gpt2"].family

@@ -12,7 +12,7 @@ from hugging_face import randomize
 from torch import Tensor
 
 from trivium.models import Transformer
-from trivium.nn.sinusoids import sinusoids
+from trivium.nn.positions.sinusoidal import sinusoids
 
 transformers = pytest.importorskip("transformers")
 

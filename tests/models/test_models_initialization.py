@@ -268,3 +268,15 @@ def test_fast_starts_need_positions_that_allow_them():
             SPECS[name].replace(initialization=start.replace(attention=attention))
     with pytest.raises(SpecError, match="sinusoidal positions"):
         SPECS["bart"].replace(initialization=spec.Xavier(attention="diagonal"))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_weight_depends_on_the_seed_and_its_name_alone(name):
+    """So that processes that each have some of the weights draw those of the whole model."""
+    whole = build(SPECS[name], seed=3).state_dict()
+    without_heads = build(SPECS[name].with_heads(()), seed=3).state_dict()
+    assert without_heads.keys() <= whole.keys()
+    for key, weight in without_heads.items():
+        assert weight.equal(whole[key]), key
+    tables = [key for key in whole if key.endswith("tokens.weight")]
+    assert not any(whole[key].equal(build(SPECS[name], seed=4).state_dict()[key]) for key in tables)

@@ -13,8 +13,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from trivium import spec
 from trivium.errors import SpecError
-from trivium.nn.context import Context
-from trivium.nn.length import check_length
+from trivium.nn.context import Context, check_length
 from trivium.nn.mixers.attention import AttentionModule
 from trivium.nn.positions.alibi import LinearBias, alibi_slopes
 from trivium.nn.positions.learned import LearnedPositions

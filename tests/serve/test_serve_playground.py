@@ -18,18 +18,18 @@ from serving import check_error, running
 
 gr = pytest.importorskip("gradio")
 
-from trivium.data.prepare import prepare
-from trivium.explain import explain, load_topic
-from trivium.inference.sampling_params import SamplingParams
-from trivium.language_model import LanguageModel
-from trivium.model_loading import load
-from trivium.serve.models import ModelRegistry
-from trivium.serve.playground import _THEME, _describe, build_page
-from trivium.serve.playground.attention_tab import attention_pictures
-from trivium.serve.playground.examples import Examples, held_out_texts
-from trivium.serve.playground.tabs import _sampling_controls, percent, visible
-from trivium.serve.playground.texts import LANGUAGES
-from trivium.text import Tokenizer
+from trivium.data.prepare import prepare  # noqa: E402
+from trivium.explain import explain, load_topic  # noqa: E402
+from trivium.inference.sampling_params import SamplingParams  # noqa: E402
+from trivium.language_model import LanguageModel  # noqa: E402
+from trivium.model_loading import load  # noqa: E402
+from trivium.serve.models import ModelRegistry  # noqa: E402
+from trivium.serve.playground import _THEME, _describe, build_page  # noqa: E402
+from trivium.serve.playground.attention_tab import attention_pictures  # noqa: E402
+from trivium.serve.playground.examples import Examples, held_out_texts  # noqa: E402
+from trivium.serve.playground.tabs import _sampling_controls, percent, visible  # noqa: E402
+from trivium.serve.playground.texts import LANGUAGES  # noqa: E402
+from trivium.text import Tokenizer  # noqa: E402
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None

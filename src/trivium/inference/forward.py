@@ -13,7 +13,7 @@ from torch import Tensor
 from trivium.errors import SpecError, TokenizerError
 from trivium.inference.text_model import TextModel
 from trivium.models import LanguageModule
-from trivium.nn.length import check_length
+from trivium.nn.context import check_length
 from trivium.nn.state import Cache
 
 Ids = Sequence[int]

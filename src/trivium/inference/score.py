@@ -31,7 +31,7 @@ from trivium.inference.forward import (
 )
 from trivium.inference.text_model import TextModel, start_ids
 from trivium.models import LanguageModule
-from trivium.nn.length import check_length
+from trivium.nn.context import check_length
 from trivium.text import Encoding, Tokenizer
 
 _LOGITS_AT_ONCE = 512  # Positions whose logits [V] are held at the same time.

@@ -12,11 +12,11 @@ from torch import nn
 from trivium.errors import SpecError
 from trivium.models.attention_rnn import AttentionRNN
 from trivium.models.base_model import LanguageModule, Spec
+from trivium.models.initialization import initialize, with_fast_initialization
 from trivium.models.logits_model import LogitsModel
 from trivium.models.ngram import NGramModel
 from trivium.models.ngram_counts import NGramCounts
 from trivium.models.rnn import RecurrentModel
-from trivium.models.special_initialization import initialize, with_fast_initialization
 from trivium.models.stack import Stack
 from trivium.models.transformer import ModelSpec, Transformer
 from trivium.nn.blocks import Block

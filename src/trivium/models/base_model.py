@@ -204,9 +204,8 @@ _PACKED_ROWS = 256
 class LanguageModule(PartModule):
     """Any model: token embeddings and heads; what is between them makes one model another.
 
-    A subclass says `of` which spec it is built. Besides these it has a `forward`, which turns ids
-    [B, T] into hidden states [B, T, D], `reset_parameters`, which draws the weights it starts with,
-    and `new_cache` if it generates text.
+    A subclass has a `forward`, which turns ids [B, T] into hidden states [B, T, D], an
+    `initializer`, and `new_cache` if it generates text.
     """
 
     spec: Any
@@ -215,6 +214,10 @@ class LanguageModule(PartModule):
     heads: nn.ModuleDict
     linear_cross_entropy: Callable[..., Tensor] = staticmethod(linear_cross_entropy)
     """Loss of hidden states and a vocabulary matrix; tensor parallelism divides the matrix."""
+
+    def initializer(self) -> Any:
+        """Return the `Initializer` of the weights; None if the parts set all of their weights."""
+        return None
 
     @property
     def device(self) -> torch.device:

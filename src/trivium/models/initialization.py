@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from typing import Any, Literal
 
@@ -9,6 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from trivium.choice import Choice
+from trivium.errors import SpecError
+from trivium.models.base_model import LanguageModule
+from trivium.models.heads import DenseLayer
+from trivium.models.heads.vocabulary import MaskedHead
+from trivium.models.special_initialization import (
+    allowed_attention,
+    check_attention,
+    initialize_attention,
+)
 from trivium.nn.mixers.attention import AttentionModule
 from trivium.nn.part import Deviation, Part, PartModule
 
@@ -17,9 +27,13 @@ class Initialization(Choice, Part):
     """How weights start."""
 
     attention: Any
-    """How queries and keys start: as other matrices do, or see `trivium.models.special_initialization`."""
+    """How queries and keys start: as other matrices do, or `models.special_initialization`."""
 
-    def build(self, model: Any) -> WeightStart:
+    def check_model(self, model: Any) -> None:
+        """Raise SpecError if a `ModelSpec` cannot have this initialization."""
+        check_attention(self.attention, model)
+
+    def build(self, model: Any) -> Initializer:
         """Return what draws the weights of a `Transformer`."""
         raise NotImplementedError
 
@@ -27,21 +41,25 @@ class Initialization(Choice, Part):
 _TABLES = ("tokens", "source_tokens", "positions", "late_positions", "token_types")
 
 
-class WeightStart:
-    """How matrices and tables start; biases are 0 and norms 1 whatever the start.
+class Initializer:
+    """What draws the weights of a model.
+
+    Matrices and tables are drawn, biases are 0 and weights of norms 1.
 
     Args:
-        start: the kind of start, with its numbers.
+        start: the configuration.
         model: whose weights are drawn.
     """
 
     embedding_std = 1.0
-    """Deviation of token vectors."""
+    """The standard deviation of token vectors."""
 
     def __init__(self, start: Any, model: Any) -> None:
         self.start, self.model = start, model
         rows = (row for module in model.modules() for row in _row_weights(module))
         self.adding_to_stream = {id(weight) for weight in rows}
+        kinds = nn.LayerNorm | nn.RMSNorm | nn.GroupNorm
+        self._scales = {id(norm.weight) for norm in model.modules() if isinstance(norm, kinds)}
 
     def deviation(self, name: str, weight: Tensor) -> float:
         """The standard deviation that a matrix or table is drawn with."""
@@ -51,6 +69,41 @@ class WeightStart:
         """Draw a matrix or a table."""
         std = self.deviation(name, weight)
         weight.copy_(torch.empty(weight.shape).normal_(0.0, std, generator=generator))
+
+    def set_vector(self, name: str, weight: Tensor) -> None:
+        """Set a weight of one axis."""
+        weight.fill_(1.0 if id(weight) in self._scales else 0.0)
+
+    def finish(self) -> None:
+        """Change what was drawn."""
+        initialize_attention(self.model, self.start.attention, self.embedding_std)
+
+
+@torch.no_grad()
+def initialize(model: LanguageModule, seed: int) -> None:
+    """Draw the weights of a model.
+
+    A weight is a function of the seed and its name alone, so that it is the same on every device
+    and in every layout of processes. Parts whose weights start in a way of their own set them last
+    (`PartModule.reset_parameters`).
+    """
+    initializer = model.initializer()
+    if initializer is not None:
+        for name, weight in model.named_parameters():
+            if weight.ndim == 1:
+                initializer.set_vector(name, weight)
+            else:
+                initializer.draw(name, weight, generator_of(seed, name))
+        initializer.finish()
+    for name, module in model.named_modules():
+        if isinstance(module, PartModule):
+            module.reset_parameters(generator_of(seed, name))
+
+
+def generator_of(seed: int, name: str) -> torch.Generator:
+    """The random numbers of the weight or the module of this name."""
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
 
 
 def is_table(name: str) -> bool:
@@ -80,7 +133,7 @@ class Normal(Initialization):
     every block, and the dense layer of an MLM head, starts as the identity).
 
     `attention` is the start of queries and keys: "position_offsets" and "copy_heads" learn faster
-    in short runs; see `trivium.models.special_initialization`. The first is for learned positions, and for
+    in short runs; see `models.special_initialization`. The first is for learned positions, and for
     rotary ones in attention with biases; the second for encoder-decoders with learned positions or
     relative biases.
     """
@@ -91,12 +144,12 @@ class Normal(Initialization):
     residual_init: Literal["full", "scaled", "zero"] = "full"
     attention: Literal["random", "position_offsets", "copy_heads"] = "random"
 
-    def build(self, model: Any) -> NormalStart:
+    def build(self, model: Any) -> NormalInitializer:
         """See `Initialization.build`."""
-        return NormalStart(self, model)
+        return NormalInitializer(self, model)
 
 
-class NormalStart(WeightStart):
+class NormalInitializer(Initializer):
     """One deviation for matrices, one for tables; see `Normal`."""
 
     def __init__(self, start: Any, model: Any) -> None:
@@ -104,7 +157,7 @@ class NormalStart(WeightStart):
         self.embedding_std = start.embedding_std
 
     def deviation(self, name: str, weight: Tensor) -> float:
-        """See `WeightStart.deviation`."""
+        """See `Initializer.deviation`."""
         std = self.start.std
         if is_table(name):
             return self.embedding_std
@@ -113,6 +166,14 @@ class NormalStart(WeightStart):
         layers = sum(stack.num_layers for stack in self.model.spec.stacks)
         starts = {"full": std, "scaled": std / (2 * layers) ** 0.5, "zero": 0.0}
         return starts[self.start.residual_init]
+
+    def finish(self) -> None:
+        """See `Initializer.finish`; also the dense layer of an MLM head, for a "zero" start."""
+        if self.start.residual_init == "zero":
+            for head in self.model.heads.values():
+                if isinstance(head, MaskedHead) and isinstance(head.dense, DenseLayer):
+                    _set_to_identity(head.dense.linear)
+        super().finish()
 
 
 class FanIn(Initialization):
@@ -126,12 +187,12 @@ class FanIn(Initialization):
     kind: Literal["fan-in"] = "fan-in"
     attention: Literal["random", "copy_heads"] = "random"
 
-    def build(self, model: Any) -> FanInStart:
+    def build(self, model: Any) -> FanInInitializer:
         """See `Initialization.build`."""
-        return FanInStart(self, model)
+        return FanInInitializer(self, model)
 
 
-class FanInStart(WeightStart):
+class FanInInitializer(Initializer):
     """See `FanIn`; a bias of distances has deviation d_model^-0.5."""
 
     def __init__(self, start: Any, model: Any) -> None:
@@ -142,7 +203,7 @@ class FanInStart(WeightStart):
         self._biases = {id(weight) for table in tables for weight in table.parameters()}
 
     def deviation(self, name: str, weight: Tensor) -> float:
-        """See `WeightStart.deviation`."""
+        """See `Initializer.deviation`."""
         if is_table(name):
             return 1.0
         if id(weight) in self._biases:
@@ -170,16 +231,16 @@ class Small(Initialization):
     kind: Literal["small"] = "small"
     attention: Literal["random"] = "random"
 
-    def build(self, model: Any) -> SmallStart:
+    def build(self, model: Any) -> SmallInitializer:
         """See `Initialization.build`."""
-        return SmallStart(self, model)
+        return SmallInitializer(self, model)
 
 
-class SmallStart(WeightStart):
+class SmallInitializer(Initializer):
     """See `Small`."""
 
     def deviation(self, name: str, weight: Tensor) -> float:
-        """See `WeightStart.deviation`."""
+        """See `Initializer.deviation`."""
         model = self.model.spec
         if id(weight) in self.adding_to_stream:
             return 2.0 / sum(stack.num_layers for stack in model.stacks) / model.d_model**0.5
@@ -193,19 +254,19 @@ class Xavier(Initialization):
     first Transformer want them; with `tables` "uniform" they start as matrices do.
 
     `attention` is the start of queries and keys: "diagonal" cross-attention learns faster from
-    little; see `trivium.models.special_initialization`.
+    little; see `models.special_initialization`.
     """
 
     kind: Literal["xavier"] = "xavier"
     tables: Literal["normal", "uniform"] = "normal"
     attention: Literal["random", "diagonal"] = "random"
 
-    def build(self, model: Any) -> XavierStart:
+    def build(self, model: Any) -> XavierInitializer:
         """See `Initialization.build`."""
-        return XavierStart(self, model)
+        return XavierInitializer(self, model)
 
 
-class XavierStart(WeightStart):
+class XavierInitializer(Initializer):
     """See `Xavier`."""
 
     def deviation(self, name: str, weight: Tensor) -> float:
@@ -213,8 +274,55 @@ class XavierStart(WeightStart):
         return self.model.spec.d_model**-0.5
 
     def draw(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
-        """See `WeightStart.draw`."""
+        """See `Initializer.draw`."""
         if is_table(name) and self.start.tables == "normal":
             super().draw(name, weight, generator)
         else:
             draw_uniform(weight, math.sqrt(6.0 / sum(weight.shape)), generator)
+
+
+def _set_to_identity(linear: nn.Linear) -> None:
+    """h + 3, so that gelu(h + 3) is almost h + 3; the LayerNorm after it subtracts the 3."""
+    nn.init.eye_(linear.weight)
+    if linear.bias is not None:
+        nn.init.constant_(linear.bias, 3.0)
+
+
+def with_fast_initialization(model: Any) -> Any:
+    """Return the same `ModelSpec` with the initialization that learns faster in short runs.
+
+    Encoders get position offsets where their positions allow it; encoder-decoders get copy heads,
+    those with a Xavier start and sinusoids diagonal cross-attention.
+    A normal start also becomes a "zero" one whose matrices, and in encoder-decoders token vectors,
+    have deviation d_model^-0.5. A fan-in start (T5) keeps its deviations.
+
+    Raises:
+        SpecError: no faster start is known: of decoders, and of encoder-decoders whose positions
+            allow neither.
+    """
+    allowed = allowed_attention(model)
+    start, attention = model.initialization, "random"
+    if model.family == "encoder-only" and "position_offsets" in allowed:
+        attention = "position_offsets"
+    elif "copy_heads" in allowed:
+        attention = "copy_heads"
+    std = round(model.d_model**-0.5, 4)
+    match start:
+        case Normal() if model.family == "encoder-only":
+            start = start.replace(std=std, residual_init="zero", attention=attention)
+        case Normal() if attention == "copy_heads":
+            start = start.replace(
+                std=std, embedding_std=std, residual_init="zero", attention=attention
+            )
+        case FanIn() if attention == "copy_heads":
+            start = start.replace(attention=attention)
+        case Xavier() if "diagonal" in allowed:
+            start = start.replace(attention="diagonal")
+        case _:
+            raise SpecError(
+                'initialization = "fast" is for encoders, for encoder-decoders with learned '
+                "positions or relative biases that start normal or fan-in, and for those with "
+                f"sinusoids that start xavier; this model is {model.family} and starts "
+                f'{start.kind}: leave "published".'
+            )
+    return model.replace(initialization=start)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from trivium.errors import SpecError
 from trivium.models.base_model import Spec, refuse
 from trivium.models.heads.vocabulary import LMHead
-from trivium.nn.length import check_length
+from trivium.nn.context import check_length
 from trivium.nn.loss import cross_entropy
 from trivium.nn.state import Cache, append_tokens, token_cache
 

@@ -24,6 +24,7 @@ from trivium.models.base_model import (
 )
 from trivium.models.heads import HeadInput
 from trivium.models.heads.vocabulary import LMHead
+from trivium.models.rnn import RecurrentInitializer
 from trivium.nn.part import Count, DropoutRate, empty_table
 from trivium.nn.state import Cache, append_tokens, token_cache
 
@@ -91,6 +92,10 @@ class NGramModel(LanguageModule):
         self.before = nn.Parameter(torch.empty(model.d_model))
         self.hidden = nn.Linear(model.d_context, model.d_hidden)
         self.heads = build_heads(model)
+
+    def initializer(self) -> RecurrentInitializer:
+        """See `LanguageModule.initializer`."""
+        return RecurrentInitializer(self)
 
     @property
     def blocks(self) -> Iterator[nn.Module]:

@@ -5,6 +5,7 @@ Shape letters: B batch, T positions, M selected positions, D d_model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal, Self
@@ -23,6 +24,7 @@ from trivium.models.base_model import (
 from trivium.models.heads import Head, HeadInput
 from trivium.models.heads.scalar_mix import ScalarMix
 from trivium.models.heads.vocabulary import LMHead
+from trivium.models.initialization import Initializer, draw_uniform
 from trivium.nn.character_embedding import CharacterCNN, CharacterEmbedding
 from trivium.nn.norm import LayerNorm
 from trivium.nn.part import Count, DropoutRate, NumLayers, Positive, empty_table
@@ -211,6 +213,10 @@ class RecurrentModel(LanguageModule):
         self.backward_rnn = RecurrentStack(model) if model.direction == "two-way" else None
         self.heads = build_heads(model)
 
+    def initializer(self) -> RecurrentInitializer:
+        """See `LanguageModule.initializer`."""
+        return RecurrentInitializer(self)
+
     @property
     def blocks(self) -> Iterator[RecurrentStack]:
         """The RNN, and ELMo's backward one."""
@@ -341,3 +347,38 @@ def find_sequences(
     if document_ids is not None:
         real = real & (document_ids != 0)
     return Sequences.find(real, document_ids)
+
+
+class RecurrentInitializer(Initializer):
+    """What draws the weights of RNNs and of the n-gram network.
+
+    Token vectors are uniform in +-0.1 (Zaremba et al. 2014), matrices from inputs as in Glorot and
+    Bengio 2010, recurrent matrices uniform in +-d_hidden^-0.5 as in PyTorch; biases are 0, but 1
+    for the forget gates of an LSTM (Jozefowicz et al. 2015).
+    """
+
+    def __init__(self, model: LanguageModule) -> None:
+        super().__init__(None, model)
+        self.tables = {id(table) for table in model.vocabulary_tables}
+
+    def set_vector(self, name: str, weight: Tensor) -> None:
+        """See `Initializer.set_vector`."""
+        super().set_vector(name, weight)
+        if ".bias_ih_" in name and getattr(self.model.spec, "cell", None) == "lstm":
+            hidden = self.model.spec.d_hidden
+            weight[hidden : 2 * hidden] = 1.0
+
+    def draw(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
+        """See `Initializer.draw`."""
+        hidden = self.model.spec.d_hidden
+        if id(weight) in self.tables:
+            bound = 0.1
+        elif ".weight_hh_" in name:
+            bound = hidden**-0.5
+        else:
+            outputs = hidden if ".weight_ih_" in name else len(weight)  # of one gate
+            bound = math.sqrt(6.0 / (outputs + weight.shape[1]))
+        draw_uniform(weight, bound, generator)
+
+    def finish(self) -> None:
+        """Nothing is changed."""

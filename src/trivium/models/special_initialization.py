@@ -1,7 +1,7 @@
-"""Where training starts: the weights that a spec's `Initialization` draws from a seed.
+"""Three special initializations of attention, our own, for short runs (`Initialization.attention`).
 
-Three of them are our own, for short runs. They set attention and learned positions that it reads,
-and nothing in them stays fixed: training changes all of it.
+They set the weights of attention, and learned positions that attention reads, after all weights
+were drawn. Nothing in them stays fixed: training changes all of it.
 
 - "position_offsets": every head starts as attention to one fixed distance: head 0 to the previous
   token, head 1 to the next one, and so on. A network otherwise spends most of a short run on
@@ -25,28 +25,18 @@ identity at first (as in Fixup, Zhang et al. 2019, and ReZero, Bachlechner et al
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trivium.errors import SpecError
-from trivium.models.base_model import LanguageModule
-from trivium.models.heads import DenseLayer
-from trivium.models.heads.vocabulary import MaskedHead
-from trivium.models.initialization import FanIn, Normal, WeightStart, Xavier, draw_uniform
-from trivium.models.ngram import NGramModel
-from trivium.models.rnn import RecurrentModel, RNNSpec
-from trivium.models.stack import Embedding
-from trivium.models.transformer import ModelSpec, Transformer, TransformerStack
 from trivium.nn.mixers.attention import AttentionModule
-from trivium.nn.part import PartModule
-from trivium.nn.positions.learned import LearnedPositions
-from trivium.nn.positions.relative_bias import BucketTable, relative_buckets
+from trivium.nn.positions.learned import Learned, LearnedPositions
+from trivium.nn.positions.relative_bias import BucketTable, RelativeBias, relative_buckets
 from trivium.nn.positions.rotary import Rotary
-from trivium.nn.positions.sinusoidal import SinusoidalPositions
-from trivium.nn.sinusoids import frequencies, sinusoids
+from trivium.nn.positions.sinusoidal import Sinusoidal, SinusoidalPositions, frequencies, sinusoids
 
 _SINUSOID_BASE = 10_000.0
 _SINUSOID_AMPLITUDE = 2.0 * 2.0**0.5  # twice the size of token vectors
@@ -56,114 +46,53 @@ _OWN_DISTANCE_BIAS = 5.0  # relative bias of a head's own distance; of all other
 _DIAGONAL_SCORES = 3.0  # factor of the scores of sinusoids
 
 
-def with_fast_initialization(model: ModelSpec) -> ModelSpec:
-    """The same model with the start that learns faster in short runs; see the module's docstring.
-
-    Encoders get position offsets where their positions allow it; encoder-decoders get copy heads,
-    those with a Xavier start and sinusoids diagonal cross-attention.
-    A normal start also becomes a "zero" one whose matrices, and in encoder-decoders token vectors,
-    have deviation d_model^-0.5. A fan-in start (T5) keeps its deviations.
-
-    Raises:
-        SpecError: no faster start is known: of decoders, and of encoder-decoders whose positions
-            allow neither.
-    """
-    start, attention = model.initialization, "random"
-    if model.family == "encoder-only" and model.allows_position_offsets:
-        attention = "position_offsets"
-    elif model.allows_copy_heads:
-        attention = "copy_heads"
-    std = round(model.d_model**-0.5, 4)
-    match start:
-        case Normal() if model.family == "encoder-only":
-            start = start.replace(std=std, residual_init="zero", attention=attention)
-        case Normal() if attention == "copy_heads":
-            start = start.replace(
-                std=std, embedding_std=std, residual_init="zero", attention=attention
-            )
-        case FanIn() if attention == "copy_heads":
-            start = start.replace(attention=attention)
-        case Xavier() if model.allows_diagonal:
-            start = start.replace(attention="diagonal")
-        case _:
-            raise SpecError(
-                'initialization = "fast" is for encoders, for encoder-decoders with learned '
-                "positions or relative biases that start normal or fan-in, and for those with "
-                f"sinusoids that start xavier; this model is {model.family} and starts "
-                f'{start.kind}: leave "published".'
-            )
-    return model.replace(initialization=start)
+def check_attention(attention: str, model: Any) -> None:
+    """Raise SpecError if a `ModelSpec` does not allow this initialization of attention."""
+    needs = {
+        "position_offsets": "learned positions, or rotary ones in attention with biases",
+        "copy_heads": "an encoder and a decoder, with learned positions or relative biases",
+        "diagonal": "an encoder and a decoder, with sinusoidal positions",
+    }
+    if attention in needs and attention not in allowed_attention(model):
+        raise SpecError(
+            f'initialization.attention="{attention}" needs {needs[attention]}: use "random" here.'
+        )
 
 
-@torch.no_grad()
-def initialize(model: LanguageModule, seed: int) -> None:
-    """Draw the starting weights of a model from a seed, the same on every device.
+def allowed_attention(model: Any) -> set[str]:
+    """Return the special initializations that fit the positions and the family of a `ModelSpec`."""
+    if not model.attends:
+        return set()
+    embedding, allowed = model.embedding, set[str]()
+    attentions = [attention for stack in model.stacks for attention in stack.attentions]
+    learned = isinstance(embedding.positions, Learned)
+    if learned or all(isinstance(a.positions, Rotary) and a.bias for a in attentions):
+        allowed.add("position_offsets")
+    if model.family != "encoder-decoder":
+        return allowed
+    if learned:
+        copies = not embedding.factorised and not any(a.positions for a in attentions)
+    else:
+        copies = all(isinstance(a.positions, RelativeBias) for a in attentions)
+    if copies:
+        allowed.add("copy_heads")
+    if isinstance(embedding.positions, Sinusoidal) and not embedding.factorised:
+        allowed.add("diagonal")
+    return allowed
 
-    A model of another class draws all of them in its `reset_parameters`.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    if isinstance(model, Transformer):
-        _initialize_transformer(model, generator)
-    elif isinstance(model, RecurrentModel | NGramModel):
-        _initialize_earlier(model, generator)
-    for module in model.modules():
-        if isinstance(module, PartModule):
-            module.reset_parameters(generator)
 
-
-def _initialize_transformer(model: Transformer, generator: torch.Generator) -> None:
-    start = model.spec.initialization
-    weights: WeightStart = start.build(model)
-    kinds = nn.LayerNorm | nn.RMSNorm | nn.GroupNorm
-    scales = {id(norm.weight) for norm in model.modules() if isinstance(norm, kinds)}
-    for name, weight in model.named_parameters():
-        if weight.ndim == 1:
-            weight.fill_(1.0 if id(weight) in scales else 0.0)
-        else:
-            weights.draw(name, weight, generator)
-    if isinstance(start, Normal) and start.residual_init == "zero":
-        for head in model.heads.values():
-            if isinstance(head, MaskedHead) and isinstance(head.dense, DenseLayer):
-                _set_to_identity(head.dense.linear)
+def initialize_attention(model: Any, attention: str, embedding_std: float) -> None:
+    """Set the attention of every stack of a `Transformer` whose other weights were drawn."""
     for stack in model.stacks:
-        if start.attention == "position_offsets":
-            _attend_to_offsets(stack, weights.embedding_std)
-        elif start.attention == "copy_heads":
-            _copy_tokens(stack, model.spec.embedding, weights.embedding_std)
-        elif start.attention == "diagonal":
+        if attention == "position_offsets":
+            _attend_to_offsets(stack, embedding_std)
+        elif attention == "copy_heads":
+            _copy_tokens(stack, model.spec.embedding, embedding_std)
+        elif attention == "diagonal":
             _attend_to_diagonal(stack)
 
 
-def _initialize_earlier(model: RecurrentModel | NGramModel, generator: torch.Generator) -> None:
-    """Token vectors uniform in +-0.1 (Zaremba et al. 2014), matrices from inputs as Glorot and
-    Bengio 2010, recurrent ones uniform in +-d_hidden^-0.5 as PyTorch's, which forget at first;
-    biases 0, but 1 for the forget gates of an LSTM (Jozefowicz et al. 2015).
-
-    An n-gram model has the tables, matrices and biases alone."""
-    is_lstm = isinstance(model.spec, RNNSpec) and model.spec.cell == "lstm"
-    hidden, tables = model.spec.d_hidden, {id(table) for table in model.vocabulary_tables}
-    for name, weight in model.named_parameters():
-        if weight.ndim == 1:
-            weight.fill_(1.0 if name.endswith("norm.weight") else 0.0)
-            if ".bias_ih_" in name and is_lstm:
-                weight[hidden : 2 * hidden] = 1.0
-        elif id(weight) in tables:
-            draw_uniform(weight, 0.1, generator)
-        elif ".weight_hh_" in name:
-            draw_uniform(weight, hidden**-0.5, generator)
-        else:
-            outputs = hidden if ".weight_ih_" in name else len(weight)  # of one gate
-            draw_uniform(weight, math.sqrt(6.0 / (outputs + weight.shape[1])), generator)
-
-
-def _set_to_identity(linear: nn.Linear) -> None:
-    """h + 3, so that gelu(h + 3) is almost h + 3; the LayerNorm after it subtracts the 3."""
-    nn.init.eye_(linear.weight)
-    if linear.bias is not None:
-        nn.init.constant_(linear.bias, 3.0)
-
-
-def _attend_to_offsets(stack: TransformerStack, embedding_std: float) -> None:
+def _attend_to_offsets(stack: Any, embedding_std: float) -> None:
     """Start every head as attention to one distance.
 
     Keys read the sinusoids of their position, queries those of their own position rotated by the
@@ -183,7 +112,7 @@ def _attend_to_offsets(stack: TransformerStack, embedding_std: float) -> None:
             _read_sinusoids(attention, _distances(attention, causal=stack.causal))
 
 
-def _copy_tokens(stack: TransformerStack, embedding: Embedding, embedding_std: float) -> None:
+def _copy_tokens(stack: Any, embedding: Any, embedding_std: float) -> None:
     """The first layer adds neighbours to every token; cross-attention finds equal tokens."""
     positions = stack.embedding.positions
     if isinstance(positions, LearnedPositions):
@@ -210,7 +139,7 @@ def _copy_tokens(stack: TransformerStack, embedding: Embedding, embedding_std: f
             _find_equal_tokens(layer.cross_attention)
 
 
-def _attend_to_diagonal(stack: TransformerStack) -> None:
+def _attend_to_diagonal(stack: Any) -> None:
     """Start the heads of cross-attention at distance 0, -1, +1, -2, ... from their query."""
     positions = stack.embedding.positions
     assert isinstance(positions, SinusoidalPositions)
@@ -227,7 +156,7 @@ def _attend_to_diagonal(stack: TransformerStack) -> None:
             )
 
 
-def _self_attentions(stack: TransformerStack) -> list[AttentionModule]:
+def _self_attentions(stack: Any) -> list[AttentionModule]:
     return [layer.mixer for layer in stack.layers]  # type: ignore[misc]
 
 
@@ -241,7 +170,7 @@ def _distance_of_head(head: int, *, causal: bool) -> int:
     return -(head + 1) if causal else (head // 2 + 1) * (-1) ** (head + 1)
 
 
-def _write_sinusoids(stack: TransformerStack, table: Tensor, std: float, width: int) -> None:
+def _write_sinusoids(stack: Any, table: Tensor, std: float, width: int) -> None:
     waves = sinusoids(torch.arange(len(table)), _SINUSOID_BASE, table.shape[1])
     table.zero_()
     table[:, :width] = _SINUSOID_AMPLITUDE * std * waves[:, :width]

@@ -24,20 +24,15 @@ from trivium.models.base_model import (
 )
 from trivium.models.heads import HeadInput
 from trivium.models.heads.vocabulary import MLMHead
-from trivium.models.initialization import Initialization, Normal
+from trivium.models.initialization import Initialization, Initializer, Normal
 from trivium.models.stack import Embedding, Stack, TransformerStack
 from trivium.nn.blocks import Block
-from trivium.nn.context import Context, EncoderOutput
-from trivium.nn.length import check_length
+from trivium.nn.context import Context, EncoderOutput, check_length
 from trivium.nn.norm import DeviationNorm, RMSNorm
 from trivium.nn.part import Count, empty_table
 from trivium.nn.positions import AbsolutePositions
 from trivium.nn.positions.learned import Learned
-from trivium.nn.positions.relative_bias import RelativeBias
-from trivium.nn.positions.rotary import Rotary
-from trivium.nn.positions.sinusoidal import Sinusoidal
 from trivium.nn.state import Cache, Span, state_like
-from trivium.nn.two_streams import two_streams
 
 
 class ModelSpec(Spec):
@@ -59,7 +54,7 @@ class ModelSpec(Spec):
         super().check()
         self._check_stacks()
         self._check_late_positions()
-        self._check_initialization()
+        self.initialization.check_model(self)
 
     def _check_stacks(self) -> None:
         if self.encoder is None and self.decoder is None:
@@ -93,50 +88,6 @@ class ModelSpec(Spec):
                 'heads: late_positions of "mlm" are for an encoder alone, without a query stream, '
                 'whose last layer is "attention" without a norm before it.'
             )
-
-    def _check_initialization(self) -> None:
-        match self.initialization.attention:
-            case "position_offsets" if not self.allows_position_offsets:
-                needs = "learned positions, or rotary ones in attention with biases"
-            case "copy_heads" if not self.allows_copy_heads:
-                needs = "an encoder and a decoder, with learned positions or relative biases"
-            case "diagonal" if not self.allows_diagonal:
-                needs = "an encoder and a decoder, with sinusoidal positions"
-            case _:
-                return
-        raise SpecError(
-            f'initialization.attention="{self.initialization.attention}" needs {needs}: '
-            'use "random" here.'
-        )
-
-    @property
-    def allows_position_offsets(self) -> bool:
-        """Whether heads can start as attention to fixed distances."""
-        return self.attends and (
-            isinstance(self.embedding.positions, Learned)
-            or all(
-                isinstance(attention.positions, Rotary) and attention.bias
-                for stack in self.stacks
-                for attention in stack.attentions
-            )
-        )
-
-    @property
-    def allows_copy_heads(self) -> bool:
-        """Whether cross-attention can start by finding equal tokens, and their neighbours."""
-        relative = [each.positions for stack in self.stacks for each in stack.attentions]
-        if isinstance(self.embedding.positions, Learned):
-            positions = not self.embedding.factorised and not any(relative)
-        else:
-            positions = all(isinstance(each, RelativeBias) for each in relative)
-        return self.attends and self.family == "encoder-decoder" and positions
-
-    @property
-    def allows_diagonal(self) -> bool:
-        """Whether cross-attention can start by looking at the position of its query."""
-        sinusoids = isinstance(self.embedding.positions, Sinusoidal)
-        translates = self.attends and self.family == "encoder-decoder"
-        return translates and sinusoids and not self.embedding.factorised
 
     @property
     def family(self) -> Literal["encoder-only", "decoder-only", "encoder-decoder"]:
@@ -338,6 +289,10 @@ class Transformer(LanguageModule):
         if model.decoder:
             self.decoder = TransformerStack(model, model.decoder, is_decoder=True)
         self.heads = build_heads(model)
+
+    def initializer(self) -> Initializer:
+        """See `LanguageModule.initializer`."""
+        return self.spec.initialization.build(self)
 
     @property
     def stacks(self) -> Iterator[TransformerStack]:
@@ -634,3 +589,38 @@ class Transformer(LanguageModule):
         if learned.counted == "not-padding":
             return (input_ids != learned.offset - 1).long()
         return None if attention_mask is None else attention_mask.bool().long()
+
+
+def two_streams(context: Context, order: Tensor, predicted: Tensor) -> Context:
+    """The context of T tokens and, after them, of M queries that stand where tokens are.
+
+    A token sees those that are known no later than itself, a query those that are known before its
+    token; nobody sees queries. Source: Yang et al. 2019, section 2.3: the content stream and the
+    query stream.
+
+    Args:
+        context: of the tokens.
+        order: int64 [B, T], when a token becomes known.
+        predicted: int64 [B, M], the columns of the tokens that are predicted.
+    """
+
+    def of_both(x: Tensor | None) -> Tensor | None:
+        if x is None:
+            return None
+        x = x.expand(len(predicted), -1)
+        return torch.cat((x, x.gather(1, predicted)), 1)
+
+    positions, columns = of_both(context.positions), of_both(context.columns)
+    assert positions is not None
+    assert columns is not None
+    return replace(
+        context,
+        positions=positions,
+        columns=columns,
+        causal=True,
+        real=of_both(context.real),
+        documents=of_both(context.documents),
+        types=of_both(context.types),
+        order=torch.cat((2 * order, 2 * order.gather(1, predicted) - 1), 1),
+        num_keys=order.shape[1],
+    )

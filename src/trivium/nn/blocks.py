@@ -17,8 +17,7 @@ from trivium.nn.feed_forwards import FeedForwardModule
 from trivium.nn.mixers import MixerModule
 from trivium.nn.mixers.attention import CrossAttention
 from trivium.nn.norm import Norm, build_norm
-from trivium.nn.part import Part, PartModule
-from trivium.nn.precision import to_autocast_dtype
+from trivium.nn.part import Part, PartModule, to_autocast_dtype
 
 
 class Residual(nn.Module):

@@ -166,3 +166,12 @@ def check_custom(custom: Tensor | None) -> None:
             f"custom is a mask of {custom.dtype} with shape {list(custom.shape)}: give a bool "
             "tensor [T, S] or [B or 1, N or 1, T, S], True where attention is allowed."
         )
+
+
+def check_length(length: int, max_length: int | None) -> None:
+    """Raise SpecError for an input longer than the model reads."""
+    if max_length is not None and length > max_length:
+        raise SpecError(
+            f"the input has {length} tokens, but this model reads at most {max_length}: "
+            "shorten the text or cut it into pieces."
+        )

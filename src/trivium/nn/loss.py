@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from trivium.nn.activations import soft_capped
-from trivium.nn.precision import autocast_dtype
+from trivium.nn.part import autocast_dtype
 
 # Logits held at a time, in numbers: enough for full-speed products, too few to fill memory.
 _CPU_CHUNK = 2**22

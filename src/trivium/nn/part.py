@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
-from torch import nn
+from torch import Tensor, nn
 
 from trivium.config import expected
 from trivium.errors import SpecError, did_you_mean, shorten
@@ -98,3 +98,14 @@ class PartModule(nn.Module):
 def empty_table(rows: int, width: int) -> nn.Embedding:
     """A table without numbers: on the meta device drawing some costs an import of seconds."""
     return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """Autocast's precision where it is on, else that of `x`."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+
+
+def to_autocast_dtype(x: Tensor) -> Tensor:
+    """`x` as matrix products read it: cast once here, not again by every layer that reads it."""
+    return x.to(autocast_dtype(x))

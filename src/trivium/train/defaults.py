@@ -31,8 +31,8 @@ from typing import Any, Literal
 
 from trivium.errors import SpecError
 from trivium.models.base_model import Spec
+from trivium.models.initialization import with_fast_initialization
 from trivium.models.rnn import RNNSpec
-from trivium.models.special_initialization import with_fast_initialization
 from trivium.models.transformer import ModelSpec
 from trivium.objectives import LabelledObjective
 from trivium.presets import is_own_size, presets

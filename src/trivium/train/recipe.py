@@ -29,7 +29,7 @@ from trivium.files import check_encoding
 from trivium.interop.peft_format import check_adapter
 from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
-from trivium.models.special_initialization import with_fast_initialization
+from trivium.models.initialization import with_fast_initialization
 from trivium.models.transformer import ModelSpec
 from trivium.nn.part import FieldError
 from trivium.objectives import Objective

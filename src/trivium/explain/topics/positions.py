@@ -15,7 +15,7 @@ from trivium.nn.mixers.attention import Attention
 from trivium.nn.positions.alibi import LinearBias, alibi_slopes
 from trivium.nn.positions.relative_bias import RelativeBias, relative_buckets
 from trivium.nn.positions.rotary import Rotary, RotaryPositions
-from trivium.nn.sinusoids import frequencies, sinusoids
+from trivium.nn.positions.sinusoidal import frequencies, sinusoids
 
 SUMMARY = bilingual("positions.summary")
 

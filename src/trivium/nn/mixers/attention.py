@@ -19,10 +19,9 @@ from trivium.nn.context import Context
 from trivium.nn.mask import Mask
 from trivium.nn.mixers import PROJECTIONS, Mixer, MixerModule
 from trivium.nn.norm import Norm, build_norm
-from trivium.nn.part import Count, Positive
+from trivium.nn.part import Count, Positive, to_autocast_dtype
 from trivium.nn.patterns import Pattern
 from trivium.nn.positions import Positions, PositionsModule
-from trivium.nn.precision import to_autocast_dtype
 from trivium.nn.state import KeysValues, Ring, State
 
 

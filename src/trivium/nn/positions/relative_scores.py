@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from trivium.nn.context import Context
 from trivium.nn.part import Positive
 from trivium.nn.positions import Positions, PositionsModule, distances
-from trivium.nn.sinusoids import sinusoids
+from trivium.nn.positions.sinusoidal import sinusoids
 
 
 class RelativeScores(Positions):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from trivium.nn.context import Context
 from trivium.nn.part import Count, Part, Positive
 from trivium.nn.positions import Positions, PositionsModule
-from trivium.nn.sinusoids import frequencies
+from trivium.nn.positions.sinusoidal import frequencies
 
 
 class LinearScaling(Part):
