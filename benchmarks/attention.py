@@ -155,12 +155,12 @@ def described(size: Size, mixer: Any, positions: Any) -> Any:
         vocab_size=size.vocab_size,
         d_model=size.width,
         embedding=spec.Embedding(positions=positions, scale=scale),
-        decoder=spec.Stack(
+        decoder=spec.Stack.of_mixers(
             num_layers=size.num_layers,
             mixer=mixer,
             feed_forward=spec.FeedForward(d_ff=4 * size.width, activation="gelu"),
             norm=spec.LayerNorm(),
-            norms=spec.PRE_NORM,
+            norm_placement="pre",
         ),
         heads=(spec.LMHead(tied=True),),
         initialization=start,

@@ -47,10 +47,10 @@ def make_folder(model: str, folder: Path, *, tiny: bool = False) -> None:
 
 def smollm(spec: Any) -> Any:
     """The shape of SmolLM 135M."""
-    decoder = spec.decoder.replace(
+    decoder = spec.decoder.with_layers(
         num_layers=30,
-        mixer=spec.decoder.mixer.replace(num_heads=9, num_kv_heads=3, head_dim=64),
-        feed_forward=spec.decoder.feed_forward.replace(d_ff=1536),
+        mixer=spec.decoder.mixers[0].replace(num_heads=9, num_kv_heads=3, head_dim=64),
+        feed_forward=spec.decoder.every_layer[0].feed_forward.replace(d_ff=1536),
     )
     heads = (spec.heads[0].replace(tied=True),)
     return spec.replace(vocab_size=49_152, d_model=576, decoder=decoder, heads=heads)

@@ -67,9 +67,9 @@ def sizes(width: int) -> dict[str, int]:
     """Keys of a decoder that is `llama-mini` at width 256."""
     return {
         "d_model": width,
-        "decoder.mixer.num_heads": width // 64,
-        "decoder.mixer.num_kv_heads": width // 128,
-        "decoder.feed_forward.d_ff": width * 43 // 16,
+        "decoder.layers.mixer.num_heads": width // 64,
+        "decoder.layers.mixer.num_kv_heads": width // 128,
+        "decoder.layers.feed_forward.d_ff": width * 43 // 16,
     }
 
 

@@ -79,7 +79,7 @@ def _spec(size: int | None):
     spec = presets["mistral-mini"].replace(vocab_size=1000)
     pattern = None if size is None else Sliding(window=size)
     (mixer, *_) = spec.decoder.attentions
-    return spec.replace(decoder=spec.decoder.replace(mixer=mixer.replace(pattern=pattern)))
+    return spec.replace(decoder=spec.decoder.with_layers(mixer=mixer.replace(pattern=pattern)))
 
 
 def _measure(model, read: Callable, length: int) -> Figures:

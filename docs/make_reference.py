@@ -119,9 +119,11 @@ def model_parts() -> str:
     parts = [
         "## Parts of a model",
         "What `model.embedding`, `model.encoder` and `model.decoder` take, for example "
-        "`--set model.decoder.mixer.pattern.kind=sliding --set "
-        "model.decoder.mixer.pattern.window=128`. Where a place has several kinds, a new kind "
-        "starts without the keys of the old one. Stacks of an encoder are as those of a decoder. "
+        "`--set model.decoder.layers.mixer.pattern.kind=sliding --set "
+        "model.decoder.layers.mixer.pattern.window=128`. A key of `layers` is set in every layer "
+        "whose part has the key; `first_layers`, which come before `layers` and are not repeated, "
+        "take the same keys. Where a place has several kinds, a new kind starts without the keys "
+        "of the old one. Stacks of an encoder are as those of a decoder. "
         f"An activation is one of {', '.join(f'`{name}`' for name in ACTIVATIONS)}, or a table "
         "of kind `swish`. An RNN preset takes `model.cell`: "
         f"{', '.join(f'`{cell}`' for cell in get_args(Cell))}.",
@@ -140,7 +142,7 @@ def _part_rows(path: str, part: type[spec.Part]) -> Iterator[str]:
         yield f'\n| `{path}.kind` | `"{kind.default}"` | {summary.replace("|", chr(92) + "|")} |'
     for name, field in part.model_fields.items():
         inner = list(dict.fromkeys(_parts_in(field.annotation)))
-        if part in inner:  # patterns of a pattern: they are described where it is
+        if part in inner or name == "first_layers":  # described elsewhere on the page
             inner = []
         if name != "kind" and not inner:
             default = "" if field.is_required() or field.default is None else _toml(field.default)

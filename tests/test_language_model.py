@@ -361,7 +361,7 @@ def test_an_engine_is_as_long_as_its_requests(decoder):
     params = SamplingParams(max_new_tokens=5000)
     requests = [GenerationRequest([3] * length, params) for length in (2, 700)]
     assert decoder.engine_for(requests, slots=8).slot_length == DECODER.max_length
-    stack = DECODER.decoder.replace(mixer=DECODER.decoder.mixer.replace(positions=Rotary()))
+    stack = DECODER.decoder.with_layers(mixer=DECODER.decoder.mixers[0].replace(positions=Rotary()))
     spec = DECODER.replace(embedding=DECODER.embedding.replace(positions=None), decoder=stack)
     rotary = LanguageModel(spec, build(spec), decoder.tokenizer)
     engine = rotary.engine_for(requests, slots=8)

@@ -107,19 +107,18 @@ def serve(defined: dict[str, object], monkeypatch) -> None:
 
 
 def test_other_descriptions_that_the_page_names() -> None:
-    base = spec.Stack(
-        num_layers=1,
+    base = spec.Layer(
         mixer=spec.Attention(num_heads=4, head_dim=8),
         feed_forward=spec.FeedForward(d_ff=16, activation="gelu"),
         norm=spec.LayerNorm(),
-        norms=spec.POST_NORM,
+        norm_placement="post",
     )
     x, context = torch.randn(2, 5, 32), nn.Context.of_length(5, causal=True)
     for changes in (
         {"pattern": spec.Sliding(window=2), "num_kv_heads": 2},
         {"positions": spec.ALiBi()},
     ):
-        block = nn.Block(base.replace(mixer=base.mixer.replace(**changes)), 0, 32)
+        block = base.replace(mixer=base.mixer.replace(**changes)).build(32)
         y, loss = block(x, context)
         assert y.shape == x.shape
         assert loss is None
@@ -127,5 +126,5 @@ def test_other_descriptions_that_the_page_names() -> None:
         torch.testing.assert_close(block(x, context, ready)[0], y)
     encoded = nn.EncoderOutput(torch.randn(2, 7, 32), real=torch.ones(2, 7))
     of_both = nn.Context.of_length(5, causal=True, encoder=encoded)
-    assert nn.Block(base, 0, 32, crosses=True)(x, of_both)[0].shape == x.shape
+    assert base.build(32, crosses=True)(x, of_both)[0].shape == x.shape
     assert base.feed_forward.build(32)(x)[0].shape == x.shape

@@ -236,7 +236,7 @@ def without_bands(name: str) -> Any:
     spec: Any = presets[name]
     if not name.startswith("gpt3"):
         return spec
-    return spec.replace(decoder=spec.decoder.replace(mixer=spec.decoder.mixer_of(0)))
+    return spec.replace(decoder=spec.decoder.with_layers(mixer=spec.decoder.mixers[0]))
 
 
 @pytest.mark.parametrize(("name", "preset"), catalogue.items(), ids=catalogue)
@@ -279,12 +279,13 @@ def traits(spec: Any) -> list[Any]:
     values += [embedding.num_token_types, embedding.norm, spec.initialization]
     values += [(head.kind, getattr(head, "tied", None)) for head in spec.heads]
     for stack in spec.stacks:
-        network = getattr(stack.feed_forward, "expert", stack.feed_forward)
-        values += [stack.norm, stack.norms, stack.first_norm, bool(stack.num_distinct)]
-        values += [network.kind, stack.dropout]
+        first = stack.every_layer[0]
+        network = getattr(first.feed_forward, "expert", first.feed_forward)
+        values += [first.norm, first.norms, stack.first_norm, bool(stack.num_layer_groups)]
+        values += [network and network.kind, stack.dropout]
         values += [getattr(network, name, None) for name in ("activation", "gated", "bias")]
         for layer in range(2):
-            mixer, options = stack.mixer_of(layer), ("kind", "bias", "scale", "positions")
+            mixer, options = stack.mixers[layer], ("kind", "bias", "scale", "positions")
             values += [getattr(mixer, name, None) for name in options]
             values += [type(getattr(mixer, "pattern", None)), getattr(mixer, "d_state", None)]
     return values

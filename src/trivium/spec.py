@@ -31,15 +31,15 @@ from trivium.models.initialization import FanIn, Initialization, Normal, Small, 
 from trivium.models.ngram import NGramSpec
 from trivium.models.ngram_counts import NGramCountsSpec
 from trivium.models.rnn import RNNSpec
-from trivium.models.stack import POST_NORM, PRE_NORM, Embedding, Factorised, Norms, Stack
+from trivium.models.stack import Embedding, Factorised, Stack
 from trivium.models.transformer import ModelSpec
 from trivium.nn.activations import Activation, Swish
-from trivium.nn.blocks import BlockKind, ParallelLayers, SequentialLayers
+from trivium.nn.blocks import BlockKind, Layer, NormPlacement, ParallelLayers, SequentialLayers
 from trivium.nn.character_embedding import CharacterCNN
 from trivium.nn.feed_forwards import Positionwise
 from trivium.nn.feed_forwards.channel_mixing import ChannelMixing
 from trivium.nn.feed_forwards.experts import Experts
-from trivium.nn.feed_forwards.feed_forward import FeedForward, Nothing
+from trivium.nn.feed_forwards.feed_forward import FeedForward
 from trivium.nn.mixers import Mixer
 from trivium.nn.mixers.attention import Attention
 from trivium.nn.mixers.block_sparse_attention import BlockSparseAttention
@@ -64,8 +64,6 @@ from trivium.nn.positions.two_dimensional import TwoDimensional
 from trivium.nn.positions.typed_relative_scores import TypedRelativeScores
 
 __all__ = [
-    "POST_NORM",
-    "PRE_NORM",
     "ALiBi",
     "AbsolutePositions",
     "Activation",
@@ -91,6 +89,7 @@ __all__ = [
     "HeadInput",
     "Initialization",
     "LMHead",
+    "Layer",
     "LayerNorm",
     "Learned",
     "LinearScaling",
@@ -105,9 +104,8 @@ __all__ = [
     "NGramSpec",
     "NSPHead",
     "Norm",
+    "NormPlacement",
     "Normal",
-    "Norms",
-    "Nothing",
     "ParallelLayers",
     "Part",
     "Pattern",

@@ -137,7 +137,7 @@ def test_defaults_are_those_of_the_classes(family):
 def test_a_null_in_a_config_is_what_the_class_takes_for_one():
     # A null is what the class takes for one, which is not its default.
     mistral = {**transformers.MistralConfig().to_dict(), "num_key_value_heads": None}
-    attention = read_spec(FAMILIES["mistral"], "MistralModel", mistral, ()).decoder.mixer
+    attention = read_spec(FAMILIES["mistral"], "MistralModel", mistral, ()).decoder.mixers[0]
     assert attention.kv_heads == attention.num_heads
 
 

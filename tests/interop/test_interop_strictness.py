@@ -256,7 +256,8 @@ def variations(model: spec.ModelSpec) -> list[spec.ModelSpec]:
     """The same model with one part changed, over the parts of a spec."""
     slot = "decoder" if model.decoder else "encoder"
     stack = getattr(model, slot)
-    embedding, network = model.embedding, stack.feed_forward
+    embedding, layer = model.embedding, stack.every_layer[0]
+    network = layer.feed_forward
     attentions, networks = [], []
     for attention in stack.attentions[:1]:
         rotary = spec.Rotary(base=77.0) if attention.head_dim % 2 == 0 else None
@@ -294,9 +295,10 @@ def variations(model: spec.ModelSpec) -> list[spec.ModelSpec]:
         *({"mixer": each} for each in attentions),
         *({"feed_forward": each} for each in networks),
         *({"norm": norm} for norm in norms),
-        {"norms": spec.PRE_NORM if "after" in stack.norms else spec.POST_NORM},
+        {"norm_placement": "pre" if layer.norm_placement == "post" else "post"},
+        {"residual_multiplier": 0.5},
         {"first_norm": not stack.first_norm},
-        {"last_norm": not stack.ends_with_norm},
+        {"final_norm": not stack.ends_with_norm},
         {"dropout": 0.3},
     ]
     embeddings = [
@@ -319,7 +321,7 @@ def variations(model: spec.ModelSpec) -> list[spec.ModelSpec]:
         (spec.TaggerHead(num_labels=3), spec.SpanHead()),
     ]
     return [
-        *(model.replace(**{slot: stack.replace(**change)}) for change in stacks),
+        *(model.replace(**{slot: stack.with_layers(**change)}) for change in stacks),
         *(model.replace(embedding=embedding.replace(**change)) for change in embeddings),
         *(model.replace(heads=each) for each in heads),
     ]
@@ -356,42 +358,48 @@ def same(one: spec.ModelSpec, other: spec.ModelSpec) -> bool:
 
 def test_what_no_family_expresses_is_named(monkeypatch):
     bert = presets["bert-tiny"].replace(vocab_size=97)
-    forward = bert.encoder.feed_forward
+    forward = bert.encoder.every_layer[0].feed_forward
     changes = {
-        "encoder.feed_forward.gated = True": forward.replace(gated=True),
-        "encoder.feed_forward.activation": forward.replace(activation=spec.Swish(beta=1.7)),
+        "encoder.layers.feed_forward.gated = True": forward.replace(gated=True),
+        "encoder.layers.feed_forward.activation": forward.replace(activation=spec.Swish(beta=1.7)),
     }
     for message, changed in changes.items():
-        odd = bert.replace(encoder=bert.encoder.replace(feed_forward=changed))
+        odd = bert.replace(encoder=bert.encoder.with_layers(feed_forward=changed))
         with pytest.raises(SpecError, match=rf"nearest is bert.*{message}"):
             to_hugging_face(build(odd))
     gpt = presets["gpt2-tiny"].replace(vocab_size=97)
-    forward = gpt.decoder.feed_forward.replace(activation=spec.Swish(beta=1.7))
-    odd = gpt.replace(decoder=gpt.decoder.replace(feed_forward=forward))
-    with pytest.raises(SpecError, match=r"decoder.feed_forward.activation = Swish"):
+    forward = gpt.decoder.every_layer[0].feed_forward.replace(activation=spec.Swish(beta=1.7))
+    odd = gpt.replace(decoder=gpt.decoder.with_layers(feed_forward=forward))
+    with pytest.raises(SpecError, match=r"decoder.layers.feed_forward.activation = Swish"):
         config_of(odd)
-    odd = gpt.replace(decoder=gpt.decoder.replace(norm=spec.RMSNorm()))
-    with pytest.raises(SpecError, match=r"does not have: decoder.norm.kind = 'rms'"):
+    odd = gpt.replace(decoder=gpt.decoder.with_layers(norm=spec.RMSNorm()))
+    with pytest.raises(SpecError, match=r"does not have: decoder.layers.norm.kind = 'rms'"):
         config_of(odd)
     for name, message in (
-        ("gpt3-tiny", r"gpt2, which does not have: decoder\.mixer that differs between layers\."),
+        (
+            "gpt3-tiny",
+            r"gpt2, which does not have: decoder\.layers\.mixer that differs between layers\.",
+        ),
         ("deberta-v3-tiny", r"deberta-v2 .* no head for replaced tokens.*: fine-tune it on a task"),
-        ("jamba-mini", r"mamba, which does not have: decoder\.feed_forward\.kind = 'feed-forward'"),
+        (
+            "jamba-mini",
+            r"mamba, which does not have: decoder\.layers\.feed_forward\.kind = 'feed-forward'",
+        ),
     ):
         with pytest.raises(SpecError, match=message):
             config_of(presets[name])
     with monkeypatch.context() as patch:  # a user's own function, which no class of theirs knows
         patch.setitem(ACTIVATIONS, "sparkle", torch.sin)
         forward = forward.replace(activation="sparkle")
-        odd = gpt.replace(decoder=gpt.decoder.replace(feed_forward=forward))
-        with pytest.raises(SpecError, match=r"decoder.feed_forward.activation = 'sparkle'"):
+        odd = gpt.replace(decoder=gpt.decoder.with_layers(feed_forward=forward))
+        with pytest.raises(SpecError, match=r"decoder.layers.feed_forward.activation = 'sparkle'"):
             to_hugging_face(build(odd))
     llama = presets["llama-tiny"]
-    forward = llama.decoder.feed_forward.replace(activation=spec.Swish(beta=1.7))
+    forward = llama.decoder.every_layer[0].feed_forward.replace(activation=spec.Swish(beta=1.7))
     with pytest.raises(SpecError, match=r"nearest is llama, which does not have: .*activation"):
-        config_of(llama.replace(decoder=llama.decoder.replace(feed_forward=forward)))
-    attention = llama.decoder.mixer.replace(positions=spec.Rotary(layout="interleaved"))
-    odd = llama.replace(decoder=llama.decoder.replace(mixer=attention))
+        config_of(llama.replace(decoder=llama.decoder.with_layers(feed_forward=forward)))
+    attention = llama.decoder.mixers[0].replace(positions=spec.Rotary(layout="interleaved"))
+    odd = llama.replace(decoder=llama.decoder.with_layers(mixer=attention))
     with pytest.raises(SpecError, match=r"positions.layout = 'interleaved'"):
         config_of(odd)
     adapted = build(gpt)
@@ -541,20 +549,41 @@ def test_published_configs_are_read_whole(name, options):
 EXPORTABLE = [n for n, spec in presets.items() if n.endswith("-tiny") and is_expressible(spec)]
 
 
-@pytest.mark.parametrize("factor", [1.5, 2])
+SIZES_CHANGED = {
+    "wider": lambda spec, slots: {"d_model": 2 * spec.d_model},
+    "half as wide again": lambda spec, slots: {"d_model": 3 * spec.d_model // 2},
+    "more layers": lambda spec, slots: {slot: {"num_layers": 3} for slot in slots},
+    "more heads": lambda spec, slots: {
+        slot: {"layers": {"mixer": {"num_heads": 2 * getattr(spec, slot).mixers[0].num_heads}}}
+        for slot in slots
+    },
+}
+
+
+@pytest.mark.parametrize("change", SIZES_CHANGED)
 @pytest.mark.parametrize("preset", EXPORTABLE)
-def test_of_another_width_the_own_family_and_a_field_of_the_spec_are_named(preset, factor):
-    changed = ModelConfig(preset=preset, d_model=int(presets[preset].d_model * factor))
-    spec = changed.build_spec()
-    assert (export_problem(spec) is None) == is_expressible(spec)
-    if problem := export_problem(spec):
-        family, field = re.match(r"([\w-]+), the nearest .* not have ([\w.]+)", problem).groups()
-        assert family == config_of(presets[preset]).family.model_type
-        *parts, name = field.split(".")
-        assert name in {"head_dim", "d_ff", "scale", "d_inner"}
-        assert ".".join(parts) in {
-            *("encoder.mixer", "decoder.mixer", "decoder.feed_forward", "embedding", "heads.lm")
-        }
+def test_a_preset_of_other_sizes_can_still_be_exported(preset, change):
+    """What a family derives from width and heads is derived again."""
+    spec = presets[preset]
+    if change == "more heads" and not hasattr(spec.stacks[0].mixers[0], "num_heads"):
+        pytest.skip("its mixers have no heads")
+    slots = [slot for slot in ("encoder", "decoder") if getattr(spec, slot)]
+    config = ModelConfig(preset=preset, **SIZES_CHANGED[change](spec, slots))
+    changed = config.build_spec()
+    assert changed != spec
+    assert export_problem(changed) is None
+    if change in ("wider", "half as wide again") and hasattr(spec.stacks[0].mixers[0], "num_heads"):
+        assert config.derived_sizes()
+
+
+def test_sizes_that_are_set_are_not_derived():
+    layers = {"mixer": {"head_dim": 8}, "feed_forward": {"d_ff": 100}}
+    config = ModelConfig(preset="llama-tiny", d_model=256, decoder={"layers": layers})
+    layer = config.build_spec().decoder.layers[0]
+    assert (layer.mixer.head_dim, layer.feed_forward.d_ff) == (8, 100)
+    assert config.derived_sizes() == []
+    config = ModelConfig(preset="t5-tiny", d_model=256)
+    assert ("heads.scale", 128**-0.5, 256**-0.5) in config.derived_sizes()
 
 
 def test_a_head_that_no_class_has_is_named():

@@ -40,7 +40,7 @@ def test_a_spec_that_is_accepted_runs(kind):
             base = SPECS["bert" if not kind.decodes else "gpt2"]
             try:
                 mixer = part.replace(**biases, **changes)
-                stack = base.stacks[0].replace(mixer=mixer)
+                stack = base.stacks[0].with_layers(mixer=mixer)
                 described = base.replace(**{"decoder" if base.decoder else "encoder": stack})
             except SpecError:
                 continue
@@ -79,7 +79,7 @@ def test_the_bias_of_keys_is_a_choice_of_its_own(kind):
         except SpecError:
             continue
         base = SPECS["bert" if not kind.decodes else "gpt2"]
-        stack = base.stacks[0].replace(mixer=mixer)
+        stack = base.stacks[0].with_layers(mixer=mixer)
         model = random_model(base.replace(**{"decoder" if base.decoder else "encoder": stack}))
         names = {name.partition(".mixer.")[2] for name in model.state_dict()}
         found = {name for name in names if name.endswith(".bias") and "key" in name}

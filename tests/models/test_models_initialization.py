@@ -26,12 +26,12 @@ ADDING = "mixer.output.weight", "cross_attention.output.weight", "feed_forward.d
 
 
 def stack(**changes):
-    return spec.Stack(
+    return spec.Stack.of_mixers(
         num_layers=3,
         mixer=ATTENTION,
         feed_forward=spec.FeedForward(d_ff=199, activation="gelu"),
         norm=spec.LayerNorm(),
-        norms=spec.PRE_NORM,
+        norm_placement="pre",
     ).replace(**changes)
 
 
@@ -186,7 +186,7 @@ def copy_models():
         embedding=spec.Embedding(
             positions=spec.Learned(max_length=LENGTH, offset=2), norm=spec.LayerNorm()
         ),
-        norms=spec.POST_NORM,
+        norm_placement="post",
     )
     # Layers of a stack have tables of their own where their biases differ.
     t5 = ATTENTION.replace(bias=False, scale=1.0, positions=spec.RelativeBias())

@@ -79,7 +79,7 @@ def test_it_is_for_encoders_without_a_norm_before_attention_and_as_long_as_its_t
     assert model.replace(heads=()).max_length is None
     assert model.encoder is not None
     with pytest.raises(SpecError, match=r"late_positions of \"mlm\" are for an encoder alone"):
-        model.replace(encoder=model.encoder.replace(norms=spec.PRE_NORM))
+        model.replace(encoder=model.encoder.with_layers(norm_placement="pre"))
 
 
 @double_precision()

@@ -125,9 +125,9 @@ def described():
     decoder = SPECS["gpt2"].decoder
     assert decoder is not None
     with own_kinds():
-        attention = decoder.mixer_of(0).replace(positions=define_lean(), pattern=define_even())
+        attention = decoder.mixers[0].replace(positions=define_lean(), pattern=define_even())
         yield SPECS["gpt2"].replace(
-            decoder=decoder.replace(
+            decoder=decoder.with_layers(
                 num_layers=3,
                 mixer=(define_fading(), attention),
                 feed_forward=define_counted(),
@@ -168,7 +168,7 @@ def test_a_model_of_ones_own_kinds(described):
 
 def test_scores_and_a_pattern_of_ones_own_are_in_attention(described):
     """softmax(q k / sqrt(H) + s) over the keys that are allowed, eagerly and by the kernel."""
-    module = nn.AttentionModule(described.decoder.mixer_of(1), WIDTH)
+    module = nn.AttentionModule(described.decoder.mixers[1], WIDTH)
     x, context = torch.randn(2, 7, WIDTH), nn.Context.of_length(7, causal=True)
     query, key, value = (
         layer(x).unflatten(-1, (3, 10)).transpose(1, 2)

@@ -142,7 +142,7 @@ def test_its_weights_start_uniform_and_hidden_units_are_dropped():
     hidden = F.dropout(network.up(x).relu(), 0.1)
     torch.manual_seed(3)
     torch.testing.assert_close(network(x)[0], network.down(hidden))
-    assert spec.with_dropout(0.3).decoder.feed_forward.dropout == 0.3
+    assert spec.with_dropout(0.3).decoder.every_layer[0].feed_forward.dropout == 0.3
 
 
 def test_other_listings_are_one_key_away():

@@ -27,7 +27,8 @@ from trivium import spec
 from trivium.errors import SpecError
 from trivium.models import build, flops_per_token, num_parameters
 from trivium.models.electra import build_with_generator, generator_spec
-from trivium.nn import Block, Context, LayerContext
+from trivium.models.transformer import two_streams
+from trivium.nn import Context, LayerContext
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -228,8 +229,8 @@ def test_dropout_only_while_training(name):
 
 def test_a_block_can_be_used_alone():
     """It prepares for itself what a stack prepares for its blocks; a shared table is given."""
-    stack = SPECS["llama"].decoder
-    block, x = Block(stack, 0, WIDTH), torch.randn(2, 5, WIDTH)
+    layer = SPECS["llama"].decoder.layers[0]
+    block, x = layer.build(WIDTH), torch.randn(2, 5, WIDTH)
     for weight in block.parameters():
         torch.nn.init.normal_(weight)
     last = block(x, Context.of_length(5, causal=True))[0][:, :2]
@@ -239,7 +240,7 @@ def test_a_block_can_be_used_alone():
     prepared = LayerContext(prepared=block.mixer.prepare(context))
     given = block(x, context, prepared)[0]
     torch.testing.assert_close(given, block(x, context)[0], rtol=1e-9, atol=1e-9)
-    biased = Block(SPECS["t5"].encoder, 0, WIDTH)
+    biased = SPECS["t5"].encoder.layers[0].build(WIDTH)
     with pytest.raises(SpecError, match="new_table"):
         biased(x, context)
     table = biased.mixer.new_table()
@@ -247,15 +248,15 @@ def test_a_block_can_be_used_alone():
     prepared = LayerContext(prepared=biased.mixer.prepare(context, table=table))
     assert biased(x, context, prepared)[0].shape == x.shape
     with pytest.raises(SpecError, match="needs the encoder's output"):
-        Block(stack, 0, WIDTH, crosses=True)(x, context)
+        layer.build(WIDTH, crosses=True)(x, context)
 
 
 def test_layers_share_tables_and_what_they_prepare():
     """A table for each kind of relative bias, a mask for each kind of attention."""
-    relative = SPECS["t5"].encoder.mixer
+    relative = SPECS["t5"].encoder.mixers[0]
     other = relative.replace(positions=spec.RelativeBias(num_buckets=4, max_distance=5))
     mixers = (relative, other, relative.replace(pattern=spec.Sliding(window=2)), other)
-    stack = SPECS["t5"].encoder.replace(num_layers=4, mixer=mixers)
+    stack = SPECS["t5"].encoder.with_layers(num_layers=4, mixer=mixers)
     model = random_model(SPECS["t5"].replace(encoder=stack, decoder=None, heads=()))
     assert [tuple(table.weight.shape) for table in model.encoder.tables] == [(8, 3), (4, 3)]
     seen = []
@@ -274,14 +275,12 @@ def test_two_streams(name):
     """What is predicted sees neither itself nor what is known later (Yang et al. 2019)."""
     length, changed_at = 9, 4
     rank = torch.tensor([3, 8, 0, 5, 4, 1, 7, 2, 6])
-    order = torch.cat((2 * rank, 2 * rank - 1))[None]  # a query comes just before its token
-    columns = torch.arange(length).repeat(2)[None]
     described = SPECS[name]
-    mixer = described.decoder.mixer_of(0)
+    mixer = described.decoder.mixers[0]
     windows = (mixer, mixer.replace(pattern=spec.Sliding(window=5)))
-    decoder = described.decoder.replace(mixer=windows)
+    decoder = described.decoder.with_layers(mixer=windows)
     model = random_model(described.replace(decoder=decoder))
-    context = Context(columns, columns, causal=True, order=order, num_keys=length)
+    context = two_streams(Context.of_length(length), rank[None], torch.arange(length)[None])
     tokens = model.tokens(random_ids(1, length)).detach()
     asking = torch.randn(1, 1, tokens.shape[-1]).expand(-1, length, -1)
     other = tokens.clone()
@@ -325,7 +324,7 @@ def test_electra_shares_what_its_code_shares():
     small = generator_spec(discriminator, 0.5)
     assert small.encoder.num_layers == discriminator.encoder.num_layers
     assert small.d_embedding == discriminator.d_embedding
-    assert small.d_model == small.encoder.mixer.num_heads * small.encoder.mixer.head_dim
+    assert small.d_model == small.encoder.mixers[0].num_heads * small.encoder.mixers[0].head_dim
     # Half as many inputs with a larger deviation: as much variance at the outputs.
     deviation, width = small.initialization.std, small.d_model
     of_discriminator = discriminator.initialization.std**2 * discriminator.d_model

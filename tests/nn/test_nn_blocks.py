@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import itertools
+from typing import get_args
 
 import pytest
 import torch
 from torch import nn
 
 from trivium import spec
-from trivium.nn.blocks import Block, ParallelBlock, Residual
+from trivium.nn.blocks import Residual
 from trivium.nn.context import Context, EncoderOutput
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 ROWS, LENGTH, WIDTH = 2, 5, 11
 PLACES = ("before", "branch", "after")
+PLACEMENTS = get_args(spec.NormPlacement)
 SELECT = torch.tensor([0, 3, 9])
 
 
@@ -25,13 +27,12 @@ def randomised(module):
     return module
 
 
-def stack_of(norms, **changes):
-    return spec.Stack(
-        num_layers=2,
+def layer_of(norm_placement, **changes):
+    return spec.Layer(
         mixer=spec.Attention(num_heads=3, head_dim=4),
         feed_forward=spec.FeedForward(d_ff=13, activation="gelu"),
         norm=spec.LayerNorm(),
-        norms=norms,
+        norm_placement=norm_placement,
     ).replace(**changes)
 
 
@@ -45,38 +46,39 @@ def close(actual, expected):
 
 
 def test_a_residual_connection_has_norms_in_three_places():
-    """after(x + branch(f(before(x)))); a place without a norm is the identity."""
+    """after(x + m branch(f(before(x)))); a place without a norm is the identity."""
     x, added = torch.randn(ROWS, LENGTH, WIDTH), torch.randn(ROWS, LENGTH, WIDTH)
-    for norms in some_norms():
-        residual = randomised(Residual(spec.LayerNorm(), norms, WIDTH, 0.5)).eval()
+    for norms, multiplier in itertools.product(some_norms(), (1.0, 0.22)):
+        layer = layer_of("pre", residual_multiplier=multiplier)
+        residual = randomised(Residual(layer, norms, WIDTH, 0.5)).eval()
         norm = {place: getattr(residual, place) for place in PLACES}
         assert {place for place in PLACES if isinstance(norm[place], nn.LayerNorm)} == {*norms}
         close(residual.enter(x), norm["before"](x))
-        close(residual(x, added), norm["after"](x + norm["branch"](added)))
+        close(residual(x, added), norm["after"](x + multiplier * norm["branch"](added)))
     residual.train()
     torch.manual_seed(3)
     dropped = residual(x, added)
     torch.manual_seed(3)
     branch = nn.functional.dropout(norm["branch"](added), 0.5)
-    close(dropped, norm["after"](x + branch))
+    close(dropped, norm["after"](x + 0.22 * branch))
 
 
 def test_a_block_is_its_formula_and_uses_every_weight():
     """Sequential, and parallel with one norm for both or each its own, for all places of norms."""
     x, context = torch.randn(ROWS, LENGTH, WIDTH), Context.of_length(LENGTH, causal=True)
-    for norms, first_norm in itertools.product(some_norms(), (True, False)):
-        stack = stack_of(norms, first_norm=first_norm)
-        one = randomised(Block(stack, 0, WIDTH))
+    for placement, first_norm in itertools.product(PLACEMENTS, (True, False)):
+        layer = layer_of(placement)
+        one = randomised(layer.build(WIDTH, first_norm=first_norm))
         assert isinstance(one.mixer_residual.before, nn.LayerNorm) == (
-            "before" in norms and first_norm
+            placement in ("pre", "sandwich") and first_norm
         )
         mixing, feeding = one.mixer_residual, one.feed_forward_residual
         y = mixing(x, one.mixer(mixing.before(x), context))
         expected = feeding(y, one.feed_forward(feeding.before(y))[0])
         check(one, x, context, expected)
         for kind in ("shared", "separate"):
-            described = stack.replace(block=spec.ParallelLayers(norms=kind))
-            one = randomised(ParallelBlock(described, 0, WIDTH))
+            parallel = layer.replace(block=spec.ParallelLayers(norms=kind))
+            one = randomised(parallel.build(WIDTH, first_norm=first_norm))
             mixing, feeding = one.mixer_residual, one.feed_forward_residual
             entered = (mixing if kind == "shared" else feeding).before(x)
             both = one.mixer(mixing.before(x), context) + one.feed_forward(entered)[0]
@@ -100,8 +102,8 @@ def check(block, x, context, expected):
 def test_cross_attention_is_between_the_mixer_and_the_feed_forward_network():
     encoder = EncoderOutput(torch.randn(ROWS, 7, WIDTH))
     x, context = torch.randn(ROWS, LENGTH, WIDTH), Context.of_length(LENGTH, encoder=encoder)
-    for norms in (spec.PRE_NORM, spec.POST_NORM):
-        one = randomised(Block(stack_of(norms), 1, WIDTH, crosses=True))
+    for placement in ("pre", "post"):
+        one = randomised(layer_of(placement).build(WIDTH, crosses=True))
         y = x
         for residual, mix in (
             (one.mixer_residual, one.mixer),
@@ -111,3 +113,11 @@ def test_cross_attention_is_between_the_mixer_and_the_feed_forward_network():
         last = one.feed_forward_residual
         expected = last(y, one.feed_forward(last.before(y))[0])
         close(one(x, context)[0], expected)
+
+
+def test_a_block_without_a_feed_forward_network_is_its_mixer():
+    x, context = torch.randn(ROWS, LENGTH, WIDTH), Context.of_length(LENGTH, causal=True)
+    for block in (spec.SequentialLayers(), spec.ParallelLayers()):
+        one = randomised(layer_of("pre", feed_forward=None, block=block).build(WIDTH))
+        mixing = one.mixer_residual
+        check(one, x, context, mixing(x, one.mixer(mixing.before(x), context)))

@@ -70,8 +70,8 @@ def test_a_mixture_is_the_formula_and_only_chosen_experts_compute():
 def test_the_loss_is_of_all_layers_of_a_stack_and_weights_that_compute_are_counted():
     bart = SPECS["bart"]
     bart = bart.replace(
-        encoder=bart.encoder.replace(feed_forward=PART),
-        decoder=bart.decoder.replace(feed_forward=PART),
+        encoder=bart.encoder.with_layers(feed_forward=PART),
+        decoder=bart.decoder.with_layers(feed_forward=PART),
     )
     model, loads = random_model(bart), {}
     for module in model.modules():
@@ -87,7 +87,7 @@ def test_the_loss_is_of_all_layers_of_a_stack_and_weights_that_compute_are_count
 
     stack, matrix = SPECS["gpt2"].decoder, 2 * 7 * WIDTH
     sparse, dense = (
-        SPECS["gpt2"].replace(decoder=stack.replace(feed_forward=part))
+        SPECS["gpt2"].replace(decoder=stack.with_layers(feed_forward=part))
         for part in (PART, EXPERT.replace(d_ff=14))
     )
     assert num_parameters(sparse) - active_parameters(sparse) == 2 * 3 * matrix
@@ -99,7 +99,7 @@ def test_the_loss_is_of_all_layers_of_a_stack_and_weights_that_compute_are_count
 def test_experts_of_8_bits_generate():
     """Also where a token leaves some experts without rows."""
     part = PART.replace(expert=EXPERT.replace(d_ff=64))
-    described = SPECS["gpt2"].replace(decoder=SPECS["gpt2"].decoder.replace(feed_forward=part))
+    described = SPECS["gpt2"].replace(decoder=SPECS["gpt2"].decoder.with_layers(feed_forward=part))
     with torch.no_grad():
         exact = build(described, seed=0).eval()
         ids = random_ids(1, 9)

@@ -72,12 +72,12 @@ def test_means_of_fewer_neighbours_are_nearer_to_attention():
 @pytest.mark.parametrize("shared", ["headwise", "key-value", "layerwise"])
 def test_flops_are_those_of_the_products(shared):
     """A token is multiplied with no weight of E, and with `rank` keys and values."""
-    stack = spec.Stack(
+    stack = spec.Stack.of_mixers(
         num_layers=2,
         mixer=Linformer(num_heads=3, head_dim=2, rank=5, max_length=13, shared=shared),
         feed_forward=spec.FeedForward(d_ff=17, activation="relu"),
         norm=spec.LayerNorm(),
-        norms=spec.PRE_NORM,
+        norm_placement="pre",
     )
     model = spec.ModelSpec(vocab_size=19, d_model=11, embedding=spec.Embedding(), encoder=stack)
     weights = 19 * 11 + 2 * (4 * 11 * 6 + 2 * 11 * 17)

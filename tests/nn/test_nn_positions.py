@@ -13,6 +13,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from trivium import spec
 from trivium.errors import SpecError
+from trivium.models.transformer import two_streams
 from trivium.nn.context import Context, check_length
 from trivium.nn.mixers.attention import AttentionModule
 from trivium.nn.positions.alibi import LinearBias, alibi_slopes
@@ -176,7 +177,7 @@ def test_positions_of_an_order_are_those_of_a_plain_pass(kind):
     found, expected = (
         mixer.probabilities(x, context, prepared=mixer.prepare(context, table=table))
         for context in (
-            Context.of_length(7, causal=True, order=order),
+            two_streams(Context.of_length(7), order, torch.empty(1, 0, dtype=torch.int64)),
             Context.of_length(7, custom=sees[0]),
         )
     )

@@ -63,13 +63,13 @@ def test_scores_are_the_four_terms_of_transformer_xl():
 def test_tensor_parallelism_does_not_divide_them():
     decoder = SPECS["llama"].decoder
     assert decoder.divided
-    assert not decoder.replace(mixer=PART).divided
+    assert not decoder.with_layers(mixer=PART).divided
 
 
 @torch.no_grad()
 def test_a_ring_keeps_the_distances_of_a_window():
     part = PART.replace(pattern=spec.Sliding(window=3))
-    decoder = SPECS["llama"].decoder.replace(mixer=part)
+    decoder = SPECS["llama"].decoder.with_layers(mixer=part)
     model, ids = random_model(SPECS["llama"].replace(decoder=decoder)), random_ids(1, 151)
     cache = model.new_cache(1, 151)
     parts = [model(some, cache=cache) for some in ids.split([90, 1, 59, 1], 1)]

@@ -90,7 +90,7 @@ def test_a_network_that_reads_the_token_before_in_parallel_blocks():
     torch.manual_seed(0)
     described = SPECS["gpt-neox"]
     assert described.decoder is not None
-    decoder = described.decoder.replace(feed_forward=ChannelMixing(d_ff=29))
+    decoder = described.decoder.with_layers(feed_forward=ChannelMixing(d_ff=29))
     model, ids = random_model(described.replace(decoder=decoder)), random_ids(2, 11)
     whole, select = model(ids), torch.tensor([3, 10, 11, 20])
     torch.testing.assert_close(model(ids, select=select), whole.flatten(0, 1)[select])
@@ -102,7 +102,7 @@ def test_a_network_that_reads_the_token_before_in_parallel_blocks():
     network, x = ChannelMixingNetwork(ChannelMixing(d_ff=5), WIDTH), torch.randn(2, 4, WIDTH)
     assert network(x)[0].shape == x.shape
     with pytest.raises(SpecError, match="takes no order"):
-        network(x, Context.of_length(4, order=torch.arange(4)[None]))
+        network(x, Context.of_length(4, num_keys=3))
 
 
 def test_rwkv_starts_as_published():

@@ -26,7 +26,7 @@ PART = SegmentAttention(
 @double_precision()
 def test_segments_are_one_text_and_gradients_end_with_them():
     """Of any lengths, also longer than the memory; rows of different lengths are in slots."""
-    decoder = SPECS["llama"].decoder.replace(mixer=PART)
+    decoder = SPECS["llama"].decoder.with_layers(mixer=PART)
     model, ids = random_model(SPECS["llama"].replace(decoder=decoder)), random_ids(2, 29)
     whole = model(ids)
     cache, slots = model.new_cache(3, 29), torch.tensor([2, 0])

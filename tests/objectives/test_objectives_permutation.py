@@ -33,7 +33,7 @@ def xlnet() -> spec.ModelSpec:
         vocab_size=VOCABULARY,
         d_model=WIDTH,
         embedding=spec.Embedding(query_stream=True),
-        encoder=encoder.replace(mixer=attention),
+        encoder=encoder.with_layers(mixer=attention),
         heads=(spec.MLMHead(),),
     )
 

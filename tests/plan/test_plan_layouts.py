@@ -282,11 +282,11 @@ def saved_bytes(spec, rows, length, precision) -> int:
 def spec_that_keeps_activations(name):
     if name == "bigbird":
         encoder = presets["bigbird-tiny"].encoder
-        blocks = encoder.replace(mixer=encoder.mixer_of(0).replace(block_size=4, num_random=2))
+        blocks = encoder.with_layers(mixer=encoder.mixers[0].replace(block_size=4, num_random=2))
         return presets["bigbird-tiny"].replace(vocab_size=211, encoder=blocks)
     if name == "sandwich":
         llama = presets["llama-mini"].replace(vocab_size=211)
-        return llama.replace(decoder=llama.decoder.replace(norms=("before", "branch")))
+        return llama.replace(decoder=llama.decoder.with_layers(norm_placement="sandwich"))
     return presets[name].replace(vocab_size=211)
 
 

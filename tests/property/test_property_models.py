@@ -316,8 +316,8 @@ def test_a_row_of_a_preset_does_not_depend_on_the_other_rows(name):
 def test_token_types_that_attention_compares_count_in_every_family(family):
     """The last token of one layer sees the same in an encoder and in a decoder."""
     attention = spec.Attention(num_heads=3, head_dim=10, positions=TypedRelativeScores())
-    stack = SPECS["gpt2"].decoder.replace(num_layers=1, mixer=attention)
-    plain = stack.replace(mixer=attention.replace(positions=None))
+    stack = SPECS["gpt2"].decoder.with_layers(num_layers=1, mixer=attention)
+    plain = stack.with_layers(mixer=attention.replace(positions=None))
     sizes = {"vocab_size": VOCABULARY, "d_model": WIDTH, "embedding": spec.Embedding()}
     encoder = random_model(spec.ModelSpec(**sizes, encoder=stack))
     ids, types = random_ids(2, 7), torch.tensor([[0, 0, 1, 1, 0, 1, 1], [1, 0, 0, 0, 0, 0, 0]])

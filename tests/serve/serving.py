@@ -23,7 +23,6 @@ from trivium.serve.models import ModelRegistry
 from trivium.serve.security import Security
 from trivium.serve.server import ApiServer, address_of, listen
 from trivium.spec import (
-    PRE_NORM,
     Attention,
     ClassifierHead,
     Embedding,
@@ -64,12 +63,12 @@ def wordpiece_tokenizer() -> Tokenizer:
 
 def transformer(vocab_size: int, slots: str, heads: tuple[Any, ...], length: int) -> LanguageModel:
     """Random weights large enough for clear differences between tokens."""
-    stack = Stack(
+    stack = Stack.of_mixers(
         num_layers=2,
         mixer=Attention(num_heads=2, head_dim=11),
         feed_forward=FeedForward(d_ff=29, activation="gelu"),
         norm=LayerNorm(),
-        norms=PRE_NORM,
+        norm_placement="pre",
         dropout=0.0,
     )
     spec = ModelSpec(

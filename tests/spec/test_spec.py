@@ -69,24 +69,25 @@ IMPOSSIBLE = [
     ("decoder", None, "encoder, a decoder"),
     ("width", 3, "width"),
     ("decoder.layers", 3, "layers"),
+    ("decoder.first_layers", 3, "first_layers"),
     ("decoder.num_layers", 0, "num_layers"),
-    ("decoder.num_distinct", 3, "num_distinct=3"),
-    ("decoder.mixer", [], "mixer"),
-    ("decoder.mixer.num_kv_heads", 4, "num_kv_heads=4"),
-    ("decoder.mixer.head_dim", 7, "head_dim=7"),
-    ("decoder.mixer.scale", -1.0, "scale"),
-    ("decoder.mixer.pattern", {"kind": "sliding", "window": 0}, "window"),
-    ("decoder.mixer.pattern", {"kind": "slidng", "window": 3}, 'Did you mean "sliding"'),
-    ("decoder.mixer.pattern", {"kind": ["sliding"], "window": 3}, "there is no kind"),
-    ("decoder.mixer.pattern", {"window": 3}, "its kind is missing"),
-    ("decoder.mixer.kind", "atention", 'Did you mean "attention"'),
-    ("decoder.mixer.positions", {"kind": "learned", "max_length": 7}, "there is no kind"),
-    ("decoder.feed_forward.kind", "feedforward", 'Did you mean "feed-forward"'),
-    ("decoder.block", {"kind": "paralel"}, 'Did you mean "parallel"'),
+    ("decoder.num_layer_groups", 3, "num_layer_groups=3"),
+    ("decoder.layers.mixer", [], "mixer"),
+    ("decoder.layers.mixer.num_kv_heads", 4, "num_kv_heads=4"),
+    ("decoder.layers.mixer.head_dim", 7, "head_dim=7"),
+    ("decoder.layers.mixer.scale", -1.0, "scale"),
+    ("decoder.layers.mixer.pattern", {"kind": "sliding", "window": 0}, "window"),
+    ("decoder.layers.mixer.pattern", {"kind": "slidng", "window": 3}, 'Did you mean "sliding"'),
+    ("decoder.layers.mixer.pattern", {"kind": ["sliding"], "window": 3}, "there is no kind"),
+    ("decoder.layers.mixer.pattern", {"window": 3}, "its kind is missing"),
+    ("decoder.layers.mixer.kind", "atention", 'Did you mean "attention"'),
+    ("decoder.layers.mixer.positions", {"kind": "learned", "max_length": 7}, "there is no kind"),
+    ("decoder.layers.feed_forward.kind", "feedforward", 'Did you mean "feed-forward"'),
+    ("decoder.layers.block", {"kind": "paralel"}, 'Did you mean "parallel"'),
     ("initialization", {"kind": "fan_in"}, 'Did you mean "fan-in"'),
-    ("decoder.mixer.positions.base", 0.0, "base"),
-    ("decoder.norm.kind", "batch", "norm"),
-    ("decoder.norms", ["middle"], "norms"),
+    ("decoder.layers.mixer.positions.base", 0.0, "base"),
+    ("decoder.layers.norm.kind", "batch", "norm"),
+    ("decoder.layers.norm_placement", "middle", "norm_placement"),
     ("decoder.dropout", 1.0, "dropout"),
     ("embedding.positions", {"kind": "learned", "max_length": 0}, "max_length"),
     ("embedding.scale", float("nan"), "scale"),
@@ -105,6 +106,7 @@ def test_an_impossible_spec_names_the_field():
         table = tree
         for parent in parents:
             table = table[parent]
+            table = table[0] if isinstance(table, list) else table
         table[key] = value
         if value is None:
             del table[key]
@@ -127,20 +129,28 @@ def test_parts_made_by_hand_are_checked_too():
     with pytest.raises(SpecError, match=r'd_modl: there is no such field\. Did you mean "d_model"'):
         LLAMA.replace(d_modl=8)
     with pytest.raises(SpecError, match=r"no such field\. Known: kind, d_ff, activation, gated"):
-        LLAMA.decoder.feed_forward.replace(colour=0)  # type: ignore[union-attr]
+        LLAMA.decoder.every_layer[0].feed_forward.replace(colour=0)  # type: ignore[union-attr]
     with pytest.raises(SpecError, match="model spec"):
         ModelSpec.from_dict([1])  # type: ignore[arg-type]
 
 
-def test_a_place_has_one_norm():
-    with pytest.raises(SpecError, match=r"norms: .* a place has one norm"):
-        SPECS["bert"].encoder.replace(norms=("before", "before"))
-
-
-def test_layers_that_share_weights_have_one_mixer():
+def test_layers_that_share_weights_are_alike():
     stack = SPECS["t5"].encoder
-    with pytest.raises(SpecError, match="give no tuple"):
-        stack.replace(mixer=(stack.mixer, stack.mixer), num_distinct=1)
+    with pytest.raises(SpecError, match="give one layer"):
+        stack.replace(layers=stack.layers * 2, num_layer_groups=1)
+    with pytest.raises(SpecError, match="give one layer"):
+        stack.replace(first_layers=stack.layers, num_layer_groups=1)
+
+
+def test_first_layers_come_once_and_the_others_again_and_again():
+    stack = SPECS["llama"].decoder
+    a, b, c = (stack.layers[0].replace(residual_multiplier=m) for m in (1.0, 2.0, 3.0))
+    described = stack.replace(num_layers=6, first_layers=a, layers=(b, c))
+    assert described.every_layer == (a, b, c, b, c, b)
+    assert spec.Stack.model_validate(described.model_dump()) == described
+    assert stack.replace(layers=b) == stack.replace(layers=(b,))
+    with pytest.raises(SpecError, match=r"2 first_layers, but num_layers=1: give fewer"):
+        stack.replace(num_layers=1, first_layers=(a, b))
 
 
 def test_a_mixer_is_for_the_stacks_that_it_can_be_in():
@@ -160,11 +170,13 @@ def test_a_mixer_is_for_the_stacks_that_it_can_be_in():
             ("gpt2", "decoder", Both(), '"both" reads both sides'),
             ("bart", "decoder", Left(), '"left" cannot attend to an encoder'),
         ):
-            stack = getattr(SPECS[name], slot).replace(mixer=mixer)
-            with pytest.raises(SpecError, match=rf"{slot}\.mixer: {message}"):
+            stack = getattr(SPECS[name], slot).with_layers(mixer=mixer)
+            with pytest.raises(SpecError, match=rf"{slot}\.layers\.mixer: {message}"):
                 SPECS[name].replace(**{slot: stack})
-    stack = SPECS["bart"].decoder.replace(block=spec.ParallelLayers())
-    with pytest.raises(SpecError, match=r'decoder\.block: "parallel" cannot attend to an encoder'):
+    stack = SPECS["bart"].decoder.with_layers(block=spec.ParallelLayers())
+    with pytest.raises(
+        SpecError, match=r'decoder\.layers\.block: "parallel" cannot attend to an encoder'
+    ):
         SPECS["bart"].replace(decoder=stack)
 
 

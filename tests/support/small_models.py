@@ -71,23 +71,23 @@ def _rotary(**changes) -> spec.Attention:
 
 def _stack(**changes) -> spec.Stack:
     """GPT-2's: attention and feed-forward with biases, LayerNorm first."""
-    described = spec.Stack(
+    described = spec.Stack.of_mixers(
         num_layers=2,
         mixer=_attention(),
         feed_forward=_GELU_TANH,
         norm=spec.LayerNorm(),
-        norms=spec.PRE_NORM,
+        norm_placement="pre",
     )
-    return described.replace(**changes)
+    return described.with_layers(**changes)
 
 
 def _model(**parts) -> spec.ModelSpec:
     return spec.ModelSpec(vocab_size=VOCABULARY, d_model=WIDTH, **parts)
 
 
-def _transformer(norms: spec.Norms, **changes) -> spec.ModelSpec:
+def _transformer(norm_placement: spec.NormPlacement, **changes) -> spec.ModelSpec:
     """Vaswani et al. 2017, with stacks of different depth."""
-    block = _stack(norms=norms, mixer=_attention(bias=False), feed_forward=_RELU)
+    block = _stack(norm_placement=norm_placement, mixer=_attention(bias=False), feed_forward=_RELU)
     return _model(
         embedding=spec.Embedding(positions=spec.Sinusoidal(), scale=WIDTH**0.5),
         encoder=block.replace(num_layers=3),
@@ -120,7 +120,7 @@ _GATED_GELU = spec.FeedForward(d_ff=29, activation="gelu", gated=True, bias=Fals
 _SWIGLU = spec.FeedForward(d_ff=29, activation="silu", gated=True, bias=False)
 _TINY_EPS = spec.LayerNorm(eps=1e-12)
 _NO_BIAS = spec.LayerNorm(bias=False)
-_POST = _stack(feed_forward=_GELU, norm=_TINY_EPS, norms=spec.POST_NORM)
+_POST = _stack(feed_forward=_GELU, norm=_TINY_EPS, norm_placement="post")
 _LLAMA = _stack(
     mixer=_rotary(num_heads=6, num_kv_heads=2), feed_forward=_SWIGLU, norm=spec.RMSNorm()
 )
@@ -139,14 +139,14 @@ SPECS = {
     ),
     "roberta": _model(
         embedding=spec.Embedding(positions=_OFFSET, num_token_types=1, norm=spec.LayerNorm()),
-        encoder=_POST.replace(norm=spec.LayerNorm()),
+        encoder=_POST.with_layers(norm=spec.LayerNorm()),
         heads=(_MASKED,),
     ),
     "albert": _model(
         embedding=spec.Embedding(
             factorised=_NARROW, positions=_POSITIONS, num_token_types=2, norm=_TINY_EPS
         ),
-        encoder=_POST.replace(num_layers=3, num_distinct=1, feed_forward=_GELU_TANH),
+        encoder=_POST.with_layers(num_layers=3, num_layer_groups=1, feed_forward=_GELU_TANH),
         heads=(spec.MLMHead(dense=spec.Dense(activation="gelu_tanh", norm=True)), spec.NSPHead()),
     ),
     "electra": _model(
@@ -158,7 +158,7 @@ SPECS = {
     ),
     "deberta": _model(
         embedding=spec.Embedding(norm=spec.LayerNorm()),
-        encoder=_POST.replace(
+        encoder=_POST.with_layers(
             mixer=_attention(positions=spec.Disentangled(span=4)), norm=spec.LayerNorm()
         ),
         heads=(_MASKED.replace(late_positions=_POSITIONS),),
@@ -179,7 +179,7 @@ SPECS = {
     ),
     "gpt1": _model(
         embedding=spec.Embedding(positions=_POSITIONS),
-        decoder=_stack(norms=spec.POST_NORM),
+        decoder=_stack(norm_placement="post"),
         heads=_TIED,
     ),
     "gpt2": _model(
@@ -201,13 +201,13 @@ SPECS = {
             factorised=spec.Factorised(width=13, bias=False, projected="tokens"),
             positions=_OFFSET,
         ),
-        decoder=_stack(feed_forward=_RELU, norms=spec.POST_NORM),
+        decoder=_stack(feed_forward=_RELU, norm_placement="post"),
         heads=_TIED,
     ),
     "llama": _model(embedding=spec.Embedding(), decoder=_LLAMA, heads=(spec.LMHead(tied=False),)),
     "llama31": _model(
         embedding=spec.Embedding(),
-        decoder=_LLAMA.replace(
+        decoder=_LLAMA.with_layers(
             mixer=_rotary(
                 num_heads=6,
                 num_kv_heads=2,
@@ -218,7 +218,7 @@ SPECS = {
     ),
     "mistral": _model(
         embedding=spec.Embedding(),
-        decoder=_LLAMA.replace(
+        decoder=_LLAMA.with_layers(
             mixer=_rotary(num_heads=6, num_kv_heads=2, pattern=spec.Sliding(window=3))
         ),
         heads=(spec.LMHead(tied=False),),
@@ -249,7 +249,9 @@ SPECS = {
     ),
     "qwen3": _model(
         embedding=spec.Embedding(),
-        decoder=_LLAMA.replace(mixer=_rotary(num_heads=6, num_kv_heads=2, qk_norm=spec.RMSNorm())),
+        decoder=_LLAMA.with_layers(
+            mixer=_rotary(num_heads=6, num_kv_heads=2, qk_norm=spec.RMSNorm())
+        ),
         heads=_TIED,
     ),
     "gemma2": _model(
@@ -262,7 +264,7 @@ SPECS = {
             ),
             feed_forward=_GATED_GELU,
             norm=spec.RMSNorm(offset=1),
-            norms=("before", "branch"),
+            norm_placement="sandwich",
         ),
         heads=(spec.LMHead(tied=True, soft_cap=2.3),),
     ),
@@ -273,15 +275,13 @@ SPECS = {
             mixer=(_attention(pattern=spec.Sliding(window=2)), _rotary()),
             feed_forward=_SWIGLU,
             norm=spec.RMSNorm(),
-            norms=spec.POST_NORM,
+            norm_placement="post",
         ),
         heads=_TIED,
     ),
-    "transformer": _transformer(spec.POST_NORM),
-    "transformer-pre": _transformer(spec.PRE_NORM),
-    "transformer-two-vocabularies": _transformer(
-        spec.POST_NORM, source_vocab_size=SOURCE_VOCABULARY
-    ),
+    "transformer": _transformer("post"),
+    "transformer-pre": _transformer("pre"),
+    "transformer-two-vocabularies": _transformer("post", source_vocab_size=SOURCE_VOCABULARY),
     "t5": _t5(
         spec.FeedForward(d_ff=29, activation="relu", bias=False),
         spec.LMHead(tied=True, scale=WIDTH**-0.5),
@@ -292,8 +292,8 @@ SPECS = {
     ),
     "bart": _model(
         embedding=spec.Embedding(positions=_OFFSET, norm=spec.LayerNorm()),
-        encoder=_POST.replace(norm=spec.LayerNorm()),
-        decoder=_POST.replace(norm=spec.LayerNorm(), num_layers=3),
+        encoder=_POST.with_layers(norm=spec.LayerNorm()),
+        decoder=_POST.with_layers(norm=spec.LayerNorm(), num_layers=3),
         heads=(spec.LMHead(tied=True, bias=True),),
     ),
     "marian": _model(
@@ -301,10 +301,10 @@ SPECS = {
             positions=spec.Sinusoidal(layout="halves", max_length=MAX_LENGTH), scale=WIDTH**0.5
         ),
         encoder=_stack(
-            norms=spec.POST_NORM, feed_forward=spec.FeedForward(d_ff=29, activation="silu")
+            norm_placement="post", feed_forward=spec.FeedForward(d_ff=29, activation="silu")
         ),
         decoder=_stack(
-            norms=spec.POST_NORM, feed_forward=spec.FeedForward(d_ff=29, activation="silu")
+            norm_placement="post", feed_forward=spec.FeedForward(d_ff=29, activation="silu")
         ),
         heads=(spec.LMHead(tied=True, bias=True),),
     ),
@@ -357,15 +357,15 @@ def _spec_of(part: Choice) -> spec.ModelSpec:
     embedding, stack = spec.Embedding(positions=_POSITIONS), _stack()
     match part:
         case spec.Mixer():
-            stack = stack.replace(mixer=part)
+            stack = stack.with_layers(mixer=part)
         case spec.Positions():
-            stack = stack.replace(mixer=_attention(positions=part))
+            stack = stack.with_layers(mixer=_attention(positions=part))
         case spec.Pattern():
-            stack = stack.replace(mixer=_attention(pattern=part))
+            stack = stack.with_layers(mixer=_attention(pattern=part))
         case spec.Positionwise():
-            stack = stack.replace(feed_forward=part)
+            stack = stack.with_layers(feed_forward=part)
         case spec.BlockKind():
-            stack = stack.replace(block=part)
+            stack = stack.with_layers(block=part)
         case spec.AbsolutePositions():
             embedding = embedding.replace(positions=part)
     if all(mixer.decodes for mixer in stack.mixers):

@@ -119,7 +119,7 @@ def segments() -> spec.ModelSpec:
     attention = SegmentAttention(
         num_heads=2, head_dim=8, positions=RelativeScores(), pattern=spec.Sliding(window=16)
     )
-    stack = presets["transformer-xl-tiny"].decoder.replace(  # type: ignore[union-attr]
+    stack = presets["transformer-xl-tiny"].decoder.with_layers(  # type: ignore[union-attr]
         num_layers=1, mixer=attention, feed_forward=spec.FeedForward(d_ff=32, activation="relu")
     )
     return spec.ModelSpec(

@@ -120,7 +120,9 @@ def test_sizes_of_our_own_train_as_learns_fastest_and_those_of_papers_as_publish
     # What is set wins, and a changed part may leave no fast initialization.
     set_all = ("model.initialization=published", "objective.probability=0.2", "optimizer.kind=muon")
     assert chosen("modernbert-mini", *set_all) == ("published", "muon", 0.2)
-    alibi = [f"model.{side}.mixer.positions={{kind='alibi'}}" for side in ("encoder", "decoder")]
+    alibi = [
+        f"model.{side}.layers.mixer.positions={{kind='alibi'}}" for side in ("encoder", "decoder")
+    ]
     assert chosen("t5-mini", *alibi, "objective.kind=span-corruption") == (
         "published",
         "muon",
@@ -183,19 +185,21 @@ def test_parts_of_a_preset_can_be_changed():
 @pytest.mark.parametrize("preset", ["gpt2-mini", "gpt3-mini"])
 def test_a_change_of_attention_holds_for_all_layers_and_replaces_positions(preset):
     """Also where layers differ; learned positions do not stay beside relative ones."""
-    alibi = "model.decoder.mixer.positions.kind=alibi"
+    alibi = "model.decoder.layers.mixer.positions.kind=alibi"
     changed = load_recipe(preset, [alibi]).model.build_spec()
     assert {each.positions for each in changed.decoder.attentions} == {ALiBi()}
     patterns = [each.pattern for each in presets[preset].decoder.attentions]
     assert [each.pattern for each in changed.decoder.attentions] == patterns
     assert changed.embedding.positions is None
-    message = error_of({"model": {"preset": preset}}, "model.decoder.mixer.pattern.kind=sparse")
+    message = error_of(
+        {"model": {"preset": preset}}, "model.decoder.layers.mixer.pattern.kind=sparse"
+    )
     assert 'pattern: there is no kind "sparse"; allowed: "fixed", ' in message
 
 
 def test_one_change_of_positions_may_follow_another():
     """Also where layers differ; learned positions do not stay beside relative ones."""
-    alibi = "model.decoder.mixer.positions.kind=alibi"
+    alibi = "model.decoder.layers.mixer.positions.kind=alibi"
     both = ["model.embedding.positions.kind=sinusoidal", alibi]
     assert load_recipe("gpt2-mini", both).model.build_spec().embedding.positions == Sinusoidal()
 
@@ -273,7 +277,7 @@ def test_mistakes_name_the_key_and_the_nearest_one():
         ("data.packing=no", 'data.packing = "no": expected "pack" or "truncate".'),
         ("model.encoder.num_layer=3", "model.encoder.num_layer: there is no such field. Did you"),
         ("model.encoder.num_layers=x", "model.encoder.num_layers: expected a whole number, not"),
-        ("model.encoder.feed_forward.act=relu", 'Did you mean "activation"?'),
+        ("model.encoder.layers.feed_forward.act=relu", 'Did you mean "activation"?'),
         ("optimizer=muon", "optimizer is a section with keys of its own, not 'muon'"),
         ("optimizer=muon", "such as optimizer.kind=muon"),
         ("mix=[{name=a}]", "not valid TOML"),

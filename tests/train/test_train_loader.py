@@ -492,7 +492,7 @@ def test_the_balance_of_experts_is_weighted_by_the_real_tokens_of_micro_batches(
     """Not by positions, of which short rows have as many as long ones."""
     expert = spec.FeedForward(d_ff=7, activation="tanh")
     network = Experts(num_experts=5, expert=expert, balance=0.3)
-    stack = SPECS["llama"].decoder.replace(feed_forward=network)
+    stack = SPECS["llama"].decoder.with_layers(feed_forward=network)
     with double_precision():
         model = random_model(SPECS["llama"].replace(decoder=stack))
         ids, lengths = random_ids(4, 11), np.array([11, 10, 2, 3])

@@ -86,7 +86,7 @@ def test_models_that_cannot_be_divided() -> None:
         parallelize(small_model("gpt2"), three)
     with pytest.raises(RecipeError, match="made of attention, feed-forward, relative-scores"):
         parallelize(small_model("RelativeScores"), two)
-    with pytest.raises(RecipeError, match="num_distinct"):
+    with pytest.raises(RecipeError, match="num_layer_groups"):
         parallelize(random_model(divisible(SPECS["albert"])), two, sequence_parallel=True)
     few = divisible(SPECS["gpt2"]).replace(vocab_size=3)
     with pytest.raises(RecipeError, match="vocabulary of 3 entries"):
@@ -168,12 +168,10 @@ def divisible(described: spec.ModelSpec) -> spec.ModelSpec:
     def stack(each: spec.Stack | None) -> spec.Stack | None:
         if each is None:
             return None
-        attentions = each.mixer
-        return each.replace(
-            mixer=tuple(map(attention, attentions))
-            if isinstance(attentions, tuple)
-            else attention(attentions),
-            feed_forward=each.feed_forward.replace(d_ff=28),
+        return each.map_layers(
+            lambda layer: layer.replace(
+                mixer=attention(layer.mixer), feed_forward=layer.feed_forward.replace(d_ff=28)
+            )
         )
 
     return described.replace(encoder=stack(described.encoder), decoder=stack(described.decoder))

@@ -40,20 +40,30 @@ def test_only_keys_of_the_paper_are_called_published(preset):
         assert "data.length" in told(changed)
 
 
-@pytest.mark.parametrize(("width", "said"), [(None, False), (256, True)])
+@pytest.mark.parametrize(("width", "said"), [(None, False), (32, True)])
 def test_a_run_says_before_it_trains_that_its_model_cannot_be_exported(
     width, said, text, tmp_path, capsys
 ):
     console, changes = quiet(), settings(steps=1)
-    changes["model"]["d_model"] = width
+    if width is not None:
+        changes["model"]["encoder"] = {"layers": {"mixer": {"head_dim": width}}}
     pretrain("bert-tiny", data=text, out=tmp_path / "run", changes=changes, console=console)
     printed = " ".join(console.file.getvalue().split())
-    problem = "bert, the nearest family, does not have encoder.mixer.head_dim = 64"
+    problem = "bert, the nearest family, does not have encoder.layers.mixer.head_dim = 32"
     before, _ = printed.split("Training loss")
     assert (f"cannot be exported to Hugging Face: {problem}" in before) == said
-    options = [] if width is None else [f"--set=model.d_model={width}"]
+    options = [] if width is None else [f"--set=model.encoder.layers.mixer.head_dim={width}"]
     for machine in (["--tokens=1e6", "--batch-tokens=4096", "--length=32"], ["--this-machine"]):
         with pytest.raises(SystemExit) as ended:
             app(["plan", "bert-tiny", *machine, *options])
         assert not ended.value.code
         assert (problem in " ".join(capsys.readouterr().out.split())) == said
+
+
+def test_a_run_prints_the_sizes_that_follow_from_changed_ones(text, tmp_path):
+    console, changes = quiet(), settings(steps=1)
+    changes["model"]["d_model"] = 64
+    pretrain("bert-tiny", data=text, out=tmp_path / "run", changes=changes, console=console)
+    printed = " ".join(console.file.getvalue().split())
+    assert "encoder.layers.mixer.head_dim = 32 (64)" in printed
+    assert "encoder.layers.feed_forward.d_ff = 256 (512)" in printed

@@ -72,7 +72,9 @@ class Engine:
         module = lm.module
         if compile and not module.spec.stacks:
             raise SpecError("a compiled decode step needs a Transformer: leave compile out.")
-        if compile and not all(stack.feed_forward.has_fixed_shapes for stack in module.spec.stacks):
+        if compile and not all(
+            layer.has_fixed_shapes for stack in module.spec.stacks for layer in stack.every_layer
+        ):
             raise SpecError(
                 "a decode step with experts cannot be compiled, since how many tokens each gets "
                 "depends on the tokens: leave compile out."

@@ -6,7 +6,7 @@ a `ModelSpec` or of a `state_dict` here (`local`). Both directions follow from t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,8 +34,9 @@ class Option:
     """An option of `config.json` and the fields of a spec that it sets.
 
     Args:
-        fields: dotted, such as "decoder.feed_forward.d_ff", "heads.mlm.tied" or, for every stack,
-            "stacks.norm.eps". Those of a stack or head that an architecture lacks are skipped.
+        fields: dotted, such as "decoder.layers.feed_forward.d_ff", "heads.mlm.tied" or, for every
+            stack, "stacks.layers.norm.eps". Those of a stack or head that an architecture lacks are
+            skipped.
         default: the value where the file has none, or a function of the other options. Without
             one the option is required.
         values: hf value -> local value; the first match is written.
@@ -73,15 +74,15 @@ def num_kv_heads(missing: int | None = None, num_heads: int | None = None) -> Op
         heads = config.require("num_attention_heads", num_heads)
         return missing if missing and "num_key_value_heads" not in config.named else heads
 
-    return Option("decoder.mixer.num_kv_heads", default)
+    return Option("decoder.layers.mixer.num_kv_heads", default)
 
 
 class SpecTree:
     """A `ModelSpec` under construction: nested dictionaries, set by dotted paths.
 
     >>> tree = SpecTree(stacks=("decoder",), heads=("lm",))
-    >>> tree.set("decoder.norm.eps", 1e-6)
-    >>> tree.get("decoder.norm")
+    >>> tree.set("decoder.layers.norm.eps", 1e-6)
+    >>> tree.get("decoder.layers.norm")
     {'eps': 1e-06}
     """
 
@@ -102,6 +103,11 @@ class SpecTree:
             node = node.setdefault(parent, {})
         node[name] = value
 
+    def set_mixers(self, stack: str, mixers: Sequence[Any]) -> None:
+        """Make layers that differ in their mixers of the one layer that was set so far."""
+        layer = self._root[stack]["layers"]
+        self._root[stack]["layers"] = [{**layer, "mixer": mixer} for mixer in mixers]
+
     def get(self, path: str) -> Any:
         """The value of a field, or None."""
         node: Any = self._root
@@ -119,13 +125,15 @@ class SpecTree:
         }
         for stack in self.stacks:
             tree[stack] = self._root[stack]
-            tree[stack]["feed_forward"].setdefault("kind", "feed-forward")
-            mixer = tree[stack]["mixer"]
-            if isinstance(mixer, dict) and mixer.setdefault("kind", "attention") == "attention":
-                width = (
-                    None if "head_dim" in mixer else head_dim(tree["d_model"], mixer["num_heads"])
-                )
-                mixer.setdefault("head_dim", width)
+            layers = tree[stack]["layers"]
+            for layer in [layers] if isinstance(layers, dict) else layers:
+                if layer["feed_forward"] is not None:
+                    layer["feed_forward"].setdefault("kind", "feed-forward")
+                mixer = layer["mixer"]
+                is_table = isinstance(mixer, dict)
+                attends = is_table and mixer.setdefault("kind", "attention") == "attention"
+                if attends and "head_dim" not in mixer:
+                    mixer["head_dim"] = head_dim(tree["d_model"], mixer["num_heads"])
         tree["heads"] = [{"kind": kind, **(self.get(f"heads.{kind}") or {})} for kind in self.heads]
         return ModelSpec.from_dict(tree)
 
@@ -145,15 +153,15 @@ def head_dim(d_model: int, num_heads: int) -> int:
 def attention_of(spec: ModelSpec) -> Attention:
     """The attention of the first layer. Raises SpecError for a model that has other mixers."""
     if not spec.attends:
-        raise SpecError(f"mixer = {spec.stacks[0].mixer_of(0).kind!r}")
+        raise SpecError(f"mixer = {spec.stacks[0].mixers[0].kind!r}")
     return spec.stacks[0].attentions[0]
 
 
 def feed_forward_of(spec: ModelSpec) -> FeedForward:
     """The feed-forward network of the first stack. Raises SpecError for one of another kind."""
-    network = spec.stacks[0].feed_forward
+    network = spec.stacks[0].every_layer[0].feed_forward
     if not isinstance(network, FeedForward):
-        raise SpecError(f"feed_forward = {network.kind!r}")
+        raise SpecError(f"feed_forward = {network and network.kind!r}")
     return network
 
 

@@ -20,6 +20,7 @@ from trivium.models.heads.tokens import TaggerHead
 from trivium.models.initialization import Normal
 from trivium.models.stack import Stack
 from trivium.models.transformer import ModelSpec
+from trivium.nn.blocks import Layer
 from trivium.nn.mixers import Mixer
 from trivium.nn.mixers.attention import Attention
 
@@ -133,9 +134,7 @@ def _write_as(family: Family, architecture: str, spec: ModelSpec) -> HFConfig:
     else:
         own = _comparable(simplify(spec))
         paths = sorted(own.keys() | again.keys(), key=_kinds_first)
-        differences += [
-            _shown(path, own, again) for path in paths if own.get(path) != again.get(path)
-        ]
+        differences += [_shown(path, own) for path in paths if own.get(path) != again.get(path)]
     unique = tuple(dict.fromkeys(differences))
     return HFConfig(family, architecture, options, unique, (int(is_unreadable), len(unique)))
 
@@ -145,15 +144,18 @@ def _kinds_first(path: str) -> tuple[bool, int, str]:
     return not path.endswith(".kind"), path.count("."), path
 
 
-def _shown(path: str, own: Mapping[str, Any], again: Mapping[str, Any]) -> str:
-    """A field and its value; the whole part where it is left out or differs between layers."""
+def _shown(path: str, own: Mapping[str, Any]) -> str:
+    """A field and its value; a part that is left out, or that differs between layers."""
     part, layer, field = re.fullmatch(r"(.*?)(?:\.(\d+)\.(.*))?", path).groups()  # type: ignore
-    if layer is not None and f"{part}.0.kind" in again:
-        return f"{part}.{field} = {own.get(path)!r}"
-    part = part if part in own else part.removesuffix(".kind")
-    if f"{part}.0.kind" in own:
-        return f"{part} that differs between layers"
-    return f"{part} = {own.get(part)!r}"
+    if layer is not None:
+        layers = {key.removeprefix(f"{part}.").partition(".")[0] for key in own if part in key}
+        values = {repr(own.get(f"{part}.{number}.{field}")) for number in layers}
+        path = f"{part}.{field}"
+        if len(values) > 1:
+            return f"{part}.{field.partition('.')[0]} that differs between layers"
+        return f"{path.removesuffix('.kind') if values == {'None'} else path} = {values.pop()}"
+    path = path if path in own else path.removesuffix(".kind")
+    return f"{path} = {own.get(path)!r}"
 
 
 def _read_option(config: ConfigReader, tree: SpecTree, name: str, option: Option) -> None:
@@ -238,12 +240,18 @@ def _deciding_weights(family: Family, architecture: str, spec: ModelSpec) -> set
 
 
 def _simple_stack(stack: Stack) -> Stack:
-    if isinstance(stack.mixer, Mixer):
-        return stack.replace(mixer=_simple(stack.mixer))
-    layers = [_simple(mixer) for mixer in stack.mixers]
-    periods = range(1, len(layers) + 1)
-    period = next(n for n in periods if layers == (layers[:n] * len(layers))[: len(layers)])
-    return stack.replace(mixer=layers[0] if period == 1 else tuple(layers[:period]))
+    """The same stack with as few layers as are repeated."""
+    first, layers = stack.first_layers, [*stack.map_layers(_simple_layer).every_layer]
+    if stack.num_layer_groups:
+        return stack.replace(layers=layers[0])
+    rest = layers[len(first) :] or layers[-1:]
+    periods = range(1, len(rest) + 1)
+    period = next(n for n in periods if rest == (rest[:n] * len(rest))[: len(rest)])
+    return stack.replace(first_layers=tuple(layers[: len(first)]), layers=tuple(rest[:period]))
+
+
+def _simple_layer(layer: Layer) -> Layer:
+    return layer.replace(mixer=_simple(layer.mixer))
 
 
 def _simple(attention: Mixer) -> Mixer:
@@ -259,10 +267,13 @@ def _simple(attention: Mixer) -> Mixer:
 
 
 def _comparable(spec: ModelSpec) -> dict[str, Any]:
-    """All that logits depend on in a spec that is `simplify`'s, by dotted paths."""
-    tree = spec.with_dropout(0.0).replace(initialization=Normal()).to_dict()
+    """All that logits depend on in a spec that is `simplify`'s, by dotted paths; every layer."""
+    spec = spec.with_dropout(0.0).replace(initialization=Normal())
+    tree = spec.to_dict()
     for slot in ("encoder", "decoder"):
-        mixer = (tree.get(slot) or {}).get("mixer")
-        if isinstance(mixer, list):  # of single layers
-            tree[slot]["mixer"] = {str(layer): one for layer, one in enumerate(mixer)}
+        stack: Stack | None = getattr(spec, slot)
+        if stack is not None:
+            layers = [each.model_dump(mode="json", exclude_none=True) for each in stack.every_layer]
+            tree[slot]["layers"] = {str(number): layer for number, layer in enumerate(layers)}
+            del tree[slot]["first_layers"]
     return flattened({**tree, "heads": {head["kind"]: head for head in tree["heads"]}})

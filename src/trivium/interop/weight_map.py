@@ -199,8 +199,9 @@ def _table(family: Family, architecture: str, spec: ModelSpec, *, reading: bool)
     """Every tensor that a model of the family can have: hf name, local names, experts in it."""
     body = family.weights(spec) if callable(family.weights) else family.weights
     layers = max(stack.num_layers for stack in spec.stacks)
-    count = max(getattr(stack.feed_forward, "num_experts", 1) for stack in spec.stacks)
-    base, norm = family.base_of(architecture), spec.stacks[0].norms[0]
+    every_layer = [layer for stack in spec.stacks for layer in stack.every_layer]
+    count = max(getattr(layer.feed_forward, "num_experts", 1) for layer in every_layer)
+    base, norm = family.base_of(architecture), (*every_layer[0].norms, "before")[0]
     for hf, local in [*body.items(), *(family.also_read.items() if reading else ())]:
         parts = (local,) if isinstance(local, str) else local
         in_head = parts[0].startswith("heads.")

@@ -103,19 +103,19 @@ def _counts(spec: Spec) -> tuple[int, int]:
         for layer, count in zip(stack.layers, counts, strict=True):
             assert isinstance(layer, Block)
             total += (count - 1) * _size(layer)
-            idle += count * sum(map(_size, layer.feed_forward.idle))
+            idle += count * sum(map(_size, layer.idle))
     return total, idle
 
 
 def _one_of_each(stack: Stack | None) -> tuple[Stack, list[int]] | None:
-    """With the first layer and one of each mixer of the others, and how many there are of each."""
+    """With the first layer and one of each kind of the others, and how many there are of each."""
     if stack is None:
         return None
-    if stack.num_distinct:
-        return stack, [1] * stack.num_distinct
-    first, *others = stack.mixers
+    if stack.num_layer_groups:
+        return stack, [1] * stack.num_layer_groups
+    first, *others = stack.every_layer
     kinds = Counter(others)
-    few = stack.replace(num_layers=1 + len(kinds), mixer=(first, *kinds))
+    few = stack.replace(num_layers=1 + len(kinds), first_layers=(), layers=(first, *kinds))
     return few, [1, *kinds.values()]
 
 

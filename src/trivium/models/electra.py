@@ -22,6 +22,7 @@ from trivium.models.heads.vocabulary import MLMHead
 from trivium.models.initialization import Normal
 from trivium.models.stack import Factorised
 from trivium.models.transformer import ModelSpec, Transformer, TransformerStack
+from trivium.nn.blocks import Layer
 from trivium.nn.mixers.attention import Attention
 from trivium.nn.positions.learned import Learned
 
@@ -56,9 +57,14 @@ def generator_spec(discriminator: ModelSpec, fraction: float = 0.25) -> ModelSpe
         head_dim = max(2, 2 * round(discriminator.d_model * fraction / heads / 2))
         return attention.replace(num_heads=heads, num_kv_heads=None, head_dim=head_dim)
 
-    mixers = stack.mixer if isinstance(stack.mixer, tuple) else (stack.mixer,)
-    first, *others = (narrower(one) for one in mixers if isinstance(one, Attention))
-    width, inner = first.num_heads * first.head_dim, discriminator.d_embedding
+    def narrower_layer(layer: Layer) -> Layer:
+        network = layer.feed_forward and layer.feed_forward.narrower(fraction)
+        assert isinstance(layer.mixer, Attention)  # `attends`
+        return layer.replace(mixer=narrower(layer.mixer), feed_forward=network)
+
+    stack = stack.map_layers(narrower_layer)
+    first, inner = stack.attentions[0], discriminator.d_embedding
+    width = first.num_heads * first.head_dim
     start = discriminator.initialization
     if isinstance(start, Normal):
         start = start.replace(std=start.std * (discriminator.d_model / width) ** 0.5)
@@ -68,10 +74,7 @@ def generator_spec(discriminator: ModelSpec, fraction: float = 0.25) -> ModelSpe
     return discriminator.replace(
         d_model=width,
         embedding=embedding.replace(factorised=None if inner == width else Factorised(width=inner)),
-        encoder=stack.replace(
-            mixer=(first, *others) if others else first,
-            feed_forward=stack.feed_forward.narrower(fraction),
-        ),
+        encoder=stack,
         heads=(MLMHead(dense=Dense(activation="gelu", norm=True)),),
         initialization=start,
     )

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SerializeAsAny, field_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trivium.errors import SpecError
-from trivium.nn.blocks import Block, BlockKind, SequentialLayers
+from trivium.nn.blocks import Block, Layer
 from trivium.nn.context import ALONE, Context, LayerContext
-from trivium.nn.feed_forwards import Positionwise
 from trivium.nn.mixers import Mixer
 from trivium.nn.mixers.attention import Attention
 from trivium.nn.norm import Norm, build_norm
@@ -20,102 +21,123 @@ from trivium.nn.part import Count, DropoutRate, NumLayers, Part, Positive, empty
 from trivium.nn.positions import AbsolutePositions
 from trivium.nn.state import Cache
 
-Norms = tuple[Literal["before", "branch", "after"], ...]
-"""Where a residual connection has a norm; see `Stack`."""
-PRE_NORM: Norms = ("before",)
-POST_NORM: Norms = ("after",)
+
+def _as_tuple(layers: Any) -> Any:
+    return (layers,) if isinstance(layers, Layer | Mapping) else layers
+
+
+_Layers = Annotated[tuple[Layer, ...], BeforeValidator(_as_tuple)]
 
 
 class Stack(Part):
-    """`num_layers` blocks; a tuple of mixers is repeated over the layers.
+    """`num_layers` blocks: `first_layers`, then `layers` again and again.
 
-    `norms` says where a residual connection has one: "before" its function (pre-norm, GPT-2),
-    "branch", on what the function adds (with "before" the sandwich of Gemma 2), "after" the sum
-    (post-norm, BERT); with () none has. With `num_distinct` the blocks share weights in that many
-    runs of neighbours (ALBERT: 1). `first_norm` False: the first mixer of a pre-norm stack has no
-    norm before it, since the embedding ends with one (ModernBERT). `last_norm`: whether a norm is
-    after the last block; unless set where the blocks do not end with one.
+    One layer may be given without a tuple. With `num_layer_groups` the blocks share weights in that
+    many runs of neighbours (ALBERT: 1). `first_norm` False: the first mixer of a pre-norm stack has
+    no norm before it, since the embedding ends with one (ModernBERT). `final_norm`: whether a norm
+    is after the last block; unless set where the last block does not end with one.
     """
 
     num_layers: NumLayers
-    num_distinct: Count | None = None
-    mixer: SerializeAsAny[Mixer] | Annotated[tuple[SerializeAsAny[Mixer], ...], Field(min_length=1)]
-    feed_forward: SerializeAsAny[Positionwise]
-    norm: Norm
-    norms: Norms
-    block: SerializeAsAny[BlockKind] = SequentialLayers()
+    layers: Annotated[_Layers, Field(min_length=1)]
+    first_layers: _Layers = ()
+    num_layer_groups: Count | None = None
     first_norm: bool = True
-    last_norm: bool | None = None
+    final_norm: bool | None = None
     dropout: DropoutRate = 0.0
+
+    @classmethod
+    def of_mixers(cls, mixer: Mixer | tuple[Mixer, ...], **fields: Any) -> Self:
+        """Return the stack whose layers differ in nothing but their mixers.
+
+        `fields` are those of `Stack` and of `Layer`.
+        """
+        shared = {name: fields.pop(name) for name in Layer.model_fields if name in fields}
+        mixers = mixer if isinstance(mixer, tuple) else (mixer,)
+        return cls(layers=tuple(Layer(mixer=one, **shared) for one in mixers), **fields)
+
+    @property
+    def every_layer(self) -> tuple[Layer, ...]:
+        """The configuration of every layer in turn."""
+        layers = itertools.chain(self.first_layers, itertools.cycle(self.layers))
+        return tuple(itertools.islice(layers, self.num_layers))
 
     @property
     def distinct_layers(self) -> int:
-        """Blocks with weights of their own."""
-        return self.num_distinct or self.num_layers
+        """The number of blocks with weights of their own."""
+        return self.num_layer_groups or self.num_layers
 
     def block_of(self, layer: int) -> int:
         """Which of the distinct blocks layer `layer` is."""
         return layer * self.distinct_layers // self.num_layers
 
-    def mixer_of(self, layer: int) -> Mixer:
-        """The mixer of layer `layer`, counted from 0."""
-        if isinstance(self.mixer, Mixer):
-            return self.mixer
-        return self.mixer[layer % len(self.mixer)]
-
     @property
     def mixers(self) -> tuple[Mixer, ...]:
         """The mixer of every layer in turn."""
-        return tuple(self.mixer_of(layer) for layer in range(self.num_layers))
+        return tuple(layer.mixer for layer in self.every_layer)
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
-        """Those of the mixers that are attention."""
+        """The mixers that are attention."""
         return tuple(mixer for mixer in self.mixers if isinstance(mixer, Attention))
 
     @property
     def divided(self) -> list[tuple[str, int]]:
-        """Sizes that tensor parallelism divides, by name; none where it cannot divide the stack."""
-        parts = [*self.mixers, self.feed_forward]
-        if not self.block.divides or not all(part.divided for part in parts):
-            return []
-        return [size for part in parts for size in part.divided.items()]
+        """Sizes that tensor parallelism divides, by name; none if it cannot divide the stack."""
+        sizes = [layer.divided for layer in self.every_layer]
+        return [size for each in sizes for size in each] if all(sizes) else []
 
     @property
     def ends_with_norm(self) -> bool:
         """Whether a norm is after the last block."""
-        return "after" not in self.norms if self.last_norm is None else self.last_norm
-
-    def with_dropout(self, dropout: float) -> Self:
-        """The same with this dropout, also of hidden units where the network has such."""
-        return self.replace(dropout=dropout, feed_forward=self.feed_forward.with_dropout(dropout))
-
-    @property
-    def feed_forward_norms(self) -> Norms:
-        """`norms` of the feed-forward network, where there is one."""
-        return self.norms if self.feed_forward.computes else ()
+        last = self.every_layer[-1].norm_placement
+        return last != "post" if self.final_norm is None else self.final_norm
 
     @property
     def d_ff(self) -> int | None:
-        """Hidden units of the feed-forward network, where it has a number of them."""
-        return getattr(self.feed_forward, "d_ff", None)
+        """Hidden units of the last feed-forward network, where it has a number of them."""
+        return getattr(self.every_layer[-1].feed_forward, "d_ff", None)
 
-    @field_validator("norms")
-    @classmethod
-    def _each_place_once(cls, norms: Norms) -> Norms:
-        if len(set(norms)) < len(norms):
-            raise SpecError(f"{[*norms]}: a place has one norm, name it once.")
-        return norms
+    def map_layers(self, change: Callable[[Layer], Layer]) -> Self:
+        """The same stack with every layer changed."""
+        return self.replace(
+            layers=tuple(map(change, self.layers)),
+            first_layers=tuple(map(change, self.first_layers)),
+        )
+
+    def with_layers(self, **changes: Any) -> Self:
+        """The same stack with fields of every layer, or of the stack, changed.
+
+        A tuple of mixers gives a layer for each of them, like the first layer in all else.
+        """
+        of_layers = {name: changes.pop(name) for name in Layer.model_fields if name in changes}
+        stack = self
+        if isinstance(mixers := of_layers.get("mixer"), tuple):
+            del of_layers["mixer"]
+            stack = self.replace(layers=tuple(self.layers[0].replace(mixer=one) for one in mixers))
+        return stack.map_layers(lambda layer: layer.replace(**of_layers)).replace(**changes)
+
+    def with_dropout(self, dropout: float) -> Self:
+        """The same stack with this dropout, also of hidden units where a network has such."""
+        changed = self.map_layers(lambda layer: layer.with_dropout(dropout))
+        return changed.replace(dropout=dropout)
 
     def check(self) -> None:
-        """Raise SpecError for more distinct blocks than layers, and for shared ones that differ."""
+        """Raise SpecError for more layers than there are, and for shared ones that differ."""
+        if len(self.first_layers) > self.num_layers:
+            raise SpecError(
+                f"there are {len(self.first_layers)} first_layers, but num_layers="
+                f"{self.num_layers}: give fewer, or a larger num_layers."
+            )
         if self.distinct_layers > self.num_layers:
             raise SpecError(
-                f"num_distinct={self.num_distinct} is more than num_layers={self.num_layers}."
+                f"num_layer_groups={self.num_layer_groups} is more than "
+                f"num_layers={self.num_layers}."
             )
-        if self.num_distinct and not isinstance(self.mixer, Mixer):
+        if self.num_layer_groups and (len(self.layers) > 1 or self.first_layers):
             raise SpecError(
-                "layers that share weights (num_distinct) have one mixer: give no tuple."
+                "layers that share weights (num_layer_groups) are alike: give one layer and no "
+                "first_layers."
             )
 
 
@@ -197,13 +219,19 @@ class TransformerStack(nn.Module):
     def __init__(self, model: Any, stack: Stack, *, is_decoder: bool) -> None:
         super().__init__()
         width, crosses = model.d_model, is_decoder and model.encoder is not None
-        self.spec, self.causal = stack, is_decoder
+        self.spec, self.causal, layers = stack, is_decoder, stack.every_layer
         self.embedding = InputEmbedding(model.embedding, width, stack.dropout)
         self.layers = nn.ModuleList(
-            stack.block.build(stack, i, width, crosses=crosses)
-            for i in range(stack.distinct_layers)
+            layer.build(
+                width,
+                dropout=stack.dropout,
+                num_layers=stack.num_layers * (1 + crosses),
+                first_norm=stack.first_norm or i > 0,
+                crosses=crosses,
+            )
+            for i, layer in enumerate(layers[: stack.distinct_layers])
         )
-        self.norm = build_norm(stack.norm if stack.ends_with_norm else None, width)
+        self.norm = build_norm(layers[-1].norm if stack.ends_with_norm else None, width)
         # A table for each key that layers have in common, where their mixers have one.
         mixers = {each.mixer.table_key: each.mixer for each in self.every_layer}
         tables = {key: mixer.new_table() for key, mixer in mixers.items()}
@@ -211,8 +239,12 @@ class TransformerStack(nn.Module):
         self.tables = nn.ModuleList(table for table in tables.values() if table is not None)
         keys = [each.mixer.table_key for each in self.every_layer]
         self._table_of_layer = [owned.index(key) if key in owned else None for key in keys]
-        # Layers with equal mixers: the first of them prepares for all.
+        # Of layers with equal mixers the first prepares for all, of layers with equal networks the
+        # first computes the loss that they add.
         self._first_alike = [stack.mixers.index(mixer) for mixer in stack.mixers]
+        networks = [layer.feed_forward for layer in layers]
+        self._first_network = [networks.index(network) for network in networks]
+        self._computes_all = layers[-1].reads_earlier
 
     @property
     def every_layer(self) -> list[Block]:
@@ -234,9 +266,10 @@ class TransformerStack(nn.Module):
         Also the loss that layers add together. `late_positions` are those of a mask decoder, which
         the last layer then is; `cache` holds earlier tokens.
         """
-        x, total = self.embedding(tokens, context.positions, token_type_ids), None
-        # Where networks read earlier tokens all are computed; what is wanted is chosen after.
-        last = None if self.spec.feed_forward.reads_earlier else self.spec.num_layers - 1
+        x = self.embedding(tokens, context.positions, token_type_ids)
+        # A network that reads earlier tokens computes all; what is wanted is chosen after.
+        last = None if self._computes_all else self.spec.num_layers - 1
+        losses: dict[int, Tensor] = {}
         before_last = context if context.select is None else replace(context, select=None)
         prepared: dict[int, tuple[Any, Any]] = {}
         for i, block in enumerate(self.every_layer):
@@ -247,14 +280,19 @@ class TransformerStack(nn.Module):
             mixing, crossing = prepared[first]
             layer, runs = replace(own, prepared=mixing, cross_prepared=crossing), (here,)
             if late_positions is not None and i == last:
-                runs = (replace(before_last, seen=x), replace(here, seen=x))
+                layer, runs = replace(layer, prepared=replace(mixing, seen=x)), (before_last, here)
                 x = x + late_positions(context.positions).to(x.dtype)
             for each in runs:
                 x, loss = block(x, each, layer)
                 if loss is not None:
-                    total = loss if total is None else total + loss
-        if total is not None:
-            total = self.every_layer[0].feed_forward.loss(total)
+                    network = self._first_network[i]
+                    losses[network] = loss + losses[network] if network in losses else loss
+        total = None
+        for i, added in losses.items():
+            network = self.every_layer[i].feed_forward
+            assert network is not None
+            loss = network.loss(added)
+            total = loss if total is None else total + loss
         return self.norm(context.chosen(x) if last is None else x), total
 
     def _table_of(self, layer: int) -> nn.Module | None:

@@ -28,7 +28,8 @@ from trivium.models.initialization import Initialization, Initializer, Normal
 from trivium.models.stack import Embedding, Stack, TransformerStack
 from trivium.nn.blocks import Block
 from trivium.nn.context import Context, EncoderOutput, check_length
-from trivium.nn.norm import DeviationNorm, RMSNorm
+from trivium.nn.mixers.global_attention import GlobalContext
+from trivium.nn.norm import DeviationNorm, Norm, RMSNorm
 from trivium.nn.part import Count, empty_table
 from trivium.nn.positions import AbsolutePositions
 from trivium.nn.positions.learned import Learned
@@ -63,17 +64,22 @@ class ModelSpec(Spec):
             raise SpecError(
                 "source_vocab_size is for a model with an encoder and a decoder: leave it out."
             )
-        if self.encoder and self.decoder and not self.decoder.block.crosses:
-            block = self.decoder.block.kind
-            raise SpecError(f'decoder.block: "{block}" cannot attend to an encoder.')
+        for layer in self.decoder.every_layer if self.encoder and self.decoder else ():
+            if not layer.block.crosses:
+                block = layer.block.kind
+                raise SpecError(f'decoder.layers.block: "{block}" cannot attend to an encoder.')
         for mixer in self.encoder.mixers if self.encoder else ():
             if not mixer.encodes:
-                raise SpecError(f'encoder.mixer: "{mixer.kind}" reads the left side alone.')
+                raise SpecError(f'encoder.layers.mixer: "{mixer.kind}" reads the left side alone.')
         for mixer in self.decoder.mixers if self.decoder else ():
             if not mixer.decodes:
-                raise SpecError(f'decoder.mixer: "{mixer.kind}" reads both sides of a token.')
+                raise SpecError(
+                    f'decoder.layers.mixer: "{mixer.kind}" reads both sides of a token.'
+                )
             if self.encoder and mixer.cross is None:
-                raise SpecError(f'decoder.mixer: "{mixer.kind}" cannot attend to an encoder.')
+                raise SpecError(
+                    f'decoder.layers.mixer: "{mixer.kind}" cannot attend to an encoder.'
+                )
 
     def _check_late_positions(self) -> None:
         stack = self.encoder
@@ -81,7 +87,7 @@ class ModelSpec(Spec):
             self.family != "encoder-only"
             or self.query_stream
             or stack is None
-            or "before" in stack.norms
+            or "before" in stack.every_layer[-1].norms
             or stack.mixers[-1].kind != "attention"
         ):
             raise SpecError(
@@ -127,7 +133,7 @@ class ModelSpec(Spec):
     @property
     def adds_loss(self) -> bool:
         """Whether a layer has a loss of its own (`Positionwise.adds_loss`)."""
-        return any(stack.feed_forward.adds_loss for stack in self.stacks)
+        return any(layer.adds_loss for stack in self.stacks for layer in stack.every_layer)
 
     @property
     def source_size(self) -> int:
@@ -206,7 +212,7 @@ class ModelSpec(Spec):
             d_model=self.d_model,
             d_embedding=self.d_embedding,
             projects=self.embedding.factorised is not None,
-            norm=last.norm,
+            norm=last.every_layer[-1].norm,
             dropout=last.dropout,
         )
 
@@ -233,34 +239,40 @@ class ModelSpec(Spec):
             * self.d_model
             * (4 if any(isinstance(head, MLMHead) and head.dense for head in self.heads) else 1)
         )
-        return sum(blocks) + self._norm_bytes(self.stacks[-1], on_cpu=on_cpu) + head
+        return (
+            sum(blocks)
+            + self._norm_bytes(self.stacks[-1].every_layer[-1].norm, on_cpu=on_cpu)
+            + head
+        )
 
     def _block_bytes(self, length: int, item: int, *, on_cpu: bool) -> Iterator[int]:
         """Bytes per token of every block in turn."""
         width = self.d_model
         for stack in self.stacks:
             mask = width if stack.dropout else 0
-            added = len(stack.norms) * self._norm_bytes(stack, on_cpu=on_cpu) + item * mask
-            inner = stack.feed_forward.kept_numbers(width) + (stack.block.reads - 1) * width
-            feeding = item * inner + (stack.block.additions - 1) * added
-            feeding = feeding if stack.feed_forward.computes else 0
             crosses = stack is self.decoder and self.encoder is not None
             # The encoder's output, in another precision for keys and for values.
             memory = 2 * item * width if crosses and item < 4 else 0
-            again = stack.mixers[-1:] if self.late_positions else ()
-            for mixer in (*stack.mixers, *again):
-                kept = mixer.kept_numbers(length, item=item, on_cpu=on_cpu, dropout=mask > 0)
+            again = stack.every_layer[-1:] if self.late_positions else ()
+            for layer in (*stack.every_layer, *again):
+                norms = len(layer.norms) * self._norm_bytes(layer.norm, on_cpu=on_cpu)
+                added, feeding = norms + item * mask, 0
+                if layer.feed_forward is not None:
+                    inner = layer.feed_forward.kept_numbers(width)
+                    inner += (layer.block.reads - 1) * width
+                    feeding = item * inner + (layer.block.additions - 1) * added
+                kept = layer.mixer.kept_numbers(length, item=item, on_cpu=on_cpu, dropout=mask > 0)
                 one = added + item * (width + kept)
                 yield one * (1 + crosses) + memory + feeding
 
-    def _norm_bytes(self, stack: Stack, *, on_cpu: bool) -> int:
+    def _norm_bytes(self, norm: Norm, *, on_cpu: bool) -> int:
         """Its input; RMSNorm without a kernel also its output before the weight.
 
         One that is written out keeps three vectors.
         """
-        if isinstance(stack.norm, DeviationNorm):
+        if isinstance(norm, DeviationNorm):
             return 12 * self.d_model
-        return self.d_model * (8 if on_cpu and isinstance(stack.norm, RMSNorm) else 4)
+        return self.d_model * (8 if on_cpu and isinstance(norm, RMSNorm) else 4)
 
     def build(self) -> Transformer:
         """See `Spec.build`."""
@@ -323,7 +335,7 @@ class Transformer(LanguageModule):
             repeats = stack.spec.num_layers / stack.spec.distinct_layers
             for block in stack.layers:
                 assert isinstance(block, Block)
-                weights = matrix_weights(block) - sum(map(matrix_weights, block.feed_forward.idle))
+                weights = matrix_weights(block) - sum(map(matrix_weights, block.idle))
                 total += 6.0 * repeats * weights
             total += 6.0 * matrix_weights(stack.embedding)
             attended, mixers = length / 2 if stack.causal else length, stack.spec.mixers
@@ -343,7 +355,10 @@ class Transformer(LanguageModule):
             return super().new_cache(slots, slot_length)
         check_length(slot_length, self.max_length)
         like, layers = state_like(self.tokens.weight), stack.every_layer
-        reading = layers if stack.spec.feed_forward.reads_earlier else []
+        networks = [
+            block.feed_forward if layer.reads_earlier else None
+            for block, layer in zip(layers, stack.spec.every_layer, strict=True)
+        ]
         return Cache(
             slots,
             slot_length,
@@ -351,7 +366,8 @@ class Transformer(LanguageModule):
             device=self.device,
             projections=[each.project for layer in layers if (each := layer.cross_attention)],
             feed_forward_states=[
-                layer.feed_forward.new_state(slots, slot_length, like) for layer in reading
+                None if network is None else network.new_state(slots, slot_length, like)
+                for network in networks
             ],
         )
 
@@ -509,10 +525,12 @@ class Transformer(LanguageModule):
             real=attention_mask,
             documents=document_ids,
             types=token_type_ids,
-            global_tokens=self._global(global_tokens, input_ids, token_type_ids, attention_mask),
             select=select,
             span=span,
         )
+        chosen = self._global(global_tokens, input_ids, token_type_ids, attention_mask)
+        if chosen is not None:
+            context = GlobalContext(**vars(context), global_tokens=chosen)
         tokens, first_query = table(input_ids), 0
         if order is None or predicted is None:
             refuse("order and predicted are given together:", order=order, predicted=predicted)
@@ -610,6 +628,8 @@ def two_streams(context: Context, order: Tensor, predicted: Tensor) -> Context:
         x = x.expand(len(predicted), -1)
         return torch.cat((x, x.gather(1, predicted)), 1)
 
+    # A token sees what is known no later than itself, a query what is known before its token.
+    known = order[:, None] <= torch.cat((order, order.gather(1, predicted) - 1), 1)[..., None]
     positions, columns = of_both(context.positions), of_both(context.columns)
     assert positions is not None
     assert columns is not None
@@ -617,10 +637,9 @@ def two_streams(context: Context, order: Tensor, predicted: Tensor) -> Context:
         context,
         positions=positions,
         columns=columns,
-        causal=True,
         real=of_both(context.real),
         documents=of_both(context.documents),
         types=of_both(context.types),
-        order=torch.cat((2 * order, 2 * order.gather(1, predicted) - 1), 1),
+        custom=known[:, None],
         num_keys=order.shape[1],
     )

@@ -5,42 +5,43 @@ Shape letters: B batch, T positions, M selected positions, D d_model.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, ClassVar, Literal
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, ClassVar, Literal, Self
 
+from pydantic import SerializeAsAny
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trivium.choice import Choice
 from trivium.nn.context import ALONE, Context, LayerContext
-from trivium.nn.feed_forwards import FeedForwardModule
-from trivium.nn.mixers import MixerModule
+from trivium.nn.feed_forwards import FeedForwardModule, Positionwise
+from trivium.nn.mixers import Mixer, MixerModule
 from trivium.nn.mixers.attention import CrossAttention
 from trivium.nn.norm import Norm, build_norm
-from trivium.nn.part import Part, PartModule, to_autocast_dtype
+from trivium.nn.part import Part, PartModule, Positive, to_autocast_dtype
 
 
 class Residual(nn.Module):
-    """after(x + dropout(branch(f(before(x))))), for a function f.
+    """after(x + m dropout(branch(f(before(x))))), for a function f and a multiplier m.
 
     A norm `before` is pre-norm: the residual stream is never normalised (GPT-2, LLaMA). One
     `after` is post-norm, as first published (Vaswani et al. 2017, BERT). With `branch` and
     `before` it is the sandwich of Gemma 2 (Gemma Team 2024).
 
     Args:
-        norm: the norm of a stack.
+        layer: whose norm and multiplier it has.
         norms: the places that have one.
         width: D.
         dropout: of what is added to the stream.
     """
 
-    def __init__(self, norm: Norm, norms: Collection[str], width: int, dropout: float) -> None:
+    def __init__(self, layer: Layer, norms: Collection[str], width: int, dropout: float) -> None:
         super().__init__()
         self.before, self.branch, self.after = (
-            build_norm(norm if place in norms else None, width)
+            build_norm(layer.norm if place in norms else None, width)
             for place in ("before", "branch", "after")
         )
-        self.dropout = dropout
+        self.dropout, self.multiplier = dropout, layer.residual_multiplier
 
     def enter(self, x: Tensor) -> Tensor:
         """What the function reads: [..., D] -> [..., D]."""
@@ -48,7 +49,8 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """The stream [..., D] with what the function made of it, y [..., D]."""
-        return self.after(x + F.dropout(self.branch(y), self.dropout, self.training))
+        y = F.dropout(self.branch(y), self.dropout, self.training)
+        return self.after(x + (y if self.multiplier == 1.0 else y * self.multiplier))
 
 
 class BlockKind(Choice, Part):
@@ -66,8 +68,8 @@ class BlockKind(Choice, Part):
         """How many normed copies of the stream such a block makes."""
         return 2
 
-    def build(self, stack: Any, layer: int, d_model: int, *, crosses: bool = False) -> Block:
-        """Return the block of a layer of a `Stack`; one that `crosses` attends to an encoder."""
+    def build(self, layer: Layer, d_model: int, **options: Any) -> Block:
+        """Return the module of a layer; the options are those of `Layer.build`."""
         raise NotImplementedError
 
 
@@ -78,9 +80,9 @@ class SequentialLayers(BlockKind):
     crosses: ClassVar[bool] = True
     kind: Literal["sequential"] = "sequential"
 
-    def build(self, stack: Any, layer: int, d_model: int, *, crosses: bool = False) -> Block:
+    def build(self, layer: Layer, d_model: int, **options: Any) -> Block:
         """See `BlockKind.build`."""
-        return Block(stack, layer, d_model, crosses=crosses)
+        return Block(layer, d_model, **options)
 
 
 class ParallelLayers(BlockKind):
@@ -99,43 +101,147 @@ class ParallelLayers(BlockKind):
         """As `BlockKind.reads`."""
         return 1 if self.norms == "shared" else 2
 
-    def build(
-        self, stack: Any, layer: int, d_model: int, *, crosses: bool = False
-    ) -> ParallelBlock:
+    def build(self, layer: Layer, d_model: int, **options: Any) -> ParallelBlock:
         """See `BlockKind.build`."""
-        return ParallelBlock(stack, layer, d_model, crosses=crosses)
+        return ParallelBlock(layer, d_model, **options)
+
+
+NormPlacement = Literal["pre", "post", "sandwich", "post-sublayer", "none"]
+_PLACES: Mapping[str, tuple[str, ...]] = {
+    "pre": ("before",),
+    "post": ("after",),
+    "sandwich": ("before", "branch"),
+    "post-sublayer": ("branch",),
+    "none": (),
+}
+
+
+class Layer(Part):
+    """One block: a mixer and a feed-forward network, each inside a residual connection.
+
+    `norm_placement` says where a residual connection x + f(x) has norms: "pre" norm(x) is read
+    (GPT-2, LLaMA), "post" the sum is normalised (BERT), "post-sublayer" what f adds (OLMo 2),
+    "sandwich" what f reads and what f adds (Gemma 2), "none" nothing. Without a `feed_forward` a
+    block is its mixer alone (Mamba). What is added to the residual stream is multiplied by
+    `residual_multiplier` (Granite).
+    """
+
+    mixer: SerializeAsAny[Mixer]
+    feed_forward: SerializeAsAny[Positionwise] | None = None
+    norm: Norm
+    norm_placement: NormPlacement
+    block: SerializeAsAny[BlockKind] = SequentialLayers()
+    residual_multiplier: Positive = 1.0
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """Where a residual connection has norms: "before" f, on its "branch", "after" the sum."""
+        return _PLACES[self.norm_placement]
+
+    @property
+    def parts(self) -> tuple[Mixer | Positionwise, ...]:
+        """The mixer, and the feed-forward network if there is one."""
+        return (self.mixer,) if self.feed_forward is None else (self.mixer, self.feed_forward)
+
+    @property
+    def has_fixed_shapes(self) -> bool:
+        """Whether no shape depends on the tokens, so that a whole step can be compiled."""
+        return self.feed_forward is None or self.feed_forward.has_fixed_shapes
+
+    @property
+    def adds_loss(self) -> bool:
+        """Whether its feed-forward network has a loss of its own."""
+        return self.feed_forward is not None and self.feed_forward.adds_loss
+
+    @property
+    def reads_earlier(self) -> bool:
+        """Whether its feed-forward network reads earlier tokens."""
+        return self.feed_forward is not None and self.feed_forward.reads_earlier
+
+    @property
+    def divided(self) -> list[tuple[str, int]]:
+        """Sizes that tensor parallelism divides, by name; none if it cannot divide the layer."""
+        if not self.block.divides or not all(part.divided for part in self.parts):
+            return []
+        return [size for part in self.parts for size in part.divided.items()]
+
+    def with_dropout(self, dropout: float) -> Self:
+        """The same layer with this dropout of hidden units, if its network has such dropout."""
+        if self.feed_forward is None:
+            return self
+        return self.replace(feed_forward=self.feed_forward.with_dropout(dropout))
+
+    def build(
+        self,
+        d_model: int,
+        *,
+        dropout: float = 0.0,
+        num_layers: int = 1,
+        first_norm: bool = True,
+        crosses: bool = False,
+    ) -> Block:
+        """Return the module, which maps [B, T, d_model] to [B, T, d_model].
+
+        Args:
+            d_model: width of the vectors.
+            dropout: of what is added to the residual stream, and of the mixer, while training.
+            num_layers: of the stack, for mixers that keep much for the backward pass.
+            first_norm: whether the mixer of a pre-norm block has its norm.
+            crosses: whether the block attends to an encoder's output, too.
+        """
+        return self.block.build(
+            self,
+            d_model,
+            dropout=dropout,
+            num_layers=num_layers,
+            first_norm=first_norm,
+            crosses=crosses,
+        )
 
 
 class Block(PartModule):
     """Mixer, cross-attention where it `crosses`, and feed-forward network.
 
-    Each is inside a residual connection.
+    Each is inside a residual connection. The arguments are those of `Layer.build`.
 
     >>> import torch
     >>> from trivium import spec
-    >>> stack = spec.Stack(
-    ...     num_layers=1, mixer=spec.Attention(num_heads=2, head_dim=4), norm=spec.LayerNorm(),
-    ...     feed_forward=spec.FeedForward(d_ff=16, activation="gelu"), norms=("before",))
-    >>> x, loss = Block(stack, layer=0, width=8)(
-    ...     torch.zeros(3, 5, 8), Context.of_length(5, causal=True))
+    >>> layer = spec.Layer(
+    ...     mixer=spec.Attention(num_heads=2, head_dim=4), norm=spec.LayerNorm(),
+    ...     feed_forward=spec.FeedForward(d_ff=16, activation="gelu"), norm_placement="pre")
+    >>> x, loss = layer.build(8)(torch.zeros(3, 5, 8), Context.of_length(5, causal=True))
     >>> x.shape, loss
     (torch.Size([3, 5, 8]), None)
     """
 
-    def __init__(self, stack: Any, layer: int, width: int, *, crosses: bool = False) -> None:
+    def __init__(
+        self,
+        layer: Layer,
+        width: int,
+        *,
+        dropout: float = 0.0,
+        num_layers: int = 1,
+        first_norm: bool = True,
+        crosses: bool = False,
+    ) -> None:
         super().__init__()
-        part, norm, dropout = stack.mixer_of(layer), stack.norm, stack.dropout
-        layers = stack.num_layers * (1 + crosses)
-        self.mixer: MixerModule = part.build(width, dropout=dropout, num_layers=layers)
-        first = stack.norms if layer or stack.first_norm else {*stack.norms} - {"before"}
-        self.mixer_residual = Residual(norm, first, width, dropout)
+        mixer, of_mixer = layer.mixer, {"dropout": dropout, "num_layers": num_layers}
+        norms = layer.norms if first_norm else {*layer.norms} - {"before"}
+        self.mixer: MixerModule = mixer.build(width, **of_mixer)
+        self.mixer_residual = Residual(layer, norms, width, dropout)
         self.cross_attention = self.cross_residual = None
         if crosses:
-            self.cross_attention = CrossAttention(part.cross, width, dropout, layers)
-            self.cross_residual = Residual(norm, stack.norms, width, dropout)
-        feed_forward = stack.feed_forward
-        self.feed_forward: FeedForwardModule = feed_forward.build(width)
-        self.feed_forward_residual = Residual(norm, stack.feed_forward_norms, width, dropout)
+            self.cross_attention = CrossAttention(mixer.cross, width, **of_mixer)
+            self.cross_residual = Residual(layer, layer.norms, width, dropout)
+        self.feed_forward: FeedForwardModule | None = None
+        if layer.feed_forward is not None:
+            self.feed_forward = layer.feed_forward.build(width)
+            self.feed_forward_residual = Residual(layer, layer.norms, width, dropout)
+
+    @property
+    def idle(self) -> Iterable[nn.Module]:
+        """See `FeedForwardModule.idle`."""
+        return () if self.feed_forward is None else self.feed_forward.idle
 
     def prepare(
         self, context: Context, layer: LayerContext, table: nn.Module | None = None
@@ -154,7 +260,10 @@ class Block(PartModule):
         if self.cross_attention is not None and self.cross_residual is not None:
             residual, cross = self.cross_residual, self.cross_attention
             x = residual(x, cross(residual.enter(x), context, layer.source, layer.cross_prepared))
-        x, residual = context.chosen(x), self.feed_forward_residual
+        x = context.chosen(x)
+        if self.feed_forward is None:
+            return x, None
+        residual = self.feed_forward_residual
         y, loss = self.feed_forward(residual.enter(x), context, layer.feed_forward_state)
         return residual(x, y), loss
 
@@ -165,21 +274,25 @@ class ParallelBlock(Block):
     Source: Chowdhery et al. 2022, section 2 (one norm); Black et al. 2022, section 2.1 (two).
     """
 
-    def __init__(self, stack: Any, layer: int, width: int, *, crosses: bool = False) -> None:
-        super().__init__(stack, layer, width)
-        assert isinstance(stack.block, ParallelLayers)
-        self.shares_norm = stack.block.norms == "shared"
+    def __init__(self, layer: Layer, width: int, *, dropout: float = 0.0, **options: Any) -> None:
+        super().__init__(layer, width, dropout=dropout, **options)
+        assert isinstance(layer.block, ParallelLayers)
+        self.shares_norm = layer.block.norms == "shared"
         # Both are added at once: the norms on the branch and after are the mixer's.
-        before = {"before"} & {*stack.feed_forward_norms} if not self.shares_norm else ()
-        self.feed_forward_residual = Residual(stack.norm, before, width, stack.dropout)
+        before = {"before"} & {*layer.norms} if not self.shares_norm else ()
+        if self.feed_forward is not None:
+            self.feed_forward_residual = Residual(layer, before, width, dropout)
 
     def forward(
         self, x: Tensor, context: Context, layer: LayerContext = ALONE
     ) -> tuple[Tensor, Tensor | None]:
         """As `Block.forward`."""
-        mixing, feeding = self.mixer_residual, self.feed_forward_residual
+        mixing = self.mixer_residual
         entered, chosen = mixing.enter(x), context.chosen(x)
         mixed = context.chosen(self.mixer(entered, context, layer.state, layer.prepared))
+        if self.feed_forward is None:
+            return mixing(chosen, mixed), None
+        feeding = self.feed_forward_residual
         read = context.chosen(entered) if self.shares_norm else feeding.enter(chosen)
         y, loss = self.feed_forward(read, context, layer.feed_forward_state)
         return mixing(chosen, mixed + y), loss

@@ -40,16 +40,12 @@ class Context:
     Args:
         positions: int64 [1 or B, T], of tokens in their text; they begin anew in every document.
         columns: int64 [1 or B, T], of tokens in their row, or in the slot of a cache.
-        causal: a token sees none of a later column, or of a later `order`.
+        causal: a token sees none of a later column.
         real: [B, T], nonzero where a token is real.
         documents: int64 [B, T], packed membership, 0 of padding: a token sees its own document.
         prefix: int64 [B]: so many first columns are seen by all, also by tokens before them.
         types: int64 [B, T], sentence A or B, for positions that compare them.
-        global_tokens: bool [B, T], tokens that no pattern hides (Longformer).
-        order: int64 [1 or B, T], when tokens become known, if not by column (XLNet).
-        num_keys: so many first tokens are seen; the others only ask (XLNet's query stream).
-        seen: [B, T, D], what attention makes keys and values of, if not of its input (DeBERTa's
-            mask decoder).
+        num_keys: so many first tokens are keys; the others are queries alone.
         custom: bool, True where a token sees another: [T, T], or [B, N, T, T] with 1 for an axis
             along which it is the same.
         select: int64 [M], flat positions in B * T whose feed-forward network is wanted.
@@ -64,10 +60,7 @@ class Context:
     documents: Tensor | None = None
     prefix: Tensor | None = None
     types: Tensor | None = None
-    global_tokens: Tensor | None = None
-    order: Tensor | None = None
     num_keys: int | None = None
-    seen: Tensor | None = None
     custom: Tensor | None = None
     select: Tensor | None = None
     span: Span | None = None
@@ -127,8 +120,6 @@ class Context:
             real=of(self.real),
             documents=of(self.documents),
             types=of(self.types),
-            global_tokens=of(self.global_tokens),
-            order=of(self.order),
             custom=custom,
         )
 

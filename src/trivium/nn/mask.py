@@ -27,11 +27,16 @@ _MIN_BLOCK = 128
 _LEAVE_ITSELF = {"causal", "prefix", "documents"}
 
 
-def allowed(queries: Context, keys: Context, pattern: Pattern | None = None) -> Tensor | None:
+def allowed(
+    queries: Context,
+    keys: Context,
+    pattern: Pattern | None = None,
+    always: Tensor | None = None,
+) -> Tensor | None:
     """Bool [1 or B, 1 or N, 1 or T, S], True where a query may attend to a key; None: everywhere.
 
     This is where it is decided whether a token sees another one: only if all limits allow it.
-    `limits_of` names those that are set.
+    `limits_of` names those that are set. The pattern hides no keys of `always`, bool [B, S].
     """
 
     def of(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,8 +45,6 @@ def allowed(queries: Context, keys: Context, pattern: Pattern | None = None) -> 
     limits = []
     if queries.causal:
         query, key = of(queries.columns, keys.columns)
-        if queries.order is not None and keys.order is not None:
-            query, key = of(queries.order, keys.order)
         causal = key <= query
         if queries.prefix is not None:
             causal = causal | (keys.columns[:, None, None, :] < queries.prefix[:, None, None, None])
@@ -55,8 +58,8 @@ def allowed(queries: Context, keys: Context, pattern: Pattern | None = None) -> 
             for each in pattern.of_heads
         ]
         near = torch.cat(torch.broadcast_tensors(*of_heads), 1)
-        if keys.global_tokens is not None:
-            near = near | keys.global_tokens[:, None, None, :]
+        if always is not None:
+            near = near | always[:, None, None, :]
         limits.append(near)
     if queries.documents is not None and keys.documents is not None:
         query, key = of(queries.documents, keys.documents)
@@ -73,7 +76,7 @@ def limits_of(queries: Context, keys: Context, pattern: Pattern | None = None) -
     """The names of the limits that `allowed` combines."""
     limits = {
         "causal": queries.causal,
-        "order": queries.order is not None or queries.num_keys is not None,
+        "num_keys": queries.num_keys is not None,
         "prefix": queries.prefix is not None,
         "pattern": pattern is not None,
         "documents": queries.documents is not None,
@@ -118,6 +121,7 @@ class Mask:
         num_heads: heads with a bias or scores of their own in memory; 1 where a kernel is given
             at most a mask that all heads share.
         eager: all scores are computed, since no kernel knows what is done to them.
+        always: bool [B, S], keys that the pattern does not hide.
     """
 
     def __init__(
@@ -129,8 +133,10 @@ class Mask:
         *,
         num_heads: int = 1,
         eager: bool = False,
+        always: Tensor | None = None,
     ) -> None:
         self.queries, self.keys, self.pattern, self.bias = queries, keys, pattern, bias
+        self.always = always
         self.eager, self.num_heads = eager, num_heads if eager or bias is not None else 1
         num_queries, num_keys = queries.positions.shape[1], keys.positions.shape[1]
         self.limits = limits_of(queries, keys, pattern)
@@ -159,7 +165,7 @@ class Mask:
         all_own = keys == queries and self.queries.from_first
         if reach is not None and all_own:
             block = max(_MIN_BLOCK, reach)
-            left_alone = "causal" in self.limits and not self.limits & {"order", "prefix"}
+            left_alone = "causal" in self.limits and not self.limits & {"num_keys", "prefix"}
             ahead = 0 if left_alone else reach
             if 2 * (block + reach + ahead) <= keys:
                 rows, before, after = block, reach, ahead
@@ -169,19 +175,18 @@ class Mask:
         for start in range(0, queries, rows):
             stop = min(start + rows, queries)
             first, end = max(0, start - before), min(keys, stop + after)
-            far = self._global_outside(first, end) if end - first < keys else None
+            far = self._always_outside(first, end) if end - first < keys else None
             if far is None:
                 yield slice(start, stop), slice(first, end)
             else:
                 near = torch.arange(first, end, device=far.device)
                 yield slice(start, stop), torch.cat((near, far))
 
-    def _global_outside(self, first: int, end: int) -> Tensor | None:
-        """Columns outside of others in which any row has a global token, int64 [G]."""
-        chosen = self.keys.global_tokens
-        if chosen is None:
+    def _always_outside(self, first: int, end: int) -> Tensor | None:
+        """Columns outside of others in which any row has a key of `always`, int64 [G]."""
+        if self.always is None:
             return None
-        chosen = chosen.any(0)
+        chosen = self.always.any(0)
         chosen[first:end] = False
         return chosen.nonzero()[:, 0]
 
@@ -192,7 +197,8 @@ class Mask:
             return MaskPart(some, near, plain)
         queries, keys = self.queries.cut(some, near), self.keys.cut(near)
         if self.limits:
-            mask = allowed(queries, keys, self.pattern)
+            always = None if self.always is None else self.always[:, near]
+            mask = allowed(queries, keys, self.pattern, always)
         bias = None if self.bias is None else self.bias(queries, keys)
         if bias is not None and mask is not None:
             bias = bias.masked_fill(~mask, lowest(bias.dtype))

@@ -267,10 +267,11 @@ class Cache:
         *,
         device: torch.device,
         projections: Sequence[Projection] = (),
-        feed_forward_states: Sequence[State] = (),
+        feed_forward_states: Sequence[State | None] = (),
     ) -> None:
         self.num_slots, self.slot_length = num_slots, slot_length
-        self.states, self.projections = [*states, *feed_forward_states], projections
+        kept = [state for state in feed_forward_states if state is not None]
+        self.states, self.projections = [*states, *kept], projections
         self.feed_forward_states = feed_forward_states
         self.sources = [SourceState() for _ in projections]
         self.source_mask: Tensor | None = None  # bool [slots, S]

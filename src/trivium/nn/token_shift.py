@@ -25,7 +25,7 @@ def token_before(x: Tensor, context: Context, last: Tensor | None) -> tuple[Tens
     Raises:
         SpecError: tokens are read in another order than that of their row.
     """
-    if context.order is not None or context.custom is not None:
+    if context.custom is not None or context.num_keys is not None:
         raise SpecError("a model that reads the token before another takes no order and no mask.")
     if context.kept is not None:
         x = x * context.kept[..., None].to(x.dtype)

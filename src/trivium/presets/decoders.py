@@ -8,8 +8,9 @@ from typing import Any
 
 from trivium.models.heads.vocabulary import LMHead
 from trivium.models.initialization import Normal
-from trivium.models.stack import POST_NORM, PRE_NORM, Embedding, Factorised, Norms
+from trivium.models.stack import Embedding, Factorised
 from trivium.nn.activations import Activation
+from trivium.nn.blocks import NormPlacement
 from trivium.nn.feed_forwards import Positionwise
 from trivium.nn.feed_forwards.feed_forward import FeedForward
 from trivium.nn.mixers.attention import Attention
@@ -47,7 +48,7 @@ def _gpt(
     vocab_size: int,
     max_length: int,
     activation: Activation = "gelu_tanh",
-    norms: Norms = PRE_NORM,
+    norm_placement: NormPlacement = "pre",
     patterns: tuple[Pattern | None, ...] = (None,),
     initialization: Normal = SCALED,
     learned: Callable[..., Learned] = Learned,
@@ -65,7 +66,7 @@ def _gpt(
         embedding=Embedding(factorised=factorised, positions=learned(max_length=max_length)),
         mixer=(first, *others) if others else first,
         feed_forward=FeedForward(d_ff=4 * d_model, activation=activation),
-        norms=norms,
+        norm_placement=norm_placement,
         dropout=dropout,
         initialization=initialization,
     )
@@ -114,7 +115,7 @@ _gpt1 = partial(
     paper="Radford et al. 2018 (GPT)",
     vocab_size=40_478,
     max_length=512,
-    norms=POST_NORM,
+    norm_placement="post",
     initialization=Normal(),
 )
 _gpt2 = partial(_gpt, paper="Radford et al. 2019 (GPT-2)", vocab_size=50_257, max_length=1024)
@@ -235,7 +236,7 @@ PRESETS: dict[str, Preset] = {
         tokens=180e9,
         lr=3e-4,
         batch=0.5e6,
-        norms=POST_NORM,
+        norm_placement="post",
         factorised=Factorised(width=512, bias=False, projected="tokens"),
     ),
     "opt-1.3b": _opt(24, 2048, 32, tokens=180e9, lr=2e-4, batch=1e6),

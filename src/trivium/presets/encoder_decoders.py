@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from trivium.models.heads.vocabulary import LMHead
 from trivium.models.initialization import FanIn, Xavier
-from trivium.models.stack import POST_NORM, PRE_NORM, Embedding, Norms, Stack
+from trivium.models.stack import Embedding, Stack
 from trivium.models.transformer import ModelSpec
 from trivium.nn.activations import Activation
+from trivium.nn.blocks import NormPlacement
 from trivium.nn.feed_forwards.feed_forward import FeedForward
 from trivium.nn.mixers.attention import Attention
 from trivium.nn.norm import LayerNorm, RMSNorm
@@ -22,16 +23,16 @@ def _stack(
     activation: Activation,
     *,
     bias: bool = True,
-    norms: Norms = POST_NORM,
+    norm_placement: NormPlacement = "post",
     dropout: float = 0.1,
 ) -> Stack:
     """The encoder or decoder of the first Transformer, BART and Marian."""
-    return Stack(
+    return Stack.of_mixers(
         num_layers=num_layers,
         mixer=Attention(num_heads=d_model // 64, head_dim=64, bias=bias),
         feed_forward=FeedForward(d_ff=4 * d_model, activation=activation),
         norm=LayerNorm(),
-        norms=norms,
+        norm_placement=norm_placement,
         dropout=dropout,
     )
 
@@ -41,13 +42,15 @@ def _transformer(
     d_model: int,
     *,
     dropout: float = 0.1,
-    norms: Norms = POST_NORM,
+    norm_placement: NormPlacement = "post",
 ) -> Preset:
     """The vocabulary is that of English to German, shared by source, target and output.
 
     The paper trains on single sentences and gives no longest one.
     """
-    stack = _stack(num_layers, d_model, "relu", bias=False, norms=norms, dropout=dropout)
+    stack = _stack(
+        num_layers, d_model, "relu", bias=False, norm_placement=norm_placement, dropout=dropout
+    )
     model = ModelSpec(
         vocab_size=37_000,
         d_model=d_model,
@@ -57,7 +60,7 @@ def _transformer(
         heads=(LMHead(tied=True),),
         initialization=Xavier(),
     )
-    variant = ", pre-norm" if norms == PRE_NORM else ""
+    variant = ", pre-norm" if norm_placement == "pre" else ""
     return Preset(model, f"Vaswani et al. 2017 (Transformer{variant})", None)
 
 
@@ -72,7 +75,7 @@ def _t5(
     v11: bool = False,
 ) -> Preset:
     """Version 1.1 is gated, untied and was pretrained without dropout."""
-    stack = Stack(
+    stack = Stack.of_mixers(
         num_layers=num_layers,
         mixer=Attention(
             num_heads=num_heads,
@@ -85,7 +88,7 @@ def _t5(
             d_ff=d_ff, activation="gelu_tanh" if v11 else "relu", gated=v11, bias=False
         ),
         norm=RMSNorm(eps=1e-6),
-        norms=PRE_NORM,
+        norm_placement="pre",
         dropout=0.0 if v11 else 0.1,
     )
     model = ModelSpec(
@@ -138,8 +141,8 @@ PRESETS: dict[str, Preset] = {
     "transformer-mini": _transformer(4, 256),
     "transformer-base": _transformer(6, 512),
     "transformer-big": _transformer(6, 1024, dropout=0.3),
-    "transformer-base-pre-norm": _transformer(6, 512, norms=PRE_NORM),
-    "transformer-big-pre-norm": _transformer(6, 1024, dropout=0.3, norms=PRE_NORM),
+    "transformer-base-pre-norm": _transformer(6, 512, norm_placement="pre"),
+    "transformer-big-pre-norm": _transformer(6, 1024, dropout=0.3, norm_placement="pre"),
     "t5-tiny": _t5(2, 128, 2, 512),
     "t5-mini": _t5(4, 256, 4, 1024),
     "t5-small": _t5(6, 512, 8, 2048, _T5_TOKENS),

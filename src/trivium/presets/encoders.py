@@ -9,7 +9,7 @@ from trivium.models.heads import Dense, Head
 from trivium.models.heads.text import NSPHead
 from trivium.models.heads.tokens import ReplacedTokenHead
 from trivium.models.heads.vocabulary import MLMHead
-from trivium.models.stack import PRE_NORM, Embedding, Factorised, Stack
+from trivium.models.stack import Embedding, Factorised, Stack
 from trivium.models.transformer import ModelSpec
 from trivium.nn.activations import Activation
 from trivium.nn.feed_forwards.feed_forward import FeedForward
@@ -32,7 +32,7 @@ def bert(
     max_length: int = 512,
     d_embedding: int | None = None,
     num_heads: int | None = None,
-    num_distinct: int | None = None,
+    num_layer_groups: int | None = None,
     num_token_types: int = 2,
     learned: Callable[..., Learned] = Learned,
     activation: Activation = "gelu",
@@ -54,7 +54,7 @@ def bert(
             num_token_types=num_token_types,
             norm=LayerNorm(eps=eps),
         ),
-        num_distinct=num_distinct,
+        num_layer_groups=num_layer_groups,
         mixer=mixer or attention(d_model, num_heads or d_model // 64),
         activation=activation,
         norm=LayerNorm(eps=eps),
@@ -79,12 +79,12 @@ def _modernbert(num_layers: int, d_model: int, d_ff: int, *, released: bool = Tr
         vocab_size=50_368,
         d_model=d_model,
         embedding=Embedding(norm=norm),
-        encoder=Stack(
+        encoder=Stack.of_mixers(
             num_layers=num_layers,
             mixer=(full, local, local) if released else (local, local, full),
             feed_forward=FeedForward(d_ff=d_ff, activation="gelu", gated=True, bias=False),
             norm=norm,
-            norms=PRE_NORM,
+            norm_placement="pre",
             first_norm=False,
         ),
         heads=(MLMHead(dense=Dense(activation="gelu", bias=not released, norm=True)),),
@@ -118,7 +118,7 @@ _albert = partial(
     ),
     vocab_size=30_000,
     d_embedding=128,
-    num_distinct=1,
+    num_layer_groups=1,
     activation="gelu_tanh",
     dropout=0.0,
 )

@@ -46,7 +46,7 @@ def _gemma2(
         mixer=(full.replace(pattern=Sliding(window=window)), full),
         feed_forward=FeedForward(d_ff=d_ff, activation="gelu_tanh", gated=True, bias=False),
         norm=RMSNorm(offset=1),
-        norms=("before", "branch"),
+        norm_placement="sandwich",
         head=LMHead(tied=True, soft_cap=30.0),
     )
     return Preset(model, "Gemma Team 2024 (Gemma 2)", 8192, **published)

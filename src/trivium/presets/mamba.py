@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from trivium.models.heads.vocabulary import LMHead
-from trivium.nn.feed_forwards.feed_forward import Nothing
 from trivium.nn.mixers.mamba import Mamba
 from trivium.nn.norm import RMSNorm
 from trivium.presets.preset import Preset, attention, decoder, swiglu
@@ -27,7 +26,7 @@ def _mamba(num_layers: int, d_model: int, *, tokens: float | None = None) -> Pre
         d_model,
         vocab_size=50_280,
         mixer=_mixer(d_model),
-        feed_forward=Nothing(),
+        feed_forward=None,
         norm=RMSNorm(eps=1e-5),
     )
     return Preset(model, _GU_DAO, 2048, tokens)

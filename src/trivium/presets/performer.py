@@ -6,7 +6,7 @@ Both have pre-norm blocks: the paper does not say where norms are.
 from __future__ import annotations
 
 from trivium.models.heads.vocabulary import MLMHead
-from trivium.models.stack import PRE_NORM, Embedding
+from trivium.models.stack import Embedding
 from trivium.nn.feed_forwards.feed_forward import FeedForward
 from trivium.nn.mixers.performer import Performer
 from trivium.nn.norm import LayerNorm
@@ -46,7 +46,7 @@ def _protein_encoder() -> Preset:
         mixer=Performer(num_heads=8, head_dim=64, num_features=256),
         feed_forward=FeedForward(d_ff=1024, activation="gelu"),
         norm=LayerNorm(),
-        norms=PRE_NORM,
+        norm_placement="pre",
         heads=(MLMHead(),),
     )
     return Preset(model, _PAPER, 1024, lr=1e-3)  # appendix A.2

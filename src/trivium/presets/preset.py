@@ -10,10 +10,9 @@ from trivium.models.base_model import Spec
 from trivium.models.heads import Dense, Head
 from trivium.models.heads.vocabulary import LMHead, MLMHead
 from trivium.models.initialization import Initialization, Normal
-from trivium.models.stack import POST_NORM, PRE_NORM, Embedding, Stack
+from trivium.models.stack import Embedding, Stack
 from trivium.models.transformer import ModelSpec
 from trivium.nn.activations import Activation
-from trivium.nn.feed_forwards import Positionwise
 from trivium.nn.feed_forwards.feed_forward import FeedForward
 from trivium.nn.mixers.attention import Attention
 from trivium.nn.norm import LayerNorm
@@ -80,23 +79,27 @@ def decoder(
     *,
     vocab_size: int,
     embedding: Embedding = _PLAIN,
-    feed_forward: Positionwise | None = None,
     head: Head = _TIED,
     initialization: Initialization = SCALED,
     **stack: Any,
 ) -> ModelSpec:
     """Return a decoder-only model that resembles GPT-2 in everything that is not given.
 
-    `stack` contains the other fields of its `Stack`: the mixer, and those that are unlike GPT-2's.
+    `stack` contains the other arguments of `Stack.of_mixers`: the mixer, and those that are unlike
+    GPT-2's.
     """
     return ModelSpec(
         vocab_size=vocab_size,
         d_model=d_model,
         embedding=embedding,
-        decoder=Stack(
+        decoder=Stack.of_mixers(
             num_layers=num_layers,
-            feed_forward=feed_forward or FeedForward(d_ff=4 * d_model, activation="gelu_tanh"),
-            **{"norm": LayerNorm(), "norms": PRE_NORM, **stack},
+            **{
+                "feed_forward": FeedForward(d_ff=4 * d_model, activation="gelu_tanh"),
+                "norm": LayerNorm(),
+                "norm_placement": "pre",
+                **stack,
+            },
         ),
         heads=(head,),
         initialization=initialization,
@@ -115,15 +118,16 @@ def encoder(
 ) -> ModelSpec:
     """Return an encoder-only model that has the post-norm blocks of BERT.
 
-    `stack` contains the other fields of its `Stack`: the mixer, the norm and what is unlike BERT's.
+    `stack` contains the other arguments of `Stack.of_mixers`: the mixer, the norm and what is
+    unlike BERT's.
     """
     feed_forward = FeedForward(d_ff=4 * d_model, activation=activation)
-    blocks = {"feed_forward": feed_forward, "norms": POST_NORM, "dropout": 0.1, **stack}
+    blocks = {"feed_forward": feed_forward, "norm_placement": "post", "dropout": 0.1, **stack}
     return ModelSpec(
         vocab_size=vocab_size,
         d_model=d_model,
         embedding=embedding,
-        encoder=Stack(num_layers=num_layers, **blocks),
+        encoder=Stack.of_mixers(num_layers=num_layers, **blocks),
         heads=heads,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trivium.models.heads.vocabulary import LMHead
 from trivium.models.initialization import Normal, Xavier
-from trivium.models.stack import POST_NORM, PRE_NORM, Embedding, Stack
+from trivium.models.stack import Embedding, Stack
 from trivium.models.transformer import ModelSpec
 from trivium.nn.feed_forwards.feed_forward import FeedForward
 from trivium.nn.mixers.attention import Attention
@@ -24,15 +24,15 @@ def _transformer(*, pre_norm: bool = False) -> Preset:
     the layers of another textbook: LayerNorm before each sublayer, no dropout of hidden units.
     """
     d_model = 512
-    stack = Stack(
+    stack = Stack.of_mixers(
         num_layers=6,
         mixer=Attention(num_heads=8, head_dim=64),
         feed_forward=FeedForward(
             d_ff=4 * d_model, activation="relu", dropout=0.0 if pre_norm else 0.1
         ),
         norm=LayerNorm() if pre_norm else DeviationNorm(),
-        norms=PRE_NORM if pre_norm else POST_NORM,
-        last_norm=True,
+        norm_placement="pre" if pre_norm else "post",
+        final_norm=True,
         dropout=0.1,
     )
     model = ModelSpec(
@@ -59,7 +59,7 @@ def _gpt3() -> Preset:
         embedding=Embedding(positions=Sinusoidal(max_length=2048)),
         mixer=Attention(num_heads=96, head_dim=128, bias=False),
         feed_forward=FeedForward(d_ff=49_152, activation="relu"),
-        norms=POST_NORM,
+        norm_placement="post",
         initialization=Normal(),
     )
     paper = "after Brown et al. 2020 (GPT-3, as a textbook composes it)"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from trivium.models.heads.vocabulary import LMHead
 from trivium.models.initialization import Normal
-from trivium.models.stack import POST_NORM, PRE_NORM, Embedding, Norms
+from trivium.models.stack import Embedding
+from trivium.nn.blocks import NormPlacement
 from trivium.nn.feed_forwards.feed_forward import FeedForward
 from trivium.nn.mixers.memory_attention import SegmentAttention
 from trivium.nn.patterns import Sliding
@@ -25,7 +26,7 @@ def _transformer_xl(
     *,
     paper: str,
     vocab_size: int = 50_257,
-    norms: Norms = POST_NORM,
+    norm_placement: NormPlacement = "post",
     dropout: float = 0.0,
     **published: float,
 ) -> Preset:
@@ -42,10 +43,10 @@ def _transformer_xl(
             pattern=Sliding(window=memory),
         ),
         feed_forward=FeedForward(d_ff=d_ff, activation="relu"),
-        norms=norms,
+        norm_placement=norm_placement,
         dropout=dropout,
         head=LMHead(tied=True, bias=True),
-        initialization=SCALED if norms == PRE_NORM else Normal(),
+        initialization=SCALED if norm_placement == "pre" else Normal(),
     )
     return Preset(model, paper, memory, **published)
 
@@ -62,7 +63,7 @@ def _small(num_layers: int, d_model: int) -> Preset:
         d_model // 64,
         128,
         paper=f"after {_PAPER}",
-        norms=PRE_NORM,
+        norm_placement="pre",
     )
 
 

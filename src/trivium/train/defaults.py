@@ -253,7 +253,7 @@ def decays_by_passes(recipe: Recipe) -> bool:
 
 
 def _is_post_norm(spec: Spec) -> bool:
-    return any("after" in stack.norms for stack in spec.stacks)
+    return any("after" in layer.norms for stack in spec.stacks for layer in stack.every_layer)
 
 
 def row_length(recipe: Recipe) -> int:

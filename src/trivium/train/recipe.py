@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 import torch
@@ -30,7 +30,9 @@ from trivium.interop.peft_format import check_adapter
 from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.initialization import with_fast_initialization
+from trivium.models.resizing import differences, resized
 from trivium.models.transformer import ModelSpec
+from trivium.nn.blocks import Layer
 from trivium.nn.part import FieldError
 from trivium.objectives import Objective
 from trivium.presets import presets
@@ -124,16 +126,48 @@ class ModelConfig(Config):
         """Whether training continues from trained weights."""
         return self.init_from is not None and not self.new_weights
 
+    def _changes(self) -> dict[str, Any]:
+        """The keys that change parts of a preset or spec."""
+        parts = {"d_model", "cell", "embedding", "encoder", "decoder"}
+        return self.model_dump(include=parts, exclude_none=True)
+
+    def _resized_preset(self) -> dict[str, Any]:
+        """The preset, with the sizes that follow from a changed width or number of heads."""
+        spec = presets[str(self.preset)]
+        heads, layers = dict[str, int](), dict[str, int]()
+        for slot, stack in (("encoder", self.encoder), ("decoder", self.decoder)):
+            for sizes, path in (
+                (heads, ("layers", "mixer", "num_heads")),
+                (layers, ("num_layers",)),
+            ):
+                number = _value_at(stack, path)
+                if isinstance(number, int) and 0 < number <= 1000:
+                    sizes[slot] = number
+        if not isinstance(spec, ModelSpec) or not (heads or layers or self.d_model):
+            return spec.to_dict()
+        return resized(spec, self.d_model or spec.d_model, heads, layers).to_dict()
+
+    def derived_sizes(self) -> list[tuple[str, Any, Any]]:
+        """The sizes of the preset that follow from changed ones: key, value before, and now."""
+        if self.preset is None:
+            return []
+        given = {".".join(path) for path, _ in _leaves(self._changes())}
+        changed = differences(presets[self.preset].to_dict(), self._resized_preset())
+        return list(dict.fromkeys(each for each in changed if each[0] not in given))
+
     def build_spec(self) -> Spec | None:
         """The spec with the vocabulary size of the literature; None with `init_from`."""
         if self.init_from is not None:
             return None
-        preset = None if self.preset is None else presets[self.preset].to_dict()
-        tree = preset or copy.deepcopy(self.spec or {})
-        parts = {"d_model", "cell", "embedding", "encoder", "decoder"}
-        changes = self.model_dump(include=parts, exclude_none=True)
+        tree = copy.deepcopy(self.spec or {}) if self.preset is None else self._resized_preset()
+        changes = self._changes()
         if _sets_relative_positions(changes) and "embedding" in tree:
             tree["embedding"].pop("positions", None)
+        for stack in ("encoder", "decoder"):
+            for name in ("first_layers", "layers"):
+                layers = tree.get(stack, {}).get(name)
+                if isinstance(layers, list) and isinstance(changes.get(stack, {}).get(name), dict):
+                    _change_layers(layers, changes[stack].pop(name))
         merge(tree, changes)
         try:
             spec = Spec.from_dict(tree)
@@ -150,11 +184,49 @@ class ModelConfig(Config):
             raise RecipeError(f"[model] {error}") from None
 
 
+def _value_at(tree: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree
+
+
 def _sets_relative_positions(changes: Mapping[str, Any]) -> bool:
     """Whether the attention of a stack gets positions."""
-    attentions = [changes.get(stack, {}).get("mixer") for stack in ("encoder", "decoder")]
-    tables = [one for each in attentions for one in (each if isinstance(each, list) else [each])]
-    return any(isinstance(table, Mapping) and table.get("positions") for table in tables)
+    layers = [changes.get(stack, {}).get("layers") or {} for stack in ("encoder", "decoder")]
+    tables = [one for each in layers for one in (each if isinstance(each, list) else [each])]
+    mixers = [table.get("mixer") for table in tables if isinstance(table, Mapping)]
+    return any(isinstance(mixer, Mapping) and mixer.get("positions") for mixer in mixers)
+
+
+def _change_layers(layers: list[dict[str, Any]], changes: Mapping[str, Any]) -> None:
+    """Set each key of `changes` in every layer whose part has the key, in place.
+
+    A key that no layer has is set in all of them, so that the check of the spec names the key.
+    """
+    parts = [Layer.model_validate(layer) for layer in layers]
+    for path, value in _leaves(changes):
+        takers = [number for number, layer in enumerate(parts) if _has_field(layer, path)]
+        for number in takers or range(len(layers)):
+            tree = value
+            for name in reversed(path):
+                tree = {name: tree}
+            merge(layers[number], copy.deepcopy(tree))
+
+
+def _leaves(changes: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:
+    """The paths of a tree and their values; a table with a kind is one value."""
+    for name, value in changes.items():
+        if isinstance(value, Mapping) and "kind" not in value:
+            yield from _leaves(value, (*path, name))
+        else:
+            yield (*path, name), value
+
+
+def _has_field(part: Any, path: tuple[str, ...]) -> bool:
+    *parents, name = path
+    for parent in parents:
+        part = getattr(part, parent, None)
+    return name in getattr(type(part), "model_fields", ())
 
 
 class TokenizerFile(TokenizerSource):

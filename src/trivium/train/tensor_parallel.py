@@ -87,16 +87,17 @@ def _check_sizes(model: Transformer, processes: int, *, sequence_parallel: bool)
     for stack in model.spec.stacks:
         if not stack.divided:
             positions = [each.positions for each in stack.attentions if each.positions]
-            parts = (*stack.mixers, *positions, stack.feed_forward, stack.block)
-            kinds = sorted({part.kind for part in parts})
+            parts = [part for layer in stack.every_layer for part in (*layer.parts, layer.block)]
+            kinds = sorted({part.kind for part in (*parts, *positions)})
             raise RecipeError(
                 f"parallel.tensor = {processes} cannot divide a model that is made of "
                 f"{', '.join(kinds)}: set parallel.tensor = 1."
             )
-        if sequence_parallel and stack.num_distinct:
+        if sequence_parallel and stack.num_layer_groups:
             raise RecipeError(
                 "parallel.sequence = true needs layers with weights of their own; those of this "
-                f"model share {stack.num_distinct} (num_distinct): set parallel.sequence = false."
+                f"model share {stack.num_layer_groups} (num_layer_groups): set "
+                "parallel.sequence = false."
             )
     if model.spec.late_positions:
         raise RecipeError(
@@ -139,7 +140,8 @@ def _parallelize_block(block: Block, stream: _Activations, *, is_last: bool) -> 
     if is_last and isinstance(stream.placement, Shard):  # labelled positions are selected here
         last.register_forward_hook(stream.gather_output)
         stream = _Activations(stream.mesh)
-    _parallelize_sublayer(block.feed_forward_residual, block.feed_forward, stream)
+    if block.feed_forward is not None:
+        _parallelize_sublayer(block.feed_forward_residual, block.feed_forward, stream)
 
 
 def _parallelize_sublayer(residual: Residual, sublayer: PartModule, stream: _Activations) -> None:

@@ -224,6 +224,9 @@ def _tell_model(
         of_sources=of_sources if source_size else "",
         **facts,
     )
+    sizes = [f"{key} = {new:g} ({old:g})" for key, old, new in recipe.model.derived_sizes()]
+    if sizes:
+        line.tell("", "run.derived_sizes", sizes=", ".join(sizes))
     if source_size:
         line.tell("", "run.not_exportable")
     elif problem := export_problem(setup.lm.spec):

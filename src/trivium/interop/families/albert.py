@@ -22,7 +22,7 @@ _LAYER = {
 
 def _check_groups(config: ConfigReader, tree: SpecTree) -> None:
     """Runs of layers that share weights; those of unequal length begin elsewhere there."""
-    groups = tree.get("encoder.num_distinct")
+    groups = tree.get("encoder.num_layer_groups")
     if groups < 1 or tree.get("encoder.num_layers") % groups:
         raise config.unsupported("num_hidden_groups", expected="a divisor of num_hidden_layers")
 
@@ -33,9 +33,9 @@ ALBERT = replace(
     architectures=encoder_classes("Albert", "ForPreTraining ForMultipleChoice"),
     config={
         **CONFIG,
-        "hidden_act": activation("gelu_new", "encoder.feed_forward", "heads.mlm.dense"),
+        "hidden_act": activation("gelu_new", "encoder.layers.feed_forward", "heads.mlm.dense"),
         "embedding_size": Option("embedding.factorised.width", 128),
-        "num_hidden_groups": Option("encoder.num_distinct", 1),
+        "num_hidden_groups": Option("encoder.num_layer_groups", 1),
         "hidden_dropout_prob": Option("encoder.dropout", 0.0),
         "classifier_dropout_prob": Option("encoder.dropout", write_only=True),
     },

@@ -6,23 +6,22 @@ from typing import Any
 
 from trivium.interop.family import Family, Hook, Option, SpecTree, activation, classes, in_layers
 from trivium.interop.hf_config import ConfigReader
-from trivium.models.stack import POST_NORM
 from trivium.models.transformer import ModelSpec
 
 CONFIG = {
     "d_model": "d_model",
     "encoder_layers": "encoder.num_layers",
     "decoder_layers": "decoder.num_layers",
-    "encoder_attention_heads": "encoder.mixer.num_heads",
-    "decoder_attention_heads": "decoder.mixer.num_heads",
-    "encoder_ffn_dim": "encoder.feed_forward.d_ff",
-    "decoder_ffn_dim": "decoder.feed_forward.d_ff",
-    "activation_function": activation("gelu", "stacks.feed_forward"),
+    "encoder_attention_heads": "encoder.layers.mixer.num_heads",
+    "decoder_attention_heads": "decoder.layers.mixer.num_heads",
+    "encoder_ffn_dim": "encoder.layers.feed_forward.d_ff",
+    "decoder_ffn_dim": "decoder.layers.feed_forward.d_ff",
+    "activation_function": activation("gelu", "stacks.layers.feed_forward"),
     "dropout": Option("stacks.dropout", 0.1),
     "max_position_embeddings": Option("embedding.positions.max_length", 1024),
 }
 
-FIXED = {"stacks.norm.kind": "layer", "stacks.norms": POST_NORM}
+FIXED = {"stacks.layers.norm.kind": "layer", "stacks.layers.norm_placement": "post"}
 
 ONLY = {
     "is_decoder": False,

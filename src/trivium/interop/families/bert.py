@@ -11,18 +11,17 @@ from trivium.interop.family import (
     encoder_classes,
     in_layers,
 )
-from trivium.models.stack import POST_NORM
 
 CONFIG = {
     "vocab_size": "vocab_size",
     "hidden_size": "d_model",
     "num_hidden_layers": "encoder.num_layers",
-    "num_attention_heads": "encoder.mixer.num_heads",
-    "intermediate_size": "encoder.feed_forward.d_ff",
-    "hidden_act": activation("gelu", "encoder.feed_forward"),
+    "num_attention_heads": "encoder.layers.mixer.num_heads",
+    "intermediate_size": "encoder.layers.feed_forward.d_ff",
+    "hidden_act": activation("gelu", "encoder.layers.feed_forward"),
     "max_position_embeddings": Option("embedding.positions.max_length", 512),
     "type_vocab_size": Option("embedding.num_token_types", 2),
-    "layer_norm_eps": Option(("encoder.norm.eps", "embedding.norm.eps"), 1e-12),
+    "layer_norm_eps": Option(("encoder.layers.norm.eps", "embedding.norm.eps"), 1e-12),
     "hidden_dropout_prob": Option("encoder.dropout", 0.1),
     "attention_probs_dropout_prob": Option("encoder.dropout", write_only=True),
     "tie_word_embeddings": Option("heads.mlm.tied", True),
@@ -31,8 +30,8 @@ CONFIG = {
 FIXED = {
     "embedding.positions.kind": "learned",
     "embedding.norm.kind": "layer",
-    "encoder.norm.kind": "layer",
-    "encoder.norms": POST_NORM,
+    "encoder.layers.norm.kind": "layer",
+    "encoder.layers.norm_placement": "post",
     "heads.mlm.dense.norm": True,
     "heads.classifier.pooling": "first",
     "heads.classifier.dense.activation": "tanh",
@@ -68,7 +67,10 @@ BERT = Family(
     architectures=encoder_classes("Bert", "ForPreTraining ForMultipleChoice")
     | {"BertForNextSentencePrediction": Architecture(("nsp",))},
     stacks=("encoder",),
-    config={**CONFIG, "hidden_act": activation("gelu", "encoder.feed_forward", "heads.mlm.dense")},
+    config={
+        **CONFIG,
+        "hidden_act": activation("gelu", "encoder.layers.feed_forward", "heads.mlm.dense"),
+    },
     fixed=FIXED,
     weights=body(LAYER, "bert", "bert.encoder.layer.{i}"),
     tokenizer_class="BertTokenizer",

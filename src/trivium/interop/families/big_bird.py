@@ -14,21 +14,21 @@ from trivium.nn.mixers.block_sparse_attention import BlockSparseAttention
 
 def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
     """Attention to blocks, which the layers draw from their numbers; the scale of tokens."""
-    mixer, width = tree.get("encoder.mixer"), tree.get("d_model")
+    mixer, width = tree.get("encoder.layers.mixer"), tree.get("d_model")
     if config.require("rescale_embeddings", False):
         tree.set("embedding.scale", width**0.5)
     kinds = {"block_sparse": True, "original_full": False}
     if config.choose("attention_type", kinds, "block_sparse"):
         sparse = BlockSparseAttention(**mixer, head_dim=head_dim(width, mixer["num_heads"]))
         layers = range(min(tree.get("encoder.num_layers"), 1000))  # a spec refuses more
-        tree.set("encoder.mixer", tuple(sparse.replace(seed=layer) for layer in layers))
+        tree.set_mixers("encoder", [sparse.replace(seed=layer) for layer in layers])
     else:
         del mixer["block_size"], mixer["num_random"]
 
 
 def _write_attention(spec: ModelSpec, config: dict[str, Any]) -> None:
     assert spec.encoder is not None
-    sparse = isinstance(spec.encoder.mixer_of(0), BlockSparseAttention)
+    sparse = isinstance(spec.encoder.mixers[0], BlockSparseAttention)
     config["attention_type"] = "block_sparse" if sparse else "original_full"
     config["rescale_embeddings"] = spec.embedding.scale != 1.0
 
@@ -43,14 +43,14 @@ BIG_BIRD = replace(
     config={
         **CONFIG,
         "hidden_act": activation(
-            "gelu_new", "encoder.feed_forward", "heads.mlm.dense", "heads.classifier.dense"
+            "gelu_new", "encoder.layers.feed_forward", "heads.mlm.dense", "heads.classifier.dense"
         ),
         "max_position_embeddings": Option("embedding.positions.max_length", 4096),
-        "use_bias": Option("encoder.mixer.bias", True),
-        "block_size": Option("encoder.mixer.block_size", 64),
-        "num_random_blocks": Option("encoder.mixer.num_random", 3),
+        "use_bias": Option("encoder.layers.mixer.bias", True),
+        "block_size": Option("encoder.layers.mixer.block_size", 64),
+        "num_random_blocks": Option("encoder.layers.mixer.num_random", 3),
     },
-    fixed={**FIXED, "encoder.mixer.output_bias": True},
+    fixed={**FIXED, "encoder.layers.mixer.output_bias": True},
     heads={
         **BERT.heads,
         "nsp": {"bert.pooler": "pooler.linear", "cls.seq_relationship": "classifier"},

@@ -15,7 +15,6 @@ from trivium.interop.family import (
     in_layers,
 )
 from trivium.interop.hf_config import ConfigReader
-from trivium.models.stack import PRE_NORM
 
 _ALIASES = {
     "n_embed": "hidden_size",
@@ -33,7 +32,7 @@ def _read(config: ConfigReader, tree: SpecTree) -> None:
     """Names that files have beside others must agree; the inner width follows from the width."""
     for alias, name in _ALIASES.items():
         config.expect(alias, config.get(name, config.get(alias)))
-    tree.set("decoder.feed_forward.d_ff", 4 * tree.get("d_model"))
+    tree.set("decoder.layers.feed_forward.d_ff", 4 * tree.get("d_model"))
     config.expect("n_inner", 4 * tree.get("d_model"))
 
 
@@ -54,18 +53,18 @@ BLOOM = Family(
         "vocab_size": Option("vocab_size", 250_880),
         "hidden_size": Option("d_model", _alias("n_embed", 64)),
         "n_layer": Option("decoder.num_layers", _alias("num_hidden_layers", 2)),
-        "n_head": Option("decoder.mixer.num_heads", _alias("num_attention_heads", 8)),
-        "layer_norm_epsilon": Option(("decoder.norm.eps", "embedding.norm.eps"), 1e-5),
+        "n_head": Option("decoder.layers.mixer.num_heads", _alias("num_attention_heads", 8)),
+        "layer_norm_epsilon": Option(("decoder.layers.norm.eps", "embedding.norm.eps"), 1e-5),
         "hidden_dropout": Option("decoder.dropout", 0.0),
         "attention_dropout": Option("decoder.dropout", write_only=True),
         "tie_word_embeddings": Option("heads.lm.tied", True),
     },
     fixed={
         "embedding.norm.kind": "layer",
-        "decoder.mixer.positions.kind": "alibi",
-        "decoder.feed_forward.activation": "gelu_tanh",
-        "decoder.norm.kind": "layer",
-        "decoder.norms": PRE_NORM,
+        "decoder.layers.mixer.positions.kind": "alibi",
+        "decoder.layers.feed_forward.activation": "gelu_tanh",
+        "decoder.layers.norm.kind": "layer",
+        "decoder.layers.norm_placement": "pre",
         "heads.classifier.pooling": "last",
         "heads.classifier.bias": False,
         "initialization": {"kind": "normal", "residual_init": "scaled"},

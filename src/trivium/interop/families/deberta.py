@@ -21,7 +21,7 @@ DEBERTA = replace(
     DEBERTA_V2,
     model_type="deberta",
     architectures=encoder_classes("Deberta"),
-    fixed={**DEBERTA_V2.fixed, "encoder.mixer.key_bias": False},
+    fixed={**DEBERTA_V2.fixed, "encoder.layers.mixer.key_bias": False},
     weights={
         **body(_LAYER, "deberta", "deberta.encoder.layer.{i}"),
         "deberta.encoder.rel_embeddings": "encoder.tables.0",

@@ -17,7 +17,7 @@ from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import ModelSpec
 from trivium.nn.positions.disentangled import Disentangled
 
-_POSITIONS = "encoder.mixer.positions"
+_POSITIONS = "encoder.layers.mixer.positions"
 
 
 def _read_distances(config: ConfigReader, tree: SpecTree) -> None:
@@ -74,7 +74,9 @@ def _read_buckets(config: ConfigReader, tree: SpecTree) -> None:
         tree.set(f"{_POSITIONS}.max_distance", tree.get(f"{_POSITIONS}.span"))
         tree.set(f"{_POSITIONS}.span", buckets)
     if norm == "layer_norm":
-        tree.set(f"{_POSITIONS}.norm", {"kind": "layer", "eps": tree.get("encoder.norm.eps")})
+        tree.set(
+            f"{_POSITIONS}.norm", {"kind": "layer", "eps": tree.get("encoder.layers.norm.eps")}
+        )
 
 
 def _write_buckets(spec: ModelSpec, config: dict[str, Any]) -> None:
@@ -107,7 +109,7 @@ DEBERTA_V2 = replace(
         **{hf: option for hf, option in BERT.config.items() if hf not in _READ},
         "pooler_hidden_act": activation("gelu", "heads.classifier.dense"),
         "type_vocab_size": Option("embedding.num_token_types", 0),
-        "layer_norm_eps": Option(("encoder.norm.eps", "embedding.norm.eps"), 1e-7),
+        "layer_norm_eps": Option(("encoder.layers.norm.eps", "embedding.norm.eps"), 1e-7),
     },
     fixed={path: value for path, value in FIXED.items() if path not in _READ},
     weights={

@@ -43,7 +43,7 @@ ELECTRA = replace(
     },
     config={
         **CONFIG,
-        "hidden_act": activation("gelu", "encoder.feed_forward", "heads.replaced-token"),
+        "hidden_act": activation("gelu", "encoder.layers.feed_forward", "heads.replaced-token"),
     },
     fixed={
         **FIXED,

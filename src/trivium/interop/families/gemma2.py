@@ -26,9 +26,9 @@ from trivium.models.transformer import ModelSpec
 def _read(config: ConfigReader, tree: SpecTree) -> None:
     """A null cap is none, a missing one the default."""
     tree.set("embedding.scale", tree.get("d_model") ** 0.5)
-    tree.set("decoder.mixer.scale", config.require("query_pre_attn_scalar", 256) ** -0.5)
+    tree.set("decoder.layers.mixer.scale", config.require("query_pre_attn_scalar", 256) ** -0.5)
     for name, path, default in (
-        ("attn_logit_softcapping", "decoder.mixer.soft_cap", 50.0),
+        ("attn_logit_softcapping", "decoder.layers.mixer.soft_cap", 50.0),
         ("final_logit_softcapping", "heads.lm.soft_cap", 30.0),
     ):
         tree.set(path, config.get(name, None if name in config.named else default))
@@ -41,7 +41,9 @@ def _write(spec: ModelSpec, config: dict[str, Any]) -> None:
     scale = attention.score_scale
     scalar = round(scale**-2)
     if scalar**-0.5 != scale:
-        raise SpecError(f"decoder.mixer.scale = {scale}, which is not 1 / sqrt of an integer")
+        raise SpecError(
+            f"decoder.layers.mixer.scale = {scale}, which is not 1 / sqrt of an integer"
+        )
     window = write_layer_types(spec, config)
     config |= {"query_pre_attn_scalar": scalar, "attn_logit_softcapping": attention.soft_cap}
     if window is not None:
@@ -70,19 +72,19 @@ GEMMA2 = replace(
         "vocab_size": Option("vocab_size", 256_000),
         "hidden_size": Option("d_model", 2304),
         "num_hidden_layers": Option("decoder.num_layers", 26),
-        "num_attention_heads": Option("decoder.mixer.num_heads", 8),
+        "num_attention_heads": Option("decoder.layers.mixer.num_heads", 8),
         "num_key_value_heads": num_kv_heads(missing=4, num_heads=8),
-        "head_dim": Option("decoder.mixer.head_dim", 256),
-        "intermediate_size": Option("decoder.feed_forward.d_ff", 9216),
-        "hidden_activation": activation("gelu_pytorch_tanh", "decoder.feed_forward"),
-        "attention_bias": Option("decoder.mixer.bias", False),
+        "head_dim": Option("decoder.layers.mixer.head_dim", 256),
+        "intermediate_size": Option("decoder.layers.feed_forward.d_ff", 9216),
+        "hidden_activation": activation("gelu_pytorch_tanh", "decoder.layers.feed_forward"),
+        "attention_bias": Option("decoder.layers.mixer.bias", False),
         "tie_word_embeddings": Option("heads.lm.tied", True),
     },
     fixed={
         **FIXED,
-        "decoder.norm.offset": 1,
-        "decoder.norms": ("before", "branch"),
-        "decoder.feed_forward.bias": False,
+        "decoder.layers.norm.offset": 1,
+        "decoder.layers.norm_placement": "sandwich",
+        "decoder.layers.feed_forward.bias": False,
     },
     weights={
         **LLAMA.weights,  # type: ignore[dict-item]

@@ -7,14 +7,13 @@ from dataclasses import replace
 from trivium.interop.families.gpt2 import CONFIG, FIXED, GPT2, IGNORED, LAYER
 from trivium.interop.family import Hook, Option, SpecTree, classes, in_layers
 from trivium.interop.hf_config import ConfigReader
-from trivium.models.stack import POST_NORM
 
 # "gelu" is the approximation by tanh here, unlike in the other families.
 _ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
 
 
 def _read_d_ff(config: ConfigReader, tree: SpecTree) -> None:
-    tree.set("decoder.feed_forward.d_ff", 4 * tree.get("d_model"))
+    tree.set("decoder.layers.feed_forward.d_ff", 4 * tree.get("d_model"))
 
 
 GPT1 = replace(
@@ -24,9 +23,9 @@ GPT1 = replace(
     config={
         **CONFIG,
         "n_positions": Option("embedding.positions.max_length", 512),
-        "afn": Option("decoder.feed_forward.activation", "gelu", _ACTIVATIONS),
+        "afn": Option("decoder.layers.feed_forward.activation", "gelu", _ACTIVATIONS),
     },
-    fixed={**FIXED, "decoder.norms": POST_NORM},
+    fixed={**FIXED, "decoder.layers.norm_placement": "post"},
     weights={
         "transformer.tokens_embed": "tokens",
         "transformer.positions_embed": "decoder.embedding.positions",

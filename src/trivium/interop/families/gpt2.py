@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from trivium.interop.family import QKV, Family, Option, Weights, activation, classes, in_layers
-from trivium.models.stack import PRE_NORM
 
 CONFIG = {
     "vocab_size": "vocab_size",
     "n_embd": "d_model",
     "n_layer": "decoder.num_layers",
-    "n_head": "decoder.mixer.num_heads",
-    "layer_norm_epsilon": Option("decoder.norm.eps", 1e-5),
+    "n_head": "decoder.layers.mixer.num_heads",
+    "layer_norm_epsilon": Option("decoder.layers.norm.eps", 1e-5),
     "resid_pdrop": Option("decoder.dropout", 0.1),
     "embd_pdrop": Option("decoder.dropout", write_only=True),
     "attn_pdrop": Option("decoder.dropout", write_only=True),
@@ -20,7 +19,7 @@ CONFIG = {
 
 FIXED = {
     "embedding.positions.kind": "learned",
-    "decoder.norm.kind": "layer",
+    "decoder.layers.norm.kind": "layer",
     "heads.classifier.pooling": "last",
     "heads.classifier.bias": False,
 }
@@ -50,13 +49,15 @@ GPT2 = Family(
     config={
         **CONFIG,
         "n_positions": Option("embedding.positions.max_length", 1024),
-        "n_inner": Option("decoder.feed_forward.d_ff", lambda config: 4 * config.require("n_embd")),
-        "activation_function": activation("gelu_new", "decoder.feed_forward"),
-        "scale_attn_weights": Option("decoder.mixer.scale", True, {True: None, False: 1.0}),
+        "n_inner": Option(
+            "decoder.layers.feed_forward.d_ff", lambda config: 4 * config.require("n_embd")
+        ),
+        "activation_function": activation("gelu_new", "decoder.layers.feed_forward"),
+        "scale_attn_weights": Option("decoder.layers.mixer.scale", True, {True: None, False: 1.0}),
     },
     fixed={
         **FIXED,
-        "decoder.norms": PRE_NORM,
+        "decoder.layers.norm_placement": "pre",
         "initialization": {"kind": "normal", "residual_init": "scaled"},
     },
     weights={

@@ -18,7 +18,6 @@ from trivium.interop.family import (
     in_layers,
 )
 from trivium.interop.hf_config import ConfigReader
-from trivium.models.stack import PRE_NORM
 from trivium.models.transformer import ModelSpec
 from trivium.nn.blocks import ParallelLayers, SequentialLayers
 from trivium.nn.positions.rotary import Rotary
@@ -28,7 +27,7 @@ def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
     """Older files have the share of turned dimensions and the base under names of their own."""
     rope = rope_of(config)
     share, base = config.get("rotary_pct", 0.25), config.get("rotary_emb_base", 1e4)
-    tree.set("decoder.mixer.positions.share", rope.pop("partial_rotary_factor", share))
+    tree.set("decoder.layers.mixer.positions.share", rope.pop("partial_rotary_factor", share))
     read_rope(config, tree, {"rope_theta": base, **rope})
 
 
@@ -62,20 +61,20 @@ GPT_NEOX = Family(
         "vocab_size": Option("vocab_size", 50_432),
         "hidden_size": Option("d_model", 6144),
         "num_hidden_layers": Option("decoder.num_layers", 44),
-        "num_attention_heads": Option("decoder.mixer.num_heads", 64),
-        "intermediate_size": Option("decoder.feed_forward.d_ff", 24_576),
-        "hidden_act": activation("gelu", "decoder.feed_forward"),
-        "attention_bias": Option("decoder.mixer.bias", True),
-        "use_parallel_residual": Option("decoder.block", True, _BLOCKS),
-        "layer_norm_eps": Option("decoder.norm.eps", 1e-5),
+        "num_attention_heads": Option("decoder.layers.mixer.num_heads", 64),
+        "intermediate_size": Option("decoder.layers.feed_forward.d_ff", 24_576),
+        "hidden_act": activation("gelu", "decoder.layers.feed_forward"),
+        "attention_bias": Option("decoder.layers.mixer.bias", True),
+        "use_parallel_residual": Option("decoder.layers.block", True, _BLOCKS),
+        "layer_norm_eps": Option("decoder.layers.norm.eps", 1e-5),
         "hidden_dropout": Option("decoder.dropout", 0.0),
         "attention_dropout": Option("decoder.dropout", write_only=True),
         "tie_word_embeddings": Option("heads.lm.tied", False),
     },
     fixed={
-        "decoder.mixer.positions.kind": "rotary",
-        "decoder.norm.kind": "layer",
-        "decoder.norms": PRE_NORM,
+        "decoder.layers.mixer.positions.kind": "rotary",
+        "decoder.layers.norm.kind": "layer",
+        "decoder.layers.norm_placement": "pre",
         "heads.classifier.pooling": "last",
         "heads.classifier.bias": False,
         "initialization": {"kind": "small"},

@@ -19,7 +19,6 @@ from trivium.interop.family import (
     num_kv_heads,
 )
 from trivium.interop.hf_config import ConfigReader
-from trivium.models.stack import PRE_NORM
 from trivium.models.transformer import ModelSpec
 from trivium.nn.positions.rotary import Llama3Scaling, Rotary
 
@@ -54,7 +53,7 @@ def read_rope(config: ConfigReader, tree: SpecTree, rope: dict[str, Any]) -> Non
     """Base and scaling. A kind of scaling, or a number of one, that is not known is refused."""
     length = config.get("max_position_embeddings", 2048)
     base = rope.pop("rope_theta", 1e4)
-    tree.set("decoder.mixer.positions.base", config.get("rope_theta", base))
+    tree.set("decoder.layers.mixer.positions.base", config.get("rope_theta", base))
     kind = rope.pop("type", "default")
     kind = rope.pop("rope_type", kind)
     if kind not in _SCALINGS:
@@ -67,14 +66,14 @@ def read_rope(config: ConfigReader, tree: SpecTree, rope: dict[str, Any]) -> Non
         raise SpecError(f'"{name}" is {problem} for "rope_type" {kind!r}.')
     if kind != "default":
         scaling = {numbers[name]: value for name, value in rope.items()}
-        tree.set("decoder.mixer.positions.scaling", {"kind": kind, **scaling})
+        tree.set("decoder.layers.mixer.positions.scaling", {"kind": kind, **scaling})
 
 
 def _write_rotary(spec: ModelSpec, config: dict[str, Any]) -> None:
     """In both spellings: releases of transformers before 5 read the old one alone."""
     rotary = attention_of(spec).positions
     if not isinstance(rotary, Rotary):
-        raise SpecError("decoder.mixer.positions that are not rotary")
+        raise SpecError("decoder.layers.mixer.positions that are not rotary")
     kind = rotary.scaling.kind if rotary.scaling else "default"
     scaling = {hf: getattr(rotary.scaling, local) for hf, local in _SCALINGS[kind].items()}
     config["rope_theta"] = rotary.base
@@ -89,33 +88,33 @@ def _write_rotary(spec: ModelSpec, config: dict[str, Any]) -> None:
 def _write_width(spec: ModelSpec, config: dict[str, Any]) -> None:
     """`transformers` refuses such a config, although with `head_dim` the width is free."""
     if spec.d_model % attention_of(spec).num_heads:
-        raise SpecError("d_model that is not a multiple of decoder.mixer.num_heads")
+        raise SpecError("d_model that is not a multiple of decoder.layers.mixer.num_heads")
 
 
 CONFIG = {
     "vocab_size": "vocab_size",
     "hidden_size": "d_model",
     "num_hidden_layers": "decoder.num_layers",
-    "num_attention_heads": "decoder.mixer.num_heads",
+    "num_attention_heads": "decoder.layers.mixer.num_heads",
     "num_key_value_heads": num_kv_heads(),
     "head_dim": Option(
-        "decoder.mixer.head_dim",
+        "decoder.layers.mixer.head_dim",
         lambda config: head_dim(
             config.require("hidden_size"), config.require("num_attention_heads")
         ),
     ),
-    "intermediate_size": "decoder.feed_forward.d_ff",
-    "hidden_act": activation("silu", "decoder.feed_forward"),
-    "rms_norm_eps": Option("decoder.norm.eps", 1e-6),
+    "intermediate_size": "decoder.layers.feed_forward.d_ff",
+    "hidden_act": activation("silu", "decoder.layers.feed_forward"),
+    "rms_norm_eps": Option("decoder.layers.norm.eps", 1e-6),
     "attention_dropout": Option("decoder.dropout", write_only=True),
     "tie_word_embeddings": Option("heads.lm.tied", False),
 }
 
 FIXED = {
-    "decoder.mixer.positions.kind": "rotary",
-    "decoder.feed_forward.gated": True,
-    "decoder.norm.kind": "rms",
-    "decoder.norms": PRE_NORM,
+    "decoder.layers.mixer.positions.kind": "rotary",
+    "decoder.layers.feed_forward.gated": True,
+    "decoder.layers.norm.kind": "rms",
+    "decoder.layers.norm_placement": "pre",
     "heads.classifier.pooling": "last",
     "heads.classifier.bias": False,
     "initialization": {"kind": "normal", "residual_init": "scaled"},
@@ -155,8 +154,8 @@ LLAMA = Family(
     stacks=("decoder",),
     config={
         **CONFIG,
-        "attention_bias": Option("decoder.mixer.bias", False),
-        "mlp_bias": Option("decoder.feed_forward.bias", False),
+        "attention_bias": Option("decoder.layers.mixer.bias", False),
+        "mlp_bias": Option("decoder.layers.feed_forward.bias", False),
     },
     fixed=FIXED,
     weights=body(_FEED_FORWARD),

@@ -33,8 +33,7 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
         GlobalAttention(num_heads=heads, head_dim=size, pattern=Sliding(window=window // 2))
         for window in windows
     ]
-    alike = len({*windows}) == 1
-    tree.set("encoder.mixer", mixers[0] if alike else tuple(mixers))
+    tree.set_mixers("encoder", mixers)
 
 
 def _write_attention(spec: ModelSpec, config: dict[str, Any]) -> None:
@@ -42,7 +41,7 @@ def _write_attention(spec: ModelSpec, config: dict[str, Any]) -> None:
     windows = []
     for mixer in spec.encoder.mixers:
         if not isinstance(mixer, GlobalAttention) or not isinstance(mixer.pattern, Sliding):
-            raise SpecError("encoder.mixer without global tokens and a sliding window")
+            raise SpecError("encoder.layers.mixer without global tokens and a sliding window")
         windows.append(2 * mixer.pattern.window)
         config["num_attention_heads"] = mixer.num_heads
     config["attention_window"] = windows[0] if len({*windows}) == 1 else windows

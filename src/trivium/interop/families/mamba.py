@@ -8,7 +8,6 @@ from typing import Any
 from trivium.errors import SpecError
 from trivium.interop.family import Family, Hook, Option, SpecTree, activation, classes, in_layers
 from trivium.interop.hf_config import ConfigReader
-from trivium.models.stack import PRE_NORM
 from trivium.models.transformer import ModelSpec
 from trivium.nn.mixers.mamba import Mamba
 
@@ -19,16 +18,16 @@ def _read_sizes(config: ConfigReader, tree: SpecTree) -> None:
     inner, rank = int(config.get("expand", 2) * width), config.get("time_step_rank", "auto")
     if isinstance(rank, str) and rank != "auto":
         raise config.unsupported("time_step_rank", expected='a number, or "auto"')
-    tree.set("decoder.mixer.d_inner", inner)
-    tree.set("decoder.mixer.dt_rank", math.ceil(width / 16) if rank == "auto" else rank)
+    tree.set("decoder.layers.mixer.d_inner", inner)
+    tree.set("decoder.layers.mixer.dt_rank", math.ceil(width / 16) if rank == "auto" else rank)
 
 
 def _write_sizes(spec: ModelSpec, config: dict[str, Any]) -> None:
-    mixer = spec.stacks[0].mixer_of(0)
+    mixer = spec.stacks[0].mixers[0]
     if not isinstance(mixer, Mamba):
         raise SpecError(f"mixer = {mixer.kind!r}")
     if mixer.d_inner % spec.d_model:
-        raise SpecError("decoder.mixer.d_inner that is not a multiple of d_model")
+        raise SpecError("decoder.layers.mixer.d_inner that is not a multiple of d_model")
     config["expand"] = mixer.d_inner // spec.d_model
     config["intermediate_size"], config["time_step_rank"] = mixer.d_inner, mixer.dt_rank
 
@@ -53,19 +52,19 @@ MAMBA = Family(
         "vocab_size": Option("vocab_size", 50_280),
         "hidden_size": Option("d_model", 768),
         "num_hidden_layers": Option("decoder.num_layers", 32),
-        "state_size": Option("decoder.mixer.d_state", 16),
-        "conv_kernel": Option("decoder.mixer.d_conv", 4),
-        "use_bias": Option("decoder.mixer.bias", False),
-        "use_conv_bias": Option("decoder.mixer.conv_bias", True),
-        "hidden_act": activation("silu", "decoder.mixer"),
-        "layer_norm_epsilon": Option("decoder.norm.eps", 1e-5),
+        "state_size": Option("decoder.layers.mixer.d_state", 16),
+        "conv_kernel": Option("decoder.layers.mixer.d_conv", 4),
+        "use_bias": Option("decoder.layers.mixer.bias", False),
+        "use_conv_bias": Option("decoder.layers.mixer.conv_bias", True),
+        "hidden_act": activation("silu", "decoder.layers.mixer"),
+        "layer_norm_epsilon": Option("decoder.layers.norm.eps", 1e-5),
         "tie_word_embeddings": Option("heads.lm.tied", True),
     },
     fixed={
-        "decoder.mixer.kind": "mamba",
-        "decoder.feed_forward.kind": "none",
-        "decoder.norm.kind": "rms",
-        "decoder.norms": PRE_NORM,
+        "decoder.layers.mixer.kind": "mamba",
+        "decoder.layers.feed_forward": None,
+        "decoder.layers.norm.kind": "rms",
+        "decoder.layers.norm_placement": "pre",
         "initialization": {"kind": "normal", "residual_init": "scaled"},
     },
     weights={

@@ -21,7 +21,7 @@ def read_window(config: ConfigReader, tree: SpecTree, default: int | None = 4096
     if window is not None and window < 2:
         raise config.unsupported("sliding_window", expected="2 or more")
     if window is not None:
-        tree.set("decoder.mixer.pattern", Sliding(window=window - 1))
+        tree.set("decoder.layers.mixer.pattern", Sliding(window=window - 1))
 
 
 def write_window(spec: ModelSpec, config: dict[str, Any]) -> None:
@@ -35,7 +35,7 @@ MISTRAL = replace(
     model_type="mistral",
     architectures=decoder_classes("Mistral"),
     config={**CONFIG, "num_key_value_heads": num_kv_heads(missing=8)},
-    fixed={**FIXED, "decoder.mixer.bias": False, "decoder.feed_forward.bias": False},
+    fixed={**FIXED, "decoder.layers.mixer.bias": False, "decoder.layers.feed_forward.bias": False},
     expected={"attention_bias": False, "mlp_bias": False},
     ignored="",
     hooks=(ROTARY, Hook(read_window, write_window)),

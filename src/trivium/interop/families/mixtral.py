@@ -20,7 +20,7 @@ def _read_defaults(config: ConfigReader, tree: SpecTree) -> None:
     """Where nothing is said, no window, and another base of rotary positions than Mistral's."""
     read_window(config, tree, default=None)
     if "rope_theta" not in {*config.named, *config.get("rope_parameters", {})}:
-        tree.set("decoder.mixer.positions.base", 1e6)
+        tree.set("decoder.layers.mixer.positions.base", 1e6)
 
 
 MIXTRAL = replace(
@@ -30,19 +30,19 @@ MIXTRAL = replace(
     architectures=decoder_classes("Mixtral"),
     config={
         **MISTRAL.config,
-        "intermediate_size": Option("decoder.feed_forward.expert.d_ff", 14_336),
-        "hidden_act": activation("silu", "decoder.feed_forward.expert"),
-        "num_local_experts": Option("decoder.feed_forward.num_experts", 8),
-        "num_experts_per_tok": Option("decoder.feed_forward.num_chosen", 2),
-        "router_aux_loss_coef": Option("decoder.feed_forward.balance", 0.001),
-        "rms_norm_eps": Option("decoder.norm.eps", 1e-5),
+        "intermediate_size": Option("decoder.layers.feed_forward.expert.d_ff", 14_336),
+        "hidden_act": activation("silu", "decoder.layers.feed_forward.expert"),
+        "num_local_experts": Option("decoder.layers.feed_forward.num_experts", 8),
+        "num_experts_per_tok": Option("decoder.layers.feed_forward.num_chosen", 2),
+        "router_aux_loss_coef": Option("decoder.layers.feed_forward.balance", 0.001),
+        "rms_norm_eps": Option("decoder.layers.norm.eps", 1e-5),
     },
     fixed={
         **{path: value for path, value in FIXED.items() if "feed_forward" not in path},
-        "decoder.mixer.bias": False,
-        "decoder.feed_forward.kind": "experts",
-        "decoder.feed_forward.expert.gated": True,
-        "decoder.feed_forward.expert.bias": False,
+        "decoder.layers.mixer.bias": False,
+        "decoder.layers.feed_forward.kind": "experts",
+        "decoder.layers.feed_forward.expert.gated": True,
+        "decoder.layers.feed_forward.expert.bias": False,
     },
     weights=body(
         {

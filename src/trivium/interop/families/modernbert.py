@@ -19,7 +19,6 @@ from trivium.interop.family import (
     in_layers,
 )
 from trivium.interop.hf_config import FULL, SLIDING, ConfigReader
-from trivium.models.stack import PRE_NORM
 from trivium.models.transformer import ModelSpec
 from trivium.nn.mixers.attention import Attention
 from trivium.nn.patterns import Sliding
@@ -44,7 +43,7 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
     )
     every = config.require("global_attn_every_n_layers", 3)
     kinds = config.layer_types(lambda layer: layer % every > 0)
-    tree.set("encoder.mixer", tuple(full if kind == FULL else sliding for kind in kinds))
+    tree.set_mixers("encoder", [full if kind == FULL else sliding for kind in kinds])
 
 
 def _rotary(config: ConfigReader, kind: str) -> Rotary:
@@ -64,7 +63,7 @@ def _write_attention(spec: ModelSpec, config: dict[str, Any]) -> None:
     bases, window, kinds = dict(_BASES), 64, []
     for attention in spec.encoder.attentions:
         if not isinstance(attention.positions, Rotary):
-            raise SpecError("encoder.mixer.positions that are not rotary")
+            raise SpecError("encoder.layers.mixer.positions that are not rotary")
         kinds.append(SLIDING if isinstance(attention.pattern, Sliding) else FULL)
         bases[kinds[-1]] = attention.positions.base
         if isinstance(attention.pattern, Sliding):
@@ -104,11 +103,11 @@ MODERNBERT = Family(
         "vocab_size": "vocab_size",
         "hidden_size": "d_model",
         "num_hidden_layers": "encoder.num_layers",
-        "intermediate_size": "encoder.feed_forward.d_ff",
-        "hidden_activation": activation("gelu", "encoder.feed_forward"),
-        "mlp_bias": Option("encoder.feed_forward.bias", False),
-        "norm_eps": Option(("encoder.norm.eps", "embedding.norm.eps"), 1e-5),
-        "norm_bias": Option(("encoder.norm.bias", "embedding.norm.bias"), False),
+        "intermediate_size": "encoder.layers.feed_forward.d_ff",
+        "hidden_activation": activation("gelu", "encoder.layers.feed_forward"),
+        "mlp_bias": Option("encoder.layers.feed_forward.bias", False),
+        "norm_eps": Option(("encoder.layers.norm.eps", "embedding.norm.eps"), 1e-5),
+        "norm_bias": Option(("encoder.layers.norm.bias", "embedding.norm.bias"), False),
         "mlp_dropout": Option("encoder.dropout", 0.0),
         "attention_dropout": Option("encoder.dropout", write_only=True),
         "embedding_dropout": Option("encoder.dropout", write_only=True),
@@ -123,10 +122,10 @@ MODERNBERT = Family(
     },
     fixed={
         "embedding.norm.kind": "layer",
-        "encoder.norm.kind": "layer",
-        "encoder.norms": PRE_NORM,
+        "encoder.layers.norm.kind": "layer",
+        "encoder.layers.norm_placement": "pre",
         "encoder.first_norm": False,
-        "encoder.feed_forward.gated": True,
+        "encoder.layers.feed_forward.gated": True,
         **dict.fromkeys(_every_head("dense.norm"), True),
     },
     weights={

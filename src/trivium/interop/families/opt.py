@@ -8,7 +8,6 @@ from trivium.errors import SpecError
 from trivium.interop.families.bart import LAYER
 from trivium.interop.family import Family, Hook, Option, SpecTree, activation, classes, in_layers
 from trivium.interop.hf_config import ConfigReader
-from trivium.models.stack import POST_NORM, PRE_NORM
 from trivium.models.transformer import ModelSpec
 
 
@@ -31,9 +30,9 @@ def _write_projection(spec: ModelSpec, config: dict[str, Any]) -> None:
     config["word_embed_proj_dim"] = spec.d_embedding
 
 
-def _read_last_norm(config: ConfigReader, tree: SpecTree) -> None:
+def _read_final_norm(config: ConfigReader, tree: SpecTree) -> None:
     """A post-norm decoder has no last norm that could be removed."""
-    if tree.get("decoder.norms") == PRE_NORM:
+    if tree.get("decoder.layers.norm_placement") == "pre":
         config.expect("_remove_final_layer_norm", False)
     config.ignore("_remove_final_layer_norm")
 
@@ -49,11 +48,15 @@ OPT = Family(
         "max_position_embeddings": Option("embedding.positions.max_length", 2048),
         "hidden_size": "d_model",
         "num_hidden_layers": "decoder.num_layers",
-        "num_attention_heads": "decoder.mixer.num_heads",
-        "ffn_dim": "decoder.feed_forward.d_ff",
-        "activation_function": activation("relu", "decoder.feed_forward"),
-        "do_layer_norm_before": Option("decoder.norms", True, {True: PRE_NORM, False: POST_NORM}),
-        "enable_bias": Option(("decoder.mixer.bias", "decoder.feed_forward.bias"), True),
+        "num_attention_heads": "decoder.layers.mixer.num_heads",
+        "ffn_dim": "decoder.layers.feed_forward.d_ff",
+        "activation_function": activation("relu", "decoder.layers.feed_forward"),
+        "do_layer_norm_before": Option(
+            "decoder.layers.norm_placement", True, {True: "pre", False: "post"}
+        ),
+        "enable_bias": Option(
+            ("decoder.layers.mixer.bias", "decoder.layers.feed_forward.bias"), True
+        ),
         "dropout": Option("decoder.dropout", 0.1),
         "attention_dropout": Option("decoder.dropout", write_only=True),
         "tie_word_embeddings": Option("heads.lm.tied", True),
@@ -62,7 +65,7 @@ OPT = Family(
         "embedding.positions.kind": "learned",
         "embedding.positions.offset": 2,
         "embedding.positions.counted": "attended",
-        "decoder.norm.kind": "layer",
+        "decoder.layers.norm.kind": "layer",
         "heads.classifier.pooling": "last",
         "heads.classifier.bias": False,
     },
@@ -83,6 +86,6 @@ OPT = Family(
     copies={"lm_head.weight": "model.decoder.embed_tokens.weight"},
     hooks=(
         Hook(_read_projection, _write_projection),
-        Hook(read=_read_last_norm),
+        Hook(read=_read_final_norm),
     ),
 )

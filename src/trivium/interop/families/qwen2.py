@@ -27,9 +27,9 @@ def read_layer_types(
     kinds = config.layer_types(default, tree.get("decoder.num_layers"))
     if SLIDING in kinds and (window is None or window < 2):
         raise config.unsupported("sliding_window", expected="2 or more for layers that have one")
-    full = {**tree.get("decoder.mixer"), "kind": "attention"}
+    full = {**tree.get("decoder.layers.mixer"), "kind": "attention"}
     sliding = {**full, "pattern": {"kind": "sliding", "window": (window or 2) - 1}}
-    tree.set("decoder.mixer", tuple(sliding if kind == SLIDING else full for kind in kinds))
+    tree.set_mixers("decoder", [sliding if kind == SLIDING else full for kind in kinds])
 
 
 def write_layer_types(spec: ModelSpec, config: dict[str, Any]) -> int | None:
@@ -61,15 +61,15 @@ QWEN2 = replace(
         "vocab_size": Option("vocab_size", 151_936),
         "hidden_size": Option("d_model", 4096),
         "num_hidden_layers": Option("decoder.num_layers", 32),
-        "num_attention_heads": Option("decoder.mixer.num_heads", 32),
+        "num_attention_heads": Option("decoder.layers.mixer.num_heads", 32),
         "num_key_value_heads": num_kv_heads(missing=32, num_heads=32),
-        "intermediate_size": Option("decoder.feed_forward.d_ff", 22_016),
+        "intermediate_size": Option("decoder.layers.feed_forward.d_ff", 22_016),
     },
     fixed={
         **FIXED,
-        "decoder.mixer.bias": True,
-        "decoder.mixer.output_bias": False,
-        "decoder.feed_forward.bias": False,
+        "decoder.layers.mixer.bias": True,
+        "decoder.layers.mixer.output_bias": False,
+        "decoder.layers.feed_forward.bias": False,
     },
     ignored="use_mrope",
     expected={},

@@ -14,14 +14,16 @@ QWEN3 = replace(
     architectures=decoder_classes("Qwen3", span_base="transformer."),
     config={
         **QWEN2.config,
-        "head_dim": Option("decoder.mixer.head_dim", 128),
-        "rms_norm_eps": Option(("decoder.norm.eps", "decoder.mixer.qk_norm.eps"), 1e-6),
-        "attention_bias": Option("decoder.mixer.bias", False),
+        "head_dim": Option("decoder.layers.mixer.head_dim", 128),
+        "rms_norm_eps": Option(
+            ("decoder.layers.norm.eps", "decoder.layers.mixer.qk_norm.eps"), 1e-6
+        ),
+        "attention_bias": Option("decoder.layers.mixer.bias", False),
     },
     fixed={
         **FIXED,
-        "decoder.mixer.qk_norm.kind": "rms",
-        "decoder.feed_forward.bias": False,
+        "decoder.layers.mixer.qk_norm.kind": "rms",
+        "decoder.layers.feed_forward.bias": False,
     },
     weights={
         **QWEN2.weights,  # type: ignore[dict-item]

@@ -12,7 +12,6 @@ from typing import Any
 
 from trivium.interop.family import Family, Hook, Option, classes, in_layers
 from trivium.interop.hf_config import ConfigReader
-from trivium.models.stack import PRE_NORM
 from trivium.models.transformer import ModelSpec
 from trivium.nn.norm import LayerNorm
 
@@ -54,16 +53,16 @@ RWKV = Family(
         "vocab_size": Option("vocab_size", 50_277),
         "hidden_size": Option("d_model", _WIDTH),
         "num_hidden_layers": Option("decoder.num_layers", 32),
-        "attention_hidden_size": Option("decoder.mixer.d_inner", _times_width(1)),
-        "intermediate_size": Option("decoder.feed_forward.d_ff", _times_width(4)),
+        "attention_hidden_size": Option("decoder.layers.mixer.d_inner", _times_width(1)),
+        "intermediate_size": Option("decoder.layers.feed_forward.d_ff", _times_width(4)),
         "tie_word_embeddings": Option("heads.lm.tied", False),
     },
     fixed={
         "embedding.norm": LayerNorm(),
-        "decoder.mixer.kind": "time-mixing",
-        "decoder.feed_forward.kind": "channel-mixing",
-        "decoder.norm.kind": "layer",
-        "decoder.norms": PRE_NORM,
+        "decoder.layers.mixer.kind": "time-mixing",
+        "decoder.layers.feed_forward.kind": "channel-mixing",
+        "decoder.layers.norm.kind": "layer",
+        "decoder.layers.norm_placement": "pre",
         "initialization": {"kind": "normal", "embedding_std": 1e-4},
     },
     weights={

@@ -21,7 +21,6 @@ from trivium.interop.family import (
 )
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.heads.vocabulary import LMHead
-from trivium.models.stack import PRE_NORM
 from trivium.models.transformer import ModelSpec
 
 # feed_forward_proj -> activation, gated; the first match is written. "gelu" means the exact one
@@ -45,8 +44,8 @@ def _read_projection(config: ConfigReader, tree: SpecTree) -> None:
     activation, gated = config.choose("feed_forward_proj", _PROJECTIONS, "relu")
     config.expect("is_gated_act", gated)
     config.expect("dense_act_fn", *(hf for hf, local in ACTIVATIONS.items() if local == activation))
-    tree.set("stacks.feed_forward.activation", activation)
-    tree.set("stacks.feed_forward.gated", gated)
+    tree.set("stacks.layers.feed_forward.activation", activation)
+    tree.set("stacks.layers.feed_forward.gated", gated)
 
 
 def _write_projection(spec: ModelSpec, config: dict[str, Any]) -> None:
@@ -56,7 +55,7 @@ def _write_projection(spec: ModelSpec, config: dict[str, Any]) -> None:
             config["feed_forward_proj"] = name
             return
     gated = "gated " if layer.gated else ""
-    raise SpecError(f"encoder.feed_forward.activation = {gated}{layer.activation!r}")
+    raise SpecError(f"encoder.layers.feed_forward.activation = {gated}{layer.activation!r}")
 
 
 def _read_lm_head(config: ConfigReader, tree: SpecTree) -> None:
@@ -120,25 +119,27 @@ T5 = Family(
     config={
         "vocab_size": "vocab_size",
         "d_model": "d_model",
-        "d_kv": "stacks.mixer.head_dim",
-        "d_ff": "stacks.feed_forward.d_ff",
+        "d_kv": "stacks.layers.mixer.head_dim",
+        "d_ff": "stacks.layers.feed_forward.d_ff",
         "num_layers": "encoder.num_layers",
         "num_decoder_layers": Option(
             "decoder.num_layers", lambda config: config.require("num_layers")
         ),
-        "num_heads": "stacks.mixer.num_heads",
-        "relative_attention_num_buckets": Option("stacks.mixer.positions.num_buckets", 32),
-        "relative_attention_max_distance": Option("stacks.mixer.positions.max_distance", 128),
-        "layer_norm_epsilon": Option("stacks.norm.eps", 1e-6),
+        "num_heads": "stacks.layers.mixer.num_heads",
+        "relative_attention_num_buckets": Option("stacks.layers.mixer.positions.num_buckets", 32),
+        "relative_attention_max_distance": Option(
+            "stacks.layers.mixer.positions.max_distance", 128
+        ),
+        "layer_norm_epsilon": Option("stacks.layers.norm.eps", 1e-6),
         "dropout_rate": Option("stacks.dropout", 0.1),
     },
     fixed={
-        "stacks.mixer.positions.kind": "relative-bias",
-        "stacks.mixer.bias": False,
-        "stacks.mixer.scale": 1.0,
-        "stacks.feed_forward.bias": False,
-        "stacks.norm.kind": "rms",
-        "stacks.norms": PRE_NORM,
+        "stacks.layers.mixer.positions.kind": "relative-bias",
+        "stacks.layers.mixer.bias": False,
+        "stacks.layers.mixer.scale": 1.0,
+        "stacks.layers.feed_forward.bias": False,
+        "stacks.layers.norm.kind": "rms",
+        "stacks.layers.norm_placement": "pre",
         "heads.classifier.pooling": "last",
         "heads.classifier.dense.activation": "tanh",
         "initialization": {"kind": "fan-in"},

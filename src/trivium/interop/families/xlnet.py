@@ -22,7 +22,6 @@ from trivium.interop.family import (
     in_layers,
 )
 from trivium.interop.hf_config import ConfigReader
-from trivium.models.stack import POST_NORM
 from trivium.models.transformer import ModelSpec
 
 _SUMMARY = {"sequence_summary.summary": "dense.linear", "logits_proj": "classifier"}
@@ -31,8 +30,8 @@ _SUMMARY = {"sequence_summary.summary": "dense.linear", "logits_proj": "classifi
 def _read_memory(config: ConfigReader, tree: SpecTree) -> None:
     length = config.get("mem_len", None if "mem_len" in config.named else 512)
     if length:
-        tree.set("encoder.mixer.kind", "memory-attention")
-        tree.set("encoder.mixer.memory", length)
+        tree.set("encoder.layers.mixer.kind", "memory-attention")
+        tree.set("encoder.layers.mixer.memory", length)
 
 
 def _write_memory(spec: ModelSpec, config: dict[str, Any]) -> None:
@@ -82,11 +81,11 @@ XLNET = Family(
         "vocab_size": Option("vocab_size", 32_000),
         "d_model": Option("d_model", 1024),
         "n_layer": Option("encoder.num_layers", 24),
-        "n_head": Option("encoder.mixer.num_heads", 16),
-        "d_head": Option("encoder.mixer.head_dim", _head_dim),
-        "d_inner": Option("encoder.feed_forward.d_ff", 4096),
-        "ff_activation": activation("gelu", "encoder.feed_forward"),
-        "layer_norm_eps": Option("encoder.norm.eps", 1e-12),
+        "n_head": Option("encoder.layers.mixer.num_heads", 16),
+        "d_head": Option("encoder.layers.mixer.head_dim", _head_dim),
+        "d_inner": Option("encoder.layers.feed_forward.d_ff", 4096),
+        "ff_activation": activation("gelu", "encoder.layers.feed_forward"),
+        "layer_norm_eps": Option("encoder.layers.norm.eps", 1e-12),
         "dropout": Option("encoder.dropout", 0.1),
         "tie_word_embeddings": Option("heads.mlm.tied", True),
         "summary_type": Option(
@@ -96,10 +95,10 @@ XLNET = Family(
     },
     fixed={
         "embedding.query_stream": True,
-        "encoder.norm.kind": "layer",
-        "encoder.norms": POST_NORM,
-        "encoder.mixer.bias": False,
-        "encoder.mixer.positions.kind": "typed-relative-scores",
+        "encoder.layers.norm.kind": "layer",
+        "encoder.layers.norm_placement": "post",
+        "encoder.layers.mixer.bias": False,
+        "encoder.layers.mixer.positions.kind": "typed-relative-scores",
     },
     weights={
         "transformer.word_embedding": "tokens",

@@ -24,8 +24,6 @@ class Positionwise(Choice, Part):
     reads_earlier: ClassVar[bool] = False
     """Whether it also reads vectors of earlier tokens, of which its module then has a state. It
     computes all tokens of its row, also where few are wanted."""
-    computes: ClassVar[bool] = True
-    """Whether there is one; else a block is its mixer alone, without a second norm."""
     has_fixed_shapes: ClassVar[bool] = True
     """Whether no shape in it depends on the tokens, so that a whole step can be compiled."""
 

@@ -59,25 +59,6 @@ class FeedForward(Positionwise):
         return FeedForwardNetwork(self, d_model)
 
 
-class Nothing(Positionwise):
-    """A block is its mixer in a residual connection, as in Mamba (Gu and Dao 2023, figure 3)."""
-
-    computes: ClassVar[bool] = False
-    kind: Literal["none"] = "none"
-
-    def kept_numbers(self, width: int) -> int:
-        """None."""
-        return 0
-
-    def narrower(self, fraction: float) -> Self:
-        """The same."""
-        return self
-
-    def build(self, d_model: int) -> AddsNothing:
-        """See `Positionwise.build`."""
-        return AddsNothing(self, d_model)
-
-
 class FeedForwardNetwork(FeedForwardModule):
     """act(x W_up) W_down (Vaswani et al. 2017, equation 2).
 
@@ -102,13 +83,3 @@ class FeedForwardNetwork(FeedForwardModule):
         else:
             hidden = self.activation(self.gate(x)) * self.up(x)
         return self.down(F.dropout(hidden, self.part.dropout, self.training)), None
-
-
-class AddsNothing(FeedForwardModule):
-    """0, which leaves the residual stream as it is."""
-
-    def forward(
-        self, x: Tensor, context: Context | None = None, state: State | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """[..., D] -> 0 of every shape, and no loss."""
-        return x.new_zeros(()), None

@@ -133,10 +133,15 @@ class Attention(Mixer):
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the layers with equal attention share in a pass: the mask, and what positions made."""
+    """What the layers with equal attention share in a pass: the mask, and what positions made.
+
+    `seen` [B, T, D] is what keys and values are made of, if not of the input of the layer
+    (DeBERTa's mask decoder).
+    """
 
     mask: Mask
     positions: Any = None
+    seen: Tensor | None = None
 
 
 class AttentionModule(MixerModule):
@@ -188,8 +193,14 @@ class AttentionModule(MixerModule):
             keys = Context(columns, columns)
         return self.prepare_for(context, keys, table)
 
-    def prepare_for(self, context: Context, keys: Context, table: nn.Module | None) -> Prepared:
-        """What `prepare` gives, of tokens that attend to these keys."""
+    def prepare_for(
+        self,
+        context: Context,
+        keys: Context,
+        table: nn.Module | None,
+        always: Tensor | None = None,
+    ) -> Prepared:
+        """What `prepare` gives, of tokens that attend to these keys; `always` is that of `Mask`."""
         ready = self.positions.prepare(context, keys, table)
         mask = Mask(
             context,
@@ -198,6 +209,7 @@ class AttentionModule(MixerModule):
             self.positions.bias(ready),
             num_heads=self.part.num_heads,
             eager=self.soft_cap is not None,
+            always=always,
         )
         return Prepared(mask, ready)
 
@@ -263,7 +275,7 @@ class AttentionModule(MixerModule):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Turned queries [B, N, T, H] and keys, and values [B, K, S, H], of one precision."""
         query = self.positions.turn(self._queries(x), prepared.positions)
-        seen = x[:, : context.num_keys] if context.seen is None else context.seen
+        seen = x[:, : context.num_keys] if prepared.seen is None else prepared.seen
         key, value = self.project(seen)
         key = self.positions.turn(key, prepared.positions)
         if context.span is not None and state is not None:

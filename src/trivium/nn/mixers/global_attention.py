@@ -55,6 +55,13 @@ class GlobalAttention(Attention):
 
 
 @dataclass(frozen=True)
+class GlobalContext(Context):
+    """A context with `global_tokens`, bool [B, T], which see all and are seen by all."""
+
+    global_tokens: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class GlobalTokens:
     """The columns in which any row has a global token.
 
@@ -104,10 +111,16 @@ class GlobalAttentionModule(AttentionModule):
         self.key_global.load_state_dict(self.key.state_dict())
         self.value_global.load_state_dict(self.value.state_dict())
 
-    def prepare_for(self, context: Context, keys: Context, table: nn.Module | None) -> Prepared:
+    def prepare_for(
+        self,
+        context: Context,
+        keys: Context,
+        table: nn.Module | None,
+        always: Tensor | None = None,
+    ) -> Prepared:
         """See `AttentionModule.prepare_for`; also who is global, and that they see all."""
-        local = super().prepare_for(context, keys, table)
-        chosen = context.global_tokens
+        chosen = context.global_tokens if isinstance(context, GlobalContext) else None
+        local = super().prepare_for(context, keys, table, chosen)
         if chosen is None or not len(columns := chosen.any(0).nonzero()[:, 0]):
             return PreparedGlobal(local.mask)
         of_all = GlobalTokens(

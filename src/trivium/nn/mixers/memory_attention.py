@@ -138,6 +138,9 @@ class MemoryAttentionModule(SegmentAttentionModule):
         keys = context.keys
         if context.span is not None and state is not None:
             keys = self._with_memory(keys, state.columns(context.span, keys.columns))
+            if context.custom is not None:
+                custom = F.pad(context.custom, (self.part.memory, 0), value=True)
+                context = replace(context, custom=custom)
         return self.prepare_for(context, keys, table)
 
     def _with_memory(self, keys: Context, columns: Tensor) -> Context:
@@ -146,7 +149,5 @@ class MemoryAttentionModule(SegmentAttentionModule):
         real = columns <= columns[:, -1:]  # what is not there is later than all
         if keys.real is not None:
             real = real & F.pad(keys.real.bool(), before, value=True)
-        order, types = (None if x is None else F.pad(x, before) for x in (keys.order, keys.types))
-        return replace(
-            keys, positions=columns, columns=columns, real=real, order=order, types=types
-        )
+        types = None if keys.types is None else F.pad(keys.types, before)
+        return replace(keys, positions=columns, columns=columns, real=real, types=types)

@@ -82,8 +82,7 @@ class RelativePositionBias(PositionsModule):
         farthest = max(positions.max_distance, positions.num_buckets)
         device = keys.columns.device
         distance = torch.arange(-farthest, farthest + 1, device=device)[None, None]
-        both = not context.causal or context.order is not None  # an order shows later columns
-        buckets = relative_buckets(distance, positions, bidirectional=both)
+        buckets = relative_buckets(distance, positions, bidirectional=not context.causal)
         return table(buckets)[0, :, 0].T
 
     def bias(self, prepared: Tensor) -> Bias:

@@ -85,7 +85,7 @@ class RelativePositionScores(PositionsModule):
         """The distances of a pass; later keys are counted where they may be seen."""
         distance = -distances(context, keys)
         farthest = distance.shape[2] - 1
-        later = not context.causal or context.prefix is not None or context.order is not None
+        later = not context.causal or context.prefix is not None
         nearest = -farthest if later else 0
         there = torch.arange(nearest, farthest + 1, device=distance.device)
         # What is out of these bounds is padding, or not kept any more: nobody sees it.

@@ -1,0 +1,107 @@
+"""Sizes that follow from the width and the heads of a Transformer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from trivium.models.heads.vocabulary import LMHead
+from trivium.models.transformer import ModelSpec
+from trivium.nn.blocks import Layer
+from trivium.nn.part import Part
+
+_MULTIPLE = 8  # of hidden units
+
+
+def resized(
+    spec: ModelSpec, d_model: int, num_heads: Mapping[str, int], num_layers: Mapping[str, int]
+) -> ModelSpec:
+    """Return the model of the same family with another width, other heads or other layers.
+
+    What a family derives from these sizes is derived again: the width of heads that together are as
+    wide as the model, the share of key-value heads, hidden units in proportion to the width, and
+    the scales that are a root of a width. Where every layer has a seed of its own (BigBird), new
+    layers get the next seeds.
+
+    Args:
+        spec: the model.
+        d_model: the new width.
+        num_heads: the new number of heads of every attention in a stack, "encoder" or "decoder".
+        num_layers: the new number of layers of a stack.
+    """
+    old, changes = spec.d_model, dict[str, Any]()
+
+    def of_layer(layer: Layer, heads: int | None) -> Layer:
+        mixer, network = layer.mixer, layer.feed_forward
+        mixer = mixer.replace(**_heads(mixer, old, d_model, heads), **_units(mixer, old, d_model))
+        if network is not None:
+            network = network.replace(**_units(network, old, d_model))
+        return layer.replace(mixer=mixer, feed_forward=network)
+
+    for slot in ("encoder", "decoder"):
+        stack = getattr(spec, slot)
+        if stack is not None:
+            heads = num_heads.get(slot)
+            stack = stack.map_layers(lambda layer, heads=heads: of_layer(layer, heads))
+            count = num_layers.get(slot, stack.num_layers)
+            if all(hasattr(mixer, "seed") for mixer in stack.mixers):
+                mixers = (stack.mixers[0].replace(seed=number) for number in range(count))
+                stack = stack.with_layers(mixer=tuple(mixers))
+            changes[slot] = stack.replace(num_layers=count)
+    if spec.embedding.scale == old**0.5:
+        changes["embedding"] = spec.embedding.replace(scale=d_model**0.5)
+    changes["heads"] = tuple(
+        head.replace(scale=d_model**-0.5)
+        if isinstance(head, LMHead) and head.scale == old**-0.5
+        else head
+        for head in spec.heads
+    )
+    return spec.replace(d_model=d_model, **changes)
+
+
+def _heads(mixer: Any, old: int, d_model: int, num_heads: int | None) -> dict[str, Any]:
+    """The fields of a mixer that follow from the width and its number of heads."""
+    before, width = getattr(mixer, "num_heads", None), getattr(mixer, "head_dim", None)
+    if before is None or width is None:
+        return {}
+    heads = num_heads or before
+    fields: dict[str, Any] = {"num_heads": heads}
+    if before * width == old and d_model % heads == 0:
+        fields["head_dim"] = d_model // heads
+    if groups := getattr(mixer, "num_kv_heads", None):
+        most = max(1, round(groups * heads / before))
+        fields["num_kv_heads"] = next(n for n in range(most, 0, -1) if heads % n == 0)
+    if getattr(mixer, "scale", None) == width**-0.5:
+        fields["scale"] = fields.get("head_dim", width) ** -0.5
+    return fields
+
+
+def _units(part: Part, old: int, d_model: int) -> dict[str, Any]:
+    """The fields of a part that are in proportion to the width, also of parts inside."""
+    fields: dict[str, Any] = {}
+    for name, value in dict(part).items():
+        if name in ("d_ff", "d_inner") and old != d_model:
+            exact = value * d_model / old
+            rounded = _MULTIPLE * round(exact / _MULTIPLE)
+            fields[name] = round(exact) if exact == round(exact) else max(_MULTIPLE, rounded)
+        elif name == "dt_rank" and value == math.ceil(old / 16):
+            fields[name] = math.ceil(d_model / 16)
+        elif isinstance(value, Part) and (inner := _units(value, old, d_model)):
+            fields[name] = value.replace(**inner)
+    return fields
+
+
+def differences(
+    before: Mapping[str, Any], after: Mapping[str, Any], path: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """The keys whose values differ in two trees of one form, with both values."""
+    for name, value in after.items():
+        old = before.get(name)
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            yield from differences(old, value, f"{path}{name}.")
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            for one, other in zip(old or (), value):
+                yield from differences(one, other, f"{path}{name}.")
+        elif old != value:
+            yield path + name, old, value
