@@ -1,6 +1,6 @@
 """Mixtures of experts.
 
-Shape letters: M tokens, D width, E experts, C experts that a token takes.
+Shape letters: M tokens, D width, E experts, C experts that a token takes, G groups of experts.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from trivium.errors import SpecError
 from trivium.nn.context import Context
 from trivium.nn.feed_forwards import FeedForwardModule, Positionwise
 from trivium.nn.feed_forwards.feed_forward import FeedForward, FeedForwardNetwork
+from trivium.nn.part import Positive
 from trivium.nn.state import State
 
 _ExpertCount = Annotated[int, Field(ge=1, le=1000)]
@@ -24,10 +25,27 @@ _ExpertCount = Annotated[int, Field(ge=1, le=1000)]
 class Experts(Positionwise):
     """`num_experts` feed-forward networks, of which a router chooses `num_chosen` for a token.
 
-    Their outputs are weighted by the router's probabilities, made to sum to 1 (Jiang et al. 2024,
-    Mixtral, section 2.1). The weight of a single one is 1 whatever the router says, which then
-    learns from the balance loss alone. `balance` is the weight of that loss, which keeps the load
-    of experts equal (Fedus et al. 2021, section 2.2; `router_aux_loss_coef` in `transformers`).
+    The defaults are Mixtral's router (Jiang et al. 2024, section 2.1): softmax over all experts,
+    and the weights of the chosen experts divided by their sum. A single chosen expert then has the
+    weight 1, and the router learns from the balance loss alone.
+
+    Args:
+        balance: the weight of the balance loss, which keeps the load of the experts equal (Fedus et
+            al. 2021, section 2.2; `router_aux_loss_coef` in `transformers`).
+        shared: a network that computes for every token, alongside the chosen experts. Several
+            shared experts are one network with the hidden units of all (DeepSeek-V2, DeepSeek-V3).
+        shared_gate: whether the output of the shared network is multiplied by sigmoid(w x)
+            (Qwen2-MoE).
+        scores: the function that turns the router's logits into scores.
+        normalized: whether the scores of the chosen experts are divided by their sum.
+        scale: the factor of the weights of the chosen experts (`routed_scaling_factor`).
+        corrected: whether the router has a correction bias, which is added to the scores where
+            experts are chosen, but not to the weights of the chosen experts (DeepSeek-V3).
+        num_groups: the number of groups of neighbouring experts. A token takes experts of only
+            `num_chosen_groups` groups, those with the highest score.
+        num_chosen_groups: the number of groups that a token may take experts of.
+        scores_per_group: a group's score is the sum of this many of its highest scores: 1 in
+            DeepSeek-V2, 2 in DeepSeek-V3.
     """
 
     adds_loss: ClassVar[bool] = True
@@ -37,13 +55,38 @@ class Experts(Positionwise):
     num_chosen: _ExpertCount = 2
     expert: FeedForward
     balance: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.01
+    shared: FeedForward | None = None
+    shared_gate: bool = False
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    normalized: bool = True
+    scale: Positive = 1.0
+    corrected: bool = False
+    num_groups: _ExpertCount = 1
+    num_chosen_groups: _ExpertCount = 1
+    scores_per_group: _ExpertCount = 1
 
     def check(self) -> None:
-        """Raise SpecError where more experts are chosen than there are."""
-        if self.num_chosen > self.num_experts:
+        """Raise SpecError where more is chosen than there is, or groups are not of equal size."""
+        if self.num_experts % self.num_groups:
             raise SpecError(
-                f"num_chosen={self.num_chosen} is more than num_experts={self.num_experts}."
+                f"num_experts={self.num_experts} is not a multiple of num_groups={self.num_groups}."
             )
+        size = self.num_experts // self.num_groups
+        limits = {
+            "num_chosen": ("num_experts", self.num_experts),
+            "num_chosen_groups": ("num_groups", self.num_groups),
+            "scores_per_group": ("num_experts / num_groups", size),
+        }
+        for name, (limit, most) in limits.items():
+            if getattr(self, name) > most:
+                raise SpecError(f"{name}={getattr(self, name)} is more than {limit}={most}.")
+        if self.num_chosen > self.num_chosen_groups * size:
+            raise SpecError(
+                f"num_chosen={self.num_chosen} is more than the {self.num_chosen_groups * size} "
+                f"experts in num_chosen_groups={self.num_chosen_groups} groups of {size}."
+            )
+        if self.shared_gate and self.shared is None:
+            raise SpecError("shared_gate=True needs a shared network: set shared, too.")
 
     @property
     def d_ff(self) -> int:
@@ -51,17 +94,22 @@ class Experts(Positionwise):
         return self.expert.d_ff
 
     def kept_numbers(self, width: int) -> int:
-        """Probabilities; of a chosen expert its input, what it keeps, its output, that weighted."""
-        one = 3 * width + self.expert.kept_numbers(width)
-        return self.num_experts + self.num_chosen * one
+        """The scores; for every chosen expert its input, its own numbers, and its output before and
+        after the weighting; for the shared network its own numbers, and its output and gate."""
+        kept = self.num_experts + self.num_chosen * (3 * width + self.expert.kept_numbers(width))
+        if self.shared is not None:
+            kept += self.shared.kept_numbers(width) + (width + 1 if self.shared_gate else 0)
+        return kept
 
     def with_dropout(self, dropout: float) -> Self:
         """See `Positionwise.with_dropout`."""
-        return self.replace(expert=self.expert.with_dropout(dropout))
+        shared = self.shared and self.shared.with_dropout(dropout)
+        return self.replace(expert=self.expert.with_dropout(dropout), shared=shared)
 
     def narrower(self, fraction: float) -> Self:
         """See `Positionwise.narrower`."""
-        return self.replace(expert=self.expert.narrower(fraction))
+        shared = self.shared and self.shared.narrower(fraction)
+        return self.replace(expert=self.expert.narrower(fraction), shared=shared)
 
     def build(self, d_model: int) -> ExpertsNetwork:
         """See `Positionwise.build`."""
@@ -69,26 +117,42 @@ class Experts(Positionwise):
 
 
 class ExpertsNetwork(FeedForwardModule):
-    """sum_i g_i FFN_i(x) over the C experts of largest p = softmax(W x), where g_i = p_i / sum p.
+    """scale * sum_i g_i FFN_i(x) over the C chosen experts, plus the shared network's output.
+
+    With scores s = softmax(W x) or sigmoid(W x), the C experts of the highest s_i + b_i are chosen,
+    where b is the correction bias (0 without it). With groups only the experts of the best groups
+    are compared. The weight is g_i = s_i / sum s over the chosen experts, or g_i = s_i where the
+    weights are not normalized. The output of the shared network is multiplied by sigmoid(v x) if it
+    has a gate.
 
     An expert computes the tokens that chose it in one product, however many they are: none is
     dropped. The loss of a stack is
 
         balance * E * sum_i f_i P_i
 
-    where f_i is how often a token chooses expert i, and P_i its p_i, both means over the tokens of
-    all layers. It is `balance * C` where every expert has an equal load. Padding does not count;
-    of the last layer only the tokens count that its network computes (`Context.select`).
+    where f_i is how often a token chooses expert i, and P_i its s_i divided by the sum of all s,
+    both means over the tokens of all layers. It is `balance * C` where every expert has an equal
+    load. Padding does not count; of the last layer only the tokens count that its network computes
+    (`Context.select`).
 
     Both means are of one micro-batch, since f is known only after all of its tokens have chosen. A
     step's loss is the mean of its micro-batches, each weighted by its tokens: the same for any
     number of processes, but not that of the whole step at once. Smaller micro-batches balance more
     strictly (Qiu et al. 2025, section 3).
 
-    Source: Jiang et al. 2024, section 2.1; the loss is Fedus et al. 2021, equations 4 to 6, there
-    with one choice and for every layer by itself. Means over all layers are those of `transformers`
-    (`load_balancing_loss_func`).
+    The correction bias is a buffer: it is saved and exported, but has no gradient. Nothing here
+    changes it in training. (Its update, b_i += u sign(mean load - load_i) after every step, needs
+    the load of a whole step of all processes; Wang et al. 2024, algorithm 1.)
+
+    Source: Jiang et al. 2024, section 2.1. Shared experts and groups are those of DeepSeek-V2
+    (DeepSeek-AI 2024, arXiv 2405.04434, section 2.2); sigmoid scores and the correction bias are
+    those of DeepSeek-V3 (DeepSeek-AI 2024, arXiv 2412.19437, section 2.1.2); the gate of the shared
+    network is that of `transformers` (`Qwen2MoeSparseMoeBlock`). The loss is Fedus et al. 2021,
+    equations 4 to 6, there with one choice and for every layer by itself. Means over all layers are
+    those of `transformers` (`load_balancing_loss_func`).
     """
+
+    correction: Tensor | None
 
     def __init__(self, part: Experts, width: int) -> None:
         super().__init__(part, width)
@@ -96,6 +160,11 @@ class ExpertsNetwork(FeedForwardModule):
         # Modules of their own: one tensor of all is no faster, and costs a copy of its gradient.
         self.experts = nn.ModuleList(
             FeedForwardNetwork(part.expert, width) for _ in range(part.num_experts)
+        )
+        self.shared = None if part.shared is None else FeedForwardNetwork(part.shared, width)
+        self.shared_gate = nn.Linear(width, 1, bias=False) if part.shared_gate else None
+        self.register_buffer(
+            "correction", torch.zeros(part.num_experts) if part.corrected else None
         )
 
     @property
@@ -108,9 +177,13 @@ class ExpertsNetwork(FeedForwardModule):
     ) -> tuple[Tensor, Tensor | None]:
         """[..., D] -> [..., D], and `_load`; None with a cache, where nothing is trained."""
         tokens = x.flatten(0, -2)
-        probabilities = self.router(tokens).float().softmax(-1)  # [M, E]
-        gates, chosen = probabilities.topk(self.part.num_chosen, -1)  # [M, C]
-        gates = gates / gates.sum(-1, keepdim=True)
+        logits = self.router(tokens).float()  # [M, E]
+        scores = logits.softmax(-1) if self.part.scores == "softmax" else logits.sigmoid()
+        chosen = self._choose(scores.detach())
+        gates = scores.gather(-1, chosen)  # [M, C]
+        if self.part.normalized:
+            gates = gates / (gates.sum(-1, keepdim=True) + 1e-20)  # sigmoids may underflow to 0
+        gates = gates * self.part.scale
         order = chosen.flatten().argsort(stable=True)  # of all M * C choices, by expert
         owner = order // self.part.num_chosen  # the token of each
         sizes = chosen.flatten().bincount(minlength=self.part.num_experts).tolist()
@@ -122,12 +195,30 @@ class ExpertsNetwork(FeedForwardModule):
         ]
         weighted = torch.cat(outputs) * gates.flatten()[order, None]
         y = torch.zeros_like(tokens).index_add(0, owner, weighted.to(x.dtype)).view(x.shape)
+        if self.shared is not None:
+            shared = self.shared(x)[0]
+            y = y + (shared if self.shared_gate is None else self.shared_gate(x).sigmoid() * shared)
         if context is not None and context.span is not None:
             return y, None
-        return y, self._load(probabilities, chosen, context)
+        return y, self._load(scores, chosen, context)
 
-    def _load(self, probabilities: Tensor, chosen: Tensor, context: Context | None) -> Tensor:
+    def _choose(self, scores: Tensor) -> Tensor:
+        """Return the experts that every token takes [M, C], from the scores [M, E]."""
+        if self.correction is not None:
+            scores = scores + self.correction
+        if self.part.num_groups > 1:
+            groups = scores.unflatten(-1, (self.part.num_groups, -1))  # [M, G, E / G]
+            of_groups = groups.topk(self.part.scores_per_group, -1).values.sum(-1)
+            taken = of_groups.topk(self.part.num_chosen_groups, -1).indices
+            left = torch.ones_like(of_groups, dtype=torch.bool).scatter(-1, taken, False)
+            scores = groups.masked_fill(left[..., None], -torch.inf).flatten(-2)
+        return scores.topk(self.part.num_chosen, -1).indices
+
+    def _load(self, scores: Tensor, chosen: Tensor, context: Context | None) -> Tensor:
         """How often real tokens choose each expert, and the sum of their probabilities: [2, E]."""
+        probabilities = scores
+        if self.part.scores == "sigmoid":
+            probabilities = scores / (scores.sum(-1, keepdim=True) + 1e-20)
         if context is not None:
             real = context.documents if context.real is None else context.real
             if real is not None:
