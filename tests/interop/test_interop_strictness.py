@@ -289,6 +289,15 @@ def variations(model: spec.ModelSpec) -> list[spec.ModelSpec]:
     if isinstance(network, Experts):
         networks = [*networks, *(network.replace(expert=each) for each in networks)]
         networks.append(network.replace(num_experts=4, num_chosen=3, balance=0.2))
+        changes = [
+            {"shared": network.expert},
+            {"scores": "sigmoid"},
+            {"normalized": False},
+            {"scale": 2.5},
+            {"corrected": True},
+            {"num_groups": network.num_experts, "num_chosen_groups": network.num_chosen},
+        ]
+        networks += [network.replace(**change) for change in changes]
     norms = [spec.LayerNorm(eps=3e-3), spec.LayerNorm(bias=False)]
     norms += [spec.RMSNorm(), spec.RMSNorm(bias=True), spec.DeviationNorm()]
     stacks = [

@@ -24,6 +24,8 @@ FLOAT32, BFLOAT16 = 1e-3, 0.1
 _TAKE_DTYPE = {
     Tensor.to,
     Tensor.new_zeros,
+    Tensor.softmax,
+    Tensor.type,
     torch.arange,
     torch.empty,
     torch.full,

@@ -388,7 +388,26 @@ def specs_of_other_kinds() -> dict[str, spec.ModelSpec]:
     return {kind.__name__: _spec_of(small_part(kind)) for kind in kinds}
 
 
-TRANSFORMERS = {**SPECS, **specs_of_other_kinds()}
+# As DeepSeek-V3, with the gate of Qwen2-MoE.
+_GROUPED_EXPERTS = spec.Experts(
+    num_experts=6,
+    num_chosen=3,
+    expert=_SWIGLU,
+    shared=_SWIGLU.replace(d_ff=31),
+    shared_gate=True,
+    scores="sigmoid",
+    scale=2.5,
+    corrected=True,
+    num_groups=3,
+    num_chosen_groups=2,
+    scores_per_group=2,
+)
+
+TRANSFORMERS = {
+    **SPECS,
+    **specs_of_other_kinds(),
+    "grouped-experts": _spec_of(_GROUPED_EXPERTS),
+}
 BIDIRECTIONAL = [name for name, each in TRANSFORMERS.items() if each.family == "encoder-only"]
 CAUSAL = [name for name, each in TRANSFORMERS.items() if each.family == "decoder-only"]
 ONE_STACK = BIDIRECTIONAL + CAUSAL
