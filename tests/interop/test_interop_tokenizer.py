@@ -75,12 +75,12 @@ def test_auto_tokenizer_agrees_after_export(kind, tmp_path):
     bert.save_pretrained(tmp_path / "hf")
     tokenizer = train(kind)
     tokenizer.save(tmp_path / "hf")
-    model = read_folder(tmp_path / "hf")
-    assert model.tokenizer is not None
-    assert model.tokenizer.fingerprint == tokenizer.fingerprint
+    model, read = read_folder(tmp_path / "hf"), read_tokenizer(tmp_path / "hf", {})
+    assert read is not None
+    assert read.fingerprint == tokenizer.fingerprint
     out = tmp_path / kind
     out.mkdir()
-    write_folder(out, model.module, model.tokenizer, model.settings)
+    write_folder(out, model.module, tokenizer, model.settings)
     hf = transformers.AutoTokenizer.from_pretrained(out)
     check_same_ids(read_tokenizer(out, {}), hf)
     check_reads_as_trained(tokenizer, hf)

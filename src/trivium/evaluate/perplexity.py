@@ -210,13 +210,13 @@ def _masked_rows(
 ) -> Iterator[ScoredRow]:
     """The windows of an encoder, each between the special tokens around a text."""
     assert window is not None
-    tokenizer = lm.source_tokenizer
-    prefix, suffix = list(tokenizer.prefix_ids), list(tokenizer.suffix_ids)
-    capacity = window - len(prefix) - len(suffix)
+    frame = lm.source_frame
+    capacity = window - frame.num_special(paired=False)
     if capacity < 1:
         raise TriviumError(f"window is {window}: it has no room for text beside special tokens.")
     for start, first, stop in strided_windows(len(ids), capacity, min(stride, capacity)):
-        yield ScoredRow([*prefix, *ids[start:stop], *suffix], first - start + len(prefix), 0)
+        row = [*frame.before, *ids[start:stop], *frame.after]
+        yield ScoredRow(row, first - start + len(frame.before), 0)
 
 
 @torch.inference_mode()
@@ -244,7 +244,7 @@ def _score_recurrent(lm: LanguageModel, rows: Sequence[ScoredRow], result: Perpl
 @torch.inference_mode()
 def _score_masked(lm: LanguageModel, rows: Sequence[ScoredRow], result: Perplexity) -> None:
     """Each token given all others of its window, masked in turn."""
-    suffix = len(lm.source_tokenizer.suffix_ids)
+    suffix = len(lm.source_frame.after)
     for row in rows:
         positions = range(row.first, len(row.ids) - suffix)
         hidden = masked_states(lm, row.ids, positions, None)

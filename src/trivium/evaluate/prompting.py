@@ -159,8 +159,10 @@ def truncate_left(lm: LanguageModel, prompt: str, max_new_tokens: int) -> str:
     if limit is None:
         return prompt
     tokenizer = lm.source_tokenizer
-    beside = len(tokenizer.suffix_ids) if lm.spec.family == "encoder-decoder" else max_new_tokens
-    capacity = limit - len(tokenizer.prefix_ids) - beside
+    if lm.spec.family == "encoder-decoder":
+        capacity = limit - lm.source_frame.num_special(paired=False)
+    else:
+        capacity = limit - len(tokenizer.prefix_ids) - max_new_tokens
     if capacity < 1:
         raise TriviumError(
             f"max_new_tokens is {max_new_tokens}: no prompt fits beside it into the model's "

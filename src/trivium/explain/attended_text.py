@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from trivium.errors import TriviumError
-from trivium.inference.text_model import document_ids, prompt_ids
+from trivium.inference.text_model import encoder_ids, prompt_ids
 from trivium.language_model import LanguageModel
 
 MAX_TOKENS = 64
@@ -34,7 +34,7 @@ def attended_text(lm: LanguageModel, source: str, target: str = "") -> dict[str,
     """
     has_both, decodes = lm.spec.family == "encoder-decoder", lm.spec.family == "decoder-only"
     tokenizer, reader = lm.text_tokenizer, lm.source_tokenizer
-    ids = prompt_ids(lm.prompting, source) if decodes else document_ids(reader, source)
+    ids = prompt_ids(lm.prompting, source) if decodes else encoder_ids(reader, source)
     targets = list[int]()
     if has_both:
         longest = None if target.strip() else _TARGET_TOKENS

@@ -19,8 +19,9 @@ from trivium.errors import TokenizerError, TriviumError, shorten
 from trivium.inference.beam import beam_search
 from trivium.inference.forward import Ids, check_prompt, masked_states, vocabulary_log_probabilities
 from trivium.inference.sampling_params import BeamSearchParams, check_bounds
-from trivium.inference.text_model import TextModel, document_ids
+from trivium.inference.text_model import TextModel, encoder_ids
 from trivium.text import Tokenizer
+from trivium.text.inputs import Frame
 from trivium.text.symbols import MASK_PATTERN, MASK_SPELLINGS, WORDPIECE_PREFIX, is_cjk
 
 # Kinds whose tokens do not include the space before them: the spaces of the text stay.
@@ -61,7 +62,7 @@ def fill_masks(lm: TextModel, text: str, *, top_k: int = 5) -> list[list[MaskFil
         )
     check_bounds("top_k", top_k, {"ge": 1})
     text = with_mask_token(tokenizer, text)
-    ids = document_ids(tokenizer, text)
+    ids = encoder_ids(tokenizer, text)
     positions = [i for i, token_id in enumerate(ids) if token_id == tokenizer.mask_id]
     if not positions:
         raise no_mask_error(text, tokenizer.roles["mask"])
@@ -121,7 +122,7 @@ def _filled(tokenizer: Tokenizer, text: str, ids: Ids, position: int, token_id: 
         kept = [each for each in filled if each not in dropped]
         return tokenizer.decode(kept, skip_special_tokens=False)
     encoding = tokenizer.encode(text, add_special_tokens=False)
-    start, end = encoding.offsets[position - len(tokenizer.prefix_ids)]
+    start, end = encoding.offsets[position - len(Frame(tokenizer).before)]
     before, token = text[:start], tokenizer.tokens[token_id]
     if tokenizer.vocabulary.continues_word[token_id]:
         before = before.rstrip()
@@ -176,7 +177,7 @@ def fill_blanks(lm: TextModel, text: str) -> MaskFill:
     if start is None or end is None or mask is None:
         raise TokenizerError("blanks need tokens that mask, start and end them.")
     text = with_mask_token(tokenizer, text)
-    ids = document_ids(tokenizer, text)
+    ids = [*tokenizer.prefix_ids, *tokenizer.encode_ids_batch([text])[0], *tokenizer.suffix_ids]
     blanks = [place for place, token_id in enumerate(ids) if token_id == mask]
     if not blanks:
         raise no_mask_error(text, tokenizer.roles["mask"])
@@ -220,7 +221,7 @@ def _fill_sentinels(lm: TextModel, text: str, beams: BeamSearchParams) -> Iterat
         forced_start=(*rules.forced_start, gaps[0]),
         stop_ids=(rules.stop_ids | {*target.sentinel_ids}) - {*gaps},
     )
-    ids, limit = document_ids(tokenizer, text), 1 + _TOKENS_PER_GAP * len(gaps)
+    ids, limit = encoder_ids(tokenizer, text), 1 + _TOKENS_PER_GAP * len(gaps)
     (hypotheses,) = beam_search(lm, [ids], beams, max_new_tokens=limit, rules=rules)
     for hypothesis in hypotheses:
         contents = _contents(target, hypothesis.ids, gaps)
@@ -236,7 +237,7 @@ def _fill_by_rewriting(lm: TextModel, text: str, beams: BeamSearchParams) -> Ite
     text = with_mask_token(tokenizer, text)
     if not mask or mask not in text:
         raise no_mask_error(text, mask or MASK_SPELLINGS[1])
-    ids = document_ids(tokenizer, text)
+    ids = encoder_ids(tokenizer, text)
     limit = len(ids) + _TOKENS_PER_GAP * text.count(mask)
     (hypotheses,) = beam_search(lm, [ids], beams.replace(no_repeat_ngram=3), max_new_tokens=limit)
     for hypothesis in hypotheses:

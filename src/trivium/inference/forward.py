@@ -128,7 +128,7 @@ def masked_states(
     check_ids(ids, lm.module.spec.source_size)
     if tokenizer.mask_id is None:
         raise TokenizerError("this tokenizer has no mask token, which scoring by an encoder needs.")
-    prefix, suffix = len(tokenizer.prefix_ids), len(tokenizer.suffix_ids)
+    prefix, suffix = len(lm.source_frame.before), len(lm.source_frame.after)
     length = min(len(ids), max_length or len(ids))
     width = max(1, length - prefix - suffix)
     text, columns = torch.tensor(ids, device=device), torch.arange(len(ids), device=device)

@@ -220,9 +220,9 @@ def _context(lm: TextModel, item: ScoreItem, truncate: bool) -> tuple[list[int],
     """Return a decoder's prompt or an encoder's source, and how many tokens were cut from it."""
     module, longest = lm.module, max(map(len, item.continuations))
     if module.spec.family == "encoder-decoder":
-        start, tokenizer = lm.generation_rules.target_start, lm.source_tokenizer
+        start = lm.generation_rules.target_start
         check_length(len(start) + longest - 1, lm.context_length)
-        before, after, read = list(tokenizer.prefix_ids), list(tokenizer.suffix_ids), 0
+        before, after, read = lm.source_frame.before, lm.source_frame.after, 0
     else:
         tokenizer = lm.text_tokenizer
         before = list(tokenizer.prefix_ids) if item.context else start_ids(tokenizer)
@@ -314,16 +314,15 @@ def _shared_states(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
 def _score_masked(lm: TextModel, item: ScoreItem, truncate: bool) -> list[SequenceScore]:
     """Score continuations with an encoder, which masks every token in turn."""
     tokenizer = lm.source_tokenizer
-    prefix, suffix = tokenizer.prefix_ids, tokenizer.suffix_ids
-    excess = 0
+    frame, excess = lm.source_frame, 0
     if truncate:
-        around = len(prefix) + len(item.after) + len(suffix)
+        around = frame.num_special(paired=False) + len(item.after)
         longest = max(map(len, item.continuations))
         excess = _excess(lm, around, len(item.context), longest, truncate)
-    context = [*prefix, *item.context[excess:]]
+    context = [*frame.before, *item.context[excess:]]
     scores = []
     for ids in item.continuations:
-        whole = [*context, *ids, *item.after, *suffix]
+        whole = [*context, *ids, *item.after, *frame.after]
         positions = range(len(context), len(context) + len(ids))
         hidden = masked_states(lm, whole, positions, lm.max_length)
         targets = torch.tensor(ids, device=hidden.device)

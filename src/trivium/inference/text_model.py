@@ -24,7 +24,7 @@ from trivium.models.base_model import Spec
 from trivium.models.heads.text import Pooling, VectorHead
 from trivium.text import Tokenizer
 from trivium.text.chat_template import ChatTemplate, Message
-from trivium.text.inputs import TextInput, encode_inputs, encode_windows
+from trivium.text.inputs import Frame, TextInput, encode_inputs, encode_windows
 from trivium.text.literals import SpecialTokens
 
 _NO_LENGTH = 1 << 24  # Files of Hugging Face write numbers beyond it for "any length".
@@ -193,6 +193,11 @@ class TextModel:
         return self.settings.reads_documents or self.spec.family != "decoder-only"
 
     @property
+    def source_frame(self) -> Frame:
+        """The special tokens around a text that an encoder reads."""
+        return Frame(self.source_tokenizer)
+
+    @property
     def pooling(self) -> Pooling:
         """The pooling of `embed`: that of training, else "last" for a decoder, "mean" for others.
 
@@ -352,7 +357,7 @@ class TextModel:
         """Return the ids of prompts, and warn if sources of an encoder-decoder are cut."""
         prompts, limit = [prompt_ids(self, text) for text in texts], self.max_length
         if self.spec.family == "encoder-decoder" and limit is not None:
-            suffix = self.source_tokenizer.suffix_ids
+            suffix = self.source_frame.after
             long = [ids for ids in prompts if len(ids) > limit]
             for ids in long:
                 ids[limit - len(suffix) :] = suffix
@@ -452,10 +457,9 @@ def warn_of_cuts(cut: int, total: int, limit: int | None) -> None:
         )
 
 
-def document_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the ids of a text between the tokens that begin and end documents in training."""
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
-    return [*tokenizer.prefix_ids, *ids, *tokenizer.suffix_ids]
+def encoder_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the ids of a text for an encoder, with the special tokens of `Frame`."""
+    return encode_inputs(tokenizer, [(text, None)])[0].ids
 
 
 def prompt_ids(lm: TextModel, text: str) -> list[int]:
@@ -468,7 +472,7 @@ def prompt_ids(lm: TextModel, text: str) -> list[int]:
         TokenizerError: the prompt is empty, and there is no special token to begin with.
     """
     if lm.module.spec.family == "encoder-decoder":
-        return document_ids(lm.source_tokenizer, text)
+        return encoder_ids(lm.source_tokenizer, text)
     tokenizer = lm.text_tokenizer
     ids = begun(tokenizer, tokenizer.encode(text, add_special_tokens=False).ids)
     ids = ids or start_ids(tokenizer)

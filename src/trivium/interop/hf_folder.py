@@ -97,8 +97,9 @@ def read_folder(
         if layers:
             spec = module.spec.with_heads((*module.spec.heads, VectorHead(layers=tuple(layers))))
             module = _rebuilt(spec, {**module.state_dict(), **weights})
+    kind, encodes = family.tokenizer_class, module.spec.family != "decoder-only"
     tokenizer = read_tokenizer(
-        folder, settings.tokenizer, tokenizer_class=family.tokenizer_class, lowercase=lowercase
+        folder, settings.tokenizer, tokenizer_class=kind, lowercase=lowercase, for_encoder=encodes
     )
     pieces = sorted(file.name for file in folder.glob("*.spm"))
     if tokenizer is None and pieces:

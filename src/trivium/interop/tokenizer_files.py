@@ -50,6 +50,9 @@ BERT_CLASSES = (
     "MobileBertTokenizer",
     "SqueezeBertTokenizer",
 )
+# Classes that read texts with the template of a `tokenizer.json`, also where it has none; other
+# classes have their own template.
+_GENERIC = ("GPT2Tokenizer", "LlamaTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
 _NONE = (None, None)
 _MOST_SENTINELS = 10_000
 
@@ -60,6 +63,7 @@ def read_tokenizer(
     *,
     tokenizer_class: str = "",
     lowercase: bool | None = None,
+    for_encoder: bool = False,
 ) -> Tokenizer | None:
     """The tokenizer in a folder, None where there is none.
 
@@ -68,6 +72,8 @@ def read_tokenizer(
         options: those of `tokenizer_config.json` and `special_tokens_map.json`.
         tokenizer_class: that of the model's family, where the options name none.
         lowercase: decides what a `vocab.txt` without options leaves open.
+        for_encoder: give a `tokenizer.json` without a template one that adds no tokens, so that an
+            encoder reads the ids that `transformers` gives it, and not those of documents.
 
     Raises:
         TokenizerError: a file that cannot be read, or a `merges.txt` of a family that splits text
@@ -105,6 +111,8 @@ def read_tokenizer(
         # A `tokenizer.json` has the tokens around texts, as in `transformers` 5.
         if source.name != "tokenizer.json":
             _surround(backend, options, {**role_tokens(special_names(backend)), **roles}, usual)
+        elif for_encoder and kind in _GENERIC and not Tokenizer(backend).has_template:
+            add_template(backend, [], [])
         return Tokenizer(backend, roles)
     except TriviumError:
         raise
@@ -211,13 +219,13 @@ def _surround(
 
 
 def add_document_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer; one that adds no tokens gets those around documents in training.
+    """The tokenizer; one without a template gets the tokens around documents in training.
 
     With them `transformers` gives an encoder the ids that it was trained on, such as T5's `</s>`.
     """
     before = [tokenizer.tokens[index] for index in tokenizer.prefix_ids]
     after = [tokenizer.tokens[index] for index in tokenizer.suffix_ids]
-    if _surroundings(tokenizer.backend) != ([], []) or not (before or after):
+    if tokenizer.has_template or not (before or after):
         return tokenizer
     backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
     add_template(backend, before, after)

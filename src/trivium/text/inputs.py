@@ -60,8 +60,8 @@ def encode_inputs(
     turn.
 
     Args:
-        as_documents: if the tokenizer adds no special tokens by itself, add those of documents in
-            training shards. A tokenizer that adds special tokens is always followed.
+        as_documents: if the tokenizer has no template of its own, add the special tokens of
+            documents in training shards. A template is always followed.
 
     Raises:
         TokenizerError: an empty text in a vocabulary without special tokens, or a tokenizer that
@@ -127,20 +127,26 @@ class _Slot(NamedTuple):
 class Frame:
     """The special tokens around one text and around a pair; see `encode_inputs`.
 
-    They are those of the tokenizer's own post-processor. Only if it adds none, they are the special
-    tokens of documents in training shards.
+    They are those of the tokenizer's own post-processor. Only if it has no template, they are the
+    special tokens of documents in training shards.
+
+    Attributes:
+        before: the ids before one text.
+        after: the ids after one text.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, as_documents: bool = True) -> None:
         single, pair = _layout(tokenizer, 1), _layout(tokenizer, 2)
-        if as_documents and len(single) == 1:
+        if as_documents and not tokenizer.has_template:
             after = tokenizer.suffix_ids
             before = [_Slot(token, 0) for token in tokenizer.prefix_ids]
             single = [*before, _Slot(None, 0, 0), *(_Slot(token, 0) for token in after)]
             pair = [*single, _Slot(None, 1, 1), *(_Slot(token, 1) for token in after)]
         self._single, self._pair = single, pair
         self._end_of_text = list(tokenizer.suffix_ids[:1])
-        self.num_before = next(i for i, slot in enumerate(single) if slot.text == 0)
+        place = next(i for i, slot in enumerate(single) if slot.text == 0)
+        self.before = [slot.special or 0 for slot in single[:place]]
+        self.after = [slot.special or 0 for slot in single[place + 1 :]]
 
     def num_special(self, paired: bool) -> int:
         """Return the number of special tokens around one text, or around two."""
@@ -240,7 +246,7 @@ def encode_words(
             if not part and not frame.num_special(paired=False):
                 part = [tokenizer.unk_id or 0]
             whole = frame.join(PlainTokens(part, [(0, 0)] * len(part)))
-            before = frame.num_before
+            before = len(frame.before)
             last = max(before + end - begin - 1, 0)
             shifted = [min(before + token - begin, last) for token in first[start:stop]]
             cut = max(0, following[stop - 1] - end)

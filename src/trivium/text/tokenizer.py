@@ -385,6 +385,12 @@ class Tokenizer:
         return self.vocabulary.sentinel_ids
 
     @functools.cached_property
+    def has_template(self) -> bool:
+        """Whether the post-processor says what is around a text, even if that is no token."""
+        steps = _COMPONENT_TYPE.findall(json.dumps(self._layout["post_processor"]))
+        return not {"ByteLevel", "Sequence"}.issuperset(steps)
+
+    @functools.cached_property
     def prefix_ids(self) -> tuple[int, ...]:
         """The ids before each document in a training shard.
 
