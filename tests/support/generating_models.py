@@ -25,6 +25,7 @@ from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.text_model import GenerationRules
 from trivium.models import LanguageModule
 from trivium.text import Tokenizer
+from trivium.text.inputs import Frame
 
 VOCAB, POSITIONS = 101, 61
 BART_SIZES = {
@@ -67,6 +68,10 @@ class TinyTextModel:
         return self.module.spec.max_length
 
     context_length = max_length
+
+    @property
+    def source_frame(self) -> Frame:
+        return Frame(self.source_tokenizer)
 
 
 def text_model(

@@ -193,11 +193,6 @@ class TextModel:
         return self.settings.reads_documents or self.spec.family != "decoder-only"
 
     @property
-    def source_frame(self) -> Frame:
-        """The special tokens around a text that an encoder reads."""
-        return Frame(self.source_tokenizer)
-
-    @property
     def pooling(self) -> Pooling:
         """The pooling of `embed`: that of training, else "last" for a decoder, "mean" for others.
 
@@ -277,6 +272,11 @@ class TextModel:
         """The tokenizer for what an encoder reads: the source tokenizer, else the tokenizer."""
         own = self._source_tokenizer
         return self.text_tokenizer if own is None else own.reading(self.special_tokens)
+
+    @property
+    def source_frame(self) -> Frame:
+        """The special tokens around a text that an encoder reads."""
+        return Frame(self.source_tokenizer)
 
     @property
     def max_length(self) -> int | None:
