@@ -12,6 +12,9 @@ from their_tokenizers import TEXT, ours
 from tokenizers import processors
 
 import trivium
+from trivium.evaluate.perplexity import perplexity
+from trivium.inference.text_model import prompt_ids
+from trivium.objectives.seq2seq import pair_rows
 
 transformers = pytest.importorskip("transformers")
 
@@ -20,8 +23,12 @@ TEMPLATES = {
     "xlnet": ("$A:0 <unk>:0 <mask>:2", "$A:0 <unk>:0 $B:1 <unk>:1 <mask>:2"),
     "other-end": ("$A <mask>", "$A $B:1 <mask>"),
     "start": ("<s> $A", "<s> $A <s>:1 $B:1"),
-    "nothing": ("$A", "$A $B:1"),
+    "two-ends": ("$A <s> </s>", "$A <s> $B:1 <s>:1 </s>"),
+    "empty": ("$A", "$A $B:1"),
+    "byte-level": (),
+    "nothing": (),
 }
+WITHOUT_MASK = ["start", "two-ends", "empty", "byte-level", "nothing"]
 PAIR = (TEXT[3], TEXT[0][:20])
 
 
@@ -29,11 +36,14 @@ def save_model(folder, name: str, template: str):
     """Save a random model of `transformers` whose tokenizer has a template; return the model."""
     trained = ours("llama")
     backend = tokenizers.Tokenizer.from_str(trained.to_json())
-    single, pair = TEMPLATES[template]
     names = ("<s>", "</s>", "<unk>", "<mask>")
-    if template == "nothing":
+    if template == "byte-level":
         backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    elif template == "nothing":
+        content = {**json.loads(backend.to_str()), "post_processor": None}
+        backend = tokenizers.Tokenizer.from_str(json.dumps(content))
     else:
+        single, pair = TEMPLATES[template]
         backend.post_processor = processors.TemplateProcessing(
             single=single, pair=pair, special_tokens=[(n, backend.token_to_id(n)) for n in names]
         )
@@ -44,10 +54,11 @@ def save_model(folder, name: str, template: str):
         eos_token="</s>",
         unk_token="<unk>",
         pad_token="<pad>",
+        mask_token="<mask>",
         **{f"{role}_token": token for role, token in roles.items()},
     )
     options = {"pad_token_id": 0, "vocab_size": trained.vocab_size}
-    lengths = {} if name.startswith("XLNet") else {"max_position_embeddings": 301}
+    lengths = {} if name.startswith(("XLNet", "T5")) else {"max_position_embeddings": 301}
     model = hf_model(Case(name, {**options, **lengths}))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -60,12 +71,16 @@ def save_model(folder, name: str, template: str):
     [
         "XLNetForSequenceClassification",
         "BertForSequenceClassification",
+        "RobertaForSequenceClassification",
+        "AlbertForSequenceClassification",
+        "ElectraForSequenceClassification",
+        "ModernBertForSequenceClassification",
+        "DebertaForSequenceClassification",
+        "DebertaV2ForSequenceClassification",
         "LlamaForSequenceClassification",
     ],
 )
 def test_a_classifier_reads_texts_and_pairs_as_transformers_does(name, template, tmp_path):
-    if template == "nothing" and not name.startswith("Llama"):
-        pytest.skip("encoders without special tokens get those of documents")
     model, tokenizer = save_model(tmp_path, name, template)
     lm = trivium.load(tmp_path)
     for text, pair in ((TEXT[0], None), (TEXT[2], None), PAIR):
@@ -73,7 +88,7 @@ def test_a_classifier_reads_texts_and_pairs_as_transformers_does(name, template,
         (one,) = lm.text_inputs([(text, pair)])
         assert one.ids == theirs["input_ids"][0].tolist()
         assert one.type_ids == theirs["token_type_ids"][0].tolist()
-        if name.startswith("Llama"):
+        if name.startswith(("Llama", "ModernBert")):
             del theirs["token_type_ids"]
         with torch.no_grad():
             expected = model(**theirs).logits[0].softmax(-1)
@@ -120,3 +135,81 @@ def test_xlnet_tags_and_vectors_have_the_types_of_its_template(tmp_path):
     torch.testing.assert_close(
         lm.embed(TEXT[0], normalize=False, pooling="mean"), expected, rtol=1e-4, atol=1e-4
     )
+
+
+def log_probabilities(model, ids, position):
+    """Those of `transformers` of the token at a position."""
+    with torch.no_grad():
+        return model(torch.tensor([ids])).logits[0, position].log_softmax(-1)
+
+
+@pytest.mark.parametrize("template", WITHOUT_MASK)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "BertForMaskedLM",
+        "RobertaForMaskedLM",
+        "AlbertForMaskedLM",
+        "ElectraForMaskedLM",
+        "ModernBertForMaskedLM",
+        "DebertaForMaskedLM",
+        "DebertaV2ForMaskedLM",
+    ],
+)
+def test_masks_scores_and_vectors_of_an_encoder_have_the_tokens_of_its_template(
+    name, template, tmp_path
+):
+    model, tokenizer = save_model(tmp_path / "hf", name, template)
+    lm = trivium.load(tmp_path / "hf")
+    lm.save(tmp_path / "own")
+    lm.save_hf(tmp_path / "again")
+    text = "the weather <mask> cloudy"
+    ids = tokenizer(text)["input_ids"]
+    expected = log_probabilities(model, ids, ids.index(tokenizer.mask_token_id)).exp()
+    for one in (lm, trivium.load(tmp_path / "own"), trivium.load(tmp_path / "again")):
+        scores = torch.tensor([fill.score for fill in one.fill_mask(text, top_k=7)])
+        torch.testing.assert_close(scores, expected.topk(7).values, rtol=1e-4, atol=1e-6)
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "again")
+    assert again(*PAIR)["input_ids"] == tokenizer(*PAIR)["input_ids"]
+    # Each token masked in turn.
+    ids, total = tokenizer("the weather")["input_ids"], 0.0
+    plain = tokenizer("the weather", add_special_tokens=False)["input_ids"]
+    first = next(i for i in range(len(ids)) if ids[i : i + len(plain)] == plain)
+    for position in range(first, first + len(plain)):
+        masked = [*ids]
+        masked[position] = tokenizer.mask_token_id
+        total += log_probabilities(model, masked, position)[ids[position]].item()
+    assert lm.score("the weather") == pytest.approx(total, rel=1e-4)
+    assert perplexity(lm, ["the weather"]).nats == pytest.approx(-total, rel=1e-4)
+    with torch.no_grad():
+        states = model(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1]
+    vector = lm.embed("the weather", normalize=False, pooling="mean")
+    torch.testing.assert_close(vector, states[0].mean(0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("template", WITHOUT_MASK)
+@pytest.mark.parametrize(
+    "name", ["T5ForConditionalGeneration", "BartForConditionalGeneration", "MarianMTModel"]
+)
+def test_an_encoder_decoder_reads_sources_with_the_tokens_of_its_template(name, template, tmp_path):
+    model, tokenizer = save_model(tmp_path / "hf", name, template)
+    lm = trivium.load(tmp_path / "hf")
+    lm.save(tmp_path / "own")
+    source, target = "the weather was cloudy", "it is rainy"
+    ids = tokenizer(source)["input_ids"]
+    for one in (lm, trivium.load(tmp_path / "own")):
+        assert prompt_ids(one, source) == ids
+        assert pair_rows(one, [(source, target)])[0]["input_ids"] == [ids]
+    labels = tokenizer(target, add_special_tokens=False)["input_ids"]
+    start = model.config.decoder_start_token_id
+    with torch.no_grad():
+        logits = model(
+            torch.tensor([ids]), decoder_input_ids=torch.tensor([[start, *labels[:-1]]])
+        ).logits[0]
+    rows = logits.log_softmax(-1)
+    total = sum(rows[place, label].item() for place, label in enumerate(labels))
+    assert lm.score(target, context=source) == pytest.approx(total, rel=1e-4)
+    with torch.no_grad():
+        beams = model.generate(torch.tensor([ids]), num_beams=2, max_new_tokens=7, do_sample=False)
+    expected = tokenizer.decode(beams[0], skip_special_tokens=True)
+    assert lm.translate(source, num_beams=2, max_new_tokens=7).strip() == expected.strip()
