@@ -149,6 +149,8 @@ def log_probabilities(model, ids, position):
     [
         "BertForMaskedLM",
         "RobertaForMaskedLM",
+        "LongformerForMaskedLM",
+        "BigBirdForMaskedLM",
         "AlbertForMaskedLM",
         "ElectraForMaskedLM",
         "ModernBertForMaskedLM",

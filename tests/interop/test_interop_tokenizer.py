@@ -14,7 +14,7 @@ from their_tokenizers import ours
 
 from trivium.errors import CheckpointError, TokenizerError
 from trivium.interop.hf_folder import read_folder, write_folder
-from trivium.interop.tokenizer_files import BERT_CLASSES, read_tokenizer
+from trivium.interop.tokenizer_files import BERT_CLASSES, add_document_tokens, read_tokenizer
 from trivium.text import Tokenizer
 from trivium.text.inputs import encode_inputs
 from trivium.text.roles import add_template
@@ -338,3 +338,29 @@ def test_a_class_that_segments_words_outside_of_its_files_is_refused_by_name(nam
     ours("bert").save(tmp_path)
     with pytest.raises(TokenizerError, match=name.removesuffix("Fast")):
         read_tokenizer(tmp_path, {"tokenizer_class": name})
+
+
+@pytest.mark.parametrize(
+    ("family", "tokenizer_class"),
+    [
+        ("roberta", "RobertaTokenizer"),
+        ("t5", "T5Tokenizer"),
+        ("llama", "LlamaTokenizer"),
+        ("gpt2", "GPT2Tokenizer"),
+        ("gpt2", "PreTrainedTokenizerFast"),
+        ("bert", "PreTrainedTokenizerFast"),
+    ],
+)
+def test_an_encoder_without_a_template_reads_what_the_class_adds(family, tokenizer_class, tmp_path):
+    content = {**json.loads(ours(family).to_json()), "post_processor": None}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    roles = {f"{role}_token": token for role, token in ours(family).roles.items()}
+    options = write_options(tmp_path, tokenizer_class=tokenizer_class, **roles)
+    hf = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    read = read_tokenizer(tmp_path, options, for_encoder=True)
+    texts = ["the weather", "yesterday"]
+    inputs = encode_inputs(read, [(text, None) for text in texts])
+    assert [each.ids for each in inputs] == [hf(text)["input_ids"] for text in texts]
+    add_document_tokens(read).save(tmp_path / "exported")
+    exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
+    assert [exported(text)["input_ids"] for text in texts] == [each.ids for each in inputs]

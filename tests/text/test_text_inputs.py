@@ -100,11 +100,8 @@ def test_every_template_of_a_post_processor_is_followed(template, byte_level, li
     their = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", pad_token="<pad>")
     our = Tokenizer(tokenizers.Tokenizer.from_str(backend.to_str()), {"eos": "</s>", "bos": "<s>"})
     texts = [(TEXT[0], None), ("a", TEXT[1]), (TEXT[2], TEXT[1])]
-    as_documents = len(single) > 1
-    inputs = encode_inputs(our, texts, max_length=limit, as_documents=as_documents)
+    inputs = encode_inputs(our, texts, max_length=limit)
     for (a, b), one in zip(texts, inputs, strict=True):
-        if b is not None and as_documents is False:
-            continue
         expected = their(
             a, b, return_token_type_ids=True, max_length=limit, truncation=limit is not None
         )
@@ -112,11 +109,11 @@ def test_every_template_of_a_post_processor_is_followed(template, byte_level, li
         assert one.type_ids == expected["token_type_ids"]
         assert one.texts == expected.sequence_ids(0)
     if limit is None:
-        ((window,),) = encode_windows(our, [TEXT[0]], as_documents=as_documents)
+        ((window,),) = encode_windows(our, [TEXT[0]])
         assert (window.ids, window.type_ids) == (inputs[0].ids, inputs[0].type_ids)
         return
     around = len(single) - 1
-    (windows,) = encode_windows(our, [TEXT[0]], max_length=limit, as_documents=as_documents)
+    (windows,) = encode_windows(our, [TEXT[0]], max_length=limit)
     plain = [i for each in windows for i, text in zip(each.ids, each.texts) if text == 0]
     assert plain == encode_plain(our, [TEXT[0]])[0].ids
     assert all(len(each.ids) <= limit for each in windows)
