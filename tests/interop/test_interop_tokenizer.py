@@ -358,6 +358,7 @@ def test_an_encoder_without_a_template_reads_what_the_class_adds(family, tokeniz
     options = write_options(tmp_path, tokenizer_class=tokenizer_class, **roles)
     hf = transformers.AutoTokenizer.from_pretrained(tmp_path)
     read = read_tokenizer(tmp_path, options, for_encoder=True)
+    assert read is not None
     texts = ["the weather", "yesterday"]
     inputs = encode_inputs(read, [(text, None) for text in texts])
     assert [each.ids for each in inputs] == [hf(text)["input_ids"] for text in texts]
