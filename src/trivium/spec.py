@@ -44,6 +44,7 @@ from trivium.nn.mixers import Mixer
 from trivium.nn.mixers.attention import Attention
 from trivium.nn.mixers.block_sparse_attention import BlockSparseAttention
 from trivium.nn.mixers.global_attention import GlobalAttention
+from trivium.nn.mixers.latent_attention import LatentAttention
 from trivium.nn.mixers.linformer import Linformer
 from trivium.nn.mixers.mamba import Mamba
 from trivium.nn.mixers.memory_attention import MemoryAttention, SegmentAttention
@@ -90,6 +91,7 @@ __all__ = [
     "Initialization",
     "LMHead",
     "Layer",
+    "LatentAttention",
     "LayerNorm",
     "Learned",
     "LinearScaling",

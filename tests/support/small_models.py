@@ -314,6 +314,8 @@ _FIELDS = {
     "num_heads": 3,
     "head_dim": 10,
     "value_dim": 7,
+    "rotary_dim": 4,
+    "kv_rank": 13,
     "d_ff": 29,
     "activation": "gelu",
     "expert": _GELU,

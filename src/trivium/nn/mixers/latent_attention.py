@@ -1,0 +1,197 @@
+"""Attention whose keys and values are made of one short vector a token: DeepSeek.
+
+Shape letters: B batch, T query positions, S key positions, D width, N heads, H head_dim,
+R rotary_dim, V value_dim, C kv_rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from trivium.errors import SpecError
+from trivium.nn.attend import MAX_EAGER_SCORES, attend
+from trivium.nn.context import Context
+from trivium.nn.mask import Mask
+from trivium.nn.mixers import Mixer, MixerModule
+from trivium.nn.mixers.attention import Attention, Prepared
+from trivium.nn.norm import Norm, RMSNorm, build_norm
+from trivium.nn.part import Count, Positive
+from trivium.nn.positions.rotary import Rotary
+from trivium.nn.state import KeysValues
+
+
+class LatentAttention(Mixer):
+    """Multi-head latent attention with decoupled rotary positions (DeepSeek-AI 2024, DeepSeek-V2).
+
+    The keys and values of all heads are computed from one compressed vector of `kv_rank` numbers
+    per token, and a cache keeps this vector. `query_rank` compresses the queries, too, which saves
+    activations in training; None: queries are not compressed (V2-Lite). `norm` normalises the
+    compressed vectors.
+
+    RoPE is applied to `rotary_dim` dimensions of the queries and keys, which are in addition to
+    the `head_dim` dimensions without positions; all heads share one rotary key. Values have
+    `value_dim` dimensions. Scores are multiplied by `scale`, (head_dim + rotary_dim)^-0.5 unless
+    set.
+    """
+
+    kind: Literal["latent-attention"] = "latent-attention"
+    num_heads: Count
+    head_dim: Count
+    rotary_dim: Count
+    value_dim: Count
+    kv_rank: Count
+    query_rank: Count | None = None
+    norm: Norm | None = RMSNorm()
+    positions: Rotary = Rotary(layout="interleaved")
+    scale: Positive | None = None
+
+    @property
+    def key_dim(self) -> int:
+        """Dimensions of a query or a key: without positions, and rotary."""
+        return self.head_dim + self.rotary_dim
+
+    def check(self) -> None:
+        """Raise SpecError for a number of rotary dimensions that RoPE cannot be applied to."""
+        if reason := self.positions.refuses(self.rotary_dim):
+            raise SpecError(f"rotary_dim={self.rotary_dim}: {reason}")
+
+    def flops(self, attended: float) -> float:
+        """6 N (H + R + V) for every position that a query attends to."""
+        return 6.0 * attended * self.num_heads * (self.key_dim + self.value_dim)
+
+    def kept_numbers(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
+        """Compressed vectors and their norms, queries, keys, values, outputs.
+
+        On a CPU also probabilities, with dropout three times.
+        """
+        scores = self.num_heads * length * (3 if dropout else 1) if on_cpu else 0
+        compressed = 2 * (self.kv_rank + (self.query_rank or 0))
+        heads = 2 * self.key_dim + self.head_dim + 2 * self.value_dim
+        return compressed + self.num_heads * heads + scores
+
+    def build(
+        self, d_model: int, *, dropout: float = 0.0, num_layers: int = 1
+    ) -> LatentAttentionModule:
+        """See `Mixer.build`."""
+        return LatentAttentionModule(self, d_model, dropout, num_layers)
+
+
+class LatentCache(KeysValues):
+    """The compressed vectors and rotary keys of whole texts: [slots, 1, length + 1, C and R]."""
+
+    def __init__(self, slots: int, length: int, part: LatentAttention, like: Tensor) -> None:
+        super().__init__(slots, length, 1, part.kv_rank, like)
+        self.tensors = (self.tensors[0], like.new_zeros(slots, 1, length + 1, part.rotary_dim))
+
+
+class LatentAttentionModule(MixerModule):
+    """Head n of token t attends with queries [q_n, RoPE(q'_n)] and keys [k_n, RoPE(k')].
+
+        [c, k'] = W_DKV x      [k_n, v_n] = W_UKV norm(c)      [q_n, q'_n] = W_UQ norm(W_DQ x)
+
+    `key_value_down` is W_DKV, `key_value_up` W_UKV, `query_down` W_DQ and `query` W_UQ, which
+    reads x itself where queries are not compressed. The paper gives the parts of these matrices
+    names of their own: W^DKV and W^KR, W^UK and W^UV, W^UQ and W^QR.
+
+    A cache keeps norm(c) and RoPE(k'), C + R numbers per token and layer. Each decoding step
+    computes the keys and values of all earlier tokens from them again; the paper's absorption of
+    W^UK into W^UQ and of W^UV into W^O, which gives the same output, is not used.
+
+    Source: DeepSeek-AI 2024 (DeepSeek-V2), section 2.1, equations 37 to 47; DeepSeek-V3 is alike.
+    """
+
+    parallel: ClassVar[Mapping[str, str]] = {
+        "query": "column",
+        "key_value_up": "column",
+        "output": "row",
+    }
+
+    def __init__(
+        self, part: LatentAttention, width: int, dropout: float = 0.0, num_layers: int = 1
+    ) -> None:
+        super().__init__(part, width)
+        self.dropout, self.max_scores = dropout, MAX_EAGER_SCORES // num_layers
+        heads, compressed = part.num_heads, part.query_rank or width
+        self.query_down = self.query_norm = None
+        if part.query_rank:
+            self.query_down = nn.Linear(width, part.query_rank, bias=False)
+            self.query_norm = build_norm(part.norm, part.query_rank)
+        self.query = nn.Linear(compressed, heads * part.key_dim, bias=False)
+        self.key_value_down = nn.Linear(width, part.kv_rank + part.rotary_dim, bias=False)
+        self.key_value_norm = build_norm(part.norm, part.kv_rank)
+        self.key_value_up = nn.Linear(
+            part.kv_rank, heads * (part.head_dim + part.value_dim), bias=False
+        )
+        self.output = nn.Linear(heads * part.value_dim, width, bias=False)
+        # RoPE is that of heads which consist of the rotary dimensions alone.
+        rotary = Attention(num_heads=heads, head_dim=part.rotary_dim, positions=part.positions)
+        self.positions = part.positions.build(rotary, width)
+
+    def prepare(
+        self, context: Context, state: Any = None, table: nn.Module | None = None
+    ) -> Prepared:
+        """Return the mask, and the cosines and sines of RoPE."""
+        keys = context.keys
+        if context.span is not None and state is not None:
+            columns = state.columns(context.span, context.columns)
+            keys = Context(columns, columns)
+        return Prepared(Mask(context, keys), self.positions.prepare(context, keys, table))
+
+    def new_state(self, slots: int, length: int, like: Tensor) -> LatentCache:
+        """Return a cache of the compressed vectors and the rotary keys."""
+        return LatentCache(slots, length, self.part, like)
+
+    def forward(
+        self, x: Tensor, context: Context, state: Any = None, prepared: Prepared | None = None
+    ) -> Tensor:
+        """[B, T, D] -> [B, T, D]; compressed vectors of earlier tokens are extended in place."""
+        prepared = prepared or self.prepare(context, state)
+        query = self._queries(x, prepared)
+        key, value = self._keys_values(x, context, state, prepared)
+        mixed = attend(
+            query,
+            key,
+            value,
+            prepared.mask,
+            scale=self.part.scale,
+            dropout=self.dropout if self.training else 0.0,
+            max_scores=self.max_scores,
+        )
+        return self.output(mixed.to(x.dtype).transpose(1, 2).flatten(2))
+
+    def _queries(self, x: Tensor, prepared: Prepared) -> Tensor:
+        """Queries [B, N, T, H + R] with RoPE."""
+        if self.query_down is not None and self.query_norm is not None:
+            x = _normed(self.query_norm, self.query_down(x))
+        plain, rotary = self._split(self.query(x), self.part.head_dim)
+        return torch.cat((plain, self.positions.turn(rotary, prepared.positions)), -1)
+
+    def _keys_values(
+        self, x: Tensor, context: Context, state: Any, prepared: Prepared
+    ) -> tuple[Tensor, Tensor]:
+        """Keys [B, N, S, H + R] with RoPE and values [B, N, S, V], of earlier tokens too."""
+        down = self.key_value_down(x[:, : context.num_keys])[:, None]
+        compressed, rotary = down.tensor_split((self.part.kv_rank,), -1)
+        compressed = _normed(self.key_value_norm, compressed)
+        rotary = self.positions.turn(rotary, prepared.positions)
+        if context.span is not None and state is not None:
+            compressed, rotary = state.append(context.span, compressed, rotary)
+        up = self.key_value_up(compressed[:, 0].to(down.dtype))
+        plain, value = self._split(up, self.part.head_dim)
+        rotary = rotary.to(up.dtype).expand(-1, self.part.num_heads, -1, -1)
+        return torch.cat((plain, rotary), -1), value
+
+    def _split(self, x: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        """Heads of [B, T, N (first + rest)]: [B, N, T, first] and [B, N, T, rest]."""
+        heads = x.unflatten(-1, (self.part.num_heads, -1)).transpose(1, 2)
+        return heads[..., :first], heads[..., first:]
+
+
+def _normed(norm: nn.Module, x: Tensor) -> Tensor:
+    """The norm of x, computed in the precision of the norm's weights, in the precision of x."""
+    weight = next(norm.parameters(), x)
+    return norm(x.to(weight.dtype)).to(x.dtype)
