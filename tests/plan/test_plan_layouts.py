@@ -18,7 +18,7 @@ from trivium.plan.forecast import planned_model
 from trivium.plan.layouts import Step, Workload
 from trivium.plan.training_plan import fewest_gpus, plan_training
 from trivium.presets import catalogue, presets
-from trivium.spec import AttentionRNNSpec, ModelSpec
+from trivium.spec import AttentionRNNSpec, LatentAttention, ModelSpec
 from trivium.train.gpus import GPUS
 from trivium.train.memory import Layout
 from trivium.train.recipe_loading import load_recipe
@@ -287,12 +287,19 @@ def spec_that_keeps_activations(name):
     if name == "sandwich":
         llama = presets["llama-mini"].replace(vocab_size=211)
         return llama.replace(decoder=llama.decoder.with_layers(norm_placement="sandwich"))
+    if name == "latent-attention":
+        llama = presets["llama-mini"].replace(vocab_size=211)
+        mixer = LatentAttention(
+            num_heads=4, head_dim=48, rotary_dim=16, value_dim=64, kv_rank=128, query_rank=96
+        )
+        return llama.replace(decoder=llama.decoder.with_layers(mixer=mixer))
     return presets[name].replace(vocab_size=211)
 
 
 _BOTH_PRECISIONS = (
     *("bert-mini", "palm-mini", "mixtral-mini", "mamba-mini", "t5-mini", "bart-mini"),
     *("rwkv-mini", "performer-tiny", "linformer-mini", "sparse-transformer-tiny", "bigbird"),
+    "latent-attention",
 )
 
 

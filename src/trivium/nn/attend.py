@@ -1,6 +1,7 @@
 """Attention kernels: which one computes what a mask asks for.
 
-Shape letters: B batch, T query positions, S key positions, N heads, K key-value heads, H head_dim.
+Shape letters: B batch, T query positions, S key positions, N heads, K key-value heads, H head_dim,
+V dimensions of a value.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def attend(
     product s = Q K^T * scale is c tanh(s / c), which no kernel of PyTorch's computes: all scores
     of a part of the mask are in memory at a time.
 
-    Shape: query [B, N, T, H]; key, value [B, K, S, H] with N a multiple of K; scores
-    [1 or B, N, T, S] -> [B, N, T, H].
+    Shape: query [B, N, T, H]; key [B, K, S, H], value [B, K, S, V] with N a multiple of K; scores
+    [1 or B, N, T, S] -> [B, N, T, V].
     """
     scale = float(query.shape[3] ** -0.5) if scale is None else scale
     whole, mixed = None, []

@@ -64,13 +64,16 @@ class LatentAttention(Mixer):
         return 6.0 * attended * self.num_heads * (self.key_dim + self.value_dim)
 
     def kept_numbers(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
-        """Compressed vectors and their norms, queries, keys, values, outputs.
+        """Queries, keys, values, outputs and compressed vectors, with what their norms keep.
 
-        On a CPU also probabilities, with dropout three times.
+        A norm keeps its input in float32; without a kernel, on a CPU, also its output before the
+        weight. A CPU keeps the probabilities, with dropout three times, and copies of the values; a
+        GPU keeps the values together with the keys that they were computed with.
         """
         scores = self.num_heads * length * (3 if dropout else 1) if on_cpu else 0
-        compressed = 2 * (self.kv_rank + (self.query_rank or 0))
-        heads = 2 * self.key_dim + self.head_dim + 2 * self.value_dim
+        normed = 0 if self.norm is None else (8 if on_cpu else 4) // item
+        compressed = (1 + normed) * (self.kv_rank + (self.query_rank or 0)) + self.rotary_dim
+        heads = 2 * (self.key_dim + self.value_dim) + (0 if on_cpu else self.head_dim)
         return compressed + self.num_heads * heads + scores
 
     def build(
@@ -89,7 +92,7 @@ class LatentCache(KeysValues):
 
 
 class LatentAttentionModule(MixerModule):
-    """Head n of token t attends with queries [q_n, RoPE(q'_n)] and keys [k_n, RoPE(k')].
+    """Head n attends with queries [q_n, RoPE(q'_n)], keys [k_n, RoPE(k')] and values v_n.
 
         [c, k'] = W_DKV x      [k_n, v_n] = W_UKV norm(c)      [q_n, q'_n] = W_UQ norm(W_DQ x)
 
@@ -97,30 +100,25 @@ class LatentAttentionModule(MixerModule):
     reads x itself where queries are not compressed. The paper gives the parts of these matrices
     names of their own: W^DKV and W^KR, W^UK and W^UV, W^UQ and W^QR.
 
-    A cache keeps norm(c) and RoPE(k'), C + R numbers per token and layer. Each decoding step
-    computes the keys and values of all earlier tokens from them again; the paper's absorption of
-    W^UK into W^UQ and of W^UV into W^O, which gives the same output, is not used.
+    A cache keeps norm(c) and RoPE(k'), C + R numbers per token and layer. Every decoding step
+    computes the keys and values of all earlier tokens from norm(c) again. The paper instead absorbs
+    W^UK into W^UQ and W^UV into W^O. The output is the same and a step costs less, but absorption
+    reads the matrices themselves, which packed and 8-bit layers do not have.
 
-    Source: DeepSeek-AI 2024 (DeepSeek-V2), section 2.1, equations 37 to 47; DeepSeek-V3 is alike.
+    Source: DeepSeek-AI 2024 (DeepSeek-V2), section 2.1 and appendix C. DeepSeek-V3 is alike.
     """
 
-    parallel: ClassVar[Mapping[str, str]] = {
-        "query": "column",
-        "key_value_up": "column",
-        "output": "row",
-    }
+    parallel: ClassVar[Mapping[str, str]] = {"output": "row"}
 
     def __init__(
         self, part: LatentAttention, width: int, dropout: float = 0.0, num_layers: int = 1
     ) -> None:
         super().__init__(part, width)
         self.dropout, self.max_scores = dropout, MAX_EAGER_SCORES // num_layers
-        heads, compressed = part.num_heads, part.query_rank or width
-        self.query_down = self.query_norm = None
-        if part.query_rank:
-            self.query_down = nn.Linear(width, part.query_rank, bias=False)
-            self.query_norm = build_norm(part.norm, part.query_rank)
-        self.query = nn.Linear(compressed, heads * part.key_dim, bias=False)
+        heads, rank = part.num_heads, part.query_rank
+        self.query_down = nn.Linear(width, rank, bias=False) if rank else nn.Identity()
+        self.query_norm = build_norm(part.norm, rank) if rank else nn.Identity()
+        self.query = nn.Linear(rank or width, heads * part.key_dim, bias=False)
         self.key_value_down = nn.Linear(width, part.kv_rank + part.rotary_dim, bias=False)
         self.key_value_norm = build_norm(part.norm, part.kv_rank)
         self.key_value_up = nn.Linear(
@@ -165,9 +163,8 @@ class LatentAttentionModule(MixerModule):
 
     def _queries(self, x: Tensor, prepared: Prepared) -> Tensor:
         """Queries [B, N, T, H + R] with RoPE."""
-        if self.query_down is not None and self.query_norm is not None:
-            x = _normed(self.query_norm, self.query_down(x))
-        plain, rotary = self._split(self.query(x), self.part.head_dim)
+        compressed = _normed(self.query_norm, self.query_down(x))
+        plain, rotary = self._split_heads(self.query(compressed))
         return torch.cat((plain, self.positions.turn(rotary, prepared.positions)), -1)
 
     def _keys_values(
@@ -181,17 +178,20 @@ class LatentAttentionModule(MixerModule):
         if context.span is not None and state is not None:
             compressed, rotary = state.append(context.span, compressed, rotary)
         up = self.key_value_up(compressed[:, 0].to(down.dtype))
-        plain, value = self._split(up, self.part.head_dim)
+        plain, value = self._split_heads(up)
         rotary = rotary.to(up.dtype).expand(-1, self.part.num_heads, -1, -1)
         return torch.cat((plain, rotary), -1), value
 
-    def _split(self, x: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        """Heads of [B, T, N (first + rest)]: [B, N, T, first] and [B, N, T, rest]."""
+    def _split_heads(self, x: Tensor) -> tuple[Tensor, ...]:
+        """[B, T, N (H + rest)] -> the first H dimensions of every head, and the rest.
+
+        Shape: [B, N, T, H] and [B, N, T, rest].
+        """
         heads = x.unflatten(-1, (self.part.num_heads, -1)).transpose(1, 2)
-        return heads[..., :first], heads[..., first:]
+        return heads.tensor_split((self.part.head_dim,), -1)
 
 
 def _normed(norm: nn.Module, x: Tensor) -> Tensor:
-    """The norm of x, computed in the precision of the norm's weights, in the precision of x."""
+    """Return norm(x), computed in the precision of the norm's weights and rounded to that of x."""
     weight = next(norm.parameters(), x)
     return norm(x.to(weight.dtype)).to(x.dtype)
