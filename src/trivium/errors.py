@@ -88,6 +88,22 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return "".join(f' Did you mean "{shorten(near, 100)}"?' for near in nearest(name, known))
 
 
+def did_you_mean_size(name: str, known: Iterable[str]) -> str:
+    """`did_you_mean` among sizes of models whose family the name nearly begins with.
+
+    >>> known = ["llama-7b", "bert-mini"]
+    >>> did_you_mean_size("lama-7b", known), did_you_mean_size("pegasus-mini", known)
+    (' Did you mean "llama-7b"?', '')
+    """
+    name = name.lower()
+
+    def is_alike(other: str) -> bool:
+        family = other.partition("-")[0]
+        return difflib.SequenceMatcher(None, family, name[: len(family)]).ratio() > 0.7
+
+    return did_you_mean(name, filter(is_alike, known))
+
+
 def shorten(text: str, length: int = 60) -> str:
     """A text for a message: the beginning of a long one.
 

@@ -21,6 +21,7 @@ MAY_IMPORT = {
     "choice": {"errors"},
     "config": {"choice"},
     "messages": set(),
+    "gpus": {"errors"},
     "progress": {"messages"},
     "text": {"files", "config", "messages"},
     "data": {"text"},
@@ -36,7 +37,7 @@ MAY_IMPORT = {
     "model_loading": {"language_model"},
     "rewards": {"data", "model_loading"},
     "objectives": {"rewards"},
-    "train": {"objectives", "progress"},
+    "train": {"objectives", "progress", "gpus"},
     "plan": {"train"},
     "evaluate": {"objectives"},
     "report": {"text", "progress"},
@@ -52,6 +53,7 @@ WITHOUT_TORCH = (
     "files",
     "choice",
     "config",
+    "gpus",
     "messages",
     "progress",
     "text",
@@ -77,7 +79,7 @@ OPTIONAL = {
 }
 # `serve` is optional as a whole; its playground is optional to it.
 OF_SERVE = {"fastapi", "gradio", "pandas", "prometheus_client", "starlette", "uvicorn"}
-OPTIONAL_IN_SERVE = {"gradio", "trivium.serve.playground"}
+OPTIONAL_IN_SERVE = {"gradio", "trivium.serve.app", "trivium.serve.playground"}
 # These load modules by name: the first two so that the command line starts without torch, the
 # others for what is one module that no list names: kinds, presets, Hugging Face families, topics.
 BY_NAME = {"__init__.py", "cli/__init__.py", "choice.py", "explain/__init__.py"}

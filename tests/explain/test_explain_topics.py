@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from trivium.errors import TriviumError
-from trivium.explain import Bilingual, explain, load_topic, topic_names
+from trivium.explain import Bilingual, explain, topic_names, topic_summary
 from trivium.explain import page as page_module
 from trivium.explain.page import say
 from trivium.explain.topics import replaced_token
@@ -39,7 +39,7 @@ class _Balanced(HTMLParser):
 
 @pytest.mark.parametrize("name", topic_names())
 def test_every_topic(name):
-    summary = load_topic(name).SUMMARY
+    summary = topic_summary(name)
     assert isinstance(summary, Bilingual)
     page = explain(name)
     english, chinese = page.text("en"), page.text("zh")

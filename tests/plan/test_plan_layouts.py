@@ -12,6 +12,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM
 
 from trivium import cli
+from trivium.gpus import GPUS
 from trivium.models import build
 from trivium.objectives.base import TensorBatch, token_losses
 from trivium.plan.forecast import planned_model
@@ -19,7 +20,6 @@ from trivium.plan.layouts import Step, Workload
 from trivium.plan.training_plan import fewest_gpus, plan_training
 from trivium.presets import catalogue, presets
 from trivium.spec import AttentionRNNSpec, LatentAttention, ModelSpec
-from trivium.train.gpus import GPUS
 from trivium.train.memory import Layout
 from trivium.train.recipe_loading import load_recipe
 

@@ -19,7 +19,7 @@ from serving import check_error, running
 gr = pytest.importorskip("gradio")
 
 from trivium.data.prepare import prepare  # noqa: E402
-from trivium.explain import explain, load_topic  # noqa: E402
+from trivium.explain import explain, topic_summary  # noqa: E402
 from trivium.inference.sampling_params import SamplingParams  # noqa: E402
 from trivium.language_model import LanguageModel  # noqa: E402
 from trivium.model_loading import load  # noqa: E402
@@ -314,7 +314,7 @@ def test_a_topic_explains_a_text_in_the_language_of_the_page(functions):
     assert page == explain("norm").html("en", whole=False)
     assert functions("choose", "bytes", ENGLISH)[0].visible
     names = dict(functions("begin", CHINESE).choices)
-    assert f"bpe: {load_topic('bpe').SUMMARY.zh}" in names
+    assert f"bpe: {topic_summary('bpe').zh}" in names
     with pytest.raises(gr.Error, match="at most 1,000"):
         functions("learn", "bytes", "a" * 1001, ENGLISH)
 

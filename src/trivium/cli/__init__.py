@@ -1,5 +1,8 @@
 """The command line: one module per command, imported only when the command runs.
 
+The module of a command imports no torch at its top, so that its help and its usage errors are fast.
+What needs torch is imported in its function: `with interrupts_exit()` where torch is not loaded.
+
 A module `cli/fill_mask.py` whose first line is "`trivium fill-mask`: predict masked tokens." is a
 command of that name with that line of help: its function `fill_mask`, whose docstring has the help
 of the arguments, too. The rest of the module's docstring, the examples, ends `--help`. Modules that
@@ -32,7 +35,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import trivium
 from trivium.cli._help import HelpContext, translate_help
-from trivium.errors import MissingExtraError, TriviumError, did_you_mean
+from trivium.errors import TriviumError, did_you_mean
 from trivium.messages import Language
 
 INTERRUPTED, OUTPUT_CLOSED = 130, 141
@@ -68,6 +71,15 @@ def commands() -> dict[str, tuple[str, str]]:
         help_line = match[2][0].upper() + match[2][1:]
         result[match[1]] = (f"trivium.cli.{path.stem}", help_line)
     return result
+
+
+def stored(name: str) -> Any:
+    """Return the content of a JSON file here, which docs/make_reference.py writes.
+
+    What it contains is collected from modules that import torch, which takes seconds.
+    """
+    path = Path(__file__).with_name(f"{name}.json")
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def load_command(name: str) -> Any:
@@ -165,7 +177,7 @@ class CommandGroup(TyperGroup):
                 command = _outline(name) if completes else load_command(name)
             return name, translate_help(command, name), args[1:]
         if not name.startswith("-"):
-            inside = (other for other, _ in _load_all() if other.endswith(f" {name}"))
+            inside = (other for other in stored("completion") if other.endswith(f" {name}"))
             near = "".join(f" Did you mean `trivium {other}`?" for other in inside)
             ctx.fail(f"there is no command {name!r}.{near or did_you_mean(name, known)}")
         return super().resolve_command(ctx, args)
@@ -211,13 +223,9 @@ app = typer.Typer(
 
 
 def _outline(name: str) -> Any:
-    """A command's options, or its commands with theirs, for a shell that completes a line.
-
-    They are read from a file, which docs/make_reference.py writes: the module would take seconds.
-    """
-    path = Path(__file__).with_name("completion.json")
+    """A command's options, or its commands with theirs, for a shell that completes a line."""
     outline = typer.Typer(add_completion=False, rich_markup_mode=None)
-    for command, options in json.loads(path.read_text(encoding="utf-8")).items():
+    for command, options in stored("completion").items():
         if command != name and not command.startswith(f"{name} "):
             continue
         flags = [
@@ -235,18 +243,6 @@ def _outline(name: str) -> Any:
         function.__signature__ = inspect.Signature(flags)  # type: ignore[attr-defined]
         outline.command(command.rpartition(" ")[2])(function)
     return typer.main.get_command(outline)
-
-
-def _load_all() -> Iterator[tuple[str, Any]]:
-    """Every command with its name, such as "tokenizer train" for one inside another."""
-    for name in commands():
-        try:
-            command = load_command(name)
-        except MissingExtraError:
-            continue
-        yield name, command
-        for inner, one in getattr(command, "commands", {}).items():
-            yield f"{name} {inner}", one
 
 
 def _plain(message: str) -> str:
@@ -269,7 +265,7 @@ def _usage_message(error: Any) -> str:
             example = f"`trivium {_PROGRAM_OPTIONS[option]} {path}`"
             return f"{error.message}. It goes before the command: {example}."
         usage = importlib.import_module("trivium.cli._usage")
-        return error.message + usage.option_advice(option, error.ctx, similar, _load_all())
+        return error.message + usage.option_advice(option, error.ctx, similar)
     if "extra argument" in error.message and "=" in error.message:
         return f"{error.message}. Every KEY=VALUE has its own --set: --set A=1 --set B=2."
     params = getattr(command, "params", ())

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 import typer
 
-from trivium.cli import UsageError
+import trivium
+from trivium.cli import UsageError, interrupts_exit
 from trivium.cli._options import only_set
 from trivium.data.python_data import PathList
 from trivium.errors import DataError, shorten
@@ -27,6 +28,13 @@ Item = TypeVar("Item")
 _SHOWN_UNKNOWN = 20
 BATCH_SIZE = 256
 """Texts that one call of a model receives; output of a pipe appears as often."""
+
+
+def load(model: str, **options: Any) -> trivium.LanguageModel:
+    """Load a model: see `trivium.load`, which is imported here because torch takes seconds."""
+    with interrupts_exit():
+        load_model = trivium.load
+    return load_model(model, **options)
 
 
 def known_texts(texts: Iterable[str], tokenizer: Tokenizer) -> Iterator[str]:

@@ -18,10 +18,17 @@ from typing import Annotated
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli._shared import batched, known_texts, read_texts, show, split_pair, tab_separated
+from trivium.cli._shared import (
+    batched,
+    known_texts,
+    load,
+    read_texts,
+    show,
+    split_pair,
+    tab_separated,
+)
 from trivium.errors import DataError, shorten
 from trivium.files import open_text
-from trivium.model_loading import load
 
 
 def answer(

@@ -19,11 +19,9 @@ from typing import Any
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli._shared import read_texts
-from trivium.inference.request import GenerationRequest
+from trivium.cli._shared import load, read_texts
 from trivium.inference.sampling_params import SamplingParams
 from trivium.messages import translated
-from trivium.model_loading import load
 
 with contextlib.suppress(ImportError):  # not on Windows
     import readline  # noqa: F401  (input() then edits lines, and knows earlier ones)
@@ -54,6 +52,8 @@ def chat(
     lm = load(
         model, device=device, dtype=dtype, quantize=quantize, pack=not compile, compile=compile
     ).reading(special_tokens)
+    from trivium.inference.request import GenerationRequest
+
     options = {**opt.only_set(options), "max_new_tokens": max_new_tokens}
     beginning = [] if system is None else [{"role": "system", "content": system}]
     messages = [*beginning]

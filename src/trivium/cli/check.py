@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli import _options as opt
+from trivium.cli import interrupts_exit, stored
 from trivium.cli._shared import fraction_or_paths, print_json
 from trivium.cli._tables import add_texts, new_table, print_table
 from trivium.data.checks import Finding, check_shards, check_texts
@@ -30,12 +31,10 @@ from trivium.data.sources import check_libraries, file_format
 from trivium.data.splitting import CorpusOptions
 from trivium.errors import DataError, RecipeError
 from trivium.messages import padded, translated, translated_english
-from trivium.objectives import Objective, task_kinds
-from trivium.objectives.example_checks import check_examples
 from trivium.progress import labelled
 from trivium.text import Tokenizer
-from trivium.workflows.evaluate import check_task, data_changes, task_objective
 
+_TASKS = ", ".join(stored("keys")["tasks"])
 _WIDTH = 60  # characters of a sample in the table
 
 
@@ -44,7 +43,7 @@ def check(
     data: list[str],
     task: Annotated[
         str | None,
-        typer.Option(help=f"The examples are for this task: {', '.join(task_kinds())}."),
+        typer.Option(help=f"The examples are for this task: {_TASKS}."),
     ] = None,
     validation: Annotated[list[str] | None, typer.Option(show_default="0.1")] = None,
     tokenizer: Path | None = None,
@@ -65,6 +64,11 @@ def check(
         strict: Exit with 1 where something is wrong.
         as_json: Print JSON.
     """
+    with interrupts_exit():
+        from trivium.objectives import task_kinds
+        from trivium.objectives.example_checks import check_examples
+        from trivium.workflows.evaluate import check_task, data_changes, task_objective
+
     loaded = None if tokenizer is None else Tokenizer.load(tokenizer)
     heldout = fraction_or_paths(validation or ["0.1"])
     check_libraries([*data, *(heldout if isinstance(heldout, tuple) else ())])
@@ -119,13 +123,14 @@ def _check_texts(
     except DataError as error:
         if any(file_format(path) in RECORD_SUFFIXES and Path(path).exists() for path in data):
             raise DataError(
-                f"{error}\nAre these labelled examples or pairs? Add --task: "
-                f"{', '.join(task_kinds())}."
+                f"{error}\nAre these labelled examples or pairs? Add --task: {_TASKS}."
             ) from error
         raise
 
 
 def _not_for_examples(task: str) -> RecipeError:
+    from trivium.objectives import Objective
+
     fields = [name for name in Objective.kinds[task].model_fields if name.endswith("_field")]
     return RecipeError(
         "--separator and --text-field are for texts; columns of labelled examples are named "

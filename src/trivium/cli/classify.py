@@ -17,8 +17,7 @@ import warnings
 from dataclasses import asdict
 
 from trivium.cli import _options as opt
-from trivium.cli._shared import show, split_pair, tab_separated, text_batches
-from trivium.model_loading import load
+from trivium.cli._shared import load, show, split_pair, tab_separated, text_batches
 
 
 def classify(

@@ -14,19 +14,19 @@ Examples:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import typer
 
+import trivium
 from trivium.cli import UsageError
 from trivium.cli import _options as opt
-from trivium.cli._shared import show, tab_separated, text_batches
+from trivium.cli._shared import load, show, tab_separated, text_batches
 from trivium.files import replace_file
-from trivium.language_model import LanguageModel
 from trivium.messages import translated
-from trivium.model_loading import load
-from trivium.models.heads.text import Pooling
+
+Pooling = Literal["first", "last", "mean"]
 
 
 def embed(
@@ -87,7 +87,11 @@ def embed(
 
 
 def _vectors(
-    lm: LanguageModel, texts: list[str], pool: Pooling | None, per_token: bool, scale: bool | None
+    lm: trivium.LanguageModel,
+    texts: list[str],
+    pool: Pooling | None,
+    per_token: bool,
+    scale: bool | None,
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
     """Vectors of texts or of their tokens, and what each is of."""
     if not per_token:

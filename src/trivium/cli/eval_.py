@@ -19,18 +19,16 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+import trivium
 from trivium.cli import _options as opt
-from trivium.cli._shared import show
+from trivium.cli import interrupts_exit, stored
+from trivium.cli._shared import load, show
 from trivium.data.sources import check_libraries, missing_paths
 from trivium.errors import DataError, TriviumError
-from trivium.evaluate.harness import find_tasks, run_tasks
 from trivium.files import write_json
 from trivium.messages import padded, translated, translated_english
-from trivium.model_loading import load
-from trivium.objectives import Metrics
-from trivium.objectives.calibration import Calibration
 from trivium.progress import ProgressLine
-from trivium.workflows.evaluate import TextOptions, evaluate, evaluation_tasks
+from trivium.workflows.text_options import TextOptions
 
 _LONG = 1_000_000  # bytes of a file
 
@@ -42,7 +40,7 @@ def eval_(
     task: Annotated[
         str | None,
         typer.Option(
-            help=f"One of {', '.join(evaluation_tasks())}.",
+            help=f"One of {', '.join(['perplexity', *stored('keys')['tasks']])}.",
             show_default="what the model was fine-tuned for, else perplexity",
         ),
     ] = None,
@@ -79,6 +77,10 @@ def eval_(
     if missing:
         raise DataError("\n".join(missing))
     check_libraries(files or ())
+    with interrupts_exit():
+        from trivium.evaluate.harness import find_tasks, run_tasks
+        from trivium.workflows.evaluate import evaluate
+
     if lm_eval:  # before hours on the files
         find_tasks(lm_eval, folder=tasks_folder)
     if out is not None:
@@ -123,7 +125,7 @@ def eval_(
         write_json(out, results)
 
 
-def _record(metrics: Metrics) -> dict[str, Any]:
+def _record(metrics: trivium.objectives.Metrics) -> dict[str, Any]:
     """All values, and what there is of examples, notes and mistakes."""
     details = metrics.to_dict()
     kept = ("num_examples", "notes", "mistakes", "calibration")
@@ -148,6 +150,8 @@ def _lines(result: dict[str, Any], quantize: str | None) -> str:
             line += f"  {_number(other[name]):>12}  {change}"
         lines.append(line.rstrip())
     if "calibration" in result:
+        from trivium.objectives.calibration import Calibration
+
         lines += (f"  {line}" for line in Calibration(**result["calibration"]).lines())
     return "\n".join(lines)
 

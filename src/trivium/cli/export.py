@@ -15,10 +15,10 @@ from typing import Annotated
 import typer
 
 from trivium.cli import _options as opt
+from trivium.cli import interrupts_exit
+from trivium.cli._shared import load
 from trivium.files import read_json
 from trivium.messages import translated
-from trivium.model_folder import check_replaceable
-from trivium.model_loading import load
 
 
 def export(
@@ -34,6 +34,9 @@ def export(
     Args:
         out: The folder to write.
     """
+    with interrupts_exit():
+        from trivium.model_folder import check_replaceable
+
     check_replaceable(out, overwrite=overwrite)
     load(model, device="cpu").save_hf(out, overwrite=overwrite)
     typer.echo(f"{out}: {', '.join(read_json(out / 'config.json')['architectures'])}")

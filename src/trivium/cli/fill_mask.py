@@ -13,13 +13,13 @@ Examples:
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli._shared import known_texts, read_texts, show
-from trivium.inference.fill_mask import MaskFill
+from trivium.cli._shared import known_texts, load, read_texts, show
 from trivium.messages import translated
-from trivium.model_loading import load
 
 _NOTHING = "(nothing)"  # an empty fill of T5, BART or GLM
 
@@ -47,13 +47,13 @@ def fill_mask(
         fills = lm.fill_mask(text, top_k=top_k)
         if not (number or percent or as_json):
             typer.echo(translated("fill-mask.scores"), err=True)
-        masks: list[list[MaskFill]] = [fills] if isinstance(fills[0], MaskFill) else fills
+        masks: list[list[Any]] = fills if isinstance(fills[0], list) else [fills]
         table = _table(masks, percent=percent)
         record = {"text": text, "masks": masks}
         show(record, ("\n" if number else "") + table, as_json=as_json)
 
 
-def _table(masks: list[list[MaskFill]], *, percent: bool) -> str:
+def _table(masks: list[list[Any]], *, percent: bool) -> str:
     """Probability, token and completed text, one prediction per line."""
     style = "7.2%" if percent else "7.4f"  # Probabilities per token are no shares of 100%.
     width = max(len(fill.token or _NOTHING) for fills in masks for fill in fills)

@@ -36,20 +36,20 @@ Examples:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperCommand
 
 from trivium.cli import _options as opt
+from trivium.cli import interrupts_exit, stored
 from trivium.cli._shared import fraction_or_paths, recipe_changes, run_folder
-from trivium.config import Key, list_keys
 from trivium.data.documents import ReadOptions
 from trivium.data.python_data import PathList
 from trivium.messages import translated
-from trivium.objectives import Objective, task_kinds
-from trivium.train.run_folder import Resume
-from trivium.workflows.training import finetune as run_finetuning
+
+_TASKS = stored("keys")["tasks"]
+"""Task -> its keys, and what each does."""
 
 
 class Command(TyperCommand):
@@ -57,7 +57,7 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Note the task before --help ends the program."""
-        self._task = next((arg for arg in args if arg in task_kinds()), None)
+        self._task = next((arg for arg in args if arg in _TASKS), None)
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -65,15 +65,9 @@ class Command(TyperCommand):
         super().format_options(ctx, formatter)
         if self._task is None:
             return
-        keys = [key for key in list_keys(Objective.kinds[self._task]) if key.name != "kind"]
-        with formatter.section(translated("finetune.keys", task=self._task, key=keys[0].name)):
-            formatter.write_dl([(f"objective.{key.name}", _describe(key)) for key in keys])
-
-
-def _describe(key: Key) -> str:
-    unset = key.default is False or key.default in (None, "", "none", ())
-    default = "" if unset else f" [default: {key.default}]"
-    return f"{key.description[:1].upper()}{key.description[1:]}.{default}"
+        keys = _TASKS[self._task]
+        with formatter.section(translated("finetune.keys", task=self._task, key=next(iter(keys)))):
+            formatter.write_dl([(f"objective.{key}", text) for key, text in keys.items()])
 
 
 @opt.with_options(ReadOptions, exclude=["separator", "text_field"], unset="{}")
@@ -82,7 +76,7 @@ def finetune(
         str | None,
         typer.Argument(
             metavar="TASK",
-            help=f"One of {', '.join(task_kinds())}, or a recipe file.",
+            help=f"One of {', '.join(_TASKS)}, or a recipe file.",
         ),
     ] = None,
     model: str = "",
@@ -115,8 +109,11 @@ def finetune(
         "name a task, such as `trivium finetune classification --model runs/mine --data "
         "reviews.jsonl`."
     )
-    resumed: Resume = "auto" if auto_resume else resume
+    resumed: bool | Literal["auto"] = "auto" if auto_resume else resume
     out = run_folder(task, out, advice, resume=resumed, overwrite=overwrite)
+    with interrupts_exit():
+        from trivium.workflows.training import finetune as run_finetuning
+
     run_finetuning(
         task or "",
         model=model,

@@ -23,15 +23,9 @@ Examples:
 
 from __future__ import annotations
 
-import json
 import secrets
 import sys
-import tomllib
 import warnings
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
-from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,21 +33,8 @@ import typer
 
 from trivium.cli import UsageError
 from trivium.cli import _options as opt
-from trivium.cli._shared import batched, known_texts, print_json, read_texts, show, tab_separated
-from trivium.config import Config
-from trivium.errors import RecipeError, TriviumError
-from trivium.evaluate.best_of import best_and_worst, ranked
-from trivium.inference.request import GenerationRequest
+from trivium.cli._shared import batched, known_texts, load, print_json, read_texts, show
 from trivium.inference.sampling_params import SamplingParams
-from trivium.inference.speculative import Draft, DraftModel, PromptLookup
-from trivium.inference.text_model import prompt_ids
-from trivium.language_model import LanguageModel
-from trivium.messages import translated
-from trivium.model_loading import load
-from trivium.rewards import RewardFunction
-
-Generated = Iterator[tuple[str, GenerationRequest, Iterator[str]]]
-"""Each prompt in its turn with its request and pieces of text; all generate together."""
 
 
 @opt.with_options(SamplingParams, exclude=["top_logprobs"], unset=opt.MODELS_OWN)
@@ -105,9 +86,11 @@ def generate(
         pack=not compile,
         compile=compile,
     ).reading(special_tokens)
+    from trivium.cli import _generation as generation
+
     if num_beams is not None and (num_samples > 1 or rank is not None):
         raise UsageError("beam search gives one text: leave out --num-samples and --rank.")
-    drafts = _draft(draft, device, lm)
+    drafts = generation.draft_tokens(draft, device, lm)
     if options.get("temperature") == 0 and num_samples > 1:
         warnings.warn("--temperature 0 is greedy: all samples of a prompt are equal.", stacklevel=2)
     options = opt.only_set(options)
@@ -126,17 +109,20 @@ def generate(
     jobs = ((prompt, seed + number) for prompt in known for number in range(num_samples))
     chats = rank is not None and lm.settings.chat_template is not None
     generated = (
-        one for some in batched(jobs) for one in _generate(lm, options, some, slots, drafts, chats)
+        one
+        for some in batched(jobs)
+        for one in generation.generate(lm, options, some, slots, drafts, chats)
     )
     if rank is not None:
-        _rank(lm, _reward(rank), generated, num_samples, pairs, as_json)
+        reward = generation.reward_function(rank)
+        generation.show_ranked(lm, reward, generated, num_samples, pairs, as_json)
         return
     separator = ""
     for prompt, request, pieces in generated:
         if as_json:
             for _ in pieces:
                 pass
-            print_json(_record(prompt, request))
+            print_json(generation.record(prompt, request))
         else:
             typer.echo(separator + (prompt if continues else ""), nl=False)
             for piece in pieces:
@@ -144,111 +130,3 @@ def generate(
             typer.echo()
             separator = "\n"
         lm.warn_of_lengths([request])
-
-
-class _Ranking(Config):
-    reward: RewardFunction
-
-
-def _reward(rank: str) -> RewardFunction:
-    """A reward model by its name, or a reward as a recipe has it."""
-    tree: Any = {"kind": "model", "model": rank}
-    if rank.startswith("{"):
-        try:
-            tree = tomllib.loads(f"reward = {rank}")["reward"]
-        except tomllib.TOMLDecodeError as error:
-            raise RecipeError(f"--rank {rank} is not valid TOML: {error}.") from None
-    reward = _Ranking.parse({"reward": tree}, where="--rank").reward
-    reward.open()
-    return reward
-
-
-def _record(prompt: str, request: GenerationRequest, **more: float) -> dict[str, Any]:
-    record = {"prompt": prompt, "text": request.text, "seed": request.seed}
-    return {**record, "finish_reason": request.finish_reason, **more}
-
-
-def _rank(
-    lm: LanguageModel,
-    reward: RewardFunction,
-    generated: Generated,
-    num_samples: int,
-    pairs: Path | None,
-    as_json: bool,
-) -> None:
-    """Show the samples of every prompt, the best first; write pairs of them."""
-    counts = Counter[str]()
-    if pairs is not None:
-        pairs.parent.mkdir(parents=True, exist_ok=True)
-    with nullcontext() if pairs is None else pairs.open("w", encoding="utf-8") as file:
-        while some := list(islice(generated, num_samples)):
-            prompt, requests = some[0][0], [request for _, request, _ in some]
-            for _ in chain(*(pieces for _, _, pieces in some)):
-                pass
-            samples = ranked(lm, reward, prompt, requests)
-            if not as_json:
-                typer.echo(f"\n{prompt}" if counts else prompt)
-            for score, one in samples:
-                line = tab_separated(f"{score:.4f}", one.text)
-                show(_record(prompt, one, reward=score), line, as_json=as_json)
-            pair = best_and_worst(lm, prompt, samples)
-            counts["pairs" if pair else "equal"] += 1
-            counts["cut"] += sum(one.finish_reason == "length" for one in requests)
-            if file is not None and pair is not None:
-                file.write(json.dumps(pair, ensure_ascii=False) + "\n")
-            lm.warn_of_lengths(requests)
-    if pairs is not None:
-        words = translated(
-            "generate.pairs",
-            pairs=counts["pairs"],
-            file=pairs,
-            equal=counts["equal"],
-            cut=counts["cut"],
-        )
-        typer.echo(words, err=True)
-
-
-def _generate(
-    lm: LanguageModel,
-    options: Mapping[str, Any],
-    jobs: list[tuple[str, int]],
-    slots: int,
-    draft: Draft | None,
-    chats: bool,
-) -> Generated:
-    """The texts of prompts; with `chats` these are the messages of a user.
-
-    A prompt that is refused is an error after the texts before it.
-    """
-    requests: list[tuple[str, GenerationRequest]] = []
-    for prompt, seed in jobs:
-        message = {"role": "user", "content": prompt}
-        ids = lm.conversation_ids([message]) if chats else prompt_ids(lm.prompting, prompt)
-        params = lm.sampling_params(ids, {**options, "seed": seed})
-        requests.append((prompt, GenerationRequest(ids, params, answers=chats)))
-    engine = lm.engine_for([request for _, request in requests], slots=slots, draft=draft)
-    refused: TriviumError | None = None
-    for index, (_, request) in enumerate(requests):
-        try:
-            engine.add(request)
-        except TriviumError as error:
-            refused, requests = error, requests[:index]
-            break
-    for prompt, request in requests:
-        yield prompt, request, engine.stream(request)
-    if refused is not None:
-        raise refused
-
-
-def _draft(draft: str | None, device: str, lm: LanguageModel) -> Draft | None:
-    """The source of draft tokens: the text so far, or a smaller model."""
-    if draft is None:
-        return None
-    if draft == "lookup":
-        return PromptLookup()
-    smaller = load(draft, device=device, pack=True)
-    if smaller.text_tokenizer.fingerprint != lm.text_tokenizer.fingerprint:
-        raise TriviumError(
-            f"--draft {draft} has another tokenizer than the model: a draft model needs the same."
-        )
-    return DraftModel(smaller.module)

@@ -17,10 +17,9 @@ from typing import Annotated
 import typer
 
 from trivium.cli import _options as opt
+from trivium.cli import interrupts_exit
+from trivium.cli._shared import load
 from trivium.messages import padded, translated
-from trivium.model_folder import check_replaceable
-from trivium.model_loading import load
-from trivium.models import num_parameters
 
 
 def import_(
@@ -43,6 +42,10 @@ def import_(
         allow_unknown_keys: Only warn of options in config.json that transformers reads and Trivium
             does not.
     """
+    with interrupts_exit():
+        from trivium.model_folder import check_replaceable
+        from trivium.models import num_parameters
+
     check_replaceable(out, overwrite=overwrite)
     lm = load(source, device="cpu", lowercase=lowercase, allow_unknown_keys=allow_unknown_keys)
     lm.save(out, overwrite=overwrite)

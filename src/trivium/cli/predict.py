@@ -17,10 +17,10 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli import _options as opt
+from trivium.cli import interrupts_exit
 from trivium.data.documents import ReadOptions
 from trivium.messages import translated
 from trivium.progress import ProgressLine, labelled
-from trivium.workflows.predict import predict as write_predictions
 
 
 @opt.with_options(ReadOptions, exclude=["separator", "text_field"])
@@ -48,6 +48,9 @@ def predict(
         below: The prediction where the score is below --threshold.
         prefix: Text before the names of the added columns.
     """
+    with interrupts_exit():
+        from trivium.workflows.predict import predict as write_predictions
+
     line = ProgressLine()
 
     def progress(done: int, total: int) -> None:

@@ -13,20 +13,17 @@ Examples:
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import tomli_w
 import typer
 
+from trivium.cli import interrupts_exit, stored
 from trivium.cli._shared import print_json, short_count
 from trivium.cli._tables import add_texts, new_table, print_table
-from trivium.errors import SpecError
+from trivium.errors import SpecError, did_you_mean_size
 from trivium.messages import translated
-from trivium.models import active_parameters, num_parameters
-from trivium.models.base_model import Spec
-from trivium.models.transformer import ModelSpec
-from trivium.nn.mixers import Mixer
-from trivium.presets import Preset, catalogue, did_you_mean_preset
 
 _SMALL = ("-tiny", "-mini")
 
@@ -49,109 +46,83 @@ def presets(
         spec: The whole spec of the preset PART, as in a recipe.
     """
     if spec:
-        preset = catalogue[part]
-        typer.echo(f"# {part}: {num_parameters(preset.spec):,} parameters. {preset.paper}")
-        typer.echo(tomli_w.dumps({"model": {"spec": preset.spec.to_dict()}}).rstrip())
+        _show_spec(part)
         return
-    words = part.lower()
-    selected = {
-        name: preset
-        for name, preset in catalogue.items()
-        if words in f"{name} {preset.spec.family} {preset.paper}".lower()
-    }
+    rows, words = stored("presets"), part.lower()
+    selected = [
+        row for row in rows if words in f"{row['name']} {row['family']} {row['paper']}".lower()
+    ]
     if not selected:
+        near = did_you_mean_size(part, [row["name"] for row in rows])
         raise SpecError(
-            f'no preset has "{part}" in its name, family or paper.{did_you_mean_preset(part)} '
-            "`trivium presets` lists all."
+            f'no preset has "{part}" in its name, family or paper.{near} `trivium presets` lists '
+            "all."
         )
-    names = sorted(selected, key=lambda name: not name.endswith(_SMALL))
+    selected.sort(key=lambda row: not row["name"].endswith(_SMALL))
     if as_json:
-        for name in names:
-            print_json(_row(name, selected[name]))
+        for row in selected:
+            print_json(row)
         return
-    _print({name: selected[name] for name in names})
+    _print(selected)
     if not part:
         typer.echo(translated("presets.small_ones"), err=True)
 
 
-def _row(name: str, preset: Preset) -> dict[str, Any]:
-    """All facts of a preset; None where it has no such number."""
-    spec = preset.spec
-    row: dict[str, Any] = {
-        "name": name,
-        "family": spec.family,
-        "parameters": num_parameters(spec),
-        "active_parameters": active_parameters(spec),
-        "d_model": spec.d_model,
-        "vocab_size": spec.vocab_size,
-        "context": preset.context,
-        "training_tokens": preset.tokens,
-        "paper": preset.paper,
-    }
-    if not isinstance(spec, ModelSpec):
-        return row | {
-            "num_layers": getattr(spec, "num_layers", 1),
-            "d_hidden": getattr(spec, "d_hidden", None),
-        }
-    mixer = _with_heads(spec)
-    heads = getattr(mixer, "num_heads", None)
-    return row | {
-        "encoder_layers": spec.encoder.num_layers if spec.encoder else None,
-        "decoder_layers": spec.decoder.num_layers if spec.decoder else None,
-        "num_heads": heads,
-        "num_kv_heads": getattr(mixer, "kv_heads", heads),
-        "head_dim": getattr(mixer, "head_dim", None),
-        "d_ff": spec.stacks[-1].d_ff,
-    }
+def _show_spec(name: str) -> None:
+    """Print a whole spec as TOML, which needs its classes and with them torch."""
+    with interrupts_exit():
+        from trivium.models import num_parameters
+        from trivium.presets import catalogue
+
+    preset = catalogue[name]
+    typer.echo(f"# {name}: {num_parameters(preset.spec):,} parameters. {preset.paper}")
+    typer.echo(tomli_w.dumps({"model": {"spec": preset.spec.to_dict()}}).rstrip())
 
 
-def _print(selected: dict[str, Preset]) -> None:
+def _print(rows: Sequence[Mapping[str, Any]]) -> None:
     table = new_table(
         "preset", "parameters", "vocabulary", "layers", "d_model", "heads", "d_ff", "context",
         "tokens",
     )  # fmt: skip
     add_texts(table, "paper")
-    for name, preset in selected.items():
-        spec, tokens = preset.spec, preset.tokens
-        d_model, heads, layers = shape_cells(spec)
+    for row in rows:
+        d_model, heads, layers, d_ff = shape_cells(row)
         table.add_row(
-            name,
-            _parameters(spec),
-            f"{spec.vocab_size:,}",
+            row["name"],
+            _parameters(row["parameters"], row["active_parameters"]),
+            f"{row['vocab_size']:,}",
             layers,
             d_model,
             heads,
-            str((spec.stacks[-1].d_ff if spec.stacks else getattr(spec, "d_hidden", None)) or "-"),
-            short_count(preset.context) if preset.context else "-",
-            short_count(tokens) if tokens else "-",
-            preset.paper,
+            d_ff,
+            *(short_count(row[key]) if row[key] else "-" for key in ("context", "training_tokens")),
+            row["paper"],
         )
     print_table(table)
 
 
-def _parameters(spec: Spec) -> str:
+def _parameters(total: int, active: int) -> str:
     """How many, and how many of them compute for a token, where these are fewer."""
-    total, active = num_parameters(spec), active_parameters(spec)
     part = translated("presets.active", count=short_count(active)) if active < total else ""
     return short_count(total) + part
 
 
-def shape_cells(spec: Spec) -> tuple[str, str, str]:
-    """Width, heads and layers in words of a table.
+def shape_cells(facts: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """Return width, heads, layers and hidden units of a model in words of a table.
 
-    Heads are "32/8" where keys and values have fewer, "-" where there are none; layers are "6+6"
-    where encoder and decoder have some.
+    Heads are "32/8" where keys and values have fewer, and layers "6+6" where both the encoder and
+    the decoder have some. "-" is for a model that has none.
+
+    Args:
+        facts: what `presets.facts.shape_facts` returns.
     """
-    if not spec.stacks:
-        return str(spec.d_model), "-", str(getattr(spec, "num_layers", 1))
-    mixer = _with_heads(spec)
-    heads = getattr(mixer, "num_heads", "-")
-    kv_heads = getattr(mixer, "kv_heads", heads)
-    if kv_heads != heads:
-        heads = f"{heads}/{kv_heads}"
-    return str(spec.d_model), str(heads), "+".join(str(stack.num_layers) for stack in spec.stacks)
-
-
-def _with_heads(spec: Spec) -> Mixer | None:
-    """The first mixer of the last stack that has heads: not all have."""
-    return next((mixer for mixer in spec.stacks[-1].mixers if hasattr(mixer, "num_heads")), None)
+    heads, kv_heads = facts.get("num_heads"), facts.get("num_kv_heads")
+    shown = f"{heads}/{kv_heads}" if heads != kv_heads else str(heads or "-")
+    layers = [facts.get(f"{name}_layers") for name in ("encoder", "decoder")]
+    layers.append(facts.get("num_layers"))
+    return (
+        str(facts["d_model"]),
+        shown,
+        "+".join(str(count) for count in layers if count),
+        str(facts.get("d_ff") or facts.get("d_hidden") or "-"),
+    )

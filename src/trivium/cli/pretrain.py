@@ -25,17 +25,15 @@ Examples:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from trivium.cli import _options as opt
+from trivium.cli import interrupts_exit
 from trivium.cli._shared import recipe_changes, run_folder
 from trivium.data.documents import ReadOptions
 from trivium.data.python_data import PathList
-from trivium.explain.show_batch import ShowBatch
-from trivium.train.run_folder import Resume
-from trivium.workflows.training import pretrain as run_pretraining
 
 
 @opt.with_options(ReadOptions, unset="{}")
@@ -74,8 +72,12 @@ def pretrain(
         "name a preset or a recipe, such as `trivium pretrain bert-small --data my_texts/`; "
         "`trivium presets` lists them."
     )
-    resumed: Resume = "auto" if auto_resume else resume
+    resumed: bool | Literal["auto"] = "auto" if auto_resume else resume
     out = run_folder(recipe, out, advice, resume=resumed, overwrite=overwrite)
+    with interrupts_exit():
+        from trivium.explain.show_batch import ShowBatch
+        from trivium.workflows.training import pretrain as run_pretraining
+
     run_pretraining(
         recipe or "",
         data=PathList(data or ()),

@@ -15,18 +15,17 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli._shared import print_json
+from trivium.cli import interrupts_exit
+from trivium.cli._shared import load, print_json
 from trivium.data.documents import ReadOptions
 from trivium.data.records import RecordOptions, read_records
 from trivium.errors import TriviumError
-from trivium.evaluate.prompting import Normalise, few_shot, fill_prompts
 from trivium.messages import translated
-from trivium.model_loading import load
 from trivium.progress import ProgressLine, counted
 
 
@@ -40,7 +39,7 @@ def prompt(
     options: str | None = None,
     examples: Path | None = None,
     instruction: str = "",
-    normalise: Normalise = "sum",
+    normalise: Literal["sum", "token", "byte"] = "sum",
     max_new_tokens: opt.Positive = 32,
     limit: Annotated[int | None, typer.Option(min=1)] = None,
     device: opt.Device = "auto",
@@ -70,6 +69,9 @@ def prompt(
     words = [word.strip() for word in options.split(",")] if options else []
     if not all(words):
         raise TriviumError(f"--options {options!r} has an empty word: write them as bad,good.")
+    with interrupts_exit():
+        from trivium.evaluate.prompting import few_shot, fill_prompts
+
     how = RecordOptions(**reading)
     prompts = fill_prompts(
         read_records(data, how),

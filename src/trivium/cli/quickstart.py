@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import typer
 
 from trivium.cli import _options as opt
-from trivium.workflows.quickstart import quickstart as run_quickstart
+from trivium.cli import interrupts_exit
 
 
 def quickstart(
@@ -33,4 +33,7 @@ def quickstart(
         minutes: Wall-clock minutes for both models together.
         out: The folder of the two runs.
     """
+    with interrupts_exit():
+        from trivium.workflows.quickstart import quickstart as run_quickstart
+
     run_quickstart(language=language, minutes=minutes, out=out, overwrite=overwrite)

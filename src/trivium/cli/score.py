@@ -16,9 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 from trivium.cli import _options as opt
-from trivium.cli._shared import known_texts, read_texts, show
-from trivium.inference.score import score_text
-from trivium.model_loading import load
+from trivium.cli._shared import known_texts, load, read_texts, show
 
 
 def score(
@@ -43,6 +41,8 @@ def score(
         per_token: Also every token, one per line.
     """
     lm = load(model, device=device).reading(special_tokens)
+    from trivium.inference.score import score_text
+
     tokenizer = lm.text_tokenizer
     lm.require("score")
     for text in known_texts(read_texts(texts), lm.text_tokenizer):

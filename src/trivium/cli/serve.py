@@ -25,13 +25,9 @@ import typer
 
 from trivium.cli import _options as opt
 from trivium.cli import interrupts_exit
+from trivium.cli._shared import load
 from trivium.errors import TriviumError
-from trivium.interop.hub import find_folder
-from trivium.model_loading import load
-from trivium.serve import create_app
 from trivium.serve.limits import Limits
-from trivium.serve.models import named_paths
-from trivium.serve.server import address_of, allowed_hosts, listen, run
 
 _LOG = logging.getLogger(__name__)
 
@@ -77,6 +73,11 @@ def serve(
         quiet: Log only warnings and errors.
         log_config: Where the log goes: a JSON file for logging.config.dictConfig.
     """
+    with interrupts_exit():
+        from trivium.serve import create_app
+        from trivium.serve.models import named_paths
+        from trivium.serve.server import address_of, allowed_hosts, listen, run
+
     if api_key is not None and not api_key.strip():
         raise TriviumError("the API key is empty: leave it out, or give one.")
     if root_path and (not root_path.startswith("/") or root_path.endswith("/")):
@@ -121,6 +122,8 @@ def serve(
 
 def _model_folder(path: str) -> str:
     """The folder of a model. Raises TriviumError where there is none."""
+    from trivium.interop.hub import find_folder
+
     folder = find_folder(path)
     if not folder.is_dir():
         problem = "is a file" if Path(path).exists() else "there is no such folder"

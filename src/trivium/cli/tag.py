@@ -10,9 +10,7 @@ Examples:
 from __future__ import annotations
 
 from trivium.cli import _options as opt
-from trivium.cli._shared import show, text_batches
-from trivium.inference.tag import merge_entities
-from trivium.model_loading import load
+from trivium.cli._shared import load, show, text_batches
 
 
 def tag(
@@ -28,6 +26,8 @@ def tag(
     Japanese characters are words, unless the model was trained on longer ones.
     """
     lm = load(model, device=device).reading(special_tokens)
+    from trivium.inference.tag import merge_entities
+
     for batch in text_batches(texts, lm.source_tokenizer):
         for text, words in zip(batch, lm.tag(batch)):
             line = " ".join(f"{word.word}/{word.tag}" for word in words)

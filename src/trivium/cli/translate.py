@@ -16,9 +16,8 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli._shared import show, text_batches
+from trivium.cli._shared import load, show, text_batches
 from trivium.inference.sampling_params import BeamSearchParams
-from trivium.model_loading import load
 
 
 @opt.with_options(BeamSearchParams, exclude=["early_stopping", "num_return"], unset=opt.MODELS_OWN)

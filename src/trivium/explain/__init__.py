@@ -2,7 +2,7 @@
 
 A topic is one module of `topics/`: its function `explain` takes a reader's own text or model where
 that makes sense, and returns a `Page`. Its first parameter is what stands first on a command line.
-`SUMMARY` is its line in the list of topics. No list names it.
+The text `summary` of its table in `texts.toml` is its line in the list of topics. No list names it.
 
 >>> from trivium.explain import explain
 >>> print(explain("norm", vector=[1, 2, 3]).text())  # doctest: +ELLIPSIS
@@ -28,6 +28,7 @@ from trivium.explain.page import (
     Token,
     TokenRow,
     Tree,
+    bilingual,
 )
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "explain",
     "load_topic",
     "topic_names",
+    "topic_summary",
 ]
 
 
@@ -51,6 +53,11 @@ def topic_names() -> list[str]:
     """The names of all topics: `byte-bpe` is the module `topics/byte_bpe.py`."""
     files = (Path(__file__).parent / "topics").glob("[!_]*.py")
     return sorted(file.stem.replace("_", "-") for file in files)
+
+
+def topic_summary(name: str) -> Bilingual:
+    """Return the line of a topic in the list of topics."""
+    return bilingual(f"{name.replace('-', '_')}.summary")
 
 
 def load_topic(name: str) -> Any:

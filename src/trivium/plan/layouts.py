@@ -25,10 +25,10 @@ from typing import Any
 
 import torch
 
+from trivium.gpus import Gpu
 from trivium.messages import english
 from trivium.models import flops_per_token
 from trivium.models.base_model import Spec
-from trivium.train.gpus import Gpu
 from trivium.train.loader import equal_parts
 from trivium.train.memory import Layout, ModelSizes, model_sizes, training_memory
 

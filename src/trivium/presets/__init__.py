@@ -13,11 +13,10 @@ the most it can be unless `tokenizer.vocab_size` is set.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import SequenceMatcher
 from typing import Never, TypeVar
 
 from trivium.choice import import_members
-from trivium.errors import SpecError, did_you_mean
+from trivium.errors import SpecError, did_you_mean_size
 from trivium.models.base_model import Spec
 from trivium.presets.preset import Preset
 
@@ -47,18 +46,8 @@ presets: dict[str, Spec] = _Named({name: preset.spec for name, preset in catalog
 
 
 def did_you_mean_preset(name: str, others: Iterable[str] = ()) -> str:
-    """`did_you_mean` among presets, and `others`, whose family the name nearly begins with.
-
-    >>> did_you_mean_preset("lama-7b"), did_you_mean_preset("pegasus-mini")
-    (' Did you mean "llama-7b"?', '')
-    """
-    name = name.lower()
-
-    def is_alike(known: str) -> bool:
-        family = known.partition("-")[0]
-        return SequenceMatcher(None, family, name[: len(family)]).ratio() > 0.7
-
-    return did_you_mean(name, filter(is_alike, [*presets, *others]))
+    """`did_you_mean_size` among presets and `others`."""
+    return did_you_mean_size(name, [*presets, *others])
 
 
 def is_own_size(name: str) -> bool:

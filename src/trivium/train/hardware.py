@@ -18,8 +18,8 @@ import torch
 from torch import nn
 
 from trivium.errors import RecipeError
+from trivium.gpus import GPUS
 from trivium.model_loading import find_device
-from trivium.train.gpus import GPUS
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
 # How much faster bfloat16 must be to be chosen.

@@ -7,18 +7,15 @@ import glob
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trivium.adapt.quantize import Quantization
-from trivium.config import option
 from trivium.data.documents import ReadOptions, read_documents, text_columns
 from trivium.data.records import BadRecords, ReadReport, RecordOptions
 from trivium.data.sources import Paths, path_names
 from trivium.errors import DataError, RecipeError, TriviumError, did_you_mean
 from trivium.evaluate.perplexity import perplexity
-from trivium.inference.sampling_params import check_options
 from trivium.inference.text_model import TASK_OF_CAPABILITY
 from trivium.language_model import LanguageModel
 from trivium.messages import english
@@ -27,33 +24,10 @@ from trivium.model_loading import load
 from trivium.objectives import LabelledObjective, Metrics, task_kinds
 from trivium.train.recipe import as_list
 from trivium.train.recipe_loading import Changes, changes_tree, check_tables, read_recipe
+from trivium.workflows.text_options import TextOptions
 
 PERPLEXITY = "perplexity"
 Model = str | os.PathLike[str] | LanguageModel
-
-
-@dataclass(frozen=True)
-class TextOptions(ReadOptions):
-    """How raw text is read and scored for its perplexity; see `evaluate.perplexity.perplexity`.
-
-    Raises TriviumError for a number below its bound.
-    """
-
-    separator: str = option(
-        "blank", "perplexity: document separator: blank, line, file, or a string"
-    )
-    text_field: str = option("text", "perplexity: the column of the text")
-    window: int | None = option(
-        None, "perplexity: tokens of a window, the training length unless set", ge=2
-    )
-    stride: int | None = option(
-        None, "perplexity: tokens from one window to the next, half a window unless set", ge=1
-    )
-    batch_size: int = option(8, "perplexity: windows at a time", ge=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_options(self)
 
 
 _TEXT = TextOptions()

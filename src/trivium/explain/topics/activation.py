@@ -8,8 +8,6 @@ from trivium.errors import TriviumError
 from trivium.explain.page import Curves, Formula, Page, Table, bilingual
 from trivium.nn.activations import Swish, build_activation
 
-SUMMARY = bilingual("activation.summary")
-
 _POINTS = (-4.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 4.0)
 
 

@@ -16,8 +16,6 @@ from trivium.nn.context import Context
 from trivium.nn.mask import Mask
 from trivium.nn.mixers.attention import Attention, AttentionModule
 
-SUMMARY = bilingual("attention.summary")
-
 _X = [[1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 0, 0], [0, 0, 1, 1]]
 # Two heads, a pair of columns each.
 _MATRICES = {

@@ -21,8 +21,6 @@ from trivium.models.ngram import NGramSpec
 from trivium.text import Tokenizer
 from trivium.text.roles import TEXT_SPECIALS
 
-SUMMARY = bilingual("beam.summary")
-
 _END = "</s>"
 _TABLE = {
     "I": {"am": 0.5, "like": 0.4, "see": 0.1},

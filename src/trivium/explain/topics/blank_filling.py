@@ -7,8 +7,6 @@ from trivium.explain.page import Page, bilingual
 from trivium.objectives.blank_filling import BlankFilling
 from trivium.text.roles import TEXT_SPECIALS
 
-SUMMARY = bilingual("blank_filling.summary")
-
 
 def explain(
     text: list[str] | None = None,

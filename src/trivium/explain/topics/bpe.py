@@ -10,8 +10,6 @@ from trivium.explain.page import Page, bilingual
 from trivium.explain.tokens import texts_or_default
 from trivium.text.symbols import SPACE
 
-SUMMARY = bilingual("bpe.summary")
-
 _RATS = ["the car", "the cat", "the rat"]
 _BOOK = bilingual("bpe.textbook_note")
 

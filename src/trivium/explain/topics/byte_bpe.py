@@ -11,8 +11,6 @@ from trivium.explain.merges import Ties, merging_page, training_page
 from trivium.explain.page import Page, bilingual
 from trivium.explain.tokens import texts_or_default
 
-SUMMARY = bilingual("byte_bpe.summary")
-
 _NOTE = bilingual("byte_bpe.words_note")
 
 

@@ -6,8 +6,6 @@ from trivium.explain.page import Page, Table, bilingual
 from trivium.explain.tokens import texts_or_default
 from trivium.text.symbols import bytes_to_symbols
 
-SUMMARY = bilingual("bytes.summary")
-
 _COLUMNS = [bilingual("bytes.character"), bilingual("bytes.code_point"), "UTF-8", "UTF-16"]
 _SYMBOLS = bilingual("bytes.byte_level_vocabulary")
 _WHY = bilingual("bytes.byte_level_note")

@@ -7,8 +7,6 @@ from trivium.explain.page import Formula, Page, bilingual
 from trivium.objectives.causal import Causal
 from trivium.text.roles import TEXT_SPECIALS
 
-SUMMARY = bilingual("causal.summary")
-
 
 def explain(
     text: list[str] | None = None, *, context: int | None = None, tokenizer: str | None = None

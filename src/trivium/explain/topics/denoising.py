@@ -7,8 +7,6 @@ from trivium.explain.page import Heading, Page, Part, bilingual
 from trivium.objectives.denoising import Denoising
 from trivium.text.roles import TEXT_SPECIALS
 
-SUMMARY = bilingual("denoising.summary")
-
 _NO_INFILLING = 1e-9
 _NOISES = {
     bilingual("denoising.text_infilling_sentences"): {},

@@ -8,8 +8,6 @@ from torch import nn
 from trivium.explain.page import Formula, Grid, Heading, Page, Table, bilingual, say
 from trivium.nn.feed_forwards.feed_forward import FeedForward, FeedForwardNetwork
 
-SUMMARY = bilingual("feed_forward.summary")
-
 _HIDDEN = 4
 
 

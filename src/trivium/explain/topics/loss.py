@@ -13,8 +13,6 @@ from trivium.inference.score import score_text
 from trivium.model_loading import load
 from trivium.nn.loss import cross_entropy
 
-SUMMARY = bilingual("loss.summary")
-
 _TEXT = "The cat sat on the mat."
 # Validation losses of a book's BERT after 1,000 and 10,000 steps; its vocabulary.
 _BOOK, _VOCABULARY = {1_000: 6.558231, 10_000: 4.549236}, 30_522

@@ -12,8 +12,6 @@ from trivium.nn.context import Context
 from trivium.nn.mask import allowed
 from trivium.nn.patterns import Sliding
 
-SUMMARY = bilingual("mask.summary")
-
 _PADDING = (bilingual("mask.padding"), bilingual("mask.padding_note"))
 _CAUSAL = (bilingual("mask.causal"), bilingual("mask.causal_note"))
 _BOTH = (bilingual("mask.causal_padding"), bilingual("mask.causal_padding_note"))

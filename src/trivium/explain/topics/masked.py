@@ -12,8 +12,6 @@ from trivium.objectives.masked import Masked
 from trivium.text.roles import BERT_SPECIALS
 from trivium.text.vocabulary import Vocabulary
 
-SUMMARY = bilingual("masked.summary")
-
 _TEXT = "I love you because you are kind and the dog and the cat are friends of yours."
 
 

@@ -8,8 +8,6 @@ from trivium.errors import TriviumError
 from trivium.explain.page import Bilingual, Formula, Page, Table, bilingual
 from trivium.nn.norm import DeviationNorm, LayerNorm, RMSNorm, build_norm
 
-SUMMARY = bilingual("norm.summary")
-
 _NORMS = {
     "LayerNorm": LayerNorm(eps=1e-5),
     "RMSNorm": RMSNorm(eps=1e-6),

@@ -13,8 +13,6 @@ from trivium.models import build, flops_per_token
 from trivium.presets import catalogue
 from trivium.train.memory import training_memory
 
-SUMMARY = bilingual("params.summary")
-
 _PARTS = {  # what the name of a weight has, the first that fits -> the part
     "norm|residual": bilingual("params.norms"),
     "mixer|cross_attention": bilingual("params.attention_mixer"),

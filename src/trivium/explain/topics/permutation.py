@@ -9,8 +9,6 @@ from trivium.explain.page import Page, Table, bilingual
 from trivium.objectives.permutation import Permutation
 from trivium.text.roles import TEXT_SPECIALS
 
-SUMMARY = bilingual("permutation.summary")
-
 
 def explain(
     text: list[str] | None = None,

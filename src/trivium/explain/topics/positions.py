@@ -17,8 +17,6 @@ from trivium.nn.positions.relative_bias import RelativeBias, relative_buckets
 from trivium.nn.positions.rotary import Rotary, RotaryPositions
 from trivium.nn.positions.sinusoidal import frequencies, sinusoids
 
-SUMMARY = bilingual("positions.summary")
-
 _DISTANCES = (0, 1, 7, 8, 9, 11, 12, 15, 16, 23, 32, 46, 64, 91, 127, 128, 1000)
 _FIRST, _FAR = 8, 200  # positions in the table, and of curves
 

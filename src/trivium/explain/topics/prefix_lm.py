@@ -7,8 +7,6 @@ from trivium.explain.page import Heading, Page, bilingual
 from trivium.objectives.prefix_lm import PrefixLM, Seq2SeqPrefixLM
 from trivium.text.roles import TEXT_SPECIALS
 
-SUMMARY = bilingual("prefix_lm.summary")
-
 
 def explain(text: list[str] | None = None, *, tokenizer: str | None = None, seed: int = 0) -> Page:
     """The beginning of a text is given, and the rest is predicted.

@@ -12,8 +12,6 @@ from trivium.inference.score import continuation_scores
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 
-SUMMARY = bilingual("prompt.summary")
-
 _TEXT = bilingual("prompt.text")
 _EXAMPLES = {
     bilingual("prompt.good_example"): "1",

@@ -19,8 +19,6 @@ from trivium.presets import presets
 from trivium.text.roles import BERT_SPECIALS
 from trivium.text.vocabulary import Vocabulary
 
-SUMMARY = bilingual("replaced_token.summary")
-
 _LABELS = bilingual("replaced_token.original"), bilingual("replaced_token.replaced")
 _COLUMNS = ("position", "text", "generator_reads", "discriminator_reads", "label", "p_replaced")
 _STAND_IN = bilingual("replaced_token.stand_ins_note")

@@ -12,8 +12,6 @@ from trivium.models import RecurrentModel, build
 from trivium.models.rnn import RNNSpec
 from trivium.nn.recurrent import RecurrentLayers
 
-SUMMARY = bilingual("rnn.summary")
-
 _WIDTH, _ROWS = 64, 16
 _U, _V, _B = [[0.5, 0.25], [-0.25, 0.5]], [[1.0], [0.5]], [0.0, 0.1]
 

@@ -15,8 +15,6 @@ from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.text_model import GenerationRules, prompt_ids
 from trivium.model_loading import load
 
-SUMMARY = bilingual("sampling.summary")
-
 _WORDS = {"mat": 4.0, "sofa": 3.4, "floor": 3.0, "table": 2.2, "roof": 1.5, "moon": 0.2}
 _PROMPT = "The cat sat on the"
 _TEMPERATURES = (0.2, 0.5, 1.0, 1.5, 3.0)

@@ -9,8 +9,6 @@ from trivium.explain.page import Page, bilingual
 from trivium.objectives.sentence_pairs import SentencePairs
 from trivium.text.roles import BERT_SPECIALS
 
-SUMMARY = bilingual("sentence_pairs.summary")
-
 _TEXTS = ["I love you. Because you are wonderful.", "Dinner is ready. The soup is so nice."]
 
 

@@ -6,8 +6,6 @@ from trivium.explain.batch_parts import WITH_SENTINELS, objective_page, text_row
 from trivium.explain.page import Page, bilingual
 from trivium.objectives.span_corruption import SpanCorruption
 
-SUMMARY = bilingual("span_corruption.summary")
-
 _TEXT = "The man in the long coat walked to the store."
 
 

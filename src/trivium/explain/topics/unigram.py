@@ -19,8 +19,6 @@ from trivium.errors import TokenizerError
 from trivium.explain.page import Formula, Heading, Page, Part, Table, bilingual
 from trivium.explain.tokens import Word, encoding_page, load_tokenizer, texts_or_default
 
-SUMMARY = bilingual("unigram.summary")
-
 _MAX_PIECE_LENGTH = 16  # characters, as in sentencepiece
 _UNKNOWN_PENALTY = 10.0  # nats below the worst piece, as in sentencepiece
 _EM_STEPS, _SHOWN_EM_STEPS = 100, (0, 1, 2, 10, 100)  # for the pieces of a single text

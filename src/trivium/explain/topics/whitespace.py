@@ -10,8 +10,6 @@ from trivium.explain.page import Page, Table, Token, TokenRow, bilingual
 from trivium.explain.tokens import load_tokenizer, texts_or_default
 from trivium.text import Tokenizer
 
-SUMMARY = bilingual("whitespace.summary")
-
 _COLUMNS = [bilingual("whitespace.word"), bilingual("shared.count"), bilingual("whitespace.kept")]
 _YES, _NO = bilingual("whitespace.yes"), bilingual("whitespace.no")
 _NOTE = bilingual("whitespace.note")

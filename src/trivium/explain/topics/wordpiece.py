@@ -13,8 +13,6 @@ from trivium.explain.page import Formula, Page, Table, bilingual
 from trivium.explain.tokens import Word, encoding_page, load_tokenizer, texts_or_default
 from trivium.text.symbols import WORDPIECE_PREFIX
 
-SUMMARY = bilingual("wordpiece.summary")
-
 _BERT = {
     "unk_token": "[UNK]",
     "continuing_subword_prefix": WORDPIECE_PREFIX,

@@ -12,8 +12,6 @@ from trivium.explain.tokens import texts_or_default
 from trivium.text import Tokenizer
 from trivium.text.reservoir import read_blocks
 
-SUMMARY = bilingual("words.summary")
-
 _TEXTS = ["I don't know", "father-in-law", "Abwasserbehandlungsanlage", "我今天去了商店。"]
 _VOCAB_SIZE = 6000
 _COLUMNS = [bilingual("words.way"), bilingual("words.number"), bilingual("words.tokens")]

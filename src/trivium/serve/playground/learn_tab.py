@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 
 from trivium.errors import TriviumError
-from trivium.explain import explain, load_topic, topic_names
+from trivium.explain import explain, load_topic, topic_names, topic_summary
 from trivium.explain.page import say
 from trivium.serve.models import ModelRegistry
 from trivium.serve.playground import tabs
@@ -41,7 +41,7 @@ def learn_tab(registry: ModelRegistry, models: tabs.Models, opened: Any) -> None
         return gr.Row(visible=takes_text), "", learn(name, "", request)
 
     def begin(request: gr.Request) -> Any:
-        summaries = {name: say(load_topic(name).SUMMARY, language(request)) for name in topics}
+        summaries = {name: say(topic_summary(name), language(request)) for name in topics}
         return gr.Dropdown([(f"{name}: {summaries[name]}", name) for name in topics])
 
     topics = topic_names()

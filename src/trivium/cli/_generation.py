@@ -1,0 +1,137 @@
+"""How `trivium generate` samples, ranks and drafts; imports torch."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from trivium.cli._shared import show, tab_separated
+from trivium.config import Config
+from trivium.errors import RecipeError, TriviumError
+from trivium.evaluate.best_of import best_and_worst, ranked
+from trivium.inference.request import GenerationRequest
+from trivium.inference.speculative import Draft, DraftModel, PromptLookup
+from trivium.inference.text_model import prompt_ids
+from trivium.language_model import LanguageModel
+from trivium.messages import translated
+from trivium.model_loading import load
+from trivium.rewards import RewardFunction
+
+Generated = Iterator[tuple[str, GenerationRequest, Iterator[str]]]
+"""Each prompt in its turn with its request and pieces of text; all generate together."""
+
+
+class _Ranking(Config):
+    reward: RewardFunction
+
+
+def reward_function(rank: str) -> RewardFunction:
+    """A reward model by its name, or a reward as a recipe has it."""
+    tree: Any = {"kind": "model", "model": rank}
+    if rank.startswith("{"):
+        try:
+            tree = tomllib.loads(f"reward = {rank}")["reward"]
+        except tomllib.TOMLDecodeError as error:
+            raise RecipeError(f"--rank {rank} is not valid TOML: {error}.") from None
+    reward = _Ranking.parse({"reward": tree}, where="--rank").reward
+    reward.open()
+    return reward
+
+
+def record(prompt: str, request: GenerationRequest, **more: float) -> dict[str, Any]:
+    record = {"prompt": prompt, "text": request.text, "seed": request.seed}
+    return {**record, "finish_reason": request.finish_reason, **more}
+
+
+def show_ranked(
+    lm: LanguageModel,
+    reward: RewardFunction,
+    generated: Generated,
+    num_samples: int,
+    pairs: Path | None,
+    as_json: bool,
+) -> None:
+    """Show the samples of every prompt, the best first; write pairs of them."""
+    counts = Counter[str]()
+    if pairs is not None:
+        pairs.parent.mkdir(parents=True, exist_ok=True)
+    with nullcontext() if pairs is None else pairs.open("w", encoding="utf-8") as file:
+        while some := list(islice(generated, num_samples)):
+            prompt, requests = some[0][0], [request for _, request, _ in some]
+            for _ in chain(*(pieces for _, _, pieces in some)):
+                pass
+            samples = ranked(lm, reward, prompt, requests)
+            if not as_json:
+                typer.echo(f"\n{prompt}" if counts else prompt)
+            for score, one in samples:
+                line = tab_separated(f"{score:.4f}", one.text)
+                show(record(prompt, one, reward=score), line, as_json=as_json)
+            pair = best_and_worst(lm, prompt, samples)
+            counts["pairs" if pair else "equal"] += 1
+            counts["cut"] += sum(one.finish_reason == "length" for one in requests)
+            if file is not None and pair is not None:
+                file.write(json.dumps(pair, ensure_ascii=False) + "\n")
+            lm.warn_of_lengths(requests)
+    if pairs is not None:
+        words = translated(
+            "generate.pairs",
+            pairs=counts["pairs"],
+            file=pairs,
+            equal=counts["equal"],
+            cut=counts["cut"],
+        )
+        typer.echo(words, err=True)
+
+
+def generate(
+    lm: LanguageModel,
+    options: Mapping[str, Any],
+    jobs: list[tuple[str, int]],
+    slots: int,
+    draft: Draft | None,
+    chats: bool,
+) -> Generated:
+    """The texts of prompts; with `chats` these are the messages of a user.
+
+    A prompt that is refused is an error after the texts before it.
+    """
+    requests: list[tuple[str, GenerationRequest]] = []
+    for prompt, seed in jobs:
+        message = {"role": "user", "content": prompt}
+        ids = lm.conversation_ids([message]) if chats else prompt_ids(lm.prompting, prompt)
+        params = lm.sampling_params(ids, {**options, "seed": seed})
+        requests.append((prompt, GenerationRequest(ids, params, answers=chats)))
+    engine = lm.engine_for([request for _, request in requests], slots=slots, draft=draft)
+    refused: TriviumError | None = None
+    for index, (_, request) in enumerate(requests):
+        try:
+            engine.add(request)
+        except TriviumError as error:
+            refused, requests = error, requests[:index]
+            break
+    for prompt, request in requests:
+        yield prompt, request, engine.stream(request)
+    if refused is not None:
+        raise refused
+
+
+def draft_tokens(draft: str | None, device: str, lm: LanguageModel) -> Draft | None:
+    """The source of draft tokens: the text so far, or a smaller model."""
+    if draft is None:
+        return None
+    if draft == "lookup":
+        return PromptLookup()
+    smaller = load(draft, device=device, pack=True)
+    if smaller.text_tokenizer.fingerprint != lm.text_tokenizer.fingerprint:
+        raise TriviumError(
+            f"--draft {draft} has another tokenizer than the model: a draft model needs the same."
+        )
+    return DraftModel(smaller.module)
