@@ -1,4 +1,6 @@
-"""Write docs/cli.md, docs/recipe.md and the shell's completion from the program: `make docs`.
+"""Write docs/cli.md, docs/recipe.md and what the command line stores of itself: `make docs`.
+
+It stores what it would have to import torch for: `trivium.cli.stored` reads the JSON files.
 
 The book's index of names is written from the list of what its chapters have.
 
@@ -21,15 +23,19 @@ from pydantic.fields import FieldInfo
 from trivium import spec
 from trivium.choice import Choice
 from trivium.cli import commands, load_command
-from trivium.config import config_classes
+from trivium.config import Key, config_classes, list_keys
+from trivium.explain import load_topic, topic_names
 from trivium.models.rnn import Cell
 from trivium.nn import ACTIVATIONS
+from trivium.objectives import Objective, task_kinds
+from trivium.presets import catalogue
+from trivium.presets.facts import preset_facts
 from trivium.train import defaults
-from trivium.train.recipe import Recipe
+from trivium.train.recipe import LABELLED_KEYS, TEXT_KEYS, Recipe
 from trivium.train.recipe_loading import load_recipe, shipped_recipes
 
 DOCS = Path(__file__).parent
-COMPLETION = DOCS.parent / "src" / "trivium" / "cli" / "completion.json"
+COMMANDS = DOCS.parent / "src" / "trivium" / "cli"
 PRESETS = ("bert-mini", "modernbert-mini", "gpt2-mini", "llama-mini", "t5-mini", "bart-mini")
 NOTE = "<!-- Written by docs/make_reference.py; change the program and run `make docs`. -->"
 
@@ -74,6 +80,57 @@ def completion() -> str:
                 if option.startswith("--") and not parameter.hidden
             }
     return json.dumps(options, indent=1) + "\n"
+
+
+def preset_rows() -> str:
+    """src/trivium/cli/presets.json: the facts of every preset, one preset per line."""
+    rows = [json.dumps(preset_facts(name, preset)) for name, preset in catalogue.items()]
+    return "[\n" + ",\n".join(rows) + "\n]\n"
+
+
+def keys() -> str:
+    """src/trivium/cli/keys.json: the keys of tasks with their help, and the keys of recipes."""
+    recipe = dict.fromkeys(key.name for key in list_keys(Recipe))
+    stored = {
+        "tasks": {
+            kind: [
+                [key.name, _key_help(key)]
+                for key in list_keys(Objective.kinds[kind])
+                if key.name != "kind"
+            ]
+            for kind in task_kinds()
+        },
+        "recipe": [name for name in recipe if not name.startswith("mix.")],
+        "text_only": TEXT_KEYS,
+        "labelled_only": LABELLED_KEYS,
+    }
+    return json.dumps(stored, indent=1) + "\n"
+
+
+def _key_help(key: Key) -> str:
+    unset = key.default is False or key.default in (None, "", "none", ())
+    default = "" if unset else f" [default: {key.default}]"
+    return f"{key.description[:1].upper()}{key.description[1:]}.{default}"
+
+
+def topics() -> str:
+    """src/trivium/cli/topics.json: the docstring and the parameters of every topic's function."""
+    outlines = {}
+    for name in topic_names():
+        function = load_topic(name).explain
+        parameters = inspect.signature(function, eval_str=True).parameters.values()
+        outlines[name] = {
+            "help": inspect.getdoc(function),
+            "parameters": {
+                one.name: [inspect.formatannotation(one.annotation), one.default]
+                for one in parameters
+            },
+        }
+    return json.dumps(outlines, indent=1) + "\n"
+
+
+STORED = {"topics": topics, "keys": keys, "presets": preset_rows, "completion": completion}
+"""JSON file of the command line -> the function that makes it; completion reads the others."""
 
 
 def recipe_keys() -> str:
@@ -306,9 +363,10 @@ def names(language: str) -> str:
 
 
 if __name__ == "__main__":
+    for file, make in STORED.items():
+        (COMMANDS / f"{file}.json").write_text(make(), encoding="utf-8")
     for language in ("en", "zh"):
         page = DOCS / "book" / language / "names.md"
         page.write_text(names(language), encoding="utf-8")
     (DOCS / "cli.md").write_text(command_line(), encoding="utf-8")
-    COMPLETION.write_text(completion(), encoding="utf-8")
     (DOCS / "recipe.md").write_text(recipe_keys(), encoding="utf-8")

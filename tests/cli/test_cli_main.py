@@ -81,6 +81,46 @@ def test_a_shell_completes_commands_options_and_files_without_torch():
         assert (done.stdout.strip(), done.stderr) == (expected, "")
 
 
+def test_help_and_wrong_usage_of_every_command_do_not_import_torch():
+    """All in one interpreter, which ends at the first command that imports it."""
+    assert {name.split()[0] for name in COMMANDS} == cli.commands().keys()
+    usages = [(0, [*name.split(), "--help"]) for name in [*cli.commands(), *COMMANDS]]
+    usages += [(2, [*name.split(), "--no-such-option"]) for name in COMMANDS]
+    usages += [(2, [*name.split(), "--learning-rate", "1"]) for name in COMMANDS]
+    required = {name for name in COMMANDS if any(one.required for one in COMMANDS[name].params)}
+    usages += [(2, name.split()) for name in sorted(required)]
+    code = f"""
+import sys
+from trivium.cli import main
+for code, arguments in {usages}:
+    assert main(arguments) == code, arguments
+    assert "torch" not in sys.modules, arguments
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "text"),
+    [
+        ("presets", 0, "bert-base"),
+        ("presets llama --json", 0, '"parameters": 6738415616'),
+        ("presets lamma-7b", 1, 'Did you mean "llama-7b"?'),
+        ("explain", 0, "byte-level BPE"),
+        ("finetune tagging --help", 0, "objective.repair_iob"),
+        ("encode", 2, "Did you mean `trivium tokenizer encode`?"),
+        ("generate m --top-kk 3", 2, "Did you mean --top-k?"),
+        ("pretrain m --learning-rate 3", 2, "--set optimizer.lr=VALUE"),
+    ],
+)
+def test_what_is_stored_of_the_package_is_shown_without_torch(arguments, code, text):
+    program = "import sys; from trivium.cli import main; print(main(), 'torch' in sys.modules)"
+    command = [sys.executable, "-c", program, *arguments.split()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == f"{code} False"
+    assert text in done.stdout + done.stderr
+
+
 def test_every_command_has_help_with_examples(capsys):
     assert cli.commands().keys() >= {"pretrain", "generate", "serve"}
     for command, (_, line) in cli.commands().items():
@@ -333,6 +373,38 @@ importlib.import_module = import_module
 sys.exit(cli.main(["presets", "--help"]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "answer m q --context c", "chat m", "check {file}", "classify m a", "embed m a",
+        "eval m {file}", "explain norm", "export m {out}", "fill-mask m a",
+        "finetune classification --model m --data {file} --out {out}", "generate m a",
+        "import m {out}", "plan gpt2", "predict m {file} --out {out}", "presets gpt2 --spec",
+        "pretrain gpt2 --data {file} --out {out}", "prompt m {file}", "quickstart --out {out}",
+        "score m a", "serve m", "tag m a", "translate m a",
+    ],
+)  # fmt: skip
+def test_an_interrupt_while_torch_is_imported_is_not_swallowed(arguments, tmp_path):
+    (tmp_path / "a.txt").write_text("A text.")
+    code = """
+import os, signal, sys
+from trivium import cli
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            try:
+                os.kill(os.getpid(), signal.SIGINT)
+                for _ in range(10): pass
+            except KeyboardInterrupt:
+                print("swallowed")
+sys.meta_path.insert(0, Finder())
+sys.exit(cli.main())
+"""
+    words = arguments.format(file=tmp_path / "a.txt", out=tmp_path / "out").split()
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted\n")
 
 

@@ -93,10 +93,8 @@ def load_command(name: str) -> Any:
     _, _, examples = str(module.__doc__).partition("\n\n")
     if hasattr(module, "app"):
         group: Any = typer.main.get_command(module.app)
-        inside = getattr(group, "commands", {})
-        if isinstance(inside, dict):  # another mapping imports them one by one
-            for inner, command in inside.items():
-                add_examples(command, f"{name} {inner}", examples)
+        for inner, command in getattr(group, "commands", {}).items():
+            _add_examples(command, f"{name} {inner}", examples)
         return group
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     decorate = single.command(name, cls=getattr(module, "Command", None), epilog=examples)
@@ -130,7 +128,7 @@ def interrupts_exit() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
-def add_examples(command: Any, name: str, examples: str) -> None:
+def _add_examples(command: Any, name: str, examples: str) -> None:
     """End the help of a command inside another with those of the examples that name it."""
     own = [one for one in examples.split("\n\n") if f" {name} " in f"{one} "]
     command.epilog = "\n\n".join(["Examples:", *own]) if own else None

@@ -82,9 +82,8 @@ def translate_help(command: Any, *names: str) -> Any:
         command: of click.
         names: those of the command, such as "tokenizer", "train"; none of the program itself.
     """
-    inside = getattr(command, "commands", {})
-    for name in inside if isinstance(inside, dict) else ():  # others come when asked for
-        translate_help(inside[name], *names, name)
+    for name, inner in getattr(command, "commands", {}).items():
+        translate_help(inner, *names, name)
     command.context_class = HelpContext
     if terminal_language() == "en":
         return command

@@ -12,51 +12,34 @@ Examples:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Annotated, Any
+import pathlib
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 from typer.core import TyperGroup
 
-from trivium.cli import add_examples, described
-from trivium.cli._help import translate_help
+from trivium.cli import described, interrupts_exit, stored
 from trivium.cli._shared import print_json
-from trivium.explain import load_topic, topic_names
-from trivium.explain.page import Page, say
+from trivium.explain import load_topic, topic_names, topic_summary
+from trivium.explain.page import say
 from trivium.messages import Language, terminal_language
 
-
-class _TopicCommands(Mapping[str, Any]):
-    """Topic -> its command, imported when it is asked for."""
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(topic_names())
-
-    def __len__(self) -> int:
-        return len(topic_names())
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in topic_names():
-            raise KeyError(name)
-        topic = load_topic(name)
-        single = typer.Typer(add_completion=False, rich_markup_mode=None)
-        summary = say(topic.SUMMARY, terminal_language())
-        single.command(name, short_help=summary)(_command(topic.explain))
-        command = typer.main.get_command(single)
-        add_examples(command, f"explain {name}", str(__doc__).partition("\n\n")[2])
-        return command
+_NAMES = {"Literal": Literal, "pathlib": pathlib}
+"""Names in the annotations of topics, which are stored as text."""
 
 
 class _TopicGroup(TyperGroup):
+    """The topics as commands, built from what is stored of them; a topic is imported when it runs."""
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.commands: Any = _TopicCommands()
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of a topic, in the reader's language."""
-        command = super().get_command(ctx, cmd_name)
-        return None if command is None else translate_help(command, "explain", cmd_name)
+        topics = typer.Typer(add_completion=False, rich_markup_mode=None)
+        for name, outline in stored("topics").items():
+            summary = say(topic_summary(name), terminal_language())
+            topics.command(name, short_help=summary)(_command(name, **outline))
+        self.commands |= typer.main.get_command(topics).commands
 
 
 app = typer.Typer(
@@ -71,7 +54,9 @@ _LANGUAGE = Annotated[
     Language | None,
     typer.Option(help="English or Chinese.", show_default="the terminal's"),
 ]
-_HTML = Annotated[Path | None, typer.Option(help="Write the page with pictures to this file.")]
+_HTML = Annotated[
+    pathlib.Path | None, typer.Option(help="Write the page with pictures to this file.")
+]
 
 
 @app.callback()
@@ -80,12 +65,18 @@ def explain(context: typer.Context, language: _LANGUAGE = None) -> None:
     if context.invoked_subcommand is None:
         width = max(map(len, topic_names()))
         for name in topic_names():
-            summary = say(load_topic(name).SUMMARY, language or terminal_language())
+            summary = say(topic_summary(name), language or terminal_language())
             typer.echo(f"{name:<{width}}  {summary}")
 
 
-def _command(topic: Callable[..., Page]) -> Callable[..., None]:
-    """A topic as a command: its first parameter is an argument, others are options."""
+def _command(name: str, help: str, parameters: Mapping[str, Any]) -> Callable[..., None]:
+    """A topic as a command: its first parameter is an argument, others are options.
+
+    Args:
+        name: The topic.
+        help: The docstring of its function.
+        parameters: The annotation and the default of each parameter, by name.
+    """
 
     def command(
         *,
@@ -94,7 +85,9 @@ def _command(topic: Callable[..., Page]) -> Callable[..., None]:
         as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
         **options: Any,
     ) -> None:
-        page = topic(**{name: value for name, value in options.items() if value is not None})
+        with interrupts_exit():
+            topic = load_topic(name)
+        page = topic.explain(**{key: value for key, value in options.items() if value is not None})
         language = language or terminal_language()
         if html is not None:
             html.parent.mkdir(parents=True, exist_ok=True)
@@ -105,11 +98,18 @@ def _command(topic: Callable[..., Page]) -> Callable[..., None]:
         else:
             typer.echo(page.text(language))
 
-    own = list(inspect.signature(topic, eval_str=True).parameters.values())
-    if own:
-        own[0] = own[0].replace(annotation=Annotated[own[0].annotation, typer.Argument()])
-    keyword = [one.replace(kind=one.KEYWORD_ONLY) for one in own]
+    annotations = {key: annotation for key, (annotation, _) in parameters.items()}
+    kinds = get_type_hints(SimpleNamespace(__annotations__=annotations), _NAMES)
+    if kinds:
+        first = next(iter(kinds))
+        kinds[first] = Annotated[kinds[first], typer.Argument()]
+    own = [
+        inspect.Parameter(
+            key, inspect.Parameter.KEYWORD_ONLY, annotation=kinds[key], default=default
+        )
+        for key, (_, default) in parameters.items()
+    ]
     *shared, _ = inspect.signature(command, eval_str=True).parameters.values()
-    command.__signature__ = inspect.Signature([*keyword, *shared])  # type: ignore[attr-defined]
-    command.__doc__ = topic.__doc__
+    command.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    command.__doc__ = help
     return described(command)

@@ -49,7 +49,7 @@ from trivium.data.python_data import PathList
 from trivium.messages import translated
 
 _TASKS = stored("keys")["tasks"]
-"""Task -> its keys, and what each does."""
+"""Task -> its keys, each with its help."""
 
 
 class Command(TyperCommand):
@@ -66,8 +66,8 @@ class Command(TyperCommand):
         if self._task is None:
             return
         keys = _TASKS[self._task]
-        with formatter.section(translated("finetune.keys", task=self._task, key=next(iter(keys)))):
-            formatter.write_dl([(f"objective.{key}", text) for key, text in keys.items()])
+        with formatter.section(translated("finetune.keys", task=self._task, key=keys[0][0])):
+            formatter.write_dl([(f"objective.{key}", text) for key, text in keys])
 
 
 @opt.with_options(ReadOptions, exclude=["separator", "text_field"], unset="{}")
