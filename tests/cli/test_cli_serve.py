@@ -8,7 +8,7 @@ import pytest
 from counting_models import counting_model
 
 from trivium.cli import main
-from trivium.cli import serve as command
+from trivium.serve import app, server
 from trivium.serve.limits import Limits
 
 
@@ -27,7 +27,7 @@ def started(monkeypatch):
         calls.append((listening.getsockname(), app.registry.limits))
         ready()
 
-    monkeypatch.setattr(command, "run", run)
+    monkeypatch.setattr(server, "run", run)
     monkeypatch.delenv("TRIVIUM_API_KEY", raising=False)
     return calls
 
@@ -69,7 +69,7 @@ def test_a_port_that_is_taken_is_found_before_models_are_read(folder, capsys, mo
     def create_app(*_, **options):
         raise AssertionError("the app is built first")
 
-    monkeypatch.setattr(command, "create_app", create_app)
+    monkeypatch.setattr(app, "create_app", create_app)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert main(["serve", str(folder), "--port", port]) == 1

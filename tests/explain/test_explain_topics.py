@@ -67,6 +67,7 @@ def test_every_text_is_used_and_its_languages_have_the_same_fields():
     }
     source = "".join(file.read_text("utf-8") for file in folder.rglob("*.py"))
     used = {*re.findall(r'bilingual\(\s*"([\w.]+)"', source)}
+    used |= {f"{name.replace('-', '_')}.summary" for name in topic_names()}
     used |= {f"replaced_token.{name}" for name in replaced_token._COLUMNS}
     assert used == known.keys()
     for name, (english, chinese) in known.items():

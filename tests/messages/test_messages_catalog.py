@@ -10,6 +10,7 @@ import re
 import string
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -185,7 +186,12 @@ def help_texts() -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
     """Every text of help: where it is, its English, and the tables and names it may be under."""
     for name, (_, line) in cli.commands().items():
         yield name, line, [(name, "summary")]
-    for name, command in [("trivium", typer.main.get_command(cli.app)), *cli._load_all()]:
+    every: dict[str, Any] = {"trivium": typer.main.get_command(cli.app)}
+    for name in cli.commands():
+        every[name] = cli.load_command(name)
+        for inner, command in getattr(every[name], "commands", {}).items():
+            every[f"{name} {inner}"] = command
+    for name, command in every.items():
         tables = [name, *name.split()[:-1]]
         yield name, command.help or "", [(name, "about")]
         for one in command.params:

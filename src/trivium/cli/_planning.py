@@ -12,7 +12,6 @@ import typer
 from trivium.adapt import count_parameters
 from trivium.cli._shared import print_json, short_count
 from trivium.cli._tables import TextTable, new_table, print_table
-from trivium.cli.plan import OnGPUs
 from trivium.cli.presets import shape_cells
 from trivium.errors import RecipeError
 from trivium.gpus import find_gpu
@@ -34,15 +33,26 @@ _LONGEST = 8192  # tokens of a row; longer ones are for the end of training
 _BATCH = 2.0**19  # tokens of a step where a paper does not say
 
 
-def print_plan(name: str, changes: Sequence[str], options: OnGPUs, *, as_json: bool) -> None:
+def print_plan(
+    name: str,
+    changes: Sequence[str],
+    *,
+    gpus: int | None,
+    gpu: str,
+    tokens: float | None,
+    batch_tokens: float | None,
+    length: int | None,
+    tokens_per_second_per_gpu: float | None,
+    as_json: bool,
+) -> None:
     """Print the plan of a preset, of a recipe, or of every size of a family."""
     sizes, state = {} if changes or is_own_size(name) else _published(name), dict[str, Any]()
     if not sizes:
         sizes[name], state = _of_recipe(name, changes)
     plans = []
     for label, size in sizes.items():
-        total, row = options.tokens or size.tokens or 0.0, options.length or size.context
-        step = options.batch_tokens or size.batch
+        total, row = tokens or size.tokens or 0.0, length or size.context
+        step = batch_tokens or size.batch
         if not row or not step:
             examples = {"--length 512": row, "--batch-tokens 16e3": step}
             raise RecipeError(
@@ -50,19 +60,18 @@ def print_plan(name: str, changes: Sequence[str], options: OnGPUs, *, as_json: b
                 "labelled examples only the data does: give "
                 f"{' '.join(one for one, value in examples.items() if not value)}, for instance."
             )
-        work = Workload(size.spec, row, step, find_gpu(options.gpu), options.gpus or 1, **state)
-        work = fewest_gpus(work) if options.gpus is None else work
-        rate = options.tokens_per_second_per_gpu
-        plans.append(plan_training(label, work, total, measured=rate))
+        work = Workload(size.spec, row, step, find_gpu(gpu), gpus or 1, **state)
+        work = fewest_gpus(work) if gpus is None else work
+        plans.append(plan_training(label, work, total, measured=tokens_per_second_per_gpu))
     if as_json:
         facts = [one.to_dict() for one in plans]
         print_json(facts[0] if len(facts) == 1 else facts)
     elif len(plans) == 1:
-        _show_plan(plans[0], options.gpu, sizes[plans[0].name])
+        _show_plan(plans[0], gpu, sizes[plans[0].name])
     else:
         print_table(_family_table(plans, sizes))
         left_out = translated("plan.left_out")
-        typer.echo("\n" + translated("plan.on_gpu", gpu=options.gpu, left_out=left_out))
+        typer.echo("\n" + translated("plan.on_gpu", gpu=gpu, left_out=left_out))
 
 
 def _published(name: str) -> dict[str, Preset]:

@@ -31,7 +31,7 @@ _NAMES = {"Literal": Literal, "pathlib": pathlib}
 
 
 class _TopicGroup(TyperGroup):
-    """The topics as commands, built from what is stored of them; a topic is imported when it runs."""
+    """The topics as commands, which are stored; a topic is imported when its command runs."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -39,7 +39,8 @@ class _TopicGroup(TyperGroup):
         for name, outline in stored("topics").items():
             summary = say(topic_summary(name), terminal_language())
             topics.command(name, short_help=summary)(_command(name, **outline))
-        self.commands |= typer.main.get_command(topics).commands
+        group: Any = typer.main.get_command(topics)
+        self.commands |= group.commands
 
 
 app = typer.Typer(

@@ -29,7 +29,7 @@ from trivium.gpus import GPUS
 
 
 @dataclass(frozen=True)
-class OnGPUs:
+class _OnGPUs:
     """The options of a plan on GPUs, in addition to the model."""
 
     gpus: int | None = option(None, "number of GPUs", unset="the fewest that suffice", min=1)
@@ -52,7 +52,7 @@ class OnGPUs:
     )
 
 
-@opt.with_options(OnGPUs)
+@opt.with_options(_OnGPUs)
 def plan(
     name: Annotated[str, typer.Argument(metavar="PRESET_OR_RECIPE")],
     this_machine: bool = False,
@@ -75,7 +75,6 @@ def plan(
         data: With --this-machine: the text, whose amount decides the size of the vocabulary.
         as_json: Print one JSON object.
     """
-    options = OnGPUs(**on_gpus)
     unused = [name.replace("_", "-") for name in opt.only_set({**on_gpus, "gpu": None})]
     if this_machine and unused:
         raise RecipeError(
@@ -91,4 +90,4 @@ def plan(
         paths = [f"data.paths={json.dumps(data)}"] if data else []
         print_forecast(name, [*(changes or ()), *paths], as_json=as_json)
     else:
-        print_plan(name, changes or (), options, as_json=as_json)
+        print_plan(name, changes or (), **on_gpus, as_json=as_json)
