@@ -2,8 +2,8 @@
 
 A topic is one module of `topics/`: its function `explain` takes a reader's own text or model where
 that makes sense, and returns a `Page`. Its first parameter is what stands first on a command line.
-The text `summary` of its table in `texts.toml` is its line in the list of topics. `make docs` writes
-its options to `cli/topics.json`; no other list names it.
+The text `summary` of its table in `texts.toml` is its line in the list of topics. `make docs`
+writes its options to `cli/topics.json`; no other list names it.
 
 >>> from trivium.explain import explain
 >>> print(explain("norm", vector=[1, 2, 3]).text())  # doctest: +ELLIPSIS
