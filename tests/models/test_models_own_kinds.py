@@ -11,7 +11,6 @@ from own_kinds import own_kinds
 from small_models import MAX_LENGTH, SPECS, VOCABULARY, WIDTH, random_ids, random_model
 
 from trivium import nn, spec
-from trivium.errors import SpecError
 from trivium.models import build
 from trivium.nn.mixers import MixerModule
 from trivium.nn.positions import PositionsModule, distances

@@ -280,7 +280,10 @@ class TransformerStack(nn.Module):
             mixing, crossing = prepared[first]
             layer, runs = replace(own, prepared=mixing, cross_prepared=crossing), (here,)
             if late_positions is not None and i == last:
-                layer, runs = replace(layer, prepared=replace(mixing, seen=x)), (before_last, here)
+                layer, runs = (
+                    replace(layer, prepared=replace(mixing, source=x)),
+                    (before_last, here),
+                )
                 x = x + late_positions(context.positions).to(x.dtype)
             for each in runs:
                 x, loss = block(x, each, layer)

@@ -135,13 +135,13 @@ class Attention(Mixer):
 class Prepared:
     """What the layers with equal attention share in a pass: the mask, and what positions made.
 
-    `seen` [B, T, D] is what keys and values are made of, if not of the input of the layer
+    `source` [B, T, D] is what keys and values are made of, if not of the input of the layer
     (DeBERTa's mask decoder).
     """
 
     mask: Mask
     positions: Any = None
-    seen: Tensor | None = None
+    source: Tensor | None = None
 
 
 class AttentionModule(MixerModule):
@@ -275,7 +275,7 @@ class AttentionModule(MixerModule):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Turned queries [B, N, T, H] and keys, and values [B, K, S, H], of one precision."""
         query = self.positions.turn(self._queries(x), prepared.positions)
-        seen = x[:, : context.num_keys] if prepared.seen is None else prepared.seen
+        seen = x[:, : context.num_keys] if prepared.source is None else prepared.source
         key, value = self.project(seen)
         key = self.positions.turn(key, prepared.positions)
         if context.span is not None and state is not None:
