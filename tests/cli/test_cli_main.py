@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import types
@@ -406,6 +407,20 @@ sys.exit(cli.main())
     words = arguments.format(file=tmp_path / "a.txt", out=tmp_path / "out").split()
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted\n")
+
+
+@pytest.mark.parametrize("module", ["shutil", "typer", "trivium.cli", "trivium.messages"])
+def test_an_interrupt_from_the_first_imports_on_prints_no_traceback(module):
+    """Python tells which modules are imported; the signal is sent after one of them."""
+    command = [sys.executable, "-X", "importtime", "-m", "trivium", "quickstart", "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None and process.stdout is not None
+        imported = (line.decode().rpartition("|")[2].strip() for line in process.stderr)
+        assert module in imported
+        process.send_signal(signal.SIGINT)
+        rest = process.stderr.read().decode()
+        assert (process.wait(60), process.stdout.read()) == (130, b"")
+    assert "Traceback" not in rest and "KeyboardInterrupt" not in rest
 
 
 WORK = {

@@ -21,12 +21,9 @@ import io
 import json
 import os
 import re
-import signal
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
@@ -36,9 +33,10 @@ from typer.core import TyperCommand, TyperGroup
 import trivium
 from trivium.cli._help import HelpContext, translate_help
 from trivium.errors import TriviumError, did_you_mean
+from trivium.interrupts import INTERRUPTED, interrupts_exit
 from trivium.messages import Language
 
-INTERRUPTED, OUTPUT_CLOSED = 130, 141
+OUTPUT_CLOSED = 141
 
 UsageError: Any = typer.BadParameter.__base__
 """Wrong usage: Typer carries a copy of click and exports its subclasses only."""
@@ -100,32 +98,6 @@ def load_command(name: str) -> Any:
     decorate = single.command(name, cls=getattr(module, "Command", None), epilog=examples)
     decorate(described(getattr(module, path.rpartition(".")[2])))
     return typer.main.get_command(single)
-
-
-@contextmanager
-def interrupts_exit() -> Iterator[None]:
-    """Exit at once with 130 on Ctrl-C while modules are imported.
-
-    A KeyboardInterrupt in the middle of an import can be swallowed by a C callback, or leave a
-    module half imported, so that the program goes on and fails later.
-    """
-
-    def leave(*_: object) -> None:
-        os.write(2, b"\ninterrupted\n")
-        os._exit(INTERRUPTED)
-
-    handler = signal.getsignal(signal.SIGINT)
-    if (
-        handler is not signal.default_int_handler
-        or threading.current_thread() is not threading.main_thread()
-    ):
-        yield
-        return
-    signal.signal(signal.SIGINT, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
 
 
 def _add_examples(command: Any, name: str, examples: str) -> None:

@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 import typer
 
 import trivium
-from trivium.cli import UsageError, interrupts_exit
+from trivium.cli import UsageError
 from trivium.cli._options import only_set
 from trivium.data.python_data import PathList
 from trivium.errors import DataError, shorten
+from trivium.interrupts import interrupts_exit
 from trivium.text import Tokenizer
 from trivium.text.symbols import MASK_PATTERN
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli import interrupts_exit, stored
+from trivium.cli import stored
 from trivium.cli._shared import fraction_or_paths, print_json
 from trivium.cli._tables import add_texts, new_table, print_table
 from trivium.data.checks import Finding, check_shards, check_texts
@@ -30,6 +30,7 @@ from trivium.data.shards import Shards, are_shards
 from trivium.data.sources import check_libraries, file_format
 from trivium.data.splitting import CorpusOptions
 from trivium.errors import DataError, RecipeError
+from trivium.interrupts import interrupts_exit
 from trivium.messages import padded, translated, translated_english
 from trivium.progress import labelled
 from trivium.text import Tokenizer

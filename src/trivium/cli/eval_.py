@@ -21,11 +21,12 @@ import typer
 
 import trivium
 from trivium.cli import _options as opt
-from trivium.cli import interrupts_exit, stored
+from trivium.cli import stored
 from trivium.cli._shared import load, show
 from trivium.data.sources import check_libraries, missing_paths
 from trivium.errors import DataError, TriviumError
 from trivium.files import write_json
+from trivium.interrupts import interrupts_exit
 from trivium.messages import padded, translated, translated_english
 from trivium.progress import ProgressLine
 from trivium.workflows.text_options import TextOptions

@@ -20,10 +20,11 @@ from typing import Annotated, Any, Literal, get_type_hints
 import typer
 from typer.core import TyperGroup
 
-from trivium.cli import described, interrupts_exit, stored
+from trivium.cli import described, stored
 from trivium.cli._shared import print_json
 from trivium.explain import load_topic, topic_names, topic_summary
 from trivium.explain.page import say
+from trivium.interrupts import interrupts_exit
 from trivium.messages import Language, terminal_language
 
 _NAMES = {"Literal": Literal, "pathlib": pathlib}

@@ -15,9 +15,9 @@ from typing import Annotated
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli import interrupts_exit
 from trivium.cli._shared import load
 from trivium.files import read_json
+from trivium.interrupts import interrupts_exit
 from trivium.messages import translated
 
 

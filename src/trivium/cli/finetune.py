@@ -42,10 +42,11 @@ import typer
 from typer.core import TyperCommand
 
 from trivium.cli import _options as opt
-from trivium.cli import interrupts_exit, stored
+from trivium.cli import stored
 from trivium.cli._shared import fraction_or_paths, recipe_changes, run_folder
 from trivium.data.documents import ReadOptions
 from trivium.data.python_data import PathList
+from trivium.interrupts import interrupts_exit
 from trivium.messages import translated
 
 _TASKS = stored("keys")["tasks"]

@@ -17,8 +17,8 @@ from typing import Annotated
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli import interrupts_exit
 from trivium.cli._shared import load
+from trivium.interrupts import interrupts_exit
 from trivium.messages import padded, translated
 
 

@@ -22,10 +22,10 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli import interrupts_exit
 from trivium.config import option
 from trivium.errors import RecipeError
 from trivium.gpus import GPUS
+from trivium.interrupts import interrupts_exit
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli import interrupts_exit
 from trivium.data.documents import ReadOptions
+from trivium.interrupts import interrupts_exit
 from trivium.messages import translated
 from trivium.progress import ProgressLine, labelled
 

@@ -19,10 +19,11 @@ from typing import Annotated, Any
 import tomli_w
 import typer
 
-from trivium.cli import interrupts_exit, stored
+from trivium.cli import stored
 from trivium.cli._shared import print_json, short_count
 from trivium.cli._tables import add_texts, new_table, print_table
 from trivium.errors import SpecError, did_you_mean_size
+from trivium.interrupts import interrupts_exit
 from trivium.messages import translated
 
 _SMALL = ("-tiny", "-mini")

@@ -30,10 +30,10 @@ from typing import Annotated, Any, Literal
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli import interrupts_exit
 from trivium.cli._shared import recipe_changes, run_folder
 from trivium.data.documents import ReadOptions
 from trivium.data.python_data import PathList
+from trivium.interrupts import interrupts_exit
 
 
 @opt.with_options(ReadOptions, unset="{}")

@@ -20,11 +20,11 @@ from typing import Annotated, Any, Literal
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli import interrupts_exit
 from trivium.cli._shared import load, print_json
 from trivium.data.documents import ReadOptions
 from trivium.data.records import RecordOptions, read_records
 from trivium.errors import TriviumError
+from trivium.interrupts import interrupts_exit
 from trivium.messages import translated
 from trivium.progress import ProgressLine, counted
 

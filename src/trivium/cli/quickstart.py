@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli import interrupts_exit
+from trivium.interrupts import interrupts_exit
 
 
 def quickstart(

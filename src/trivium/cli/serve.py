@@ -24,9 +24,9 @@ from typing import Annotated, Any
 import typer
 
 from trivium.cli import _options as opt
-from trivium.cli import interrupts_exit
 from trivium.cli._shared import load
 from trivium.errors import TriviumError
+from trivium.interrupts import interrupts_exit
 from trivium.serve.limits import Limits
 
 _LOG = logging.getLogger(__name__)

@@ -1,0 +1,37 @@
+"""Ctrl-C while modules are imported; this module itself is imported before all others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+INTERRUPTED = 130  # the exit code
+
+
+@contextmanager
+def interrupts_exit() -> Iterator[None]:
+    """Exit at once with 130 on Ctrl-C while modules are imported.
+
+    A KeyboardInterrupt in the middle of an import can be swallowed by a C callback, or leave a
+    module half imported, so that the program goes on and fails later.
+    """
+
+    def leave(*_: object) -> None:
+        os.write(2, b"\ninterrupted\n")
+        os._exit(INTERRUPTED)
+
+    handler = signal.getsignal(signal.SIGINT)
+    if (
+        handler is not signal.default_int_handler
+        or threading.current_thread() is not threading.main_thread()
+    ):
+        yield
+        return
+    signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
