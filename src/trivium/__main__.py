@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 from trivium.interrupts import INTERRUPTED, interrupts_exit
@@ -14,8 +15,8 @@ def main() -> int:
     """
     try:
         with interrupts_exit():
-            from trivium.cli import main as run_program
-        return run_program()
+            program = importlib.import_module("trivium.cli")
+        return program.main()
     except KeyboardInterrupt:
         return INTERRUPTED
 

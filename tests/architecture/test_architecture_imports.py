@@ -20,10 +20,11 @@ MAY_IMPORT = {
     "files": {"remote"},
     "choice": {"errors"},
     "config": {"choice"},
+    "interrupts": set(),
     "messages": set(),
     "gpus": {"errors"},
     "progress": {"messages"},
-    "text": {"files", "config", "messages"},
+    "text": {"files", "config", "progress"},
     "data": {"text"},
     "nn": {"config"},
     "models": {"nn"},
@@ -82,7 +83,7 @@ OF_SERVE = {"fastapi", "gradio", "pandas", "prometheus_client", "starlette", "uv
 OPTIONAL_IN_SERVE = {"gradio", "trivium.serve.app", "trivium.serve.playground"}
 # These load modules by name: the first two so that the command line starts without torch, the
 # others for what is one module that no list names: kinds, presets, Hugging Face families, topics.
-BY_NAME = {"__init__.py", "cli/__init__.py", "choice.py", "explain/__init__.py"}
+BY_NAME = {"__init__.py", "__main__.py", "cli/__init__.py", "choice.py", "explain/__init__.py"}
 
 
 @dataclass(frozen=True)

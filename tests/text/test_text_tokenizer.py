@@ -8,6 +8,8 @@ import lzma
 import math
 import os
 import pickle
+import random
+import re
 import signal
 import threading
 
@@ -22,9 +24,10 @@ from tokenizers import decoders, models, pre_tokenizers
 from transformers import AutoTokenizer
 
 from trivium.errors import DataError, TokenizerError, TriviumError
-from trivium.text import Tokenizer, TokenizerConfig
+from trivium.text import Tokenizer, TokenizerConfig, trainers
 from trivium.text.reservoir import read_blocks, reservoir_sample
 from trivium.text.trainers.byte_bpe import ByteBPE
+from trivium.text.trainers.unigram import Unigram
 from trivium.text.trainers.wordpiece import WordPiece
 
 ENGLISH = [
@@ -197,21 +200,90 @@ def test_words_of_a_text_with_leading_spaces_have_their_offsets(spaced):
 
 
 @pytest.mark.parametrize("kind", SIZES)
-def test_text_without_spaces_is_announced_to_take_longer_where_it_does(kind):
-    config = Tokenizer.config_of(kind)
-    estimate = config.estimate_seconds_per_mb
-    dna = "ACGTTGCA" * 1000
-    for ordinary in ([], [""], ENGLISH):
-        assert estimate(ordinary) == pytest.approx(config.seconds_per_mb)
-    if kind != "unigram":
-        assert estimate([dna]) == config.seconds_per_mb
-        return
-    # Measured: 13 to 60 seconds per MB for DNA, as a text of one line or of many.
-    assert 25 <= estimate([dna]) <= 30
-    assert estimate(["\n".join([dna[:70]] * 9)]) == pytest.approx(estimate([dna]))
-    assert config.seconds_per_mb < estimate([*ENGLISH, dna[:300]]) < estimate([dna])
-    # A Chinese character has three bytes.
-    assert estimate(["今天天气很好" * 20]) == pytest.approx(estimate([dna]) / 3)
+def test_slow_training_is_announced_and_gives_the_same_tokenizer(kind, monkeypatch):
+    """In a text without spaces, too; here any training counts as slow."""
+    letters = random.Random(0)
+    texts = ["".join(letters.choices("ACGT", k=1000)) for _ in range(90)]
+    config = TokenizerConfig.kinds[kind]()
+    silent, notes = config.train(texts, progress=False), []
+    assert config.train(texts, progress=notes.append).to_json() == silent.to_json()
+    monkeypatch.setattr(trainers, "_SLOW_SECONDS", 0.0)
+    short = notes.copy()
+    assert config.train(texts, progress=notes.append).to_json() == silent.to_json()
+    assert re.fullmatch(r"training the tokenizer takes about \d+s", notes[len(short)])
+    assert notes[len(short) + 1 :] == short
+
+
+def timed_kind(monkeypatch, kind, seconds, needed=0):
+    """A kind whose training takes `seconds(characters, vocabulary)` on a clock that only it moves.
+
+    Its alphabet has `needed` tokens.
+    """
+    calls, clock = [], [0.0]
+    monkeypatch.setattr(trainers.time, "monotonic", lambda: clock[0])
+
+    def build(self, texts):
+        self.check_size(needed)
+        calls.append(sum(map(len, texts)))
+        clock[0] += seconds(calls[-1], self.size)
+        return tokenizers.Tokenizer(models.BPE({"a": 0}, []))
+
+    monkeypatch.setattr(kind, "build", build)
+    return kind(), calls
+
+
+def pruning_work(size, vocab_size):
+    """Reading the text once a round; a round of pruning keeps three quarters of the pieces."""
+    return size * (1 + max(0.0, math.log(size / 4 / vocab_size, 4 / 3)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "work", "needed"),
+    [
+        (ByteBPE, lambda size, _: size**0.8, 0),
+        (ByteBPE, lambda size, _: size, 0),
+        (ByteBPE, lambda size, _: size**1.2, 5000),
+        (Unigram, pruning_work, 100),
+        (Unigram, pruning_work, 5000),
+    ],
+    ids=["few new words", "linear", "many new words", "pruned", "pruned, large alphabet"],
+)
+@pytest.mark.parametrize("length", [300, 16_000])
+@pytest.mark.parametrize("size", [400_000, 4_000_000])
+def test_the_announced_time_is_right_within_a_factor_of_two(
+    size, length, kind, work, needed, monkeypatch
+):
+    texts = ["x" * length] * (size // length)
+    size = length * len(texts)
+    second = work(size, 8192) / 40
+    config, calls = timed_kind(monkeypatch, kind, lambda *of: work(*of) / second, needed)
+    notes: list[str] = []
+    config.train(texts, progress=notes.append)
+    (announced,) = re.findall(r"takes about (?:(\d+)m)?(\d+)s", "".join(notes))
+    assert 20 <= 60 * int(announced[0] or 0) + int(announced[1]) <= 80
+    assert calls[-1] == size
+    assert sum(calls[:-1]) <= size / 3
+
+
+def test_short_training_is_not_announced(monkeypatch):
+    for count, per_character in ((100, 1.0), (3000, 1e-5)):
+        config, calls = timed_kind(
+            monkeypatch, ByteBPE, lambda size, _, one=per_character: one * size
+        )
+        notes: list[str] = []
+        config.train(["x" * 100] * count, progress=notes.append)
+        assert "about" not in "".join(notes)
+        assert calls[-1] == 100 * count
+        assert sum(calls[:-1]) < 100 * count / 5
+
+
+def test_an_interrupt_while_the_time_is_estimated_is_not_swallowed(monkeypatch):
+    def interrupted(self, texts):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ByteBPE, "build", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ByteBPE().estimate_seconds(["x" * 1000] * 200)
 
 
 @pytest.mark.parametrize("kind", SIZES)

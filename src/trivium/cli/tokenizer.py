@@ -21,7 +21,6 @@ Examples:
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,7 +34,6 @@ from trivium.data.sources import check_libraries
 from trivium.errors import TokenizerError, shorten
 from trivium.messages import translated
 from trivium.text import Tokenizer
-from trivium.text.trainers import NUM_PROBED
 
 app = typer.Typer(
     add_completion=False,
@@ -89,15 +87,12 @@ def train(
         sample_bytes: Train on a sample of at most this many bytes.
     """
     check_libraries(paths)
-    config = Tokenizer.config_of(kind)
+    Tokenizer.config_of(kind)  # an error before the text is read
     documents = read_documents(paths, ReadOptions(**reading))
-    first = list(itertools.islice(documents, NUM_PROBED))
-    seconds = round(config.estimate_seconds_per_mb(document.text for document in first))
-    slow = translated("tokenizer.cost_per_mb", seconds=seconds) if seconds > 1 else ""
-    typer.echo(translated("tokenizer.training", kind=kind, slow=slow), err=True)
+    typer.echo(translated("tokenizer.training", kind=kind), err=True)
     tokenizer = Tokenizer.train(
         kind,
-        texts=(document.text for document in itertools.chain(first, documents)),
+        texts=(document.text for document in documents),
         vocab_size=vocab_size,
         special_tokens=None if special_tokens is None else special_tokens.split(),
         lowercase=lowercase,

@@ -36,17 +36,14 @@ from trivium.models.base_model import Spec
 from trivium.objectives import LabelledObjective, Objective
 from trivium.objectives.example_split import group_of, read_examples
 from trivium.objectives.policy import PolicyGradient
-from trivium.progress import ProgressLine, labelled, short_duration
+from trivium.progress import ProgressLine, labelled
 from trivium.text import Tokenizer, TokenizerConfig
-from trivium.text.trainers import NUM_PROBED
 from trivium.train import defaults
 from trivium.train.recipe import MixConfig, Recipe, TokenizerFile
 from trivium.train.recipe_loading import read_recipe, recipe_file
 from trivium.train.run_folder import RunFolder
 
 _SIDES = {"texts": "training_text", "source_texts": "sources", "target_texts": "targets"}
-# Training of a tokenizer that takes longer is announced with its time.
-_SLOW_SECONDS = 10.0
 _SAMPLED_EXAMPLES = 1000
 # Keys of `[data]` that say how text is read before it is in shards.
 _READING_KEYS = (
@@ -523,9 +520,6 @@ def _train_tokenizer(
     size = min(_num_bytes(sources, side), config.sample_bytes)
     shown = f"{size / 1e6:,.1f} MB" if size >= 100_000 else f"{size / 1e3:,.1f} kB"
     raw = [source for source in sources if not isinstance(source, TextSource)]
-    few = (text for source in raw for text in itertools.islice(source.texts(side), NUM_PROBED))
-    seconds = size / 1e6 * config.estimate_seconds_per_mb(few)
-    cost = translated("tokenizer.cost", time=short_duration(seconds))
     line.tell(
         "tokenizer",
         "tokenizer.training_on_text",
@@ -533,7 +527,6 @@ def _train_tokenizer(
         size=config.size,
         shown=shown,
         side=translated(f"side.{_SIDES[side]}"),
-        cost=cost if seconds > _SLOW_SECONDS else "",
     )
     line.update(translated("tokenizer.in_training"))
     texts = itertools.chain.from_iterable(source.texts(side) for source in raw)

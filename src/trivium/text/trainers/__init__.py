@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
+import random
 import re
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import tokenizers
@@ -18,9 +23,10 @@ from tokenizers.trainers import Trainer
 
 from trivium.choice import Choice, import_members
 from trivium.config import Config
-from trivium.errors import DataError, TokenizerError
+from trivium.errors import DataError, TokenizerError, TriviumError
 from trivium.messages import translated
-from trivium.text.reservoir import reservoir_sample
+from trivium.progress import short_duration
+from trivium.text.reservoir import cut_text, reservoir_sample
 from trivium.text.roles import add_bert_template, added_tokens, role_tokens, token_of_role
 from trivium.text.symbols import base_characters
 from trivium.text.tokenizer import Progress, Tokenizer
@@ -29,7 +35,11 @@ from trivium.text.vocabulary import Vocabulary
 SpecialTokens = Annotated[
     tuple[str, ...], Field(description="they get the first ids, in this order")
 ]
-NUM_PROBED = 100  # texts from which the time of training is estimated
+_SLOW_SECONDS = 10.0  # shorter training is not announced
+# Parts of the sample are trained on to estimate the time: the first one has `_PROBE` characters,
+# each further one is twice as large, up to 1 / `_LEAST_SHARE` of the sample, or until one is slow.
+_PROBE, _LEAST_SHARE, _PIECE = 10_000, 8, 1000
+_LONGEST_PROBE = 4.0  # seconds
 _DEFAULT_SIZE = 8192
 
 
@@ -45,6 +55,7 @@ class TokenizerConfig(TokenizerSource, ABC):
 
     size_advice: ClassVar[str] = ""  # what else helps where `vocab_size` is too small
     seconds_per_mb: ClassVar[float] = 0.5  # of training, on one core
+    prunes: ClassVar[bool] = False  # whether a large vocabulary is pruned, not a small one grown
     component_types: ClassVar[tuple[str, ...]]
     """Types of model, pre-tokenizers and decoders in `tokenizer.json` that mark the kind."""
     vocab_size: int | None = Field(
@@ -94,6 +105,9 @@ class TokenizerConfig(TokenizerSource, ABC):
         if not any(text.strip() for text in sample):
             raise DataError("There is no text to train a tokenizer on.")
         self.check_size(len(self.special_tokens) + 1)
+        say = progress if callable(progress) else partial(print, file=sys.stderr)
+        if progress is not False and (seconds := self.estimate_seconds(sample)) > _SLOW_SECONDS:
+            say(translated("tokenizer.time", time=short_duration(seconds)))
         backend = self.build(sample)
         size, notes = backend.get_vocab_size(), list(self.hints(sample))
         self.check_size(size)
@@ -105,7 +119,7 @@ class TokenizerConfig(TokenizerSource, ABC):
                 words = "tokenizer.smaller_by_coverage"
             notes.append(translated(words, size=size, wanted=self.size, coverage=coverage))
         for note in notes if progress is not False else ():
-            progress(note) if callable(progress) else print(note, file=sys.stderr)
+            say(note)
         return Tokenizer(backend)
 
     def check_size(self, needed: int) -> None:
@@ -171,13 +185,34 @@ class TokenizerConfig(TokenizerSource, ABC):
     def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
         """Train a tokenizer of the `tokenizers` library on a sample of texts."""
 
-    @classmethod
-    def estimate_seconds_per_mb(cls, texts: Iterable[str]) -> float:
-        """Return about how many seconds training takes per MB, on one core, for texts like these.
+    def estimate_seconds(self, texts: Sequence[str]) -> float:
+        """Return about how many seconds training on these texts takes on this machine.
 
-        `texts`: a few of the texts to train on.
+        Larger and larger parts of the texts are trained on. Returns 0 where training is short.
         """
-        return cls.seconds_per_mb
+        pieces = [piece for text in texts for piece in cut_text(text, _PIECE)]
+        random.Random(0).shuffle(pieces)
+        # Pruning to a smaller vocabulary takes a part as many rounds as the whole.
+        for size in (self.size // _LEAST_SHARE or 1, self.size)[not self.prunes :]:
+            with contextlib.suppress(TriviumError):  # it may not hold the alphabet
+                return self.replace(vocab_size=size)._extrapolate(pieces)
+        return 0.0
+
+    def _extrapolate(self, pieces: Sequence[str]) -> float:
+        """Return the seconds of training on all pieces, from the seconds of parts of the pieces."""
+        size, seconds, share, power = sum(map(len, pieces)), 0.0, 1, 1.0
+        for share in (2**k for k in range(20, 2, -1) if size >> k >= _PROBE):
+            before, start = seconds, time.monotonic()
+            self.build(pieces[::share])
+            seconds = time.monotonic() - start
+            if seconds * share**1.5 < _SLOW_SECONDS:
+                return 0.0
+            if before:  # measured: twice the text took 2 ** growth the time, later 2 ** power
+                growth = math.log2(seconds / before)
+                power = min(max(growth + (-0.33 if self.prunes else 0.2), 0.8), 1.6)
+            if seconds > _LONGEST_PROBE:
+                break
+        return seconds * share**power
 
     def hints(self, texts: Sequence[str]) -> tuple[str, ...]:
         """Lines for the user, where the kind does not suit the text."""

@@ -8,7 +8,7 @@ the probabilities with the removal of pieces. `trivium explain unigram` shows th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import tokenizers
@@ -20,13 +20,6 @@ from trivium.text.symbols import SCORE_DIGITS
 from trivium.text.trainers import CharacterTokenizerConfig, SpecialTokens
 
 _MAX_PIECE_LENGTH = 16  # characters, as in sentencepiece
-# Training computes once for equal words, but text without spaces has hardly any equal words.
-# Seconds per MB on one core (AMD EPYC, November 2026): English 1.4 (0.2 MB), 2.0 (2 MB) and 4.2
-# (5.6 MB); Chinese 2.2 to 3.1; DNA 13 (0.05 and 0.2 MB) to 24 (0.4 MB); 35 for protein and for
-# English without spaces. A slower machine took 60 for DNA.
-_SECONDS_WITHOUT_SPACES = 28.0  # per million characters
-_LONG_WORD = 2 * _MAX_PIECE_LENGTH  # characters
-_PROBE = 10_000  # characters of each text that the estimate reads
 
 
 class Unigram(CharacterTokenizerConfig):
@@ -41,6 +34,7 @@ class Unigram(CharacterTokenizerConfig):
     kind: Literal["unigram"] = "unigram"
     component_types: ClassVar[tuple[str, ...]] = ("Unigram",)
     seconds_per_mb: ClassVar[float] = 8.0
+    prunes: ClassVar[bool] = True
     special_tokens: SpecialTokens = TEXT_SPECIALS
     sample_bytes: int = Field(
         30_000_000,
@@ -51,19 +45,6 @@ class Unigram(CharacterTokenizerConfig):
     keep: float = Field(
         0.75, gt=0, lt=1, description="share of the pieces that each round of pruning keeps"
     )
-
-    @classmethod
-    def estimate_seconds_per_mb(cls, texts: Iterable[str]) -> float:
-        """Return about how many seconds training takes per MB; more for text without spaces."""
-        seconds = size = 0.0
-        for word in (word for text in texts for word in text[:_PROBE].split()):
-            num_bytes = len(word.encode("utf-8", errors="replace"))
-            is_long = len(word) > _LONG_WORD
-            size += num_bytes
-            seconds += (
-                _SECONDS_WITHOUT_SPACES * len(word) if is_long else (cls.seconds_per_mb * num_bytes)
-            )
-        return seconds / size if size else cls.seconds_per_mb
 
     def build(self, texts: Sequence[str]) -> tokenizers.Tokenizer:
         """Learn pieces and their probabilities."""
