@@ -365,3 +365,93 @@ def test_an_encoder_without_a_template_reads_what_the_class_adds(family, tokeniz
     add_document_tokens(read).save(tmp_path / "exported")
     exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
     assert [exported(text)["input_ids"] for text in texts] == [each.ids for each in inputs]
+
+
+MAPPED_CLASSES = transformers.models.auto.tokenization_auto.TOKENIZER_MAPPING_NAMES.values()
+ALL_CLASSES = sorted(
+    {name.removesuffix("Fast") for name in MAPPED_CLASSES if name} | {*BERT_CLASSES}
+)
+# Ids of pieces that these classes expect.
+PIECES: dict[str, dict[str, Any]] = {
+    "AlbertTokenizer": {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1},
+    "PegasusTokenizer": {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
+    "T5Tokenizer": {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
+}
+AS_WRITTEN = {"normalization_rule_name": "identity", "remove_extra_whitespaces": False}
+
+
+def write_vocabulary(folder: Path, form: str, name: str) -> dict[str, Any]:
+    """Write a vocabulary without `tokenizer.json`. Returns the options, as in released folders."""
+    if form == "vocab.txt":
+        (folder / form).write_text("\n".join(train("wordpiece").tokens), encoding="utf-8")
+    elif form == "merges.txt":
+        specials = SPECIALS[:4] if name == "GPT2Tokenizer" else SPECIALS
+        train("byte-bpe", specials).backend.model.save(str(folder))
+    elif name == "LlamaTokenizer":
+        file = folder / "tokenizer.model"
+        save_sentencepiece(file, "bpe", vocab_size=317, byte_fallback=True, **AS_WRITTEN)
+        return write_options(folder, tokenizer_class=name, add_bos_token=True)
+    else:
+        symbols = "[CLS],[SEP],[MASK]"
+        ids = PIECES.get(name, {})
+        save_sentencepiece(folder / form, "unigram", control_symbols=symbols, **ids)
+    return write_options(folder, tokenizer_class=name)
+
+
+@pytest.mark.parametrize("form", ["vocab.txt", "merges.txt", "spiece.model"])
+@pytest.mark.parametrize("name", ALL_CLASSES)
+def test_every_class_of_transformers_is_read_as_there_or_refused_by_name(name, form, tmp_path):
+    options = write_vocabulary(tmp_path, form, name)
+    refused = ""
+    try:
+        read = read_tokenizer(tmp_path, options)
+    except TokenizerError as error:
+        refused = str(error)
+    if refused:
+        assert name in refused
+        return
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in SAMPLES[:4]:
+        assert list(read.encode(text).ids) == theirs(text)["input_ids"], text
+
+
+def test_the_classes_that_are_read_without_a_tokenizer_json(tmp_path):
+    """The others are refused: the test above would pass if all of them were."""
+    files = {"vocab.txt": [*BERT_CLASSES]}
+    files["merges.txt"] = ["BartTokenizer", "GPT2Tokenizer", "LEDTokenizer", "RobertaTokenizer"]
+    files["spiece.model"] = [f"{one}Tokenizer" for one in ("Albert", "BigBird", "Llama", "T5")]
+    for form, names in files.items():
+        for name in names:
+            folder = tmp_path / form / name
+            folder.mkdir(parents=True)
+            assert read_tokenizer(folder, write_vocabulary(folder, form, name)) is not None
+
+
+# They put tokens around a text that are not in the `tokenizer.json` that they save.
+WITH_OWN_TEMPLATES = ("RemBertTokenizer", "SeamlessM4TTokenizer")
+
+
+@pytest.mark.parametrize("name", [one for one in ALL_CLASSES if one not in WITH_OWN_TEMPLATES])
+def test_the_tokenizer_json_that_a_class_saves_is_read_as_there(name, tmp_path):
+    kind = transformers.models.auto.tokenization_auto.tokenizer_class_from_name(name)
+    if kind is None or not issubclass(kind, transformers.PreTrainedTokenizerFast):
+        pytest.skip("no class of the library `tokenizers`")
+    file = kind.vocab_files_names.get("vocab_file", "spiece.model")
+    form = file if file.endswith((".txt", ".model")) else "merges.txt"
+    write_vocabulary(tmp_path, form, name)
+    try:
+        theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+        expected = [theirs(text)["input_ids"] for text in SAMPLES]
+    except Exception as error:
+        pytest.skip(f"transformers cannot read this folder: {error}")
+    theirs.save_pretrained(tmp_path / "saved")
+    options = json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text("utf-8"))
+    refused = ""
+    try:
+        read = read_tokenizer(tmp_path / "saved", options)
+    except TokenizerError as error:
+        refused = str(error)
+    if refused:
+        assert name in refused
+        return
+    assert [list(read.encode(text).ids) for text in SAMPLES] == expected

@@ -88,11 +88,10 @@ def train(
     """
     check_libraries(paths)
     Tokenizer.config_of(kind)  # an error before the text is read
-    documents = read_documents(paths, ReadOptions(**reading))
     typer.echo(translated("tokenizer.training", kind=kind), err=True)
     tokenizer = Tokenizer.train(
         kind,
-        texts=(document.text for document in documents),
+        texts=(document.text for document in read_documents(paths, ReadOptions(**reading))),
         vocab_size=vocab_size,
         special_tokens=None if special_tokens is None else special_tokens.split(),
         lowercase=lowercase,

@@ -30,15 +30,6 @@ _SURROUNDINGS: Mapping[str, tuple[str | None, str | None]] = {
     "LlamaTokenizer": ("bos", None),
     "T5Tokenizer": (None, "eos"),
 }
-# Classes that split text into words by a program or a dictionary that their files do not contain.
-_SEGMENTERS: Mapping[str, str] = {
-    "BertJapaneseTokenizer": "MeCab, Sudachi or Juman++",
-    "CpmAntTokenizer": "jieba",
-    "CpmTokenizer": "jieba",
-    "FlaubertTokenizer": "Moses",
-    "RoFormerTokenizer": "jieba",
-    "XLMTokenizer": "Moses",
-}
 # Classes that build BERT's normalizer from their options; subclasses without an `__init__` of their
 # own, such as ConvBertTokenizer, keep that of a `tokenizer.json`.
 BERT_CLASSES = (
@@ -53,6 +44,12 @@ BERT_CLASSES = (
 # Classes that read texts with the template of a `tokenizer.json`, also where it has none; other
 # classes have their own template.
 _GENERIC = ("GPT2Tokenizer", "LlamaTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
+# Classes of which these files say all; other classes split text, or number tokens, by own rules.
+_KNOWN_CLASSES = {"vocab.txt": BERT_CLASSES, ".model": (*_SURROUNDINGS,)}
+# Classes that split text into words by a program or a dictionary that a `tokenizer.json` lacks.
+_SEGMENTERS = frozenset(
+    f"{name}Tokenizer" for name in ("BertJapanese", "CpmAnt", "Cpm", "Flaubert", "RoFormer", "XLM")
+)
 _NONE = (None, None)
 _MOST_SENTINELS = 10_000
 
@@ -76,18 +73,19 @@ def read_tokenizer(
             encoder reads the ids that `transformers` gives it, and not those of documents.
 
     Raises:
-        TokenizerError: a file that cannot be read, or a `merges.txt` of a family that splits text
-            in a way that is not known.
+        TokenizerError: a file that cannot be read, or that does not contain all rules of its class.
     """
     source = find_file(folder)
     if source is None:
         return None
     kind = str(options.get("tokenizer_class") or tokenizer_class).removesuffix("Fast")
-    if kind in _SEGMENTERS:
+    known = _KNOWN_CLASSES.get(source.name, _KNOWN_CLASSES.get(source.suffix, (kind,)))
+    if kind in _SEGMENTERS or kind not in ("", "PreTrainedTokenizer", *known):
+        saved = "" if kind in _SEGMENTERS else "save it with transformers as tokenizer.json, or "
         raise TokenizerError(
-            f"{folder}: {kind} splits text into words with {_SEGMENTERS[kind]}, which is not "
-            "supported: its ids would differ from those that the model was trained on. Encode the "
-            "texts with transformers, and give the ids."
+            f"{folder}: {kind} has rules that {source.name} does not contain: its ids would differ "
+            f"from those that the model was trained on. To use it, {saved}encode the texts with "
+            "transformers and give the ids."
         )
     backend = Tokenizer.load(source, lowercase=lowercase).backend
     usual = _NONE

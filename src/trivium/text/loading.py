@@ -29,7 +29,7 @@ FORMATS = "tokenizer.json, vocab.txt, vocab.json with merges.txt, *.model or *.t
 _CONFIG = "tokenizer_config.json"
 # Families whose vocab.json and merges.txt are GPT-2's kind of byte-level BPE; others (CLIP, Qwen,
 # CTRL, GPT-1) have the same files and other splits.
-_GPT2_FAMILIES = ("gpt2", "roberta", "bart", "longformer", "opt", "gpt_neo", "gptneo", "led")
+_GPT2_FAMILIES = ("gpt2", "roberta", "bart", "longformer", "opt", "gpt_neo", "led")
 
 
 def load_backend(
@@ -163,7 +163,7 @@ def _load_gpt2(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
         family = str(read_options(vocab.with_name("config.json")).get("model_type") or "gpt2")
     tokens, pairs = models.BPE.read_file(str(vocab), str(merges))
     check_ids(tokens)
-    known = family.lower().startswith(_GPT2_FAMILIES)
+    known = family.lower().removesuffix("fast").removesuffix("tokenizer") in _GPT2_FAMILIES
     if not known or any(token.endswith("</w>") for token in tokens):
         raise TokenizerError(
             f"{vocab} belongs to a tokenizer ({family}) that splits text otherwise than GPT-2, "

@@ -104,6 +104,7 @@ _READ = ("max_position_embeddings", "embedding.positions.kind", "heads.classifie
 DEBERTA_V2 = replace(
     BERT,
     model_type="deberta-v2",
+    tokenizer_class="DebertaV2Tokenizer",
     architectures=encoder_classes("DebertaV2", "ForMultipleChoice"),
     config={
         **{hf: option for hf, option in BERT.config.items() if hf not in _READ},

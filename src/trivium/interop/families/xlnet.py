@@ -69,6 +69,7 @@ _LAYER = {
 
 XLNET = Family(
     "xlnet",
+    tokenizer_class="XLNetTokenizer",
     architectures={
         "XLNetModel": Architecture(),
         "XLNetLMHeadModel": Architecture(("mlm",)),

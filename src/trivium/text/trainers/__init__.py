@@ -13,7 +13,6 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import tokenizers
@@ -35,11 +34,11 @@ from trivium.text.vocabulary import Vocabulary
 SpecialTokens = Annotated[
     tuple[str, ...], Field(description="they get the first ids, in this order")
 ]
-_SLOW_SECONDS = 10.0  # shorter training is not announced
+# Seconds of training that is announced, and of training on a part that ends the estimate.
+_SLOW_SECONDS, _LONGEST_PROBE = 10.0, 4.0
 # Parts of the sample are trained on to estimate the time: the first one has `_PROBE` characters,
-# each further one is twice as large, up to 1 / `_LEAST_SHARE` of the sample, or until one is slow.
+# each further one is twice as large, to 1 / `_LEAST_SHARE` of the sample, or until one takes long.
 _PROBE, _LEAST_SHARE, _PIECE = 10_000, 8, 1000
-_LONGEST_PROBE = 4.0  # seconds
 _DEFAULT_SIZE = 8192
 
 
@@ -105,7 +104,7 @@ class TokenizerConfig(TokenizerSource, ABC):
         if not any(text.strip() for text in sample):
             raise DataError("There is no text to train a tokenizer on.")
         self.check_size(len(self.special_tokens) + 1)
-        say = progress if callable(progress) else partial(print, file=sys.stderr)
+        say = progress if callable(progress) else lambda note: print(note, file=sys.stderr)
         if progress is not False and (seconds := self.estimate_seconds(sample)) > _SLOW_SECONDS:
             say(translated("tokenizer.time", time=short_duration(seconds)))
         backend = self.build(sample)
@@ -207,9 +206,9 @@ class TokenizerConfig(TokenizerSource, ABC):
             seconds = time.monotonic() - start
             if seconds * share**1.5 < _SLOW_SECONDS:
                 return 0.0
-            if before:  # measured: twice the text took 2 ** growth the time, later 2 ** power
-                growth = math.log2(seconds / before)
-                power = min(max(growth + (-0.33 if self.prunes else 0.2), 0.8), 1.6)
+            # Twice the text took 2 ** growth the time; with more text growth changes, as measured.
+            growth = math.log2(seconds / before) if before else 1.0
+            power = min(max(growth + (-0.25 if self.prunes else 0.2), 0.8), 1.6)
             if seconds > _LONGEST_PROBE:
                 break
         return seconds * share**power
