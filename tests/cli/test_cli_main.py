@@ -409,7 +409,7 @@ sys.exit(cli.main())
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\ninterrupted\n")
 
 
-@pytest.mark.parametrize("module", ["shutil", "typer", "trivium.cli", "trivium.messages"])
+@pytest.mark.parametrize("module", ["shutil", "typer", "trivium.messages", "trivium.cli._help"])
 def test_an_interrupt_from_the_first_imports_on_prints_no_traceback(module):
     """Python tells which modules are imported; the signal is sent after one of them."""
     command = [sys.executable, "-X", "importtime", "-m", "trivium", "quickstart", "--help"]
