@@ -59,7 +59,15 @@ from trivium.nn.positions.disentangled import Disentangled
 from trivium.nn.positions.learned import Learned
 from trivium.nn.positions.relative_bias import RelativeBias
 from trivium.nn.positions.relative_scores import RelativeScores
-from trivium.nn.positions.rotary import LinearScaling, Llama3Scaling, Rotary
+from trivium.nn.positions.rotary import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    Rotary,
+    RotaryScaling,
+    YarnScaling,
+)
 from trivium.nn.positions.sinusoidal import Sinusoidal
 from trivium.nn.positions.two_dimensional import TwoDimensional
 from trivium.nn.positions.typed_relative_scores import TypedRelativeScores
@@ -79,6 +87,7 @@ __all__ = [
     "Dense",
     "DeviationNorm",
     "Disentangled",
+    "DynamicScaling",
     "Embedding",
     "Experts",
     "Factorised",
@@ -97,6 +106,7 @@ __all__ = [
     "LinearScaling",
     "Linformer",
     "Llama3Scaling",
+    "LongRopeScaling",
     "MLMHead",
     "Mamba",
     "MemoryAttention",
@@ -123,6 +133,7 @@ __all__ = [
     "RelativeScores",
     "ReplacedTokenHead",
     "Rotary",
+    "RotaryScaling",
     "ScalarMix",
     "SegmentAttention",
     "SequentialLayers",
@@ -141,4 +152,5 @@ __all__ = [
     "VectorHead",
     "VectorLayer",
     "Xavier",
+    "YarnScaling",
 ]

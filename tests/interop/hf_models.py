@@ -207,6 +207,17 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+YARN_ROPE = {
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 100.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 8,
+    },
+    "max_position_embeddings": 32,
+}
+_YARN: dict[str, Any] = YARN_ROPE["rope_parameters"]  # type: ignore[assignment]
+_MSCALE = {"truncate": False, "mscale": 1.0, "mscale_all_dim": 0.5}
 _ALL_BIASES = ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias")
 # Class -> configurations beside the plain one.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
@@ -253,9 +264,13 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"head_dim": 10, "attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"},
         {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 100.0}},
         {"rope_parameters": LLAMA3_ROPE},
+        YARN_ROPE,
+        {**YARN_ROPE, "rope_parameters": {**_YARN, **_MSCALE}},
+        {"rope_parameters": {**_YARN, "attention_factor": 1.5, "beta_fast": 8.0}},
     ],
     "MistralForCausalLM": [{"sliding_window": None, "head_dim": 10}],
     "MixtralForCausalLM": [
+        {"head_dim": 10, **YARN_ROPE},
         {"num_experts_per_tok": 3, "hidden_act": "gelu", "sliding_window": 5, "head_dim": 10},
         {"num_experts_per_tok": 1, "router_aux_loss_coef": 0.3, "tie_word_embeddings": True},
     ],
@@ -265,10 +280,12 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"attention_bias": False, "rope_parameters": {"partial_rotary_factor": 1.0}},
     ],
     "Qwen2ForCausalLM": [
+        YARN_ROPE,
         {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
         {"tie_word_embeddings": True, "rope_parameters": {"rope_theta": 100.0}},
     ],
     "Qwen3ForCausalLM": [
+        {"head_dim": 8, **YARN_ROPE},
         {
             "attention_bias": True,
             "rms_norm_eps": 1e-3,

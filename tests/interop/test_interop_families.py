@@ -237,6 +237,46 @@ def test_rope_as_transformers_4_wrote_it():
         assert local.spec == ours_of(original).spec
 
 
+# Kinds whose frequencies depend on the length of a row, for texts longer than 8 tokens.
+LENGTH_ROPES = [
+    ({"rope_type": "dynamic", "factor": 3.0}, 8),
+    (
+        {
+            "rope_type": "longrope",
+            "short_factor": [1.0, 1.1, 1.3, 2.0],
+            "long_factor": [1.0, 1.5, 4.0, 8.0],
+            "original_max_position_embeddings": 8,
+        },
+        32,
+    ),
+]
+LENGTH_ROPES.append(({**LENGTH_ROPES[1][0], "factor": 2.0, "attention_factor": 0.7}, 32))
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Mixtral", "Qwen2", "Qwen3"])
+def test_rope_that_depends_on_the_length(family):
+    """Of every row its own length, as `transformers` computes for one row at a time."""
+    for scaling, longest in LENGTH_ROPES:
+        rope = {"rope_parameters": {**scaling, "rope_theta": 100.0}}
+        case = Case(f"{family}ForCausalLM", {**rope, "max_position_embeddings": longest})
+        case.changes["head_dim"] = 8  # of no head_dim their code makes no frequencies
+        original, inputs = hf_model(case), inputs_of(case)
+        local = ours_of(original)
+        options, tensors = to_hugging_face(local)
+        again = reloaded(type(original), original, options, tensors)
+        with torch.no_grad():
+            [rows] = local_outputs(local, inputs)
+            for row, length in enumerate((13, 7, 2)):
+                ids = inputs["input_ids"][row : row + 1, :length]
+                for theirs in (original, again):
+                    expected = theirs(ids).logits[0]
+                    difference = (rows[row, :length] - expected).abs().max()
+                    assert difference < 1e-5 * expected.abs().max(), (case, length)
+        old = {"rope_scaling": scaling, "rope_theta": 100.0}
+        earlier = {n: v for n, v in options_of(original).items() if n != "rope_parameters"}
+        assert from_hugging_face({**earlier, **old}, original.state_dict()).spec == local.spec
+
+
 def test_positions_that_do_not_follow_each_other():
     case = Case("LlamaForCausalLM", VARIANTS["LlamaForCausalLM"][3])
     original, inputs = hf_model(case), inputs_of(case)

@@ -78,11 +78,14 @@ REFUSED = {
     ],
     "OPTModel": [({"word_embed_proj_dim": 17}, '"word_embed_proj_dim" is 17.*OPTForCausalLM')],
     "LlamaForCausalLM": [
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, '"rope_type" is .yarn.*linear'),
+        ({"rope_parameters": {"rope_type": "proportional"}}, '"rope_type" is .prop.*linear'),
+        ({"rope_parameters": None, "rope_scaling": {"type": "su"}}, '"rope_type" is .su'),
+        ({"rope_scaling": {"type": "longrope"}}, '"long_factor" is missing'),
         (
-            {"rope_parameters": None, "rope_scaling": {"type": "longrope"}},
-            '"rope_type" is .longrope',
+            {"rope_scaling": {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}},
+            "pair",
         ),
+        ({"rope_scaling": {"type": "yarn", "original_max_position_embeddings": 0}}, "config.json"),
         ({"rope_parameters": {"rope_type": "linear"}}, '"factor" is missing'),
         ({"rope_scaling": {**LLAMA3, "beta_fast": 32}}, '"beta_fast" is not supported'),
         ({"partial_rotary_factor": 0.5}, '"partial_rotary_factor" is 0.5'),

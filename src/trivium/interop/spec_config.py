@@ -65,7 +65,7 @@ def read_spec(
         return simplify(tree.build())
     except CheckpointError:
         raise
-    except (SpecError, AttributeError, TypeError, ValueError) as error:
+    except (SpecError, ArithmeticError, AttributeError, TypeError, ValueError) as error:
         raise CheckpointError(f"config.json: {error}") from None
 
 

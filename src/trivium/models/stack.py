@@ -164,7 +164,7 @@ class Embedding(Part):
     positions: SerializeAsAny[AbsolutePositions] | None = None
     num_token_types: Annotated[int, Field(ge=0, lt=2**31)] = 0
     query_stream: bool = False
-    norm: Norm | None = None
+    norm: SerializeAsAny[Norm] | None = None
     scale: Positive = 1.0
 
     def check(self) -> None:

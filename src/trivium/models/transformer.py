@@ -29,7 +29,6 @@ from trivium.models.stack import Embedding, Stack, TransformerStack
 from trivium.nn.blocks import Block
 from trivium.nn.context import Context, EncoderOutput, check_length
 from trivium.nn.mixers.global_attention import GlobalContext
-from trivium.nn.norm import DeviationNorm, Norm, RMSNorm
 from trivium.nn.part import Count, empty_table
 from trivium.nn.positions import AbsolutePositions
 from trivium.nn.positions.learned import Learned
@@ -239,11 +238,8 @@ class ModelSpec(Spec):
             * self.d_model
             * (4 if any(isinstance(head, MLMHead) and head.dense for head in self.heads) else 1)
         )
-        return (
-            sum(blocks)
-            + self._norm_bytes(self.stacks[-1].every_layer[-1].norm, on_cpu=on_cpu)
-            + head
-        )
+        last_norm = self.stacks[-1].every_layer[-1].norm
+        return sum(blocks) + last_norm.kept_bytes(self.d_model, on_cpu=on_cpu) + head
 
     def _block_bytes(self, length: int, item: int, *, on_cpu: bool) -> Iterator[int]:
         """Bytes per token of every block in turn."""
@@ -255,7 +251,7 @@ class ModelSpec(Spec):
             memory = 2 * item * width if crosses and item < 4 else 0
             again = stack.every_layer[-1:] if self.late_positions else ()
             for layer in (*stack.every_layer, *again):
-                norms = len(layer.norms) * self._norm_bytes(layer.norm, on_cpu=on_cpu)
+                norms = len(layer.norms) * layer.norm.kept_bytes(width, on_cpu=on_cpu)
                 added, feeding = norms + item * mask, 0
                 if layer.feed_forward is not None:
                     inner = layer.feed_forward.kept_numbers(width)
@@ -264,15 +260,6 @@ class ModelSpec(Spec):
                 kept = layer.mixer.kept_numbers(length, item=item, on_cpu=on_cpu, dropout=mask > 0)
                 one = added + item * (width + kept)
                 yield one * (1 + crosses) + memory + feeding
-
-    def _norm_bytes(self, norm: Norm, *, on_cpu: bool) -> int:
-        """Its input; RMSNorm without a kernel also its output before the weight.
-
-        One that is written out keeps three vectors.
-        """
-        if isinstance(norm, DeviationNorm):
-            return 12 * self.d_model
-        return self.d_model * (8 if on_cpu and isinstance(norm, RMSNorm) else 4)
 
     def build(self) -> Transformer:
         """See `Spec.build`."""

@@ -128,7 +128,7 @@ class Layer(Part):
 
     mixer: SerializeAsAny[Mixer]
     feed_forward: SerializeAsAny[Positionwise] | None = None
-    norm: Norm
+    norm: SerializeAsAny[Norm]
     norm_placement: NormPlacement
     block: SerializeAsAny[BlockKind] = SequentialLayers()
     residual_multiplier: Positive = 1.0

@@ -2,25 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from trivium.choice import Choice
+from trivium.errors import SpecError
 from trivium.nn.part import Part, Positive
 
 
-class LayerNorm(Part):
-    """(x - mean) / sqrt(variance + eps) * weight + bias (Ba et al. 2016)."""
+class Norm(Choice, Part):
+    """A normalisation of the last axis."""
+
+    def kept_bytes(self, width: int, *, on_cpu: bool) -> int:
+        """Return how many bytes per token backward keeps: three vectors where it has no kernel."""
+        return 12 * width
+
+    def build(self, width: int) -> nn.Module:
+        """Return the module, [..., width] -> [..., width].
+
+        The weights of torch's own norms start at 1, and biases at 0. A `PartModule` sets other
+        weights in its `reset_parameters`.
+        """
+        raise NotImplementedError
+
+
+class LayerNorm(Norm):
+    """(x - mean) / sqrt(variance + eps) * weight + bias (Ba et al. 2016).
+
+    With `weight` False there is no weight (OLMo 1, which has no bias either).
+    """
 
     kind: Literal["layer"] = "layer"
     eps: Positive = 1e-5
+    weight: Literal[False] | None = None
     bias: bool = True
 
+    def kept_bytes(self, width: int, *, on_cpu: bool) -> int:
+        """Return the bytes of the input."""
+        return 4 * width
 
-class DeviationNorm(Part):
+    def build(self, width: int) -> nn.Module:
+        """See `Norm.build`."""
+        return _without_weight(self, nn.LayerNorm(width, eps=self.eps, bias=self.bias))
+
+
+class DeviationNorm(Norm):
     """(x - mean) / (deviation + eps) * weight + bias, the deviation that of a sample (n - 1).
 
     LayerNorm as textbooks write it, after the Annotated Transformer (Rush 2018).
@@ -29,37 +58,50 @@ class DeviationNorm(Part):
     kind: Literal["deviation"] = "deviation"
     eps: Positive = 1e-6
 
+    def build(self, width: int) -> nn.Module:
+        """See `Norm.build`."""
+        return SampleLayerNorm(width, eps=self.eps)
 
-class RMSNorm(Part):
+
+class RMSNorm(Norm):
     """x / sqrt(mean(x^2) + eps) * (offset + weight) + bias (Zhang and Sennrich 2019).
 
-    With offset 1 the weight is a difference from 1 and starts at 0 (Gemma).
+    With offset 1 the weight is a difference from 1 and starts at 0 (Gemma). With `weight` False
+    there is no weight.
     """
 
     kind: Literal["rms"] = "rms"
     eps: Positive = 1e-6
     offset: Literal[0, 1] = 0
+    weight: Literal[False] | None = None
     bias: bool = False
 
+    def check(self) -> None:
+        """Raise SpecError for an offset without a weight."""
+        if self.weight is False and self.offset:
+            raise SpecError("offset=1 is added to the weight, and weight=False: give offset=0.")
 
-Norm = Annotated[LayerNorm | DeviationNorm | RMSNorm, Field(discriminator="kind")]
+    def kept_bytes(self, width: int, *, on_cpu: bool) -> int:
+        """Return the bytes of the input; without a kernel also of the output before the weight."""
+        return (8 if on_cpu else 4) * width
+
+    def build(self, width: int) -> nn.Module:
+        """See `Norm.build`."""
+        if self.offset:
+            return OffsetRMSNorm(width, self.eps, bias=self.bias)
+        kind = BiasedRMSNorm if self.bias else nn.RMSNorm
+        return _without_weight(self, kind(width, eps=self.eps))
 
 
 def build_norm(norm: Norm | None, width: int) -> nn.Module:
-    """The module of a spec's norm; None is the identity."""
-    match norm:
-        case LayerNorm(eps=eps, bias=bias):
-            return nn.LayerNorm(width, eps=eps, bias=bias)
-        case DeviationNorm(eps=eps):
-            return SampleLayerNorm(width, eps=eps)
-        case RMSNorm(eps=eps, offset=1, bias=bias):
-            return OffsetRMSNorm(width, eps, bias=bias)
-        case RMSNorm(eps=eps, bias=True):
-            return BiasedRMSNorm(width, eps=eps)
-        case RMSNorm(eps=eps):
-            return nn.RMSNorm(width, eps=eps)
-        case None:
-            return nn.Identity()
+    """Return the module of a norm; None is the identity."""
+    return nn.Identity() if norm is None else norm.build(width)
+
+
+def _without_weight(norm: LayerNorm | RMSNorm, module: nn.Module) -> nn.Module:
+    if norm.weight is False:
+        module.register_parameter("weight", None)
+    return module
 
 
 class SampleLayerNorm(nn.LayerNorm):

@@ -30,6 +30,7 @@ class Span:
         length: T, new positions of every row.
         new: int64 [B], how many of them are real; None: all.
         end: S, positions that the longest row needs.
+        prefill: int64 [B], new tokens of the pass that began the text of each slot.
     """
 
     rows: slice | Tensor
@@ -37,6 +38,7 @@ class Span:
     length: int
     new: Tensor | None
     end: int
+    prefill: Tensor
 
     @property
     def is_first(self) -> bool:
@@ -277,6 +279,7 @@ class Cache:
         self.source_mask: Tensor | None = None  # bool [slots, S]
         self.lengths = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self._longest = torch.zeros_like(self.lengths)  # that the text of a slot has been
+        self._prefills = torch.zeros_like(self.lengths)  # see `Span.prefill`
 
     @property
     def max_rewind(self) -> int:
@@ -291,8 +294,10 @@ class Cache:
         """
         rows = slice(batch) if slots is None else slots
         start = self.lengths[rows].clone()
+        new = torch.full_like(start, length) if lengths is None else lengths
+        prefill = self._prefills[rows] = torch.where(start == 0, new, self._prefills[rows])
         if torch.compiler.is_compiling():  # shapes that do not depend on what the slots hold
-            return Span(rows, start, length, lengths, self.slot_length)
+            return Span(rows, start, length, lengths, self.slot_length, prefill)
         if slots is not None:
             numbers = slots.tolist()
             if numbers == list(range(numbers[0], numbers[0] + batch)):  # neighbours
@@ -305,7 +310,7 @@ class Cache:
                 f"{self.slot_length}: make longer slots, or free the slot."
             )
         end = min(last + length, self.slot_length)
-        return Span(rows, first if first == last else start, length, lengths, end)
+        return Span(rows, first if first == last else start, length, lengths, end, prefill)
 
     def advance(self, span: Span) -> None:
         """Count the new tokens, after all layers have read and written."""
@@ -357,6 +362,7 @@ class Cache:
                 tensor[target] = tensor[source]
         self.lengths[target] = self.lengths[source]
         self._longest[target] = self._longest[source]
+        self._prefills[target] = self._prefills[source]
 
     def remember(self, slots: Tensor, hidden: Tensor, attention_mask: Tensor | None = None) -> None:
         """Project an encoder's output [n, S, D] once, for all tokens that slots [n] will decode.

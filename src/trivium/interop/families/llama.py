@@ -20,18 +20,15 @@ from trivium.interop.family import (
 )
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import ModelSpec
-from trivium.nn.positions.rotary import Llama3Scaling, Rotary
+from trivium.nn.positions.rotary import Rotary, RotaryScaling
 
-# rope_type, which is also the kind of scaling here -> its numbers: hf name -> local name.
-_SCALINGS = {
-    "default": {},
-    "linear": {"factor": "factor"},
-    "llama3": {
-        "factor": "factor",
-        "low_freq_factor": "low_frequency_factor",
-        "high_freq_factor": "high_frequency_factor",
-        "original_max_position_embeddings": "original_max_length",
-    },
+# Values of rope_type: "default", or the kind of scaling here.
+_KINDS = ("default", "linear", "dynamic", "llama3", "longrope", "yarn")
+_LENGTH = "original_max_position_embeddings"
+_HF_NAMES = {
+    "low_frequency_factor": "low_freq_factor",
+    "high_frequency_factor": "high_freq_factor",
+    "original_max_length": _LENGTH,
 }
 
 
@@ -51,20 +48,26 @@ def rope_of(config: ConfigReader) -> dict[str, Any]:
 
 def read_rope(config: ConfigReader, tree: SpecTree, rope: dict[str, Any]) -> None:
     """Base and scaling. A kind of scaling, or a number of one, that is not known is refused."""
-    length = config.get("max_position_embeddings", 2048)
+    config.ignore("max_position_embeddings")
     base = rope.pop("rope_theta", 1e4)
     tree.set("decoder.layers.mixer.positions.base", config.get("rope_theta", base))
     kind = rope.pop("type", "default")
     kind = rope.pop("rope_type", kind)
-    if kind not in _SCALINGS:
-        raise SpecError(f'"rope_type" is {kind!r}; supported: {", ".join(_SCALINGS)}.')
-    if kind == "llama3":
-        rope.setdefault("original_max_position_embeddings", length)
-    numbers = _SCALINGS[kind]
-    for name in sorted(rope.keys() ^ numbers.keys()):
+    if kind not in _KINDS:
+        raise SpecError(f'"rope_type" is {kind!r}; supported: {", ".join(_KINDS)}.')
+    fields = {} if kind == "default" else RotaryScaling.kinds[kind].model_fields
+    numbers = {_HF_NAMES.get(name, name): name for name in fields if name != "kind"}
+    if _LENGTH in numbers:
+        length = config.require("max_position_embeddings", rope.get(_LENGTH))
+        given = config.get(_LENGTH, rope.get(_LENGTH, length))
+        rope[_LENGTH] = length if kind == "dynamic" else given
+        if kind in ("longrope", "yarn"):
+            rope.setdefault("factor", length / given)
+    required = {hf for hf, name in numbers.items() if fields[name].is_required()}
+    for name in sorted((rope.keys() - numbers.keys()) | (required - rope.keys())):
         problem = "not supported" if name in rope else "missing"
         raise SpecError(f'"{name}" is {problem} for "rope_type" {kind!r}.')
-    if kind != "default":
+    if fields:
         scaling = {numbers[name]: value for name, value in rope.items()}
         tree.set("decoder.layers.mixer.positions.scaling", {"kind": kind, **scaling})
 
@@ -74,15 +77,21 @@ def _write_rotary(spec: ModelSpec, config: dict[str, Any]) -> None:
     rotary = attention_of(spec).positions
     if not isinstance(rotary, Rotary):
         raise SpecError("decoder.layers.mixer.positions that are not rotary")
-    kind = rotary.scaling.kind if rotary.scaling else "default"
-    scaling = {hf: getattr(rotary.scaling, local) for hf, local in _SCALINGS[kind].items()}
+    fields = rotary.scaling.model_dump(mode="json", exclude_none=True) if rotary.scaling else {}
+    kind = fields.pop("kind", "default")
+    if kind not in _KINDS:
+        raise SpecError(f'decoder.layers.mixer.positions.scaling of kind "{kind}"')
+    scaling = {_HF_NAMES.get(name, name): value for name, value in fields.items()}
+    if kind == "dynamic":
+        config["max_position_embeddings"] = scaling.pop(_LENGTH)
+    elif _LENGTH in scaling:
+        config["max_position_embeddings"] = int(scaling[_LENGTH] * scaling["factor"])
+    if kind == "longrope":  # where releases of transformers before 5 read it
+        config[_LENGTH] = scaling[_LENGTH]
     config["rope_theta"] = rotary.base
     config["rope_parameters"] = {"rope_type": kind, "rope_theta": rotary.base, **scaling}
     if scaling:
         config["rope_scaling"] = {"rope_type": kind, **scaling}
-    if isinstance(rotary.scaling, Llama3Scaling):
-        longest = rotary.scaling.original_max_length * rotary.scaling.factor
-        config["max_position_embeddings"] = int(longest)
 
 
 def _write_width(spec: ModelSpec, config: dict[str, Any]) -> None:

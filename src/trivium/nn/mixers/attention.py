@@ -30,7 +30,9 @@ class Attention(Mixer):
 
     Q K^T is multiplied by `scale`, head_dim^-0.5 unless set; where positions add n products to it,
     the sum is, by ((1 + n) head_dim)^-0.5. With `qk_norm` the queries and keys of
-    every head are normalised first, before positions turn them (Henry et al. 2020; Qwen3). With
+    every head are normalised (Henry et al. 2020; Qwen3). With `qk_norm_over` "all-heads" the norm
+    reads the queries of all heads as one vector, and the keys as another (OLMo 2). Rotary positions
+    are applied after the norm, or before it with `qk_norm_place` "after-rotary". With
     `soft_cap` c a score s is c tanh(s / c) (Gemma 2), before biases of positions are added.
     """
 
@@ -42,7 +44,9 @@ class Attention(Mixer):
     key_bias: bool | None = None
     output_bias: bool | None = None
     scale: Positive | None = None
-    qk_norm: Norm | None = None
+    qk_norm: SerializeAsAny[Norm] | None = None
+    qk_norm_over: Literal["all-heads"] | None = None
+    qk_norm_place: Literal["after-rotary"] | None = None
     soft_cap: Positive | None = None
     pattern: SerializeAsAny[Pattern] | None = None
     positions: SerializeAsAny[Positions] | None = None
@@ -168,8 +172,9 @@ class AttentionModule(MixerModule):
         self.key = nn.Linear(width, keys, bias=part.has_key_bias)
         self.value = nn.Linear(width, keys, bias=part.bias)
         self.output = nn.Linear(queries, width, bias=part.has_output_bias)
-        self.query_norm = build_norm(part.qk_norm, part.head_dim)
-        self.key_norm = build_norm(part.qk_norm, part.head_dim)
+        whole = part.qk_norm_over == "all-heads"
+        self.query_norm = build_norm(part.qk_norm, queries if whole else part.head_dim)
+        self.key_norm = build_norm(part.qk_norm, keys if whole else part.head_dim)
         self.positions: PositionsModule = (
             part.positions.build(part, width) if part.positions else PositionsModule(part, width)
         )
@@ -274,10 +279,10 @@ class AttentionModule(MixerModule):
         self, x: Tensor, context: Context, state: Any, prepared: Prepared
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Turned queries [B, N, T, H] and keys, and values [B, K, S, H], of one precision."""
-        query = self.positions.turn(self._queries(x), prepared.positions)
+        query = self._turned(self.query_norm, self.query(x), prepared.positions)
         seen = x[:, : context.num_keys] if prepared.source is None else prepared.source
-        key, value = self.project(seen)
-        key = self.positions.turn(key, prepared.positions)
+        key = self._turned(self.key_norm, self.key(seen), prepared.positions)
+        value = self._heads(self.value(seen))
         if context.span is not None and state is not None:
             key, value = state.append(context.span, key, value)
         return query.to(key.dtype), key, value  # a cache may be more precise than the model
@@ -290,13 +295,18 @@ class AttentionModule(MixerModule):
         """Keys and values of [B, S, D]: two tensors [B, K, S, H]."""
         return self.normed(self.key_norm, self.key(x)), self._heads(self.value(x))
 
-    def _queries(self, x: Tensor) -> Tensor:
-        return self.normed(self.query_norm, self.query(x))
+    def _turned(self, norm: nn.Module, x: Tensor, positions: Any) -> Tensor:
+        """Heads [B, N, T, H] of [B, T, N H], normalised and turned by rotary positions."""
+        if self.part.qk_norm_place is None:
+            return self.positions.turn(self.normed(norm, x), positions)
+        x = self.positions.turn(self._heads(x), positions)
+        return self.normed(norm, x.transpose(1, 2).flatten(2))
 
     def normed(self, norm: nn.Module, x: Tensor) -> Tensor:
         """Heads [B, N, T, H] of [B, T, N H], normalised in the precision of the norm's weights."""
-        x, weight = self._heads(x), next(norm.parameters(), x)
-        return to_autocast_dtype(norm(x.to(weight.dtype)))
+        whole, weight = self.part.qk_norm_over == "all-heads", next(norm.parameters(), x)
+        x = norm((x if whole else self._heads(x)).to(weight.dtype))
+        return to_autocast_dtype(self._heads(x) if whole else x)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, N, T, H]
@@ -332,4 +342,5 @@ class CrossAttention(AttentionModule):
             key, value = self.project(encoder.hidden)
         else:
             key, value = state.read(context.span)
-        return self._queries(x).to(key.dtype), key, value
+        query = self.normed(self.query_norm, self.query(x))
+        return query.to(key.dtype), key, value

@@ -122,7 +122,7 @@ class SegmentAttentionModule(AttentionModule):
         seen = x[:, : context.num_keys]
         if context.span is not None and state is not None:
             seen = state.append(context.span, seen)
-        return self._heads(self.query(x)), *self.project(seen)
+        return self.normed(self.query_norm, self.query(x)), *self.project(seen)
 
 
 class MemoryAttentionModule(SegmentAttentionModule):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import SerializeAsAny
 from torch import Tensor, nn
 
 from trivium.errors import SpecError
@@ -34,7 +35,7 @@ class Disentangled(Positions):
     max_distance: Count | None = None
     terms: tuple[Literal["c2p", "p2c"], ...] = ("c2p", "p2c")
     shared: bool = True
-    norm: Norm | None = None
+    norm: SerializeAsAny[Norm] | None = None
 
     def check(self) -> None:
         """Raise SpecError for repeated or missing terms, and for a maximum distance too near."""
