@@ -333,6 +333,10 @@ _FIELDS = {
     "memory": 5,
     "patterns": (spec.Sliding(window=3),) * 3,
     "max_length": MAX_LENGTH,
+    "factor": 3.0,
+    "original_max_length": MAX_LENGTH,
+    "short_factor": (1.0, 1.3, 2.0, 3.0, 5.0),
+    "long_factor": (1.0, 2.0, 4.0, 8.0, 9.0),
 }
 
 
@@ -362,6 +366,10 @@ def _spec_of(part: Choice) -> spec.ModelSpec:
             stack = stack.with_layers(mixer=part)
         case spec.Positions():
             stack = stack.with_layers(mixer=_attention(positions=part))
+        case spec.RotaryScaling():
+            stack = stack.with_layers(mixer=_rotary(positions=spec.Rotary(base=100.0, scaling=part)))
+        case spec.Norm():
+            stack = stack.with_layers(norm=part)
         case spec.Pattern():
             stack = stack.with_layers(mixer=_attention(pattern=part))
         case spec.Positionwise():
@@ -382,6 +390,8 @@ def specs_of_other_kinds() -> dict[str, spec.ModelSpec]:
         spec.Mixer,
         spec.Positions,
         spec.AbsolutePositions,
+        spec.RotaryScaling,
+        spec.Norm,
         spec.Pattern,
         spec.Positionwise,
         spec.BlockKind,

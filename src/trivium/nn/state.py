@@ -38,7 +38,7 @@ class Span:
     length: int
     new: Tensor | None
     end: int
-    prefill: Tensor
+    prefill: Tensor | None = None
 
     @property
     def is_first(self) -> bool:

@@ -262,7 +262,7 @@ def _lengths(context: Context) -> Tensor:
     In a cache it is that of the pass that began the text, for all later tokens of its slot, since
     the keys that the slot keeps were turned by its frequencies.
     """
-    if context.span is not None:
+    if context.span is not None and context.span.prefill is not None:
         return context.span.prefill[:, None]
     last, documents = context.positions, context.documents
     if context.real is not None:
