@@ -11,6 +11,8 @@ from own_kinds import own_kinds
 from small_models import MAX_LENGTH, SPECS, VOCABULARY, WIDTH, random_ids, random_model
 
 from trivium import nn, spec
+from trivium.language_model import LanguageModel
+from trivium.model_loading import load
 from trivium.models import build
 from trivium.nn.mixers import MixerModule
 from trivium.nn.positions import PositionsModule, distances
@@ -119,6 +121,30 @@ def define_counted() -> spec.Positionwise:
     return Counted()
 
 
+def define_scaled() -> spec.Norm:
+    class Scaled(spec.Norm):
+        """x / |x| * weight, every weight 2 at first."""
+
+        kind: Literal["scaled"] = "scaled"
+        start: float = 2.0
+
+        def build(self, width):
+            return ScaledModule(width, self.start)
+
+    class ScaledModule(nn.PartModule):
+        def __init__(self, width, start):
+            super().__init__()
+            self.start, self.weight = start, torch.nn.Parameter(torch.empty(width))
+
+        def reset_parameters(self, generator):
+            torch.nn.init.constant_(self.weight, self.start)
+
+        def forward(self, x):
+            return torch.nn.functional.normalize(x, dim=-1) * self.weight
+
+    return Scaled()
+
+
 @pytest.fixture
 def described():
     """A decoder of four kinds of one's own: a mixer, positions, a pattern, a feed-forward."""
@@ -185,5 +211,42 @@ def test_scores_and_a_pattern_of_ones_own_are_in_attention(described):
     torch.testing.assert_close(weights, scores.softmax(-1), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "bert", "deberta"])
+def test_a_norm_of_ones_own(name, tmp_path):
+    """In blocks, after the embedding, of distances, of queries and keys, and in heads."""
+    with own_kinds():
+        norm, given = define_scaled(), SPECS[name]
+        stack = given.decoder or given.encoder
+        mixer = stack.mixer_of(0)
+        positions = mixer.positions
+        if isinstance(positions, spec.Disentangled):
+            positions = positions.replace(norm=norm)
+        else:
+            mixer = mixer.replace(qk_norm=norm)
+        stack = stack.replace(norm=norm, mixer=mixer.replace(positions=positions))
+        slot = "decoder" if given.decoder else "encoder"
+        embedding = given.embedding.replace(norm=norm)
+        described = given.replace(**{slot: stack, "embedding": embedding})
+        assert described.kept_bytes(64, 4, on_cpu=False) > given.kept_bytes(64, 4, on_cpu=False)
+        model = build(described, seed=0)
+        norms = [each for each in model.modules() if type(each).__name__ == "ScaledModule"]
+        assert len(norms) >= 5
+        assert all(each.weight.eq(2.0).all() for each in norms)
+
+        ids = random_ids(2, 11)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model.logits(model(ids)).logsumexp(-1).mean().backward()
+        optimizer.step()
+        used = [each for each in norms if each.weight.grad is not None]
+        assert all(each.weight.ne(2.0).any() for each in used)
+        assert len(used) >= 5
+        folder = LanguageModel(described, model.float()).save(tmp_path / "model")
+        again = load(folder)
+        assert again.spec == described
+        found, expected = again.module.double()(ids), model.double().eval()(ids)
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
 def test_kinds_of_other_tests_are_forgotten():
     assert "fading" not in spec.Mixer.kinds
+    assert "scaled" not in spec.Norm.kinds

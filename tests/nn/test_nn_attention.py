@@ -5,6 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from small_models import SPECS, random_ids, random_model
+from transformers import Olmo2Config
+from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention, Olmo2RotaryEmbedding
 
 from trivium import spec
 from trivium.errors import SpecError
@@ -271,3 +274,97 @@ def test_a_context_of_another_length_is_refused():
     for length in (1, 9):
         with pytest.raises(SpecError, match=f"x has 7 tokens, and its context is of {length}"):
             module(torch.zeros(2, 7, 13), Context.of_length(length))
+
+
+def normed_heads(x, weight, heads, over, eps=1e-5):
+    """[B, T, N H] -> [B, N, T, H] with RMSNorm of every head, or of all of them together."""
+    x = x if over == "all-heads" else x.unflatten(-1, (heads, HEAD_DIM))
+    x = x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+    x = x if over is None else x.unflatten(-1, (heads, HEAD_DIM))
+    return x.transpose(1, 2)
+
+
+def turned_heads(x, base=50.0):
+    return torch.from_numpy(rotated(x.numpy(), base))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("place", [None, "after-rotary"])
+@pytest.mark.parametrize("over", [None, "all-heads"])
+def test_norms_of_queries_and_keys(over, place):
+    """Of every head or of all, before or after rotary positions; also in a step of decoding."""
+    described = spec.Attention(
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=HEAD_DIM,
+        qk_norm=spec.RMSNorm(eps=1e-5),
+        qk_norm_over=over,
+        qk_norm_place=place,
+        positions=spec.Rotary(base=50.0),
+    )
+    module = AttentionModule(described, WIDTH)
+    for norm in (module.query_norm, module.key_norm):
+        norm.weight.copy_(torch.rand_like(norm.weight) + 0.5)
+    x = torch.randn(ROWS, QUERIES, WIDTH)
+    heads = []
+    for layer, norm, count in (
+        (module.query, module.query_norm, 6),
+        (module.key, module.key_norm, 2),
+    ):
+        if place is None:
+            heads.append(turned_heads(normed_heads(layer(x), norm.weight, count, over)))
+        else:
+            turned = turned_heads(layer(x).unflatten(-1, (count, HEAD_DIM)).transpose(1, 2))
+            flat = turned.transpose(1, 2).flatten(2)
+            heads.append(normed_heads(flat, norm.weight, count, over))
+    query, key = heads
+    value = module.value(x).unflatten(-1, (2, HEAD_DIM)).transpose(1, 2)
+    mixed = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, is_causal=True, enable_gqa=True
+    )
+    expected = module.output(mixed.transpose(1, 2).flatten(2))
+    found = module(x, Context.of_length(QUERIES, causal=True))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)  # angles are float32
+
+    decoder = SPECS["llama"].decoder.replace(mixer=described)
+    model, ids = random_model(SPECS["llama"].replace(decoder=decoder)), random_ids(2, 9)
+    cache = model.new_cache(2, 9)
+    parts = [model(part, cache=cache) for part in ids.split([7, 1, 1], 1)]
+    torch.testing.assert_close(torch.cat(parts, 1), model(ids), rtol=1e-9, atol=1e-9)
+
+
+@torch.no_grad()
+def test_norms_of_all_heads_are_those_of_olmo_2():
+    """With weights of the width of all queries, and of all keys."""
+    config = Olmo2Config(
+        hidden_size=WIDTH,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=HEAD_DIM,
+        rope_parameters={"rope_type": "default", "rope_theta": 50.0},
+    )
+    config._attn_implementation = "eager"
+    theirs = Olmo2Attention(config, 0).double()
+    described = spec.Attention(
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=HEAD_DIM,
+        bias=False,
+        qk_norm=spec.RMSNorm(eps=config.rms_norm_eps),
+        qk_norm_over="all-heads",
+        positions=spec.Rotary(base=50.0),
+    )
+    module, weights = AttentionModule(described, WIDTH), {}
+    for name, own in zip("qkvo", ("query", "key", "value", "output"), strict=True):
+        weights[f"{own}.weight"] = getattr(theirs, f"{name}_proj").weight
+    for name, own in (("q_norm", "query_norm"), ("k_norm", "key_norm")):
+        weights[f"{own}.weight"] = getattr(theirs, name).weight.uniform_(0.5, 1.5)
+    module.load_state_dict(weights)
+    x = torch.randn(ROWS, QUERIES, WIDTH)
+    places = torch.arange(QUERIES)[None]
+    above = torch.ones(QUERIES, QUERIES).triu(1).bool()
+    mask = torch.zeros(QUERIES, QUERIES).masked_fill(above, -torch.inf)[None, None]
+    cosines = Olmo2RotaryEmbedding(config)(x, places)
+    expected, _ = theirs(x, cosines, mask)
+    found = module(x, Context.of_length(QUERIES, causal=True))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)

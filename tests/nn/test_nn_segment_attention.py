@@ -23,10 +23,11 @@ PART = SegmentAttention(
 )
 
 
+@pytest.mark.parametrize("qk_norm", [None, spec.RMSNorm()], ids=["plain", "qk-norm"])
 @double_precision()
-def test_segments_are_one_text_and_gradients_end_with_them():
+def test_segments_are_one_text_and_gradients_end_with_them(qk_norm):
     """Of any lengths, also longer than the memory; rows of different lengths are in slots."""
-    decoder = SPECS["llama"].decoder.with_layers(mixer=PART)
+    decoder = SPECS["llama"].decoder.with_layers(mixer=PART.replace(qk_norm=qk_norm))
     model, ids = random_model(SPECS["llama"].replace(decoder=decoder)), random_ids(2, 29)
     whole = model(ids)
     cache, slots = model.new_cache(3, 29), torch.tensor([2, 0])
@@ -68,3 +69,17 @@ def test_what_is_remembered_trains_the_matrices_of_keys_and_values():
 def test_parts_that_cannot_remember_are_refused():
     with pytest.raises(SpecError, match="makes anew of what it remembers"):
         PART.replace(positions=spec.Rotary())
+
+
+@double_precision()
+@torch.no_grad()
+def test_queries_and_keys_are_normalised():
+    """Their length does not matter, as in other attention."""
+    mixer = SegmentAttentionModule(PART.replace(qk_norm=spec.LayerNorm(eps=1e-12)), 13)
+    for name, weight in mixer.named_parameters():
+        torch.nn.init.normal_(weight, std=0.5) if "norm" not in name else None
+    x, context = torch.randn(1, 6, 13), Context.of_length(6, causal=True)
+    before = mixer(x, context)
+    for layer in (mixer.query, mixer.key):
+        layer.weight.mul_(3.0)
+        torch.testing.assert_close(mixer(x, context), before, rtol=1e-9, atol=1e-9)
