@@ -285,8 +285,8 @@ def _type(annotation: Any) -> str:
     origin = getattr(annotation, "__origin__", None)
     if hasattr(annotation, "__metadata__"):
         return _type(origin)
-    if choices and all(isinstance(choice, str) for choice in choices):
-        return ", ".join(f'`"{choice}"`' for choice in choices)
+    if choices and all(isinstance(choice, str | int) for choice in choices):
+        return ", ".join(f"`{_toml(choice)}`" for choice in choices)
     if origin is tuple:
         return "list"
     if choices and origin is not dict:

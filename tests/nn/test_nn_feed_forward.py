@@ -59,10 +59,27 @@ def test_norms():
             rms = randomised(build_norm(spec.RMSNorm(eps=eps, offset=offset, bias=True), WIDTH))
             expected = array(x) / root * (offset + array(rms.weight)) + array(rms.bias)
             np.testing.assert_allclose(array(rms(x)), expected, rtol=1e-9)
+        for norm, shift, norm_of in (
+            (spec.LayerNorm, mean, torch.nn.functional.layer_norm),
+            (spec.RMSNorm, 0.0, torch.nn.functional.rms_norm),
+        ):
+            plain = build_norm(norm(eps=eps, weight=False, bias=False), WIDTH)
+            assert not list(plain.parameters())
+            torch.testing.assert_close(plain(x), norm_of(x, (WIDTH,), eps=eps))
+            biased = randomised(build_norm(norm(eps=eps, weight=False, bias=True), WIDTH))
+            [bias] = biased.parameters()
+            root = np.sqrt(((array(x) - shift) ** 2).mean(-1, keepdims=True) + eps)
+            expected = (array(x) - shift) / root + array(bias)
+            np.testing.assert_allclose(array(biased(x)), expected, rtol=1e-9)
         own = randomised(build_norm(spec.DeviationNorm(eps=eps), WIDTH))
         deviation = array(x).std(-1, ddof=1, keepdims=True)
         expected = (array(x) - mean) / (deviation + eps) * array(own.weight) + array(own.bias)
         np.testing.assert_allclose(array(own(x)), expected, rtol=1e-9)
+
+
+def test_an_offset_without_a_weight_is_refused():
+    with pytest.raises(SpecError, match="offset=1 is added to the weight"):
+        spec.RMSNorm(offset=1, weight=False)
 
 
 def test_feed_forward_networks():
