@@ -9,7 +9,7 @@ from small_models import VOCABULARY, small_model
 from trivium.inference.sampling_params import SamplingParams
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "DynamicScaling"])
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 def test_a_compiled_decode_step_gives_the_same_texts(name):

@@ -35,7 +35,14 @@ def test_a_spec_that_is_accepted_runs(kind):
     """Every kind of attention with every choice of biases, heads and norms."""
     part, accepted = small_part(kind), 0
     for bias, key_bias, output_bias in itertools.product(CHOICES, (None, *CHOICES), CHOICES):
-        for changes in ({}, {"num_kv_heads": 1}, {"qk_norm": spec.RMSNorm()}, {"soft_cap": 1.7}):
+        for changes in (
+            {},
+            {"num_kv_heads": 1},
+            {"qk_norm": spec.RMSNorm()},
+            {"qk_norm": spec.LayerNorm(), "qk_norm_over": "all-heads", "num_kv_heads": 1},
+            {"qk_norm": spec.RMSNorm(weight=False), "qk_norm_place": "after-rotary"},
+            {"soft_cap": 1.7},
+        ):
             biases = {"bias": bias, "key_bias": key_bias, "output_bias": output_bias}
             base = SPECS["bert" if not kind.decodes else "gpt2"]
             try:

@@ -1,4 +1,4 @@
-"""Scaled rotary positions: against `transformers`, in slots of a cache, and of a kind of one's own."""
+"""Scaled rotary positions: against `transformers`, in slots of a cache, and of one's own kind."""
 
 from __future__ import annotations
 

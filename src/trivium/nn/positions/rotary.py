@@ -220,6 +220,7 @@ class RotaryPositions(PositionsModule):
         super().__init__(attention, width)
         assert isinstance(attention.positions, Rotary)
         self.rotary = attention.positions
+        self.scaling = self.rotary.scaling or LinearScaling(factor=1.0)
         self.turned = self.rotary.turned(attention.head_dim)
 
     def prepare(
@@ -227,9 +228,8 @@ class RotaryPositions(PositionsModule):
     ) -> tuple[Tensor, Tensor]:
         """Cosines and sines [1 or B, 1, T, R]; the sign of the swapped dimension is in the sine."""
         rotary, position = self.rotary, context.positions
-        scaling = rotary.scaling or LinearScaling(factor=1.0)
-        length = _lengths(context)[..., None].float() if scaling.needs_length else None
-        frequency, factor = scaling.scaled(rotary.base, self.turned, length)
+        length = _lengths(context)[..., None].float() if self.scaling.needs_length else None
+        frequency, factor = self.scaling.scaled(rotary.base, self.turned, length)
         angle = (position[..., None].float() * frequency.to(position.device))[:, None]
         cosine, sine = factor * angle.cos(), factor * angle.sin()  # [1 or B, 1, T, R / 2]
         if rotary.layout == "interleaved":
