@@ -14,6 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from trivium import spec
 from trivium.errors import SpecError
+from trivium.interop.convert import to_hugging_face
 from trivium.nn.context import Context
 from trivium.nn.positions.rotary import RotaryPositions
 from trivium.nn.sinusoids import frequencies
@@ -192,4 +193,6 @@ def test_a_scaling_of_ones_own():
         plain = model_with(spec.LinearScaling(factor=3.0), scale=1.5**2 * 10**-0.5)
         torch.testing.assert_close(model(ids), plain(ids), rtol=1e-6, atol=1e-6)
         assert (model(ids[:, :7]) - plain(ids[:, :7])).abs().max() > 1e-3
+        with pytest.raises(SpecError, match='scaling of kind "slower"'):
+            to_hugging_face(model)
         assert model(ids % VOCABULARY, cache=model.new_cache(2, MAX_LENGTH)).isfinite().all()

@@ -294,8 +294,10 @@ class Cache:
         """
         rows = slice(batch) if slots is None else slots
         start = self.lengths[rows].clone()
-        new = torch.full_like(start, length) if lengths is None else lengths
-        prefill = self._prefills[rows] = torch.where(start == 0, new, self._prefills[rows])
+        prefill = self._prefills[rows]
+        if torch.compiler.is_compiling() or not start.all():  # some texts begin
+            new = torch.full_like(start, length) if lengths is None else lengths
+            prefill = self._prefills[rows] = torch.where(start == 0, new, prefill)
         if torch.compiler.is_compiling():  # shapes that do not depend on what the slots hold
             return Span(rows, start, length, lengths, self.slot_length, prefill)
         if slots is not None:

@@ -25,11 +25,11 @@ from trivium.nn.positions.rotary import Rotary, RotaryScaling
 # Values of rope_type: "default", or the kind of scaling here.
 _KINDS = ("default", "linear", "dynamic", "llama3", "longrope", "yarn")
 _LENGTH = "original_max_position_embeddings"
-_HF_NAMES = {
-    "low_frequency_factor": "low_freq_factor",
-    "high_frequency_factor": "high_freq_factor",
-    "original_max_length": _LENGTH,
-}
+
+
+def _hf_name(field: str) -> str:
+    """The name in a config of a field of `RotaryScaling`."""
+    return field.replace("frequency", "freq").replace("max_length", "max_position_embeddings")
 
 
 def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
@@ -56,7 +56,7 @@ def read_rope(config: ConfigReader, tree: SpecTree, rope: dict[str, Any]) -> Non
     if kind not in _KINDS:
         raise SpecError(f'"rope_type" is {kind!r}; supported: {", ".join(_KINDS)}.')
     fields = {} if kind == "default" else RotaryScaling.kinds[kind].model_fields
-    numbers = {_HF_NAMES.get(name, name): name for name in fields if name != "kind"}
+    numbers = {_hf_name(name): name for name in fields if name != "kind"}
     if _LENGTH in numbers:
         length = config.require("max_position_embeddings", rope.get(_LENGTH))
         given = config.get(_LENGTH, rope.get(_LENGTH, length))
@@ -64,7 +64,7 @@ def read_rope(config: ConfigReader, tree: SpecTree, rope: dict[str, Any]) -> Non
         if kind in ("longrope", "yarn"):
             rope.setdefault("factor", length / given)
     required = {hf for hf, name in numbers.items() if fields[name].is_required()}
-    for name in sorted((rope.keys() - numbers.keys()) | (required - rope.keys())):
+    for name in sorted({*rope}.difference(numbers) | required.difference(rope)):
         problem = "not supported" if name in rope else "missing"
         raise SpecError(f'"{name}" is {problem} for "rope_type" {kind!r}.')
     if fields:
@@ -81,7 +81,7 @@ def _write_rotary(spec: ModelSpec, config: dict[str, Any]) -> None:
     kind = fields.pop("kind", "default")
     if kind not in _KINDS:
         raise SpecError(f'decoder.layers.mixer.positions.scaling of kind "{kind}"')
-    scaling = {_HF_NAMES.get(name, name): value for name, value in fields.items()}
+    scaling = {_hf_name(name): value for name, value in fields.items()}
     if kind == "dynamic":
         config["max_position_embeddings"] = scaling.pop(_LENGTH)
     elif _LENGTH in scaling:
