@@ -317,11 +317,12 @@ def test_texts_longer_than_what_was_trained_get_a_warning(decoder):
     trained = Settings(config={"trained_length": 16})
     model = LanguageModel(DECODER, decoder.module, decoder.tokenizer, trained)
     room = 16 - len(decoder.tokenizer.encode("The").ids)
-    model.generate("The", temperature=0.0, max_new_tokens=room)  # no warning
+    options = {"temperature": 0.0, "min_new_tokens": room}
+    model.generate("The", max_new_tokens=room, **options)  # no warning
     with pytest.warns(
         match="with its prompt is longer than the 16 tokens that the model was trained on"
     ):
-        model.generate("The", temperature=0.0, max_new_tokens=room + 1)
+        model.generate("The", max_new_tokens=room + 1, **options)
 
 
 def test_seeds_streams_and_drafts(decoder):
@@ -418,7 +419,9 @@ def test_translate_follows_the_settings(monkeypatch):
 def test_encoder_decoders_classify_by_the_likelihood_of_names(kind):
     model = label_model(kind, length=23)
     tokenizer = model.text_tokenizer
-    before, behind = list(tokenizer.prefix_ids), list(tokenizer.suffix_ids)
+    around = list(tokenizer.encode("").ids)  # the tokens that its template adds
+    before = around[: kind != "t5"]
+    behind = around[len(before) :]
     with pytest.warns(UserWarning, match="1 of 5 texts are longer than the 23 tokens"):
         results = model.classify(SOURCES)
     for text, each in zip(SOURCES, results, strict=True):

@@ -279,7 +279,7 @@ _RECIPE = b"""seed = 3
 [model]
 preset = "gpt2-mini"
 d_model = 32
-decoder = {num_layers = 2, feed_forward = {d_ff = 64}}
+decoder = {num_layers = 2, layers = {feed_forward = {d_ff = 64}}}
 [data]
 validation = ["a.txt"]
 [[mix]]
@@ -308,10 +308,11 @@ embedding = {positions = {kind = "learned", max_length = 16}}
 heads = [{kind = "lm", tied = true}]
 [model.spec.decoder]
 num_layers = 2
+[[model.spec.decoder.layers]]
 mixer = {kind = "attention", num_heads = 2, head_dim = 6}
 feed_forward = {kind = "feed-forward", d_ff = 8, activation = "gelu"}
 norm = {kind = "layer"}
-norms = ["before"]
+norm_placement = "pre"
 [objective]
 kind = "chat"
 [train]

@@ -32,7 +32,7 @@ def stack(**changes):
         feed_forward=spec.FeedForward(d_ff=199, activation="gelu"),
         norm=spec.LayerNorm(),
         norm_placement="pre",
-    ).replace(**changes)
+    ).with_layers(**changes)
 
 
 def model_of(start, *, slots=("encoder", "decoder"), embedding=None, **changes):

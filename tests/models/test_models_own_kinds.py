@@ -217,13 +217,13 @@ def test_a_norm_of_ones_own(name, tmp_path):
     with own_kinds():
         norm, given = define_scaled(), SPECS[name]
         stack = given.decoder or given.encoder
-        mixer = stack.mixer_of(0)
+        mixer = stack.mixers[0]
         positions = mixer.positions
         if isinstance(positions, spec.Disentangled):
             positions = positions.replace(norm=norm)
         else:
             mixer = mixer.replace(qk_norm=norm)
-        stack = stack.replace(norm=norm, mixer=mixer.replace(positions=positions))
+        stack = stack.with_layers(norm=norm, mixer=mixer.replace(positions=positions))
         slot = "decoder" if given.decoder else "encoder"
         embedding = given.embedding.replace(norm=norm)
         described = given.replace(**{slot: stack, "embedding": embedding})

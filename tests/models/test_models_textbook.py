@@ -19,8 +19,8 @@ from trivium.train.recipe_loading import load_recipe
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 PAD, SOURCES, TARGETS, WIDTH, HEADS, LAYERS = 0, 31, 29, 24, 3, 2
-STACK = {"num_layers": LAYERS, "feed_forward.d_ff": 53}
-STACK |= {"mixer.num_heads": HEADS, "mixer.head_dim": WIDTH // HEADS}
+STACK = {"num_layers": LAYERS, "layers.feed_forward.d_ff": 53}
+STACK |= {"layers.mixer.num_heads": HEADS, "layers.mixer.head_dim": WIDTH // HEADS}
 SIZES = {f"model.{stack}.{key}": size for stack in ("encoder", "decoder")
          for key, size in STACK.items()}  # fmt: skip
 SIZES |= {"model.d_model": WIDTH, "model.embedding.scale": WIDTH**0.5}
@@ -147,8 +147,8 @@ def test_its_weights_start_uniform_and_hidden_units_are_dropped():
 
 def test_other_listings_are_one_key_away():
     _, spec = recipe_and_spec(("model.preset", "textbook-transformer-base-pre-norm"))
-    assert {stack.norms for stack in spec.stacks} == {("before",)}
-    assert {stack.norm.kind for stack in spec.stacks} == {"layer"}
+    layers = [layer for stack in spec.stacks for layer in stack.every_layer]
+    assert {(layer.norm_placement, layer.norm.kind) for layer in layers} == {("pre", "layer")}
     assert load_recipe("textbook-transformer-mini").optimizer.betas == (0.9, 0.98)
 
 

@@ -147,8 +147,9 @@ def test_a_text_is_continued_with_probabilities(functions, models):
     assert plain == SENTENCE + output
     shares = [float(share.rstrip("%")) / 100 for share in table["Probability"]]
     expected = [1 - math.log(share) / math.log(1e-4) for share in shares]
-    # The first two tokens are halves of a character.
-    assert [shade for _, shade in tokens[1:]] == pytest.approx(expected[2:], abs=0.01)
+    # Tokens that are parts of one character are shown as one, with the product of probabilities.
+    assert sum(1 - shade for _, shade in tokens) == pytest.approx(7 - sum(expected), abs=0.07)
+    assert len(tokens) <= 7
     assert list(table.columns) == ["Token", "Probability", "Most probable tokens"]
     request = models["decoder"].tokenizer.encode(SENTENCE).ids
     best = models["decoder"].logits([list(request)])[0, -1].softmax(-1).max()

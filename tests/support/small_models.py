@@ -367,7 +367,9 @@ def _spec_of(part: Choice) -> spec.ModelSpec:
         case spec.Positions():
             stack = stack.with_layers(mixer=_attention(positions=part))
         case spec.RotaryScaling():
-            stack = stack.with_layers(mixer=_rotary(positions=spec.Rotary(base=100.0, scaling=part)))
+            stack = stack.with_layers(
+                mixer=_rotary(positions=spec.Rotary(base=100.0, scaling=part))
+            )
         case spec.Norm():
             stack = stack.with_layers(norm=part)
         case spec.Pattern():

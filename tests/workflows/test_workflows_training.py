@@ -230,7 +230,7 @@ def test_a_preset_of_two_vocabularies_trains_with_one_unless_told(tmp_path):
     pairs = tmp_path / "pairs.tsv"
     pairs.write_text("\n".join(f"the cat {n} sat\tle chat {n} dort" for n in range(40)))
     heads = {"mixer": {"num_heads": 2, "head_dim": 8}, "feed_forward": {"d_ff": 8}}
-    stack = {"num_layers": 1, **heads}
+    stack = {"num_layers": 1, "layers": heads}
     run = finetune(
         "translation", model="textbook-transformer-base", data=pairs, out=tmp_path / "run",
         changes={"train": {"steps": 1, "device": "cpu"}, "tokenizer": {"vocab_size": 150},

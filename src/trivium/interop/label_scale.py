@@ -12,7 +12,7 @@ from trivium.interop.settings import Settings
 Scale = tuple[float, float]
 """The mean and the standard deviation that the output of a head is multiplied by and added to."""
 
-_HEAD, _NORM = "heads.classifier.classifier", "decoder.layers.norm.bias"
+_HEAD, _NORM = "heads.classifier.classifier", "decoder.norm.bias"
 
 
 def rescale_numbers(
