@@ -41,6 +41,13 @@ class RecipeError(TriviumError):
     """An unknown key or an impossible value in a recipe or in `--set`."""
 
 
+OLD_RUN = (
+    "it was made by version 0.2, whose models this version does not read. Train again, or export "
+    "the model with version 0.2 (trivium export) and use the exported folder."
+)
+"""What a file of version 0.2 meets."""
+
+
 class CheckpointError(TriviumError):
     """A run or checkpoint that is missing, damaged or does not fit."""
 

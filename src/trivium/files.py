@@ -24,6 +24,7 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO, cast
 
@@ -42,6 +43,16 @@ STDIN = "-"
 _BLOCK = 1 << 18
 _LFS = b"version https://git-lfs.github.com/spec/"
 _SETTLED_SECONDS = 2.0  # file systems keep times in steps of up to so much
+
+
+def written_by() -> dict[str, str]:
+    """Return the entry of a file that names the version of Trivium which wrote it."""
+    return {"trivium": version("trivium")}
+
+
+def is_of_this_version(content: Any) -> bool:
+    """Take that entry out of the content of a file. Returns False for files of version 0.2."""
+    return isinstance(content, dict) and content.pop("trivium", None) is not None
 
 
 @contextlib.contextmanager

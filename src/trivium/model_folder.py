@@ -17,16 +17,18 @@ from pathlib import Path
 from safetensors import SafetensorError
 from torch import Tensor
 
-from trivium.errors import CheckpointError, DataError, SpecError
+from trivium.errors import OLD_RUN, CheckpointError, DataError, SpecError
 from trivium.files import (
     has_sha256,
     is_file_name,
+    is_of_this_version,
     read_json,
     refuse_lfs_pointer,
     replace_folder,
     sha256,
     write_file,
     write_json,
+    written_by,
 )
 from trivium.interop.hf_config import read_object
 from trivium.interop.sentence_transformers import POOLING
@@ -96,7 +98,7 @@ def write_description(
     settings: Settings | None,
 ) -> list[str]:
     """Write all of a model but its weights; the names of what is verified."""
-    write_json(folder / SPEC, spec.to_dict())
+    write_json(folder / SPEC, {**written_by(), **spec.to_dict()})
     names = [SPEC]
     for name, one in ((TOKENIZER, tokenizer), (SOURCE_TOKENIZER, source_tokenizer)):
         if one is None:
@@ -267,6 +269,8 @@ def read_spec(folder: Path) -> Spec:
     """The spec of a model folder. Raises CheckpointError where there is none."""
     file = folder / SPEC
     described = read_object(file)
+    if not is_of_this_version(described):
+        raise CheckpointError(f"{file}: {OLD_RUN}")
     try:
         return Spec.from_dict(described)
     except SpecError as error:

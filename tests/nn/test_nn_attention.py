@@ -255,8 +255,8 @@ def test_without_gradients_masks_are_made_for_some_queries_at_a_time(monkeypatch
     largest = []
     made = mask_module.allowed
 
-    def counted(queries, keys, pattern):
-        permitted = made(queries, keys, pattern)
+    def counted(*arguments):
+        permitted = made(*arguments)
         largest.append(permitted[0, 0].numel())
         return permitted
 
@@ -326,7 +326,7 @@ def test_norms_of_queries_and_keys(over, place):
     found = module(x, Context.of_length(QUERIES, causal=True))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)  # angles are float32
 
-    decoder = SPECS["llama"].decoder.replace(mixer=described)
+    decoder = SPECS["llama"].decoder.with_layers(mixer=described)
     model, ids = random_model(SPECS["llama"].replace(decoder=decoder)), random_ids(2, 9)
     cache = model.new_cache(2, 9)
     parts = [model(part, cache=cache) for part in ids.split([7, 1, 1], 1)]

@@ -266,9 +266,9 @@ def test_the_balance_loss_of_sigmoid_scores_is_of_their_shares():
 
 def test_the_shared_network_always_computes_and_changes_with_the_others():
     stack, matrix = SPECS["gpt2"].decoder, 2 * 7 * WIDTH
-    described = SPECS["gpt2"].replace(decoder=stack.replace(feed_forward=PART))
+    described = SPECS["gpt2"].replace(decoder=stack.with_layers(feed_forward=PART))
     shared = PART.replace(shared=EXPERT.replace(d_ff=14), shared_gate=True, corrected=True)
-    more = SPECS["gpt2"].replace(decoder=stack.replace(feed_forward=shared))
+    more = SPECS["gpt2"].replace(decoder=stack.with_layers(feed_forward=shared))
     per_layer = 2 * matrix + WIDTH
     assert active_parameters(more) - active_parameters(described) == 2 * per_layer
     assert num_parameters(more) - num_parameters(described) == 2 * per_layer

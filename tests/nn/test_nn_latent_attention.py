@@ -76,12 +76,12 @@ NAMES = {
 
 def model_spec(mixer: LatentAttention) -> spec.ModelSpec:
     """A small decoder that is LLaMA's except for its mixer."""
-    stack = spec.Stack(
+    stack = spec.Stack.of_mixers(
         num_layers=LAYERS,
         mixer=mixer,
         feed_forward=spec.FeedForward(d_ff=29, activation="silu", gated=True, bias=False),
         norm=spec.RMSNorm(),
-        norms=spec.PRE_NORM,
+        norm_placement="pre",
     )
     heads = (spec.LMHead(tied=True),)
     return spec.ModelSpec(

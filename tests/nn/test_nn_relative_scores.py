@@ -48,7 +48,7 @@ def test_scores_are_the_four_terms_of_transformer_xl():
         ({}, lambda i, j: True),
         ({"causal": True}, lambda i, j: j <= i),
         ({"causal": True, "prefix": torch.tensor([4, 4])}, lambda i, j: j <= i or j < 4),
-        ({"causal": True, "order": rank[None]}, lambda i, j: rank[j] <= rank[i]),
+        ({"custom": rank <= rank[:, None]}, lambda i, j: rank[j] <= rank[i]),
     )
     for limits, sees in cases:
         expected = attention_weights(x.numpy(), weights, sees)

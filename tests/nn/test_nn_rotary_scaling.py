@@ -11,7 +11,7 @@ from own_kinds import own_kinds
 from small_models import MAX_LENGTH, SPECS, VOCABULARY, random_ids, random_model
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from trivium.nn.sinusoids import frequencies
+from trivium.nn.positions.sinusoidal import frequencies
 
 from trivium import spec
 from trivium.errors import SpecError
@@ -94,8 +94,8 @@ def model_with(scaling, **changes):
     """A small LLaMA whose every weight is random."""
     llama = SPECS["llama"]
     positions = spec.Rotary(base=100.0, scaling=scaling)
-    mixer = llama.decoder.mixer_of(0).replace(positions=positions, **changes)
-    return random_model(llama.replace(decoder=llama.decoder.replace(mixer=mixer)))
+    mixer = llama.decoder.mixers[0].replace(positions=positions, **changes)
+    return random_model(llama.replace(decoder=llama.decoder.with_layers(mixer=mixer)))
 
 
 @torch.no_grad()

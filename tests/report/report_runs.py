@@ -15,7 +15,8 @@ lr = 5e-05
 [train]
 batch_tokens = 40960
 """
-SPEC = {"vocab_size": 13, "d_model": 7, "encoder": {"num_layers": 3, "norms": ["after"]}}
+_STACK = {"num_layers": 3, "layers": [{"norm_placement": "post"}]}
+SPEC = {"vocab_size": 13, "d_model": 7, "encoder": _STACK}
 VOCABULARY = {"[PAD]": 0, "[MASK]": 1, "[UNK]": 7, "a": 2, "the": 3, "##ing": 4, "<b>": 5, "天": 6}
 TOKENIZER = {
     "version": "1.0",

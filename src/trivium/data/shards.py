@@ -30,6 +30,7 @@ from trivium.files import (
     replace_folder,
     sha256,
     write_json,
+    written_by,
 )
 from trivium.remote import cache_folder, download, is_remote, remote_is_file
 
@@ -128,7 +129,7 @@ class Manifest:
 
     def save(self, folder: Path) -> None:
         """Write `manifest.json` atomically."""
-        write_json(folder / MANIFEST, dataclasses.asdict(self))
+        write_json(folder / MANIFEST, {**written_by(), **dataclasses.asdict(self)})
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:

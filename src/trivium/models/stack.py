@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, SerializeAsAny
+from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -45,6 +45,16 @@ class Stack(Part):
     first_norm: bool = True
     final_norm: bool | None = None
     dropout: DropoutRate = 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fields_of_layers(cls, data: Any) -> Any:
+        moved = [name for name in Layer.model_fields if isinstance(data, Mapping) and name in data]
+        if moved:
+            raise SpecError(
+                f"{moved[0]} is a field of the layers since version 0.3: set layers.{moved[0]}."
+            )
+        return data
 
     @classmethod
     def of_mixers(cls, mixer: Mixer | tuple[Mixer, ...], **fields: Any) -> Self:

@@ -268,7 +268,9 @@ def _advice(run: RunFiles) -> str:
     if (number(run.setting("model", "dropout")) or 0.0) > 0.0:
         advice.append("model.dropout = 0")
     stacks = [run.spec.get("encoder"), run.spec.get("decoder")]
-    if any(isinstance(stack, dict) and "after" in stack.get("norms", ()) for stack in stacks):
+    stacks = [stack for stack in stacks if isinstance(stack, dict)]
+    layers = [layer for stack in stacks for layer in stack.get("layers", ())]
+    if any(layer.get("norm_placement") == "post" for layer in layers):
         advice.append(translated("verdict.pre_norm_model"))
     options = translated("join.comma").join(advice[:-1]) + translated("join.or") * (len(advice) > 1)
     return translated("verdict.try", options=options + advice[-1])

@@ -35,8 +35,15 @@ from torch.distributed.checkpoint.hf_storage import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
-from trivium.errors import CheckpointError
-from trivium.files import is_disk_full, read_json, replace_folder, write_json
+from trivium.errors import OLD_RUN, CheckpointError
+from trivium.files import (
+    is_disk_full,
+    is_of_this_version,
+    read_json,
+    replace_folder,
+    write_json,
+    written_by,
+)
 from trivium.interop.tensor_files import read_safetensors, write_safetensors
 from trivium.model_folder import (
     CHECKSUMS,
@@ -252,7 +259,8 @@ class Checkpoints:
                 yield partial
                 if carried:
                     write_safetensors(partial / CARRIED, carried)
-                write_json(partial / STATE, {"format": FORMAT_VERSION, **dataclasses.asdict(state)})
+                content = {**written_by(), "format": FORMAT_VERSION, **dataclasses.asdict(state)}
+                write_json(partial / STATE, content)
                 for file in self.files:
                     if file.is_file():
                         shutil.copyfile(file, partial / file.name)
@@ -288,6 +296,8 @@ class Checkpoints:
 def read_state(checkpoint: Path) -> TrainState:
     """Return the state in a checkpoint. Raises CheckpointError for another format version."""
     data = read_json(checkpoint / STATE)
+    if isinstance(data, dict) and not is_of_this_version(data):
+        raise CheckpointError(f"{checkpoint}: {OLD_RUN}")
     version = data.pop("format", None) if isinstance(data, dict) else None
     if version != FORMAT_VERSION:
         raise CheckpointError(

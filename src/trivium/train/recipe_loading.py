@@ -14,13 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 from pydantic import ValidationError
 
 from trivium.config import list_keys, merge, several_problems
 from trivium.data.shards import are_shards
 from trivium.data.sources import PYTHON
-from trivium.errors import RecipeError
-from trivium.files import STDIN
+from trivium.errors import OLD_RUN, RecipeError
+from trivium.files import STDIN, is_of_this_version, written_by
 from trivium.model_loading import load
 from trivium.models.base_model import Spec
 from trivium.models.transformer import ModelSpec
@@ -49,12 +50,18 @@ def shipped_recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The tree in a TOML file, or of a shipped recipe. Raises RecipeError where it is none."""
+def read_recipe(path: str | os.PathLike[str], *, of_run: bool = False) -> dict[str, Any]:
+    """The tree in a TOML file, or of a shipped recipe.
+
+    Raises RecipeError where it is none, or, `of_run`, is the recipe of a run of version 0.2.
+    """
     name = os.fspath(path)
     file = shipped_recipes().get(name, Path(name))
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        tree = tomllib.loads(file.read_text(encoding="utf-8"))
+        if not is_of_this_version(tree) and of_run:
+            raise RecipeError(f"{file}: {OLD_RUN}")
+        return tree
     except FileNotFoundError:
         known = ", ".join(shipped_recipes())
         raise RecipeError(f"{name}: no such recipe file. Shipped recipes: {known}.") from None
@@ -228,7 +235,8 @@ def absolute_paths(tree: dict[str, Any]) -> dict[str, Any]:
 
 def recipe_file(recipe: Recipe) -> str:
     """Return the content of a run's `recipe.toml`, by which it is resumed from any directory."""
-    text = Recipe.parse(absolute_paths(recipe.to_tree())).to_toml()
+    tree = Recipe.parse(absolute_paths(recipe.to_tree())).to_tree()
+    text = tomli_w.dumps({**written_by(), **tree})
     note = (
         "# The data was given from Python. The run has stored it; this file alone does not repeat "
         "the run.\n"

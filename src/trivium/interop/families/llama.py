@@ -42,7 +42,10 @@ def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
 
 def rope_of(config: ConfigReader) -> dict[str, Any]:
     """`rope_parameters` of transformers 5, or `rope_scaling` of before."""
-    rope = {**config.get("rope_parameters", {}), **config.get("rope_scaling", {})}
+    older = config.get("rope_scaling", {})
+    rope = {**config.get("rope_parameters", {}), **older}
+    if "type" in older:
+        rope["rope_type"] = older.get("rope_type", rope.pop("type"))
     return {name: value for name, value in rope.items() if value is not None}
 
 

@@ -130,9 +130,9 @@ class Attention(Mixer):
             own = self.positions.kept_numbers(length, self.num_heads, self.head_dim)
         return 2 * heads + 2 * keys + normed + scores + own
 
-    def build(self, d_model: int, *, dropout: float = 0.0, num_layers: int = 1) -> AttentionModule:
+    def build(self, d_model: int, **options: Any) -> AttentionModule:
         """See `Mixer.build`."""
-        return AttentionModule(self, d_model, dropout, num_layers)
+        return AttentionModule(self, d_model, **options)
 
 
 @dataclass(frozen=True)

@@ -85,11 +85,9 @@ class BlockSparseAttention(Attention):
         )
         return kept + copies * self.num_heads * self.head_dim
 
-    def build(
-        self, d_model: int, *, dropout: float = 0.0, num_layers: int = 1
-    ) -> BlockSparseAttentionModule:
+    def build(self, d_model: int, **options: Any) -> BlockSparseAttentionModule:
         """See `Mixer.build`."""
-        return BlockSparseAttentionModule(self, d_model, dropout, num_layers)
+        return BlockSparseAttentionModule(self, d_model, **options)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,11 +47,9 @@ class GlobalAttention(Attention):
         own = 2 * self.kv_heads * self.head_dim
         return super().kept_numbers(length, item=item, on_cpu=on_cpu, dropout=dropout) + own
 
-    def build(
-        self, d_model: int, *, dropout: float = 0.0, num_layers: int = 1
-    ) -> GlobalAttentionModule:
+    def build(self, d_model: int, **options: Any) -> GlobalAttentionModule:
         """See `Mixer.build`."""
-        return GlobalAttentionModule(self, d_model, dropout, num_layers)
+        return GlobalAttentionModule(self, d_model, **options)
 
 
 @dataclass(frozen=True)

@@ -76,11 +76,9 @@ class LatentAttention(Mixer):
         heads = 2 * (self.key_dim + self.value_dim) + (0 if on_cpu else self.head_dim)
         return compressed + self.num_heads * heads + scores
 
-    def build(
-        self, d_model: int, *, dropout: float = 0.0, num_layers: int = 1
-    ) -> LatentAttentionModule:
+    def build(self, d_model: int, **options: Any) -> LatentAttentionModule:
         """See `Mixer.build`."""
-        return LatentAttentionModule(self, d_model, dropout, num_layers)
+        return LatentAttentionModule(self, d_model, **options)
 
 
 class LatentCache(KeysValues):

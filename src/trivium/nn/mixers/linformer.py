@@ -54,9 +54,9 @@ class Linformer(Mixer):
         heads = self.num_heads * self.head_dim
         return 4 * heads + scores + 2 * self.rank * heads // length
 
-    def build(self, d_model: int, *, dropout: float = 0.0, num_layers: int = 1) -> LinformerModule:
+    def build(self, d_model: int, **options: Any) -> LinformerModule:
         """See `Mixer.build`."""
-        return LinformerModule(self, d_model, dropout, num_layers)
+        return LinformerModule(self, d_model, **options)
 
 
 class Projection(PartModule):

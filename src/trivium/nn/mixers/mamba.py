@@ -55,9 +55,9 @@ class Mamba(Mixer):
         states = (length - 1) // SEGMENT * self.d_inner * self.d_state * 4 // item
         return channels + states // length
 
-    def build(self, d_model: int, *, dropout: float = 0.0, num_layers: int = 1) -> MambaModule:
+    def build(self, d_model: int, **options: Any) -> MambaModule:
         """See `Mixer.build`."""
-        return MambaModule(self, d_model, dropout, num_layers)
+        return MambaModule(self, d_model, **options)
 
 
 _LEAST_STEP, _LARGEST_STEP = 1e-3, 0.1

@@ -49,11 +49,9 @@ class SegmentAttention(Attention):
                 "segment-attention has an end: give it Sliding(window=...)."
             )
 
-    def build(
-        self, d_model: int, *, dropout: float = 0.0, num_layers: int = 1
-    ) -> SegmentAttentionModule:
+    def build(self, d_model: int, **options: Any) -> SegmentAttentionModule:
         """See `Mixer.build`."""
-        return SegmentAttentionModule(self, d_model, dropout, num_layers)
+        return SegmentAttentionModule(self, d_model, **options)
 
 
 class MemoryAttention(Attention):
@@ -68,11 +66,9 @@ class MemoryAttention(Attention):
     kind: Literal["memory-attention"] = "memory-attention"  # type: ignore[assignment]
     memory: Count
 
-    def build(
-        self, d_model: int, *, dropout: float = 0.0, num_layers: int = 1
-    ) -> MemoryAttentionModule:
+    def build(self, d_model: int, **options: Any) -> MemoryAttentionModule:
         """See `Mixer.build`."""
-        return MemoryAttentionModule(self, d_model, dropout, num_layers)
+        return MemoryAttentionModule(self, d_model, **options)
 
 
 # The column of what a slot does not hold: later than all, so that no token sees it.

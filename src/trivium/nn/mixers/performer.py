@@ -56,9 +56,9 @@ class Performer(Mixer):
         sums = self.num_features * width // chunk
         return self.num_heads * (4 * self.num_features + 2 * chunk + sums + 6 * width)
 
-    def build(self, d_model: int, *, dropout: float = 0.0, num_layers: int = 1) -> PerformerModule:
+    def build(self, d_model: int, **options: Any) -> PerformerModule:
         """See `Mixer.build`."""
-        return PerformerModule(self, d_model, dropout, num_layers)
+        return PerformerModule(self, d_model, **options)
 
 
 class PerformerModule(ProjectingMixer):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -41,9 +41,9 @@ class TimeMixing(Mixer):
         before and after the receptance, and that. What weights are made of is computed again."""
         return 9 * self.d_inner
 
-    def build(self, d_model: int, *, dropout: float = 0.0, num_layers: int = 1) -> TimeMixingModule:
+    def build(self, d_model: int, **options: Any) -> TimeMixingModule:
         """See `Mixer.build`."""
-        return TimeMixingModule(self, d_model, dropout, num_layers)
+        return TimeMixingModule(self, d_model, **options)
 
 
 _NEVER = -1e30
