@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from trivium.data.batch import IGNORE_INDEX, Batch, RowBatch
-from trivium.data.documents import Document, ReadOptions, read_documents
-from trivium.data.encoded import EncodedExamples
-from trivium.data.records import Record, read_records
-from trivium.data.row_order import RowRandom, derived_seed, permutation, rows_of_step
-from trivium.data.rows import Rows
-from trivium.data.shards import Shards, ShardSplit
-
-__all__ = [
-    "IGNORE_INDEX",
-    "Batch",
-    "Document",
-    "EncodedExamples",
-    "ReadOptions",
-    "Record",
-    "RowBatch",
-    "RowRandom",
-    "Rows",
-    "ShardSplit",
-    "Shards",
-    "derived_seed",
-    "permutation",
-    "read_documents",
-    "read_records",
-    "rows_of_step",
-]
+from trivium.data.batch import IGNORE_INDEX as IGNORE_INDEX
+from trivium.data.batch import Batch as Batch
+from trivium.data.batch import RowBatch as RowBatch
+from trivium.data.documents import Document as Document
+from trivium.data.documents import ReadOptions as ReadOptions
+from trivium.data.documents import read_documents as read_documents
+from trivium.data.encoded import EncodedExamples as EncodedExamples
+from trivium.data.records import Record as Record
+from trivium.data.records import read_records as read_records
+from trivium.data.row_order import RowRandom as RowRandom
+from trivium.data.row_order import derived_seed as derived_seed
+from trivium.data.row_order import permutation as permutation
+from trivium.data.row_order import rows_of_step as rows_of_step
+from trivium.data.rows import Rows as Rows
+from trivium.data.shards import Shards as Shards
+from trivium.data.shards import ShardSplit as ShardSplit

@@ -18,36 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from trivium.errors import TriviumError, did_you_mean
-from trivium.explain.page import (
-    Bilingual,
-    Curves,
-    Formula,
-    Grid,
-    Heading,
-    Page,
-    Table,
-    Token,
-    TokenRow,
-    Tree,
-    bilingual,
-)
-
-__all__ = [
-    "Bilingual",
-    "Curves",
-    "Formula",
-    "Grid",
-    "Heading",
-    "Page",
-    "Table",
-    "Token",
-    "TokenRow",
-    "Tree",
-    "explain",
-    "load_topic",
-    "topic_names",
-    "topic_summary",
-]
+from trivium.explain.page import Bilingual as Bilingual
+from trivium.explain.page import Curves as Curves
+from trivium.explain.page import Formula as Formula
+from trivium.explain.page import Grid as Grid
+from trivium.explain.page import Heading as Heading
+from trivium.explain.page import Page as Page
+from trivium.explain.page import Table as Table
+from trivium.explain.page import Token as Token
+from trivium.explain.page import TokenRow as TokenRow
+from trivium.explain.page import Tree as Tree
+from trivium.explain.page import bilingual
 
 
 def topic_names() -> list[str]:

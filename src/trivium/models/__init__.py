@@ -10,31 +10,19 @@ import torch
 from torch import nn
 
 from trivium.errors import SpecError
-from trivium.models.attention_rnn import AttentionRNN
-from trivium.models.base_model import LanguageModule, Spec
-from trivium.models.initialization import initialize, with_fast_initialization
-from trivium.models.logits_model import LogitsModel
-from trivium.models.ngram import NGramModel
-from trivium.models.ngram_counts import NGramCounts
-from trivium.models.rnn import RecurrentModel
+from trivium.models.attention_rnn import AttentionRNN as AttentionRNN
+from trivium.models.base_model import LanguageModule as LanguageModule
+from trivium.models.base_model import Spec
+from trivium.models.initialization import initialize
+from trivium.models.initialization import with_fast_initialization as with_fast_initialization
+from trivium.models.logits_model import LogitsModel as LogitsModel
+from trivium.models.ngram import NGramModel as NGramModel
+from trivium.models.ngram_counts import NGramCounts as NGramCounts
+from trivium.models.rnn import RecurrentModel as RecurrentModel
 from trivium.models.stack import Stack
-from trivium.models.transformer import ModelSpec, Transformer
+from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import Transformer as Transformer
 from trivium.nn.blocks import Block
-
-__all__ = [
-    "AttentionRNN",
-    "LanguageModule",
-    "LogitsModel",
-    "NGramCounts",
-    "NGramModel",
-    "RecurrentModel",
-    "Transformer",
-    "active_parameters",
-    "build",
-    "flops_per_token",
-    "num_parameters",
-    "with_fast_initialization",
-]
 
 
 @overload

@@ -35,7 +35,22 @@ class Initialization(Choice, Part):
 
     def build(self, model: Any) -> Initializer:
         """Return what draws the weights of a `Transformer`."""
+        return Initializer(self, model)
+
+    def deviation(self, name: str, weight: Tensor, drawn: Initializer) -> float:
+        """The standard deviation that a matrix or table is drawn with."""
         raise NotImplementedError
+
+    def draw(
+        self, name: str, weight: Tensor, generator: torch.Generator, drawn: Initializer
+    ) -> None:
+        """Draw a matrix or a table."""
+        std = self.deviation(name, weight, drawn)
+        weight.copy_(torch.empty(weight.shape).normal_(0.0, std, generator=generator))
+
+    def finish(self, model: Any) -> None:
+        """Change what was drawn."""
+        initialize_attention(model, self.attention, getattr(self, "embedding_std", 1.0))
 
 
 _TABLES = ("tokens", "source_tokens", "positions", "late_positions", "token_types")
@@ -51,24 +66,20 @@ class Initializer:
         model: whose weights are drawn.
     """
 
-    embedding_std = 1.0
-    """The standard deviation of token vectors."""
-
     def __init__(self, start: Any, model: Any) -> None:
         self.start, self.model = start, model
         rows = (row for module in model.modules() for row in _row_weights(module))
         self.adding_to_stream = {id(weight) for weight in rows}
         kinds = nn.LayerNorm | nn.RMSNorm | nn.GroupNorm
         self._scales = {id(norm.weight) for norm in model.modules() if isinstance(norm, kinds)}
-
-    def deviation(self, name: str, weight: Tensor) -> float:
-        """The standard deviation that a matrix or table is drawn with."""
-        raise NotImplementedError
+        tables = (table for stack in getattr(model, "stacks", ()) for table in stack.tables)
+        self.shared_tables = {id(weight) for table in tables for weight in table.parameters()}
+        attentions = [each for each in model.modules() if isinstance(each, AttentionModule)]
+        self.attention_of_query = {id(each.query.weight): each for each in attentions}
 
     def draw(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
         """Draw a matrix or a table."""
-        std = self.deviation(name, weight)
-        weight.copy_(torch.empty(weight.shape).normal_(0.0, std, generator=generator))
+        self.start.draw(name, weight, generator, self)
 
     def set_vector(self, name: str, weight: Tensor) -> None:
         """Set a weight of one axis."""
@@ -76,7 +87,7 @@ class Initializer:
 
     def finish(self) -> None:
         """Change what was drawn."""
-        initialize_attention(self.model, self.start.attention, self.embedding_std)
+        self.start.finish(self.model)
 
 
 @torch.no_grad()
@@ -144,36 +155,23 @@ class Normal(Initialization):
     residual_init: Literal["full", "scaled", "zero"] = "full"
     attention: Literal["random", "position_offsets", "copy_heads"] = "random"
 
-    def build(self, model: Any) -> NormalInitializer:
-        """See `Initialization.build`."""
-        return NormalInitializer(self, model)
-
-
-class NormalInitializer(Initializer):
-    """One deviation for matrices, one for tables; see `Normal`."""
-
-    def __init__(self, start: Any, model: Any) -> None:
-        super().__init__(start, model)
-        self.embedding_std = start.embedding_std
-
-    def deviation(self, name: str, weight: Tensor) -> float:
-        """See `Initializer.deviation`."""
-        std = self.start.std
+    def deviation(self, name: str, weight: Tensor, drawn: Initializer) -> float:
+        """See `Initialization.deviation`."""
         if is_table(name):
             return self.embedding_std
-        if id(weight) not in self.adding_to_stream:
-            return std
-        layers = sum(stack.num_layers for stack in self.model.spec.stacks)
-        starts = {"full": std, "scaled": std / (2 * layers) ** 0.5, "zero": 0.0}
-        return starts[self.start.residual_init]
+        if id(weight) not in drawn.adding_to_stream:
+            return self.std
+        layers = sum(stack.num_layers for stack in drawn.model.spec.stacks)
+        starts = {"full": self.std, "scaled": self.std / (2 * layers) ** 0.5, "zero": 0.0}
+        return starts[self.residual_init]
 
-    def finish(self) -> None:
-        """See `Initializer.finish`; also the dense layer of an MLM head, for a "zero" start."""
-        if self.start.residual_init == "zero":
-            for head in self.model.heads.values():
+    def finish(self, model: Any) -> None:
+        """See `Initialization.finish`; also the dense layer of an MLM head, for a "zero" start."""
+        if self.residual_init == "zero":
+            for head in model.heads.values():
                 if isinstance(head, MaskedHead) and isinstance(head.dense, DenseLayer):
                     _set_to_identity(head.dense.linear)
-        super().finish()
+        super().finish(model)
 
 
 class FanIn(Initialization):
@@ -187,28 +185,15 @@ class FanIn(Initialization):
     kind: Literal["fan-in"] = "fan-in"
     attention: Literal["random", "copy_heads"] = "random"
 
-    def build(self, model: Any) -> FanInInitializer:
-        """See `Initialization.build`."""
-        return FanInInitializer(self, model)
-
-
-class FanInInitializer(Initializer):
-    """See `FanIn`; a bias of distances has deviation d_model^-0.5."""
-
-    def __init__(self, start: Any, model: Any) -> None:
-        super().__init__(start, model)
-        attentions = [each for each in model.modules() if isinstance(each, AttentionModule)]
-        self._sizes = {id(each.query.weight): _size_of_queries(each) for each in attentions}
-        tables = (table for stack in model.stacks for table in stack.tables)
-        self._biases = {id(weight) for table in tables for weight in table.parameters()}
-
-    def deviation(self, name: str, weight: Tensor) -> float:
-        """See `Initializer.deviation`."""
+    def deviation(self, name: str, weight: Tensor, drawn: Initializer) -> float:
+        """See `Initialization.deviation`; that of a bias of distances is d_model^-0.5."""
         if is_table(name):
             return 1.0
-        if id(weight) in self._biases:
-            return self.model.spec.d_model**-0.5
-        return weight.shape[-1] ** -0.5 * self._sizes.get(id(weight), 1.0)
+        if id(weight) in drawn.shared_tables:
+            return drawn.model.spec.d_model**-0.5
+        attention = drawn.attention_of_query.get(id(weight))
+        size = 1.0 if attention is None else _size_of_queries(attention)
+        return weight.shape[-1] ** -0.5 * size
 
 
 def _size_of_queries(attention: AttentionModule) -> float:
@@ -231,18 +216,10 @@ class Small(Initialization):
     kind: Literal["small"] = "small"
     attention: Literal["random"] = "random"
 
-    def build(self, model: Any) -> SmallInitializer:
-        """See `Initialization.build`."""
-        return SmallInitializer(self, model)
-
-
-class SmallInitializer(Initializer):
-    """See `Small`."""
-
-    def deviation(self, name: str, weight: Tensor) -> float:
-        """See `Initializer.deviation`."""
-        model = self.model.spec
-        if id(weight) in self.adding_to_stream:
+    def deviation(self, name: str, weight: Tensor, drawn: Initializer) -> float:
+        """See `Initialization.deviation`."""
+        model = drawn.model.spec
+        if id(weight) in drawn.adding_to_stream:
             return 2.0 / sum(stack.num_layers for stack in model.stacks) / model.d_model**0.5
         return (2.0 / (5.0 * model.d_model)) ** 0.5
 
@@ -261,22 +238,16 @@ class Xavier(Initialization):
     tables: Literal["normal", "uniform"] = "normal"
     attention: Literal["random", "diagonal"] = "random"
 
-    def build(self, model: Any) -> XavierInitializer:
-        """See `Initialization.build`."""
-        return XavierInitializer(self, model)
+    def deviation(self, name: str, weight: Tensor, drawn: Initializer) -> float:
+        """See `Initialization.deviation`: that of tables."""
+        return drawn.model.spec.d_model**-0.5
 
-
-class XavierInitializer(Initializer):
-    """See `Xavier`."""
-
-    def deviation(self, name: str, weight: Tensor) -> float:
-        """That of tables."""
-        return self.model.spec.d_model**-0.5
-
-    def draw(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
-        """See `Initializer.draw`."""
-        if is_table(name) and self.start.tables == "normal":
-            super().draw(name, weight, generator)
+    def draw(
+        self, name: str, weight: Tensor, generator: torch.Generator, drawn: Initializer
+    ) -> None:
+        """See `Initialization.draw`."""
+        if is_table(name) and self.tables == "normal":
+            super().draw(name, weight, generator, drawn)
         else:
             draw_uniform(weight, math.sqrt(6.0 / sum(weight.shape)), generator)
 

@@ -14,37 +14,21 @@ them meet: `context` (what a pass knows), `mask` (who sees whom), `attend` (whic
 (what is kept between steps), `part` (what is asked of each kind).
 """
 
-from trivium.nn.activations import ACTIVATIONS
-from trivium.nn.attend import attend
-from trivium.nn.blocks import Block
-from trivium.nn.context import Context, EncoderOutput, LayerContext
-from trivium.nn.feed_forwards import FeedForwardModule
-from trivium.nn.loss import cross_entropy, linear_cross_entropy
-from trivium.nn.mask import Mask
-from trivium.nn.mixers import MixerModule
-from trivium.nn.mixers.attention import AttentionModule, CrossAttention
-from trivium.nn.norm import build_norm
-from trivium.nn.part import PartModule
-from trivium.nn.positions import PositionsModule
-from trivium.nn.state import Cache, State
-
-__all__ = [
-    "ACTIVATIONS",
-    "AttentionModule",
-    "Block",
-    "Cache",
-    "Context",
-    "CrossAttention",
-    "EncoderOutput",
-    "FeedForwardModule",
-    "LayerContext",
-    "Mask",
-    "MixerModule",
-    "PartModule",
-    "PositionsModule",
-    "State",
-    "attend",
-    "build_norm",
-    "cross_entropy",
-    "linear_cross_entropy",
-]
+from trivium.nn.activations import ACTIVATIONS as ACTIVATIONS
+from trivium.nn.attend import attend as attend
+from trivium.nn.blocks import Block as Block
+from trivium.nn.context import Context as Context
+from trivium.nn.context import EncoderOutput as EncoderOutput
+from trivium.nn.context import LayerContext as LayerContext
+from trivium.nn.feed_forwards import FeedForwardModule as FeedForwardModule
+from trivium.nn.loss import cross_entropy as cross_entropy
+from trivium.nn.loss import linear_cross_entropy as linear_cross_entropy
+from trivium.nn.mask import Mask as Mask
+from trivium.nn.mixers import MixerModule as MixerModule
+from trivium.nn.mixers.attention import AttentionModule as AttentionModule
+from trivium.nn.mixers.attention import CrossAttention as CrossAttention
+from trivium.nn.norm import build_norm as build_norm
+from trivium.nn.part import PartModule as PartModule
+from trivium.nn.positions import PositionsModule as PositionsModule
+from trivium.nn.state import Cache as Cache
+from trivium.nn.state import State as State

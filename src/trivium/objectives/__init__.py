@@ -8,33 +8,17 @@ from __future__ import annotations
 from trivium.choice import import_members
 from trivium.errors import RecipeError
 from trivium.models.base_model import Spec
-from trivium.objectives.base import (
-    BALANCE,
-    Cut,
-    LabelledObjective,
-    LossTerms,
-    Objective,
-    TensorBatch,
-    to_device,
-)
-from trivium.objectives.monitor import Monitor
-from trivium.objectives.task_metrics import Metrics
+from trivium.objectives.base import BALANCE as BALANCE
+from trivium.objectives.base import Cut as Cut
+from trivium.objectives.base import LabelledObjective as LabelledObjective
+from trivium.objectives.base import LossTerms as LossTerms
+from trivium.objectives.base import Objective as Objective
+from trivium.objectives.base import TensorBatch as TensorBatch
+from trivium.objectives.base import to_device as to_device
+from trivium.objectives.monitor import Monitor as Monitor
+from trivium.objectives.task_metrics import Metrics as Metrics
 
 import_members(__name__, __path__)
-
-__all__ = [
-    "BALANCE",
-    "Cut",
-    "LabelledObjective",
-    "LossTerms",
-    "Metrics",
-    "Monitor",
-    "Objective",
-    "TensorBatch",
-    "default_objective",
-    "task_kinds",
-    "to_device",
-]
 
 
 def task_kinds() -> tuple[str, ...]:

@@ -4,18 +4,12 @@ Only the files of run folders are read. Charts are drawn by uPlot (MIT licence),
 the page: it needs no network.
 """
 
-from trivium.report.html_report import text_report, write_comparison, write_report
-from trivium.report.run_files import RunFiles, read_run
-from trivium.report.summary import UNKNOWN_SHARE, Summary, summarize, text_summary
-
-__all__ = [
-    "UNKNOWN_SHARE",
-    "RunFiles",
-    "Summary",
-    "read_run",
-    "summarize",
-    "text_report",
-    "text_summary",
-    "write_comparison",
-    "write_report",
-]
+from trivium.report.html_report import text_report as text_report
+from trivium.report.html_report import write_comparison as write_comparison
+from trivium.report.html_report import write_report as write_report
+from trivium.report.run_files import RunFiles as RunFiles
+from trivium.report.run_files import read_run as read_run
+from trivium.report.summary import UNKNOWN_SHARE as UNKNOWN_SHARE
+from trivium.report.summary import Summary as Summary
+from trivium.report.summary import summarize as summarize
+from trivium.report.summary import text_summary as text_summary

@@ -5,39 +5,25 @@ For a training loop of one's own: a `Loader` of `BatchStream`s gives the batch o
 rate that `set_learning_rate` sets, `save_checkpoint` and `restore` checkpoints.
 """
 
-from trivium.model_folder import checkpoints
-from trivium.train.callback import Callback
-from trivium.train.checkpoint import restore, save_checkpoint
-from trivium.train.loader import BatchStream, GlobalBatch, Loader
-from trivium.train.optimizers import Optimizer, set_learning_rate
-from trivium.train.optimizers.adamw import AdamW
-from trivium.train.optimizers.muon import Muon
-from trivium.train.recipe import Recipe
-from trivium.train.recipe_loading import load_recipe
-from trivium.train.schedules import Constant, Cosine, InverseSqrt, Linear, Schedule, StableDecay
-from trivium.train.trainer import Interrupted, Trainer, TrainState
-
-__all__ = [
-    "AdamW",
-    "BatchStream",
-    "Callback",
-    "Constant",
-    "Cosine",
-    "GlobalBatch",
-    "Interrupted",
-    "InverseSqrt",
-    "Linear",
-    "Loader",
-    "Muon",
-    "Optimizer",
-    "Recipe",
-    "Schedule",
-    "StableDecay",
-    "TrainState",
-    "Trainer",
-    "checkpoints",
-    "load_recipe",
-    "restore",
-    "save_checkpoint",
-    "set_learning_rate",
-]
+from trivium.model_folder import checkpoints as checkpoints
+from trivium.train.callback import Callback as Callback
+from trivium.train.checkpoint import restore as restore
+from trivium.train.checkpoint import save_checkpoint as save_checkpoint
+from trivium.train.loader import BatchStream as BatchStream
+from trivium.train.loader import GlobalBatch as GlobalBatch
+from trivium.train.loader import Loader as Loader
+from trivium.train.optimizers import Optimizer as Optimizer
+from trivium.train.optimizers import set_learning_rate as set_learning_rate
+from trivium.train.optimizers.adamw import AdamW as AdamW
+from trivium.train.optimizers.muon import Muon as Muon
+from trivium.train.recipe import Recipe as Recipe
+from trivium.train.recipe_loading import load_recipe as load_recipe
+from trivium.train.schedules import Constant as Constant
+from trivium.train.schedules import Cosine as Cosine
+from trivium.train.schedules import InverseSqrt as InverseSqrt
+from trivium.train.schedules import Linear as Linear
+from trivium.train.schedules import Schedule as Schedule
+from trivium.train.schedules import StableDecay as StableDecay
+from trivium.train.trainer import Interrupted as Interrupted
+from trivium.train.trainer import Trainer as Trainer
+from trivium.train.trainer import TrainState as TrainState

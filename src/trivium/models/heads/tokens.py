@@ -21,9 +21,9 @@ class TaggerHead(Head):
     num_labels: Count
     dense: Dense | None = None
 
-    def build(self, inputs: HeadInput) -> Tagger:
+    def build(self, inputs: HeadInput) -> TokenClassifier:
         """See `Head.build`."""
-        return Tagger(self, inputs)
+        return TokenClassifier(self.dense, inputs, self.num_labels)
 
 
 class SpanHead(Head):
@@ -33,9 +33,9 @@ class SpanHead(Head):
     kind: Literal["span"] = "span"
     dense: Dense | None = None
 
-    def build(self, inputs: HeadInput) -> SpanClassifier:
+    def build(self, inputs: HeadInput) -> TokenClassifier:
         """See `Head.build`."""
-        return SpanClassifier(self, inputs)
+        return TokenClassifier(self.dense, inputs, 2)
 
 
 class ReplacedTokenHead(Head):
@@ -45,9 +45,9 @@ class ReplacedTokenHead(Head):
     kind: Literal["replaced-token"] = "replaced-token"
     activation: Activation = "gelu"
 
-    def build(self, inputs: HeadInput) -> ReplacedTokenClassifier:
+    def build(self, inputs: HeadInput) -> TokenClassifier:
         """See `Head.build`."""
-        return ReplacedTokenClassifier(self, inputs)
+        return TokenClassifier(Dense(activation=self.activation), inputs, 1)
 
 
 class TokenClassifier(PartModule):
@@ -62,24 +62,3 @@ class TokenClassifier(PartModule):
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """[B, T, D] -> [B, T, L]."""
         return self.classifier(self.dropout(self.dense(hidden)))
-
-
-class Tagger(TokenClassifier):
-    """Logits of a tagger's labels."""
-
-    def __init__(self, head: TaggerHead, inputs: HeadInput) -> None:
-        super().__init__(head.dense, inputs, head.num_labels)
-
-
-class SpanClassifier(TokenClassifier):
-    """Two logits: does the answer begin here, does it end here."""
-
-    def __init__(self, head: SpanHead, inputs: HeadInput) -> None:
-        super().__init__(head.dense, inputs, 2)
-
-
-class ReplacedTokenClassifier(TokenClassifier):
-    """One logit: was the token replaced."""
-
-    def __init__(self, head: ReplacedTokenHead, inputs: HeadInput) -> None:
-        super().__init__(Dense(activation=head.activation), inputs, 1)

@@ -198,14 +198,8 @@ class AttentionModule(MixerModule):
             keys = Context(columns, columns)
         return self.prepare_for(context, keys, table)
 
-    def prepare_for(
-        self,
-        context: Context,
-        keys: Context,
-        table: nn.Module | None,
-        always: Tensor | None = None,
-    ) -> Prepared:
-        """What `prepare` gives, of tokens that attend to these keys; `always` is that of `Mask`."""
+    def prepare_for(self, context: Context, keys: Context, table: nn.Module | None) -> Prepared:
+        """What `prepare` gives, of tokens that attend to these keys."""
         ready = self.positions.prepare(context, keys, table)
         mask = Mask(
             context,
@@ -214,9 +208,13 @@ class AttentionModule(MixerModule):
             self.positions.bias(ready),
             num_heads=self.part.num_heads,
             eager=self.soft_cap is not None,
-            always=always,
+            always=self.always_seen(context),
         )
         return Prepared(mask, ready)
+
+    def always_seen(self, context: Context) -> Tensor | None:
+        """Which tokens no pattern hides, bool [B, T]; None: the pattern hides any."""
+        return None
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
         """Keys and values: of whole texts, or of as many last tokens as a window sees."""

@@ -145,13 +145,7 @@ class BlockSparseAttentionModule(AttentionModule):
 
     part: BlockSparseAttention
 
-    def prepare_for(
-        self,
-        context: Context,
-        keys: Context,
-        table: nn.Module | None,
-        always: Tensor | None = None,
-    ) -> Prepared:
+    def prepare_for(self, context: Context, keys: Context, table: nn.Module | None) -> Prepared:
         """See `AttentionModule.prepare_for`. Raises SpecError for limits other than padding."""
         self.refuse_limits(context, but={"padding"})
         columns = keys.columns

@@ -109,22 +109,19 @@ class GlobalAttentionModule(AttentionModule):
         self.key_global.load_state_dict(self.key.state_dict())
         self.value_global.load_state_dict(self.value.state_dict())
 
-    def prepare_for(
-        self,
-        context: Context,
-        keys: Context,
-        table: nn.Module | None,
-        always: Tensor | None = None,
-    ) -> Prepared:
+    def prepare_for(self, context: Context, keys: Context, table: nn.Module | None) -> Prepared:
         """See `AttentionModule.prepare_for`; also who is global, and that they see all."""
-        chosen = context.global_tokens if isinstance(context, GlobalContext) else None
-        local = super().prepare_for(context, keys, table, chosen)
+        chosen, local = self.always_seen(context), super().prepare_for(context, keys, table)
         if chosen is None or not len(columns := chosen.any(0).nonzero()[:, 0]):
             return PreparedGlobal(local.mask)
         of_all = GlobalTokens(
             columns, chosen[:, None, columns, None], Mask(context.cut(columns), keys)
         )
         return PreparedGlobal(local.mask, of_all=of_all)
+
+    def always_seen(self, context: Context) -> Tensor | None:
+        """See `AttentionModule.always_seen`: global tokens."""
+        return context.global_tokens if isinstance(context, GlobalContext) else None
 
     def attended(self, x: Tensor, context: Context, state: Any, prepared: Prepared) -> Tensor:
         """See `AttentionModule.attended`."""
