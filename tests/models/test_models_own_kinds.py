@@ -250,3 +250,46 @@ def test_a_norm_of_ones_own(name, tmp_path):
 def test_kinds_of_other_tests_are_forgotten():
     assert "fading" not in spec.Mixer.kinds
     assert "scaled" not in spec.Norm.kinds
+
+
+def define_gated() -> spec.Attention:
+    """Attention whose heads are multiplied by a gate, sigmoid(x W) (Qiu et al. 2025)."""
+
+    class Gated(spec.Attention):
+        kind: Literal["gated-attention"] = "gated-attention"
+
+        def build(self, d_model, **options):
+            return GatedModule(self, d_model, **options)
+
+    class GatedModule(nn.AttentionModule):
+        def __init__(self, part, width, dropout=0.0, num_layers=1):
+            super().__init__(part, width, dropout, num_layers)
+            self.gate = torch.nn.Linear(width, part.num_heads * part.head_dim)
+
+        def attended(self, x, context, state, prepared):
+            return self._heads(self.gate(x).sigmoid()) * super().attended(
+                x, context, state, prepared
+            )
+
+    return Gated(num_heads=6, head_dim=10, num_kv_heads=2, positions=spec.Rotary(base=100.0))
+
+
+@torch.no_grad()
+def test_gated_attention_is_a_part_of_ten_lines():
+    """It is drawn, saved, cached and packed as any other; only its formula is its own."""
+    with own_kinds():
+        gated, given = define_gated(), SPECS["llama"]
+        described = given.replace(decoder=given.decoder.with_layers(mixer=gated))
+        assert spec.Spec.from_dict(json.loads(json.dumps(described.to_dict()))) == described
+        assert build(described, seed=0).decoder.layers[1].mixer.gate.weight.std() > 0
+        model, ids = random_model(described), random_ids(2, 11)
+        mixer, x = model.decoder.layers[0].mixer, torch.randn(2, 11, WIDTH)
+        context = nn.Context.of_length(11, causal=True)
+        plain = nn.AttentionModule(mixer.part, WIDTH)
+        plain.load_state_dict(mixer.state_dict(), strict=False)
+        heads = plain.attended(x, context, None, plain.prepare(context)).transpose(1, 2).flatten(2)
+        expected = mixer.output((x @ mixer.gate.weight.T + mixer.gate.bias).sigmoid() * heads)
+        torch.testing.assert_close(mixer(x, context), expected, rtol=1e-9, atol=1e-9)
+        hidden, cache = model(ids), model.new_cache(2, MAX_LENGTH)
+        parts = [model(part, cache=cache) for part in ids.split([5, 1, 5], 1)]
+        torch.testing.assert_close(torch.cat(parts, 1), hidden, rtol=1e-9, atol=1e-9)

@@ -11,13 +11,13 @@ from own_kinds import own_kinds
 from small_models import MAX_LENGTH, SPECS, VOCABULARY, random_ids, random_model
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from trivium.nn.positions.sinusoidal import frequencies
 
 from trivium import spec
 from trivium.errors import SpecError
 from trivium.interop.convert import to_hugging_face
 from trivium.nn.context import Context
 from trivium.nn.positions.rotary import RotaryPositions
+from trivium.nn.positions.sinusoidal import frequencies
 
 ORIGINAL = 6
 FACTORS = {"short_factor": (1.0, 1.3, 2.0, 3.0, 5.0), "long_factor": (1.0, 2.0, 4.0, 8.0, 9.0)}

@@ -403,3 +403,23 @@ def test_small_new_models_decay_by_passes_in_place_of_dropout(preset, kind, chan
 def test_new_translators_of_our_sizes_start_fast(model, objective, changes, expected):
     recipe = load_recipe(model, {"objective.kind": objective, **changes})
     assert recipe.model.initialization == expected
+
+
+def test_a_key_of_layers_is_set_in_every_layer_whose_part_has_it():
+    """Of a model that mixes attention with Mamba, of experts after dense layers, of all layers."""
+    changes = ["model.decoder.layers.mixer.num_heads=8", "model.decoder.layers.mixer.head_dim=32"]
+    changes += ["model.decoder.layers.mixer.d_state=4", "model.decoder.layers.norm.eps=0.5"]
+    decoder = load_recipe("jamba-mini", changes).model.build_spec().decoder
+    heads = {getattr(mixer, "num_heads", None) for mixer in decoder.mixers}
+    states = {getattr(mixer, "d_state", None) for mixer in decoder.mixers}
+    assert (heads, states) == ({8, None}, {4, None})
+    assert {layer.norm.eps for layer in decoder.every_layer} == {0.5}
+    assert "num_headz: there is no such field" in error_of(
+        {"model": {"preset": "jamba-mini"}}, "model.decoder.layers.mixer.num_headz=8"
+    )
+    layers = presets["gpt2-tiny"].to_dict()["decoder"]["layers"]
+    model = {"preset": "gpt2-tiny", "decoder": {"first_layers": layers, "num_layers": 3}}
+    tree = {"model": model}
+    recipe = load_recipe(tree, ["model.decoder.first_layers.feed_forward.d_ff=24"])
+    widths = [layer.feed_forward.d_ff for layer in recipe.model.build_spec().decoder.every_layer]
+    assert widths == [24, 512, 512]
