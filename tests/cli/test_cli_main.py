@@ -99,6 +99,7 @@ for code, arguments in {usages}:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr[-2000:]
+    assert " object at 0x" not in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -68,9 +68,9 @@ def train(
     special_tokens: Annotated[str | None, typer.Option(show_default="those of the kind")] = None,
     lowercase: Annotated[bool | None, typer.Option("--lowercase/--cased")] = None,
     normalize: Annotated[bool | None, typer.Option("--normalize/--no-normalize")] = None,
-    min_frequency: opt.Positive | None = None,
+    min_frequency: Annotated[int | None, typer.Option(min=1)] = None,
     character_coverage: Annotated[float | None, typer.Option(max=1, callback=opt.above(0))] = None,
-    sample_bytes: opt.Positive | None = None,
+    sample_bytes: Annotated[int | None, typer.Option(min=1)] = None,
     **reading: Any,
 ) -> None:
     """Train a tokenizer on text.
