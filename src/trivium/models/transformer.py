@@ -233,11 +233,8 @@ class ModelSpec(Spec):
         if recompute:
             blocks = [*(4 * self.d_model for _ in blocks), max(blocks)]
         # One more norm, at the beginning or the end, and the head.
-        head = (
-            item
-            * self.d_model
-            * (4 if any(isinstance(head, MLMHead) and head.dense for head in self.heads) else 1)
-        )
+        dense = any(isinstance(head, MLMHead) and head.dense for head in self.heads)
+        head = item * self.d_model * (4 if dense else 1)
         last_norm = self.stacks[-1].every_layer[-1].norm
         return sum(blocks) + last_norm.kept_bytes(self.d_model, on_cpu=on_cpu) + head
 

@@ -69,7 +69,7 @@ class BlockKind(Choice, Part):
         return 2
 
     def build(self, layer: Layer, d_model: int, **options: Any) -> Block:
-        """Return the module of a layer; the options are those of `Layer.build`."""
+        """Return the module of a layer; the options are those of `Block`."""
         raise NotImplementedError
 
 
@@ -171,38 +171,26 @@ class Layer(Part):
             return self
         return self.replace(feed_forward=self.feed_forward.with_dropout(dropout))
 
-    def build(
-        self,
-        d_model: int,
-        *,
-        dropout: float = 0.0,
-        num_layers: int = 1,
-        first_norm: bool = True,
-        crosses: bool = False,
-    ) -> Block:
+    def build(self, d_model: int, **options: Any) -> Block:
         """Return the module, which maps [B, T, d_model] to [B, T, d_model].
 
-        Args:
-            d_model: width of the vectors.
-            dropout: of what is added to the residual stream, and of the mixer, while training.
-            num_layers: of the stack, for mixers that keep much for the backward pass.
-            first_norm: whether the mixer of a pre-norm block has its norm.
-            crosses: whether the block attends to an encoder's output, too.
+        The options are those of `Block`: dropout, num_layers, first_norm, crosses.
         """
-        return self.block.build(
-            self,
-            d_model,
-            dropout=dropout,
-            num_layers=num_layers,
-            first_norm=first_norm,
-            crosses=crosses,
-        )
+        return self.block.build(self, d_model, **options)
 
 
 class Block(PartModule):
     """Mixer, cross-attention where it `crosses`, and feed-forward network.
 
-    Each is inside a residual connection. The arguments are those of `Layer.build`.
+    Each is inside a residual connection.
+
+    Args:
+        layer: the configuration.
+        width: of the vectors, D.
+        dropout: of what is added to the residual stream, and of the mixer, while training.
+        num_layers: of the stack, for mixers that keep much for the backward pass.
+        first_norm: whether the mixer of a pre-norm block has its norm.
+        crosses: whether the block attends to an encoder's output, too.
 
     >>> import torch
     >>> from trivium import spec
