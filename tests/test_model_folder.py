@@ -239,7 +239,8 @@ def test_weights_and_specs_that_do_not_fit(folder):
     for text, what in (
         ("{", "JSON"),
         ("[]", "not an object"),
-        ('{"architecture": "x"}', "describe"),
+        ('{"trivium": "0.3", "architecture": "x"}', "describe"),
+        ('{"architecture": "x"}', "version 0.2"),
     ):
         spec.write_text(text)
         changed()

@@ -139,7 +139,7 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path):
     assert restore(checkpoint, model, []) == TrainState(step=4)
     state = checkpoint / "state.json"
     (tmp_path / "secret").write_text("outside")
-    state.write_text('{"format": 3, "step": 4, "meter": {"loss": [8.0, 2]}}')
+    state.write_text('{"trivium": "0.3", "format": 3, "step": 4, "meter": {"loss": [8.0, 2]}}')
     with pytest.raises(CheckpointError, match="does not match its checksum"):
         restore(checkpoint, model, [])
     names = [path.name for path in checkpoint.glob("[!c]*")]

@@ -6,7 +6,6 @@ import json
 import tomllib
 
 import pytest
-import tomli_w
 from run_settings import quiet, settings
 
 import trivium
@@ -58,11 +57,10 @@ def test_a_model_of_version_0_2_is_refused_with_what_to_do(run, text, tmp_path):
 
 
 def test_a_run_of_version_0_2_is_not_resumed(run):
-    tree = tomllib.loads((run / "recipe.toml").read_text())
-    del tree["trivium"]
-    (run / "recipe.toml").write_text(tomli_w.dumps(tree))
-    with pytest.raises(RecipeError, match=r"recipe\.toml.* version 0\.2.*Train again, or export"):
-        trivium.pretrain("gpt2-tiny", out=run, resume=True, console=quiet())
+    for folder in checkpoints(run / "checkpoints"):
+        make_old(folder)
+    with pytest.raises(CheckpointError, match=r" version 0\.2.*Train again, or export"):
+        trivium.pretrain("", out=run, resume=True, changes={"train": {"steps": 3}}, console=quiet())
 
 
 @pytest.mark.parametrize(

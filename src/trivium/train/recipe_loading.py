@@ -20,8 +20,8 @@ from pydantic import ValidationError
 from trivium.config import list_keys, merge, several_problems
 from trivium.data.shards import are_shards
 from trivium.data.sources import PYTHON
-from trivium.errors import OLD_RUN, RecipeError
-from trivium.files import STDIN, is_of_this_version, written_by
+from trivium.errors import RecipeError
+from trivium.files import STDIN, written_by
 from trivium.model_loading import load
 from trivium.models.base_model import Spec
 from trivium.models.transformer import ModelSpec
@@ -50,18 +50,13 @@ def shipped_recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(folder.glob("*.toml"))}
 
 
-def read_recipe(path: str | os.PathLike[str], *, of_run: bool = False) -> dict[str, Any]:
-    """The tree in a TOML file, or of a shipped recipe.
-
-    Raises RecipeError where it is none, or, `of_run`, is the recipe of a run of version 0.2.
-    """
+def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The tree in a TOML file, or of a shipped recipe. Raises RecipeError where it is none."""
     name = os.fspath(path)
     file = shipped_recipes().get(name, Path(name))
     try:
         tree = tomllib.loads(file.read_text(encoding="utf-8"))
-        if not is_of_this_version(tree) and of_run:
-            raise RecipeError(f"{file}: {OLD_RUN}")
-        return tree
+        return {name: value for name, value in tree.items() if name not in written_by()}
     except FileNotFoundError:
         known = ", ".join(shipped_recipes())
         raise RecipeError(f"{name}: no such recipe file. Shipped recipes: {known}.") from None

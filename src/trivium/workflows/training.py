@@ -368,7 +368,7 @@ def _resumed_recipe(run: Run, tree: dict[str, Any], changes: Changes, line: Prog
     Raises RecipeError for a change of anything else.
     """
     try:
-        before = build_recipe(read_recipe(run.recipe, of_run=True), where=str(run.recipe))
+        before = build_recipe(read_recipe(run.recipe), where=str(run.recipe))
     except CheckpointError as error:
         raise CheckpointError(
             f"{error}\n{run.path} started from this model, which --resume reads again: put it back."
