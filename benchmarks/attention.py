@@ -105,14 +105,14 @@ def main() -> None:
 def kinds(size: Size = Size()) -> dict[str, Callable[[int], tuple[Any, Any]]]:
     """By name, the mixer of a text of some length, and the positions that are added to tokens."""
     from trivium import spec
-    from trivium.spec import Fixed, Mamba, Performer, RelativeScores, SegmentAttention, TimeMixing
+    from trivium.spec import Fixed, Mamba, MemoryAttention, Performer, RelativeScores, TimeMixing
 
     heads, head_dim = size.width // size.head_dim, size.head_dim
     performer = Performer(num_heads=heads, head_dim=head_dim, num_features=64)
     mamba = Mamba(d_inner=2 * size.width, dt_rank=size.width // 16)
     sliding = spec.Sliding(window=size.window)
-    segments = SegmentAttention(
-        num_heads=heads, head_dim=head_dim, positions=RelativeScores(), pattern=sliding
+    segments = MemoryAttention(
+        num_heads=heads, head_dim=head_dim, positions=RelativeScores(), memory=size.window
     )
 
     def attention(positions: Any = None, **fields: Any) -> spec.Attention:

@@ -62,7 +62,6 @@ from trivium.nn.mixers.latent_attention import LatentAttention as LatentAttentio
 from trivium.nn.mixers.linformer import Linformer as Linformer
 from trivium.nn.mixers.mamba import Mamba as Mamba
 from trivium.nn.mixers.memory_attention import MemoryAttention as MemoryAttention
-from trivium.nn.mixers.memory_attention import SegmentAttention as SegmentAttention
 from trivium.nn.mixers.performer import Performer as Performer
 from trivium.nn.mixers.time_mixing import TimeMixing as TimeMixing
 from trivium.nn.norm import DeviationNorm as DeviationNorm

@@ -20,7 +20,7 @@ from trivium.errors import RecipeError
 from trivium.models import build
 from trivium.objectives.causal import Causal
 from trivium.presets import presets
-from trivium.spec import RelativeScores, SegmentAttention
+from trivium.spec import MemoryAttention, RelativeScores
 from trivium.train.carried_state import carried_state
 from trivium.train.loader import BatchStream, Loader
 from trivium.train.recipe_loading import load_recipe
@@ -116,9 +116,7 @@ def questions(least, most, count) -> np.ndarray:
 
 def segments() -> spec.ModelSpec:
     """A small Transformer-XL with a memory of 16 tokens."""
-    attention = SegmentAttention(
-        num_heads=2, head_dim=8, positions=RelativeScores(), pattern=spec.Sliding(window=16)
-    )
+    attention = MemoryAttention(num_heads=2, head_dim=8, positions=RelativeScores(), memory=16)
     stack = presets["transformer-xl-tiny"].decoder.with_layers(  # type: ignore[union-attr]
         num_layers=1, mixer=attention, feed_forward=spec.FeedForward(d_ff=32, activation="relu")
     )

@@ -11,8 +11,7 @@ from trivium.models.initialization import Normal
 from trivium.models.stack import Embedding
 from trivium.nn.blocks import NormPlacement
 from trivium.nn.feed_forwards.feed_forward import FeedForward
-from trivium.nn.mixers.memory_attention import SegmentAttention
-from trivium.nn.patterns import Sliding
+from trivium.nn.mixers.memory_attention import MemoryAttention
 from trivium.nn.positions.relative_scores import RelativeScores
 from trivium.presets.preset import SCALED, Preset, decoder
 
@@ -35,12 +34,12 @@ def _transformer_xl(
         d_model,
         vocab_size=vocab_size,
         embedding=Embedding(scale=d_model**0.5),
-        mixer=SegmentAttention(
+        mixer=MemoryAttention(
             num_heads=num_heads,
             head_dim=d_model // num_heads,
             bias=False,
             positions=RelativeScores(),
-            pattern=Sliding(window=memory),
+            memory=memory,
         ),
         feed_forward=FeedForward(d_ff=d_ff, activation="relu"),
         norm_placement=norm_placement,

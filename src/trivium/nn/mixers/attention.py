@@ -204,13 +204,17 @@ class AttentionModule(MixerModule):
         mask = Mask(
             context,
             keys,
-            self.part.pattern,
+            self.pattern_of(context),
             self.positions.bias(ready),
             num_heads=self.part.num_heads,
             eager=self.soft_cap is not None,
             always=self.always_seen(context),
         )
         return Prepared(mask, ready)
+
+    def pattern_of(self, context: Context) -> Pattern | None:
+        """Return the pattern of a pass."""
+        return self.part.pattern
 
     def always_seen(self, context: Context) -> Tensor | None:
         """Which tokens no pattern hides, bool [B, T]; None: the pattern hides any."""

@@ -1,4 +1,4 @@
-"""Attention with a memory of earlier rows that sees both sides of a token: XLNet.
+"""Attention with a memory of earlier tokens: Transformer-XL and XLNet.
 
 Shape letters: B batch, T positions, M remembered positions, D width.
 """
@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import SerializeAsAny
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -17,54 +16,31 @@ from trivium.errors import SpecError
 from trivium.nn.context import Context
 from trivium.nn.mixers.attention import Attention, AttentionModule, Prepared
 from trivium.nn.part import Count
-from trivium.nn.patterns import Pattern
+from trivium.nn.patterns import Pattern, Sliding
 from trivium.nn.state import Span, State
 
 
-class SegmentAttention(Attention):
-    """Attention that remembers the last inputs of its layer: Transformer-XL (Dai et al. 2019).
-
-    It remembers as many tokens as its pattern reaches: `pattern=Sliding(window=150)` is a memory of
-    150 tokens, and a token sees the 150 before it, wherever segments begin. With a memory as long
-    as the text it is the same as other attention. In training with state
-    (`objective.carry_state`) a row is a segment.
-    """
-
-    encodes: ClassVar[bool] = False
-    carries: ClassVar[bool] = True
-    kind: Literal["segment-attention"] = "segment-attention"  # type: ignore[assignment]
-    pattern: SerializeAsAny[Pattern]  # type: ignore[reportGeneralTypeIssues]
-
-    @property
-    def memory(self) -> int:
-        """The number of tokens that a layer remembers."""
-        return self.pattern.reach or 0  # `check` refuses a pattern without a reach
-
-    def check(self) -> None:
-        """Raise SpecError for a memory without an end."""
-        super().check()
-        if self.pattern.reach is None:
-            raise SpecError(
-                f'a pattern of kind "{self.pattern.kind}" reaches all tokens, and the memory of '
-                "segment-attention has an end: give it Sliding(window=...)."
-            )
-
-    def build(self, d_model: int, **options: Any) -> SegmentAttentionModule:
-        """See `Mixer.build`."""
-        return SegmentAttentionModule(self, d_model, **options)
-
-
 class MemoryAttention(Attention):
-    """Attention of an encoder to its row and to the last `memory` inputs of its layer before it.
+    """Attention that remembers the last `memory` inputs of its layer.
 
-    Rows that continue each other are read so in training with state (`objective.carry_state`);
-    elsewhere it is `Attention`. Source: Yang et al. 2019 (XLNet), section 2.4.
+    In a decoder a token sees the `memory` tokens before it, wherever segments begin (Dai et al.
+    2019, Transformer-XL). In an encoder a row sees itself and the `memory` tokens before the row
+    (Yang et al. 2019, XLNet, section 2.4). Rows that continue each other are read so in training
+    with state (`objective.carry_state`), in which a row is a segment; elsewhere an encoder has no
+    memory.
     """
 
-    decodes: ClassVar[bool] = False
     carries: ClassVar[bool] = True
     kind: Literal["memory-attention"] = "memory-attention"  # type: ignore[assignment]
     memory: Count
+
+    def check(self) -> None:
+        """Raise SpecError for a pattern."""
+        super().check()
+        if self.pattern:
+            raise SpecError(
+                "memory-attention sees as far as its memory: leave the pattern out, and set memory."
+            )
 
     def build(self, d_model: int, **options: Any) -> MemoryAttentionModule:
         """See `Mixer.build`."""
@@ -98,36 +74,24 @@ class Memory(State):
         return both
 
 
-class SegmentAttentionModule(AttentionModule):
+class MemoryAttentionModule(AttentionModule):
     """Keys and values are of [SG(memory), x], queries of x alone; SG stops gradients.
 
-    Source: Dai et al. 2019, sections 3.2 and 3.3. A token sees as many tokens before it as the
-    memory holds, as in their evaluation; in their training later tokens of a segment saw all of
-    the memory and of the segment before them.
+    Source: Dai et al. 2019, sections 3.2 and 3.3. In a decoder a token sees as many tokens before
+    it as the memory holds, as in their evaluation; in their training later tokens of a segment saw
+    all of the memory and of the segment before them. In an encoder what is remembered is known from
+    the beginning of every order, and belongs to sentence A.
     """
 
-    part: SegmentAttention | MemoryAttention
+    part: MemoryAttention
+
+    def pattern_of(self, context: Context) -> Pattern | None:
+        """See `AttentionModule.pattern_of`."""
+        return Sliding(window=self.part.memory) if context.causal else None
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
         """Return a memory of as many inputs as the part says."""
         return Memory(slots, self.part.memory, self.width, like)
-
-    def _query_key_value(
-        self, x: Tensor, context: Context, state: Any, prepared: Prepared
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        seen = x[:, : context.num_keys]
-        if context.span is not None and state is not None:
-            seen = state.append(context.span, seen)
-        return self.normed(self.query_norm, self.query(x)), *self.project(seen)
-
-
-class MemoryAttentionModule(SegmentAttentionModule):
-    """Keys and values are of [SG(memory), x], for tokens and for the queries of a second stream.
-
-    What is remembered is known from the beginning of every order, and of sentence A.
-    """
-
-    part: MemoryAttention  # type: ignore[assignment]
 
     def prepare(self, context: Context, state: Any = None, table: Any = None) -> Prepared:
         """See `AttentionModule.prepare`; `state` is a `Memory`."""
@@ -141,9 +105,18 @@ class MemoryAttentionModule(SegmentAttentionModule):
 
     def _with_memory(self, keys: Context, columns: Tensor) -> Context:
         """The context of M remembered tokens and of those of the row, at these columns."""
-        before = (self.part.memory, 0)
-        real = columns <= columns[:, -1:]  # what is not there is later than all
-        if keys.real is not None:
-            real = real & F.pad(keys.real.bool(), before, value=True)
+        before, real = (self.part.memory, 0), keys.real
+        if not keys.causal:
+            real = columns <= columns[:, -1:]  # what is not there is later than all
+            if keys.real is not None:
+                real = real & F.pad(keys.real.bool(), before, value=True)
         types = None if keys.types is None else F.pad(keys.types, before)
         return replace(keys, positions=columns, columns=columns, real=real, types=types)
+
+    def _query_key_value(
+        self, x: Tensor, context: Context, state: Any, prepared: Prepared
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        seen = x[:, : context.num_keys]
+        if context.span is not None and state is not None:
+            seen = state.append(context.span, seen)
+        return self.normed(self.query_norm, self.query(x)), *self.project(seen)

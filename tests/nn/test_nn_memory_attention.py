@@ -10,16 +10,16 @@ from small_models import SPECS, random_ids, random_model
 from trivium import spec
 from trivium.errors import SpecError
 from trivium.nn.context import Context
-from trivium.nn.mixers.memory_attention import SegmentAttentionModule
+from trivium.nn.mixers.memory_attention import MemoryAttentionModule
 from trivium.nn.state import Span
-from trivium.spec import RelativeScores, SegmentAttention
+from trivium.spec import MemoryAttention, RelativeScores
 
-PART = SegmentAttention(
+PART = MemoryAttention(
     num_heads=3,
     head_dim=10,
     bias=False,
     positions=RelativeScores(),
-    pattern=spec.Sliding(window=5),
+    memory=5,
 )
 
 
@@ -45,7 +45,7 @@ def test_segments_are_one_text_and_gradients_end_with_them(qk_norm):
 @double_precision()
 def test_what_is_remembered_trains_the_matrices_of_keys_and_values():
     """SG(h) of section 3.2 stops at the hidden states: W_k and W_v read them anew."""
-    mixer = SegmentAttentionModule(PART, 13)
+    mixer = MemoryAttentionModule(PART, 13)
     for weight in mixer.parameters():
         torch.nn.init.normal_(weight, std=0.5)
     x = torch.randn(1, 6, 13, requires_grad=True)
@@ -75,7 +75,7 @@ def test_parts_that_cannot_remember_are_refused():
 @torch.no_grad()
 def test_queries_and_keys_are_normalised():
     """Their length does not matter, as in other attention."""
-    mixer = SegmentAttentionModule(PART.replace(qk_norm=spec.LayerNorm(eps=1e-12)), 13)
+    mixer = MemoryAttentionModule(PART.replace(qk_norm=spec.LayerNorm(eps=1e-12)), 13)
     for name, weight in mixer.named_parameters():
         torch.nn.init.normal_(weight, std=0.5) if "norm" not in name else None
     x, context = torch.randn(1, 6, 13), Context.of_length(6, causal=True)
