@@ -66,6 +66,22 @@ _LLAMA = {
     "max_position_embeddings": 97,
     **_TOKENS,
 }
+_DEEPSEEK = {
+    **_LLAMA,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 6,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 11,
+    "kv_lora_rank": 10,
+    "qk_nope_head_dim": 5,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 7,
+    "moe_intermediate_size": 9,
+    "n_routed_experts": 6,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "experts_implementation": "eager",
+}
 _OPT = {
     "vocab_size": VOCABULARY,
     "hidden_size": 22,
@@ -152,6 +168,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "Mistral": {**_LLAMA, "sliding_window": 5},
     # One product for each expert: PyTorch has none of all together in float64.
     "Mixtral": {**_LLAMA, "num_local_experts": 5, "experts_implementation": "eager"},
+    "DeepseekV2": {**_DEEPSEEK, "qk_nope_head_dim": 6},
+    "DeepseekV3": {**_DEEPSEEK, "n_group": 3, "topk_group": 2},
     "Bloom": {
         "vocab_size": VOCABULARY,
         "hidden_size": 21,
@@ -218,6 +236,7 @@ YARN_ROPE = {
 }
 _YARN: dict[str, Any] = YARN_ROPE["rope_parameters"]  # type: ignore[assignment]
 _MSCALE = {"truncate": False, "mscale": 1.0, "mscale_all_dim": 0.5}
+_YARN_MSCALE = {**YARN_ROPE, "rope_parameters": {**_YARN, "mscale": 0.9, "mscale_all_dim": 0.7}}
 _ALL_BIASES = ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias")
 # Class -> configurations beside the plain one.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
@@ -273,6 +292,16 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"head_dim": 10, **YARN_ROPE},
         {"num_experts_per_tok": 3, "hidden_act": "gelu", "sliding_window": 5, "head_dim": 10},
         {"num_experts_per_tok": 1, "router_aux_loss_coef": 0.3, "tie_word_embeddings": True},
+    ],
+    "DeepseekV2ForCausalLM": [
+        {"q_lora_rank": None, "hidden_act": "gelu", "first_k_dense_replace": 0},
+        {"topk_method": "group_limited_greedy", "n_group": 3, "topk_group": 2},
+        {"routed_scaling_factor": 16.0, "num_experts_per_tok": 1, **_YARN_MSCALE},
+    ],
+    "DeepseekV3ForCausalLM": [
+        {"q_lora_rank": None, "norm_topk_prob": False, "tie_word_embeddings": True},
+        {"rope_interleave": False, "n_group": 1, "topk_group": 1, "n_shared_experts": 1},
+        {"first_k_dense_replace": 2, "rms_norm_eps": 1e-3, **_YARN_MSCALE},
     ],
     "BloomForCausalLM": [{"tie_word_embeddings": False, "layer_norm_epsilon": 1e-3}],
     "GPTNeoXForCausalLM": [
@@ -346,6 +375,9 @@ def hf_model(case: Case, seed: int = 1) -> Any:
     options = {**SIZES[prefix_of(case.name)], "num_labels": 2 if two else 5, **case.changes}
     config = getattr(transformers, f"{prefix_of(case.name)}Config")(**options)
     model = getattr(transformers, case.name)(config).to(torch.get_default_dtype())
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.copy_(torch.arange(len(buffer)) % 3 / 5)
     return randomize(model, seed)
 
 

@@ -119,6 +119,8 @@ def test_defaults_are_those_of_the_classes(family):
     """An option that a config.json leaves out is what the class of `transformers` takes."""
     checked = 0
     default = transformers.CONFIG_MAPPING[family.model_type]().to_dict()
+    if family.model_type == "deepseek_v2":
+        default["num_experts_per_tok"] = 3  # without it their router cannot choose
     for architecture in family.architectures:
         whole = read_spec(family, architecture, default, ())
         for name in default.keys() - {"model_type"}:
@@ -156,13 +158,21 @@ def test_the_balance_loss_of_mixtral(case):
         torch.testing.assert_close(loss, expected, rtol=1e-9, atol=0.0)
 
 
-def test_experts_one_by_one_and_in_one_tensor(tmp_path):
+@pytest.mark.parametrize(
+    ("family", "expert"),
+    [
+        ("Mixtral", "block_sparse_moe.experts.4.w1"),
+        ("DeepseekV2", "mlp.experts.4.gate_proj"),
+        ("DeepseekV3", "mlp.experts.4.gate_proj"),
+    ],
+)
+def test_experts_one_by_one_and_in_one_tensor(family, expert, tmp_path):
     """As published files have them, and as `transformers` 5 has them in memory."""
-    original = hf_model(Case("MixtralForCausalLM", {}))
+    original = hf_model(Case(f"{family}ForCausalLM", {}))
     for name, by_name in (("files", True), ("memory", False)):
         original.save_pretrained(tmp_path / name, save_original_format=by_name)
         tensors = load_file(tmp_path / name / "model.safetensors")
-        assert ("model.layers.1.block_sparse_moe.experts.4.w1.weight" in tensors) == by_name
+        assert (f"model.layers.1.{expert}.weight" in tensors) == by_name
         again = from_hugging_face(options_of(original), tensors).state_dict()
         for key, weight in ours_of(original).state_dict().items():
             assert torch.equal(again[key], weight), (name, key)

@@ -24,6 +24,7 @@ DECODERS = [
     *("OpenAIGPTLMHeadModel", "GPT2LMHeadModel", "OPTForCausalLM", "LlamaForCausalLM"),
     *("MistralForCausalLM", "MixtralForCausalLM", "BloomForCausalLM", "GPTNeoXForCausalLM"),
     *("Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma2ForCausalLM"),
+    *("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"),
 ]
 BOTH = ["T5ForConditionalGeneration", "BartForConditionalGeneration"]
 # Ours, and what the same options are called there.

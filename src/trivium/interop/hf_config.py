@@ -109,6 +109,8 @@ MODEL_KEYS = frozenset(
 _SIZES = "hidden_size num_attention_heads num_hidden_layers"
 _ALIASES = {
     "bart": "hidden_size num_attention_heads",
+    "deepseek_v2": "num_experts",
+    "deepseek_v3": "num_local_experts",
     "gpt2": f"{_SIZES} max_position_embeddings",
     "marian": "hidden_size num_attention_heads",
     "mixtral": "num_experts",

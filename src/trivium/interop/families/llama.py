@@ -20,6 +20,7 @@ from trivium.interop.family import (
 )
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import ModelSpec
+from trivium.nn.positions import Positions
 from trivium.nn.positions.rotary import Rotary, RotaryScaling
 
 # Values of rope_type: "default", or the kind of scaling here.
@@ -32,7 +33,8 @@ def _hf_name(field: str) -> str:
     return field.replace("frequency", "freq").replace("max_length", "max_position_embeddings")
 
 
-def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
+def read_rotary(config: ConfigReader, tree: SpecTree) -> None:
+    """Read rotary positions of all dimensions of a head."""
     config.expect("partial_rotary_factor", 1.0)
     rope = rope_of(config)
     if rope.get("partial_rotary_factor") == 1.0:
@@ -76,8 +78,11 @@ def read_rope(config: ConfigReader, tree: SpecTree, rope: dict[str, Any]) -> Non
 
 
 def _write_rotary(spec: ModelSpec, config: dict[str, Any]) -> None:
+    write_rope(attention_of(spec).positions, config)
+
+
+def write_rope(rotary: Positions | None, config: dict[str, Any]) -> None:
     """In both spellings: releases of transformers before 5 read the old one alone."""
-    rotary = attention_of(spec).positions
     if not isinstance(rotary, Rotary):
         raise SpecError("decoder.layers.mixer.positions that are not rotary")
     fields = rotary.scaling.model_dump(mode="json", exclude_none=True) if rotary.scaling else {}
@@ -132,7 +137,7 @@ FIXED = {
     "initialization": {"kind": "normal", "residual_init": "scaled"},
 }
 
-ROTARY = Hook(_read_rotary, _write_rotary)
+ROTARY = Hook(read_rotary, _write_rotary)
 
 _LAYER: Weights = {
     "input_layernorm": "mixer_residual.{norm}",

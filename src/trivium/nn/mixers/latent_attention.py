@@ -34,8 +34,8 @@ class LatentAttention(Mixer):
 
     RoPE is applied to `rotary_dim` dimensions of the queries and keys, which are in addition to
     the `head_dim` dimensions without positions; all heads share one rotary key. Values have
-    `value_dim` dimensions. Scores are multiplied by `scale`, (head_dim + rotary_dim)^-0.5 unless
-    set.
+    `value_dim` dimensions. Scores are multiplied by `scale`; unless set it is
+    (head_dim + rotary_dim)^-0.5, with YaRN times a factor (`YarnScaling.score_factor`).
     """
 
     kind: Literal["latent-attention"] = "latent-attention"
@@ -53,6 +53,12 @@ class LatentAttention(Mixer):
     def key_dim(self) -> int:
         """Dimensions of a query or a key: without positions, and rotary."""
         return self.head_dim + self.rotary_dim
+
+    @property
+    def score_scale(self) -> float:
+        """What scores are multiplied by: `scale`, or what it is where it is not set."""
+        scaling = self.positions.scaling
+        return self.scale or self.key_dim**-0.5 * (scaling.score_factor if scaling else 1.0)
 
     def check(self) -> None:
         """Raise SpecError for a number of rotary dimensions that RoPE cannot be applied to."""
@@ -153,7 +159,7 @@ class LatentAttentionModule(MixerModule):
             key,
             value,
             prepared.mask,
-            scale=self.part.scale,
+            scale=self.part.score_scale,
             dropout=self.dropout if self.training else 0.0,
             max_scores=self.max_scores,
         )

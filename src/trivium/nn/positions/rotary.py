@@ -25,6 +25,11 @@ class RotaryScaling(Choice, Part):
     needs_length: ClassVar[bool] = False
     """Whether the frequencies depend on the length of the text."""
 
+    @property
+    def score_factor(self) -> float:
+        """The factor of the scores of latent attention, in which only a part of a head turns."""
+        return 1.0
+
     def refuses(self, turned: int) -> str:
         """Why heads of which `turned` dimensions are turned cannot have it; empty: they can."""
         return ""
@@ -120,6 +125,12 @@ class YarnScaling(RotaryScaling):
     attention_factor: Positive | None = None
     mscale: Positive | None = None
     mscale_all_dim: Positive | None = None
+
+    @property
+    def score_factor(self) -> float:
+        """(0.1 mscale_all_dim log(factor) + 1)^2 (DeepSeek-V2)."""
+        growth = 0.1 * (self.mscale_all_dim or 0.0) * math.log(max(self.factor, 1.0))
+        return (growth + 1.0) ** 2
 
     def scaled(self, base: float, turned: int, length: Tensor | None) -> tuple[Tensor, float]:
         """See `RotaryScaling.scaled`."""
