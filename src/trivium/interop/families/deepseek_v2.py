@@ -1,4 +1,4 @@
-"""DeepSeek-V2 (DeepSeek-AI 2024a): latent attention, and experts with a shared network.
+"""DeepSeek-V2 (DeepSeek-AI 2024a): latent attention, dense layers, and layers of experts.
 
 `aux_loss_alpha`, which the released configurations name and `transformers` does not read, is the
 weight of the balance loss.
@@ -6,192 +6,120 @@ weight of the balance loss.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from trivium.errors import SpecError
-from trivium.interop.families.llama import CONFIG, FIXED, LLAMA, read_rotary, write_rope
-from trivium.interop.family import Hook, Option, SpecTree, Weights, activation, classes, in_layers
+from trivium.interop.families.llama import CONFIG, body, read_rotary, write_rope
+from trivium.interop.families.mixtral import MIXTRAL
+from trivium.interop.family import Hook, Option, SpecTree, Weights, activation, classes
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import ModelSpec
 from trivium.nn.feed_forwards.experts import Experts
-from trivium.nn.feed_forwards.feed_forward import FeedForward
 from trivium.nn.mixers.latent_attention import LatentAttention
 
-MIXER, EXPERTS = "decoder.layers.mixer", "decoder.layers.feed_forward"
-_EXPERT = "feed_forward.experts.{e}"
+_MIXER, _EXPERTS = "decoder.layers.mixer", "decoder.layers.feed_forward"
+_NETWORKS = {"": "", "shared_experts.": "shared.", "experts.{e}.": "experts.{e}."}
 CLASSES = "ForCausalLM Model ForSequenceClassification"
 
 
-def hook_for(shared: int, first: int, d_ff: int) -> Hook:
-    """Return the hook of all that the tables cannot say.
-
-    `shared`, `first` and `d_ff` are the numbers of a file that does not name them: shared experts,
-    layers without experts, and the hidden units of these layers.
-    """
-
-    def read(config: ConfigReader, tree: SpecTree) -> None:
-        read_rotary(config, tree)
-        config.expect("num_key_value_heads", tree.get(f"{MIXER}.num_heads"))
-        rank = config.get("q_lora_rank", None if "q_lora_rank" in config.named else 1536)
-        tree.set(f"{MIXER}.query_rank", rank)
-        expert = tree.get(f"{EXPERTS}.expert")
-        hidden = config.require("n_shared_experts", shared) * expert["d_ff"]
-        tree.set(f"{EXPERTS}.shared", {**expert, "d_ff": hidden})
-        count = config.require("first_k_dense_replace", first)
-        if count >= tree.get("decoder.num_layers"):
-            expected = "a number less than num_hidden_layers"
-            raise config.unsupported("first_k_dense_replace", expected=expected)
-        dense = {
-            **expert,
-            "kind": "feed-forward",
-            "d_ff": config.require("intermediate_size", d_ff),
-        }
-        layer = {**tree.get("decoder.layers"), "feed_forward": dense}
-        tree.set("decoder.first_layers", [layer] * count)
-
-    return Hook(read, _write)
+def _read(config: ConfigReader, tree: SpecTree) -> None:
+    """Read what is not one number: first layers without experts, and queries not compressed."""
+    read_rotary(config, tree)
+    config.expect("num_key_value_heads", tree.get(f"{_MIXER}.num_heads"))
+    rank = config.get("q_lora_rank", None if "q_lora_rank" in config.named else 1536)
+    tree.set(f"{_MIXER}.query_rank", rank)
+    expert = {**tree.get(f"{_EXPERTS}.expert"), "kind": "feed-forward"}
+    shared = config.require("n_shared_experts") * expert["d_ff"]
+    tree.set(f"{_EXPERTS}.shared", {**expert, "d_ff": shared})
+    dense = {**expert, "d_ff": config.require("intermediate_size")}
+    count = min(config.require("first_k_dense_replace"), tree.get("decoder.num_layers"))
+    layer = {**tree.get("decoder.layers"), "feed_forward": dense}
+    tree.set("decoder.first_layers", [layer] * count)
 
 
 def _write(spec: ModelSpec, config: dict[str, Any]) -> None:
-    stack = spec.stacks[0]
-    mixer, networks = stack.mixers[0], [layer.feed_forward for layer in stack.every_layer]
+    mixer, networks = spec.stacks[0].mixers[0], [x.feed_forward for x in spec.stacks[0].every_layer]
     experts = networks[-1]
-    if not isinstance(mixer, LatentAttention):
-        raise SpecError(f"{MIXER}.kind = {mixer.kind!r}")
-    if not isinstance(experts, Experts) or experts.shared is None:
-        raise SpecError(f"{EXPERTS}.shared = None")
+    if not (isinstance(mixer, LatentAttention) and isinstance(experts, Experts) and experts.shared):
+        raise SpecError("a model without latent attention or shared experts")
     write_rope(mixer.positions, config)
-    dense = [*itertools.takewhile(lambda each: isinstance(each, FeedForward), networks)]
-    config |= {"num_key_value_heads": mixer.num_heads, "q_lora_rank": mixer.query_rank}
-    config |= {"n_shared_experts": experts.shared.d_ff // experts.d_ff}
-    config |= {"first_k_dense_replace": len(dense)}
-    if dense:
-        config["intermediate_size"] = dense[0].d_ff
+    config["q_lora_rank"] = mixer.query_rank
+    config["n_shared_experts"] = experts.shared.d_ff // experts.d_ff
+    config["first_k_dense_replace"] = [isinstance(x, Experts) for x in networks].index(True)
+    config["intermediate_size"] = getattr(networks[0], "d_ff", None)
 
 
-def _read_groups(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the number of groups, which has no effect with the method "greedy"."""
-    methods = {"greedy": False, "group_limited_greedy": True}
-    if config.choose("topk_method", methods, "greedy"):
-        tree.set(f"{EXPERTS}.num_groups", config.require("n_group"))
-        tree.set(f"{EXPERTS}.num_chosen_groups", config.require("topk_group"))
-    config.ignore("n_group", "topk_group")
+def _read_method(config: ConfigReader, tree: SpecTree) -> None:
+    """Groups have no effect where experts are chosen greedily."""
+    config.expect("norm_topk_prob", False)  # `transformers` does not read it
+    if config.choose("topk_method", {"greedy": True, "group_limited_greedy": False}, "greedy"):
+        tree.set(f"{_EXPERTS}.num_groups", 1)
+        tree.set(f"{_EXPERTS}.num_chosen_groups", 1)
 
 
-def _write_groups(spec: ModelSpec, config: dict[str, Any]) -> None:
-    experts = spec.stacks[0].every_layer[-1].feed_forward
-    if isinstance(experts, Experts):
-        is_limited = experts.num_groups > 1
-        config["topk_method"] = "group_limited_greedy" if is_limited else "greedy"
-        config |= {"n_group": experts.num_groups, "topk_group": experts.num_chosen_groups}
+def _write_method(_: ModelSpec, config: dict[str, Any]) -> None:
+    config["topk_method"] = "greedy" if config["n_group"] == 1 else "group_limited_greedy"
+
+
+def _groups(config: ConfigReader) -> int | None:
+    return None if config.get("topk_method") == "group_limited_greedy" else 1
 
 
 def _weights(spec: ModelSpec) -> Weights:
-    """Only a compressed query has two matrices, and then the second has another name."""
-    is_compressed = getattr(spec.stacks[0].mixers[0], "query_rank", None) is not None
-    layer = {
-        "input_layernorm": "mixer_residual.{norm}",
+    """The last matrix of queries has another name where queries are compressed."""
+    compressed = getattr(spec.stacks[0].mixers[0], "query_rank", None) is not None
+    query = "q_b_proj" if compressed else "q_proj"
+    return {hf.replace("q_proj", query): local for hf, local in _WEIGHTS.items()}
+
+
+_WEIGHTS = body(
+    {
         "self_attn.q_a_proj": "mixer.query_down",
         "self_attn.q_a_layernorm": "mixer.query_norm",
-        "self_attn.q_b_proj" if is_compressed else "self_attn.q_proj": "mixer.query",
         "self_attn.kv_a_proj_with_mqa": "mixer.key_value_down",
         "self_attn.kv_a_layernorm": "mixer.key_value_norm",
         "self_attn.kv_b_proj": "mixer.key_value_up",
-        "self_attn.o_proj": "mixer.output",
-        "post_attention_layernorm": "feed_forward_residual.{norm}",
         "mlp.gate": "feed_forward.router",
         "mlp.gate.e_score_correction_bias": "feed_forward.correction",
+        **{
+            f"mlp.{hf}{part}_proj": f"feed_forward.{local}{part}"
+            for part in ("gate", "up", "down")
+            for hf, local in _NETWORKS.items()
+        },
     }
-    networks = {"": "", "shared_experts.": "shared.", "experts.{e}.": "experts.{e}."}
-    for hf, local in networks.items():
-        for part in ("gate", "up", "down"):
-            layer[f"mlp.{hf}{part}_proj"] = f"feed_forward.{local}{part}"
-    return {
-        "model.embed_tokens": "tokens",
-        **in_layers("model.layers.{i}", "decoder", layer),
-        "model.norm": "decoder.norm",
-    }
-
-
-def config_with(defaults: Mapping[str, Any]) -> dict[str, Option]:
-    """Return the options that both families have, with these defaults."""
-    paths = {
-        "vocab_size": "vocab_size",
-        "hidden_size": "d_model",
-        "num_hidden_layers": "decoder.num_layers",
-        "num_attention_heads": f"{MIXER}.num_heads",
-        "qk_nope_head_dim": f"{MIXER}.head_dim",
-        "qk_rope_head_dim": f"{MIXER}.rotary_dim",
-        "v_head_dim": f"{MIXER}.value_dim",
-        "kv_lora_rank": f"{MIXER}.kv_rank",
-        "moe_intermediate_size": f"{EXPERTS}.expert.d_ff",
-        "n_routed_experts": f"{EXPERTS}.num_experts",
-        "num_experts_per_tok": f"{EXPERTS}.num_chosen",
-        "routed_scaling_factor": f"{EXPERTS}.scale",
-        "aux_loss_alpha": f"{EXPERTS}.balance",
-    }
-    common = {
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-        "kv_lora_rank": 512,
-        "aux_loss_alpha": 0.001,
-    }
-    defaults = {**common, **defaults}
-    kept = ("rms_norm_eps", "attention_dropout", "tie_word_embeddings")
-    return {
-        **{name: Option(path, defaults.get(name)) for name, path in paths.items()},
-        **{name: CONFIG[name] for name in kept},  # type: ignore[dict-item]
-        "hidden_act": activation("silu", f"{EXPERTS}.expert"),
-    }
-
+)
+_KEPT = "vocab_size hidden_size num_hidden_layers num_attention_heads rms_norm_eps"
 
 DEEPSEEK_V2 = replace(
-    LLAMA,
+    MIXTRAL,
     model_type="deepseek_v2",
     adapted_together=("gate_proj", "up_proj"),
     architectures=classes("DeepseekV2", CLASSES),
-    config=config_with(
-        {
-            "vocab_size": 102_400,
-            "hidden_size": 4096,
-            "num_hidden_layers": 32,
-            "num_attention_heads": 32,
-            "moe_intermediate_size": 1407,
-            "n_routed_experts": 64,
-            "routed_scaling_factor": 1.0,
-        }
-    ),
+    config={
+        **{name: CONFIG[name] for name in f"{_KEPT} attention_dropout tie_word_embeddings".split()},
+        "hidden_act": activation("silu", f"{_EXPERTS}.expert"),
+        "num_key_value_heads": Option(f"{_MIXER}.num_heads", write_only=True),
+        "qk_nope_head_dim": f"{_MIXER}.head_dim",
+        "qk_rope_head_dim": f"{_MIXER}.rotary_dim",
+        "v_head_dim": f"{_MIXER}.value_dim",
+        "kv_lora_rank": f"{_MIXER}.kv_rank",
+        "moe_intermediate_size": f"{_EXPERTS}.expert.d_ff",
+        "n_routed_experts": f"{_EXPERTS}.num_experts",
+        "num_experts_per_tok": f"{_EXPERTS}.num_chosen",
+        "routed_scaling_factor": f"{_EXPERTS}.scale",
+        "n_group": Option(f"{_EXPERTS}.num_groups", _groups),
+        "topk_group": Option(f"{_EXPERTS}.num_chosen_groups", _groups),
+        "aux_loss_alpha": Option(f"{_EXPERTS}.balance", 0.001),
+    },
     fixed={
-        **{path: value for path, value in FIXED.items() if "feed_forward" not in path},
-        f"{MIXER}.kind": "latent-attention",
-        f"{MIXER}.positions.layout": "interleaved",
-        f"{EXPERTS}.kind": "experts",
-        f"{EXPERTS}.expert.gated": True,
-        f"{EXPERTS}.expert.bias": False,
-        f"{EXPERTS}.normalized": False,
+        **{path: value for path, value in MIXTRAL.fixed.items() if path != f"{_MIXER}.bias"},
+        f"{_MIXER}.kind": "latent-attention",
+        f"{_MIXER}.positions.layout": "interleaved",
+        f"{_EXPERTS}.normalized": False,
     },
     weights=_weights,
-    # As `transformers` 5 has them in memory, and writes them with `save_original_format=False`.
-    also_read=in_layers(
-        "model.layers.{i}",
-        "decoder",
-        {
-            "mlp.experts.gate_up_proj": (f"{_EXPERT}.gate.weight", f"{_EXPERT}.up.weight"),
-            "mlp.experts.down_proj": f"{_EXPERT}.down.weight",
-        },
-    ),
-    # `transformers` never divides the weights of the chosen experts by their sum.
-    expected={
-        "attention_bias": False,
-        "mlp_bias": False,
-        "norm_topk_prob": False,
-        "scoring_func": "softmax",
-        "moe_layer_freq": 1,
-    },
-    ignored="head_dim qk_head_dim output_router_logits ep_size seq_aux auto_map",
-    hooks=(hook_for(shared=2, first=0, d_ff=11_008), Hook(_read_groups, _write_groups)),
+    expected={"attention_bias": False, "mlp_bias": False, "scoring_func": "softmax"},
+    ignored="head_dim qk_head_dim output_router_logits moe_layer_freq ep_size seq_aux auto_map",
+    hooks=(Hook(_read, _write), Hook(_read_method, _write_method)),
 )
