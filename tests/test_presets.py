@@ -46,6 +46,10 @@ PUBLISHED = {
     "mistral-7b": 7_241_732_096,
     "mixtral-8x7b": 46_702_792_704,
     "mixtral-8x22b": 140_620_634_112,
+    "deepseek-v2-lite": 15_706_484_224,
+    "deepseek-v2": 235_741_434_880,
+    # Without the correction bias of 256 experts in 58 layers, and without the MTP module.
+    "deepseek-v3": 671_026_419_200 - 58 * 256,
     "gpt-neox-20b": 20_554_567_680,
     "pythia-70m": 70_426_624,
     "pythia-6.9b": 6_857_302_016,
@@ -151,6 +155,8 @@ LIKE = {
     "llama1": "llama-7b",
     "mistral": "mistral-7b",
     "mixtral": "mixtral-8x7b",
+    "deepseek-v2": "deepseek-v2",
+    "deepseek-v3": "deepseek-v3",
     "jurassic1": "jurassic1-large",
     "pythia": "pythia-70m",
     "palm": "palm-8b",
@@ -179,9 +185,12 @@ def test_published_totals(name):
     assert num_parameters(presets[name]) == PUBLISHED[name]
 
 
-@pytest.mark.parametrize(("name", "billions"), [("mixtral-8x7b", 12.9), ("mixtral-8x22b", 39.2)])
+ACTIVE = {"mixtral-8x7b": 12.9, "mixtral-8x22b": 39.2, "deepseek-v2": 21.4, "deepseek-v3": 37.6}
+
+
+@pytest.mark.parametrize(("name", "billions"), ACTIVE.items())
 def test_published_totals_of_active_parameters(name, billions):
-    """Jiang et al. 2024 and the release of 8x22B say 13 and 39 billion."""
+    """Jiang et al. 2024 and the release of 8x22B say 13 and 39 billion, DeepSeek-AI 21 and 37."""
     assert round(active_parameters(presets[name]) / 1e9, 1) == billions
 
 

@@ -32,6 +32,31 @@ def roberta(layers, width, name="Roberta", length=512, **options):
     )
 
 
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 40.0,
+    "original_max_position_embeddings": 4096,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+
+
+def deepseek_v2(layers, width, heads, d_ff, expert, **options):
+    return of(
+        "DeepseekV2",
+        num_hidden_layers=layers,
+        hidden_size=width,
+        num_attention_heads=heads,
+        intermediate_size=d_ff,
+        moe_intermediate_size=expert,
+        num_experts_per_tok=6,
+        first_k_dense_replace=1,
+        rope_parameters={**YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+        **options,
+    )
+
+
 def longformer(layers, width):
     """The vocabulary is RoBERTa's, which the config of `transformers` does not have unasked."""
     return roberta(layers, width, "Longformer", 4096, vocab_size=50_265)
@@ -260,6 +285,22 @@ CONFIGS = {
         num_hidden_layers=56,
         num_attention_heads=48,
     ),
+    "deepseek-v2-lite": deepseek_v2(
+        27, 2048, 16, 10_944, 1408, q_lora_rank=None, n_routed_experts=64, topk_method="greedy"
+    ),
+    "deepseek-v2": deepseek_v2(
+        60,
+        5120,
+        128,
+        12_288,
+        1536,
+        n_routed_experts=160,
+        topk_method="group_limited_greedy",
+        n_group=8,
+        topk_group=3,
+        routed_scaling_factor=16.0,
+    ),
+    "deepseek-v3": of("DeepseekV3", rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 1.0}),
     "mamba-130m": of("Mamba", num_hidden_layers=24),
     "mamba-2.8b": of("Mamba", num_hidden_layers=64, hidden_size=2560),
     "rwkv-169m": of("Rwkv", num_hidden_layers=12, hidden_size=768),
@@ -318,6 +359,8 @@ CLASSES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
     "mamba": "MambaForCausalLM",
     "rwkv": "RwkvForCausalLM",
     "gpt_neox": "GPTNeoXForCausalLM",

@@ -1,0 +1,125 @@
+"""DeepSeek-V2 and DeepSeek-V3."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from trivium.models.heads.vocabulary import LMHead
+from trivium.models.initialization import Normal
+from trivium.nn.feed_forwards.experts import Experts
+from trivium.nn.mixers.latent_attention import LatentAttention
+from trivium.nn.norm import RMSNorm
+from trivium.nn.positions.rotary import Rotary, YarnScaling
+from trivium.presets.preset import Preset, decoder, swiglu
+
+_START = Normal(std=0.006, embedding_std=0.006)
+
+
+def _attention(
+    num_heads: int = 128,
+    head_dim: int = 128,
+    kv_rank: int = 512,
+    query_rank: int | None = 1536,
+    m: float = 0.707,
+) -> LatentAttention:
+    """The papers do not give the numbers of YaRN: these are those of the released models."""
+    scaling = YarnScaling(factor=40, original_max_length=4096, mscale=m, mscale_all_dim=m)
+    return LatentAttention(
+        num_heads=num_heads,
+        head_dim=head_dim,
+        rotary_dim=head_dim // 2,
+        value_dim=head_dim,
+        kv_rank=kv_rank,
+        query_rank=query_rank,
+        positions=Rotary(layout="interleaved", scaling=scaling),
+    )
+
+
+def _experts(d_ff: int, num_experts: int = 8, num_shared: int = 2, **router: Any) -> Experts:
+    """The weight of the balance loss is that of the released configurations."""
+    router = {"normalized": False, "balance": 0.001, **router}
+    shared = swiglu(num_shared * d_ff)
+    return Experts(num_experts=num_experts, expert=swiglu(d_ff), shared=shared, **router)
+
+
+def _v2(
+    num_layers: int,
+    d_model: int,
+    d_ff: int,
+    attention: LatentAttention,
+    experts: Experts,
+    *,
+    num_dense: int = 1,
+    vocab_size: int = 102_400,
+    paper: str = "DeepSeek-AI 2024a (DeepSeek-V2)",
+    context: int = 32_768,
+    **published: float,
+) -> Preset:
+    """The first `num_dense` layers have a dense feed-forward network of `d_ff` hidden units."""
+    model = decoder(
+        num_layers,
+        d_model,
+        vocab_size=vocab_size,
+        mixer=attention,
+        feed_forward=experts,
+        norm=RMSNorm(),
+        head=LMHead(tied=False),
+        initialization=_START,
+    )
+    stack = model.stacks[0]
+    first = (stack.layers[0].replace(feed_forward=swiglu(d_ff)),) * num_dense
+    model = model.replace(decoder=stack.replace(first_layers=first))
+    return Preset(model, paper, context, **published)
+
+
+_v3 = partial(_v2, vocab_size=129_280, paper="DeepSeek-AI 2024b (DeepSeek-V3)", context=131_072)
+_v3_experts = partial(
+    _experts,
+    num_shared=1,
+    scores="sigmoid",
+    corrected=True,
+    normalized=True,
+    scale=2.5,
+    num_groups=4,
+    num_chosen_groups=2,
+    scores_per_group=2,
+)
+
+PRESETS: dict[str, Preset] = {
+    "deepseek-v2-tiny": _v2(2, 128, 344, _attention(4, 16, 32, 48), _experts(64)),
+    "deepseek-v2-mini": _v2(4, 256, 688, _attention(4, 32, 64, 96), _experts(128)),
+    "deepseek-v2-lite": _v2(
+        27,
+        2048,
+        10_944,
+        _attention(16, query_rank=None),
+        _experts(1408, 64, num_chosen=6),
+        tokens=5.7e12,
+        lr=4.2e-4,
+        batch=4608 * 4096,
+    ),
+    "deepseek-v2": _v2(
+        60,
+        5120,
+        12_288,
+        _attention(),
+        _experts(1536, 160, num_chosen=6, num_groups=8, num_chosen_groups=3, scale=16.0),
+        tokens=8.1e12,
+        lr=2.4e-4,
+        batch=9216 * 4096,
+    ),
+    "deepseek-v3-tiny": _v3(2, 128, 344, _attention(4, 16, 32, 48, 1.0), _v3_experts(64)),
+    "deepseek-v3-mini": _v3(4, 256, 688, _attention(4, 32, 64, 96, 1.0), _v3_experts(128)),
+    "deepseek-v3": _v3(
+        61,
+        7168,
+        18_432,
+        _attention(m=1.0),
+        _v3_experts(2048, 256, num_chosen=8, num_groups=8, num_chosen_groups=4),
+        num_dense=3,
+        tokens=14.8e12,
+        lr=2.2e-4,
+        batch=15_360 * 4096,
+    ),
+}
