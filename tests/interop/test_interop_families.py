@@ -178,6 +178,23 @@ def test_experts_one_by_one_and_in_one_tensor(family, expert, tmp_path):
             assert torch.equal(again[key], weight), (name, key)
 
 
+def test_deepseek_as_it_was_published():
+    """Without a module that predicts a second token, and with all layers dense."""
+    original = hf_model(Case("DeepseekV3ForCausalLM", {}))
+    tensors = {**original.state_dict(), "model.layers.61.eh_proj.weight": torch.ones(24, 48)}
+    local = from_hugging_face(options_of(original), tensors)
+    assert local.spec == ours_of(original).spec
+    assert torch.equal(
+        local.decoder.layers[1].feed_forward.correction,
+        original.model.layers[1].mlp.gate.e_score_correction_bias,
+    )
+    case = Case("DeepseekV3ForCausalLM", {"first_k_dense_replace": 3})
+    original, inputs = hf_model(case), inputs_of(case)
+    with torch.no_grad():
+        ours = local_outputs(ours_of(original), inputs)
+        assert_equal(ours, hf_outputs(original, inputs), inputs)
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -110,6 +110,7 @@ REFUSED = {
         ({"num_experts_per_tok": None}, '"num_experts_per_tok" is missing'),
         ({"num_key_value_heads": 3}, '"num_key_value_heads" is 3.*supported: 6'),
         ({"n_shared_experts": 0}, "shared"),
+        ({"n_shared_experts": "2"}, "\"n_shared_experts\" is '2'.*supported: a number"),
         ({"num_experts": 7}, '"num_experts" is 7'),
         ({"first_k_dense_replace": 2}, r"layers.1.mlp.*Missing: model.layers.1.mlp"),
     ],

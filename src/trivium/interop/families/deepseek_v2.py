@@ -30,7 +30,7 @@ def _read(config: ConfigReader, tree: SpecTree) -> None:
     rank = config.get("q_lora_rank", None if "q_lora_rank" in config.named else 1536)
     tree.set(f"{_MIXER}.query_rank", rank)
     expert = {**tree.get(f"{_EXPERTS}.expert"), "kind": "feed-forward"}
-    shared = config.require("n_shared_experts") * expert["d_ff"]
+    shared = tree.get(f"{_EXPERTS}.shared.d_ff") * expert["d_ff"]  # one network of all of them
     tree.set(f"{_EXPERTS}.shared", {**expert, "d_ff": shared})
     dense = {**expert, "d_ff": config.require("intermediate_size")}
     count = min(config.require("first_k_dense_replace"), tree.get("decoder.num_layers"))
@@ -106,6 +106,7 @@ DEEPSEEK_V2 = replace(
         "kv_lora_rank": f"{_MIXER}.kv_rank",
         "moe_intermediate_size": f"{_EXPERTS}.expert.d_ff",
         "n_routed_experts": f"{_EXPERTS}.num_experts",
+        "n_shared_experts": f"{_EXPERTS}.shared.d_ff",
         "num_experts_per_tok": f"{_EXPERTS}.num_chosen",
         "routed_scaling_factor": f"{_EXPERTS}.scale",
         "n_group": Option(f"{_EXPERTS}.num_groups", _groups),
