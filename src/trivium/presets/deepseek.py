@@ -17,30 +17,25 @@ _START = Normal(std=0.006, embedding_std=0.006)
 
 
 def _attention(
-    num_heads: int = 128,
-    head_dim: int = 128,
-    kv_rank: int = 512,
-    query_rank: int | None = 1536,
-    m: float = 0.707,
+    heads: int, width: int = 128, rank: int = 512, query_rank: int | None = 1536, m: float = 0.707
 ) -> LatentAttention:
     """The papers do not give the numbers of YaRN: these are those of the released models."""
     scaling = YarnScaling(factor=40, original_max_length=4096, mscale=m, mscale_all_dim=m)
     return LatentAttention(
-        num_heads=num_heads,
-        head_dim=head_dim,
-        rotary_dim=head_dim // 2,
-        value_dim=head_dim,
-        kv_rank=kv_rank,
+        num_heads=heads,
+        head_dim=width,
+        rotary_dim=width // 2,
+        value_dim=width,
+        kv_rank=rank,
         query_rank=query_rank,
         positions=Rotary(layout="interleaved", scaling=scaling),
     )
 
 
-def _experts(d_ff: int, num_experts: int = 8, num_shared: int = 2, **router: Any) -> Experts:
+def _experts(d_ff: int, count: int, chosen: int, num_shared: int = 2, **router: Any) -> Experts:
     """The weight of the balance loss is that of the released configurations."""
-    router = {"normalized": False, "balance": 0.001, **router}
-    shared = swiglu(num_shared * d_ff)
-    return Experts(num_experts=num_experts, expert=swiglu(d_ff), shared=shared, **router)
+    router = {"num_experts": count, "num_chosen": chosen, "balance": 0.001, **router}
+    return Experts(expert=swiglu(d_ff), shared=swiglu(num_shared * d_ff), **router)
 
 
 def _v2(
@@ -73,53 +68,26 @@ def _v2(
     return Preset(model, paper, context, **published)
 
 
+_v2_experts = partial(_experts, normalized=False)
 _v3 = partial(_v2, vocab_size=129_280, paper="DeepSeek-AI 2024b (DeepSeek-V3)", context=131_072)
-_v3_experts = partial(
-    _experts,
-    num_shared=1,
-    scores="sigmoid",
-    corrected=True,
-    normalized=True,
-    scale=2.5,
-    num_groups=4,
-    num_chosen_groups=2,
-    scores_per_group=2,
-)
+_v3_experts = partial(_experts, num_shared=1, scores="sigmoid", corrected=True, scale=2.5)
+_FEW = {"num_groups": 4, "num_chosen_groups": 2, "scores_per_group": 2}
+_MANY = {"num_groups": 8, "num_chosen_groups": 4, "scores_per_group": 2}
+_V2 = _v2_experts(1536, 160, 6, num_groups=8, num_chosen_groups=3, scale=16.0)
+_V3 = _v3_experts(2048, 256, 8, **_MANY)
 
 PRESETS: dict[str, Preset] = {
-    "deepseek-v2-tiny": _v2(2, 128, 344, _attention(4, 16, 32, 48), _experts(64)),
-    "deepseek-v2-mini": _v2(4, 256, 688, _attention(4, 32, 64, 96), _experts(128)),
+    "deepseek-v2-tiny": _v2(2, 128, 344, _attention(4, 16, 32, 48), _v2_experts(64, 8, 2)),
+    "deepseek-v2-mini": _v2(4, 256, 688, _attention(4, 32, 64, 96), _v2_experts(128, 8, 2)),
     "deepseek-v2-lite": _v2(
-        27,
-        2048,
-        10_944,
-        _attention(16, query_rank=None),
-        _experts(1408, 64, num_chosen=6),
-        tokens=5.7e12,
-        lr=4.2e-4,
-        batch=4608 * 4096,
+        27, 2048, 10_944, _attention(16, query_rank=None), _v2_experts(1408, 64, 6), tokens=5.7e12
     ),
-    "deepseek-v2": _v2(
-        60,
-        5120,
-        12_288,
-        _attention(),
-        _experts(1536, 160, num_chosen=6, num_groups=8, num_chosen_groups=3, scale=16.0),
-        tokens=8.1e12,
-        lr=2.4e-4,
-        batch=9216 * 4096,
+    "deepseek-v2": _v2(60, 5120, 12_288, _attention(128), _V2, tokens=8.1e12),
+    "deepseek-v3-tiny": _v3(
+        2, 128, 344, _attention(4, 16, 32, 48, 1.0), _v3_experts(64, 8, 2, **_FEW)
     ),
-    "deepseek-v3-tiny": _v3(2, 128, 344, _attention(4, 16, 32, 48, 1.0), _v3_experts(64)),
-    "deepseek-v3-mini": _v3(4, 256, 688, _attention(4, 32, 64, 96, 1.0), _v3_experts(128)),
-    "deepseek-v3": _v3(
-        61,
-        7168,
-        18_432,
-        _attention(m=1.0),
-        _v3_experts(2048, 256, num_chosen=8, num_groups=8, num_chosen_groups=4),
-        num_dense=3,
-        tokens=14.8e12,
-        lr=2.2e-4,
-        batch=15_360 * 4096,
+    "deepseek-v3-mini": _v3(
+        4, 256, 688, _attention(4, 32, 64, 96, 1.0), _v3_experts(128, 8, 2, **_FEW)
     ),
+    "deepseek-v3": _v3(61, 7168, 18_432, _attention(128, m=1.0), _V3, num_dense=3, tokens=14.8e12),
 }
