@@ -57,6 +57,10 @@ PUBLISHED = {
     "bloom-176b": 176_247_271_424,
     "gemma2-2b": 2_614_341_888,
     "gemma2-27b": 27_227_128_320,
+    "gemma3-1b": 999_885_952,
+    "olmo2-7b": 7_298_617_344,
+    "olmo2-13b": 13_716_198_400,
+    "olmo2-32b": 32_234_279_936,
     "qwen2-0.5b": 494_032_768,
     "qwen2-7b": 7_615_616_512,
     "qwen3-0.6b": 596_049_920,
@@ -136,9 +140,10 @@ BODIES = {
 # Sizes whose heads together are not as wide as the model.
 NOT_FILLED = (
     *("t5-3b", "t5-11b", "t5-v1.1-small", "palm-540b", "gemma2-2b", "gemma2-9b", "gemma2-27b"),
-    *("qwen3-0.6b", "qwen3-4b", "qwen3-32b"),
+    *("qwen3-0.6b", "qwen3-4b", "qwen3-32b", "gemma3-1b"),
 )
-# Family -> the size that its small ones are like; those of ModernBERT are made for short runs.
+# Family -> the size that its small ones are like; those of ModernBERT are made for short runs,
+# and those of Gemma 3 have fewer windows before a full layer.
 LIKE = {
     "transformer": "transformer-base",
     "bert": "bert-base",
@@ -164,6 +169,7 @@ LIKE = {
     "chinchilla": "chinchilla-70b",
     "bloom": "bloom-560m",
     "gemma2": "gemma2-2b",
+    "olmo2": "olmo2-7b",
     "qwen2": "qwen2-1.5b",
     "qwen3": "qwen3-0.6b",
     "t5": "t5-small",

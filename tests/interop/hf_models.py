@@ -82,6 +82,14 @@ _DEEPSEEK = {
     "num_experts_per_tok": 3,
     "experts_implementation": "eager",
 }
+_GEMMA3 = {
+    **_LLAMA,
+    "num_hidden_layers": 3,
+    "head_dim": 10,
+    "sliding_window": 5,
+    "sliding_window_pattern": 2,
+    "query_pre_attn_scalar": 7,
+}
 _OPT = {
     "vocab_size": VOCABULARY,
     "hidden_size": 22,
@@ -197,6 +205,9 @@ SIZES: dict[str, dict[str, Any]] = {
         "attn_logit_softcapping": 1.7,
         "final_logit_softcapping": 2.3,
     },
+    "Gemma3": _GEMMA3,
+    "Gemma3Text": _GEMMA3,
+    "Olmo2": _LLAMA,
     "Mamba": {
         "vocab_size": VOCABULARY,
         "hidden_size": 22,
@@ -327,6 +338,22 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"attn_logit_softcapping": None, "final_logit_softcapping": None},
         {"tie_word_embeddings": False, "attention_bias": True, "hidden_activation": "silu"},
     ],
+    "Gemma3ForCausalLM": [
+        {"rope_scaling": {"rope_type": "linear", "factor": 3.0}, "rope_local_base_freq": 100.0},
+        {
+            "rope_parameters": {
+                "full_attention": {**_YARN, "factor": 3.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+            },
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        },
+        {"sliding_window_pattern": 6, "tie_word_embeddings": False, "attention_bias": True},
+        {"layer_types": ["full_attention"] * 3, "hidden_activation": "silu", "rms_norm_eps": 1e-3},
+    ],
+    "Olmo2ForCausalLM": [
+        {"tie_word_embeddings": True, "num_key_value_heads": 6, "head_dim": 10},
+        {"attention_bias": True, "hidden_act": "gelu", "rms_norm_eps": 1e-3, **YARN_ROPE},
+    ],
     "MambaForCausalLM": [
         {"use_bias": True, "use_conv_bias": False, "hidden_act": "gelu", "conv_kernel": 3},
         {"expand": 3, "tie_word_embeddings": False, "time_step_rank": "auto"},
@@ -373,8 +400,8 @@ def hf_model(case: Case, seed: int = 1) -> Any:
     """A model whose every weight is random, norms and biases included."""
     two = "QuestionAnswering" in case.name or case.name == "AlbertForPreTraining"
     options = {**SIZES[prefix_of(case.name)], "num_labels": 2 if two else 5, **case.changes}
-    config = getattr(transformers, f"{prefix_of(case.name)}Config")(**options)
-    model = getattr(transformers, case.name)(config).to(torch.get_default_dtype())
+    hf_class = getattr(transformers, case.name)
+    model = hf_class(hf_class.config_class(**options)).to(torch.get_default_dtype())
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             buffer.copy_(torch.arange(len(buffer)) % 3 / 5)

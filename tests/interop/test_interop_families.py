@@ -304,6 +304,32 @@ def test_rope_that_depends_on_the_length(family):
         assert from_hugging_face({**earlier, **old}, original.state_dict()).spec == local.spec
 
 
+def test_rotary_positions_of_gemma_3_in_both_spellings():
+    """One base and scaling for each type of layer, or the options of before transformers 5."""
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    full = {"rope_theta": 300.0, **scaling}
+    local = {"rope_theta": 100.0, "rope_type": "default"}
+    rope = {"rope_parameters": {"full_attention": full, "sliding_attention": local}}
+    original = hf_model(Case("Gemma3ForCausalLM", rope))
+    earlier = {n: v for n, v in options_of(original).items() if n not in (*rope, "layer_types")}
+    earlier |= {"rope_theta": 300.0, "rope_local_base_freq": 100.0, "rope_scaling": scaling}
+    local_model = from_hugging_face({**earlier, "sliding_window_pattern": 2}, original.state_dict())
+    assert local_model.spec == ours_of(original).spec
+    written, _ = to_hugging_face(local_model)
+    assert written.items() >= {**rope, "rope_scaling": scaling, "rope_theta": 300.0}.items()
+    assert written["rope_local_base_freq"] == 100.0
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
+def test_a_base_in_rope_parameters_is_read_before_one_beside_them(name):
+    case = Case(name, {})
+    options, inputs = {**options_of(hf_model(case)), "rope_theta": 77.0}, inputs_of(case)
+    original = hf_model(Case(name, {n: v for n, v in options.items() if n != "model_type"}))
+    local = from_hugging_face(options, original.state_dict()).eval()
+    with torch.no_grad():
+        assert_equal(local_outputs(local, inputs), hf_outputs(original, inputs), inputs)
+
+
 def test_positions_that_do_not_follow_each_other():
     case = Case("LlamaForCausalLM", VARIANTS["LlamaForCausalLM"][3])
     original, inputs = hf_model(case), inputs_of(case)

@@ -121,6 +121,22 @@ REFUSED = {
         ({"topk_group": 1}, "num_chosen=3 is more than the 2 experts"),
         ({"num_local_experts": 7}, '"num_local_experts" is 7'),
     ],
+    "Gemma3ForCausalLM": [
+        ({"model_type": "gemma3"}, "'gemma3', which is not supported.*gemma3_text"),
+        ({"final_logit_softcapping": 30.0}, '"final_logit_softcapping" is 30.0'),
+        ({"attn_logit_softcapping": 50.0}, '"attn_logit_softcapping" is 50.0'),
+        ({"use_bidirectional_attention": True}, '"use_bidirectional_attention"'),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 8.0}}, '"rope_parameters" is'),
+        ({"rope_parameters": {"sliding_attention": {"factor": 8.0}}}, '"rope_parameters" is'),
+        ({"rope_parameters": {"full_attention": {"rope_type": "linear"}}}, '"factor" is missing'),
+        ({"sliding_window": 1}, '"sliding_window" is 1.*2 or more'),
+        ({"sliding_window_pattern": 0, "layer_types": None}, "config.json"),
+    ],
+    "Olmo2ForCausalLM": [
+        ({"rope_parameters": {"rope_type": "linear"}}, '"factor" is missing'),
+        ({"hidden_act": "sparkle"}, '"hidden_act" is'),
+        ({"partial_rotary_factor": 0.5}, '"partial_rotary_factor" is 0.5'),
+    ],
     "T5ForConditionalGeneration": [
         ({"feed_forward_proj": "gated-mish"}, '"feed_forward_proj"'),
         ({"is_gated_act": True}, '"is_gated_act" is True'),
@@ -387,6 +403,15 @@ def same(one: spec.ModelSpec, other: spec.ModelSpec) -> bool:
     return plain[0] == plain[1]
 
 
+@pytest.mark.parametrize("scale", [0.3, 1.5])
+@pytest.mark.parametrize("family", ["gemma2", "gemma3"])
+def test_a_scale_that_is_not_written_as_an_integer_is_named(family, scale):
+    gemma = presets[f"{family}-tiny"].replace(vocab_size=97)
+    odd = gemma.decoder.map_layers(lambda one: one.replace(mixer=one.mixer.replace(scale=scale)))
+    with pytest.raises(SpecError, match=rf"nearest is {family}.*mixer.scale = {scale}"):
+        to_hugging_face(build(gemma.replace(decoder=odd)))
+
+
 def test_what_no_family_expresses_is_named(monkeypatch):
     bert = presets["bert-tiny"].replace(vocab_size=97)
     forward = bert.encoder.every_layer[0].feed_forward
@@ -529,6 +554,49 @@ PUBLISHED = {
         "rope_theta": 500000.0,
         "tie_word_embeddings": True,
         "vocab_size": 128256,
+    },
+    "gemma3-1b": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "attn_logit_softcapping": None,
+        "cache_implementation": "hybrid",
+        "final_logit_softcapping": None,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 1152,
+        "intermediate_size": 6912,
+        "max_position_embeddings": 32768,
+        "model_type": "gemma3_text",
+        "num_attention_heads": 4,
+        "num_hidden_layers": 26,
+        "num_key_value_heads": 1,
+        "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-06,
+        "rope_local_base_freq": 10000,
+        "rope_scaling": None,
+        "rope_theta": 1000000,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+        "vocab_size": 262144,
+    },
+    "olmo2-7b": {
+        "architectures": ["Olmo2ForCausalLM"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "max_position_embeddings": 4096,
+        "model_type": "olmo2",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 32,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": None,
+        "rope_theta": 500000,
+        "tie_word_embeddings": False,
+        "vocab_size": 100352,
     },
     "mistral-7b": {
         "architectures": ["MistralForCausalLM"],

@@ -195,6 +195,14 @@ def qwen(name, layers, width, heads, d_ff, **options):
     return of(name, intermediate_size=d_ff, rope_parameters=rope, **sizes, **options)
 
 
+def olmo2(layers, width, heads, d_ff, **options):
+    """`qwen` with the other numbers of OLMo 2."""
+    own = {"vocab_size": 100_352, "rms_norm_eps": 1e-6, "max_position_embeddings": 4096}
+    config = qwen("Olmo2", layers, width, heads, d_ff, **own, **options)
+    config.rope_parameters["rope_theta"] = 500_000.0
+    return config
+
+
 def xlnet(layers, width):
     sizes = {"n_layer": layers, "d_model": width, "n_head": width // 64, "d_inner": 4 * width}
     return of("XLNet", mem_len=384, **sizes)
@@ -321,6 +329,18 @@ CONFIGS = {
         intermediate_size=36_864,
         query_pre_attn_scalar=144,
     ),
+    "gemma3-1b": of(
+        "Gemma3Text",
+        vocab_size=262_144,
+        hidden_size=1152,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        intermediate_size=6912,
+        sliding_window=512,
+    ),
+    "olmo2-7b": olmo2(32, 4096, 32, 11_008),
+    "olmo2-13b": olmo2(40, 5120, 40, 13_824),
+    "olmo2-32b": olmo2(64, 5120, 40, 27_648, num_key_value_heads=8),
     "qwen2-0.5b": qwen("Qwen2", 24, 896, 14, 4864, num_key_value_heads=2, tie_word_embeddings=True),
     "qwen3-8b": qwen("Qwen3", 36, 4096, 32, 12_288, num_key_value_heads=8),
     "t5-tiny": t5(2, 128, 2, 512),
@@ -366,6 +386,8 @@ CLASSES = {
     "gpt_neox": "GPTNeoXForCausalLM",
     "bloom": "BloomForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "t5": "T5ForConditionalGeneration",

@@ -1,4 +1,4 @@
-"""Decoder-only models: GPT-1 to GPT-3, Jurassic-1, OPT, LLaMA 1 to 3, Mistral."""
+"""Decoder-only models: GPT-1 to GPT-3, Jurassic-1, OPT, LLaMA 1 to 3, Mistral, OLMo 2."""
 
 from __future__ import annotations
 
@@ -87,10 +87,12 @@ def llama(
     vocab_size: int = 32_000,
     attention: Attention = ROTARY_ATTENTION,
     feed_forward: Positionwise | None = None,
+    norm_placement: NormPlacement = "pre",
     tied: bool = False,
+    initialization: Normal = SCALED,
     **published: Any,
 ) -> Preset:
-    """A decoder with rotary positions, RMSNorm and SwiGLU: LLaMA, Mistral, Mixtral and Qwen.
+    """A decoder with rotary positions, RMSNorm and SwiGLU: LLaMA, Mistral, Mixtral, Qwen, OLMo 2.
 
     `attention` is what all sizes share of theirs; a `feed_forward` takes the place of SwiGLU.
     """
@@ -105,7 +107,9 @@ def llama(
         ),
         feed_forward=feed_forward or swiglu(d_ff),
         norm=RMSNorm(eps=eps),
+        norm_placement=norm_placement,
         head=LMHead(tied=tied),
+        initialization=initialization,
     )
     return Preset(model, paper, context, **published)
 
@@ -198,6 +202,21 @@ def _windowed(window: int) -> Attention:
 
 _mistral = partial(llama, paper="Jiang et al. 2023 (Mistral 7B)", context=8192)
 _mistral_small = partial(_mistral, num_kv_heads=2, attention=_windowed(63))
+# Norms of what sublayers add, of all queries and of all keys; every matrix starts alike. The widths
+# of feed-forward networks, the base of positions and the rows of tables, which are more than the
+# 100,278 tokens, are those of the released models.
+_olmo2 = partial(
+    llama,
+    paper="OLMo Team 2024 (OLMo 2)",
+    context=4096,
+    vocab_size=100_352,
+    eps=1e-6,
+    attention=ROTARY_ATTENTION.replace(
+        positions=Rotary(base=500_000.0), qk_norm=RMSNorm(), qk_norm_over="all-heads"
+    ),
+    norm_placement="post-sublayer",
+    initialization=Normal(),
+)
 
 PRESETS: dict[str, Preset] = {
     "gpt1-tiny": _gpt1(2, 128),
@@ -269,4 +288,9 @@ PRESETS: dict[str, Preset] = {
     "mistral-tiny": _mistral_small(2, 128, 4, 448),
     "mistral-mini": _mistral_small(4, 256, 4, 896),
     "mistral-7b": _mistral(32, 4096, 32, 14_336, num_kv_heads=8, attention=_windowed(4095)),
+    "olmo2-tiny": _olmo2(2, 128, 4, 344),
+    "olmo2-mini": _olmo2(4, 256, 4, 688),
+    "olmo2-7b": _olmo2(32, 4096, 32, 11_008, tokens=4e12),
+    "olmo2-13b": _olmo2(40, 5120, 40, 13_824, tokens=5e12),
+    "olmo2-32b": _olmo2(64, 5120, 40, 27_648, num_kv_heads=8, tokens=6e12),
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trivium.errors import SpecError
 from trivium.interop.families.llama import CONFIG, FIXED, LLAMA, ROTARY
 from trivium.interop.families.qwen2 import read_layer_types, write_layer_types
 from trivium.interop.family import (
@@ -23,10 +22,25 @@ from trivium.models.heads.vocabulary import LMHead
 from trivium.models.transformer import ModelSpec
 
 
-def _read(config: ConfigReader, tree: SpecTree) -> None:
-    """A null cap is none, a missing one the default."""
+def _read_scales(config: ConfigReader, tree: SpecTree) -> None:
     tree.set("embedding.scale", tree.get("d_model") ** 0.5)
     tree.set("decoder.layers.mixer.scale", config.require("query_pre_attn_scalar", 256) ** -0.5)
+
+
+def _write_attention(spec: ModelSpec, config: dict[str, Any]) -> None:
+    # An integer; another scale differs when the config is read back.
+    config["query_pre_attn_scalar"] = max(round(attention_of(spec).score_scale ** -2), 1)
+    window = write_layer_types(spec, config)
+    if window is not None:
+        config["sliding_window"] = window
+
+
+ATTENTION = Hook(_read_scales, _write_attention)
+"""Both scales; types of layers and their window are only written."""
+
+
+def _read(config: ConfigReader, tree: SpecTree) -> None:
+    """A null cap is none, a missing one the default."""
     for name, path, default in (
         ("attn_logit_softcapping", "decoder.layers.mixer.soft_cap", 50.0),
         ("final_logit_softcapping", "heads.lm.soft_cap", 30.0),
@@ -37,17 +51,7 @@ def _read(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write(spec: ModelSpec, config: dict[str, Any]) -> None:
-    attention = attention_of(spec)
-    scale = attention.score_scale
-    scalar = round(scale**-2)
-    if scalar**-0.5 != scale:
-        raise SpecError(
-            f"decoder.layers.mixer.scale = {scale}, which is not 1 / sqrt of an integer"
-        )
-    window = write_layer_types(spec, config)
-    config |= {"query_pre_attn_scalar": scalar, "attn_logit_softcapping": attention.soft_cap}
-    if window is not None:
-        config["sliding_window"] = window
+    config["attn_logit_softcapping"] = attention_of(spec).soft_cap
     for head in spec.heads:
         if isinstance(head, LMHead):
             config["final_logit_softcapping"] = head.soft_cap
@@ -93,6 +97,6 @@ GEMMA2 = replace(
     expected={"use_bidirectional_attention": False},
     # The first releases named the activation twice, here wrongly.
     ignored="hidden_act cache_implementation",
-    hooks=(ROTARY, Hook(_read, _write)),
+    hooks=(ROTARY, ATTENTION, Hook(_read, _write)),
     tokenizer_class="GemmaTokenizer",
 )

@@ -42,10 +42,13 @@ def read_rotary(config: ConfigReader, tree: SpecTree) -> None:
     read_rope(config, tree, rope)
 
 
-def rope_of(config: ConfigReader) -> dict[str, Any]:
-    """`rope_parameters` of transformers 5, or `rope_scaling` of before."""
-    older = config.get("rope_scaling", {})
-    rope = {**config.get("rope_parameters", {}), **older}
+def rope_of(config: ConfigReader, kind: str | None = None) -> dict[str, Any]:
+    """`rope_parameters` of transformers 5, or `rope_scaling` of before.
+
+    `kind` is the kind of layer, where `rope_parameters` has an object for each kind.
+    """
+    older, given = config.get("rope_scaling", {}), config.get("rope_parameters", {})
+    rope = {**(given if kind is None else given.get(kind) or {}), **older}
     if "type" in older:
         rope["rope_type"] = older.get("rope_type", rope.pop("type"))
     return {name: value for name, value in rope.items() if value is not None}
@@ -54,8 +57,8 @@ def rope_of(config: ConfigReader) -> dict[str, Any]:
 def read_rope(config: ConfigReader, tree: SpecTree, rope: dict[str, Any]) -> None:
     """Base and scaling. A kind of scaling, or a number of one, that is not known is refused."""
     config.ignore("max_position_embeddings")
-    base = rope.pop("rope_theta", 1e4)
-    tree.set("decoder.layers.mixer.positions.base", config.get("rope_theta", base))
+    base = config.get("rope_theta", 1e4)
+    tree.set("decoder.layers.mixer.positions.base", rope.pop("rope_theta", base))
     kind = rope.pop("type", "default")
     kind = rope.pop("rope_type", kind)
     if kind not in _KINDS:
@@ -138,6 +141,7 @@ FIXED = {
 }
 
 ROTARY = Hook(read_rotary, _write_rotary)
+WIDTH = Hook(write=_write_width)
 
 _LAYER: Weights = {
     "input_layernorm": "mixer_residual.{norm}",
@@ -182,6 +186,6 @@ LLAMA = Family(
     ignored="is_llama_config max_sequence_length",
     copies={"lm_head.weight": "model.embed_tokens.weight"},
     buffers=(r".*\.rotary_emb\.inv_freq",),
-    hooks=(ROTARY, Hook(write=_write_width)),
+    hooks=(ROTARY, WIDTH),
     tokenizer_class="LlamaTokenizer",
 )

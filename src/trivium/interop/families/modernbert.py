@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from trivium.errors import CheckpointError, SpecError
+from trivium.interop.families.qwen2 import read_layer_types, write_layer_types
 from trivium.interop.family import (
     QKV,
     Family,
@@ -13,69 +14,57 @@ from trivium.interop.family import (
     SpecTree,
     Weights,
     activation,
-    attention_of,
     encoder_classes,
-    head_dim,
     in_layers,
 )
 from trivium.interop.hf_config import FULL, SLIDING, ConfigReader
 from trivium.models.transformer import ModelSpec
-from trivium.nn.mixers.attention import Attention
 from trivium.nn.patterns import Sliding
 from trivium.nn.positions.rotary import Rotary
 
 _BASES = {FULL: 160_000.0, SLIDING: 10_000.0}
-_OLD_BASES = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
 
 
 def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
     """One attention for each layer: everywhere, or `local_attention` positions around."""
-    num_heads = config.require("num_attention_heads")
-    full = Attention(
-        num_heads=num_heads,
-        head_dim=head_dim(tree.get("d_model"), num_heads),
-        bias=config.require("attention_bias", False),
-        positions=_rotary(config, FULL),
-    )
-    sliding = full.replace(
-        pattern=Sliding(window=config.require("local_attention", 128) // 2),
-        positions=_rotary(config, SLIDING),
-    )
+    full = read_layer_rotary(config, FULL, "global_rope_theta", _BASES[FULL])
+    sliding = read_layer_rotary(config, SLIDING, "local_rope_theta", _BASES[SLIDING])
+    tree.set("encoder.layers.mixer.positions", full)
     every = config.require("global_attn_every_n_layers", 3)
-    kinds = config.layer_types(lambda layer: layer % every > 0)
-    tree.set_mixers("encoder", [full if kind == FULL else sliding for kind in kinds])
+    window, option = config.require("local_attention", 128) // 2 + 1, "local_attention"
+    read_layer_types(config, tree, window, lambda i: i % every > 0, option, positions=sliding)
 
 
-def _rotary(config: ConfigReader, kind: str) -> Rotary:
-    """Rotary positions of one kind of layer, from the options of transformers 5 or of before."""
-    base = config.require(_OLD_BASES[kind], _BASES[kind])
-    options = dict(config.get("rope_parameters", {}).get(kind) or {})
-    base = options.pop("rope_theta", base)
-    if options.pop("rope_type", "default") != "default" or options:
-        raise CheckpointError(
-            'config.json: "rope_parameters" of modernbert may have "rope_theta" alone.'
-        )
+def read_layer_rotary(config: ConfigReader, kind: str, old: str, default: float) -> Rotary:
+    """Return the rotary positions of one kind of layer, which have no scaling.
+
+    `old` is the option for the base in releases of transformers before 5, `default` the base where
+    the file has neither.
+    """
+    kinds = config.get("rope_parameters", {})
+    options = dict(kinds.get(kind) or {})
+    base = options.pop("rope_theta", config.require(old, default))
+    if options.pop("rope_type", "default") != "default" or options or not {*kinds} <= {*_BASES}:
+        raise config.unsupported("rope_parameters", expected=f'"rope_theta" alone for "{kind}"')
     return Rotary(base=base)
 
 
+def rotary_of_kinds(spec: ModelSpec, bases: Mapping[str, float]) -> dict[str, Rotary]:
+    """Return the rotary positions of each kind of layer; `bases` are for kinds no layer has."""
+    rotary = {kind: Rotary(base=base) for kind, base in bases.items()}
+    for mixer in spec.stacks[0].attentions:
+        if isinstance(mixer.positions, Rotary):  # others differ when the config is read back
+            rotary[SLIDING if isinstance(mixer.pattern, Sliding) else FULL] = mixer.positions
+    return rotary
+
+
 def _write_attention(spec: ModelSpec, config: dict[str, Any]) -> None:
-    assert spec.encoder is not None
-    bases, window, kinds = dict(_BASES), 64, []
-    for attention in spec.encoder.attentions:
-        if not isinstance(attention.positions, Rotary):
-            raise SpecError("encoder.layers.mixer.positions that are not rotary")
-        kinds.append(SLIDING if isinstance(attention.pattern, Sliding) else FULL)
-        bases[kinds[-1]] = attention.positions.base
-        if isinstance(attention.pattern, Sliding):
-            window = attention.pattern.window
-    first = attention_of(spec)
+    rotary = rotary_of_kinds(spec, _BASES)
+    window = write_layer_types(spec, config) or 65
     config |= {
-        "num_attention_heads": first.num_heads,
-        "attention_bias": first.bias,
-        "layer_types": kinds,
-        "local_attention": 2 * window,
+        "local_attention": 2 * (window - 1),
         "rope_parameters": {
-            kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()
+            kind: {"rope_type": "default", "rope_theta": of.base} for kind, of in rotary.items()
         },
     }
 
@@ -103,6 +92,8 @@ MODERNBERT = Family(
         "vocab_size": "vocab_size",
         "hidden_size": "d_model",
         "num_hidden_layers": "encoder.num_layers",
+        "num_attention_heads": "encoder.layers.mixer.num_heads",
+        "attention_bias": Option("encoder.layers.mixer.bias", False),
         "intermediate_size": "encoder.layers.feed_forward.d_ff",
         "hidden_activation": activation("gelu", "encoder.layers.feed_forward"),
         "mlp_bias": Option("encoder.layers.feed_forward.bias", False),

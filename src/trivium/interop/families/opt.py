@@ -25,7 +25,7 @@ def _read_projection(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_projection(spec: ModelSpec, config: dict[str, Any]) -> None:
-    if spec.embedding.factorised and spec.heads[0].kind != "lm":
+    if spec.embedding.factorised and [head.kind for head in spec.heads] != ["lm"]:
         raise SpecError("embedding.factorised beside another head than the LM head")
     config["word_embed_proj_dim"] = spec.d_embedding
 

@@ -14,7 +14,12 @@ from trivium.nn.patterns import Sliding
 
 
 def read_layer_types(
-    config: ConfigReader, tree: SpecTree, window: int | None, default: Callable[[int], bool]
+    config: ConfigReader,
+    tree: SpecTree,
+    window: int | None,
+    default: Callable[[int], bool],
+    option: str = "sliding_window",
+    **sliding: Any,
 ) -> None:
     """Give each layer full or sliding attention.
 
@@ -23,13 +28,17 @@ def read_layer_types(
         tree: the spec so far; its mixer lacks only the pattern.
         window: the window of sliding layers, which counts the position itself in Hugging Face.
         default: whether a layer, counted from 0, has a window where no types are named.
+        option: where the file has the window.
+        sliding: the other fields in which the mixer of sliding layers differs.
     """
-    kinds = config.layer_types(default, tree.get("decoder.num_layers"))
+    [stack] = tree.stacks
+    kinds = config.layer_types(default, tree.get(f"{stack}.num_layers"))
     if SLIDING in kinds and (window is None or window < 2):
-        raise config.unsupported("sliding_window", expected="2 or more for layers that have one")
-    full = {**tree.get("decoder.layers.mixer"), "kind": "attention"}
-    sliding = {**full, "pattern": {"kind": "sliding", "window": (window or 2) - 1}}
-    tree.set_mixers("decoder", [sliding if kind == SLIDING else full for kind in kinds])
+        raise config.unsupported(option, expected="2 or more for layers that have one")
+    full = {**tree.get(f"{stack}.layers.mixer"), "kind": "attention"}
+    pattern = {"kind": "sliding", "window": (window or 2) - 1}
+    local = {**full, "pattern": pattern, **sliding}
+    tree.set_mixers(stack, [local if kind == SLIDING else full for kind in kinds])
 
 
 def write_layer_types(spec: ModelSpec, config: dict[str, Any]) -> int | None:

@@ -8,6 +8,16 @@ from trivium.interop.families.llama import FIXED
 from trivium.interop.families.qwen2 import QWEN2
 from trivium.interop.family import Option, decoder_classes, in_layers
 
+NORM_EPS = ("decoder.layers.norm.eps", "decoder.layers.mixer.qk_norm.eps")
+"""The fields that "rms_norm_eps" sets."""
+
+QK_NORMS = in_layers(
+    "model.layers.{i}",
+    "decoder",
+    {"self_attn.q_norm": "mixer.query_norm", "self_attn.k_norm": "mixer.key_norm"},
+)
+"""The weights of norms of queries and keys."""
+
 QWEN3 = replace(
     QWEN2,
     model_type="qwen3",
@@ -15,9 +25,7 @@ QWEN3 = replace(
     config={
         **QWEN2.config,
         "head_dim": Option("decoder.layers.mixer.head_dim", 128),
-        "rms_norm_eps": Option(
-            ("decoder.layers.norm.eps", "decoder.layers.mixer.qk_norm.eps"), 1e-6
-        ),
+        "rms_norm_eps": Option(NORM_EPS, 1e-6),
         "attention_bias": Option("decoder.layers.mixer.bias", False),
     },
     fixed={
@@ -25,13 +33,6 @@ QWEN3 = replace(
         "decoder.layers.mixer.qk_norm.kind": "rms",
         "decoder.layers.feed_forward.bias": False,
     },
-    weights={
-        **QWEN2.weights,  # type: ignore[dict-item]
-        **in_layers(
-            "model.layers.{i}",
-            "decoder",
-            {"self_attn.q_norm": "mixer.query_norm", "self_attn.k_norm": "mixer.key_norm"},
-        ),
-    },
+    weights={**QWEN2.weights, **QK_NORMS},  # type: ignore[dict-item]
     ignored="",
 )

@@ -1,6 +1,8 @@
-"""Gemma 2."""
+"""Gemma 2 and Gemma 3."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from trivium.models.heads.vocabulary import LMHead
 from trivium.models.stack import Embedding
@@ -52,6 +54,27 @@ def _gemma2(
     return Preset(model, "Gemma Team 2024 (Gemma 2)", 8192, **published)
 
 
+def _gemma3(
+    *sizes: int, head_dim: int = 256, local: int = 5, window: int = 511, **published: float
+) -> Preset:
+    """Gemma 2 with norms of queries and keys in place of soft caps (section 2.1).
+
+    `sizes` are those of Gemma 2. After `local` layers with a window there is one without, whose
+    rotary positions have a larger base. Windows do not count the position itself here.
+    """
+    spec: Any = _gemma2(*sizes, head_dim=head_dim).spec
+    full = spec.decoder.mixers[1].replace(
+        soft_cap=None, qk_norm=RMSNorm(offset=1), positions=Rotary(base=1e6)
+    )
+    sliding = full.replace(pattern=Sliding(window=window), positions=Rotary())
+    model = spec.replace(
+        vocab_size=262_144,
+        decoder=spec.decoder.with_layers(mixer=(*[sliding] * local, full)),
+        heads=(LMHead(tied=True),),
+    )
+    return Preset(model, "Gemma Team 2025 (Gemma 3)", 32_768, **published)
+
+
 PRESETS: dict[str, Preset] = {
     "gemma2-tiny": _gemma2(2, 128, 4, 2, 512, head_dim=32, window=63),
     "gemma2-mini": _gemma2(4, 256, 4, 2, 1024, head_dim=64, window=63),
@@ -59,4 +82,9 @@ PRESETS: dict[str, Preset] = {
     "gemma2-9b": _gemma2(42, 3584, 16, 8, 14_336, tokens=8e12),
     # Its scores are divided by the root of d_model / num_heads.
     "gemma2-27b": _gemma2(46, 4608, 32, 16, 36_864, head_dim=128, scale=144**-0.5, tokens=13e12),
+    # Small sizes have too few layers for a full one after five with a window. The sizes beyond 1B
+    # also read images.
+    "gemma3-tiny": _gemma3(2, 128, 4, 2, 512, head_dim=32, local=1, window=63),
+    "gemma3-mini": _gemma3(4, 256, 4, 2, 1024, head_dim=64, local=3, window=63),
+    "gemma3-1b": _gemma3(26, 1152, 4, 1, 6912, tokens=2e12),
 }

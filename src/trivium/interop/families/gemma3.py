@@ -1,0 +1,60 @@
+"""Gemma 3's texts (Gemma Team 2025): Gemma 2 with norms of queries and keys, without soft caps.
+
+Layers with a window have a base of rotary positions of their own, and no scaling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from trivium.interop.families.gemma2 import ATTENTION, GEMMA2
+from trivium.interop.families.llama import WIDTH, read_rope, rope_of, write_rope
+from trivium.interop.families.modernbert import read_layer_rotary, rotary_of_kinds
+from trivium.interop.families.qwen2 import read_layer_types
+from trivium.interop.families.qwen3 import QK_NORMS, QWEN3
+from trivium.interop.family import Hook, Option, SpecTree, classes
+from trivium.interop.hf_config import FULL, SLIDING, ConfigReader
+from trivium.models.transformer import ModelSpec
+
+_BASES = {FULL: 1e6, SLIDING: 1e4}
+_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+
+
+def _read(config: ConfigReader, tree: SpecTree) -> None:
+    """Without types of layers, every `sliding_window_pattern`-th layer is a full one."""
+    base = config.get("rope_theta", _BASES[FULL])
+    read_rope(config, tree, {"rope_theta": base, **rope_of(config, FULL)})
+    positions = read_layer_rotary(config, SLIDING, "rope_local_base_freq", _BASES[SLIDING])
+    window, every = config.require("sliding_window", 4096), config.get("sliding_window_pattern", 6)
+    read_layer_types(config, tree, window, lambda i: (i + 1) % every > 0, positions=positions)
+
+
+def _write(spec: ModelSpec, config: dict[str, Any]) -> None:
+    rotary = rotary_of_kinds(spec, _BASES)
+    write_rope(rotary[FULL], config)
+    local = config["rope_local_base_freq"] = rotary[SLIDING].base
+    sliding = {"rope_type": "default", "rope_theta": local}
+    config["rope_parameters"] = {FULL: config["rope_parameters"], SLIDING: sliding}
+
+
+GEMMA3 = replace(
+    GEMMA2,
+    model_type="gemma3_text",
+    architectures=classes("Gemma3", "ForCausalLM")
+    | classes("Gemma3Text", "Model ForSequenceClassification"),
+    config={
+        **GEMMA2.config,
+        "vocab_size": Option("vocab_size", 262_208),
+        "rms_norm_eps": QWEN3.config["rms_norm_eps"],
+    },
+    fixed={
+        **GEMMA2.fixed,
+        "decoder.layers.mixer.qk_norm.kind": "rms",
+        "decoder.layers.mixer.qk_norm.offset": 1,
+    },
+    weights={**GEMMA2.weights, **QK_NORMS},  # type: ignore[dict-item]
+    expected={**GEMMA2.expected, **dict.fromkeys(_CAPS)},
+    ignored=f"{GEMMA2.ignored} _sliding_window_pattern",
+    hooks=(ATTENTION, WIDTH, Hook(_read, _write)),
+)

@@ -1,0 +1,30 @@
+"""OLMo 2 (OLMo Team 2024): norms of what sublayers add, of all queries and of all keys."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trivium.interop.families.gemma3 import GEMMA3
+from trivium.interop.families.llama import CONFIG, ROTARY
+from trivium.interop.families.qwen3 import NORM_EPS, QWEN3
+from trivium.interop.family import Option, classes
+
+OLMO2 = replace(
+    QWEN3,
+    model_type="olmo2",
+    architectures=classes("Olmo2", "ForCausalLM Model ForSequenceClassification"),
+    config={
+        **CONFIG,
+        "rms_norm_eps": Option(NORM_EPS, 1e-5),
+        "attention_bias": QWEN3.config["attention_bias"],
+    },
+    fixed={
+        **QWEN3.fixed,
+        "decoder.layers.mixer.qk_norm_over": "all-heads",
+        "decoder.layers.norm_placement": "post-sublayer",
+    },
+    # Norms have the names of Gemma's; those before a sublayer are in no file.
+    weights=GEMMA3.weights,
+    hooks=(ROTARY,),
+    tokenizer_class="",
+)
