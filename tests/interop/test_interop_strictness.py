@@ -312,7 +312,7 @@ def variations(model: spec.ModelSpec) -> list[spec.ModelSpec]:
             attention.replace(**change)
             for change in attentions
             if attention.kind == "attention"
-            or (attention.kind != "block-sparse-attention" and not change.get("positions"))
+            or (attention.kind == "global-attention" and not change.get("positions"))
             or not {"positions", "pattern"} & change.keys()
         ]
     if isinstance(network, spec.FeedForward | Experts):
