@@ -61,7 +61,7 @@ def form(line: str) -> Any:
         return len(columns) if re.search(r"\d", line) else columns
     cells = line.strip().split("\t") if "\t" in line else re.split(r"  +", line.strip())
     kinds = ["number" if re.fullmatch(r"-?[\d.,e+-]*\d%?", cell) else "text" for cell in cells]
-    if re.fullmatch(r"[\d.]+%|0\.\d{4}", cells[0]):  # after a probability comes any token
+    if re.fullmatch(r"[\d.]+%|-?\d+\.\d{4}", cells[0]):  # a probability or score, then any token
         return ("%" in cells[0], len(cells))
     labelled = "\t" not in line and len(cells) > 1 and kinds[0] == "text"
     # A label is followed by free text, or by numbers whose count is the table's.
