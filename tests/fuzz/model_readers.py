@@ -157,7 +157,11 @@ def _save_configs(folder: Path) -> None:
         if not isinstance(spec, ModelSpec):
             continue
         stacks = {"encoder": spec.encoder, "decoder": spec.decoder}
-        small = {name: stack.replace(num_layers=2) for name, stack in stacks.items() if stack}
+        small = {
+            name: stack.replace(num_layers=2, first_layers=stack.first_layers[:1])
+            for name, stack in stacks.items()
+            if stack
+        }
         with contextlib.suppress(SpecError):
             config = config_of(spec.replace(**small))
             write_json(folder / f"{config.family.model_type}.json", config.options)
