@@ -5,6 +5,7 @@ defaults. The table has the steps after the warm-up at which the training loss c
 baseline (within 0.25 nats), and fell 0.25 nats below it; and by how much it rose again at most.
 
     python benchmarks/loss_bands.py --steps 1000
+    python benchmarks/loss_bands.py --only causal denoising
 """
 
 from __future__ import annotations
@@ -54,12 +55,13 @@ def curve(objective: str, preset: str, steps: int) -> tuple[float, list[tuple[in
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=1000)
-    steps = parser.parse_args().steps
+    parser.add_argument("--only", nargs="+", choices=PRESETS, default=[*PRESETS])
+    arguments = parser.parse_args()
     print("| objective | preset | unigram | reached after | 0.25 below after | largest rise |")
     print("|---|---|---|---|---|---|")
-    for objective, names in PRESETS.items():
-        for preset in names:
-            unigram, losses = curve(objective, preset, steps)
+    for objective in arguments.only:
+        for preset in PRESETS[objective]:
+            unigram, losses = curve(objective, preset, arguments.steps)
             cells = []
             for bound in (unigram + MARGIN, unigram - MARGIN):
                 passed = next((step for step, loss in losses if loss < bound), None)

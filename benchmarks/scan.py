@@ -78,16 +78,16 @@ def measure(layer, x: Tensor, segment: int, scan) -> tuple[float, Tensor]:
         return function(*arguments)
 
     whole = segment == x.shape[1]
-    patches = {"scan": scan, "checkpoint": at_once if whole else mamba.checkpoint}
+    patches = {"scan": scan, "recompute": at_once if whole else mamba.recompute}
     module, mixer = time_mixing, time_mixing.TimeMixingModule
     if isinstance(layer, mamba.MambaModule):
         module, patches = mamba, {**patches, "SEGMENT": segment}
-    means = token_by_token if scan is None else mixer._means
-    with mock.patch.multiple(module, **patches), mock.patch.object(mixer, "_means", means):
+    wkv = token_by_token if scan is None else mixer._wkv
+    with mock.patch.multiple(module, **patches), mock.patch.object(mixer, "_wkv", wkv):
         start = time.perf_counter()
         layer(x, context).square().mean().backward()
         seconds = time.perf_counter() - start
-    decay = layer.log_decay if module is mamba else layer.decay
+    decay = layer.A_log if module is mamba else layer.time_decay
     assert decay.grad is not None
     return seconds, decay.grad.clone()
 
@@ -95,10 +95,10 @@ def measure(layer, x: Tensor, segment: int, scan) -> tuple[float, Tensor]:
 def token_by_token(layer, key: Tensor, value: Tensor, *_) -> tuple[Tensor, ...]:
     """RWKV's means with all that they need of a token computed at it."""
     sums, count = torch.zeros_like(key[:, 0]), torch.zeros_like(key[:, 0])
-    most, fading, means = torch.full_like(sums, -1e30), -layer.decay.exp(), []
+    most, fading, means = torch.full_like(sums, -1e30), -layer.time_decay.exp(), []
     for k, v in zip(key.unbind(1), value.unbind(1), strict=True):
-        top = torch.maximum(most, layer.bonus + k)
-        old, new = (most - top).exp(), (layer.bonus + k - top).exp()
+        top = torch.maximum(most, layer.time_first + k)
+        old, new = (most - top).exp(), (layer.time_first + k - top).exp()
         means.append((old * sums + new * v) / (old * count + new))
         top = torch.maximum(most + fading, k)
         old, new = (most + fading - top).exp(), (k - top).exp()

@@ -376,3 +376,25 @@ def test_sums(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", arguments)
     sums.main()
     assert capsys.readouterr().out.count("\n| p") == 3
+
+
+@pytest.mark.parametrize("mixer", ["mamba", "time-mixing"])
+def test_scan(mixer, monkeypatch, capsys):
+    sizes = ["--rounds", "1", "--rows", "1", "--width", "16", "--lengths", "20"]
+    monkeypatch.setattr(sys, "argv", ["scan.py", "--mixer", mixer, *sizes])
+    monkeypatch.setattr("torch.set_num_threads", lambda _: None)
+    program("scan").main()
+    last = capsys.readouterr().out.splitlines()[-1].split()
+    assert last[0] == "20"
+    assert len(last) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "only"), [("loss_bands", ["denoising"]), ("loss_curves", ["permutation", "tsdae"])]
+)
+def test_losses(name, only, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--steps", "2", "--only", *only])
+    program(name).main()
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert [row.split(" | ")[0] for row in rows] == [f"| {one}" for one in only]

@@ -30,12 +30,12 @@ def one_by_one(layer: mamba.MambaModule, x: torch.Tensor) -> torch.Tensor:
     inputs, gate = layer.input(x), layer.gate(x)
     padded = F.pad(inputs, (0, 0, 3, 0))
     u = F.silu(F.conv1d(padded.T[None], layer.conv.weight, layer.conv.bias, groups=INNER)[0].T)
-    low, into, out = layer.selection(u).split([RANK, STATES, STATES], -1)
-    delta, h, outputs = F.softplus(layer.step(low)), torch.zeros(INNER, STATES), []
+    dt, B, C = layer.x_proj(u).split([RANK, STATES, STATES], -1)
+    delta, h, outputs = F.softplus(layer.dt_proj(dt)), torch.zeros(INNER, STATES), []
     for t in range(len(x)):
-        decay = (delta[t, :, None] * -layer.log_decay.exp()).exp()
-        h = decay * h + delta[t, :, None] * into[t] * u[t, :, None]
-        outputs.append(h @ out[t] + layer.skip * u[t])
+        decay = (delta[t, :, None] * -layer.A_log.exp()).exp()
+        h = decay * h + delta[t, :, None] * B[t] * u[t, :, None]
+        outputs.append(h @ C[t] + layer.D * u[t])
     return layer.output(torch.stack(outputs) * F.silu(gate))
 
 
@@ -75,12 +75,12 @@ def test_decays_to_nothing_have_gradients_in_float32():
 def test_decays_and_skips_start_as_published_and_are_no_matrices():
     model = build(presets["mamba-tiny"].replace(vocab_size=11), seed=0)
     first = model.decoder.layers[0].mixer
-    assert torch.allclose(first.log_decay.exp(), torch.arange(1.0, 17.0))
-    assert (first.skip == 1.0).all()
-    steps = F.softplus(first.step.bias)
+    assert torch.allclose(first.A_log.exp(), torch.arange(1.0, 17.0))
+    assert (first.D == 1.0).all()
+    steps = F.softplus(first.dt_proj.bias)
     assert 0.001 <= steps.min() < 0.003
     assert 0.03 < steps.max() <= 0.1001
-    decays = {id(layer.mixer.log_decay) for layer in model.decoder.layers}
+    decays = {id(layer.mixer.A_log) for layer in model.decoder.layers}
     for optimizer in (AdamW(lr=1e-3), Muon(lr=1e-3, embedding_lr=1e-2)):
         groups = [group for each in optimizer.build(model) for group in each.param_groups]
         [of_decays] = [g for g in groups if decays & {id(weight) for weight in g["params"]}]

@@ -42,8 +42,8 @@ def by_sums(layer: TimeMixingModule, x: torch.Tensor) -> torch.Tensor:
     means = []
     for t in range(len(x)):
         distance = t - 1 - torch.arange(t)[:, None]
-        exponents = -distance * layer.decay.exp() + key[:t]
-        weights = torch.cat((exponents, layer.bonus + key[t : t + 1])).exp()
+        exponents = -distance * layer.time_decay.exp() + key[:t]
+        weights = torch.cat((exponents, layer.time_first + key[t : t + 1])).exp()
         means.append((weights * value[: t + 1]).sum(0) / weights.sum(0))
     return layer.output(receptance.sigmoid() * torch.stack(means))
 
@@ -111,7 +111,7 @@ def test_rwkv_starts_as_published():
     first, ids = model.decoder.layers[0], random_ids(1, 3) % 11
     entered = model.decoder.embedding(model.tokens(ids), torch.arange(3)[None])
     torch.testing.assert_close(model(ids), model.decoder.norm(entered))
-    assert (first.mixer.decay[0], first.mixer.decay[-1]) == (-5.0, 3.0)
+    assert (first.mixer.time_decay[0], first.mixer.time_decay[-1]) == (-5.0, 3.0)
     assert 0 < first.mixer.mix_key[1] < first.mixer.mix_key[-1] < 1
     assert first.mixer.value.weight.std() > 0
     with pytest.raises(SpecError, match="reads the left side alone"):

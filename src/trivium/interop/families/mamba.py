@@ -36,10 +36,10 @@ _LAYER = {
     "norm": "mixer_residual.{norm}",
     "mixer.in_proj": ("mixer.input", "mixer.gate"),
     "mixer.conv1d": "mixer.conv",
-    "mixer.x_proj": "mixer.selection",
-    "mixer.dt_proj": "mixer.step",
-    "mixer.A_log": "mixer.log_decay",
-    "mixer.D": "mixer.skip",
+    "mixer.x_proj": "mixer.x_proj",
+    "mixer.dt_proj": "mixer.dt_proj",
+    "mixer.A_log": "mixer.A_log",
+    "mixer.D": "mixer.D",
     "mixer.out_proj": "mixer.output",
 }
 

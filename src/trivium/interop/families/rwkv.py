@@ -28,8 +28,8 @@ def _never_rescale(spec: ModelSpec, config: dict[str, Any]) -> None:
 
 _LAYER = {
     "ln1": "mixer_residual.{norm}",
-    "attention.time_decay": "mixer.decay",
-    "attention.time_first": "mixer.bonus",
+    "attention.time_decay": "mixer.time_decay",
+    "attention.time_first": "mixer.time_first",
     "attention.time_mix_key": "mixer.mix_key",
     "attention.time_mix_value": "mixer.mix_value",
     "attention.time_mix_receptance": "mixer.mix_receptance",

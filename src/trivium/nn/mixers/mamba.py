@@ -1,7 +1,8 @@
 """The selective state space model of Mamba.
 
-Shape letters: B batch, T positions, D width, E inner channels, N numbers of a channel's state,
-R rank of step sizes, K positions of the convolution.
+Shape letters: B batch, T positions, D width, E inner channels, N state size of a channel,
+R rank of the step sizes, K kernel size of the convolution. In equations and code A, B, C and D are
+the matrices of the paper.
 """
 
 from __future__ import annotations
@@ -67,17 +68,18 @@ class MambaModule(LeftToRightMixer):
     """(y * silu(x W_gate)) W_output, where u = act(conv(x W_input)) and, in every channel,
 
         h_t = exp(delta_t A) h_t-1 + delta_t B_t u_t
-        y_t = C_t h_t + skip u_t
+        y_t = C_t h_t + D u_t
 
-    with A = -exp(log_decay); delta = softplus(step(.)), B and C are linear in u_t. Padding is read
-    as if it were not there, unless it is between real tokens, where the convolution reads zeros.
+    with A = -exp(A_log) and delta = softplus(dt_proj(dt)); `x_proj` computes dt, B and C from u.
+    Padding has no effect, except that the convolution reads zeros where padding stands between
+    tokens.
 
     Source: Gu and Dao 2023, algorithm 2, section 3.4. As in the authors' code, B is discretised by
     Euler's rule and not as in equation 4.
     """
 
     parallel: ClassVar[Mapping[str, str]] = {"output": "row"}
-    vectors: ClassVar[tuple[str, ...]] = ("log_decay",)
+    vectors: ClassVar[tuple[str, ...]] = ("A_log",)
 
     def __init__(self, part: Mamba, width: int, dropout: float = 0.0, num_layers: int = 1) -> None:
         super().__init__(part, width)
@@ -86,24 +88,24 @@ class MambaModule(LeftToRightMixer):
         self.input = nn.Linear(width, inner, bias=part.bias)
         self.gate = nn.Linear(width, inner, bias=part.bias)
         self.conv = nn.Conv1d(inner, inner, part.d_conv, groups=inner, bias=part.conv_bias)
-        self.selection = nn.Linear(inner, part.dt_rank + 2 * part.d_state, bias=False)
-        self.step = nn.Linear(part.dt_rank, inner)
-        self.log_decay = nn.Parameter(torch.zeros(inner, part.d_state))
-        self.skip = nn.Parameter(torch.ones(inner))
+        self.x_proj = nn.Linear(inner, part.dt_rank + 2 * part.d_state, bias=False)
+        self.dt_proj = nn.Linear(part.dt_rank, inner)
+        self.A_log = nn.Parameter(torch.zeros(inner, part.d_state))
+        self.D = nn.Parameter(torch.ones(inner))
         self.output = nn.Linear(inner, width, bias=part.bias)
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator) -> None:
         """A = -1 ... -N, step sizes from 0.001 to 0.1 (sections 3.5, 3.6 and the authors' code)."""
         part = self.part
-        self.log_decay.copy_(torch.arange(1.0, part.d_state + 1).log())
-        self.skip.fill_(1.0)
-        for weight, inputs in ((self.conv.weight, part.d_conv), (self.step.weight, part.dt_rank)):
-            uniform = torch.empty(weight.shape).uniform_(-1.0, 1.0, generator=generator)
-            weight.copy_(uniform * inputs**-0.5)
+        self.A_log.copy_(torch.arange(1.0, part.d_state + 1).log())
+        self.D.fill_(1.0)
+        for linear, inputs in ((self.conv, part.d_conv), (self.dt_proj, part.dt_rank)):
+            uniform = torch.empty(linear.weight.shape).uniform_(-1.0, 1.0, generator=generator)
+            linear.weight.copy_(uniform * inputs**-0.5)
         ends = math.log(_LEAST_STEP), math.log(_LARGEST_STEP)
         steps = torch.empty(part.d_inner).uniform_(*ends, generator=generator).exp()
-        self.step.bias.copy_(steps + (-torch.expm1(-steps)).log())  # softplus of it is steps
+        self.dt_proj.bias.copy_(steps + (-torch.expm1(-steps)).log())  # softplus of it is steps
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
         """The last K - 1 inputs of the convolution, and h, whatever the length."""
@@ -130,8 +132,8 @@ class MambaModule(LeftToRightMixer):
         inputs = torch.cat((before.to(inputs.dtype), inputs), 1)
         u = self.activation(self._convolved(inputs, context.documents))
         sizes = [part.dt_rank, part.d_state, part.d_state]
-        low, into, out = self.selection(u).split(sizes, -1)
-        of_tokens = self.step(low), u, into, out, self.gate(x), real.expand(*x.shape[:2])
+        dt, B, C = self.x_proj(u).split(sizes, -1)
+        of_tokens = self.dt_proj(dt), u, B, C, self.gate(x), real.expand(*x.shape[:2])
         y, h = self._select(of_tokens, context.begins, h)
         if state is not None and span is not None:
             state.write(span, span.last(inputs, part.d_conv - 1), h)
@@ -165,7 +167,7 @@ class MambaModule(LeftToRightMixer):
         # Of one split the gradient is one tensor, of slices one for each, as long as the row.
         segments = zip(*(each.split(SEGMENT, 1) for each in of_tokens), strict=True)
         for i, segment in enumerate(segments):
-            arguments: tuple[Any, ...] = *segment, h, self.log_decay, self.skip
+            arguments: tuple[Any, ...] = *segment, h, self.A_log, self.D
             arguments += (None if new_documents is None else new_documents[i],)
             y, h = recompute(self._segment, *arguments)
             outputs.append(y)
@@ -174,28 +176,31 @@ class MambaModule(LeftToRightMixer):
 
     def _segment(
         self,
-        step: Tensor,
+        dt: Tensor,
         u: Tensor,
-        into: Tensor,
-        out: Tensor,
+        B: Tensor,
+        C: Tensor,
         gate: Tensor,
         real: Tensor,
         h: Tensor | None,
-        log_decay: Tensor,
-        skip: Tensor,
+        A_log: Tensor,
+        D: Tensor,
         begins: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Of a few tokens, in float32 at least: products of many decays need it."""
-        dtype = torch.promote_types(step.dtype, torch.float32)
+        """Return gated outputs and the last h of one segment, computed in float32 or wider.
+
+        A product of many decays loses too much in half precision.
+        """
+        dtype = torch.promote_types(dt.dtype, torch.float32)
         with torch.autocast(u.device.type, enabled=False):
-            delta = F.softplus(step.to(dtype)) * real[..., None]  # 0 leaves h as it is
-            decay = (delta[:, :, None] * -log_decay.to(dtype).exp().T).exp()  # [B, T, N, E]
+            delta = F.softplus(dt.to(dtype)) * real[..., None]  # 0 leaves h as it is
+            decay = (delta[:, :, None] * -A_log.to(dtype).exp().T).exp()  # [B, T, N, E]
             if begins is not None:
                 decay = decay.masked_fill(begins[..., None, None], 0.0)
-            new = into.to(dtype)[..., None] * (delta * u)[:, :, None]
+            new = B.to(dtype)[..., None] * (delta * u)[:, :, None]
             h = torch.zeros_like(new[:, 0]) if h is None else h
             states, h = scan(decay, new, h)
-            y = (out.to(dtype)[:, :, None] @ states)[:, :, 0] + skip * u
+            y = (C.to(dtype)[:, :, None] @ states)[:, :, 0] + D * u
             return (y * F.silu(gate.to(dtype))).to(u.dtype), h
 
 

@@ -53,16 +53,17 @@ _NEVER = -1e30
 class TimeMixingModule(LeftToRightMixer):
     """(sigmoid(r_t) * wkv_t) W_output, where in every channel
 
-        wkv_t = (a_t-1 + exp(bonus + k_t) v_t) / (b_t-1 + exp(bonus + k_t))
+        wkv_t = (a_t-1 + exp(u + k_t) v_t) / (b_t-1 + exp(u + k_t))
         a_t = exp(-w) a_t-1 + exp(k_t) v_t
         b_t = exp(-w) b_t-1 + exp(k_t)
 
-    with w = exp(decay). r, k and v are linear in mixtures of a token and the one before it, as in
-    `ChannelMixingNetwork`. Both sums are kept divided by the exponential of their largest exponent
-    m_t = max(m_t-1 - w, k_t), so that none overflows. Padding is read as if it were not there,
-    unless it is between real tokens, where the next one reads 0 as the token before.
+    with w = exp(time_decay) and u = time_first. r, k and v are linear in mixtures of a token and
+    the token before, as in `ChannelMixingNetwork`. To avoid overflow, the state stores a and b
+    divided by exp(p), where p_t = max(p_t-1 - w, k_t) is the largest exponent so far. Padding has
+    no effect, except that a token after padding between tokens reads 0 as the token before.
 
-    Source: Peng et al. 2023, sections 3.1.1 to 3.1.3.
+    Source: Peng et al. 2023, sections 3.1.1 to 3.1.3; the largest exponents p and q are those of
+    the appendix that writes time mixing as an RNN cell.
     """
 
     parallel: ClassVar[Mapping[str, str]] = {"output": "row"}
@@ -74,8 +75,8 @@ class TimeMixingModule(LeftToRightMixer):
         self.mix_key = nn.Parameter(torch.ones(width))
         self.mix_value = nn.Parameter(torch.ones(width))
         self.mix_receptance = nn.Parameter(torch.ones(width))
-        self.decay = nn.Parameter(torch.zeros(part.d_inner))
-        self.bonus = nn.Parameter(torch.zeros(part.d_inner))
+        self.time_decay = nn.Parameter(torch.zeros(part.d_inner))
+        self.time_first = nn.Parameter(torch.zeros(part.d_inner))
         self.key = nn.Linear(width, part.d_inner, bias=False)
         self.value = nn.Linear(width, part.d_inner, bias=False)
         self.receptance = nn.Linear(width, part.d_inner, bias=False)
@@ -91,13 +92,13 @@ class TimeMixingModule(LeftToRightMixer):
         self.mix_key.copy_(start_of_mixture(width))
         self.mix_value.copy_(start_of_mixture(width) + 0.15)
         self.mix_receptance.copy_(start_of_mixture(width, 0.25))
-        self.decay.copy_(-5.0 + 8.0 * (channel / max(1, len(channel) - 1)) ** 1.35)
-        self.bonus.copy_(math.log(0.3) + 0.5 * ((channel + 1) % 3 - 1))
+        self.time_decay.copy_(-5.0 + 8.0 * (channel / max(1, len(channel) - 1)) ** 1.35)
+        self.time_first.copy_(math.log(0.3) + 0.5 * ((channel + 1) % 3 - 1))
         for matrix in (self.key, self.receptance, self.output):
             matrix.weight.zero_()
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
-        """The last token; a and b, both divided by exp(m), and m."""
+        """Return the state: the last token; a and b, both divided by exp(p); and p."""
         dtype = torch.promote_types(like.dtype, torch.float32)  # sums of many
         sums = like.new_zeros(slots, 2, self.part.d_inner, dtype=dtype)
         return State(like.new_zeros(slots, len(self.mix_key)), sums, torch.zeros_like(sums[:, 0]))
@@ -108,57 +109,58 @@ class TimeMixingModule(LeftToRightMixer):
         """[B, T, D] -> [B, T, D]; the state of earlier tokens is replaced in place."""
         self.prepare(context)
         span, last, sums = context.span, None, None
-        largest = x.new_full((), _NEVER, dtype=torch.float32)
+        p = x.new_full((), _NEVER, dtype=torch.float32)
         if state is not None and span is not None:
-            last, sums, largest = state.read(span)
-            largest = largest.masked_fill(sums[:, 1] == 0, _NEVER)  # of a text that begins
+            last, sums, p = state.read(span)
+            p = p.masked_fill(sums[:, 1] == 0, _NEVER)  # the text begins: there is no exponent yet
         before, last = token_before(x, context, last)
         key, value, receptance = (
             torch.lerp(before, x, mix.to(x.dtype))
             for mix in (self.mix_key, self.mix_value, self.mix_receptance)
         )
-        arguments = self.key(key), self.value(value), context, sums, largest
-        mean, sums, largest = recompute(self._means, *arguments)
+        arguments = self.key(key), self.value(value), context, sums, p
+        wkv, sums, p = recompute(self._wkv, *arguments)
         if state is not None and span is not None:
-            state.write(span, last, sums, largest)
-        return self.output(self.receptance(receptance).sigmoid() * mean)
+            state.write(span, last, sums, p)
+        return self.output(self.receptance(receptance).sigmoid() * wkv)
 
-    def _means(
-        self, key: Tensor, value: Tensor, context: Context, sums: Tensor | None, largest: Tensor
+    def _wkv(
+        self, k: Tensor, v: Tensor, context: Context, sums: Tensor | None, p: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """wkv [B, T, E] of keys and values [B, T, E]; a and b [B, 2, E], and m [B, E], after them.
+        """Return wkv [B, T, E] for keys and values [B, T, E], and the sums and p after the row.
 
-        In float32 at least: sums of many exponentials need it.
+        `sums` [B, 2, E] are a and b, divided by exp(p), p [B, E]. All is computed in float32 or
+        wider: sums of many exponentials lose too much in half precision.
         """
-        dtype = torch.promote_types(key.dtype, torch.float32)
-        with torch.autocast(key.device.type, enabled=False):
-            key, fading = key.to(dtype), -self.decay.to(dtype).exp().expand_as(key)
-            both = torch.stack((value.to(dtype), torch.ones_like(key)), 2)  # [B, T, 2, E]
-            taken = key
-            if context.kept is not None:
-                real = context.kept[..., None].bool()
-                taken, fading = key.where(real, 2 * _NEVER), fading.where(real, 0.0)
+        dtype = torch.promote_types(k.dtype, torch.float32)
+        with torch.autocast(k.device.type, enabled=False):
+            k, w, u = k.to(dtype), self.time_decay.to(dtype).exp(), self.time_first.to(dtype)
+            v_and_1 = torch.stack((v.to(dtype), torch.ones_like(k)), 2)  # for a and b: [B, T, 2, E]
+            added, w = k, w.expand_as(k)
+            if context.kept is not None:  # padding adds nothing, and nothing decays
+                is_token = context.kept[..., None].bool()
+                added, w = k.where(is_token, 2 * _NEVER), w.where(is_token, 0.0)
             if context.begins is not None:
-                fading = fading.masked_fill(context.begins[..., None], _NEVER)
-            before, after = _largest(taken.detach(), fading.detach(), largest)
-            weights = (taken - after).exp()[:, :, None] * both
-            sums = torch.zeros_like(weights[:, 0]) if sums is None else sums.to(dtype)
-            states, last = scan((before + fading - after).exp()[:, :, None], weights, sums)
+                w = w.masked_fill(context.begins[..., None], -_NEVER)
+            before, after = _largest_exponents(added.detach(), w.detach(), p)
+            terms = (added - after).exp()[:, :, None] * v_and_1
+            sums = torch.zeros_like(terms[:, 0]) if sums is None else sums.to(dtype)
+            states, last = scan((before - w - after).exp()[:, :, None], terms, sums)
             states = torch.cat((sums[:, None], states[:, :-1]), 1)
             if context.begins is not None:
                 before = before.masked_fill(context.begins[..., None], _NEVER)
-            own = key + self.bonus.to(dtype)
-            most = torch.maximum(before, own.detach())
-            earlier = (before - most).exp()[:, :, None] * states
-            a, b = (earlier + (own - most).exp()[:, :, None] * both).unbind(2)
-            return (a / b).to(value.dtype), last, after[:, -1]
+            own = u + k
+            q = torch.maximum(before, own.detach())
+            earlier = (before - q).exp()[:, :, None] * states
+            a, b = (earlier + (own - q).exp()[:, :, None] * v_and_1).unbind(2)
+            return (a / b).to(v.dtype), last, after[:, -1]
 
 
 @torch.no_grad()
-def _largest(key: Tensor, fading: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
-    """m_t-1 and m_t [B, T, E] for keys and -w [B, T, E]."""
-    all_of_them = [largest.to(key.dtype).expand_as(key[:, 0])]
-    for each, fades in zip(key.unbind(1), fading.unbind(1), strict=True):
-        all_of_them.append(torch.maximum(all_of_them[-1] + fades, each))
-    stacked = torch.stack(all_of_them, 1)
+def _largest_exponents(k: Tensor, w: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+    """Return p_t-1 and p_t [B, T, E] for keys and decays w [B, T, E], after the p [B, E] before."""
+    exponents = [p.to(k.dtype).expand_as(k[:, 0])]
+    for k_t, w_t in zip(k.unbind(1), w.unbind(1), strict=True):
+        exponents.append(torch.maximum(exponents[-1] - w_t, k_t))
+    stacked = torch.stack(exponents, 1)
     return stacked[:, :-1], stacked[:, 1:]
