@@ -186,7 +186,7 @@ def test_an_adapter_names_layers_of_transformers_or_is_refused(name, targets, tm
     [
         ("XLNetLMHeadModel", ("query", "value")),
         ("MambaForCausalLM", ("all-linear",)),
-        ("MambaForCausalLM", ("step",)),
+        ("MambaForCausalLM", ("dt_proj",)),
         ("MixtralForCausalLM", ("up",)),
     ],
 )
