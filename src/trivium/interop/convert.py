@@ -1,4 +1,4 @@
-"""A Hugging Face model in memory, options and tensors, to a module here and back."""
+"""Convert options and tensors of a Hugging Face model into a module, and a module into them."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def from_hugging_face(
     *,
     allow_unknown_keys: bool = False,
 ) -> Transformer:
-    """The model that a `config.json` and the tensors of its weight files describe.
+    """Return the model that a `config.json` and the tensors of its weight files describe.
 
-    Published files often hold a head more than the class in their config has (`bert-base-uncased`:
-    that of the next sentence), and files of a body alone name a class with a head. So where the
-    tensors do not fit the class named, the first class of the family that they fit counts. The
-    tensors become the parameters without a copy, except fused and transposed ones; those on the
-    meta device make a model without numbers. With `allow_unknown_keys` there is only a
-    warning of options that `transformers` reads for this family and Trivium does not.
+    Published files often have one head more than the class in their config (`bert-base-uncased`
+    has a next-sentence head), and files without a head often name a class with one. If the tensors
+    do not fit the class in the config, the first class of the family that fits is used. The tensors
+    become the parameters without a copy, except fused and transposed tensors. Tensors on the meta
+    device give a model on the meta device. With `allow_unknown_keys`, an option that `transformers`
+    reads for this family but Trivium does not read causes a warning instead of an error.
 
     Raises:
         CheckpointError: a model type, class or option that is not supported, or a tensor that is
@@ -48,10 +48,10 @@ def from_hugging_face(
 
 
 def to_hugging_face(model: Transformer) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """A model as the options of a `config.json` and named tensors.
+    """Return the options of a `config.json` and the named tensors of a model.
 
     Raises:
-        SpecError: no family can express the model; the message names what the nearest one lacks.
+        SpecError: no family can express the model; the message says why.
     """
     config = config_of(model.spec)
     state = {name: weight.detach() for name, weight in model.state_dict().items()}
@@ -60,10 +60,10 @@ def to_hugging_face(model: Transformer) -> tuple[dict[str, Any], dict[str, Tenso
 
 
 def config_of(spec: ModelSpec) -> HFConfig:
-    """The first family that can express a spec, with its class and config.
+    """Return the config of the first family that can express a spec.
 
     Raises:
-        SpecError: none can; the message names what the nearest one lacks.
+        SpecError: no family can express the spec; the message says why.
     """
     nearest = nearest_config(spec)
     if nearest.differences:
@@ -84,20 +84,21 @@ def config_of(spec: ModelSpec) -> HFConfig:
 
 
 def nearest_config(spec: ModelSpec) -> HFConfig:
-    """Return the config of the family that can express most of a spec."""
+    """Return the config of the family that differs least from a spec."""
     configs = (write_config(family, spec) for family in FAMILIES.values())
     return min(configs, key=lambda each: each.rank)
 
 
 def is_expressible(spec: Spec) -> bool:
-    """Whether some family can express a spec."""
+    """Return whether a Hugging Face family can express a spec."""
     return isinstance(spec, ModelSpec) and not nearest_config(spec).differences
 
 
 def exported_spec(spec: ModelSpec) -> ModelSpec:
-    """Return the spec without a head over the vocabulary that no class has with the others.
+    """Return the spec without the heads that no Hugging Face class has.
 
-    A `VectorHead` belongs to the files of `sentence-transformers`, not to a class.
+    These are an LM head next to a decoder's classifier or tagger, the MLM head of an enhanced mask
+    decoder, and `VectorHead`, which belongs to the files of `sentence-transformers`.
     """
     spec = spec.replace(heads=tuple(head for head in spec.heads if head.kind != "vector"))
     heads = tuple(head for head in spec.heads if head.kind in ("classifier", "tagger"))
@@ -107,7 +108,7 @@ def exported_spec(spec: ModelSpec) -> ModelSpec:
 
 
 def hf_weights(spec: ModelSpec) -> list[HFWeight]:
-    """Names and layouts of a model's weights in the family it is exported as (for PEFT).
+    """Return names and layouts of a model's weights in the family it is exported as (for PEFT).
 
     Raises SpecError as `to_hugging_face` does.
     """
@@ -116,9 +117,9 @@ def hf_weights(spec: ModelSpec) -> list[HFWeight]:
 
 
 def family_of(options: Mapping[str, Any], names: Collection[str] = ()) -> Family:
-    """Return the family of a `config.json`: by `model_type`, or by the class in an old file.
+    """Return the family of a `config.json`, by `model_type` or, in old files, by `architectures`.
 
-    A file with neither is of the family after which the prefix of its tensors' `names` is called.
+    If the file has neither, the family is the one whose `model_type` is a prefix of tensor `names`.
 
     Raises:
         CheckpointError: a family that is not supported.
@@ -143,7 +144,7 @@ def family_of(options: Mapping[str, Any], names: Collection[str] = ()) -> Family
 
 
 def _candidates(family: Family, options: Mapping[str, Any]) -> Iterator[str]:
-    """The class that the config names, then the others of its family."""
+    """Yield the class that the config names, then the family's classes with other heads."""
     first = (options.get("architectures") or [next(iter(family.architectures))])[0]
     if first not in family.architectures:
         raise CheckpointError(
@@ -164,7 +165,7 @@ def _read_as(
     allow_unknown: bool,
 ) -> Transformer:
     base = missing_base(family, architecture, tensors.keys())
-    # A tensor of zeros that a class always saves says nothing about the spec.
+    # Tensors that a class always saves, as zeros, are no evidence for a field of the spec.
     zeros = {name for name in family.zeros if name in tensors and _is_zero_or_meta(tensors[name])}
     names = {base + name for name in tensors.keys() - zeros}
     spec = read_spec(family, architecture, options, names, allow_unknown=allow_unknown)
@@ -183,7 +184,7 @@ def _is_zero_or_meta(tensor: Tensor) -> bool:
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
-    """Raise CheckpointError for a tensor with an infinity or NaN: nothing else shows damage."""
+    """Raise CheckpointError if a tensor contains infinity or NaN, a sign of a damaged file."""
     if tensor.is_meta:
         return
     least, most = torch.aminmax(tensor)

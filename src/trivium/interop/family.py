@@ -1,7 +1,7 @@
-"""What a Hugging Face family is: one table of options, one of weights, and hooks for the rest.
+"""A Hugging Face family: a table of options, a table of weights, and hooks for the rest.
 
-Names on the left of every table are those of Hugging Face (`hf`), names on the right are those of
-a `ModelSpec` or of a `state_dict` here (`local`). Both directions follow from the tables.
+The left side of every table has Hugging Face's names (`hf`), the right side the names of a
+`ModelSpec` or of a Trivium `state_dict` (`local`). Import and export both follow from the tables.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "swish": "silu",
 }
-"""hf -> local; of several hf names the first is written, others of `trivium.nn` cannot be."""
+"""hf -> local. Export writes the first hf name of a local one; other activations are refused."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,14 @@ class Option:
     """An option of `config.json` and the fields of a spec that it sets.
 
     Args:
-        fields: dotted, such as "decoder.layers.feed_forward.d_ff", "heads.mlm.tied" or, for every
-            stack, "stacks.layers.norm.eps". Those of a stack or head that an architecture lacks are
-            skipped.
-        default: the value where the file has none, or a function of the other options. Without
-            one the option is required.
-        values: hf value -> local value; the first match is written.
-        write_only: not read, only written (several dropouts of a family are one `dropout` here).
+        fields: dotted paths, such as "decoder.layers.feed_forward.d_ff", "heads.mlm.tied" or, for
+            every stack, "stacks.layers.norm.eps". Fields of a stack or head that an architecture
+            lacks are skipped.
+        default: the value if the file does not set the option, or a function that computes this
+            value from the other options. Without a default the option is required.
+        values: hf value -> local value; export writes the first match.
+        write_only: the option is written but not read (several dropouts of a family are one
+            `dropout` here).
     """
 
     fields: str | tuple[str, ...]
@@ -54,20 +55,20 @@ class Option:
         return (self.fields,) if isinstance(self.fields, str) else self.fields
 
     def default_in(self, config: ConfigReader) -> Any:
-        """The default, given the other options."""
+        """Return the default, given the other options."""
         return self.default(config) if callable(self.default) else self.default
 
 
 def activation(default: str, *parts: str) -> Option:
-    """Return the option for the activation of the parts of a spec at these dotted paths."""
+    """Return the option that sets the activation of the modules at these dotted paths."""
     return Option(tuple(f"{part}.activation" for part in parts), default, ACTIVATIONS)
 
 
 def num_kv_heads(missing: int | None = None, num_heads: int | None = None) -> Option:
-    """Return the option for key and value heads; null means as many as query heads.
+    """Return the option for the number of key and value heads; null means that of query heads.
 
-    `missing` and `num_heads` are the numbers of a file that names neither; without `missing` there
-    are as many as query heads.
+    `missing` is the number of key and value heads if a file does not name their option (None: that
+    of query heads), `num_heads` the number of query heads if the file does not set it.
     """
 
     def default(config: ConfigReader) -> int:
@@ -78,7 +79,7 @@ def num_kv_heads(missing: int | None = None, num_heads: int | None = None) -> Op
 
 
 class SpecTree:
-    """A `ModelSpec` under construction: nested dictionaries, set by dotted paths.
+    """A `ModelSpec` under construction: nested dictionaries whose fields are set by dotted paths.
 
     >>> tree = SpecTree(stacks=("decoder",), heads=("lm",))
     >>> tree.set("decoder.layers.norm.eps", 1e-6)
@@ -91,7 +92,7 @@ class SpecTree:
         self._root: dict[str, Any] = {"embedding": {}}
 
     def set(self, path: str, value: Any) -> None:
-        """Set a field; "stacks" is the encoder and the decoder."""
+        """Set a field; a path that begins with "stacks" sets it in the encoder and the decoder."""
         slot, _, rest = path.partition(".")
         if slot == "stacks":
             self.set(f"encoder.{rest}", value)
@@ -104,21 +105,21 @@ class SpecTree:
         node[name] = value
 
     def set_mixers(self, stack: str, mixers: Sequence[Any]) -> None:
-        """Make layers that differ in their mixers of the one layer that was set so far."""
+        """Replace the single layer of a stack by one copy per mixer, each with its mixer."""
         layer = self._root[stack]["layers"]
         self._root[stack]["layers"] = [{**layer, "mixer": mixer} for mixer in mixers]
 
     def get(self, path: str) -> Any:
-        """The value of a field, or None."""
+        """Return the value of a field, or None."""
         node: Any = self._root
         for name in path.split("."):
             node = node.get(name) if isinstance(node, dict) else None
         return node
 
     def build(self) -> ModelSpec:
-        """The spec of the stacks and heads; where no `head_dim` is set it is d_model / num_heads.
+        """Return the spec of the stacks and heads; `head_dim` defaults to d_model / num_heads.
 
-        Raises SpecError for values that do not fit.
+        Raises SpecError for invalid values, CheckpointError if that quotient is not an integer.
         """
         tree = {
             name: node for name, node in self._root.items() if name not in ("encoder", "decoder")
@@ -139,9 +140,9 @@ class SpecTree:
 
 
 def head_dim(d_model: int, num_heads: int) -> int:
-    """Width of a head where all heads together fill the model's width.
+    """Return the width of a head, d_model / num_heads.
 
-    Raises CheckpointError where they do not.
+    Raises CheckpointError if `d_model` is not a multiple of `num_heads`.
     """
     if num_heads < 1 or d_model % num_heads:
         raise CheckpointError(
@@ -151,14 +152,14 @@ def head_dim(d_model: int, num_heads: int) -> int:
 
 
 def attention_of(spec: ModelSpec) -> Attention:
-    """The attention of the first layer. Raises SpecError for a model that has other mixers."""
+    """Return the attention of the first layer. Raises SpecError if a layer has another mixer."""
     if not spec.attends:
         raise SpecError(f"mixer = {spec.stacks[0].mixers[0].kind!r}")
     return spec.stacks[0].attentions[0]
 
 
 def feed_forward_of(spec: ModelSpec) -> FeedForward:
-    """The feed-forward network of the first stack. Raises SpecError for one of another kind."""
+    """Return the feed-forward network of the first layer. Raises SpecError for any other kind."""
     network = spec.stacks[0].every_layer[0].feed_forward
     if not isinstance(network, FeedForward):
         raise SpecError(f"feed_forward = {network and network.kind!r}")
@@ -166,16 +167,16 @@ def feed_forward_of(spec: ModelSpec) -> FeedForward:
 
 
 def _nothing(*_: object) -> None:
-    """Half of a hook for one direction alone."""
+    """Do nothing: the unused direction of a hook."""
 
 
 @dataclass(frozen=True)
 class Hook:
-    """What a table cannot say: one function each way.
+    """A conversion that no table can express: one function for each direction.
 
     Args:
-        read: takes options and sets fields. May raise CheckpointError.
-        write: adds options for a spec. May raise SpecError.
+        read: a function that reads options and sets fields of a spec. May raise CheckpointError.
+        write: a function that adds the options for a spec. May raise SpecError.
     """
 
     read: Callable[[ConfigReader, SpecTree], None] = _nothing
@@ -183,17 +184,17 @@ class Hook:
 
 
 Weights = Mapping[str, str | tuple[str, ...]]
-"""hf -> local names of modules or tensors. `{i}` is the number of a layer, or of a distinct one
-where layers share weights, `{e}` that of an expert, `{norm}` the place of norms in residual
-connections; a tuple is a fused matrix, the rows of its parts one after the other."""
+"""hf -> local names of modules or tensors. `{i}` is the index of a layer (or of a layer group if
+layers share weights), `{e}` the index of an expert, and `{norm}` the place of norms in residual
+connections. A tuple is a fused matrix with the rows of its parts one after the other."""
 
 
 QKV = ("mixer.query", "mixer.key", "mixer.value")
-"""What a fused projection holds, inside a layer."""
+"""The parts of a fused QKV projection, by their names inside a layer."""
 
 
 def in_layers(hf: str, stack: str, layer: Weights) -> dict[str, str | tuple[str, ...]]:
-    """Weights of every layer of a stack; `layer` has the names inside one, `hf` is its prefix."""
+    """Return the weights of every layer of a stack, given a layer's hf prefix and its weights."""
 
     def local(name: str) -> str:
         return f"{stack}.layers.{{i}}.{name}"
@@ -205,7 +206,7 @@ def in_layers(hf: str, stack: str, layer: Weights) -> dict[str, str | tuple[str,
 
 
 HeadWeights = Mapping[str, str]
-"""hf -> local names inside a head; "" is the head itself."""
+"""hf -> local names inside a head; the local name "" is the head itself."""
 
 
 @dataclass(frozen=True)
@@ -214,10 +215,10 @@ class Architecture:
 
     Args:
         heads: the kinds of its heads.
-        stacks: its stacks, where they are not those of the family.
-        base: the prefix of the body's weights, where it is not that of the family.
-        fixed: fields of the spec that this class alone fixes.
-        weights: weights of heads, where their names are not those of the family.
+        stacks: its stacks, if they differ from those of the family.
+        base: the prefix of all weights except heads, if it differs from that of the family.
+        fixed: fields of the spec that have the same value in every model of this class.
+        weights: kind of head -> its weights, if their names differ from those of the family.
     """
 
     heads: tuple[str, ...] = ()
@@ -227,7 +228,7 @@ class Architecture:
     weights: Mapping[str, HeadWeights] = field(default_factory=dict)
 
 
-# One score for each candidate text.
+# The head returns one score for each candidate text.
 MULTIPLE_CHOICE = Architecture(("classifier",), fixed={"heads.classifier.num_labels": 1})
 
 _CLASSES = {
@@ -245,7 +246,7 @@ _CLASSES = {
 
 
 def classes(family: str, names: str) -> dict[str, Architecture]:
-    """The usual classes of a family: its name in `transformers`, and what follows in each."""
+    """Return the usual classes named `family` + suffix, for suffixes separated by spaces."""
     return {family + name: _CLASSES[name] for name in names.split()}
 
 
@@ -253,15 +254,15 @@ _TASKS = "ForSequenceClassification ForTokenClassification ForQuestionAnswering"
 
 
 def encoder_classes(family: str, others: str = "") -> dict[str, Architecture]:
-    """The classes that most encoders have, and `others`."""
+    """Return the classes that most encoders have, and `others` (suffixes separated by spaces)."""
     return classes(family, f"Model ForMaskedLM {_TASKS} {others}")
 
 
 def decoder_classes(family: str, span_base: str = "") -> dict[str, Architecture]:
     """Return the classes that most decoders have.
 
-    `span_base` is the prefix of the body's weights in the class for question answering, where it
-    is not that of the family.
+    `span_base` is the prefix of all weights except heads in the class for question answering, if
+    it differs from that of the family.
     """
     span = {f"{family}ForQuestionAnswering": Architecture(("span",), base=span_base)}
     return classes(family, f"ForCausalLM Model {_TASKS}") | span
@@ -276,40 +277,43 @@ _HEADS: Mapping[str, HeadWeights] = {
 
 @dataclass(frozen=True)
 class Family:
-    """A `model_type` of Hugging Face, both ways.
+    """A `model_type` of Hugging Face and its conversion in both directions.
 
     Args:
         model_type: the value in `config.json`.
-        architectures: class name -> what it consists of.
+        architectures: class name -> its description.
         stacks: "encoder", "decoder" or both.
         config: option -> fields of the spec.
         fixed: fields of the spec that no option sets, the same in every model of the family.
-        weights: of the body; a function of the spec where names depend on it.
-        also_read: weights by other names that files may have; of heads, with a right side in full.
-            Where only the right side has `{e}`, the tensor has one more axis, that of the experts.
-        heads: kind of head -> its weights, where they have other names than in most families.
-        base: prefix of the body's weights in files of models with a head, missing in files of the
-            body alone.
-        optional_heads: kinds that a file may have beside those of its class (BERT's pooler).
+        weights: all weights except heads, or a function of the spec that returns their table.
+        also_read: alternative names of weights in files; for heads, the local names are complete.
+            If only the local name has `{e}`, the file's tensor has an additional axis of experts.
+        heads: kind of head -> its weights, if their names differ from those in most families.
+        base: prefix of all weights except heads in files of models with a head; files of a model
+            without heads lack the prefix.
+        optional_heads: kinds that a file may have besides those of its class (BERT's pooler).
         expected: options of `config.json` that set no field, with the one value supported.
-        ignored: options without effect on the numbers, separated by spaces.
-        num_labels: how many labels a class has whose config does not say.
+        ignored: options without effect on the logits, separated by spaces.
+        num_labels: the number of labels if the config does not set it.
         transposed: last parts of the names of matrices stored as [in, out] (GPT's Conv1D).
         unadapted: last parts of the names of matrices that PEFT or the released code does not
-            use as linear layers, so that they cannot have an adapter there.
+            use as linear layers, so that PEFT cannot adapt these matrices.
         adapted_together: last parts of the names of matrices that `transformers` fuses, so that
             PEFT adapts all or none of them.
-        row_vectors: vectors of V numbers stored as [1, V].
-        by_heads: fused matrices have the rows of one head after those of another.
-        stored: last parts of the names of tensors, and their shapes in files where these have
-            other axes (XLNet's [in, heads, head_dim]); a transposed one is [in, out] there.
-        copies: tied weights that files may repeat: name -> the name it must equal.
-        buffers: regular expressions of tensors in files that the model does not use.
-        zeros: tensors without a counterpart here, refused unless all their numbers are 0.
-        hooks: what the tables cannot say.
-        tokenizer_class: what reads its tokenizer where `tokenizer_config.json` names no class;
-            `tokenizer_files.py` has what the class does beyond the files.
-        is_variant: a spec that another family can express, too, is written as that one.
+        row_vectors: names of vectors of V numbers that are stored as [1, V].
+        by_heads: whether the rows of fused matrices are grouped by head (Q, K, V of head 0, then of
+            head 1, ...).
+        stored: a function of the spec that returns last parts of the names of tensors -> shapes in
+            files, if these have other axes. For `transposed` matrices such a shape splits [in, out]
+            (XLNet's [in, heads, head_dim]).
+        copies: tied weights that files may repeat: name -> the name of the weight it must equal.
+        buffers: regular expressions for names of tensors that the model does not use.
+        zeros: tensors without a counterpart here, refused unless all their values are 0.
+        hooks: conversions that the tables cannot express.
+        tokenizer_class: the tokenizer class if `tokenizer_config.json` names none;
+            `tokenizer_files.py` implements the rules of a class that its files do not contain.
+        is_variant: whether the family comes after all others in export, so that a spec that
+            another family can express is written as that family.
     """
 
     model_type: str
@@ -340,19 +344,19 @@ class Family:
 
     @property
     def options(self) -> Mapping[str, Option]:
-        """The table of options, every row an `Option`."""
+        """The table `config` with every row as an `Option`."""
         return {n: Option(row) if isinstance(row, str) else row for n, row in self.config.items()}
 
     def stacks_of(self, architecture: str) -> tuple[str, ...]:
-        """The stacks of one class."""
+        """Return the stacks of a class."""
         return self.architectures[architecture].stacks or self.stacks
 
     def base_of(self, architecture: str) -> str:
-        """The prefix of the body's weights in files of one class."""
+        """Return the prefix of all weights except heads in files of a class."""
         return self.architectures[architecture].base or self.base
 
     def head_weights(self, architecture: str, kind: str) -> HeadWeights:
-        """The weights of a head of one class: hf -> local, in full."""
+        """Return the weights of a head of a class: hf -> local names in full."""
         own = self.architectures[architecture].weights
         table = own.get(kind) or self.heads.get(kind, _HEADS.get(kind, {}))
         return {hf: f"heads.{kind}.{local}".removesuffix(".") for hf, local in table.items()}

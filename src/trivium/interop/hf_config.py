@@ -1,6 +1,6 @@
-"""The options of a `config.json`, read strictly: one that `transformers` reads is never skipped.
+"""Read the options of a `config.json` strictly: none that `transformers` reads is skipped silently.
 
-What they mean is in `spec_config`.
+`spec_config` translates the options into a `ModelSpec`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from trivium.config import expected
 from trivium.errors import CheckpointError, DataError, shorten
 from trivium.files import read_json
 
-# Options of Hugging Face that more than one family has, each named once.
+# Types that several options share.
 _TokenIds = int | list[int] | None
 _Count = Annotated[int, Field(ge=0)] | None
 _Number = Annotated[float, Field(allow_inf_nan=False)] | None
 
 
 class _GenerationTypes(BaseModel):
-    """How to generate: `generation_config.json`, or the `config.json` of older models."""
+    """The types of generation options (`generation_config.json`, `config.json` of older models)."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -55,7 +55,7 @@ class _GenerationTypes(BaseModel):
 
 
 class _Types(_GenerationTypes):
-    """What the options are that are used here, in whichever file; others are kept as they are."""
+    """The types of all options used here, in any file; other options are kept unchecked."""
 
     id2label: dict[Annotated[str, Field(pattern=r"^[0-9]+$")], str] | None = None
     task_specific_params: dict[str, dict[str, Any]] | None = None
@@ -74,20 +74,20 @@ NOT_APPLIED = {
     "encoder_repetition_penalty": 1.0,
     "exponential_decay_length_penalty": None,
 }
-"""Ways to generate that are kept but not applied, with the value that changes nothing."""
+"""Generation options that are kept but not applied, with the value that has no effect."""
 GENERATION_KEYS = frozenset([*_GenerationTypes.model_fields, *NOT_APPLIED])
-# Of `config.json`: names of labels, tasks, how long the rows of our training were, and what names
-# of special tokens were in them.
+# Options of `config.json` for label names, tasks, and the row length and special tokens used in
+# training with Trivium.
 _MODEL = """
 finetuning_task id2label label2id problem_type task_specific_params trained_length
 trained_special_tokens
 """
-# Of `tokenizer_config.json`, with one meaning in every class that reads `tokenizer.json`.
+# Options of `tokenizer_config.json` with the same meaning in every class for `tokenizer.json`.
 _TOKENIZER = """
 additional_special_tokens chat_template clean_up_tokenization_spaces extra_special_tokens
 model_max_length padding_side truncation_side
 """
-# What else `transformers` writes for every model and does not change its logits.
+# Other options that `transformers` writes for every model and that do not change its logits.
 _WITHOUT_EFFECT = """
 _attn_implementation _attn_implementation_autoset _commit_hash _name_or_path _num_labels
 architectures attn_implementation chunk_size_feed_forward cls_token_id dtype eos_token_ids
@@ -105,7 +105,7 @@ MODEL_KEYS = frozenset(
         *(name for name in GENERATION_KEYS if name.endswith("_token_id")),
     ]
 )
-# Second names that classes of `transformers` have for options: read there, and not here.
+# Aliases of options that classes of `transformers` read and Trivium does not.
 _SIZES = "hidden_size num_attention_heads num_hidden_layers"
 _ALIASES = {
     "bart": "hidden_size num_attention_heads",
@@ -123,14 +123,14 @@ _NOT_READ = GENERATION_KEYS | {*_MODEL.split(), *_WITHOUT_EFFECT.split()}
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-"""The values of "layer_types": layers without a window, and with one."""
+"""The values of "layer_types": full attention and sliding-window attention."""
 
 
 class ConfigReader:
-    """The options of a `config.json`, each to be read by name; null counts as missing.
+    """The options of a `config.json`, read one by one by name; null counts as missing.
 
-    `weights` are the names of the tensors in the file, which some options depend on; `named` are
-    the options that the file names, null or not.
+    `weights` are the names of the tensors in the weight files, which some options depend on.
+    `named` are the names of all options in the file, including those that are null.
 
     >>> config = ConfigReader({"model_type": "t5", "d_model": 256, "hidden_size": 384})
     >>> config.require("d_model")
@@ -148,12 +148,12 @@ class ConfigReader:
 
     @property
     def num_labels(self) -> int | None:
-        """How many labels the config names; where it counts them too, the count is believed."""
+        """The number of labels: `num_labels`, else the number of `id2label` entries, else None."""
         count = self._options.get("num_labels") or len(self._options.get("id2label") or {})
         return int(count) or None
 
     def num_layers(self, default: int | None = None) -> int:
-        """Return the number of layers. Raises CheckpointError for more than a spec allows."""
+        """Return the number of layers. Raises CheckpointError if it is missing or above 1000."""
         count = self.require("num_hidden_layers", default)
         if count > 1000:  # a family that lists its layers does so before the spec is made
             raise self.unsupported("num_hidden_layers", expected="at most 1000")
@@ -164,8 +164,8 @@ class ConfigReader:
     ) -> list[str]:
         """Return `FULL` or `SLIDING` for each layer.
 
-        `slides` says whether a layer, counted from 0, has a window where the file has no
-        "layer_types"; `num_layers` is the number of layers where the file does not name it.
+        If the file has no "layer_types", `slides` returns whether the layer with an index (from 0)
+        uses sliding-window attention. `num_layers` is the default number of layers.
         """
         count = self.num_layers(num_layers)
         kinds = self.require("layer_types", [SLIDING if slides(i) else FULL for i in range(count)])
@@ -175,12 +175,12 @@ class ConfigReader:
         return kinds
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The value of an option, or the default."""
+        """Return the value of an option, or the default."""
         self._known.add(name)
         return self._options.get(name, default)
 
     def require(self, name: str, default: Any = None) -> Any:
-        """As `get`. Raises CheckpointError where there is neither value nor default."""
+        """Return the value of an option, or the default. Raises CheckpointError if it is None."""
         value = self.get(name, default)
         if value is None:
             raise CheckpointError(
@@ -189,23 +189,23 @@ class ConfigReader:
         return value
 
     def choose(self, name: str, values: Mapping[Any, Any], default: Any = None) -> Any:
-        """Translate the value of an option. Raises CheckpointError for one not in the table."""
+        """Translate the value of an option. Raises CheckpointError for a value not in `values`."""
         value = self.require(name, default)
         if not isinstance(value, str | bool | int) or value not in values:
             raise self.unsupported(name, *values)
         return values[value]
 
     def expect(self, name: str, *allowed: Any) -> None:
-        """Refuse any value but the allowed ones."""
+        """Raise CheckpointError if an option is set to a value that is not allowed."""
         if self.get(name, allowed[0]) not in allowed:
             raise self.unsupported(name, *allowed)
 
     def ignore(self, *names: str) -> None:
-        """Name options without effect on the logits."""
+        """Mark options as known to have no effect on the logits."""
         self._known.update(names)
 
     def unsupported(self, name: str, *allowed: Any, expected: str = "") -> CheckpointError:
-        """The error for a value that is not supported; the allowed ones, or `expected` in words."""
+        """Return the error for an unsupported value; it lists the allowed ones, or `expected`."""
         expected = expected or ", ".join(map(repr, allowed))
         known = f"; supported: {expected}" if expected else ""
         return CheckpointError(
@@ -214,9 +214,10 @@ class ConfigReader:
         )
 
     def finish(self, *, allow_unknown: bool = False) -> None:
-        """Warn of options that were not read; refuse those that `transformers` would read.
+        """Warn of options that were not read.
 
-        An option that the class of `transformers` does not have either has no effect there.
+        Raises CheckpointError for an unread option that `transformers` reads for this model type,
+        unless `allow_unknown` is set.
         """
         unread = sorted(self._options.keys() - self._known - _NOT_READ)
         aliases = _ALIASES.get(self._model_type, "").split()
@@ -236,7 +237,7 @@ class ConfigReader:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """The object in a JSON file of a model folder. Raises CheckpointError where there is none."""
+    """Return the object in a JSON file. Raises CheckpointError if the file does not contain one."""
     try:
         value = read_json(file)
     except DataError as error:
@@ -247,12 +248,12 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def read_object_if_exists(file: Path) -> dict[str, Any]:
-    """The same, empty where there is no such file."""
+    """Return the object in a JSON file, or {} if the file does not exist."""
     return read_object(file) if file.is_file() else {}
 
 
 def check_types(options: Mapping[str, Any], where: Path) -> None:
-    """Raise CheckpointError for an option that is not of its type."""
+    """Raise CheckpointError if the value of an option has the wrong type or range."""
     try:
         _Types.model_validate(options)
     except ValidationError as error:

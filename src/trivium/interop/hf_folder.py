@@ -1,4 +1,4 @@
-"""Hugging Face folders: read without a second copy of the weights, and written."""
+"""Read Hugging Face folders, without a second copy of the weights, and write them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from trivium.text import Tokenizer
 
 CONFIG, SPEC = "config.json", "spec.json"
 
-# Options whose defaults in a class of `transformers` belong to its published vocabulary.
+# Ids are always written: their defaults in `transformers` belong to the published vocabularies.
 _IDS = {"bos_token_id": "bos_id", "eos_token_id": "eos_id", "pad_token_id": "pad_id"}
 _GENERATION_IDS = {*_IDS, "decoder_start_token_id"}
 _ENCODER_IDS = {"cls_token_id": "cls_id", "sep_token_id": "sep_id"}
@@ -48,7 +48,7 @@ _ENCODER_IDS = {"cls_token_id": "cls_id", "sep_token_id": "sep_id"}
 
 @dataclass(frozen=True)
 class HFModel:
-    """What a Hugging Face folder holds."""
+    """The model, tokenizer and settings read from a Hugging Face folder."""
 
     module: Transformer
     tokenizer: Tokenizer | None
@@ -56,7 +56,7 @@ class HFModel:
 
 
 def is_hf_folder(folder: Path) -> bool:
-    """Whether a folder is a Hugging Face model; with a `spec.json` it is one of Trivium."""
+    """Return whether a folder has a Hugging Face `config.json` and no `spec.json` of Trivium."""
     return (folder / CONFIG).is_file() and not (folder / SPEC).is_file()
 
 
@@ -67,17 +67,17 @@ def read_folder(
     on_meta: bool = False,
     allow_unknown_keys: bool = False,
 ) -> HFModel:
-    """The model of a folder with `config.json`; its weights stay mapped to their files.
+    """Return the model of a folder with `config.json`; its weights stay mapped to their files.
 
     Args:
-        folder: with `config.json`, weights and, for what needs text, a tokenizer.
-        lowercase: for a `vocab.txt`, where no file says whether it is lower-cased.
-        on_meta: leave the weights out: only their names and shapes are read.
+        folder: a folder with `config.json`, weights and, optionally, a tokenizer.
+        lowercase: whether a `vocab.txt` is lower-cased, if no file says so.
+        on_meta: create the weights on the meta device, with names and shapes but no values.
         allow_unknown_keys: as in `trivium.load`.
 
     Raises:
         CheckpointError: a file that is missing or damaged, a model that is not supported, weights
-            that are not those of the configuration, or a pickle with code.
+            that do not fit the configuration, or a pickle that contains code.
         TokenizerError: a tokenizer that cannot be read.
     """
     options = read_object(folder / CONFIG)
@@ -119,7 +119,7 @@ def write_folder(
     *,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write the files of a model that `transformers` loads into an empty folder.
+    """Write a model into an empty folder, as files that `transformers` loads.
 
     Raises:
         SpecError: no Hugging Face family can express this model.
@@ -134,15 +134,15 @@ def write_folder(
     write_tensors(folder, tensors, max_shard_bytes=max_shard_bytes)
     config = _config(options, tensors, tokenizer, settings)
     context = settings.config.get("max_position_embeddings")
-    if context is not None and module.spec.max_length is None:  # no table of positions says it
+    if context is not None and module.spec.max_length is None:  # no position embedding sets it
         config["max_position_embeddings"] = context
     if _generates(module.spec):
         generation = {**_special_ids(tokenizer, _IDS), **settings.generation}
-        # The loss of `transformers` reads them in config.json, `generate` in the other file.
+        # The loss of `transformers` reads these ids in config.json, `generate` in GENERATION.
         config |= {name: generation[name] for name in _GENERATION_IDS & generation.keys()}
         limits = {"max_length", "max_new_tokens"}
         if module.spec.family == "encoder-decoder" and not limits & generation.keys():
-            generation["max_length"] = 1 + MAX_TARGET  # with what the decoder begins with
+            generation["max_length"] = 1 + MAX_TARGET  # including the decoder start token
         write_json(folder / GENERATION, generation)
     write_json(folder / CONFIG, config)
     if tokenizer is not None:
@@ -156,7 +156,7 @@ def write_folder(
 
 @contextmanager
 def _naming(folder: Path) -> Iterator[None]:
-    """Errors name the folder."""
+    """Prefix the messages of CheckpointErrors with the folder."""
     try:
         yield
     except CheckpointError as error:
@@ -173,7 +173,7 @@ def _config(
     tokenizer: Tokenizer | None,
     settings: Settings,
 ) -> dict[str, Any]:
-    """`config.json`: ids and names of labels as they were imported, where they still fit."""
+    """Return `config.json`; imported ids and (if equally many) label names take precedence."""
     kept = dict(settings.config)
     names = {name: kept.pop(name) for name in ("id2label", "label2id") if name in kept}
     precision = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
@@ -187,7 +187,7 @@ def _config(
 
 
 def _special_ids(tokenizer: Tokenizer | None, ids: Mapping[str, str]) -> dict[str, int | None]:
-    """Option -> id, None without a tokenizer or such a token; `ids` has attributes of it."""
+    """Return option -> id or None, given option -> `Tokenizer` attribute in `ids`."""
     return {option: getattr(tokenizer, name, None) for option, name in ids.items()}
 
 
@@ -210,7 +210,7 @@ def _write_tokenizer(
 
 
 def export_problem(spec: Spec) -> str | None:
-    """Return why no Hugging Face family can express a model, or None if one can."""
+    """Return the reason why no Hugging Face family can express a model, or None if one can."""
     if not isinstance(spec, ModelSpec):
         return "only Transformers can be exported"
     nearest = nearest_config(exported_spec(spec))
@@ -220,7 +220,7 @@ def export_problem(spec: Spec) -> str | None:
 
 
 def _with_known_heads(module: Transformer) -> Transformer:
-    """The module without a head over the vocabulary that no class has, with a warning."""
+    """Return the module without heads that no class has; warn if an LM or MLM head is dropped."""
     spec = exported_spec(module.spec)
     if spec == module.spec:
         return module
@@ -235,13 +235,13 @@ def _with_known_heads(module: Transformer) -> Transformer:
 
 
 def _with_folded_numbers(module: Transformer, settings: Settings) -> tuple[Transformer, Settings]:
-    """Return a regression whose head gives numbers in the user's units, and its settings."""
+    """Return the module and settings with the label scale of a regression folded into the head."""
     weights, folded = fold_numbers(module.state_dict(), settings)
     return (module if folded is settings else _rebuilt(module.spec, weights)), folded
 
 
 def _rebuilt(spec: ModelSpec, weights: Mapping[str, Tensor]) -> Transformer:
-    """Return a model with those of the weights that it has."""
+    """Build the model of a spec with its entries of `weights`; other entries are ignored."""
     module = build(spec, device="meta")
     module.load_state_dict({name: weights[name] for name in module.state_dict()}, assign=True)
     return module.eval()

@@ -1,4 +1,4 @@
-"""Where a model is: a folder, a folder of the Hugging Face cache, or a name on the hub."""
+"""Find a model: a local folder, a folder of the Hugging Face cache, or a name on the hub."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _TEXTS = ["*.json", "*.txt", "*.model", "*.jinja"]
 
 
 def find_folder(path: str | os.PathLike[str]) -> Path:
-    """The folder of a path, downloaded from the hub where it is a name there and no local file.
+    """Return the local folder of a model, downloaded from the hub if the path does not exist.
 
-    A name may end with the revision (branch, tag or commit) to use: "org/name@v1.0". Names under
-    runs/ are runs, never looked up.
+    A hub name may end with the revision (branch, tag or commit) to use: "org/name@v1.0". Paths
+    directly under runs/ are runs and are never looked up on the hub, nor is "org/name" if a local
+    folder "org" contains other folders.
 
     Raises:
-        CheckpointError: neither a local folder nor a model on the hub, or the hub is out of reach;
-            where the folder above exists, the hub is not used.
+        CheckpointError: neither a local folder nor a model on the hub, or the hub is out of reach.
     """
     folder = Path(path)
     if folder.is_dir():
@@ -44,7 +44,7 @@ def find_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def _newest_snapshot(folder: Path) -> Path:
-    """The snapshot that a folder `models--ORG--NAME` of the cache refers to; others as they are."""
+    """Return the current snapshot of a cache folder `models--ORG--NAME`; other folders as given."""
     head = folder / "refs" / "main"
     if not (folder / "snapshots").is_dir() or not head.is_file():
         return folder
@@ -56,7 +56,7 @@ def _newest_snapshot(folder: Path) -> Path:
 
 def _download(name: str, revision: str | None) -> Path:
     try:
-        # Pickles only where there is nothing else; folders inside hold other formats.
+        # Pickles are downloaded only without safetensors; subfolders contain other formats.
         for weights in ("*.safetensors*", "pytorch_model*"):
             folder = Path(
                 huggingface_hub.snapshot_download(
@@ -77,7 +77,7 @@ def _download(name: str, revision: str | None) -> Path:
             )
     except CheckpointError:
         raise
-    except Exception as error:  # Its client fails in many ways: network, rights, names.
+    except Exception as error:  # The hub client fails in many ways: network, rights, names.
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".: ")
         if isinstance(error, ConnectionError | FileNotFoundError):
             reason = f"cannot be reached ({reason.removeprefix('Got: ')})"

@@ -1,4 +1,4 @@
-"""The scale of a regression's numbers, moved between a model's settings and its head."""
+"""Move the scale of a regression's labels between a model's settings and its head."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from trivium.interop.settings import Settings
 
 Scale = tuple[float, float]
-"""The mean and the standard deviation that the output of a head is multiplied by and added to."""
+"""The mean and standard deviation of labels: prediction = mean + deviation * output of the head."""
 
 _HEAD, _NORM = "heads.classifier.classifier", "decoder.norm.bias"
 
@@ -18,10 +18,10 @@ _HEAD, _NORM = "heads.classifier.classifier", "decoder.norm.bias"
 def rescale_numbers(
     weights: Mapping[str, Tensor], before: Scale, after: Scale
 ) -> tuple[dict[str, Tensor], Scale]:
-    """Change the scale of a regression, but no prediction.
+    """Change the scale of a regression and adapt its head, so that predictions stay the same.
 
-    Returns the weights with those of the head changed, and the scale that they need: `after`, but
-    with the mean of `before` where the head has no bias to take up the difference.
+    Returns the weights with an adapted head, and the scale that they need. This scale is `after`,
+    but with the mean of `before` if the head has no bias to absorb the difference.
     """
     (mean, deviation), (new_mean, new_deviation) = before, after
     weight, bias = weights[f"{_HEAD}.weight"], weights.get(f"{_HEAD}.bias")
@@ -36,10 +36,10 @@ def rescale_numbers(
 def fold_numbers(
     weights: Mapping[str, Tensor], settings: Settings
 ) -> tuple[Mapping[str, Tensor], Settings]:
-    """Fold the scale of a regression into the weights, so that their output is in the user's units.
+    """Fold the scale of a regression into the weights, so that the logit is in the label's units.
 
-    Without a bias in the head, the bias of the last norm takes up the mean, as in GPT-2. Without
-    that (LLaMA), the mean stays in the settings, with a warning.
+    If the head has no bias, the bias of the final norm absorbs the mean (GPT-2). If the final norm
+    has no bias either (LLaMA), the mean stays in the settings, with a warning.
     """
     if settings.label_scale == (0.0, 1.0):
         return weights, settings

@@ -1,11 +1,11 @@
-"""LoRA adapters on disk, as `peft` saves them: `adapter_config.json`, `adapter_model.safetensors`.
+"""Save LoRA adapters in PEFT's format: `adapter_config.json`, `adapter_model.safetensors`.
 
 Weights have the names of the Hugging Face family that the model is exported as, so that `peft`
-reads them. A model without such a family keeps its local names, and `auto_mapping` in the
-configuration names its class.
+can load the adapter. A model that no family can express keeps its local names, and `auto_mapping`
+in the configuration names its class.
 
-A fused matrix of the family (GPT-2's QKV) is several local ones: their As are stacked, and B is
-block-diagonal.
+A fused matrix of the family (GPT-2's QKV) consists of several local matrices: their LoRA matrices A
+are stacked, and the fused B is block-diagonal.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _PREFIX = "base_model.model."
 def save_adapter(
     folder: Path, model: LanguageModule, lora: LoRA, *, base: str | None = None
 ) -> None:
-    """Write the adapter of a model, and what was trained in full beside it.
+    """Write the adapter of a model, and the parameters trained in full alongside the adapter.
 
     Args:
-        folder: created if missing.
-        model: one that `add_lora(model, lora)` has adapted.
-        lora: the same.
+        folder: the folder to write to, created if missing.
+        model: a model that `add_lora(model, lora)` has adapted.
+        lora: the `LoRA` that the model was adapted with.
         base: path or hub name of the base model.
 
     Raises:
-        SpecError: as `check_adapter` does, before anything is written.
+        SpecError: for the reasons of `check_adapter`, before anything is written.
     """
     config, tensors = check_adapter(model, lora)
     folder.mkdir(parents=True, exist_ok=True)
@@ -52,11 +52,11 @@ def save_adapter(
 def check_adapter(model: LanguageModule, lora: LoRA) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the configuration and the tensors of an adapter, with the names that PEFT reads.
 
-    A head that the exported model loses (DeBERTa's mask decoder) has no names there.
+    Heads that no Hugging Face class has (see `exported_spec`) have no such names.
 
     Raises:
-        SpecError: no adapter, an adapted matrix that is not a linear layer in the family, or a
-            trained tensor that the family does not have, or only as a part of another.
+        SpecError: no adapter, an adapted matrix that PEFT cannot adapt in the family, or a trained
+            tensor that the family lacks or has only as a part of another tensor.
     """
     spec = exported_spec(model.spec) if isinstance(model, Transformer) else None
     if spec is not None and is_expressible(spec):
@@ -125,7 +125,7 @@ def _to_peft(
 def _fused(
     model: LanguageModule, weight: HFWeight, layers: Mapping[str, LoRALinear]
 ) -> tuple[Tensor, Tensor]:
-    """A [k r, I] and B [O, k r] of a matrix of the family that holds k adapted local ones."""
+    """Return A [k r, I] and B [O, k r] of a fused matrix that contains k adapted local ones."""
     a = torch.cat([layers[name].lora_a.detach() for name in weight.local if name in layers])
     blocks = [
         layers[name].lora_b.detach()
@@ -140,7 +140,7 @@ def _fused(
 def _trained_in_full(
     model: LanguageModule, lora: LoRA, weights: list[HFWeight]
 ) -> dict[str, Tensor]:
-    """What is trained beside the adapter, under the family's names."""
+    """Return the parameters trained in full alongside the adapter, under the family's names."""
     left = set(trained_parameters(model, lora))
     state = {name: tensor.detach() for name, tensor in model.named_parameters()}
     written = [weight for weight in weights if left.issuperset(weight.local)]
@@ -154,7 +154,7 @@ def _trained_in_full(
 
 
 def _target_modules(chosen: Iterable[str], known: Iterable[str]) -> list[str]:
-    """The last parts of paths, where only the chosen ones end so; else the paths."""
+    """Return the last parts of the chosen paths if no other known path has one; else the paths."""
     paths = set(chosen)
     last = {path.rpartition(".")[2] for path in paths}
     matches = {path for path in known if path.rpartition(".")[2] in last}

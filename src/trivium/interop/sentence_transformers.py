@@ -1,9 +1,10 @@
-"""The files by which `sentence-transformers` reads a Hugging Face folder as a model of vectors.
+"""Read and write the files that make a Hugging Face folder a `sentence-transformers` model.
 
     modules.json  sentence_bert_config.json  1_Pooling/config.json  2_Dense/model.safetensors
 
-`modules.json` lists what a text goes through: the Transformer in the folder itself, pooling, dense
-layers and scaling to length 1. Dense layers are optional, and so is scaling, which has no options.
+`modules.json` lists the steps that map a text to a vector: the Transformer in the folder itself,
+pooling, dense layers and scaling to length 1. Dense layers and scaling are optional; scaling has no
+options.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from trivium.models.heads.text import Pooling, VectorHead, VectorLayer
 
 MODULES, POOLING = "modules.json", "1_Pooling"
 _TRANSFORMER, _CONFIG = "sentence_bert_config.json", "config.json"
-_TOKENIZER, _NO_LENGTH = "tokenizer_config.json", 10**9  # what transformers writes for none is more
+# Without a maximum length, transformers writes a number larger than `_NO_LENGTH`.
+_TOKENIZER, _NO_LENGTH = "tokenizer_config.json", 10**9
 _PROMPTS = "config_sentence_transformers.json"
 _KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
 _LAYERS = nn.Tanh, nn.Identity, nn.ReLU, nn.GELU, nn.SiLU
 _ACTIVATIONS = {f"{one.__module__}.{one.__name__}": one.__name__.lower() for one in _LAYERS}
 _DENSE = {"bias": True, "activation_function": next(iter(_ACTIVATIONS))}
-_NEUTRAL = None, False, "sentence_embedding"  # of every other option of a dense layer
+_NEUTRAL = None, False, "sentence_embedding"  # supported values of a dense layer's other options
 _MODES: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "first",
@@ -42,10 +44,10 @@ _SUFFIXES = {"pooling_mode_mean": "_tokens", "pooling_mode_cls": "_token"}  # no
 def write_modules(
     folder: Path, options: Mapping[str, Any], model: Transformer, *, max_length: int | None
 ) -> None:
-    """Write the files of a model of vectors, beside those of the Transformer.
+    """Write the `sentence-transformers` files next to the files of the Transformer.
 
-    `options` are those of `read_modules`, and `model` may have a `VectorHead`; `max_length` is the
-    number of tokens that are read of a text, None for that of tokenizer_config.json.
+    `options` has the keys that `read_modules` returns; `model` may have a `VectorHead`.
+    `max_length` is the maximum number of tokens of a text, None for that of tokenizer_config.json.
     """
     layers = [
         one for head in model.spec.heads if isinstance(head, VectorHead) for one in head.layers
@@ -76,10 +78,10 @@ def write_modules(
 
 
 def read_dense(folder: Path, width: int) -> tuple[list[VectorLayer], dict[str, Tensor]]:
-    """Return the dense layers of a folder for vectors [N, width], and their weights in a model.
+    """Return the dense layers of a folder for pooled vectors [N, width], and their weights.
 
     Raises:
-        CheckpointError: an option that is not supported, or weights of other names or shapes.
+        CheckpointError: an option that is not supported, or weights with wrong names or shapes.
     """
     layers, weights = [], {}
     for path in [folder / path for kind, path in read_module_paths(folder) if kind == "Dense"]:
@@ -108,7 +110,7 @@ def read_module_paths(folder: Path) -> list[tuple[str, str]]:
     """Return the kind and the path of each module of `modules.json`; [] without that file.
 
     Raises:
-        CheckpointError: a file that is damaged, or a module that is not supported at its place.
+        CheckpointError: a damaged file, or a module that is not supported in this order.
     """
     if not (folder / MODULES).is_file():
         return []
@@ -129,11 +131,11 @@ def read_module_paths(folder: Path) -> list[tuple[str, str]]:
 
 
 def read_modules(folder: Path) -> dict[str, Any]:
-    """Return how a folder of `sentence-transformers` makes vectors; {} of any other folder.
+    """Return the options of a `sentence-transformers` folder; {} for any other folder.
 
-    Keys: "pooling", and where they are set "max_seq_length", the number of tokens after which a
-    text is cut, and "prompt", which is put before every text. "normalize" is False where
-    `modules.json` has no Normalize.
+    The keys are "pooling" and, if set, "max_seq_length", the number of tokens to which texts are
+    truncated, and "prompt", the text that is put before every text. "normalize" is False if
+    `modules.json` lists no Normalize, and not set otherwise.
 
     Raises:
         CheckpointError: a module, a pooling or an option that is not supported.
@@ -160,7 +162,7 @@ def read_modules(folder: Path) -> dict[str, Any]:
     if transformer.get("do_lower_case"):
         raise CheckpointError(f"{folder / _TRANSFORMER}: do_lower_case is not supported.")
     length = transformer.get("max_seq_length")
-    if length is None:  # version 6 writes it there
+    if length is None:  # version 6 writes the length to tokenizer_config.json
         length = read_object_if_exists(folder / _TOKENIZER).get("model_max_length")
     if isinstance(length, int) and 0 < length < _NO_LENGTH:
         options["max_seq_length"] = length

@@ -1,7 +1,7 @@
-"""What a model folder holds beside weights and spec: how to generate, tokenizer options, labels.
+"""The settings in a model folder: generation and tokenizer options, labels and tasks.
 
-The files are those of `transformers`, and `hugging_face.json` in a folder of Trivium for what
-`transformers` keeps in `config.json`.
+The files are those of `transformers`. A folder of Trivium also has `hugging_face.json` with the
+settings that `transformers` keeps in `config.json`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ GENERATION, CHAT_TEMPLATE = "generation_config.json", "chat_template.jinja"
 TOKENIZER_OPTIONS, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
 _MODEL_OPTIONS = "hugging_face.json"
 FILES = (GENERATION, TOKENIZER_OPTIONS, CHAT_TEMPLATE, _MODEL_OPTIONS)
-"""The files that `Settings.write` makes."""
+"""The files that `Settings.write` may write."""
 MAX_TARGET = 256
-"""Tokens of an encoder-decoder's output at most, where nothing sets another limit."""
+"""The maximum number of tokens that an encoder-decoder generates, unless another limit is set."""
 
 TEXT_TASKS = ("classification", "contrastive", "reward")
-"""Tasks on whole texts, which a decoder reads with the tokens that begin and end documents."""
+"""Tasks on whole texts, for which decoders read the tokens that begin and end documents."""
 
 LabelKind = Literal["classes", "multi-label", "numbers"]
 
@@ -44,13 +44,13 @@ _PROBLEM_TYPES: dict[LabelKind, str] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What a model folder holds beside weights, spec and tokenizer: generation, labels, task.
+    """The settings in a model folder besides weights, spec and tokenizer: generation, labels, task.
 
     Args:
         generation: the content of `generation_config.json`.
-        tokenizer: that of `tokenizer_config.json`, with the roles of `special_tokens_map.json`.
+        tokenizer: the content of `tokenizer_config.json` and `special_tokens_map.json`.
         config: label names, ids of special tokens and tasks of a Hugging Face `config.json`.
-        chat_template: that of `chat_template.jinja`, or of an older `tokenizer_config.json`.
+        chat_template: the template in `chat_template.jinja` or an older `tokenizer_config.json`.
     """
 
     generation: Mapping[str, Any] = field(default_factory=dict)
@@ -60,14 +60,15 @@ class Settings:
 
     @classmethod
     def read(cls, folder: Path) -> Settings:
-        """The settings in a folder of Trivium."""
+        """Read the settings in a folder of Trivium."""
         return cls._read_files(folder, config=read_object_if_exists(folder / _MODEL_OPTIONS))
 
     @classmethod
     def read_hf(cls, folder: Path, options: Mapping[str, Any], *, generates: bool) -> Settings:
-        """The settings in a Hugging Face folder, whose `config.json` has `options`.
+        """Read the settings in a Hugging Face folder whose `config.json` has `options`.
 
-        Without a `generation_config.json`, `config.json` says how a model that `generates` does.
+        If the model `generates` and there is no `generation_config.json`, the generation options
+        are those in `config.json`.
         """
         kept = {k: v for k, v in options.items() if k in MODEL_KEYS and v is not None}
         settings = cls._read_files(folder, config=kept)
@@ -106,7 +107,7 @@ class Settings:
         return cls(generation, tokenizer, config, chat_template)
 
     def write(self, folder: Path) -> None:
-        """Write the files that have a content, and remove the others."""
+        """Write the files of settings that are not empty, and remove the other files."""
         folder.mkdir(parents=True, exist_ok=True)
         contents = {
             GENERATION: self.generation,
@@ -124,13 +125,13 @@ class Settings:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of the labels in the order of their numbers; empty where there are none."""
+        """The label names in the order of their indices; empty if there are none."""
         names = self.config.get("id2label") or {}
         return tuple(names[key] for key in sorted(names, key=int))
 
     @property
     def label_kind(self) -> LabelKind:
-        """What labels are; without `problem_type`, one label is a number, several are classes."""
+        """The kind of labels; without `problem_type`, one label means regression, else classes."""
         for kind, problem in _PROBLEM_TYPES.items():
             if self.config.get("problem_type") == problem:
                 return kind
@@ -138,19 +139,19 @@ class Settings:
 
     @property
     def label_scale(self) -> tuple[float, float]:
-        """Mean and standard deviation of a regression: a number is mean + deviation * logit."""
+        """Mean and standard deviation of a regression: label = mean + deviation * logit."""
         options = self.task_options("classification") if self.task == "classification" else {}
         scale = options.get("label_mean"), options.get("label_deviation")
         known = all(isinstance(one, int | float) for one in scale)
         return (float(scale[0]), float(scale[1])) if known else (0.0, 1.0)  # type: ignore[arg-type]
 
     def with_label_scale(self, mean: float, deviation: float) -> Settings:
-        """The settings of a regression whose numbers have this mean and standard deviation."""
+        """Return the settings with the mean and standard deviation of a regression's labels."""
         options = {**self.task_options("classification"), "label_mean": mean}
         return self.with_task("classification", **options | {"label_deviation": deviation})
 
     def with_labels(self, names: Sequence[str], kind: LabelKind = "classes") -> Settings:
-        """The settings of a model whose labels have these names."""
+        """Return the settings with these label names and this kind of labels."""
         labels = {
             "id2label": {str(number): name for number, name in enumerate(names)},
             "label2id": {name: number for number, name in enumerate(names)},
@@ -159,55 +160,55 @@ class Settings:
         return replace(self, config={**self.config, **labels})
 
     def task_options(self, task: str) -> Mapping[str, Any]:
-        """The options of a task (Hugging Face's `task_specific_params`)."""
+        """Return the options of a task (Hugging Face's `task_specific_params`)."""
         return (self.config.get("task_specific_params") or {}).get(task, {})
 
     @property
     def reads_pairs(self) -> bool | None:
-        """Whether a classifier was fine-tuned on pairs of texts; None: unknown, or on both."""
+        """Whether a classifier was fine-tuned on text pairs; None if mixed or unknown."""
         pairs = self.task_options("classification").get("pairs")
         return pairs if isinstance(pairs, bool) else None
 
     @property
     def pooling(self) -> Any:
-        """What makes a vector of hidden states; None of a model not trained for vectors."""
+        """The pooling of hidden states to a vector; None for a model not trained for vectors."""
         task = "contrastive"
         return self.task_options(task).get("pooling") if self.task == task else None
 
     @property
     def normalizes(self) -> bool:
-        """Whether `embed` scales vectors to length 1 where the user does not say."""
+        """Whether `embed` scales vectors to length 1 by default."""
         return self.pooling is None or self.task_options("contrastive").get("normalize", True)
 
     @property
     def task(self) -> str | None:
-        """The task the model was fine-tuned for, by its name in `trivium finetune`."""
+        """The name in `trivium finetune` of the task that the model was fine-tuned for, or None."""
         task = self.config.get("finetuning_task")
         return task if task in (self.config.get("task_specific_params") or {}) else None
 
     @property
     def reads_documents(self) -> bool:
-        """Whether a decoder was fine-tuned here with the tokens that begin and end documents."""
+        """Whether Trivium fine-tuned a decoder with the tokens that begin and end documents."""
         task = self.task
         return task in TEXT_TASKS and self.task_options(task).get("as_documents") is not False
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """The prefixes of several tasks, with one of which every source begins; else ("",)."""
+        """The task prefixes, one of which begins every source text; ("",) if there are none."""
         prefixes = self.task_options(self.task or "").get("prefixes")
         return tuple(map(str, prefixes)) if isinstance(prefixes, list) else ("",)
 
     def with_task(self, task: str, **options: Any) -> Settings:
-        """The settings of a model that was fine-tuned for a task with these options."""
+        """Return the settings with `task` as the fine-tuned task and with its options."""
         tasks = {**(self.config.get("task_specific_params") or {}), task: options}
         changes = {"finetuning_task": task, "task_specific_params": tasks}
         return replace(self, config={**self.config, **changes})
 
     @property
     def banned_ids(self) -> frozenset[int]:
-        """The ids that are never generated: forbidden words of one token, and suppressed ones.
+        """The token ids that are never generated: `bad_words_ids` and `suppress_tokens`.
 
-        Raises CheckpointError for a forbidden word of several tokens.
+        Raises CheckpointError if a word in `bad_words_ids` has more than one token.
         """
         words = self.generation.get("bad_words_ids") or []
         for word in words:
@@ -222,18 +223,18 @@ class Settings:
 
     @property
     def decoder_start(self) -> tuple[int, ...]:
-        """What an encoder-decoder's decoder reads first; empty where it is not set."""
+        """The id of the decoder start token of an encoder-decoder (else BOS); empty if unset."""
         return (self.ids("decoder_start_token_id") or self.ids("bos_token_id"))[:1]
 
     def ids(self, name: str) -> tuple[int, ...]:
-        """The ids of an option such as eos_token_id, which has one, a list of them or none."""
+        """Return the ids of an option such as eos_token_id, which is one id, a list or unset."""
         value = self.generation.get(name)
         value = self.config.get(name) if value is None else value
         return () if value is None else tuple(value) if isinstance(value, list) else (value,)
 
 
 def _older_template(tokenizer: Mapping[str, Any]) -> str | None:
-    """The chat template in the options of a tokenizer: a text, or several with names."""
+    """Return the chat template in tokenizer options; of several named templates, the default."""
     template = tokenizer.get("chat_template")
     if isinstance(template, list):
         each_with_name = [each for each in template if isinstance(each, Mapping)]

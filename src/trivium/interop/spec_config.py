@@ -1,7 +1,7 @@
-"""The options of a `config.json` <-> `ModelSpec`, both ways by a family's tables.
+"""Convert the options of a `config.json` <-> `ModelSpec`, by a family's tables.
 
-Whether a family can express a spec needs no rules of its own: the spec is written as a config, read
-back, and every field that comes back different is one that the family cannot say.
+No separate rules decide whether a family can express a spec: the spec is written as a config and
+read back, and the family cannot express the fields whose values differ.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ def read_spec(
     *,
     allow_unknown: bool = False,
 ) -> ModelSpec:
-    """The spec that a config describes.
+    """Return the spec that a config describes.
 
     Args:
-        family: of the config's `model_type`.
+        family: the family of the config's `model_type`.
         architecture: one of the family's classes.
         options: the content of `config.json`.
         weights: names of the tensors in the file, with the base prefix.
-        allow_unknown: only warn of options that no table has a place for.
+        allow_unknown: only warn of options that `transformers` reads and Trivium does not.
 
     Raises:
-        CheckpointError: an option that is missing, or that no table has a place for.
+        CheckpointError: an option that is missing or not supported, or that `transformers` reads
+            and Trivium does not.
     """
     config = ConfigReader(options, weights)
     tree = SpecTree(family.stacks_of(architecture), _heads(family, architecture, weights))
@@ -74,12 +75,12 @@ class HFConfig:
     """A spec as the config of one class.
 
     Args:
-        family: of the class.
-        architecture: the class.
+        family: the family of the class.
+        architecture: the name of the class; "" if no class has the heads and stacks of the spec.
         options: the content of `config.json`.
-        differences: what the class cannot express of the spec.
-        rank: how far it is from the spec: heads or stacks that no class has, a config that cannot
-            be read back, the number of differences.
+        differences: the parts of the spec that the class cannot express.
+        rank: the distance to the spec, smallest first: whether heads or stacks are missing or the
+            config cannot be read back; then the number of differences.
     """
 
     family: Family
@@ -90,7 +91,7 @@ class HFConfig:
 
 
 def write_config(family: Family, spec: ModelSpec) -> HFConfig:
-    """The config of the family's class that has the heads of a spec, the closest if several do."""
+    """Return a spec's config in the family: that of the closest class with its heads and stacks."""
     kinds = {head.kind for head in spec.heads}
     stacks = tuple(slot for slot in ("encoder", "decoder") if getattr(spec, slot))
     configs = []
@@ -106,13 +107,13 @@ def write_config(family: Family, spec: ModelSpec) -> HFConfig:
 
 
 def simplify(spec: ModelSpec) -> ModelSpec:
-    """The same function of the input, without fields whose value follows from others."""
+    """Return an equivalent spec without fields whose values follow from other fields."""
     stacks = {"encoder": spec.encoder, "decoder": spec.decoder}
     return spec.replace(**{slot: _simple_stack(stack) for slot, stack in stacks.items() if stack})
 
 
 def _heads(family: Family, architecture: str, weights: Collection[str]) -> tuple[str, ...]:
-    """The heads of a class, and optional ones whose weights the file has and no other head uses."""
+    """Return a class's heads and the optional ones with weights in the file that no head uses."""
     kinds = family.architectures[architecture].heads
     used = {hf for kind in kinds for hf in family.head_weights(architecture, kind)}
     for kind in family.optional_heads:
@@ -123,7 +124,7 @@ def _heads(family: Family, architecture: str, weights: Collection[str]) -> tuple
 
 
 def _write_as(family: Family, architecture: str, spec: ModelSpec) -> HFConfig:
-    """Write and read back: what differs cannot be expressed."""
+    """Return a spec as the config of one class, with the fields that differ when read back."""
     options, differences = _options(family, architecture, spec)
     weights, is_unreadable = _deciding_weights(family, architecture, spec), False
     try:
@@ -140,12 +141,12 @@ def _write_as(family: Family, architecture: str, spec: ModelSpec) -> HFConfig:
 
 
 def _kinds_first(path: str) -> tuple[bool, int, str]:
-    """A part of another kind before fields that follow from it, an outer part before its own."""
+    """Sort key: kinds before other fields, outer parts before their inner parts."""
     return not path.endswith(".kind"), path.count("."), path
 
 
 def _shown(path: str, own: Mapping[str, Any]) -> str:
-    """A field and its value; a part that is left out, or that differs between layers."""
+    """Return a difference as text: a field with its value, or a part that varies by layer."""
     part, layer, field = re.fullmatch(r"(.*?)(?:\.(\d+)\.(.*))?", path).groups()  # type: ignore
     if layer is not None:
         layers = {key.removeprefix(f"{part}.").partition(".")[0] for key in own if part in key}
@@ -176,7 +177,7 @@ def _read_option(config: ConfigReader, tree: SpecTree, name: str, option: Option
 def _options(
     family: Family, architecture: str, spec: ModelSpec
 ) -> tuple[dict[str, Any], list[str]]:
-    """The content of `config.json`, and what it has no value for."""
+    """Return the content of `config.json`, and messages for fields that it cannot express."""
     config: dict[str, Any] = {"model_type": family.model_type, "architectures": [architecture]}
     differences: list[str] = []
     for name, option in family.options.items():
@@ -197,7 +198,7 @@ def _options(
 
 
 def _write_option(config: dict[str, Any], option: Option, spec: ModelSpec) -> Any:
-    """The value for the first field that the spec has; the default where it has none."""
+    """Return the option's value from its first field that the spec has; otherwise the default."""
     value = next((v for v in (_field(spec, path) for path in option.paths) if v is not None), None)
     for hf, local in (option.values or {}).items():
         if local == value:
@@ -213,7 +214,7 @@ def _write_option(config: dict[str, Any], option: Option, spec: ModelSpec) -> An
 
 
 def _field(spec: ModelSpec, path: str) -> Any:
-    """The value at a dotted path, or None; of several mixers, the first one's."""
+    """Return the value at a dotted path, or None; for layers that differ, that of the first."""
     node: Any = spec
     for name in path.split("."):
         if isinstance(node, tuple):
@@ -228,7 +229,7 @@ def _field(spec: ModelSpec, path: str) -> Any:
 
 
 def _deciding_weights(family: Family, architecture: str, spec: ModelSpec) -> set[str]:
-    """The weights that options depend on: of optional heads, and biases of heads."""
+    """Return the weight names that options depend on: optional heads, and biases of heads."""
     names = set()
     for head in spec.heads:
         for hf, local in family.head_weights(architecture, head.kind).items():
@@ -240,7 +241,7 @@ def _deciding_weights(family: Family, architecture: str, spec: ModelSpec) -> set
 
 
 def _simple_stack(stack: Stack) -> Stack:
-    """The same stack with as few layers as are repeated."""
+    """Return an equivalent stack that lists only the shortest repeating sequence of layers."""
     first, layers = stack.first_layers, [*stack.map_layers(_simple_layer).every_layer]
     if stack.num_layer_groups:
         return stack.replace(layers=layers[0])
@@ -267,7 +268,7 @@ def _simple(attention: Mixer) -> Mixer:
 
 
 def _comparable(spec: ModelSpec) -> dict[str, Any]:
-    """All that logits depend on in a spec that is `simplify`'s, by dotted paths; every layer."""
+    """Return the fields of a simplified spec that change logits, by dotted path, layer by layer."""
     spec = spec.with_dropout(0.0).replace(initialization=Normal())
     tree = spec.to_dict()
     for slot in ("encoder", "decoder"):

@@ -1,7 +1,8 @@
-"""The weight files of a Hugging Face folder: mapped into memory when read, sharded when written.
+"""Read and write the weight files of a Hugging Face folder: memory-mapped reading, sharded writing.
 
-A reader takes `model.safetensors`, its shards by their index, or the same of `pytorch_model.bin`,
-in this order. Nothing but tensors is unpickled: a pickle with code is refused.
+The first of these that exists is read: `model.safetensors`, the shards in its index,
+`pytorch_model.bin`, the shards in its index. Only tensors are unpickled: a pickle that contains
+code is refused.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ _OTHERS = ("tf_model.h5", "flax_model.msgpack", "model.ckpt.index", "adapter_mod
 
 
 def read_tensors(folder: Path, *, on_meta: bool = False) -> dict[str, Tensor]:
-    """Every tensor of a folder by its name, mapped and not copied where the format allows it.
+    """Return every tensor of a folder by its name, memory-mapped if the format allows it.
 
-    Only a `pytorch_model.bin` in the format before PyTorch 1.6 must be read as a whole.
+    Only a `pytorch_model.bin` in the format before PyTorch 1.6 is read into memory as a whole.
 
     Args:
-        folder: with weights.
-        on_meta: names, shapes and precisions alone: tensors on the meta device.
+        folder: a folder with weight files.
+        on_meta: return tensors on the meta device, with shapes and dtypes but no values.
 
     Raises:
-        CheckpointError: no weights, a shard missing, a damaged file, or a pickle with code.
+        CheckpointError: no weights, a missing shard, a damaged file, or a pickle with code.
     """
     tensors: dict[str, Tensor] = {}
     for file in _files(folder):
@@ -66,7 +67,7 @@ def write_tensors(
 def write_safetensors(
     file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
 ) -> None:
-    """Write tensors as one safetensors file, atomically; its mode follows the umask."""
+    """Write tensors atomically as one safetensors file, with permissions that follow the umask."""
     partial = temporary_path(file)
     try:
         partial.touch()
@@ -94,7 +95,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _indexed(index: Path) -> Iterator[Path]:
-    """The shards that an index names; each must be a file beside it."""
+    """Yield the shards that an index names; each must be a file in the folder of the index."""
     weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f'{index}: no "weight_map" of tensors to files.')
@@ -110,7 +111,7 @@ def _indexed(index: Path) -> Iterator[Path]:
 
 
 def read_safetensors(file: Path) -> dict[str, Tensor]:
-    """The tensors of a file, mapped into memory. Raises CheckpointError where it is damaged."""
+    """Return the tensors of a file, memory-mapped. Raises CheckpointError if it is damaged."""
     try:
         refuse_lfs_pointer(file)
         return load_file(file)
@@ -122,7 +123,7 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
     # Not to the meta device: PyTorch 2.13 then divides by a number in the file, which may be 0.
     refuse_lfs_pointer(file)
     try:
-        # Files before PyTorch 1.6 are no archives and cannot be mapped.
+        # Files in the format before PyTorch 1.6 are not zip archives and cannot be mapped.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of old protocols, which are read or refused
             tensors = torch.load(
@@ -152,7 +153,7 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
 
 
 def _modern(name: str) -> str:
-    """Norms have other names in files that were converted from TensorFlow."""
+    """Return the current name of a LayerNorm tensor, called gamma or beta in TensorFlow files."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
         "LayerNorm.beta", "LayerNorm.bias"
     )

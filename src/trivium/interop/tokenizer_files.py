@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face folder: any of its formats, with what its options ask for."""
+"""Read the tokenizer of a Hugging Face folder in any format, and apply its options."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from trivium.text.roles import (
     special_names,
 )
 
-# A sentencepiece file does not say which tokens surround a text; the class that reads it does:
+# A SentencePiece file does not say which special tokens surround a text; the tokenizer class does:
 # role of the token before a text, role of the token after it.
 _SURROUNDINGS: Mapping[str, tuple[str | None, str | None]] = {
     "AlbertTokenizer": ("cls", "sep"),
@@ -44,7 +44,7 @@ BERT_CLASSES = (
 # Classes that read texts with the template of a `tokenizer.json`, also where it has none; other
 # classes have their own template.
 _GENERIC = ("GPT2Tokenizer", "LlamaTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
-# Classes of which these files say all; other classes split text, or number tokens, by own rules.
+# Classes fully described by these files; others split text or number tokens by their own rules.
 _KNOWN_CLASSES = {"vocab.txt": BERT_CLASSES, ".model": (*_SURROUNDINGS,)}
 # Classes that split text into words by a program or a dictionary that a `tokenizer.json` lacks.
 _SEGMENTERS = frozenset(
@@ -62,15 +62,16 @@ def read_tokenizer(
     lowercase: bool | None = None,
     for_encoder: bool = False,
 ) -> Tokenizer | None:
-    """The tokenizer in a folder, None where there is none.
+    """Return the tokenizer in a folder, or None if the folder has none.
 
     Args:
-        folder: with `tokenizer.json`, `vocab.txt`, `vocab.json` and `merges.txt`, or `*.model`.
-        options: those of `tokenizer_config.json` and `special_tokens_map.json`.
-        tokenizer_class: that of the model's family, where the options name none.
-        lowercase: decides what a `vocab.txt` without options leaves open.
-        for_encoder: give a `tokenizer.json` without a template one that adds no tokens, so that an
-            encoder reads the ids that `transformers` gives it, and not those of documents.
+        folder: a folder that may have `tokenizer.json`, `vocab.txt`, `vocab.json` and `merges.txt`,
+            `*.model` or `*.tiktoken`.
+        options: the options in `tokenizer_config.json` and `special_tokens_map.json`.
+        tokenizer_class: the class of the model's family, used if the options name no class.
+        lowercase: whether a `vocab.txt` is lower-cased, if the options do not say so.
+        for_encoder: give a `tokenizer.json` without a special-token template an empty template, so
+            that the ids are those of `transformers`, without the tokens around documents.
 
     Raises:
         TokenizerError: a file that cannot be read, or that does not contain all rules of its class.
@@ -98,12 +99,12 @@ def read_tokenizer(
         if source.name == "vocab.txt":
             _apply_bert_options(backend, options, backend.normalizer)
         elif kind in BERT_CLASSES and isinstance(backend.model, models.WordPiece):
-            # These classes of `transformers` 5 take only the vocabulary of a `tokenizer.json`.
+            # These classes of `transformers` 5 use only the vocabulary of a `tokenizer.json`.
             _apply_bert_options(backend, options, normalizers.BertNormalizer())
             backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
             add_bert_template(backend)
         backend.add_special_tokens(sorted({*roles.values()} - special_names(backend)))
-        # Those that are not in the vocabulary get the next ids, as in `transformers`.
+        # Special tokens that are not in the vocabulary get the next ids, as in `transformers`.
         special = special_names(backend)
         backend.add_special_tokens([one for one in _more_special(options) if one not in special])
         # A `tokenizer.json` has the tokens around texts, as in `transformers` 5.
@@ -122,7 +123,7 @@ def read_tokenizer(
 
 
 def _added(folder: Path, options: Mapping[str, Any]) -> dict[int, AddedToken]:
-    """Id -> token, of those added after the vocabulary was made."""
+    """Return id -> token for the tokens that were added to the vocabulary later."""
     added = {
         int(index): AddedToken(token, special=False, normalized=False)
         for token, index in read_object_if_exists(folder / "added_tokens.json").items()
@@ -135,7 +136,7 @@ def _added(folder: Path, options: Mapping[str, Any]) -> dict[int, AddedToken]:
 
 
 def _more_special(options: Mapping[str, Any]) -> list[str]:
-    """Special tokens without a usual role."""
+    """Return the special tokens without a standard role (BOS, EOS, ...)."""
     more: list[Any] = []
     for name in ("additional_special_tokens", "extra_special_tokens"):
         value = options.get(name) or []
@@ -146,7 +147,7 @@ def _more_special(options: Mapping[str, Any]) -> list[str]:
 def _add_tokens(
     backend: tokenizers.Tokenizer, added: Mapping[int, AddedToken], options: Mapping[str, Any]
 ) -> None:
-    """Add what is missing; the flags of `added_tokens_decoder` also hold for tokens that exist."""
+    """Add the missing tokens, and apply `added_tokens_decoder` flags to existing tokens too."""
     flagged, present = options.get("added_tokens_decoder") or {}, backend.get_added_tokens_decoder()
     for index in sorted(added):
         token = added[index]
@@ -162,7 +163,7 @@ def _add_tokens(
 
 
 def _apply_class(backend: tokenizers.Tokenizer, kind: str, options: Mapping[str, Any]) -> None:
-    """What the classes of `transformers` do beside their sentencepiece file."""
+    """Apply the rules that a `transformers` class adds to its SentencePiece file."""
     if kind == "T5Tokenizer":
         count = int(options.get("extra_ids", len(SENTINELS)))
         if count > _MOST_SENTINELS:
@@ -184,7 +185,7 @@ def _apply_class(backend: tokenizers.Tokenizer, kind: str, options: Mapping[str,
 def _apply_bert_options(
     backend: tokenizers.Tokenizer, options: Mapping[str, Any], usual: normalizers.BertNormalizer
 ) -> None:
-    """Set BERT's normalizer by the options; `usual` has the values of options that are not set."""
+    """Set BERT's normalizer from the options; `usual` has the defaults."""
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=usual.clean_text,
         lowercase=options.get("do_lower_case", usual.lowercase),
@@ -199,7 +200,7 @@ def _surround(
     roles: Mapping[str, str],
     usual: tuple[str | None, str | None],
 ) -> None:
-    """Put tokens before and after a text where the options or the class say so."""
+    """Add special tokens before and after a text if the options or the class ask for them."""
     flags = (options.get("add_bos_token"), options.get("add_eos_token"))
     if usual == _NONE and not any(flags):
         return
@@ -212,14 +213,15 @@ def _surround(
     before, after = wanted
     if (before, after) == current:
         return
-    # BERT's first token comes once before a pair, that of others before each text.
+    # [CLS] comes once before a pair of texts; the first token of other classes precedes each text.
     add_template(backend, before, after, again=[] if usual[0] == "cls" else before)
 
 
 def add_document_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer; one without a template gets the tokens around documents in training.
+    """Return the tokenizer; if it has no template, add one with the tokens around documents.
 
-    With them `transformers` gives an encoder the ids that it was trained on, such as T5's `</s>`.
+    With this template, `transformers` gives an encoder the special tokens that the encoder was
+    trained on, such as T5's `</s>`.
     """
     before = [tokenizer.tokens[index] for index in tokenizer.prefix_ids]
     after = [tokenizer.tokens[index] for index in tokenizer.suffix_ids]
@@ -231,7 +233,7 @@ def add_document_tokens(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _surroundings(backend: tokenizers.Tokenizer) -> tuple[list[str], list[str]]:
-    """The tokens that already come before and after a text."""
+    """Return the special tokens that the tokenizer already adds before and after a text."""
     plain = backend.encode("a", add_special_tokens=False).tokens
     whole = backend.encode("a").tokens
     starts = range(len(whole) - len(plain) + 1)

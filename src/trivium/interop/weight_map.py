@@ -1,4 +1,4 @@
-"""Names and layouts of weights, Hugging Face <-> `state_dict`, by a family's tables."""
+"""Convert names and layouts of weights, Hugging Face <-> `state_dict`, by a family's tables."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from trivium.models.transformer import ModelSpec
 
 @dataclass(frozen=True)
 class HFWeight:
-    """One tensor of a Hugging Face file and the local tensors that it holds.
+    """One tensor of a Hugging Face file and the local tensors that it contains.
 
     Args:
-        hf: its name there.
-        local: names in the `state_dict`; of several, the file has their rows one after the other.
-        transposed: the file has a matrix as [in, out].
-        row_vector: the file has a vector of V numbers as [1, V] (Marian's bias of logits).
-        experts: the file has a tensor of so many experts, as its first axis; 0: no such axis.
-        groups: of several parts the file has the rows of this many heads in turn, each those of
-            every part (BLOOM, GPT-NeoX).
-        stored: the shape in the file, where it has other axes.
+        hf: the name in the file.
+        local: names in the `state_dict`; the file has the rows of several tensors one after the
+            other.
+        transposed: whether the file stores a matrix as [in, out].
+        row_vector: whether the file stores a vector of V numbers as [1, V] (Marian's logit bias).
+        experts: the number of experts on the first axis of the file's tensor; 0: no such axis.
+        groups: the number of heads by which the rows of several local tensors are interleaved: all
+            parts of head 0, then all parts of head 1, ... (BLOOM, GPT-NeoX); 1: not interleaved.
+        stored: the shape in the file, if it has other axes.
     """
 
     hf: str
@@ -38,7 +39,7 @@ class HFWeight:
     stored: tuple[int, ...] | None = None
 
     def split(self, tensor: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-        """hf -> local. Raises CheckpointError with both shapes where they do not fit."""
+        """Split the file's tensor into local ones. Raises CheckpointError if the shapes differ."""
         parts = [shapes[name] for name in self.local]
         expected = [sum(shape[0] for shape in parts), *parts[0][1:]]
         expected = expected[::-1] if self.transposed else expected
@@ -62,14 +63,14 @@ class HFWeight:
         }
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """local -> hf."""
+        """Join the local tensors into the file's tensor."""
         whole = self.fused([tensors[name] for name in self.local])
         whole = whole.T.contiguous() if self.transposed else whole
         whole = whole[None] if self.row_vector else whole
         return whole if self.stored is None else whole.reshape(self.stored)
 
     def fused(self, parts: Sequence[Tensor]) -> Tensor:
-        """The rows of all parts in the order of the file: [O_i, ...] each -> [sum of O_i, ...]."""
+        """Concatenate the rows of parts in the file's order: [O_i, ...] -> [sum of O_i, ...]."""
         if len(parts) == 1:
             return parts[0]
         grouped = [part.unflatten(0, (self.groups, -1)) for part in parts]
@@ -84,9 +85,10 @@ def weight_map(
     *,
     reading: bool = False,
 ) -> list[HFWeight]:
-    """How the tensors of a `state_dict` with these names are called and laid out in a file.
+    """Return the names and layouts in a file of the `state_dict` tensors with these names.
 
-    With `reading` by every name that a file may have for them, else by those that are written.
+    With `reading`, the result includes all alternative names that a file may use; otherwise only
+    the names that are written.
 
     Raises:
         SpecError: a tensor that the family has no name for.
@@ -123,21 +125,21 @@ def to_local(
     *,
     base: str = "",
 ) -> dict[str, Tensor]:
-    """The tensors of a file as a `state_dict`. On the meta device no numbers are compared.
+    """Return the tensors of a file as a `state_dict`. On the meta device no values are compared.
 
     Args:
         base: the prefix that the names in the file lack; see `missing_base`.
 
     Raises:
-        CheckpointError: a tensor that is missing, unknown or of another shape than the config
-            describes, or two that should be equal and are not.
+        CheckpointError: a tensor that is missing, unknown, not of the shape that the config
+            describes or, for the family's `zeros`, not 0; or two tied weights that differ.
     """
     tensors = {base + name: tensor for name, tensor in tensors.items()}
     known, unknown = {weight.hf for weight in weights}, list[str]()
     values = {name: tensor for name, tensor in tensors.items() if name in known}
     for name in sorted(tensors.keys() - known):
         original = _original(family, name, known)
-        if original is not None:  # a file may have a tied weight under the name of a copy alone
+        if original is not None:  # a file may have a tied weight only under the name of a copy
             tied = values.setdefault(original, tensors[name])
             if not tied.is_meta and not torch.equal(tied, tensors[name].to(tied.dtype)):
                 raise CheckpointError(
@@ -165,10 +167,10 @@ def to_local(
 def to_hf(
     family: Family, weights: list[HFWeight], state: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return a `state_dict` as the tensors of a file.
+    """Return the tensors of a file, converted from a `state_dict`.
 
     Raises:
-        SpecError: two names in the file for one tensor that the family's `copies` do not declare.
+        SpecError: one tensor with two names in the file that the family's `copies` do not declare.
     """
     tensors: dict[str, Tensor] = {}
     written: dict[str, str] = {}
@@ -187,7 +189,7 @@ def to_hf(
 
 
 def missing_base(family: Family, architecture: str, names: Collection[str]) -> str:
-    """The prefix of the body's weights that a file of the body alone lacks; else empty."""
+    """Return the prefix that the names in a file of a model without heads lack; "" if none."""
     base = family.base_of(architecture)
     return "" if any(name.startswith(base) for name in names) else base
 
@@ -196,7 +198,7 @@ _Row = tuple[str, tuple[str, ...], int]
 
 
 def _table(family: Family, architecture: str, spec: ModelSpec, *, reading: bool) -> Iterator[_Row]:
-    """Every tensor that a model of the family can have: hf name, local names, experts in it."""
+    """Yield hf name, local names and `HFWeight.experts` of each tensor that a model can have."""
     body = family.weights(spec) if callable(family.weights) else family.weights
     layers = max(stack.num_layers for stack in spec.stacks)
     every_layer = [layer for stack in spec.stacks for layer in stack.every_layer]
@@ -218,14 +220,14 @@ def _table(family: Family, architecture: str, spec: ModelSpec, *, reading: bool)
 
 
 def _tensors(hf: str, local: list[str], experts: int = 0) -> Iterator[_Row]:
-    """A module's weight and bias, or one tensor that is named in full."""
+    """Yield rows for the tensor `hf` and for the weight and bias of the module `hf`."""
     yield hf, tuple(local), experts
     for kind in ("weight", "bias"):
         yield f"{hf}.{kind}", tuple(f"{name}.{kind}" for name in local), experts
 
 
 def _some(what: str, names: list[str], base: str) -> str:
-    """The first few of some names, without a prefix that the file does not have."""
+    """Return a list of the first names as text, without the prefix that the file lacks."""
     if not names:
         return ""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -233,7 +235,7 @@ def _some(what: str, names: list[str], base: str) -> str:
 
 
 def _original(family: Family, name: str, names: Collection[str]) -> str | None:
-    """The weight that `name` is a copy of."""
+    """Return the weight in `names` that `name` is a copy of, or None."""
     original = family.copies.get(name)
     while original is not None and original not in names:
         original = family.copies.get(original)
