@@ -1,4 +1,4 @@
-"""Normalisation over the last axis."""
+"""Normalization over the last axis."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from trivium.nn.part import Part, Positive
 
 
 class Norm(Choice, Part):
-    """A normalisation of the last axis."""
+    """A normalization of the last axis."""
 
     def kept_bytes(self, width: int, *, on_cpu: bool) -> int:
-        """Return how many bytes per token backward keeps: three vectors where it has no kernel."""
+        """Return the bytes per token kept for backward: three float32 vectors without a kernel."""
         return 12 * width
 
     def build(self, width: int) -> nn.Module:
         """Return the module, [..., width] -> [..., width].
 
-        The weights of torch's own norms start at 1, and biases at 0. A `PartModule` sets other
-        weights in its `reset_parameters`.
+        The weights of PyTorch's norms start at 1 and the biases at 0. A `PartModule` initializes
+        other weights in its `reset_parameters`.
         """
         raise NotImplementedError
 
 
 class LayerNorm(Norm):
-    """(x - mean) / sqrt(variance + eps) * weight + bias (Ba et al. 2016).
+    """LayerNorm: (x - mean) / sqrt(variance + eps) * weight + bias (Ba et al. 2016).
 
     With `weight` False there is no weight (OLMo 1, which has no bias either).
     """
@@ -41,7 +41,7 @@ class LayerNorm(Norm):
     bias: bool = True
 
     def kept_bytes(self, width: int, *, on_cpu: bool) -> int:
-        """Return the bytes of the input."""
+        """Return the bytes per token of the input."""
         return 4 * width
 
     def build(self, width: int) -> nn.Module:
@@ -50,9 +50,9 @@ class LayerNorm(Norm):
 
 
 class DeviationNorm(Norm):
-    """(x - mean) / (deviation + eps) * weight + bias, the deviation that of a sample (n - 1).
+    """LayerNorm with unbiased standard deviation (n - 1): (x - mean) / (std + eps) * weight + bias.
 
-    LayerNorm as textbooks write it, after the Annotated Transformer (Rush 2018).
+    Textbooks use this variant after the Annotated Transformer (Rush 2018).
     """
 
     kind: Literal["deviation"] = "deviation"
@@ -64,9 +64,9 @@ class DeviationNorm(Norm):
 
 
 class RMSNorm(Norm):
-    """x / sqrt(mean(x^2) + eps) * (offset + weight) + bias (Zhang and Sennrich 2019).
+    """RMSNorm: x / sqrt(mean(x^2) + eps) * (offset + weight) + bias (Zhang and Sennrich 2019).
 
-    With offset 1 the weight is a difference from 1 and starts at 0 (Gemma). With `weight` False
+    With offset 1 the weight is the difference from 1 and starts at 0 (Gemma). With `weight` False
     there is no weight.
     """
 
@@ -82,7 +82,7 @@ class RMSNorm(Norm):
             raise SpecError("offset=1 is added to the weight, and weight=False: give offset=0.")
 
     def kept_bytes(self, width: int, *, on_cpu: bool) -> int:
-        """Return the bytes of the input; without a kernel also of the output before the weight."""
+        """Return the bytes per token of the input and, on the CPU, of the normalized input."""
         return (8 if on_cpu else 4) * width
 
     def build(self, width: int) -> nn.Module:
@@ -94,7 +94,7 @@ class RMSNorm(Norm):
 
 
 def build_norm(norm: Norm | None, width: int) -> nn.Module:
-    """Return the module of a norm; None is the identity."""
+    """Return the module of a norm; for None, the identity."""
     return nn.Identity() if norm is None else norm.build(width)
 
 
@@ -108,29 +108,29 @@ class SampleLayerNorm(nn.LayerNorm):
     """See `DeviationNorm`."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """[..., D] -> [..., D]."""
+        """Normalize the last axis: [..., D] -> [..., D]."""
         x = input
         scores = (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + self.eps)
         return scores * self.weight + self.bias
 
 
 class BiasedRMSNorm(nn.RMSNorm):
-    """RMSNorm with a bias that is added (Zhang and Sennrich 2019, equation 4)."""
+    """RMSNorm with a bias (Zhang and Sennrich 2019, equation 4)."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__(width, eps=eps)
         self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., D] -> [..., D]."""
+        """Normalize the last axis: [..., D] -> [..., D]."""
         return super().forward(x) + self.bias
 
 
 class OffsetRMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * (1 + weight) over the last axis, of `width` numbers, + bias.
+    """Gemma's RMSNorm: x / sqrt(mean(x^2) + eps) * (1 + weight) + bias, over the last axis.
 
-    It is computed in float32 at least, and rounded once. Source: the released code of Gemma (Gemma
-    Team 2024); their paper names RMSNorm alone.
+    The result is computed in at least float32 and rounded once. Source: the released code of Gemma
+    (Gemma Team 2024); the paper mentions only RMSNorm.
     """
 
     def __init__(self, width: int, eps: float, *, bias: bool = False) -> None:
@@ -139,7 +139,7 @@ class OffsetRMSNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., D] -> [..., D]."""
+        """Normalize the last axis: [..., D] -> [..., D]."""
         exact = torch.promote_types(x.dtype, torch.float32)
         weight = 1.0 + self.weight.to(exact)
         y = F.rms_norm(x.to(exact), weight.shape, weight, self.eps)

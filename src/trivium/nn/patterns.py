@@ -1,4 +1,4 @@
-"""Kinds of patterns: which keys a query may attend to, beside causality, padding and documents."""
+"""Attention patterns: masks in addition to causality, padding and document boundaries."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from trivium.nn.part import Count, Part
 
 
 class Pattern(Choice, Part):
-    """A formula of two positions; the same for integers, and for tensors that broadcast."""
+    """Attention pattern: a rule for two positions, integers or tensors that broadcast."""
 
     @property
     def reach(self) -> int | None:
-        """The farthest distance that is allowed; None: any. With one, `allows` gets columns."""
+        """The largest allowed distance; None: any. With a `reach`, `allows` receives columns."""
         return None
 
     @property
     def of_heads(self) -> tuple[Pattern, ...]:
-        """One for every head; or one alone, which is that of them all."""
+        """One pattern per head, or a single pattern for all heads."""
         return (self,)
 
     def allows(self, query: Any, key: Any) -> Any:
-        """Whether a query may attend to a key, by their positions in the text.
+        """Return whether a query may attend to a key, given their positions in the text.
 
-        Of a pattern with a `reach` by their columns in the row, whose distance is the same.
+        A pattern with a `reach` is given their columns in the row, which have the same distance.
         """
         raise NotImplementedError
 
 
 class Sliding(Pattern):
-    """A position attends to itself and to `window` positions on each allowed side of it."""
+    """Sliding window: a query attends to itself and `window` positions on each allowed side."""
 
     kind: Literal["sliding"] = "sliding"
     window: Count
 
     @property
     def reach(self) -> int:
-        """The window."""
+        """The window size."""
         return self.window
 
     def allows(self, query: Any, key: Any) -> Any:
-        """|query - key| <= window."""
+        """Return |query - key| <= window."""
         return abs(query - key) <= self.window
 
 
 class Strided(Pattern):
-    """What is at most `stride` positions away, and what is a multiple of it away.
+    """Strided pattern: keys at most `stride` positions away, or a multiple of `stride` away.
 
-    `seen` says which of the two sets: those of two heads together reach every position in two
-    steps, "both" is their union. An encoder sees the same on the right. It is a
-    mask: what is not seen is computed, too.
+    `seen` selects the near set, the far set or their union "both". A head with the near set and a
+    head with the far set together reach every position in two steps. In an encoder the same
+    distances are allowed on the right. The pattern is only a mask: hidden scores are computed too.
 
     Source: Child et al. 2019, section 4.3, the sets A^(1) and A^(2).
     """
@@ -63,18 +63,18 @@ class Strided(Pattern):
     seen: Literal["near", "far", "both"] = "both"
 
     def allows(self, query: Any, key: Any) -> Any:
-        """|query - key| <= stride, or (query - key) mod stride = 0."""
+        """Return |query - key| <= stride (near), (query - key) mod stride = 0 (far), or either."""
         near = abs(query - key) <= self.stride
         far = (query - key) % self.stride == 0
         return {"near": near, "far": far, "both": near | far}[self.seen]
 
 
 class Fixed(Pattern):
-    """The block of `stride` positions that a query is in, and the last positions of all blocks.
+    """Fixed pattern: keys in the query's block of `stride` positions, or at the end of any block.
 
-    `num_summary` is the paper's c: so many last positions of a block are seen by later ones.
-    `seen` says which of the two sets, as in `Strided`. Positions count from 0. It is a
-    mask: what is not seen is computed, too.
+    `num_summary` is the paper's c: the last `num_summary` positions of a block are visible outside
+    the block, too. `seen` selects one of the two sets or both, as in `Strided`. Positions count
+    from 0. The pattern is only a mask: hidden scores are computed too.
 
     Source: Child et al. 2019, section 4.3.
     """
@@ -93,16 +93,20 @@ class Fixed(Pattern):
             )
 
     def allows(self, query: Any, key: Any) -> Any:
-        """query div stride = key div stride, or key mod stride >= stride - num_summary."""
+        """Return whether the key is in the query's block (near), in a summary (far), or either.
+
+        Near: query div stride = key div stride. Far: key mod stride >= stride - num_summary.
+        """
         near = query // self.stride == key // self.stride
         far = key % self.stride >= self.stride - self.num_summary
         return {"near": near, "far": far, "both": near | far}[self.seen]
 
 
 class PerHead(Pattern):
-    """The pattern of head n is `patterns[n]`: as many as the attention has heads.
+    """A separate pattern for each head: head n uses `patterns[n]`.
 
-    Source: Child et al. 2019, section 4.2, equation 9: heads with different sets.
+    There must be one pattern per head of the attention. Source: Child et al. 2019, section 4.2,
+    equation 9 (heads with different sets).
     """
 
     kind: Literal["per-head"] = "per-head"

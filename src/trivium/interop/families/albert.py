@@ -1,4 +1,4 @@
-"""ALBERT (Lan et al. 2019): layers that share weights, and narrow token vectors."""
+"""ALBERT (Lan et al. 2019): layers that share weights, and factorised token embeddings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LAYER = {
 
 
 def _check_groups(config: ConfigReader, tree: SpecTree) -> None:
-    """Runs of layers that share weights; those of unequal length begin elsewhere there."""
+    """Refuse layer groups of unequal length, which `transformers` would divide differently."""
     groups = tree.get("encoder.num_layer_groups")
     if groups < 1 or tree.get("encoder.num_layers") % groups:
         raise config.unsupported("num_hidden_groups", expected="a divisor of num_hidden_layers")
@@ -55,7 +55,7 @@ ALBERT = replace(
         "classifier": {"albert.pooler": "dense.linear", "classifier": "classifier"},
     },
     base="albert.",
-    # Memory blocks and gaps are named by the first releases; no released model has them.
+    # The first releases set memory blocks and gaps; no released model uses them.
     expected={
         **ONLY,
         "num_memory_blocks": 0,

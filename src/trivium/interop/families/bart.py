@@ -1,4 +1,4 @@
-"""BART (Lewis et al. 2019), and the tables that Marian shares with it."""
+"""BART (Lewis et al. 2019), with tables that Marian and OPT reuse."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ONLY = {
     "add_bias_logits": False,
 }
 
-# Options that change training alone.
+# Options that affect only training.
 IGNORED = (
     "attention_dropout activation_dropout classifier_dropout classif_dropout encoder_layerdrop "
     "decoder_layerdrop init_std num_hidden_layers force_bos_token_to_be_generated save_step"
@@ -38,7 +38,7 @@ IGNORED = (
 
 
 def _read_scale(config: ConfigReader, tree: SpecTree) -> None:
-    """Token vectors may be multiplied by the root of the width."""
+    """Read whether token embeddings are multiplied by sqrt(d_model)."""
     scaled = config.require("scale_embedding", False)
     tree.set("embedding.scale", tree.get("d_model") ** 0.5 if scaled else 1.0)
 
@@ -53,7 +53,7 @@ SCALE = Hook(_read_scale, _write_scale)
 
 
 def _read_bias(config: ConfigReader, tree: SpecTree) -> None:
-    """The language-model head has a bias where `final_logits_bias` is not 0 everywhere."""
+    """Give the LM head a bias if `final_logits_bias` is not 0 everywhere."""
     tree.set("heads.lm.bias", "final_logits_bias" in config.weights)
 
 
@@ -67,7 +67,7 @@ LAYER = {
     "fc2": "feed_forward.down",
     "final_layer_norm": "feed_forward_residual.{norm}",
 }
-"""Of fairseq's Transformers: BART, Marian in `transformers`, OPT."""
+"""The layer weights of fairseq's Transformers: BART, Marian in `transformers`, OPT."""
 
 _CROSS = {
     "encoder_attn.q_proj": "cross_attention.query",

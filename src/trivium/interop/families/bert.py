@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2018), and the tables that RoBERTa, ALBERT and ELECTRA share with it."""
+"""BERT (Devlin et al. 2018), with tables that RoBERTa, ALBERT, ELECTRA and others reuse."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ONLY = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_a
 
 
 def body(layer: Weights, prefix: str, layers: str) -> Weights:
-    """The weights of embeddings and layers; `layer` has the names inside one of the `layers`."""
+    """Return the weights of embeddings and layers; `layer` has the names inside a layer."""
     return {
         f"{prefix}.embeddings.word_embeddings": "tokens",
         f"{prefix}.embeddings.position_embeddings": "encoder.embedding.positions",
@@ -88,7 +88,7 @@ BERT = Family(
     base="bert.",
     optional_heads=("pooler",),
     expected=ONLY,
-    # Of the pooler in files converted from TensorFlow; not read by any class.
+    # Pooler options in files converted from TensorFlow; no class reads them.
     ignored="classifier_dropout directionality pooler_fc_size pooler_num_attention_heads "
     "pooler_num_fc_layers pooler_size_per_head pooler_type",
     copies={

@@ -1,4 +1,4 @@
-"""BigBird (Zaheer et al. 2020): BERT whose attention sees a few blocks of a long text."""
+"""BigBird (Zaheer et al. 2020): BERT with block-sparse attention for long texts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trivium.nn.mixers.block_sparse_attention import BlockSparseAttention
 
 
 def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
-    """Attention to blocks, which the layers draw from their numbers; the scale of tokens."""
+    """Read block-sparse attention, seeded with the layer index, and the embedding scale."""
     mixer, width = tree.get("encoder.layers.mixer"), tree.get("d_model")
     if config.require("rescale_embeddings", False):
         tree.set("embedding.scale", width**0.5)

@@ -1,4 +1,4 @@
-"""BLOOM (Le Scao et al. 2022): ALiBi, and a norm of the token vectors."""
+"""BLOOM (Le Scao et al. 2022): ALiBi, and a LayerNorm of the token embeddings."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _ALIASES = {
 
 
 def _alias(name: str, default: int) -> Any:
-    """The value under an older name, or the default."""
+    """Return a function that reads an option under the alias `name`, with a default."""
     return lambda config: config.get(name, default)
 
 
 def _read(config: ConfigReader, tree: SpecTree) -> None:
-    """Names that files have beside others must agree; the inner width follows from the width."""
+    """Refuse aliases that disagree, and set `d_ff` to 4 times `d_model`."""
     for alias, name in _ALIASES.items():
         config.expect(alias, config.get(name, config.get(alias)))
     tree.set("decoder.layers.feed_forward.d_ff", 4 * tree.get("d_model"))
@@ -79,7 +79,7 @@ BLOOM = Family(
     base="transformer.",
     by_heads=True,
     expected={"apply_residual_connection_post_layernorm": False, "skip_bias_add_qkv": False},
-    # What the first releases wrote of the training; `slow_but_exact` is a way to add in parts.
+    # Training options of the first releases; `slow_but_exact` only changes the order of sums.
     ignored="slow_but_exact offset_alibi seq_length skip_bias_add attention_softmax_in_fp32 "
     "bias_dropout_fusion masked_softmax_fusion unk_token_id",
     copies={"lm_head.weight": "transformer.word_embeddings.weight"},

@@ -1,4 +1,4 @@
-"""DeBERTa (He et al. 2020): a fused projection of queries, keys and values by heads."""
+"""DeBERTa (He et al. 2020): v2 with a fused query-key-value projection, grouped by heads."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""DeBERTa v2 and v3 (He et al. 2021): BERT with distances for positions.
+"""DeBERTa v2 and v3 (He et al. 2021): BERT with disentangled relative positions.
 
-Published files hold what `transformers` has no model for: the table of absolute positions of the
-enhanced mask decoder, and v3's head for replaced tokens. Neither is read, so that masks are filled
-as `transformers` fills them. The head for masked tokens is read by both of its names, with `legacy`
-and without, and written by the one that `transformers` takes where `legacy` is not set.
+Published files contain weights for which `transformers` has no model: the absolute positions of the
+enhanced mask decoder, and v3's head for replaced-token detection. Neither is read, so masked tokens
+are predicted as in `transformers`. The MLM head is read under both of its names, with and without
+`legacy`, and written under the name that `transformers` uses if `legacy` is not set.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _POSITIONS = "encoder.layers.mixer.positions"
 
 
 def _read_distances(config: ConfigReader, tree: SpecTree) -> None:
-    """Distances, absolute positions in the input where there are any, the head's matrix."""
+    """Read relative positions, absolute positions in the input, and tying of the MLM head."""
     longest = config.require("max_position_embeddings", 512)
     if config.require("position_biased_input", True):
         tree.set("embedding.positions", {"kind": "learned", "max_length": longest})
@@ -37,7 +37,7 @@ def _read_distances(config: ConfigReader, tree: SpecTree) -> None:
         tree.set(_POSITIONS, part)
     elif terms:
         raise config.unsupported("pos_att_type", expected="none without relative_attention")
-    if not config.get("legacy", True):  # that head has no matrix of its own
+    if not config.get("legacy", True):  # the head without `legacy` is always tied
         tree.set("heads.mlm.tied", True)
 
 
@@ -58,11 +58,11 @@ def _write_distances(spec: ModelSpec, config: dict[str, Any]) -> None:
 
 
 DISTANCES = Hook(_read_distances, _write_distances)
-"""What versions 1 and 2 share."""
+"""The hook for options that DeBERTa v1 and v2 share."""
 
 
 def _read_buckets(config: ConfigReader, tree: SpecTree) -> None:
-    """What version 2 adds to distances: buckets, shared matrices, a norm."""
+    """Read the relative-position options added in v2: buckets, shared projections, a norm."""
     buckets = config.require("position_buckets", -1)
     shared, norm = config.require("share_att_key", False), config.require("norm_rel_ebd", "none")
     if norm not in ("none", "layer_norm"):
@@ -98,7 +98,7 @@ _LAYER = {
     **{hf: local for hf, local in LAYER.items() if not hf.startswith("attention.self.")},
 }
 
-# What options say that BERT's do not.
+# Options and fields that are read here, but fixed or read differently in BERT.
 _READ = ("max_position_embeddings", "embedding.positions.kind", "heads.classifier.dense.activation")
 
 DEBERTA_V2 = replace(

@@ -1,7 +1,7 @@
-"""DeepSeek-V2 (DeepSeek-AI 2024a): latent attention, dense layers, and layers of experts.
+"""DeepSeek-V2 (DeepSeek-AI 2024a): latent attention, first dense layers, then expert layers.
 
-`aux_loss_alpha`, which the released configurations name and `transformers` does not read, is the
-weight of the balance loss.
+`aux_loss_alpha` is the coefficient of the load-balancing loss. The released configs set it, but
+`transformers` does not read it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ CLASSES = "ForCausalLM Model ForSequenceClassification"
 
 
 def _read(config: ConfigReader, tree: SpecTree) -> None:
-    """Read what is not one number: first layers without experts, and queries not compressed."""
+    """Read RoPE, the query rank, the shared experts and the first dense layers."""
     read_rotary(config, tree)
     config.expect("num_key_value_heads", tree.get(f"{_MIXER}.num_heads"))
     rank = config.get("q_lora_rank", None if "q_lora_rank" in config.named else 1536)
     tree.set(f"{_MIXER}.query_rank", rank)
     expert = {**tree.get(f"{_EXPERTS}.expert"), "kind": "feed-forward"}
-    shared = tree.get(f"{_EXPERTS}.shared.d_ff") * expert["d_ff"]  # one network of all of them
+    shared = tree.get(f"{_EXPERTS}.shared.d_ff") * expert["d_ff"]  # one network for all
     tree.set(f"{_EXPERTS}.shared", {**expert, "d_ff": shared})
     dense = {**expert, "d_ff": config.require("intermediate_size")}
     count = min(config.require("first_k_dense_replace"), tree.get("decoder.num_layers"))
@@ -51,7 +51,7 @@ def _write(spec: ModelSpec, config: dict[str, Any]) -> None:
 
 
 def _read_method(config: ConfigReader, tree: SpecTree) -> None:
-    """Groups have no effect where experts are chosen greedily."""
+    """Read the routing method. Greedy routing uses a single group of experts."""
     config.expect("norm_topk_prob", False)  # `transformers` does not read it
     if config.choose("topk_method", {"greedy": True, "group_limited_greedy": False}, "greedy"):
         tree.set(f"{_EXPERTS}.num_groups", 1)
@@ -67,7 +67,7 @@ def _groups(config: ConfigReader) -> int | None:
 
 
 def _weights(spec: ModelSpec) -> Weights:
-    """The last matrix of queries has another name where queries are compressed."""
+    """Return the weights. The last query projection is `q_b_proj` if queries are compressed."""
     compressed = getattr(spec.stacks[0].mixers[0], "query_rank", None) is not None
     query = "q_b_proj" if compressed else "q_proj"
     return {hf.replace("q_proj", query): local for hf, local in _WEIGHTS.items()}

@@ -1,6 +1,6 @@
-"""DeepSeek-V3 (DeepSeek-AI 2024b): DeepSeek-V2 with sigmoid scores and a correction bias.
+"""DeepSeek-V3 (DeepSeek-AI 2024b): DeepSeek-V2 with sigmoid routing scores and a correction bias.
 
-The modules that predict more than one token (MTP) are not read, as in `transformers`.
+The multi-token prediction (MTP) modules are not read, as in `transformers`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,6 @@ DEEPSEEK_V3 = replace(
     },
     expected={"attention_bias": False, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
     ignored=f"{DEEPSEEK_V2.ignored} num_mtp_layers num_nextn_predict_layers",
-    buffers=(*DEEPSEEK_V2.buffers, r"model\.layers\.61\..*"),  # the first of those modules
+    buffers=(*DEEPSEEK_V2.buffers, r"model\.layers\.61\..*"),  # the first MTP module
     hooks=DEEPSEEK_V2.hooks[:1],
 )

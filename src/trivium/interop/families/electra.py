@@ -1,4 +1,4 @@
-"""ELECTRA (Clark et al. 2020): a generator that fills masks, a discriminator that finds them."""
+"""ELECTRA (Clark et al. 2020): an MLM generator and a replaced-token discriminator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trivium.models.transformer import ModelSpec
 
 
 def _read_width(config: ConfigReader, tree: SpecTree) -> None:
-    """Token vectors are projected where they are not as wide as the model."""
+    """Read the embedding width; embeddings are projected if their width is not d_model."""
     width = config.require("embedding_size", 128)
     if width != tree.get("d_model"):
         tree.set("embedding.factorised.width", width)

@@ -1,4 +1,4 @@
-"""Gemma 2 (Gemma Team 2024): soft caps, sandwich norms, every second layer with a window."""
+"""Gemma 2 (Gemma Team 2024): soft-capping, sandwich norms, alternating sliding windows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _read_scales(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_attention(spec: ModelSpec, config: dict[str, Any]) -> None:
-    # An integer; another scale differs when the config is read back.
+    # The option is an integer; any other scale is detected when the config is read back.
     config["query_pre_attn_scalar"] = max(round(attention_of(spec).score_scale ** -2), 1)
     window = write_layer_types(spec, config)
     if window is not None:
@@ -36,11 +36,11 @@ def _write_attention(spec: ModelSpec, config: dict[str, Any]) -> None:
 
 
 ATTENTION = Hook(_read_scales, _write_attention)
-"""Both scales; types of layers and their window are only written."""
+"""The hook for the embedding and attention scales; it also writes layer types and the window."""
 
 
 def _read(config: ConfigReader, tree: SpecTree) -> None:
-    """A null cap is none, a missing one the default."""
+    """Read soft caps (null: no cap; missing: the default) and the layer types."""
     for name, path, default in (
         ("attn_logit_softcapping", "decoder.layers.mixer.soft_cap", 50.0),
         ("final_logit_softcapping", "heads.lm.soft_cap", 30.0),
@@ -70,7 +70,7 @@ GEMMA2 = replace(
     architectures=classes(
         "Gemma2", "ForCausalLM Model ForSequenceClassification ForTokenClassification"
     ),
-    # The activation has another name in this family.
+    # The activation option has a different name in this family.
     config={
         **{name: row for name, row in CONFIG.items() if name != "hidden_act"},
         "vocab_size": Option("vocab_size", 256_000),
@@ -95,7 +95,7 @@ GEMMA2 = replace(
         **in_layers("model.layers.{i}", "decoder", _LAYER),
     },
     expected={"use_bidirectional_attention": False},
-    # The first releases named the activation twice, here wrongly.
+    # The first releases set the activation twice; the value of `hidden_act` is wrong.
     ignored="hidden_act cache_implementation",
     hooks=(ROTARY, ATTENTION, Hook(_read, _write)),
     tokenizer_class="GemmaTokenizer",

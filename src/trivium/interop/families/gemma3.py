@@ -1,6 +1,6 @@
-"""Gemma 3's texts (Gemma Team 2025): Gemma 2 with norms of queries and keys, without soft caps.
+"""Gemma 3 for text (Gemma Team 2025): Gemma 2 with QK norm and without soft-capping.
 
-Layers with a window have a base of rotary positions of their own, and no scaling.
+Sliding-window layers have a separate RoPE base and no RoPE scaling.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
 def _read(config: ConfigReader, tree: SpecTree) -> None:
-    """Without types of layers, every `sliding_window_pattern`-th layer is a full one."""
+    """Read RoPE and layer types; by default each `sliding_window_pattern`-th layer is full."""
     base = config.get("rope_theta", _BASES[FULL])
     read_rope(config, tree, {"rope_theta": base, **rope_of(config, FULL)})
     positions = read_layer_rotary(config, SLIDING, "rope_local_base_freq", _BASES[SLIDING])

@@ -8,7 +8,7 @@ from trivium.interop.families.gpt2 import CONFIG, FIXED, GPT2, IGNORED, LAYER
 from trivium.interop.family import Hook, Option, SpecTree, classes, in_layers
 from trivium.interop.hf_config import ConfigReader
 
-# "gelu" is the approximation by tanh here, unlike in the other families.
+# "gelu" is the tanh approximation here, unlike in the other families.
 _ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
 
 

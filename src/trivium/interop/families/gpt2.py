@@ -15,7 +15,7 @@ CONFIG = {
     "attn_pdrop": Option("decoder.dropout", write_only=True),
     "tie_word_embeddings": Option("heads.lm.tied", True),
 }
-"""Of GPT-1 and GPT-2."""
+"""The options that GPT-1 and GPT-2 share."""
 
 FIXED = {
     "embedding.positions.kind": "learned",
@@ -33,7 +33,7 @@ LAYER: Weights = {
     "mlp.c_proj": "feed_forward.down",
 }
 
-# Summaries are read by the classes with two heads alone, which are refused.
+# Only the classes with two heads read the summary options, and these classes are refused.
 IGNORED = (
     "n_ctx summary_type summary_use_proj summary_activation summary_proj_to_labels "
     "summary_first_dropout"
@@ -69,7 +69,7 @@ GPT2 = Family(
     heads={"classifier": {"score": "classifier"}},
     base="transformer.",
     expected={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
-    # Upcasting changes the precision of scores, not what they are.
+    # Upcasting changes only the precision of the attention scores.
     ignored=f"{IGNORED} reorder_and_upcast_attn classifier_dropout hidden_dropout",
     transposed=("c_attn", "c_proj", "c_fc"),
     copies={"lm_head.weight": "transformer.wte.weight"},

@@ -24,7 +24,7 @@ from trivium.nn.positions.rotary import Rotary
 
 
 def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
-    """Older files have the share of turned dimensions and the base under names of their own."""
+    """Read RoPE; older files have different names for its base and partial rotary factor."""
     rope = rope_of(config)
     share, base = config.get("rotary_pct", 0.25), config.get("rotary_emb_base", 1e4)
     tree.set("decoder.layers.mixer.positions.share", rope.pop("partial_rotary_factor", share))

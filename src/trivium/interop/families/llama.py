@@ -29,12 +29,12 @@ _LENGTH = "original_max_position_embeddings"
 
 
 def _hf_name(field: str) -> str:
-    """The name in a config of a field of `RotaryScaling`."""
+    """Return the name that a `RotaryScaling` field has in a Hugging Face config."""
     return field.replace("frequency", "freq").replace("max_length", "max_position_embeddings")
 
 
 def read_rotary(config: ConfigReader, tree: SpecTree) -> None:
-    """Read rotary positions of all dimensions of a head."""
+    """Read the options of RoPE, which must be applied to all dimensions of a head."""
     config.expect("partial_rotary_factor", 1.0)
     rope = rope_of(config)
     if rope.get("partial_rotary_factor") == 1.0:
@@ -43,9 +43,9 @@ def read_rotary(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def rope_of(config: ConfigReader, kind: str | None = None) -> dict[str, Any]:
-    """`rope_parameters` of transformers 5, or `rope_scaling` of before.
+    """Return `rope_parameters` (transformers 5) updated with `rope_scaling` (earlier releases).
 
-    `kind` is the kind of layer, where `rope_parameters` has an object for each kind.
+    `kind` is the layer type, for configs whose `rope_parameters` has one object per layer type.
     """
     older, given = config.get("rope_scaling", {}), config.get("rope_parameters", {})
     rope = {**(given if kind is None else given.get(kind) or {}), **older}
@@ -55,7 +55,7 @@ def rope_of(config: ConfigReader, kind: str | None = None) -> dict[str, Any]:
 
 
 def read_rope(config: ConfigReader, tree: SpecTree, rope: dict[str, Any]) -> None:
-    """Base and scaling. A kind of scaling, or a number of one, that is not known is refused."""
+    """Read the base and scaling of RoPE. Raises SpecError for an unknown scaling or parameter."""
     config.ignore("max_position_embeddings")
     base = config.get("rope_theta", 1e4)
     tree.set("decoder.layers.mixer.positions.base", rope.pop("rope_theta", base))
@@ -85,7 +85,7 @@ def _write_rotary(spec: ModelSpec, config: dict[str, Any]) -> None:
 
 
 def write_rope(rotary: Positions | None, config: dict[str, Any]) -> None:
-    """In both spellings: releases of transformers before 5 read the old one alone."""
+    """Write RoPE options in the old and new spelling: transformers before 5 reads only the old."""
     if not isinstance(rotary, Rotary):
         raise SpecError("decoder.layers.mixer.positions that are not rotary")
     fields = rotary.scaling.model_dump(mode="json", exclude_none=True) if rotary.scaling else {}
@@ -106,7 +106,7 @@ def write_rope(rotary: Positions | None, config: dict[str, Any]) -> None:
 
 
 def _write_width(spec: ModelSpec, config: dict[str, Any]) -> None:
-    """`transformers` refuses such a config, although with `head_dim` the width is free."""
+    """Raise SpecError if num_heads does not divide d_model, which `transformers` requires."""
     if spec.d_model % attention_of(spec).num_heads:
         raise SpecError("d_model that is not a multiple of decoder.layers.mixer.num_heads")
 
@@ -151,7 +151,7 @@ _LAYER: Weights = {
     "self_attn.o_proj": "mixer.output",
     "post_attention_layernorm": "feed_forward_residual.{norm}",
 }
-"""A layer but for its feed-forward network."""
+"""The weights of a layer, except its feed-forward network."""
 
 _FEED_FORWARD: Weights = {
     "mlp.gate_proj": "feed_forward.gate",
@@ -161,7 +161,7 @@ _FEED_FORWARD: Weights = {
 
 
 def body(feed_forward: Weights) -> Weights:
-    """All weights but those of heads, with these of a layer's feed-forward network."""
+    """Return all weights except the heads; `feed_forward` has those of a layer's FFN."""
     return {
         "model.embed_tokens": "tokens",
         **in_layers("model.layers.{i}", "decoder", {**_LAYER, **feed_forward}),

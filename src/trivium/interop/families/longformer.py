@@ -1,7 +1,7 @@
-"""Longformer (Beltagy et al. 2020): RoBERTa with windows, and tokens that see all others.
+"""Longformer (Beltagy et al. 2020): RoBERTa with sliding-window attention and global tokens.
 
-Its class for multiple choice, where what follows the question is global, is not read: here the
-global tokens of one score for a text are its first alone.
+Its multiple-choice class is not read: there all tokens after the question are global, while here a
+head with one score per text makes only the first token global.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trivium.nn.patterns import Sliding
 
 
 def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
-    """One attention for each layer where their windows differ."""
+    """Read the attention of every layer; windows may differ between layers."""
     layers, heads = config.num_layers(), config.require("num_attention_heads")
     given = config.require("attention_window", 512)
     windows = given if isinstance(given, list) else [given] * layers

@@ -13,7 +13,7 @@ from trivium.nn.mixers.mamba import Mamba
 
 
 def _read_sizes(config: ConfigReader, tree: SpecTree) -> None:
-    """Inner channels, and the rank of step sizes, which may be "auto": a sixteenth of the width."""
+    """Read `d_inner` and `dt_rank`; the rank "auto" is hidden_size / 16, rounded up."""
     width = config.require("hidden_size")
     inner, rank = int(config.get("expand", 2) * width), config.get("time_step_rank", "auto")
     if isinstance(rank, str) and rank != "auto":
@@ -75,7 +75,7 @@ MAMBA = Family(
     heads={},
     base="backbone.",
     expected={"rms_norm": True, "ssm_cfg": {}},
-    # Where training starts, how steps are computed, and names that `transformers` does not read.
+    # Options for initialization and kernels, and options that `transformers` does not read.
     ignored=(
         "time_step_scale time_step_min time_step_max time_step_init_scheme time_step_floor "
         "rescale_prenorm_residual residual_in_fp32 use_mambapy use_associative_scan "

@@ -1,4 +1,4 @@
-"""Marian (Junczys-Dowmunt et al. 2018): the first Transformer, as used for translation."""
+"""Marian (Junczys-Dowmunt et al. 2018): the original Transformer, used for translation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trivium.models.transformer import ModelSpec
 
 
 def _read_vocabularies(config: ConfigReader, tree: SpecTree) -> None:
-    """One vocabulary for both sides, or one each."""
+    """Read the vocabulary sizes: one shared vocabulary, or one for source and one for target."""
     source = config.require("vocab_size")
     target = config.require("decoder_vocab_size", source)
     shared = config.require("share_encoder_decoder_embeddings", True)
@@ -34,7 +34,7 @@ def _write_vocabularies(spec: ModelSpec, config: dict[str, Any]) -> None:
         "vocab_size": spec.source_vocab_size or spec.vocab_size,
         "decoder_vocab_size": spec.vocab_size,
         "share_encoder_decoder_embeddings": spec.source_vocab_size is None,
-        # The defaults are ids of the published vocabulary, which this one may not have.
+        # The defaults are ids of the published vocabulary, which may not exist in this one.
         "pad_token_id": None,
         "eos_token_id": None,
         "forced_eos_token_id": None,

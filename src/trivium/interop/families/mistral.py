@@ -1,4 +1,4 @@
-"""Mistral (Jiang et al. 2023): LLaMA's tables, without biases, with a sliding window."""
+"""Mistral (Jiang et al. 2023): LLaMA's tables without biases and with a sliding window."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from trivium.nn.patterns import Sliding
 
 
 def read_window(config: ConfigReader, tree: SpecTree, default: int | None = 4096) -> None:
-    """Read the window, which counts the position itself in Hugging Face.
+    """Read the sliding window, whose size in Hugging Face includes the query position itself.
 
-    Null means no window; where the file does not name it, the window is the default.
+    Null means no window. If the file does not set the window, `default` is used.
     """
     window = config.get("sliding_window", None if "sliding_window" in config.named else default)
     if window is not None and window < 2:
@@ -25,7 +25,7 @@ def read_window(config: ConfigReader, tree: SpecTree, default: int | None = 4096
 
 
 def write_window(spec: ModelSpec, config: dict[str, Any]) -> None:
-    """The inverse of `read_window`."""
+    """Write the sliding window; the inverse of `read_window`."""
     pattern = attention_of(spec).pattern
     config["sliding_window"] = pattern.window + 1 if isinstance(pattern, Sliding) else None
 

@@ -1,7 +1,7 @@
-"""Mixtral (Jiang et al. 2024): Mistral whose feed-forward networks are experts.
+"""Mixtral (Jiang et al. 2024): Mistral with a mixture of experts in every layer.
 
-`router_aux_loss_coef` is the weight of the balance loss whatever `output_router_logits` says, which
-in `transformers` also decides whether a loss has that term.
+`router_aux_loss_coef` is always the coefficient of the load-balancing loss. In `transformers` the
+loss contains this term only if `output_router_logits` is set.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _EXPERT = "feed_forward.experts.{e}"
 
 
 def _read_defaults(config: ConfigReader, tree: SpecTree) -> None:
-    """Where nothing is said, no window, and another base of rotary positions than Mistral's."""
+    """Read the window and RoPE base, whose defaults are not Mistral's: no window, base 1e6."""
     read_window(config, tree, default=None)
     if "rope_theta" not in {*config.named, *config.get("rope_parameters", {})}:
         tree.set("decoder.layers.mixer.positions.base", 1e6)
@@ -52,7 +52,7 @@ MIXTRAL = replace(
             "block_sparse_moe.experts.{e}.w3": f"{_EXPERT}.up",
         }
     ),
-    # As `transformers` 5 has them in memory, and writes them with `save_original_format=False`.
+    # The names in memory in `transformers` 5, which `save_original_format=False` also writes.
     also_read=in_layers(
         "model.layers.{i}",
         "decoder",

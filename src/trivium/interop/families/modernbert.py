@@ -1,4 +1,4 @@
-"""ModernBERT (Warner et al. 2024): rotary positions, gates, windows between full layers."""
+"""ModernBERT (Warner et al. 2024): RoPE, gated FFNs, alternating full and sliding attention."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BASES = {FULL: 160_000.0, SLIDING: 10_000.0}
 
 
 def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
-    """One attention for each layer: everywhere, or `local_attention` positions around."""
+    """Give each layer full attention, or a window of `local_attention` // 2 tokens per side."""
     full = read_layer_rotary(config, FULL, "global_rope_theta", _BASES[FULL])
     sliding = read_layer_rotary(config, SLIDING, "local_rope_theta", _BASES[SLIDING])
     tree.set("encoder.layers.mixer.positions", full)
@@ -36,10 +36,10 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def read_layer_rotary(config: ConfigReader, kind: str, old: str, default: float) -> Rotary:
-    """Return the rotary positions of one kind of layer, which have no scaling.
+    """Return the RoPE of one layer type. RoPE scaling is refused.
 
-    `old` is the option for the base in releases of transformers before 5, `default` the base where
-    the file has neither.
+    `old` is the option for the base before transformers 5, `default` the base if the file has
+    neither.
     """
     kinds = config.get("rope_parameters", {})
     options = dict(kinds.get(kind) or {})
@@ -50,7 +50,7 @@ def read_layer_rotary(config: ConfigReader, kind: str, old: str, default: float)
 
 
 def rotary_of_kinds(spec: ModelSpec, bases: Mapping[str, float]) -> dict[str, Rotary]:
-    """Return the rotary positions of each kind of layer; `bases` are for kinds no layer has."""
+    """Return the RoPE of each layer type, with `bases` for the types that no layer has."""
     rotary = {kind: Rotary(base=base) for kind, base in bases.items()}
     for mixer in spec.stacks[0].attentions:
         if isinstance(mixer.positions, Rotary):  # others differ when the config is read back

@@ -1,4 +1,4 @@
-"""OLMo 2 (OLMo Team 2024): norms of what sublayers add, of all queries and of all keys."""
+"""OLMo 2 (OLMo Team 2024): norms after sublayers, and QK norm over all heads together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OLMO2 = replace(
         "decoder.layers.mixer.qk_norm_over": "all-heads",
         "decoder.layers.norm_placement": "post-sublayer",
     },
-    # Norms have the names of Gemma's; those before a sublayer are in no file.
+    # The norms have the same names as in Gemma; files contain no norms before sublayers.
     weights=GEMMA3.weights,
     hooks=(ROTARY,),
     tokenizer_class="",

@@ -12,9 +12,10 @@ from trivium.models.transformer import ModelSpec
 
 
 def _read_projection(config: ConfigReader, tree: SpecTree) -> None:
-    """Token vectors narrower than the model (350M).
+    """Read the width of token embeddings, which may be narrower than the model (OPT-350M).
 
-    Hugging Face narrows the hidden states before any head, this project before the vocabulary.
+    Hugging Face projects the hidden states to this width before any head, this project only before
+    the LM head.
     """
     width = config.get("word_embed_proj_dim", tree.get("d_model"))
     if width == tree.get("d_model"):
@@ -31,7 +32,7 @@ def _write_projection(spec: ModelSpec, config: dict[str, Any]) -> None:
 
 
 def _read_final_norm(config: ConfigReader, tree: SpecTree) -> None:
-    """A post-norm decoder has no last norm that could be removed."""
+    """Refuse a pre-norm decoder without its final norm; a post-norm decoder has no final norm."""
     if tree.get("decoder.layers.norm_placement") == "pre":
         config.expect("_remove_final_layer_norm", False)
     config.ignore("_remove_final_layer_norm")

@@ -1,4 +1,4 @@
-"""Qwen2 and 2.5 (Yang et al. 2024): LLaMA's tables, with biases of queries, keys and values."""
+"""Qwen2 and 2.5 (Yang et al. 2024): LLaMA's tables with biases in the QKV projections."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def read_layer_types(
 
     Args:
         config: the options; "layer_types" may be missing.
-        tree: the spec so far; its mixer lacks only the pattern.
-        window: the window of sliding layers, which counts the position itself in Hugging Face.
-        default: whether a layer, counted from 0, has a window where no types are named.
-        option: where the file has the window.
-        sliding: the other fields in which the mixer of sliding layers differs.
+        tree: the spec tree; its mixer is complete except for the layers' patterns.
+        window: the window size of sliding layers, including the query position itself.
+        default: whether a layer, counted from 0, has a window if "layer_types" is missing.
+        option: the name of the window option in the file, for error messages.
+        sliding: the other fields of the mixer that differ in sliding layers.
     """
     [stack] = tree.stacks
     kinds = config.layer_types(default, tree.get(f"{stack}.num_layers"))
@@ -42,7 +42,7 @@ def read_layer_types(
 
 
 def write_layer_types(spec: ModelSpec, config: dict[str, Any]) -> int | None:
-    """Set "layer_types". Returns the window of sliding layers, None where there are none."""
+    """Set "layer_types". Returns the window of sliding layers, or None if there are none."""
     patterns = [attention.pattern for attention in spec.stacks[0].attentions]
     windows = [each.window + 1 for each in patterns if isinstance(each, Sliding)]
     config["layer_types"] = [SLIDING if isinstance(p, Sliding) else FULL for p in patterns]

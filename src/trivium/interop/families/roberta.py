@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al. 2019): BERT without sentence pairs, its positions counted after padding's."""
+"""RoBERTa (Liu et al. 2019): BERT without sentence pairs; positions start after the padding id."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trivium.nn.positions.learned import Learned
 
 
 def _read_offset(config: ConfigReader, tree: SpecTree) -> None:
-    """The rows of the position table before that of the first position are padding's."""
+    """Read the position offset: position 0 is the row after `pad_token_id` in the table."""
     offset = config.require("pad_token_id", 1) + 1
     length = tree.get("embedding.positions.max_length")
     tree.set("embedding.positions.offset", offset)

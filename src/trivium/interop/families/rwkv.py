@@ -1,8 +1,8 @@
 """RWKV, version 4 (Peng et al. 2023).
 
-For inference `transformers` halves the residual stream after every `rescale_every` layers, so that
-it stays within the range of float16; norms undo that, but for their eps. Here nothing is halved,
-and what is written says so.
+For inference `transformers` halves the residual stream after every `rescale_every` layers to keep
+it within the range of float16. The norms cancel this factor, except for their eps. Here nothing is
+halved, and `rescale_every` is written as 0.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ RWKV = Family(
     stored=lambda spec: {
         f"time_mix_{name}": (1, 1, spec.d_model) for name in ("key", "value", "receptance")
     },
-    expected={"layer_norm_epsilon": 1e-5},  # the last norm has it, whatever the others have
+    expected={"layer_norm_epsilon": 1e-5},  # the final norm always has this eps
     ignored="context_length rescale_every",
     copies={"head.weight": "rwkv.embeddings.weight"},
     hooks=(Hook(write=_never_rescale),),

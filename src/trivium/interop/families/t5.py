@@ -1,4 +1,4 @@
-"""T5 and T5 1.1 (Raffel et al. 2019; Shazeer 2020 for the gates)."""
+"""T5 and T5 1.1 (Raffel et al. 2019; Shazeer 2020 for the gated feed-forward networks)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from trivium.interop.hf_config import ConfigReader
 from trivium.models.heads.vocabulary import LMHead
 from trivium.models.transformer import ModelSpec
 
-# feed_forward_proj -> activation, gated; the first match is written. "gelu" means the exact one
-# only where it is not gated.
+# feed_forward_proj -> activation, gated; the first match is written. "gelu" is the exact GELU only
+# in networks without gates.
 _PROJECTIONS = {
     "relu": ("relu", False),
     "gated-gelu": ("gelu_tanh", True),
@@ -59,10 +59,10 @@ def _write_projection(spec: ModelSpec, config: dict[str, Any]) -> None:
 
 
 def _read_lm_head(config: ConfigReader, tree: SpecTree) -> None:
-    """1.1 has a matrix of its own and no scale, which configs express in two ways.
+    """Read the LM head. T5 1.1 has an untied, unscaled head, which configs express in two ways.
 
-    Old ones: not tied, and so not scaled. New ones: always tied, not scaled, and a second matrix in
-    the file all the same.
+    Old configs are not tied, and therefore not scaled. New configs are always tied and set
+    `scale_decoder_outputs` to false, but the file still contains an `lm_head.weight`.
     """
     tied = config.require("tie_word_embeddings", True)
     scaled = config.require("scale_decoder_outputs", tied)
@@ -82,7 +82,7 @@ _ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 
 def _weights(spec: ModelSpec) -> Weights:
-    """The feed-forward network is layer 1 of an encoder's block, layer 2 of a decoder's."""
+    """Return the weights. The FFN is layer 1 of an encoder block and layer 2 of a decoder block."""
     gated = feed_forward_of(spec).gated
     up = {"wi_0": "gate", "wi_1": "up"} if gated else {"wi": "up"}
     attention = _sublayer("0", "SelfAttention", "mixer", _ATTENTION)

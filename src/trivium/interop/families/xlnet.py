@@ -1,7 +1,7 @@
 """XLNet (Yang et al. 2019): an encoder that predicts tokens in any order.
 
-`mem_len` is the memory of earlier rows. What says how it is used in training (`reuse_len`,
-`use_mems_train`) changes no logits, and is not read.
+`mem_len` is the length of the memory of earlier rows. The options for the use of the memory in
+training (`reuse_len`, `use_mems_train`) do not change the logits and are ignored.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _head_dim(config: ConfigReader) -> int:
 
 
 def _stored(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """The shapes of files, whose matrices have an axis of heads."""
+    """Return the shapes of tensors in files, where weight matrices have an axis for the heads."""
     attention, width = attention_of(spec), spec.d_model
     heads = attention.num_heads, attention.head_dim
     biases = dict.fromkeys(("r_w_bias", "r_r_bias", "r_s_bias"), heads)

@@ -1,4 +1,4 @@
-"""Kinds of positions: how a model knows where tokens are.
+"""Kinds of position encodings.
 
 Shape letters: B batch, T query positions, S key positions, D width, N heads, K key-value heads,
 H head_dim.
@@ -17,12 +17,12 @@ from trivium.nn.part import Part, PartModule
 
 
 class AbsolutePositions(Choice, Part):
-    """A vector of each position, added to that of the token."""
+    """Absolute position encoding: a vector per position, added to the token embedding."""
 
     fills_blanks: ClassVar[bool] = False
-    """Whether they tell a decoder which blank of a text its tokens fill."""
+    """Whether the positions tell a decoder which blank of a text its tokens fill."""
     max_length: Any
-    """Where they end, in tokens; None: nowhere."""
+    """The number of positions; None: unlimited."""
 
     def build(self, width: int) -> PartModule:
         """Return the module, which maps positions, int64 [B, T], to vectors [B, T, width]."""
@@ -30,31 +30,31 @@ class AbsolutePositions(Choice, Part):
 
 
 class Positions(Choice, Part):
-    """How attention knows where queries and keys are."""
+    """Position encoding inside attention, for queries and keys."""
 
     has_scores: ClassVar[bool] = False
-    """Whether something is added to the scores of attention."""
+    """Whether the position encoding adds a term to the attention scores."""
     divides: ClassVar[bool] = False
-    """Whether tensor parallelism can divide them by heads."""
+    """Whether tensor parallelism can divide the position encoding by heads."""
 
     num_token_types: ClassVar[int] = 0
-    """Types of tokens (sentence A and B) that they compare."""
+    """The number of token types (sentence A and B) that the position encoding compares."""
 
     @property
     def products(self) -> int:
-        """How many products of vectors a score is the sum of, with that of query and key."""
+        """The number of dot products summed in a score, including query times key."""
         return 1
 
     def refuses(self, head_dim: int) -> str:
-        """Why heads of this width cannot have them; empty where they can."""
+        """Return the reason why heads of this width cannot have the positions; "" if they can."""
         return ""
 
     def flops(self, attended: float, num_heads: int, head_dim: int) -> float:
-        """What they add to `Mixer.flops` of their attention."""
+        """Return the FLOPs that the positions add to `Mixer.flops` of the attention."""
         return 0.0
 
     def kept_numbers(self, length: int, num_heads: int, head_dim: int) -> int:
-        """What they add to `Mixer.kept_numbers` of their attention."""
+        """Return the numbers per token that the positions add to `Mixer.kept_numbers`."""
         return 0
 
     def build(self, attention: Any, d_model: int) -> PositionsModule:
@@ -63,17 +63,17 @@ class Positions(Choice, Part):
 
 
 class PositionsModule(PartModule):
-    """What attention asks of its positions; this one, for attention without any, answers nothing.
+    """Position encoding of an attention module; this base class is for attention without positions.
 
     Args:
-        attention: whose positions they are.
+        attention: the `Attention` spec that the positions belong to.
         width: D.
     """
 
     def __init__(self, attention: Any, width: int) -> None:
         super().__init__()
         self.attention = attention
-        self.heads = slice(None)  # those of this process, where tensor parallelism divides them
+        self.heads = slice(None)  # the heads of this process under tensor parallelism
 
     def new_table(self) -> nn.Module | None:
         """See `MixerModule.new_table`."""
@@ -84,7 +84,7 @@ class PositionsModule(PartModule):
         return None
 
     def turn(self, x: Tensor, prepared: Any) -> Tensor:
-        """Queries, or keys before they are kept: [B, N, T, H] -> [B, N, T, H]."""
+        """Apply RoPE to queries, or to keys before caching: [B, N, T, H] -> [B, N, T, H]."""
         return x
 
     def bias(self, prepared: Any) -> Bias | None:
@@ -92,21 +92,21 @@ class PositionsModule(PartModule):
         return None
 
     def prepare_layer(self, prepared: Any, query: nn.Linear, key: nn.Linear) -> Any:
-        """What `scores` gets: `prepared`, and what the layer's matrices make of it."""
+        """Return the last argument of `scores`: `prepared`, with projections by this layer."""
         return prepared
 
     def scores(self, query: Tensor, key: Tensor, prepared: Any) -> Tensor | None:
-        """Added to the scores of this layer, [1 or B, N, T, S].
+        """Return the term added to the scores of this layer, [1 or B, N, T, S], or None.
 
-        Shape: query [B, N, T, H], key [B, K, S, H], both turned.
+        Shape: query [B, N, T, H], key [B, K, S, H], both after `turn`.
         """
         return None
 
 
 def distances(context: Context, keys: Context) -> Tensor:
-    """Column of the key - column of the query: int64 [1 or B, T, S].
+    """Return the column of each key minus the column of each query: int64 [1 or B, T, S].
 
-    Columns, since padding before a text, or documents before it, do not change a distance.
+    Columns are used because padding or documents before a text do not change a distance.
     """
     return keys.columns[:, None, :] - context.columns[..., None]
 

@@ -1,4 +1,4 @@
-"""ALiBi: scores fall with distance, each head with its slope.
+"""ALiBi: attention scores decrease linearly with distance, with one slope per head.
 
 Shape letters: B batch, T query positions, S key positions, N heads.
 """
@@ -17,7 +17,7 @@ from trivium.nn.positions import Positions, PositionsModule, distances
 
 
 class ALiBi(Positions):
-    """Scores lowered in proportion to distance, each head with its slope (Press et al. 2022)."""
+    """ALiBi: a score penalty proportional to distance, one slope per head (Press et al. 2022)."""
 
     has_scores: ClassVar[bool] = True
     divides: ClassVar[bool] = True
@@ -29,7 +29,7 @@ class ALiBi(Positions):
 
 
 class LinearBias(PositionsModule):
-    """-slope * |distance| for each head (Press et al. 2022, section 3)."""
+    """ALiBi's bias: -slope * |distance| for each head (Press et al. 2022, section 3)."""
 
     def bias(self, prepared: None) -> Bias:
         """See `PositionsModule.bias`."""
@@ -43,10 +43,10 @@ class LinearBias(PositionsModule):
 
 
 def alibi_slopes(num_heads: int, device: torch.device | str = "cpu") -> Tensor:
-    """The slope of each head: float32 [N].
+    """Return the slope of each head: float32 [N].
 
-    2^(-8n/N) for n = 1..N; for an N that is no power of two, those of the power P below it, then
-    every second one of 2 P, as in the authors' code.
+    The slopes are 2^(-8n/N) for n = 1..N. If N is not a power of two, they are the slopes for the
+    next lower power P, followed by every second slope for 2 P, as in the authors' code.
     """
     power = 2 ** int(math.log2(num_heads))
     n = torch.arange(1, num_heads + 1, device=device, dtype=torch.float32)

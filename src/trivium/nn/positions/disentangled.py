@@ -1,7 +1,7 @@
-"""Disentangled attention: content to position, and position to content.
+"""Disentangled attention: content-to-position and position-to-content scores.
 
 Shape letters: B batch, T query positions, S key positions, D width, N heads, K key-value heads,
-H head_dim, P = 2 `span` distances.
+H head_dim, P = 2 * `span` relative positions.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from trivium.nn.positions import Positions, PositionsModule, distances
 
 
 class Disentangled(Positions):
-    """Vectors of distances that queries and keys are multiplied with (He et al. 2020, section 3.1).
+    """DeBERTa's disentangled relative position embeddings (He et al. 2020, section 3.1).
 
-    `terms` says which of content-to-position ("c2p") and position-to-content ("p2c") there are.
-    With `max_distance` far distances share buckets (He et al. 2021, as released); without it each
-    of the 2 `span` distances has its vector. `shared`: the matrices of content make keys and
-    queries of distances, too (DeBERTa v2 and v3); else they have their own. `norm` is on the table,
-    of which a stack has one.
+    `terms` lists the terms in use: content-to-position ("c2p"), position-to-content ("p2c"). With
+    `max_distance` far distances share buckets (He et al. 2021, as released); without it each of the
+    2 * `span` distances has its own vector. With `shared` the query and key projections of the
+    content also project the position embeddings (DeBERTa v2 and v3); otherwise the positions have
+    separate projections. `norm` is applied to the embedding table, which a stack's layers share.
     """
 
     has_scores: ClassVar[bool] = True
@@ -38,7 +38,7 @@ class Disentangled(Positions):
     norm: SerializeAsAny[Norm] | None = None
 
     def check(self) -> None:
-        """Raise SpecError for repeated or missing terms, and for a maximum distance too near."""
+        """Raise SpecError for repeated or missing terms, or if `max_distance` is too small."""
         if not self.terms or len(set(self.terms)) < len(self.terms):
             raise SpecError("terms are 'c2p', 'p2c' or both, each once.")
         far = self.max_distance
@@ -51,11 +51,11 @@ class Disentangled(Positions):
         return 1 + len(self.terms)
 
     def flops(self, attended: float, num_heads: int, head_dim: int) -> float:
-        """12 P N H for the P = 2 `span` distances of each term, forward and backward."""
+        """Return 6 P N H for each term, forward and backward, with P = 2 * `span`."""
         return 12.0 * len(self.terms) * self.span * num_heads * head_dim
 
     def kept_numbers(self, length: int, num_heads: int, head_dim: int) -> int:
-        """The scores of every term before and after distances are picked, and their sum."""
+        """Return the numel of each term's scores, before and after the gather, and of the sum."""
         return len(self.terms) * num_heads * (2 * self.span + length) + num_heads * length
 
     def build(self, attention: Any, d_model: int) -> DisentangledPositions:
@@ -64,7 +64,7 @@ class Disentangled(Positions):
 
 
 class DistanceTable(nn.Module):
-    """A vector of every distance: [P, D]."""
+    """The relative position embeddings: one vector per distance, [P, D]."""
 
     def __init__(self, positions: Disentangled, width: int) -> None:
         super().__init__()
@@ -72,15 +72,15 @@ class DistanceTable(nn.Module):
         self.norm = build_norm(positions.norm, width)
 
     def forward(self) -> Tensor:
-        """The table after its norm, [P, D]."""
+        """Return the normalized table, [P, D]."""
         return self.norm(self.weight)
 
 
 class DisentangledPositions(PositionsModule):
-    """(q_i . k^r_d + k_j . q^r_d) * scale, with d = delta(i, j), are added to the scores.
+    """Disentangled scores: (q_i . k^r_d + k_j . q^r_d) * scale, with d = delta(i, j).
 
-    Source: He et al. 2020, equation 4. There the second term has delta(j, i); the released code has
-    delta(i, j) in both, and so have we.
+    Source: He et al. 2020, equation 4. The equation has delta(j, i) in the second term; the
+    released code has delta(i, j) in both terms, and so does this module.
     """
 
     def __init__(self, attention: Any, width: int) -> None:
@@ -103,7 +103,7 @@ class DisentangledPositions(PositionsModule):
     def prepare(
         self, context: Context, keys: Context, table: nn.Module | None
     ) -> tuple[Tensor, Tensor]:
-        """Which distance each pair has, int64 [1 or B, 1, T, S], and the table [P, D]."""
+        """Return the table row of each pair, int64 [1 or B, 1, T, S], and the table [P, D]."""
         if table is None:
             raise SpecError(
                 "vectors of distances are in a table that the layers of a stack share: give "
@@ -114,7 +114,7 @@ class DisentangledPositions(PositionsModule):
     def prepare_layer(
         self, prepared: tuple[Tensor, Tensor], query: nn.Linear, key: nn.Linear
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The distances, and their keys and queries [N, P, H] in this layer."""
+        """Return the table rows, and the position keys and queries [N, P, H] of this layer."""
         rows, table = prepared
         return (
             rows,
@@ -138,15 +138,16 @@ class DisentangledPositions(PositionsModule):
         return total * self.scale
 
     def _heads(self, x: Tensor) -> Tensor:
-        """[P, heads * H] -> [N, P, H]; those of key-value heads are repeated."""
+        """Split the heads, [P, heads * H] -> [N, P, H], and repeat key-value heads."""
         split = x.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
         return split.repeat_interleave(self.attention.num_heads // len(split), dim=0)
 
 
 def distance_rows(distance: Tensor, part: Disentangled) -> Tensor:
-    """The row of each distance (query - key) in the table: int64 [...] -> int64 [...].
+    """Return the table row of each distance (query - key): int64 [...] -> int64 [...].
 
-    With buckets, distances up to span / 2 have their own, farther ones widen logarithmically.
+    With buckets, each distance up to span / 2 has its own row; buckets of larger distances widen
+    logarithmically.
     """
     if part.max_distance is not None:
         middle = part.span // 2

@@ -1,4 +1,4 @@
-"""Trained absolute positions.
+"""Learned absolute position embeddings.
 
 Shape letters: B batch, T positions, D width.
 """
@@ -17,13 +17,13 @@ from trivium.nn.positions import AbsolutePositions
 
 
 class Learned(AbsolutePositions):
-    """One trained vector for each absolute position, added to the token's (BERT, GPT-2).
+    """Learned absolute position embeddings, added to the token embeddings (BERT, GPT-2).
 
-    The table has `offset` rows before that of the first position (RoBERTa, BART and OPT, whose
-    first two rows once stood for padding). A token's position is the number of tokens before it
-    that are `counted`: all of them, those that the attention mask marks as real (OPT), or those
-    that are not the padding token, `offset` - 1 (RoBERTa). Tokens that are not counted read the row
-    before that of the first position.
+    The table has `offset` rows before the row of the first position (RoBERTa, BART and OPT, whose
+    first two rows once stood for padding). The position of a token is the number of `counted`
+    tokens before it. `counted` is "all", "attended" (tokens that the attention mask marks as real,
+    as in OPT) or "not-padding" (tokens other than the padding id, `offset` - 1, as in RoBERTa).
+    Tokens that are not counted read the row before the row of the first position.
     """
 
     kind: Literal["learned"] = "learned"
@@ -32,7 +32,7 @@ class Learned(AbsolutePositions):
     counted: Literal["all", "attended", "not-padding"] = "all"
 
     def check(self) -> None:
-        """Raise SpecError where padding has no row of the table."""
+        """Raise SpecError if padding needs a row of the table but `offset` is 0."""
         if self.counted != "all" and not self.offset:
             raise SpecError(f'counted="{self.counted}" needs an offset of at least 1.')
 
@@ -42,7 +42,7 @@ class Learned(AbsolutePositions):
 
 
 class LearnedPositions(PartModule):
-    """One trained vector for each position (Devlin et al. 2018)."""
+    """A table with one learned vector per position (Devlin et al. 2018)."""
 
     def __init__(self, positions: Learned, width: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class LearnedPositions(PartModule):
         self.weight = nn.Parameter(torch.empty(positions.max_length + positions.offset, width))
 
     def forward(self, position_ids: Tensor) -> Tensor:
-        """Int64 [B, T] -> [B, T, D]."""
+        """Look up position ids: int64 [B, T] -> [B, T, D]."""
         if self.offset:
             position_ids = position_ids + self.offset
         return nn.functional.embedding(position_ids, self.weight)

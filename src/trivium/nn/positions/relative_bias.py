@@ -1,4 +1,4 @@
-"""T5's bias: a trained number for each head and bucket of distances.
+"""T5's relative position bias: one learned number per head and distance bucket.
 
 Shape letters: B batch, T query positions, S key positions, N heads, R distances.
 """
@@ -21,10 +21,10 @@ from trivium.nn.positions import Positions, PositionsModule, distances
 
 
 class RelativeBias(Positions):
-    """A trained number for each head and bucket of distances, added to scores (T5, section 2.1).
+    """T5's bias on scores: a learned number per head and distance bucket (T5, section 2.1).
 
-    Near distances have a bucket each, farther ones share buckets that widen logarithmically up to
-    `max_distance`. One table a stack.
+    Small distances have one bucket each; larger distances share buckets that widen logarithmically
+    up to `max_distance`. All layers of a stack share one table.
     """
 
     has_scores: ClassVar[bool] = True
@@ -34,8 +34,8 @@ class RelativeBias(Positions):
     max_distance: Count = 128
 
     def check(self) -> None:
-        """Raise SpecError where the buckets do not reach the maximum distance."""
-        # Of a decoder half of the buckets are one distance wide.
+        """Raise SpecError if `max_distance` is not more than `num_buckets` / 2."""
+        # In a decoder half of the buckets are one distance wide.
         if self.max_distance <= self.num_buckets // 2:
             raise SpecError(f"max_distance={self.max_distance} must exceed num_buckets / 2.")
 
@@ -45,7 +45,7 @@ class RelativeBias(Positions):
 
 
 class BucketTable(nn.Module):
-    """The bias of every bucket and head: [buckets, N]."""
+    """A table with the bias of every bucket and head: [buckets, N]."""
 
     def __init__(self, positions: RelativeBias, num_heads: int) -> None:
         super().__init__()
@@ -53,16 +53,16 @@ class BucketTable(nn.Module):
         self.weight = nn.Parameter(torch.empty(positions.num_buckets, num_heads))
 
     def forward(self, buckets: Tensor) -> Tensor:
-        """Int64 [1 or B, T, S] -> [1 or B, N, T, S]."""
+        """Look up the bias of each bucket: int64 [1 or B, T, S] -> [1 or B, N, T, S]."""
         return F.embedding(buckets, self.weight).permute(0, 3, 1, 2)
 
 
 class RelativePositionBias(PositionsModule):
-    """A number for each head and bucket of key position - query position (Raffel et al. 2019).
+    """T5's bias per head and bucket of key position - query position (Raffel et al. 2019).
 
-    Half of the buckets are for later keys, unless causal; else these share bucket 0. Of the
-    buckets of a direction the first half are single distances; the others widen logarithmically
-    and the last takes all the rest.
+    Without causality half of the buckets are for later keys; with it all later keys share bucket 0.
+    In each direction the first half of the buckets hold one distance each. The other buckets widen
+    logarithmically, and the last bucket holds all larger distances.
     """
 
     def new_table(self) -> BucketTable:
@@ -71,7 +71,7 @@ class RelativePositionBias(PositionsModule):
         return BucketTable(self.attention.positions, self.attention.num_heads)
 
     def prepare(self, context: Context, keys: Context, table: nn.Module | None) -> Tensor:
-        """The bias of each distance up to the one beyond which all have the same, [R, N]."""
+        """Return the bias of each distance, [R, N], up to where the bias no longer changes."""
         positions = self.attention.positions
         assert isinstance(positions, RelativeBias)
         if table is None:
@@ -86,7 +86,7 @@ class RelativePositionBias(PositionsModule):
         return table(buckets)[0, :, 0].T
 
     def bias(self, prepared: Tensor) -> Bias:
-        """See `PositionsModule.bias`; farther keys have the bias of the farthest."""
+        """See `PositionsModule.bias`; keys beyond the last distance have the bias of the last."""
         farthest = len(prepared) // 2
 
         def of(queries: Context, keys: Context) -> Tensor:
@@ -97,7 +97,7 @@ class RelativePositionBias(PositionsModule):
 
 
 def relative_buckets(distance: Tensor, bias: RelativeBias, *, bidirectional: bool) -> Tensor:
-    """The bucket of each distance (key - query): int64 [...] -> int64 [...]."""
+    """Return the bucket of each distance (key - query): int64 [...] -> int64 [...]."""
     buckets, first = bias.num_buckets, torch.zeros_like(distance)
     if bidirectional:
         buckets //= 2

@@ -1,4 +1,4 @@
-"""Relative scores: a query meets the distance to a key.
+"""Transformer-XL's relative positions: scores from a query and its distance to a key.
 
 Shape letters: B batch, T query positions, S key positions, R distances, D width, N heads, K
 key-value heads, H head_dim.
@@ -20,9 +20,9 @@ from trivium.nn.positions.sinusoidal import sinusoids
 
 
 class RelativeScores(Positions):
-    """Scores of a query and the distance to a key (Dai et al. 2019, section 3.3).
+    """Transformer-XL's relative position encoding (Dai et al. 2019, section 3.3).
 
-    Distances have sinusoids of `base`, which each layer projects.
+    Distances are encoded as sinusoids with `base`, and each layer projects the sinusoids.
     """
 
     has_scores: ClassVar[bool] = True
@@ -30,11 +30,11 @@ class RelativeScores(Positions):
     base: Positive = 10_000.0
 
     def flops(self, attended: float, num_heads: int, head_dim: int) -> float:
-        """6 N H for every distance to a position."""
+        """Return 6 N H for the distance to each position attended to."""
         return 6.0 * attended * num_heads * head_dim
 
     def kept_numbers(self, length: int, num_heads: int, head_dim: int) -> int:
-        """Queries with a bias, and scores."""
+        """Return the numel of the queries plus bias, and of the scores."""
         return num_heads * (head_dim + length)
 
     def build(self, attention: Any, d_model: int) -> RelativePositionScores:
@@ -44,11 +44,11 @@ class RelativeScores(Positions):
 
 @dataclass(frozen=True)
 class RelativeDistances:
-    """What layers share in a pass.
+    """The distances of a forward pass, shared by all layers.
 
     Args:
-        vectors: sinusoids of every distance there may be, [R, D].
-        index: which of them is that from a query to a key, int64 [1 or B, 1, T, S].
+        vectors: sinusoids of every possible distance, [R, D].
+        index: row of `vectors` for each query and key, int64 [1 or B, 1, T, S].
     """
 
     vectors: Tensor
@@ -56,11 +56,11 @@ class RelativeDistances:
 
 
 class RelativePositionScores(PositionsModule):
-    """(q_i R_i-j + u k_j + v R_i-j) / sqrt(H), with R_i-j = W_R sinusoid(i - j).
+    """Relative scores (q_i R_i-j + u k_j + v R_i-j) / sqrt(H), with R_i-j = W_R sinusoid(i - j).
 
-    They are terms (b), (c) and (d) of Dai et al. 2019, section 3.3; term (a) is attention's own.
-    Every layer has a u and a v of its own, as in their large model and in XLNet; they start at 0.
-    Sinusoids have all sines first, as in the released code.
+    The three summands are terms (b), (c) and (d) of Dai et al. 2019, section 3.3; term (a) is the
+    content score of attention. Every layer has its own u and v, as in the paper's large model and
+    in XLNet; u and v start at 0. Sinusoids have all sines first, as in the released code.
     """
 
     parallel: ClassVar[Mapping[str, str]] = {
@@ -82,13 +82,13 @@ class RelativePositionScores(PositionsModule):
     def prepare(
         self, context: Context, keys: Context, table: nn.Module | None
     ) -> RelativeDistances:
-        """The distances of a pass; later keys are counted where they may be seen."""
+        """Return the distances of a pass; later keys are included only if they may be visible."""
         distance = -distances(context, keys)
         farthest = distance.shape[2] - 1
         later = not context.causal or context.prefix is not None
         nearest = -farthest if later else 0
         there = torch.arange(nearest, farthest + 1, device=distance.device)
-        # What is out of these bounds is padding, or not kept any more: nobody sees it.
+        # Keys outside these bounds are padding or no longer cached: no query attends to them.
         index = distance.clamp(nearest, farthest) - nearest
         vectors = sinusoids(there, self.base, self.width, in_halves=True)
         return RelativeDistances(vectors, index[:, None])
@@ -102,7 +102,7 @@ class RelativePositionScores(PositionsModule):
             for weight in (self.distance, self.content_bias, self.distance_bias)
         )
         query = query + v[:, None]
-        if len(query) * query.shape[2] < head_dim:  # fewer products: W_R^T q once for all distances
+        if len(query) * query.shape[2] < head_dim:  # cheaper: W_R^T q once for all distances
             by_distance = query @ matrix @ vectors.T
         else:
             by_distance = query @ (matrix @ vectors.T)  # [B, N, T, R]

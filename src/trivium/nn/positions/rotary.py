@@ -1,6 +1,6 @@
-"""Rotary positions: queries and keys are turned by an angle that grows with position.
+"""RoPE: queries and keys are rotated by an angle proportional to the position.
 
-Shape letters: B batch, T positions, N heads, H head_dim, R turned dimensions of it.
+Shape letters: B batch, T positions, N heads, H head_dim, R rotary dimensions of a head.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from trivium.nn.positions.sinusoidal import frequencies
 
 
 class RotaryScaling(Choice, Part):
-    """How the frequencies of rotary positions change, mostly for texts longer than in training."""
+    """A scaling of RoPE frequencies, mostly for texts longer than in training."""
 
     needs_length: ClassVar[bool] = False
     """Whether the frequencies depend on the length of the text."""
 
     @property
     def score_factor(self) -> float:
-        """The factor of the scores of latent attention, in which only a part of a head turns."""
+        """The factor on the scores of latent attention, where RoPE applies to part of a head."""
         return 1.0
 
     def refuses(self, turned: int) -> str:
-        """Why heads of which `turned` dimensions are turned cannot have it; empty: they can."""
+        """Return the reason why `turned` rotary dimensions cannot be scaled; "" if they can."""
         return ""
 
     def scaled(self, base: float, turned: int, length: Tensor | None) -> tuple[Tensor, float]:
         """Return the frequencies and the attention factor.
 
         A frequency is the angle per position, float32 [R / 2], or [..., R / 2] for lengths
-        [..., 1]. Turned queries and turned keys are multiplied by the attention factor.
+        [..., 1]. Rotated queries and keys are multiplied by the attention factor.
 
         Args:
             base: the base of the frequencies without scaling.
@@ -49,7 +49,7 @@ class RotaryScaling(Choice, Part):
 
 
 class LinearScaling(RotaryScaling):
-    """Every rotary angle divided by `factor` (Chen et al. 2023, position interpolation)."""
+    """Position interpolation: all RoPE angles are divided by `factor` (Chen et al. 2023)."""
 
     kind: Literal["linear"] = "linear"
     factor: Positive
@@ -60,10 +60,11 @@ class LinearScaling(RotaryScaling):
 
 
 class Llama3Scaling(RotaryScaling):
-    """Slow rotary frequencies divided by `factor`, fast ones kept, those between blended.
+    """Llama 3.1's scaling: low frequencies are divided by `factor`, high frequencies are kept.
 
-    Slow: a wavelength above original_max_length / low_frequency_factor; fast: one below
-    original_max_length / high_frequency_factor (Llama 3.1, Grattafiori et al. 2024).
+    A low frequency has a wavelength above original_max_length / low_frequency_factor, a high
+    frequency one below original_max_length / high_frequency_factor. Frequencies in between are
+    interpolated. Source: Grattafiori et al. 2024.
     """
 
     kind: Literal["llama3"] = "llama3"
@@ -76,17 +77,17 @@ class Llama3Scaling(RotaryScaling):
         """See `RotaryScaling.scaled`."""
         low, high = self.low_frequency_factor, self.high_frequency_factor
         frequency = frequencies(base, turned)
-        turns = self.original_max_length * frequency / (2 * math.pi)  # over that context
+        turns = self.original_max_length * frequency / (2 * math.pi)  # in the original length
         kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
         return kept * frequency + (1.0 - kept) * frequency / self.factor, 1.0
 
 
 class DynamicScaling(RotaryScaling):
-    """NTK-aware scaling: for a text of length L > `original_max_length` the base grows.
+    """Dynamic NTK scaling: for a text of length L > `original_max_length` the base grows.
 
     The base is multiplied by (1 + factor * (L / original_max_length - 1))^(R / (R - 2)). The
-    slowest frequency is divided by the number in parentheses, and the fastest is kept. Source:
-    bloc97 and emozilla 2023, as in `transformers`.
+    lowest frequency is divided by 1 + factor * (L / original_max_length - 1), and the highest is
+    kept. Source: bloc97 and emozilla 2023, as in `transformers`.
     """
 
     needs_length: ClassVar[bool] = True
@@ -99,19 +100,20 @@ class DynamicScaling(RotaryScaling):
         assert length is not None
         excess = (length / self.original_max_length - 1.0).clamp(min=0.0)
         pair = torch.arange(turned // 2, device=length.device)
-        # The power of the base that pair i of M has is -i / M, and R / (R - 2) is M / (M - 1).
+        # Pair i of M has frequency base^(-i / M), and R / (R - 2) is M / (M - 1).
         slowing = (1.0 + self.factor * excess) ** -(pair / max(turned // 2 - 1, 1))
         return frequencies(base, turned).to(length.device) * slowing, 1.0
 
 
 class YarnScaling(RotaryScaling):
-    """YaRN: pairs that turn seldom in `original_max_length` are slowed, fast ones are kept.
+    """YaRN: low frequencies are divided by `factor`, high frequencies are kept.
 
-    A frequency is divided by `factor` where its pair turns fewer than `beta_slow` times, kept where
-    it turns more than `beta_fast` times, and blended between, linearly in the number of the pair
-    (both ends rounded outwards with `truncate`). `attention_factor` is 0.1 log(factor) + 1 unless
-    set; with `mscale` and `mscale_all_dim` it is the ratio of 0.1 m log(factor) + 1 for both
-    (DeepSeek-V2).
+    A frequency is divided by `factor` if its pair rotates fewer than `beta_slow` times within
+    `original_max_length`, and kept if the pair rotates more than `beta_fast` times. Frequencies
+    in between are interpolated linearly in the pair index (with `truncate`, both ends are rounded
+    outwards).
+    `attention_factor` is 0.1 log(factor) + 1 unless set; with `mscale` and `mscale_all_dim` it is
+    the ratio of 0.1 m log(factor) + 1 for the two values (DeepSeek-V2).
 
     Source: Peng et al. 2023, section 3.
     """
@@ -128,13 +130,13 @@ class YarnScaling(RotaryScaling):
 
     @property
     def score_factor(self) -> float:
-        """(0.1 mscale_all_dim log(factor) + 1)^2 (DeepSeek-V2)."""
+        """The factor (0.1 mscale_all_dim log(factor) + 1)^2 (DeepSeek-V2)."""
         growth = 0.1 * (self.mscale_all_dim or 0.0) * math.log(max(self.factor, 1.0))
         return (growth + 1.0) ** 2
 
     def scaled(self, base: float, turned: int, length: Tensor | None) -> tuple[Tensor, float]:
         """See `RotaryScaling.scaled`."""
-        first, last = (  # the pairs, counted from 0, that turn so many times
+        first, last = (  # the pair indices with `beta_fast` and `beta_slow` rotations
             turned * math.log(self.original_max_length / (2 * math.pi * turns), base) / 2
             for turns in (self.beta_fast, self.beta_slow)
         )
@@ -152,9 +154,9 @@ class YarnScaling(RotaryScaling):
 
 
 class LongRopeScaling(RotaryScaling):
-    """LongRoPE: every frequency divided by a number of its own, which a search has found.
+    """LongRoPE: every frequency is divided by its own factor, which was found by a search.
 
-    The number of pair i is long_factor[i] for a text longer than `original_max_length`, else
+    Pair i has the factor long_factor[i] for a text longer than `original_max_length`, otherwise
     short_factor[i]. `attention_factor` is sqrt(1 + log(factor) / log(original_max_length)) unless
     set.
 
@@ -187,11 +189,12 @@ class LongRopeScaling(RotaryScaling):
 
 
 class Rotary(Positions):
-    """Queries and keys are turned by an angle that grows with position (Su et al. 2021).
+    """RoPE: queries and keys are rotated by position-dependent angles (Su et al. 2021).
 
-    Layout "halves" turns dimension i of the first half of a head with that of the second, as the
-    LLaMA weights for `transformers` want it; "interleaved" turns neighbours, as in the paper.
-    Of every head the first `share` of its dimensions is turned, rounded down (GPT-NeoX: a quarter).
+    Layout "halves" pairs dimension i of the first half of the rotary dimensions with dimension i of
+    the second half, as the LLaMA weights for `transformers` require; "interleaved" pairs
+    neighbours, as in the paper. `share` is the fraction of head dimensions that are rotated,
+    rounded down to the first int(share * head_dim) dimensions (GPT-NeoX: a quarter).
     """
 
     divides: ClassVar[bool] = True
@@ -202,7 +205,7 @@ class Rotary(Positions):
     share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
 
     def turned(self, head_dim: int) -> int:
-        """How many dimensions of a head are turned."""
+        """Return the number of rotary dimensions of a head."""
         return int(head_dim * self.share)
 
     def refuses(self, head_dim: int) -> str:
@@ -219,12 +222,12 @@ class Rotary(Positions):
 
 
 class RotaryPositions(PositionsModule):
-    """Pair i of the R turned dimensions of a head is turned by p * base^(-2i/R).
+    """RoPE: at position p, pair i of the R rotary dimensions is rotated by p * base^(-2i/R).
 
-    Source: Su et al. 2021, equation 34, where R = H. With a `share` only the first R dimensions are
-    turned (Black et al. 2022, section 2.1). In layout "halves" a pair is dimension i of the first
-    half and of the second, as in the LLaMA weights for `transformers`; "interleaved", as in the
-    paper, it is two neighbours.
+    Source: Su et al. 2021, equation 34, where R = H. With a `share` below 1 only the first R
+    dimensions are rotated (Black et al. 2022, section 2.1). In layout "halves" a pair is dimension
+    i of the first half and of the second half, as in the LLaMA weights for `transformers`; in
+    layout "interleaved", the paper's, a pair is two neighbours.
     """
 
     def __init__(self, attention: Any, width: int) -> None:
@@ -237,7 +240,7 @@ class RotaryPositions(PositionsModule):
     def prepare(
         self, context: Context, keys: Context, table: nn.Module | None
     ) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [1 or B, 1, T, R]; the sign of the swapped dimension is in the sine."""
+        """Return cosines and signed sines, [1 or B, 1, T, R]; half of the sines are negated."""
         rotary, position = self.rotary, context.positions
         length = _lengths(context)[..., None].float() if self.scaling.needs_length else None
         frequency, factor = self.scaling.scaled(rotary.base, self.turned, length)
@@ -251,14 +254,14 @@ class RotaryPositions(PositionsModule):
         return torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
 
     def turn(self, x: Tensor, prepared: tuple[Tensor, Tensor]) -> Tensor:
-        """Turn queries or keys: [B, N, T, H] -> [B, N, T, H]."""
+        """Apply RoPE to queries or keys: [B, N, T, H] -> [B, N, T, H]."""
         if self.turned < x.shape[-1]:
             first, rest = x[..., : self.turned], x[..., self.turned :]
             return torch.cat((self._turn(first, prepared), rest), -1)
         return self._turn(x, prepared)
 
     def _turn(self, x: Tensor, prepared: tuple[Tensor, Tensor]) -> Tensor:
-        # Angles need float32; once they are sines, the precision of what they turn is enough.
+        # Angles need float32; for sines and cosines the precision of x is enough.
         cosine, sine = (part[:, :, : x.shape[2]].to(x.dtype) for part in prepared)
         if self.rotary.layout == "interleaved":
             swapped = x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
@@ -268,10 +271,10 @@ class RotaryPositions(PositionsModule):
 
 
 def _lengths(context: Context) -> Tensor:
-    """The length of the text that a token is in: int64 [1 or B, 1 or T].
+    """Return the length of the text that each token is in: int64 [1 or B, 1 or T].
 
-    In a cache it is that of the pass that began the text, for all later tokens of its slot, since
-    the keys that the slot keeps were turned by its frequencies.
+    With a cache, all tokens of a slot get the length of the prefill, because the cached keys were
+    rotated with the frequencies for that length.
     """
     if context.span is not None and context.span.prefill is not None:
         return context.span.prefill[:, None]

@@ -1,4 +1,4 @@
-"""Absolute positions as sines and cosines.
+"""Sinusoidal absolute position encoding.
 
 Shape letters: B batch, T positions, D width.
 """
@@ -15,10 +15,10 @@ from trivium.nn.positions import AbsolutePositions
 
 
 class Sinusoidal(AbsolutePositions):
-    """Sines and cosines of the absolute position, added (Vaswani et al. 2017, section 3.5).
+    """Sinusoidal position encoding, added to embeddings (Vaswani et al. 2017, section 3.5).
 
     Layout "interleaved" is the paper's (sine, cosine, sine, ...); "halves" has all sines first
-    (Marian). `max_length` is where a family ends them.
+    (Marian). `max_length` is the maximum length that a model family sets, if any.
     """
 
     kind: Literal["sinusoidal"] = "sinusoidal"
@@ -32,9 +32,9 @@ class Sinusoidal(AbsolutePositions):
 
 
 class SinusoidalPositions(PartModule):
-    """PE(p, 2i) = sin(p / base^(2i/D)), PE(p, 2i+1) = cos of the same.
+    """Sinusoids PE(p, 2i) = sin(p / base^(2i/D)) and PE(p, 2i+1) = cos(p / base^(2i/D)).
 
-    Source: Vaswani et al. 2017, section 3.5. In halves, all sines come before all cosines.
+    Source: Vaswani et al. 2017, section 3.5. In layout "halves" all sines precede all cosines.
     """
 
     def __init__(self, positions: Sinusoidal, width: int) -> None:
@@ -43,12 +43,12 @@ class SinusoidalPositions(PartModule):
         self.in_halves = positions.layout == "halves"
 
     def forward(self, position_ids: Tensor) -> Tensor:
-        """Int64 [B, T] -> float32 [B, T, D]."""
+        """Encode position ids: int64 [B, T] -> float32 [B, T, D]."""
         return sinusoids(position_ids, self.base, self.width, in_halves=self.in_halves)
 
 
 def sinusoids(position_ids: Tensor, base: float, width: int, *, in_halves: bool = False) -> Tensor:
-    """sin(p w_0), cos(p w_0), sin(p w_1), ...: int64 [...] -> float32 [..., D]."""
+    """Return sin(p w_0), cos(p w_0), sin(p w_1), ...: int64 [...] -> float32 [..., D]."""
     angle = position_ids[..., None].float() * frequencies(base, width).to(position_ids.device)
     if in_halves:
         return torch.cat((angle.sin(), angle.cos()), dim=-1)[..., :width]
@@ -56,5 +56,5 @@ def sinusoids(position_ids: Tensor, base: float, width: int, *, in_halves: bool 
 
 
 def frequencies(base: float, width: int) -> Tensor:
-    """base^(-2i / D) for every pair i of dimensions: float32 [ceil(D / 2)]."""
+    """Return base^(-2i / D) for every pair i of dimensions: float32 [ceil(D / 2)]."""
     return base ** -(torch.arange(0, width, 2, dtype=torch.float32) / width)

@@ -1,4 +1,4 @@
-"""Trained positions of two numbers.
+"""Learned two-dimensional positions: in the text and in a span.
 
 Shape letters: B batch, T positions, D width.
 """
@@ -15,10 +15,10 @@ from trivium.nn.positions import AbsolutePositions
 
 
 class TwoDimensional(AbsolutePositions):
-    """Two trained vectors, of a place in the text and of one in a span (Du et al. 2022, GLM).
+    """GLM's two learned position embeddings: in the text and within a span (Du et al. 2022).
 
-    Tokens that are given have their place in the text, and 0. Tokens that are generated for a blank
-    have the place of the blank, and 1, 2, 3, ...
+    Given tokens have their position in the text, and span position 0. Tokens that are generated for
+    a blank have the text position of the blank, and span positions 1, 2, 3, ...
     """
 
     fills_blanks: ClassVar[bool] = True
@@ -31,7 +31,7 @@ class TwoDimensional(AbsolutePositions):
 
 
 class TwoDimensionalPositions(PartModule):
-    """The vector of a place in the text, plus that of a place in a span.
+    """The sum of the embeddings of the position in the text and the position in a span.
 
     Source: Du et al. 2022, section 2.1.2 (2D positional encoding).
     """
@@ -39,11 +39,14 @@ class TwoDimensionalPositions(PartModule):
     def __init__(self, positions: TwoDimensional, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(positions.max_length, width))
-        # A span is as long as a text at most; 0 is for tokens outside of spans.
+        # A span is at most as long as a text; 0 is for tokens outside of spans.
         self.in_span = nn.Parameter(torch.empty(positions.max_length + 1, width))
 
     def forward(self, position_ids: Tensor) -> Tensor:
-        """Int64 [B, T, 2], or [B, T] of a text that is generated as one span -> [B, T, D]."""
+        """Embed positions: int64 [B, T, 2] -> [B, T, D].
+
+        Positions [B, T] belong to a text that is generated as one span.
+        """
         if position_ids.ndim == 2:
             position_ids = torch.stack((torch.zeros_like(position_ids), position_ids + 1), -1)
         in_text, in_span = position_ids.unbind(-1)

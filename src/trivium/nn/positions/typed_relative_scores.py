@@ -1,4 +1,4 @@
-"""Relative scores, with a term for tokens of the same type: XLNet's.
+"""XLNet's relative positions: Transformer-XL's, with a term for token types.
 
 Shape letters: B batch, T query positions, S key positions, N heads, H head_dim.
 """
@@ -22,10 +22,10 @@ from trivium.nn.positions.relative_scores import (
 
 
 class TypedRelativeScores(RelativeScores):
-    """Relative scores, and whether two tokens have the same type (Yang et al. 2019, section 2.5).
+    """XLNet's relative positions and segment encodings (Yang et al. 2019, section 2.5).
 
-    Types are compared, never embedded: sentences A and B, and a third for the token that stands
-    for the text.
+    Token types are compared, never embedded. The three types are sentence A, sentence B and the
+    token that stands for the text.
     """
 
     num_token_types: ClassVar[int] = 3
@@ -38,16 +38,16 @@ class TypedRelativeScores(RelativeScores):
 
 @dataclass(frozen=True)
 class TypedDistances(RelativeDistances):
-    """Distances, and which keys have another type than a query: bool [B, 1, T, S]."""
+    """Distances, and whether query and key differ in type: bool [B, 1, T, S]."""
 
     differ: Tensor | None = None
 
 
 class TypedRelativePositionScores(RelativePositionScores):
-    """What Transformer-XL adds, and (q_i + b)^T s / sqrt(H), s of two vectors.
+    """Transformer-XL's relative scores plus (q_i + b)^T s / sqrt(H), where s is one of two vectors.
 
-    s is the first vector where both tokens have the same type, the second where they differ.
-    Without types all are of one, which changes no attention.
+    s is the first vector if both tokens have the same type, and the second if the types differ.
+    Without types all tokens count as one type, which leaves the attention weights unchanged.
     Source: Yang et al. 2019, section 2.5 (relative segment encodings).
     """
 
@@ -63,7 +63,7 @@ class TypedRelativePositionScores(RelativePositionScores):
         self.types = nn.Parameter(torch.empty(2, heads))  # s
 
     def prepare(self, context: Context, keys: Context, table: nn.Module | None) -> TypedDistances:
-        """The distances of a pass, and which types differ."""
+        """Return the distances of a pass, and which pairs of tokens differ in type."""
         ready, differ = super().prepare(context, keys, table), None
         if context.types is not None:
             if keys.types is None:
