@@ -1,1 +1,1 @@
-"""From a model to its outputs: generation, scoring, masked tokens, labels, spans and vectors."""
+"""Inference: generation, scoring, masked tokens, classification, answer spans and embeddings."""

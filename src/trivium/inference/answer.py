@@ -20,16 +20,17 @@ from trivium.text import Tokenizer
 from trivium.text.inputs import Frame, TextInput, encode_plain
 
 _CANDIDATES = 20  # Spans kept per window.
-_LONGEST = 30  # Tokens of an answer.
+_LONGEST = 30  # Maximum number of tokens in an answer.
 
 Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerSpan:
-    """An answer: its text, its characters in the context, and its probability.
+    """An answer: its text, its character offsets in the context, and its probability.
 
-    No answer is an empty text at 0. Probabilities are a softmax over candidates and no answer.
+    "No answer" is an empty text with offsets 0. Probabilities are a softmax over the candidate
+    spans and "no answer".
     """
 
     text: str
@@ -40,10 +41,11 @@ class AnswerSpan:
 
 @dataclass(frozen=True, slots=True)
 class ContextWindow:
-    """A question with a window of its context, as a model reads it.
+    """A question with a window of its context, as a model input.
 
-    `context_start` is the first token of the context; `offsets` of the input are characters of the
-    whole context. `question_cut` counts the tokens of the question that are cut.
+    `question` is the index of the question, and `context_start` the index of the first context
+    token in `input`. The offsets of context tokens are character offsets in the whole context.
+    `question_cut` is the number of question tokens lost to truncation.
     """
 
     question: int
@@ -52,9 +54,10 @@ class ContextWindow:
     question_cut: int = 0
 
     def type_ids(self, spec: Spec) -> list[int]:
-        """Those of the input; of a model with one type alone 0 up to the question's end, then 1.
+        """Return the token type ids; without two token types: 0 up to the question's end, then 1.
 
-        Such a model may know by them which tokens are global (`Spec.reads_token_types`).
+        A model without two token types may use these ids to select global tokens
+        (`Spec.reads_token_types`).
         """
         if spec.num_token_types > 1:
             return self.input.type_ids
@@ -70,10 +73,10 @@ def context_windows(
     max_length: int | None,
     stride: int = 128,
 ) -> list[ContextWindow]:
-    """Pairs (question, context) as overlapping windows of at most `max_length` tokens.
+    """Split pairs (question, context) into overlapping windows of at most `max_length` tokens.
 
-    Windows overlap by `stride` tokens of context, at most half a window. Questions longer than a
-    quarter of `max_length` are cut.
+    Windows overlap by `stride` context tokens, but by at most half of a window's context tokens.
+    Questions longer than a quarter of `max_length` are truncated.
     """
     frame = Frame(tokenizer)
     question_tokens = encode_plain(tokenizer, [question for question, _ in questions])
@@ -109,19 +112,19 @@ def find_answers(
     top_k: int = 1,
     no_answer_threshold: float | None = None,
 ) -> list[list[AnswerSpan]]:
-    """The best answers to every question, best first.
+    """Return the best answers to every question, best first.
 
-    A span scores the sum of the logits of its ends; no answer scores those of position 0, the
-    least over all windows.
+    The score of a span is the sum of its start logit and its end logit. The score of "no answer" is
+    this sum at position 0, the minimum over all windows.
 
     Args:
         lm: a model with a span head.
         questions: pairs of question and context.
-        max_length: tokens of a window; None: any number.
-        stride: tokens of context by which windows overlap.
-        top_k: answers per question.
-        no_answer_threshold: no answer comes first where its score exceeds that of the best answer
-            by more (SQuAD 2.0); None: never.
+        max_length: the maximum number of tokens in a window; None: any number.
+        stride: the number of context tokens by which windows overlap.
+        top_k: the maximum number of answers per question.
+        no_answer_threshold: "no answer" comes first if its score exceeds the score of the best span
+            by more than this threshold (SQuAD 2.0); None: only if there is no span.
     """
     tokenizer = lm.source_tokenizer
     windows = context_windows(tokenizer, questions, max_length=max_length, stride=stride)
@@ -163,9 +166,10 @@ def find_answers(
 def _best_spans(
     window: ContextWindow, context: str, starts: np.ndarray, ends: np.ndarray, count: int
 ) -> dict[Span, float]:
-    """The best spans of a window in characters, without spaces around them.
+    """Return the best spans of a window, as character offsets without outer spaces -> score.
 
-    Considered are all pairs of a start and an end, float32 [T] each, at most _LONGEST tokens long.
+    The candidates are all spans of at most _LONGEST tokens. `starts` and `ends` are the start and
+    end logits, float32 [T] each.
     """
     first = window.context_start
     size = sum(text == 1 for text in window.input.texts)
@@ -187,7 +191,7 @@ def _best_spans(
 
 
 def _trimmed(context: str, start: int, end: int) -> Span:
-    """A span without the spaces around it, which some tokens include."""
+    """Return a span without the whitespace around it, which some tokens include."""
     text = context[start:end]
     start += len(text) - len(text.lstrip())
     return start, start + len(text.strip())

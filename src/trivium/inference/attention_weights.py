@@ -20,14 +20,14 @@ from trivium.nn.mixers.attention import AttentionModule, CrossAttention
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """Probabilities [B, N, T, S] of every layer, from the first on; each row of S sums to 1.
+    """Attention weights [B, N, T, S] of every layer, first layer first; rows over S sum to 1.
 
-    Rows of queries that may attend to nothing are 0.
+    The row of a query that may not attend to any key is 0.
 
     Args:
-        encoder: self-attention of the encoder; empty where there is none.
-        decoder: self-attention of the decoder.
-        cross: attention of the decoder to the encoder's output.
+        encoder: the encoder's self-attention; empty if there is none.
+        decoder: the decoder's self-attention; empty if there is none.
+        cross: the decoder's cross-attention to the encoder's output.
     """
 
     encoder: tuple[Tensor, ...] = ()
@@ -37,15 +37,18 @@ class AttentionWeights:
 
 @torch.inference_mode()
 def attention_weights(model: LanguageModule, input_ids: Tensor, **inputs: Any) -> AttentionWeights:
-    """softmax(Q K^T * scale + bias + mask) of every attention in one forward pass, in float32.
+    """Compute softmax(Q K^T * scale + bias + mask) of all attention layers in one forward pass.
 
     Args:
-        model: a Transformer; in training mode, too, nothing is dropped.
+        model: a Transformer, or a model whose spec `aligns`; dropout is off even in training mode.
         input_ids: int64 [B, T].
         **inputs: further arguments of `Transformer.read`.
 
+    Returns:
+        The weights in float32.
+
     Raises:
-        SpecError: a model without attention, or input that it cannot take.
+        SpecError: a model with a layer that is not attention, or input that does not fit the model.
 
     Source: Vaswani et al. 2017, section 3.2.1.
     """
@@ -59,7 +62,7 @@ def attention_weights(model: LanguageModule, input_ids: Tensor, **inputs: Any) -
     weights: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
 
     def record(stack: str, module: AttentionModule, inputs: tuple[Any, ...]) -> None:
-        """Layers that share their weights run, and are recorded, once each."""
+        """Append the weights of a layer. Layers that share parameters are recorded separately."""
         kind = "cross" if isinstance(module, CrossAttention) else stack
         weights[kind].append(module.probabilities(*inputs))
 
@@ -69,8 +72,8 @@ def attention_weights(model: LanguageModule, input_ids: Tensor, **inputs: Any) -
             if isinstance(module, AttentionModule):
                 hook = partial(record, name.partition(".")[0])
                 ended.callback(module.register_forward_pre_hook(hook).remove)
-        # Without hooks of the model (a server's decodes other requests before a pass), and without
-        # a mask decoder.
+        # These calls run neither hooks of the model (a server's hook decodes other requests before
+        # a forward pass) nor an enhanced mask decoder.
         model.eval()
         (model.encode if model.decoder is None else model.forward)(input_ids, **inputs)
     return AttentionWeights(**{kind: tuple(layers) for kind, layers in weights.items()})

@@ -38,10 +38,11 @@ class Beam(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A finished text: its new ids without the one that ended it, and its score.
+    """A finished text: its new ids without the stop id, and its score.
 
-    The score is the sum of log p of the new tokens divided by length**length_penalty; the token
-    that ends the text counts. `finish_reason` is "length" where the limit ended the text.
+    The score is the sum of the new tokens' log-probabilities divided by length**length_penalty.
+    Both the sum and the length include any stop id. `finish_reason` is "length" if the token limit
+    ended the text.
     """
 
     ids: tuple[int, ...]
@@ -63,21 +64,23 @@ def beam_search(
     progress: Callable[[int, int], None] | None = None,
     watch: Watch | None = None,
 ) -> list[list[Hypothesis]]:
-    """The best continuations of every prompt, or outputs for every source, best first.
+    """Return the best continuations of every prompt, or outputs for every source, best first.
 
     A text ends at a stop id, after `max_new_tokens`, or at the model's context length. As with
-    `Engine` it depends on the prompts beside it by rounding only.
+    `Engine`, the other prompts of a batch affect a text only through rounding.
 
     Args:
         lm: a model with a decoder.
-        prompts: ids a decoder continues, or sources an encoder reads; at least one id each.
-        params: options of the search.
-        max_new_tokens: tokens to generate at most, for all prompts or for each.
-        rules: stop ids, decoder start and so on; None: those of the model.
-        batch_tokens: tokens of one batch: padded prompts and new tokens, for every beam.
-        progress: called after every batch with the prompts done and their number.
-        watch: called after every new token of every prompt with its unfinished texts and the
-            finished ones; again from the first token on where a text is longer than usual.
+        prompts: the ids that a decoder continues or an encoder reads; at least one id each.
+        params: the options of beam search.
+        max_new_tokens: the maximum number of new tokens, for all prompts or for each prompt.
+        rules: stop ids, decoder start and so on; None: the model's rules.
+        batch_tokens: the maximum number of tokens in a batch: padded prompts and new tokens, for
+            every beam.
+        progress: called after every batch with the number of finished prompts and of all prompts.
+        watch: called after every new token of every prompt with the prompt's unfinished texts and
+            finished texts. If a text is longer than usual, its prompt is searched again, and the
+            calls restart at the first token.
 
     Returns:
         At most `params.num_return` hypotheses per prompt.
@@ -85,7 +88,7 @@ def beam_search(
     Raises:
         SpecError: a prompt that is empty or longer than the model's context length, or a biased id
             that does not exist.
-        TriviumError: max_new_tokens below 1, or more beams than the vocabulary has ids.
+        TriviumError: max_new_tokens below 1, or more beams than ids in the vocabulary.
     """
     rules = rules or lm.generation_rules
     limits = max_new_tokens
@@ -100,7 +103,7 @@ def beam_search(
     for prompt in prompts:
         check_prompt(lm, prompt)
     results: dict[int, list[Hypothesis]] = {}
-    # Few texts are as long as the limit of a model: those alone are searched in a cache for it.
+    # Few texts reach the limit: only their prompts are searched again, in a cache of that length.
     usual = [min(limit, 2 * len(prompt) + 16) for limit, prompt in zip(limits, prompts)]
     for lengths in (usual, limits):
         rest = [i for i in range(len(prompts)) if i not in results]
@@ -120,7 +123,7 @@ def beam_search(
 
 
 class _Candidate(NamedTuple):
-    """One more token for a beam, and the sum of log-probabilities with it."""
+    """A token to extend a beam, and the sum of log-probabilities including this token."""
 
     log_p: float
     beam: int
@@ -131,15 +134,15 @@ class _Candidate(NamedTuple):
 class _Search:
     """The search for one prompt: K beams, and the best K hypotheses so far.
 
-    As in `transformers`, of the best candidates only the first K may end a text, K others stay
-    beams, and the token that ends a text counts towards its length.
+    As in `transformers`, only the K best candidates may end a text, the K best other candidates
+    become the beams, and the token that ends a text counts towards its length.
 
     Args:
-        prompt: as the user set it; an encoder's source.
-        limit: new tokens at most.
-        params: options.
-        rules: how texts begin and end.
-        watch: is told of every step.
+        prompt: the ids of the prompt, or of an encoder's source.
+        limit: the maximum number of new tokens.
+        params: the options of beam search.
+        rules: the rules for the beginnings and ends of texts.
+        watch: a function called after every step.
     """
 
     prompt: Ids
@@ -152,21 +155,21 @@ class _Search:
 
     @property
     def decoder_prompt(self) -> Ids:
-        """What the decoder reads before the first new token."""
+        """The ids that the decoder reads before the first new token."""
         return self.rules.decoder_start or self.prompt
 
     @property
     def length(self) -> int:
-        """New tokens so far."""
+        """The number of new tokens so far."""
         return len(self.beams[0].ids)
 
     def decoding(self) -> list[DecodingState]:
-        """What the next token of every beam depends on."""
+        """Return the decoding state of every beam."""
         prompts = self.decoder_prompt, self.prompt
         return [DecodingState(self.params, *prompts, beam.ids, self.limit) for beam in self.beams]
 
     def advance(self, candidates: Sequence[_Candidate]) -> list[int]:
-        """Finish hypotheses and extend beams by a token: which beam each of them continues."""
+        """Finish hypotheses and extend the beams. Returns each new beam's parent beam index."""
         num_beams, beams, origins = self.params.num_beams, [], []
         length = self.length + 1
         at_limit = length >= self.limit
@@ -194,9 +197,10 @@ class _Search:
 
     @property
     def is_final(self) -> bool:
-        """Whether the search ends, by `early_stopping`.
+        """Whether the search has ended, by `early_stopping`.
 
-        With False, as in `transformers`, an estimate: that no beam is better at its present length.
+        With False, the search ends when K hypotheses are finished and no beam at its present length
+        scores better. As in `transformers`, this is an estimate.
         """
         params, best, length = self.params, self.beams[0].log_p, self.length
         if length >= self.limit:
@@ -212,9 +216,9 @@ class _Search:
 
 @torch.inference_mode()
 def _run(module: LanguageModule, searches: Sequence[_Search], most: int) -> None:
-    """Search until all are final or have `most` new tokens.
+    """Run the searches until all are final or have `most` new tokens.
 
-    Rows of the model are the beams of the searches that go on, K after K.
+    The rows of a decode step are the beams of the unfinished searches, K consecutive rows each.
     """
     params, rules = searches[0].params, searches[0].rules
     ends = [len(search.decoder_prompt) + min(search.limit, most) for search in searches]
@@ -235,8 +239,8 @@ def _run(module: LanguageModule, searches: Sequence[_Search], most: int) -> None
         if rows != list(range(len(rows))):
             source = torch.tensor(rows, device=module.device)
             target = torch.arange(len(rows), device=source.device)
-            # Rows of one prompt hold equal keys and values of its source: these are copied only
-            # where a row changes its prompt.
+            # All rows of a prompt have the same cross-attention keys and values, which are copied
+            # only if rows move to another prompt.
             moved = width == 1 or len(unfinished) != len(searches)
             cache.copy(source, target, copy_source=moved)
         searches = unfinished
@@ -247,9 +251,9 @@ def _run(module: LanguageModule, searches: Sequence[_Search], most: int) -> None
 def _candidates(
     module: LanguageModule, hidden: Tensor, searches: Sequence[_Search]
 ) -> Iterator[list[_Candidate]]:
-    """The best candidates of each search from hidden states [R, D], best first.
+    """Yield the best candidates of each search from hidden states [R, D], best first.
 
-    At least as many as there are beams do not end a text.
+    At least K candidates of each search do not end a text.
     """
     params, rules = searches[0].params, searches[0].rules
     log_p = vocabulary_log_probabilities(module, hidden, rules.vocab_size)

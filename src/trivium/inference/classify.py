@@ -24,8 +24,8 @@ class Classification:
         label: the most probable class. In multi-label classification it is a tuple of the labels
             whose probability is above one half, in regression it is empty.
         score: the probability of the class. In multi-label classification it is the smallest
-            probability of the labels (or the largest one of all, if no label is above one half), in
-            regression the predicted number.
+            probability among these labels (or the largest of all labels, if none is above one
+            half), in regression the predicted number.
         scores: every label with its probability, most probable first; empty in regression.
     """
 
@@ -35,12 +35,12 @@ class Classification:
 
     @property
     def label_text(self) -> str:
-        """The label, or several joined by commas."""
+        """The label, or several labels joined by commas."""
         return self.label if isinstance(self.label, str) else ", ".join(self.label)
 
 
 _NEXT = "next", "not next"
-"""Labels of the head for the next sentence: 0 and 1 as in Devlin et al. 2018 and their code."""
+"""Labels 0 and 1 of the next-sentence head, as in Devlin et al. 2018 and their code."""
 
 
 def classify_texts(
@@ -48,8 +48,8 @@ def classify_texts(
 ) -> list[Classification]:
     """Return the labels of texts and pairs; see `LanguageModel.classify`.
 
-    `head` "nsp" predicts whether the second text follows the first one. It is also the default for
-    a model without labels.
+    `head` "nsp" predicts whether the second text follows the first one. "nsp" is also the default
+    for a model without labels.
     """
     labels = lm.generates_labels or label_count(lm.module.spec, "classifier")
     if head == "nsp" or not labels:
@@ -66,11 +66,11 @@ def classify_texts(
 
 
 def _check_texts(texts: Sequence[tuple[str, str | None]], reads_pairs: bool | None) -> None:
-    """Raise TriviumError for an empty text, or if single texts and pairs are confused.
+    """Raise TriviumError for an empty text, or a single text instead of a pair or vice versa.
 
     Args:
         texts: texts, each with its second text or None.
-        reads_pairs: whether the model was fine-tuned on pairs; None if it is not known.
+        reads_pairs: whether the model was fine-tuned on pairs; None if unknown.
     """
     for text, pair in texts:
         if not text.strip():
@@ -110,7 +110,7 @@ def _head_logits(
 
 
 def _label_log_likelihoods(lm: TextModel, texts: Sequence[tuple[str, str | None]]) -> Tensor:
-    """Return the log-likelihoods of the names of labels as outputs of an encoder-decoder."""
+    """Return the log-likelihoods of the label names as outputs of an encoder-decoder, [N, L]."""
     source, target, labels = lm.source_tokenizer, lm.text_tokenizer, lm.settings.labels
     end = target.suffix_ids[-1:] if target.eos_id is None else (target.eos_id,)
     names = [[*ids, *end] for ids in target.encode_ids_batch(list(labels))]
@@ -138,7 +138,8 @@ def to_classifications(
     Args:
         logits: [N, L].
         names: the names of the L labels.
-        kind: one class per text, any number of labels per text, or a number per text.
+        kind: "classes" (one per text), "multi-label" (any number per text) or "numbers"
+            (regression).
     """
     if kind == "numbers":
         return [Classification("", value, {}) for value in logits[:, 0].tolist()]

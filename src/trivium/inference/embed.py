@@ -1,4 +1,4 @@
-"""Vectors of texts, for search, comparison and clustering."""
+"""Embeddings of texts and tokens, for search, comparison and clustering."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trivium.text.inputs import TextInput
 
 @dataclass(frozen=True, slots=True)
 class TokenVectors:
-    """The vectors of a text's tokens, without special ones.
+    """The embeddings of a text's tokens, without special tokens.
 
     Args:
         tokens: the tokens as text; bytes that are not text are written \\xNN.
@@ -38,17 +38,17 @@ def embed_windows(
     pooling: Pooling | None,
     normalize: bool | None,
 ) -> Tensor:
-    """Return one vector per text: the mean, the first or the last of its hidden states.
+    """Return one embedding per text: its pooled hidden states, projected by a vector head if any.
 
-    The vector of a text in several windows is the mean of their vectors, weighted by their numbers
-    of tokens. With mean pooling this is the mean over all tokens of the text.
+    If a text has several windows, the pooled states of the windows are averaged, weighted by the
+    number of tokens. With mean pooling, the result is the mean over all tokens of the text.
 
     Args:
         lm: the model.
         texts: the windows of every text.
-        pooling: the pooling; None for that of the model.
-        normalize: scale vectors to length 1, so that dot products are cosine similarities; None:
-            as the model does.
+        pooling: the pooling; None: the model's pooling.
+        normalize: whether to scale vectors to length 1, so that dot products are cosine
+            similarities; None: as in the model's settings.
 
     Returns:
         Float32 [N, D] on the CPU, in the order of the texts.
@@ -74,9 +74,9 @@ def embed_windows(
 def embed_tokens(
     lm: TextModel, texts: Sequence[Sequence[TextInput]], *, normalize: bool
 ) -> list[TokenVectors]:
-    """Return the hidden state of every token of texts, which are given as windows.
+    """Return the hidden states of the tokens of texts, which are given as windows.
 
-    `normalize`: scale vectors to length 1, so that dot products are cosine similarities.
+    `normalize`: whether to scale vectors to length 1, so that dot products are cosine similarities.
     """
     windows = [window for text in texts for window in text]
     states: dict[int, Tensor] = {}

@@ -31,29 +31,32 @@ from trivium.inference.text_model import TextModel
 from trivium.inference.text_stream import StopStrings, TextStream
 
 _SLOT_LENGTH = 2048
-# Of prompts read together in one step, so that running texts do not wait long. A longer prompt
-# is read whole, alone.
+# The number of prompt tokens that one step prefills, so that running texts do not wait long. A
+# longer prompt is prefilled whole, alone.
 _PREFILL_TOKENS = 2048
 
 
 class Engine:
     """Continuous batching (Yu et al. 2022, Orca) over fixed slots.
 
-    A text does not depend on the requests beside it, except for rounding: matrix products of other
-    shapes add in another order, which can matter where two tokens are almost equally probable.
+    A text does not depend on the requests in the same batch, except for rounding: matmuls of other
+    shapes sum in another order. This can matter where two tokens are almost equally probable.
 
     One thread at a time may use an engine.
 
     Args:
         lm: a `LanguageModel` that generates.
-        slots: texts that are generated at the same time; further requests wait.
-        slot_length: tokens of a slot, prompt and generated ones together, at most the model's
+        slots: the number of texts generated at the same time; further requests wait.
+        slot_length: the number of tokens in a slot, including the prompt; at most the model's
             context length.
-        compile: compile the decode step with `torch.compile`, for all slots at static shapes.
-        draft: source of draft tokens (speculative decoding); it changes the time, not the text.
+        compile: whether to compile the decode step with `torch.compile`, for all slots at static
+            shapes.
+        draft: a source of draft tokens (speculative decoding); drafts change the speed, not the
+            text.
 
     Raises:
-        SpecError: drafts or `compile` for a model that is not a Transformer.
+        SpecError: `compile` for a model that is not a Transformer or has experts, or a draft of
+            more tokens than the cache can roll back.
         TriviumError: slots below 1, or `compile` together with `draft`.
     """
 
@@ -100,12 +103,12 @@ class Engine:
 
     @property
     def active(self) -> int:
-        """Requests that hold a slot."""
+        """The number of requests that hold a slot."""
         return sum(state is not None for state in self._states)
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a slot."""
+        """The number of requests that wait for a slot."""
         return len(self._waiting)
 
     @property
@@ -118,7 +121,8 @@ class Engine:
 
         Raises:
             SpecError: a prompt that is empty or longer than a slot, or an id that does not exist.
-            TriviumError: choices of which one begins another, without a stop id.
+            TriviumError: a choice has no tokens, or is a prefix of another choice while the model
+                has no stop id.
         """
         rules, prompt = self._rules, request.prompt_ids
         check_prompt(self.lm, prompt)
@@ -133,7 +137,10 @@ class Engine:
 
     @torch.inference_mode()
     def cancel(self, request: GenerationRequest) -> None:
-        """End a request with finish_reason "cancelled" and free its slot; one that ended stays."""
+        """End a request with finish_reason "cancelled" and free its slot.
+
+        A request that has already finished stays as it is.
+        """
         for state in [*self._waiting, *self._running()]:
             if state.request is request:
                 state.finish("cancelled")
@@ -144,7 +151,9 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[GenerationRequest]:
-        """One decode step for all active requests, then prefill and first token of waiting ones.
+        """Run a decode step for all active requests, then prefill waiting requests.
+
+        A prefill also generates the first token of a request.
 
         Returns:
             The requests that finished.
@@ -157,12 +166,12 @@ class Engine:
         return finished
 
     def run(self) -> Iterator[GenerationRequest]:
-        """Step until nothing is left to do: the requests, as they finish."""
+        """Run steps until no request is left. Yields the requests as they finish."""
         while self.busy:
             yield from self.step()
 
     def stream(self, request: GenerationRequest) -> Iterator[str]:
-        """Step until a request has finished: its text in pieces, as it grows.
+        """Run steps until a request has finished. Yields the request's text in pieces as it grows.
 
         Raises:
             TriviumError: the request was not added to this engine.
@@ -209,13 +218,13 @@ class Engine:
             self._advance(hidden, group)
 
     def _decode(self) -> None:
-        """Extend every text by its last token and draft tokens after it, and verify the drafts."""
+        """Run the last token and the draft tokens of every text, and verify the drafts."""
         if not self._compiled and not self._waiting:
             self._compact()
         running, device = self._running(), self._module.device
         drafts = self._drafts(running)
         width = 1 + max(map(len, drafts.values()), default=0)
-        # The rows are the first slots, which need no copy; those of free slots are padding.
+        # The rows are the first slots, so no copy is needed; rows of free slots are padding.
         rows = self.slots if self._compiled else 1 + running[-1].slot
         ids = [[0] * width for _ in range(rows)]
         lengths = [0] * rows
@@ -234,7 +243,7 @@ class Engine:
             slots = [state.slot for state in accepted]
             states = hidden[:, position] if len(slots) == rows else hidden[slots, position]
             chosen = self._advance(states, accepted)
-            # A draft token is accepted where the model chose the same.
+            # A draft token is accepted where the model chose the same token.
             accepted = [
                 state
                 for state, token_id in zip(accepted, chosen)
@@ -250,7 +259,7 @@ class Engine:
             )
 
     def _compact(self) -> None:
-        """Move texts to the lowest slots: the slots below the highest text are decoded, too."""
+        """Move texts to the lowest slots, since free slots below other texts are decoded, too."""
         for slot in range(self.active):
             if self._states[slot] is None:
                 state = self._running()[-1]
@@ -260,7 +269,7 @@ class Engine:
                 self._states[slot], state.slot = state, slot
 
     def _drafts(self, running: Sequence[_RequestState]) -> dict[int, list[int]]:
-        """Draft tokens per slot: as many as may still be generated before the last token."""
+        """Return the draft tokens per slot, at most one fewer than the tokens left to generate."""
         if self._draft is None:
             return {}
         texts, limits = {}, {}
@@ -277,7 +286,7 @@ class Engine:
         }
 
     def _advance(self, hidden: Tensor, states: Sequence[_RequestState]) -> list[int]:
-        """The next token of each text, from hidden states [B, D]; it is appended to them."""
+        """Choose, append and return the next token of each text, from hidden states [B, D]."""
         logits, vocab_size = vocabulary_logits(self._module, hidden), self._rules.vocab_size
         recorded = [
             None if state.request.params.top_logprobs is None else row.log_softmax(-1)[:vocab_size]
@@ -300,7 +309,7 @@ class Engine:
 
 
 class _RequestState:
-    """A request at work: its random numbers, what its next token depends on, its text stream."""
+    """The state of a request in progress: random generator, decoding state and text stream."""
 
     def __init__(self, request: GenerationRequest, lm: TextModel, slot_length: int) -> None:
         params, tokenizer, rules = request.params, lm.text_tokenizer, lm.generation_rules
@@ -320,14 +329,14 @@ class _RequestState:
 
     @property
     def cached(self) -> int:
-        """Tokens that the slot holds: all but the last one."""
+        """The number of tokens in the cache: all tokens except the last generated token."""
         return len(self.decoding.prompt) + max(0, len(self.request.output_ids) - 1)
 
     def append(self, token_id: int, logprobs: Tensor | None) -> None:
-        """Add a generated token, or end the text at a stop id.
+        """Append a generated token, or end the text at a stop id.
 
         Args:
-            logprobs: to be recorded: those of all tokens there, [V]; None: they are not.
+            logprobs: log-probabilities [V] at this position, to be recorded; None: no record.
         """
         request = self.request
         choices, stop_ids = self.decoding.choices, self._rules.stop_ids
@@ -349,7 +358,7 @@ class _RequestState:
             self.finish("length")
 
     def finish(self, reason: FinishReason) -> None:
-        """End the text, with what was held back."""
+        """End the text, including the characters held back so far."""
         self._emit(self._stop.push(self._stream.finish(), last=True))
         self.request.finish_reason = "stop" if self._stop.matched else reason
 

@@ -1,4 +1,4 @@
-"""Filling masks: an encoder predicts single tokens, a model with a decoder gaps of any length.
+"""Filling of masks: an encoder predicts single tokens, a decoder fills gaps of any length.
 
 Sources: Devlin et al. 2018 (masks); Raffel et al. 2019 (sentinels); Lewis et al. 2019 (BART's mask
 for any number of tokens); Du et al. 2022 (GLM's blanks).
@@ -24,7 +24,7 @@ from trivium.text import Tokenizer
 from trivium.text.inputs import Frame
 from trivium.text.symbols import MASK_PATTERN, MASK_SPELLINGS, WORDPIECE_PREFIX, is_cjk
 
-# Kinds whose tokens do not include the space before them: the spaces of the text stay.
+# Tokenizer kinds whose tokens do not include the space before a word: the text's spaces stay.
 _SPACES_IN_TEXT = ("wordpiece", "whitespace")
 
 _TOKENS_PER_GAP, _MIN_BEAMS = 12, 5
@@ -47,9 +47,9 @@ class MaskFill:
 def fill_masks(lm: TextModel, text: str, *, top_k: int = 5) -> list[list[MaskFill]]:
     """Return the `top_k` most probable tokens for every mask of a text.
 
-    Each mask is filled while the other masks stay. If the text is longer than the model reads, the
-    model reads the window around the mask. As in `transformers`, probabilities are over all rows of
-    the embedding matrix, including special tokens and padding.
+    Each mask is filled while the other masks stay masked. If the text is longer than the model
+    reads, the model reads the window around the mask. As in `transformers`, probabilities are over
+    all rows of the embedding matrix, including special tokens and padding.
 
     Raises:
         TokenizerError: the tokenizer has no mask token.
@@ -85,7 +85,7 @@ def fill_masks(lm: TextModel, text: str, *, top_k: int = 5) -> list[list[MaskFil
 
 
 def _reader(lm: TextModel) -> Tokenizer:
-    """Return the tokenizer for what the model reads, with masks and sentinels as special tokens."""
+    """Return the tokenizer of the model's input, with masks and sentinels as special tokens."""
     tokenizer = lm.source_tokenizer
     if not tokenizer.reads_text:
         return tokenizer
@@ -116,7 +116,7 @@ def no_mask_error(text: str, mask: str) -> TriviumError:
 def _filled(tokenizer: Tokenizer, text: str, ids: Ids, position: int, token_id: int) -> str:
     """Return the text with a token in place of the mask at `position` of `ids`."""
     if tokenizer.kind not in _SPACES_IN_TEXT:
-        # Other masks stay, which decoding would drop with the special tokens.
+        # Keep other masks, which decoding would drop together with the special tokens.
         dropped = {*tokenizer.special_ids} - {tokenizer.mask_id}
         filled = [*ids[:position], token_id, *ids[position + 1 :]]
         kept = [each for each in filled if each not in dropped]
@@ -285,7 +285,7 @@ def texts_between(pieces: Sequence[str], text: str) -> list[str]:
     ['cat', 'mat']
     """
     first, *middle, last = (re.escape(piece.strip()) for piece in pieces)
-    # Each piece where it occurs first, the last one where it occurs last.
+    # Match each piece at its first occurrence, and the last piece at its last occurrence.
     contents = "".join(f"(?>(.*?){words})" for words in middle) + "(.*)"
     match = re.search(f"{first}{contents}{last}", text, re.DOTALL)
     return [one.strip() for one in match.groups()] if match else [""] * (len(pieces) - 1)

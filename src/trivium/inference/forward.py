@@ -1,4 +1,4 @@
-"""Token ids through a model: whole inputs in batches, and texts in the slots of a cache.
+"""Forward passes of a model, over batches of whole inputs and over texts in a cache's slots.
 
 Shape letters: B rows, T tokens, S positions of a source, D d_model.
 """
@@ -19,7 +19,7 @@ from trivium.nn.state import Cache
 Ids = Sequence[int]
 
 _BATCH_TOKENS = 4096
-_MASKED_TOKENS = 8192  # Of rows in which a token each is masked, read together.
+_MASKED_TOKENS = 8192  # Per forward pass of rows that mask one token each.
 
 
 def length_batches(
@@ -29,13 +29,14 @@ def length_batches(
     min_ratio: float = 0.0,
     counts: Sequence[int] | None = None,
 ) -> Iterator[list[int]]:
-    """Indices of rows in batches of similar lengths, the longest first.
+    """Yield batches of indices of rows with similar lengths, the longest rows first.
 
     Args:
-        lengths: tokens of every row.
-        max_tokens: tokens of a batch, padding included; a longer row is a batch of its own.
-        min_ratio: of the shortest row of a batch to its longest.
-        counts: rows that each index stands for; None: one.
+        lengths: the number of tokens in every row.
+        max_tokens: the maximum number of tokens in a batch, including padding; a longer row is a
+            batch of its own.
+        min_ratio: the minimum ratio of a batch's shortest row to its longest row.
+        counts: the number of rows that each index stands for; None: one.
     """
     batch: list[int] = []
     rows = 0
@@ -53,7 +54,7 @@ def length_batches(
 
 
 def pad_rows(rows: Sequence[Ids], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Rows padded on the right, int64 [B, T], and their lengths, int64 [B]; None: all are T."""
+    """Return rows padded on the right, int64 [B, T], and lengths, int64 [B] (None if all are T)."""
     lengths = [len(row) for row in rows]
     longest = max(lengths)
     ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], dtype=torch.int64)
@@ -63,7 +64,7 @@ def pad_rows(rows: Sequence[Ids], device: torch.device) -> tuple[Tensor, Tensor 
 
 
 def padding_mask(lengths: Tensor | None, longest: int) -> Tensor | None:
-    """Which of `longest` positions are real: bool [B, T]; None: all."""
+    """Return the mask of `longest` positions, bool [B, T], True for tokens; None: no padding."""
     if lengths is None:
         return None
     return torch.arange(longest, device=lengths.device) < lengths[:, None]
@@ -75,22 +76,22 @@ def hidden_states(
     *,
     token_type_ids: Sequence[Ids] | None = None,
 ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Hidden states of inputs of any lengths, batch by batch.
+    """Yield the hidden states of inputs of any lengths, batch by batch.
 
-    An encoder-decoder reads an input on both sides, its decoder shifted right by one token (Lewis
-    et al. 2019, section 3.1).
+    In an encoder-decoder, both the encoder and the decoder read the input; the decoder reads it
+    shifted right by one token (Lewis et al. 2019, section 3.1).
 
     Args:
         lm: any model.
-        inputs: ids, at least one each.
-        token_type_ids: sentence A or B, used by models that have token types.
+        inputs: the ids of every input, at least one each.
+        token_type_ids: sentence A or B for every token; ignored by models that do not use them.
 
     Returns:
-        Of each batch the indices of its inputs, hidden states [B, T, D], and bool [B, T]: which
-        tokens are real.
+        For each batch, the indices of its inputs, the hidden states [B, T, D], and a mask, bool
+        [B, T], that is False for padding.
 
     Raises:
-        SpecError: an input longer than the model's context length.
+        SpecError: an input longer than the model's context length, or an id that does not exist.
     """
     module = lm.module
     for row in inputs:
@@ -112,14 +113,14 @@ def hidden_states(
 def masked_states(
     lm: TextModel, ids: Ids, positions: Sequence[int], max_length: int | None
 ) -> Tensor:
-    """Hidden states [M, D] of some positions of a text, each masked in a row of its own.
+    """Return the hidden states [M, D] at positions of a text, each masked in a row of its own.
 
     Args:
-        lm: a model with an encoder alone.
-        ids: of the text between its special tokens.
-        positions: M of them.
-        max_length: of a longer text a row is the window around the position, between the same
-            special tokens; None: rows are whole texts.
+        lm: an encoder-only model.
+        ids: the ids of the text, including the special tokens around it.
+        positions: the M positions.
+        max_length: if the text is longer, each row is a window around its position, between the
+            same special tokens; None: each row is the whole text.
 
     Raises:
         TokenizerError: the tokenizer has no mask token.
@@ -139,7 +140,7 @@ def masked_states(
         inner, count = starts[:, None] + columns[:width], len(some)
         rows = text[torch.cat((first.expand(count, -1), inner, last.expand(count, -1)), 1)]
         row, column = torch.arange(count, device=device), some - starts + prefix
-        if lm.module.spec.query_stream:  # masked is what is not known: no token stands for it
+        if lm.module.spec.query_stream:  # masked by order: no mask token replaces the token
             masked = (rows == tokenizer.mask_id).index_put((row, column), torch.tensor(True))
             predicted = lm.module(rows, order=masked.long(), predicted=column[:, None])
             hidden.append(predicted[:, 0])
@@ -157,11 +158,11 @@ def extend(
     slots: Tensor | None = None,
     lengths: Tensor | None = None,
 ) -> Tensor:
-    """Append tokens, int64 [B, T], to texts in a cache: hidden states [B, T, D].
+    """Append tokens, int64 [B, T], to texts in a cache. Returns hidden states [B, T, D].
 
     Args:
-        slots: int64 [B]; None: the first B.
-        lengths: int64 [B], real tokens per row; None: all.
+        slots: the slots of the rows, int64 [B]; None: the first B slots.
+        lengths: the number of tokens per row without padding, int64 [B]; None: T for all rows.
     """
     if module.spec.family == "encoder-decoder":
         return module(decoder_input_ids=ids, cache=cache, slots=slots, lengths=lengths)
@@ -175,9 +176,9 @@ def prefill(
     prompts: Sequence[Ids],
     decoder_start: Ids = (),
 ) -> Tensor:
-    """Append prompts to slots: hidden states of their last tokens, [B, D].
+    """Append prompts to slots. Returns the hidden states of their last tokens, [B, D].
 
-    The encoder of an encoder-decoder reads the prompts, its decoder `decoder_start`.
+    In an encoder-decoder, the encoder reads the prompts and the decoder reads `decoder_start`.
     """
     slot_ids = torch.tensor(slots, device=module.device)
     if module.spec.family == "encoder-decoder":
@@ -193,16 +194,16 @@ def prefill(
 
 
 def vocabulary_logits(module: LanguageModule, hidden: Tensor) -> Tensor:
-    """Logits over all rows of the embedding matrix, at least float32: [..., D] -> [..., V]."""
+    """Return logits over the whole embedding matrix, at least float32: [..., D] -> [..., V]."""
     logits = module.logits(hidden)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def vocabulary_log_probabilities(module: LanguageModule, hidden: Tensor, vocab_size: int) -> Tensor:
-    """The first `vocab_size` of the log-softmax over all logits: [..., D] -> [..., V].
+    """Return the log-softmax of all logits, cut to `vocab_size` columns: [..., D] -> [..., V].
 
-    A model's embedding matrix may be padded beyond its tokenizer. As in training and in
-    `transformers` its padding counts, which has little probability.
+    A model's embedding matrix may be padded beyond the tokenizer's vocabulary. As in training and
+    in `transformers`, the softmax includes the padding, which has little probability.
     """
     return vocabulary_logits(module, hidden).log_softmax(-1)[..., :vocab_size]
 
@@ -216,7 +217,7 @@ def check_prompt(lm: TextModel, prompt: Ids) -> None:
 
 
 def check_ids(ids: Ids, limit: int, what: str = "a text") -> None:
-    """Raise SpecError for an id that is not below `limit`, the rows of the embedding."""
+    """Raise SpecError for an id outside 0 to `limit` - 1, the rows of the embedding matrix."""
     for token_id in ids:
         if not 0 <= token_id < limit:
             raise SpecError(f"{what} has id {token_id}, but this model takes 0 to {limit - 1}.")

@@ -1,8 +1,8 @@
-"""What is done to logits before a token is chosen, for sampling and beams alike.
+"""Processing of logits before a token is chosen, for both sampling and beam search.
 
-Penalties and biases change logits; then a token that may not come next gets minus infinity. As in
-`transformers` they read what the decoder has read: its prompt, too. Shape letters: R rows, V
-vocabulary.
+Penalties and biases are applied first. Then the logits of forbidden tokens are set to minus
+infinity. As in `transformers`, the repetition penalty and the n-gram rules also consider the
+decoder's prompt. Shape letters: R rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from trivium.inference.text_model import GenerationRules
 
 
 class DecodingState(NamedTuple):
-    """What the next token of a text depends on beside its logits.
+    """The state that, together with the logits, determines the next token of a text.
 
-    `prompt` is what the decoder read before the first token of `output`, `source` what the user
-    gave: an encoder's input, or the prompt again. A text has at most `limit` new tokens; with
-    `choices` it is one of these.
+    `prompt` has the ids that the decoder reads before the first token of `output`. `source` has the
+    ids from the user: an encoder's input, or the prompt again. A text has at most `limit` new
+    tokens. If `choices` is not empty, the text is one of the choices.
     """
 
     params: DecodingParams
@@ -36,12 +36,12 @@ class DecodingState(NamedTuple):
 
     @property
     def decoded(self) -> list[int]:
-        """All that the decoder has read, and the last token."""
+        """The ids of the decoder's prompt and of all generated tokens."""
         return [*self.prompt, *self.output]
 
 
 def process_logits(logits: Tensor, states: Sequence[DecodingState], rules: GenerationRules) -> None:
-    """Penalties, biases, forbidden and forced tokens of R texts: [R, V], in place."""
+    """Apply penalties, biases, and forbidden and forced tokens to logits [R, V] in place."""
     forbidden: list[tuple[int, int]] = []
     for row, state in enumerate(states):
         penalize(logits[row], state)
@@ -63,7 +63,7 @@ def process_logits(logits: Tensor, states: Sequence[DecodingState], rules: Gener
 
 
 def penalize(logits: Tensor, state: DecodingState) -> None:
-    """Repetition, presence and frequency penalties and biases of one text: [V], in place."""
+    """Apply the penalties (repetition, presence, frequency) and biases to logits [V] in place."""
     params = state.params
     if params.repetition_penalty != 1.0:
         ids = [i for i in {*state.decoded} if i < len(logits)]
@@ -77,16 +77,16 @@ def penalize(logits: Tensor, state: DecodingState) -> None:
 
 
 def penalize_repetition(logits: Tensor, penalty: float) -> Tensor:
-    """Logits of tokens that occurred: divided by the penalty where positive, else multiplied.
+    """Divide positive logits of tokens that occurred by the penalty, and multiply negative ones.
 
-    Source: Keskar et al. 2019 (CTRL), section 4.1; as in `transformers` the sign decides here,
-    since dividing a negative logit would make the token more probable.
+    Source: Keskar et al. 2019 (CTRL), section 4.1. Unlike in the paper, the sign matters, as in
+    `transformers`: dividing a negative logit would make the token more probable.
     """
     return torch.where(logits < 0, logits * penalty, logits / penalty)
 
 
 def forbidden_ids(state: DecodingState, rules: GenerationRules) -> set[int]:
-    """Tokens that may not come next: suppressed ones, ends too early, repeated n-grams."""
+    """Return the tokens that may not come next: suppressed, ending too early, repeating n-grams."""
     params, length = state.params, len(state.output)
     ids = set(rules.banned_ids)
     if length == len(rules.forced_start):  # the first token that is not forced
@@ -101,7 +101,7 @@ def forbidden_ids(state: DecodingState, rules: GenerationRules) -> set[int]:
 
 
 def following_tokens(history: Ids, ids: Ids, size: int) -> set[int]:
-    """The tokens that would complete an n-gram of `history` at the end of `ids`.
+    """Return the tokens that would complete an n-gram of `history` at the end of `ids`.
 
     Source: Paulus et al. 2017, section 2.5 (there trigrams).
 
@@ -115,9 +115,9 @@ def following_tokens(history: Ids, ids: Ids, size: int) -> set[int]:
 
 
 def next_of_choices(choices: Sequence[Ids], output: Ids, stop_ids: Collection[int]) -> set[int]:
-    """The tokens that continue one of several texts after `output`; none where it is complete.
+    """Return the tokens that continue any choice after `output`; none if `output` is complete.
 
-    Where a complete choice begins another one, a stop id ends it.
+    If `output` is a choice and also the beginning of another choice, stop ids are included.
     """
     start, length = tuple(output), len(output)
     begun = [choice for choice in choices if tuple(choice[:length]) == start]

@@ -1,4 +1,4 @@
-"""The numbers a user passes to a model: checked, and brought to its device."""
+"""Validation of the inputs that a user passes to a model, and transfer to the model's device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Numbers = Tensor | npt.NDArray[np.integer] | Sequence[Sequence[int]]
 
 
 class MoreInputs(TypedDict, total=False):
-    """What a model reads besides `input_ids` and their mask, each [B, T]."""
+    """The inputs of a model besides `input_ids` and `attention_mask`, each [B, T]."""
 
     token_type_ids: Numbers | None
     position_ids: Numbers | None
@@ -26,11 +26,11 @@ class MoreInputs(TypedDict, total=False):
 
 
 def model_inputs(module: LanguageModule, **values: Any) -> dict[str, Any]:
-    """The inputs that are not None as int64 [B, T] on the module's device.
+    """Return the inputs that are not None as int64 [B, T] on the module's device.
 
     Raises:
-        SpecError: an input that is missing, has another shape, or does not fit the model's family,
-            or ids out of range.
+        SpecError: an input that is missing, has the wrong shape or type, or does not fit the
+            model's family, or an id that is out of range.
     """
     spec, num_types = module.spec, module.spec.num_token_types
     missing = values.get("decoder_input_ids") is None
@@ -63,7 +63,7 @@ def model_inputs(module: LanguageModule, **values: Any) -> dict[str, Any]:
 
 
 def _to_tensor(name: str, values: Numbers, limit: int | None, device: torch.device) -> Tensor:
-    """Values as int64 [B, T], below `limit`. Raises SpecError where they are not."""
+    """Return values as int64 [B, T]. Raises SpecError unless they are integers below `limit`."""
     try:
         ids = torch.as_tensor(np.asarray(values) if isinstance(values, list) else values)
     except (TypeError, ValueError, RuntimeError):

@@ -1,4 +1,4 @@
-"""One text to generate, from the API to the engine and back."""
+"""A generation request, which passes from the API to the engine and back."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ FinishReason = Literal["stop", "length", "cancelled"]
 class TokenLogprob(NamedTuple):
     """A generated token with its log-probability in nats, before temperature and penalties.
 
-    `text` shows the bytes of a token that is not whole characters; `top` has the most probable
-    tokens of that position, most probable first.
+    If the token is not complete characters, `text` shows the token's bytes. `top` contains the most
+    probable tokens at the same position, most probable first.
     """
 
     id: int
@@ -31,7 +31,7 @@ class TokenLogprob(NamedTuple):
 def token_logprob(
     tokenizer: Tokenizer, previous: int | None, token_id: int, logprobs: Tensor, top: int
 ) -> TokenLogprob:
-    """A token after another one or None, with the `top` best by their log-probabilities, [V]."""
+    """Return a token with the `top` most probable tokens at its position, from `logprobs`, [V]."""
     best = logprobs.topk(min(top, len(logprobs)))
     ids = [token_id, *best.indices.tolist()]
     text, *texts = token_texts(tokenizer, [(previous, index) for index in ids])
@@ -40,22 +40,23 @@ def token_logprob(
 
 
 class GenerationRequest:
-    """A prompt with its sampling parameters, and what has been generated so far.
+    """A prompt with its sampling parameters, and the output generated so far.
 
     Args:
-        prompt_ids: what a decoder continues, or what the encoder of an encoder-decoder reads.
-        params: how tokens are chosen.
-        answers: the text is the answer in a conversation: a space that only separates it from the
-            prompt is not part of it.
+        prompt_ids: the ids that a decoder continues, or that the encoder of an encoder-decoder
+            reads.
+        params: the sampling parameters.
+        answers: whether the text is an answer in a conversation; a leading space, which only
+            separates the answer from the prompt, is then removed.
 
     Attributes:
-        output_ids: generated tokens, without a stop id; those of a stop string are among them.
-        end_id: the stop id that ended it, if one did.
-        text: their text, as far as it is final: no stop string and no incomplete character.
-        logprobs: one entry per token of `output_ids`, where `params.top_logprobs` is not None.
+        output_ids: the generated tokens, without a stop id but including those of a stop string.
+        end_id: the stop id that ended the text, if any.
+        text: the final part of the generated text, without stop strings and incomplete characters.
+        logprobs: one entry per token of `output_ids` if `params.top_logprobs` is not None.
         finish_reason: None while generating; "stop" (end of text, a stop string or a complete
             choice), "length" (max_new_tokens or positions used up), "cancelled".
-        seed: that of the parameters, or a random one.
+        seed: the seed in the parameters, or a random seed.
     """
 
     def __init__(

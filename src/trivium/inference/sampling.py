@@ -1,6 +1,6 @@
-"""From processed logits to the next token: small functions over logits [B, V] that compose.
+"""Sampling of the next token from processed logits [B, V], by small functions that compose.
 
-A token that is ruled out gets minus infinity. Shape letters: B texts, V vocabulary.
+The logit of an excluded token is set to minus infinity. Shape letters: B texts, V vocabulary.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ from torch import Tensor
 
 from trivium.inference.sampling_params import SamplingParams
 
-_NUCLEUS = 256  # Candidates of top-p that are looked at before everything is sorted.
+_NUCLEUS = 256  # Top-p sorts only this many candidates, unless more are needed.
 
 
 def next_tokens(
     logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
 ) -> Tensor:
-    """The next tokens, int64 [B], from logits [B, V] with their penalties applied.
+    """Choose the next tokens, int64 [B], from logits [B, V] to which penalties are applied.
 
     Args:
-        params: of each row; those with equal ones are sampled in one call.
+        params: the sampling parameters of each row; rows with equal temperature and restrictions
+            are sampled in one call.
         uniforms: one random number in [0, 1) per row, from the row's own generator, so that a
-            text does not depend on its neighbours.
+            text does not depend on the other rows.
     """
     groups: dict[Any, list[int]] = {}
     for row, one in enumerate(params):
@@ -42,7 +43,7 @@ def next_tokens(
 
 
 def restrict(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Temperature, then top-k, top-p and min-p, as `RESTRICTIONS` has them: [B, V] -> [B, V]."""
+    """Apply temperature, then top-k, top-p and min-p (`RESTRICTIONS`): [B, V] -> [B, V]."""
     logits = logits / params.temperature
     for name, keep in RESTRICTIONS.items():
         value = getattr(params, name)
@@ -52,7 +53,7 @@ def restrict(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def sample(probabilities: Tensor, uniforms: Sequence[float]) -> Tensor:
-    """One token per row by inverse transform sampling: [B, V] -> int64 [B]."""
+    """Draw one token per row by inverse transform sampling: [B, V] -> int64 [B]."""
     # Apple's GPUs have no float64.
     dtype = torch.float32 if probabilities.device.type == "mps" else torch.float64
     cumulative = probabilities.to(dtype).cumsum(-1)
@@ -62,13 +63,13 @@ def sample(probabilities: Tensor, uniforms: Sequence[float]) -> Tensor:
 
 
 def keep_top_k(logits: Tensor, k: int) -> Tensor:
-    """Only the k largest logits of a row, and those equal to the k-th: [B, V] -> [B, V]."""
+    """Keep the k largest logits of a row, including ties with the k-th: [B, V] -> [B, V]."""
     smallest = logits.topk(min(k, logits.shape[-1])).values[..., -1:]
     return logits.masked_fill(logits < smallest, -torch.inf)
 
 
 def keep_top_p(logits: Tensor, p: float) -> Tensor:
-    """Only the fewest most probable tokens whose probabilities reach p, at least one.
+    """Keep the smallest set of most probable tokens whose probabilities sum to at least p.
 
     Source: Holtzman et al. 2020, equation 2 (nucleus sampling).
     """
@@ -85,7 +86,7 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
 
 
 def keep_min_p(logits: Tensor, fraction: float) -> Tensor:
-    """Only tokens at least `fraction` as probable as the best one (Nguyen et al. 2024)."""
+    """Keep tokens at least `fraction` as probable as the most probable (Nguyen et al. 2024)."""
     probabilities = logits.softmax(-1)
     smallest = fraction * probabilities.amax(-1, keepdim=True)
     return logits.masked_fill(probabilities < smallest, -torch.inf)
@@ -96,4 +97,4 @@ RESTRICTIONS: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "top_p": keep_top_p,
     "min_p": keep_min_p,
 }
-"""Field of `SamplingParams` (None: off) -> its function, in the order in which they apply."""
+"""Field of `SamplingParams` (None: off) -> the function that applies it, in their order."""

@@ -1,8 +1,8 @@
-"""The options of generation, each in one place: its type, default, bounds and description.
+"""The options of generation, each with its type, default, bounds and description in one place.
 
 `LanguageModel.generate`, the command line, the server's JSON and the playground's controls are
-derived from the fields of `SamplingParams`; `SamplingOptions` names them for type checkers. Only
-the server's temperature has another default, that of OpenAI's API: 1 (`serve/schemas.py`).
+derived from the fields of `SamplingParams`; `SamplingOptions` repeats the fields for type checkers.
+Only the server's temperature has another default: 1, as in OpenAI's API (`serve/schemas.py`).
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _BOUNDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingParams:
-    """Options of sampling and of beam search: what is done to logits before a token is chosen.
+    """Options of both sampling and beam search that change logits before a token is chosen.
 
     Raises:
-        TriviumError: a value of another type, or outside its bounds.
+        TriviumError: a value of the wrong type, or outside its bounds.
     """
 
     repetition_penalty: float = option(
@@ -66,13 +66,13 @@ class DecodingParams:
             check_bounds(name, bias, {"ge": -100, "le": 100}, Real)
 
     def replace(self, **changes: Any) -> Self:
-        """The same options with some changed."""
+        """Return a copy of the options with `changes` applied."""
         return dataclasses.replace(self, **changes)
 
 
 @dataclass(frozen=True)
 class SamplingParams(DecodingParams):
-    """How tokens are chosen and when a text ends; the words are those of `transformers` and OpenAI.
+    """Options of sampling and of stopping, named as in `transformers` and OpenAI's API.
 
     The fields apply in this order: penalties and biases, temperature, top-k, top-p, min-p.
 
@@ -83,7 +83,7 @@ class SamplingParams(DecodingParams):
     trivium.errors.TriviumError: top_p is 2.0, but must be more than 0 and at most 1.
 
     Raises:
-        TriviumError: a value of another type, or outside its bounds.
+        TriviumError: a value of the wrong type, or outside its bounds.
     """
 
     max_new_tokens: int = option(64, "largest number of tokens to generate", ge=1)
@@ -123,10 +123,10 @@ class SamplingParams(DecodingParams):
 
 @dataclass(frozen=True)
 class BeamSearchParams(DecodingParams):
-    """Options of beam search, with the meaning they have in `transformers`.
+    """Options of beam search, with the same meanings as in `transformers`.
 
     Raises:
-        TriviumError: a value outside its bounds.
+        TriviumError: a value of the wrong type, or outside its bounds.
     """
 
     num_beams: int = option(4, "texts kept at every step; 1 is greedy", ge=1)
@@ -153,7 +153,7 @@ class BeamSearchParams(DecodingParams):
 
 
 class DecodingOptions(TypedDict, total=False):
-    """The fields of `DecodingParams` as keyword arguments; a test holds the two together."""
+    """The fields of `DecodingParams` as keyword arguments; a test checks that both agree."""
 
     repetition_penalty: float
     presence_penalty: float
@@ -187,7 +187,7 @@ class BeamSearchOptions(DecodingOptions, total=False):
 
 
 class GenerationOptions(SamplingOptions, total=False):
-    """The options of `generate`: those of sampling, or with `num_beams` those of beam search."""
+    """The options of `generate`: sampling options, or with `num_beams` beam search options."""
 
     num_beams: int | None
     length_penalty: float
@@ -200,11 +200,12 @@ _CONFIG_NAMES = {"no_repeat_ngram_size": "no_repeat_ngram", "stop_strings": "sto
 def options_of_config(
     config: Mapping[str, Any], params: type[DecodingParams], prompt_length: int
 ) -> dict[str, Any]:
-    """The options that a `generation_config.json` sets, for a text after so many tokens.
+    """Return the options that a `generation_config.json` sets for a prompt of the given length.
 
-    Its `max_length` and `min_length` count the prompt of the decoder, and hold only beyond it: many
-    files have an unused `max_length` of 20. With `do_sample` what is not set is as in
-    `transformers`: temperature 1 and the 50 best tokens; false is greedy.
+    `max_length` and `min_length` include the decoder's prompt, and are ignored unless larger than
+    `prompt_length`: many files have an unused `max_length` of 20. If `do_sample` is true, unset
+    options are as in `transformers`: temperature 1 and top-k 50. If `do_sample` is false, decoding
+    is greedy.
     """
     options = {_CONFIG_NAMES.get(name, name): v for name, v in config.items() if v is not None}
     if options.get("do_sample"):
@@ -222,7 +223,7 @@ def options_of_config(
 
 
 def check_names(params: type[DecodingParams], options: Iterable[str]) -> None:
-    """Raise TriviumError for a name that is not one of the options of sampling or beam search."""
+    """Raise TriviumError for an option name that is not a field of `params`."""
     beams = params is BeamSearchParams
     known = [field.name for field in dataclasses.fields(params)]
     for name in options:
@@ -237,7 +238,7 @@ def check_names(params: type[DecodingParams], options: Iterable[str]) -> None:
 
 
 def check_bounds(name: str, value: Any, bounds: Mapping[str, Any], kind: type = Integral) -> None:
-    """Raise TriviumError for no finite number of its kind, or one outside `ge`, `gt` and `le`."""
+    """Raise TriviumError unless `value` is a finite number of type `kind` within the bounds."""
     limits = [(words, test, bounds[key]) for key, (words, test) in _BOUNDS.items() if key in bounds]
     allowed = " and ".join(f"{words} {limit}" for words, _, limit in limits)
     if not isinstance(value, kind) or isinstance(value, bool):
@@ -248,7 +249,7 @@ def check_bounds(name: str, value: Any, bounds: Mapping[str, Any], kind: type = 
 
 
 def check_options(options: Any) -> None:
-    """Raise TriviumError where a number among a dataclass's fields is none or out of bounds."""
+    """Raise TriviumError if a numeric field of a dataclass has a wrong type or is out of bounds."""
     for field in dataclasses.fields(options):
         value, kinds = getattr(options, field.name), str(field.type).split(" | ")
         if ("int" in kinds or "float" in kinds) and not (value is None and "None" in kinds):

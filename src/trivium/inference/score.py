@@ -1,7 +1,7 @@
 """Log-probabilities of texts as continuations of a context, which may be empty.
 
-A decoder scores items of similar lengths together, so that a score depends on the other items, but
-only by rounding.
+A decoder scores items of similar lengths together, so that the other items affect a score, but only
+through rounding.
 
 Shape letters: R rows, L longest continuation, M scored tokens, D d_model, V vocabulary.
 """
@@ -59,7 +59,7 @@ class SequenceScore:
             tokens) for an encoder (Salazar et al. 2020). It is None for a first token without any
             token before it.
         greedy: whether each token is the most probable one of its position.
-        num_cut: tokens that were cut from the left of a context that was too long.
+        num_cut: the number of tokens cut from the left of a context that was too long.
     """
 
     ids: tuple[int, ...]
@@ -69,12 +69,12 @@ class SequenceScore:
 
     @property
     def total(self) -> float:
-        """The sum: the log-probability, or the pseudo-log-likelihood of an encoder."""
+        """The log-likelihood of the tokens, or for an encoder the pseudo-log-likelihood."""
         return math.fsum(value for value in self.log_probabilities if value is not None)
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens in the sum."""
+        """The number of tokens with a log-probability, over which `total` is summed."""
         return sum(value is not None for value in self.log_probabilities)
 
 
@@ -82,9 +82,9 @@ def score_text(lm: TextModel, text: str, context: str | None = None) -> Sequence
     """Return the score of a whole text, which may continue a context.
 
     The end of the text is not scored. Context and text are tokenized as the one string
-    `context + text`: begin the text with a space where the string has one. A token across their
-    border is scored with the text. A context that is too long is cut on the left. An
-    encoder-decoder reads the context with its encoder, separately.
+    `context + text`: begin the text with a space where the string has one. A token across the
+    border of context and text is scored with the text. A context that is too long is cut on the
+    left. An encoder-decoder reads the context separately, with the encoder.
 
     Raises:
         SpecError: a text longer than the model's context length, or an encoder-decoder without a
@@ -108,17 +108,17 @@ def score_continuations(
     """Return the scores of every continuation of every item, in their order.
 
     A decoder reads the context once, after the tokens that begin documents in training. If there
-    are no such tokens, an empty context is the token that ends the previous text; without that
-    token either, the first token is not scored. An encoder-decoder reads the context as a document,
-    and its decoder generates the continuation. An encoder reads context, continuation and `after`
-    as one document, or as a window around the token if the document is too long. It predicts each
-    token of the continuation while this token is masked.
+    are no such tokens, an empty context is replaced by the token that ends documents. If this token
+    is missing, too, the first token is not scored. An encoder-decoder reads the context as a
+    document, and the decoder predicts the continuation. An encoder reads context, continuation and
+    `after` as one document, or as a window around the token if the document is too long. The
+    encoder predicts each token of the continuation while this token is masked.
 
     Args:
         lm: a model with a head over the vocabulary.
         items: contexts with their continuations.
-        truncate: cut the left of contexts that are too long for the model, by the same number
-            of tokens for all continuations of an item.
+        truncate: whether to cut the left of contexts that are too long for the model, by the same
+            number of tokens for all continuations of an item.
 
     Raises:
         SpecError: an item that does not fit.
@@ -148,10 +148,10 @@ def encode_item(
 ) -> ScoreItem:
     """Return the ids of a context and its continuations, encoded as the texts they form together.
 
-    Spaces at the end of the context belong to the continuations, as in the words of tokenizers. The
-    ids of the context are those with which all encodings begin; a token across the border belongs
-    to the continuation. For an encoder-decoder, whose source is the context, context and
-    continuations are encoded separately.
+    Spaces at the end of the context belong to the continuations, because most tokenizers include a
+    space in the token after it. The ids of the context are the common prefix of all encodings. A
+    token across the border belongs to the continuation. For an encoder-decoder, whose source is the
+    context, context and continuations are encoded separately.
 
     Raises:
         TokenizerError: a continuation without tokens.
@@ -182,7 +182,7 @@ def continuation_scores(
 ) -> list[SequenceScore]:
     """Return the scores of continuations of a context, which is cut on the left if too long.
 
-    An encoder reads `after` behind each continuation.
+    An encoder also reads `after`, which follows each continuation.
     """
     item = encode_item(lm, context, continuations, after=after)
     return score_continuations(lm, [item], truncate=True)[0]
@@ -191,7 +191,7 @@ def continuation_scores(
 def token_log_probabilities(
     module: LanguageModule, hidden: Tensor, targets: Tensor, vocab_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Return log p of each target, and whether it is the most probable token, on the CPU.
+    """Return log p of each target, and whether the target is the most probable token, on the CPU.
 
     Shape: hidden [M, D], targets int64 [M] -> float64 [M], bool [M].
     """
@@ -204,7 +204,7 @@ def token_log_probabilities(
 
 
 class _Group(NamedTuple):
-    """Continuations of an item that are scored together; the number of the first one is `first`.
+    """Continuations of an item that are scored together, from index `first` on.
 
     `context` is a decoder's prompt or an encoder's source, from which `num_cut` tokens were cut.
     """
@@ -217,7 +217,7 @@ class _Group(NamedTuple):
 
 
 def _context(lm: TextModel, item: ScoreItem, truncate: bool) -> tuple[list[int], int]:
-    """Return a decoder's prompt or an encoder's source, and how many tokens were cut from it."""
+    """Return a decoder's prompt or an encoder's source, and the number of tokens cut from it."""
     module, longest = lm.module, max(map(len, item.continuations))
     if module.spec.family == "encoder-decoder":
         start = lm.generation_rules.target_start
@@ -240,7 +240,7 @@ def _context(lm: TextModel, item: ScoreItem, truncate: bool) -> tuple[list[int],
 def _score_decoded(
     lm: TextModel, items: Sequence[ScoreItem], contexts: Sequence[tuple[list[int], int]]
 ) -> list[list[SequenceScore]]:
-    """Score items; several continuations of an item share the states of their context."""
+    """Score items with a decoder; continuations of an item share the cache of their context."""
     both = lm.module.spec.family == "encoder-decoder"
     whole: list[_Group] = []
     shared: list[_Group] = []
@@ -334,7 +334,7 @@ def _score_masked(lm: TextModel, item: ScoreItem, truncate: bool) -> list[Sequen
 def _scores(
     lm: TextModel, groups: Sequence[_Group], states: Sequence[Tensor]
 ) -> Iterator[SequenceScore]:
-    """Yield the scores of continuations, whose last tokens the states [M, D] predict in order."""
+    """Yield the scores of continuations from the states [M, D] that predict their tokens."""
     lengths = [len(each) for each in states]
     continuations = [(group.num_cut, ids) for group in groups for ids in group.continuations]
     values, best = torch.empty(0), torch.empty(0, dtype=torch.bool)
@@ -357,7 +357,8 @@ def _excess(lm: TextModel, around: int, context: int, continuation: int, truncat
     """Return the number of tokens of the context beyond the model's context length.
 
     Raises:
-        SpecError: the continuation alone is too long, or the context is and `truncate` is False.
+        SpecError: the continuation alone is too long, or the context is too long and `truncate` is
+            False.
     """
     limit = lm.context_length
     needed = around + context + continuation

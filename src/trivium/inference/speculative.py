@@ -1,8 +1,8 @@
 """Speculative decoding: draft tokens that the model verifies in one forward pass.
 
-A draft token is kept only where the model chooses the same token with its own random number, so
-that texts are the same with and without drafts. For drafts that are certain this accepts as often
-as the rule of Leviathan et al. 2023 (appendix A.2).
+A draft token is accepted only where the model chooses the same token with its own random number,
+so that texts are the same with and without drafts. For deterministic drafts, the acceptance rate is
+the same as with the rule of Leviathan et al. 2023 (appendix A.2).
 """
 
 from __future__ import annotations
@@ -20,35 +20,36 @@ from trivium.models import LanguageModule
 
 
 class Draft(Protocol):
-    """A source of draft tokens, at most `num_tokens` of them per decode step."""
+    """A source of draft tokens, at most `num_tokens` per decode step."""
 
     num_tokens: int
 
     def start(self, slots: int, slot_length: int) -> None:
-        """Prepare for an engine with so many slots of so many tokens."""
+        """Prepare for an engine with `slots` slots of `slot_length` tokens each."""
         ...
 
     def propose(self, texts: Mapping[int, Ids], limits: Mapping[int, int]) -> dict[int, list[int]]:
-        """Draft tokens per slot.
+        """Return the draft tokens per slot.
 
         Args:
             texts: slot -> prompt and generated tokens.
-            limits: slot -> largest number of draft tokens.
+            limits: slot -> maximum number of draft tokens.
         """
         ...
 
 
 class PromptLookup:
-    """What followed the last n-gram at its previous occurrence in the text (Saxena 2023).
+    """Prompt lookup: drafts copied from after the last n-gram's previous occurrence (Saxena 2023).
 
-    It costs almost nothing and helps where texts repeat themselves: summaries, edits, code.
+    Prompt lookup costs almost nothing and helps where texts repeat themselves: summaries, edits,
+    code.
 
     >>> PromptLookup(num_tokens=2).propose({0: [5, 6, 7, 8, 5, 6]}, {0: 2})
     {0: [7, 8]}
 
     Args:
-        num_tokens: draft tokens per step.
-        ngram: length of the n-gram that is looked up first; then shorter ones, down to one token.
+        num_tokens: the maximum number of draft tokens per step.
+        ngram: the length of the n-gram looked up first; then shorter n-grams, down to one token.
     """
 
     def __init__(self, num_tokens: int = 8, ngram: int = 3) -> None:
@@ -57,10 +58,10 @@ class PromptLookup:
         self.num_tokens, self.ngram = num_tokens, ngram
 
     def start(self, slots: int, slot_length: int) -> None:
-        """Nothing is kept between steps."""
+        """Do nothing, because no state is kept between steps."""
 
     def propose(self, texts: Mapping[int, Ids], limits: Mapping[int, int]) -> dict[int, list[int]]:
-        """See `Draft`."""
+        """Return the draft tokens per slot; see `Draft.propose`."""
         return {slot: self._following(ids, limits[slot]) for slot, ids in texts.items()}
 
     def _following(self, ids: Ids, limit: int) -> list[int]:
@@ -75,14 +76,15 @@ class PromptLookup:
 
 
 class DraftModel:
-    """The greedy continuation of a smaller decoder with the same vocabulary.
+    """Draft tokens generated greedily by a smaller decoder with the same vocabulary.
 
     Args:
         module: a decoder in evaluation mode.
-        num_tokens: draft tokens per step.
+        num_tokens: the maximum number of draft tokens per step.
 
     Raises:
-        SpecError: a model that is no decoder, or cannot take back so many tokens.
+        SpecError: a model that is not a decoder; from `start`: a cache that cannot be rolled back
+            by `num_tokens`.
     """
 
     def __init__(self, module: LanguageModule, num_tokens: int = 4) -> None:
@@ -92,7 +94,7 @@ class DraftModel:
         self.module, self.num_tokens = module, num_tokens
 
     def start(self, slots: int, slot_length: int) -> None:
-        """See `Draft`."""
+        """Prepare for an engine; see `Draft.start`."""
         limit = self.module.spec.max_length
         self._slot_length = slot_length if limit is None else min(limit, slot_length)
         self._cache = self.module.new_cache(slots, self._slot_length)
@@ -105,11 +107,11 @@ class DraftModel:
 
     @torch.inference_mode()
     def propose(self, texts: Mapping[int, Ids], limits: Mapping[int, int]) -> dict[int, list[int]]:
-        """See `Draft`."""
+        """Return the draft tokens per slot; see `Draft.propose`."""
         slots = [slot for slot, ids in texts.items() if len(ids) <= self._slot_length]
         drafts: dict[int, list[int]] = {slot: [] for slot in texts}
         for slot in slots:
-            # Of the last drafts only the accepted ones stay; the last token is always read anew.
+            # Only accepted draft tokens stay in the cache; the last token is always read again.
             ids, held = texts[slot], self._held[slot]
             same = next((i for i, (a, b) in enumerate(zip(held, ids)) if a != b), len(held))
             kept = min(same, len(ids) - 1)
@@ -132,7 +134,7 @@ class DraftModel:
         return {slot: ids[: limits[slot]] for slot, ids in drafts.items()}
 
     def _read(self, new: Mapping[int, Ids]) -> dict[int, int]:
-        """Append new tokens to some slots: the most probable next token of each."""
+        """Append new tokens to some slots. Returns the most probable next token of each slot."""
         hidden = prefill(self.module, self._cache, list(new), list(new.values()))
         for slot, ids in new.items():
             self._held[slot].extend(ids)

@@ -17,19 +17,19 @@ from trivium.inference.text_model import TextModel
 from trivium.text.inputs import encode_words, join_words
 from trivium.text.symbols import UNSPACED
 
-# Characters of a Chinese word; a few names written by their sound are longer.
+# Maximum number of characters in a Chinese word; a few transliterated names are longer.
 _LONGEST_WORD = 6
 _CJK = UNSPACED.pattern
-# Letters, numbers and what combines with them: vowel signs, accents, joiners.
+# Letters, numbers and combining characters: vowel signs, accents, joiners.
 _OTHER = rf"(?!{_CJK})[\w\p{{M}}\u200c\u200d]"
-# Punctuation marks within a word belong to it ("U.S", "don't"), those at its ends do not.
+# Punctuation marks within a word belong to the word ("U.S", "don't"), marks at its ends do not.
 _WORD = rf"{_OTHER}(?:(?:(?!{_CJK})\S)*{_OTHER})?|(?!\s)\X"
 _WORDS = Split(Regex(rf"{_CJK}+|{_WORD}"), behavior="isolated")
 _CHARACTERS = Split(Regex(rf"{_CJK}|{_WORD}"), behavior="isolated")
 
 
 class Word(NamedTuple):
-    """A word and its characters in the text."""
+    """A word and its character offsets in the text."""
 
     text: str
     start: int
@@ -38,7 +38,7 @@ class Word(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaggedWord:
-    """A word, its most probable tag, that tag's probability, and its characters in the text."""
+    """A word, its most probable tag, the tag's probability, and the word's character offsets."""
 
     word: str
     tag: str
@@ -49,7 +49,7 @@ class TaggedWord:
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """Words of one chunk of IOB tags: its text, type, characters, and their mean probability."""
+    """A chunk of IOB tags: its text, type, mean tag probability and character offsets."""
 
     text: str
     type: str
@@ -59,16 +59,17 @@ class Entity:
 
 
 def find_words(text: str | Sequence[str], *, by_character: bool = True) -> list[Word]:
-    """The words of a text, or words as they are, with their characters in the joined text.
+    """Return the words of a text, or the given words, with character offsets in the joined text.
 
-    Words are separated by spaces, and marks at the ends of a word are words of their own.
+    Words are separated by spaces. Punctuation marks at the ends of a word are words of their own.
 
     >>> [word.text for word in find_words("(He isn't in Paris, now.)")]
     ['(', 'He', "isn't", 'in', 'Paris', ',', 'now', '.', ')']
 
     Args:
-        by_character: every Chinese or Japanese character is a word. Otherwise spaces separate
-            those, too; where they do not, a warning says so.
+        by_character: whether every Chinese or Japanese character is a word. Otherwise, spaces
+            separate Chinese and Japanese words, too; if a text seems to have no such spaces, there
+            is a warning, and every character is a word.
     """
     if not isinstance(text, str):
         _, starts = join_words(text)
@@ -92,9 +93,9 @@ def _split(splitter: Split, text: str) -> list[Word]:
 
 
 def merge_entities(words: Sequence[TaggedWord], text: str) -> list[Entity]:
-    """The chunks of IOB2, BIOES, BILOU, BMES or BMEWO tags; none where tags are of another form.
+    """Return the chunks of IOB2, BIOES, BILOU, BMES or BMEWO tags; tags of other forms are skipped.
 
-    An I- that continues nothing begins a chunk.
+    An I- tag that does not continue a chunk begins a chunk.
 
     >>> tags = [("New", "B-LOC", 0, 3), ("York", "I-LOC", 4, 8), ("is", "O", 9, 11)]
     >>> words = [TaggedWord(word, tag, 0.5, *span) for word, tag, *span in tags]
@@ -132,12 +133,14 @@ def tag_words(
     *,
     max_length: int | None,
 ) -> list[list[TaggedWord]]:
-    """The tag of every word, predicted at its first token.
+    """Predict the tag of every word, at the word's first token.
 
     Args:
-        sentences: words of each.
-        names: of the tagger's labels.
-        max_length: sentences of more tokens are read in several parts.
+        lm: a model with a tagger head.
+        sentences: the words of every sentence.
+        names: the names of the tagger's labels.
+        max_length: the number of tokens beyond which a sentence is read in several parts; None:
+            any number.
     """
     tagged: list[list[TaggedWord]] = [[] for _ in sentences]
     texts = [[word.text for word in words] for words in sentences]

@@ -1,4 +1,4 @@
-"""`TextModel`: weights, tokenizers and settings, and what follows from them for inference."""
+"""`TextModel`: weights, tokenizers and settings, and the inference rules derived from these."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from trivium.text.chat_template import ChatTemplate, Message
 from trivium.text.inputs import Frame, TextInput, encode_inputs, encode_windows
 from trivium.text.literals import SpecialTokens
 
-_NO_LENGTH = 1 << 24  # Files of Hugging Face write numbers beyond it for "any length".
-_BIASED_LENGTH = 1024  # mT5 and ByT5, which state no length, were trained on it (Xue et al. 2020).
+_NO_LENGTH = 1 << 24  # Hugging Face files write larger numbers for "any length".
+_BIASED_LENGTH = 1024  # Training length of mT5 and ByT5, whose files have none (Xue et al. 2020).
 
 _FITTING = {
     "logits": "a model with a head",
@@ -55,10 +55,13 @@ class GenerationRules:
         stop_ids: ids that end a text.
         banned_ids: ids that are never generated, such as Marian's padding.
         begin_banned_ids: ids that no text begins with.
-        decoder_start: what the decoder of an encoder-decoder reads first; not part of its output.
+        decoder_start: the ids that the decoder of an encoder-decoder reads first; these ids are not
+            part of the output.
         forced_start: the ids that every target begins with, such as mBART's language.
-        forced_end: the id generated last where `max_new_tokens` is reached (BART); None: any.
-        encoder_no_repeat_ngram: no n-gram of this size of the source is generated; 0: any may.
+        forced_end: the id forced as the last token if `max_new_tokens` is reached (BART); None: no
+            id is forced.
+        encoder_no_repeat_ngram: the size of n-grams of the source that may not be generated; 0: no
+            restriction.
     """
 
     vocab_size: int
@@ -100,7 +103,7 @@ class GenerationRules:
                 )
 
     def forced_id(self, length: int, limit: int) -> int | None:
-        """Return the id that must follow `length` tokens of at most `limit`; None for any id."""
+        """Return the id forced after `length` tokens of at most `limit`, or None."""
         if length < len(self.forced_start):
             return self.forced_start[length]
         return self.forced_end if length + 1 >= limit else None
@@ -115,11 +118,11 @@ class TextModel:
         tokenizer: the tokenizer; None if the model is used with ids only.
         settings: the options of generation, the names of labels and so on, which are saved and
             exported with the model.
-        source_tokenizer: the tokenizer for what an encoder reads, if it is another one.
-        compile: compile the decode step of generation.
+        source_tokenizer: the tokenizer of the encoder's input, if different from `tokenizer`.
+        compile: whether to compile the decode step of generation.
 
-    A tokenizer with more ids than the model is only warned of: an id that the model does not have
-    is refused where it occurs.
+    A tokenizer with more ids than the model only causes a warning. A text with an id that the model
+    does not have raises an error.
     """
 
     def __init__(
@@ -150,7 +153,7 @@ class TextModel:
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """The methods that this model supports, by its family and heads."""
+        """The methods that this model supports, given its family, heads and tokenizer."""
         heads, family = {head.kind for head in self.spec.heads}, self.spec.family
         encodes, decodes = family != "decoder-only", family != "encoder-only"
         both = encodes and decodes
@@ -178,7 +181,7 @@ class TextModel:
 
     @property
     def generates_labels(self) -> bool:
-        """Whether an encoder-decoder classifies by the likelihood of its labels' names."""
+        """Whether `classify` compares an encoder-decoder's likelihoods of the label names."""
         heads = {head.kind for head in self.spec.heads}
         fine_tuned = bool(self.settings.task_options("classification") and self.settings.labels)
         both = self.spec.family == "encoder-decoder"
@@ -188,13 +191,14 @@ class TextModel:
     def reads_documents(self) -> bool:
         """Whether `classify` and `embed` add the tokens that begin and end documents.
 
-        For a decoder they do so only if it was fine-tuned with them (classification, contrastive).
+        With a decoder, `classify` and `embed` add these tokens only if the decoder was fine-tuned
+        with them (classification, contrastive).
         """
         return self.settings.reads_documents or self.spec.family != "decoder-only"
 
     @property
     def pooling(self) -> Pooling:
-        """The pooling of `embed`: that of training, else "last" for a decoder, "mean" for others.
+        """The pooling of `embed`: as in training, else "last" for a decoder, "mean" for others.
 
         Raises SpecError if the settings name an unknown pooling.
         """
@@ -207,12 +211,12 @@ class TextModel:
 
     @property
     def vector_size(self) -> int:
-        """The number of numbers in a vector of `embed`."""
+        """The dimension of the vectors that `embed` returns."""
         heads = (head for head in self.spec.heads if isinstance(head, VectorHead))
         return next((head.layers[-1].width for head in heads), self.spec.d_model)
 
     def label_names(self, count: int) -> tuple[str, ...]:
-        """Return the names of labels, or the names that `transformers` gives them by default."""
+        """Return the names of `count` labels, or the default names of `transformers` if unknown."""
         names = self.settings.labels
         return names if len(names) == count else tuple(f"LABEL_{n}" for n in range(count))
 
@@ -229,11 +233,11 @@ class TextModel:
         )
 
     def reading(self, special_tokens: SpecialTokens | None) -> Self:
-        """Return this model, but with the given way to read names of special tokens in texts.
+        """Return this model with the given way to tokenize names of special tokens in texts.
 
         Args:
             special_tokens: whether `[SEP]` or `<|im_end|>` in a text is "text" like any other, or
-                the "special" token. By default names are special in the prompt of `generate`, and
+                the "special" token. By default, names are special in the prompt of `generate`, and
                 text elsewhere (except `[MASK]` in `fill_mask`), unless the model was trained with
                 another `data.special_tokens`.
         """
@@ -245,18 +249,18 @@ class TextModel:
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """How the names of special tokens in a text are read."""
+        """How names of special tokens in a text are tokenized: as "text" or "special" tokens."""
         trained = self.settings.config.get("trained_special_tokens") == "special"
         return self._special_tokens or ("special" if trained else "text")
 
     @property
     def prompting(self) -> Self:
-        """This model, but with names of special tokens read as special tokens, as in prompts."""
+        """This model for prompts, where names of special tokens are read as special by default."""
         return self.reading(self._special_tokens or "special")
 
     @property
     def text_tokenizer(self) -> Tokenizer:
-        """The tokenizer, which reads names of special tokens as `special_tokens` says.
+        """The tokenizer, which treats names of special tokens as `special_tokens` says.
 
         Raises TokenizerError if the model has no tokenizer.
         """
@@ -269,7 +273,7 @@ class TextModel:
 
     @property
     def source_tokenizer(self) -> Tokenizer:
-        """The tokenizer for what an encoder reads: the source tokenizer, else the tokenizer."""
+        """The tokenizer of the encoder's input: the source tokenizer if any, else the tokenizer."""
         own = self._source_tokenizer
         return self.text_tokenizer if own is None else own.reading(self.special_tokens)
 
@@ -280,12 +284,12 @@ class TextModel:
 
     @property
     def max_length(self) -> int | None:
-        """The number of tokens that are read at once: that of training, or the context length.
+        """The number of tokens read at once: the smallest known limit (context, training, configs).
 
-        Longer texts are read in windows (`tag`, `answer`, `embed`, `fill_mask`, and `score` of an
-        encoder), or their ends are cut with a warning (`classify`, and the sources of an
-        encoder-decoder). If no length is known, an encoder with relative biases (T5, ALiBi), whose
-        memory is quadratic, reads 1,024 tokens, and the value for other models is None.
+        Longer texts are read in windows (`tag`, `answer`, `embed`, `fill_mask`, and `score` with an
+        encoder), or are truncated at the end with a warning (`classify`, and the sources of an
+        encoder-decoder). If no limit is known, the value is 1,024 for an encoder with relative
+        position biases (T5, ALiBi), whose memory is quadratic, and None for other models.
         """
         config = self.settings.config
         lengths = (
@@ -299,13 +303,13 @@ class TextModel:
 
     @property
     def context_length(self) -> int | None:
-        """The number of positions; for an encoder-decoder with unlimited ones `max_length`."""
+        """The number of positions, None if unlimited (but `max_length` for an encoder-decoder)."""
         both = self.spec.family == "encoder-decoder"
         return self.spec.max_length or (self.max_length if both else None)
 
     @property
     def trained_length(self) -> int | None:
-        """The number of tokens of the longest rows in training; None if it is not known."""
+        """The number of tokens of the longest rows in training; None if unknown."""
         return self.settings.config.get("trained_length")
 
     @property
@@ -343,7 +347,8 @@ class TextModel:
     def conversation_ids(self, messages: Sequence[Message]) -> list[int]:
         """Return the ids of a conversation up to where the assistant's next message begins.
 
-        Raises TokenizerError if the model has no chat template, or if it refuses the messages.
+        Raises TokenizerError if the model has no chat template, or the template refuses the
+        messages.
         """
         if self.settings.chat_template is None:
             raise TokenizerError(
@@ -354,7 +359,7 @@ class TextModel:
         return prompt_ids(self, template.render(messages, add_generation_prompt=True))
 
     def prompts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of prompts, and warn if sources of an encoder-decoder are cut."""
+        """Return the ids of prompts. Warns if sources of an encoder-decoder are truncated."""
         prompts, limit = [prompt_ids(self, text) for text in texts], self.max_length
         if self.spec.family == "encoder-decoder" and limit is not None:
             suffix = self.source_frame.after
@@ -365,7 +370,7 @@ class TextModel:
         return prompts
 
     def text_inputs(self, texts: Sequence[tuple[str, str | None]]) -> list[TextInput]:
-        """Return texts and pairs as the model reads them, and warn if some are cut."""
+        """Encode texts and pairs as model inputs. Warns if some are truncated."""
         limit = self.max_length
         inputs = encode_inputs(
             self.source_tokenizer, texts, max_length=limit, as_documents=self.reads_documents
@@ -374,7 +379,7 @@ class TextModel:
         return inputs
 
     def windows(self, texts: Sequence[str]) -> list[list[TextInput]]:
-        """Return the windows of every text, as `embed` reads them."""
+        """Encode every text as windows of at most `max_length` tokens, for `embed`."""
         documents, limit = self.reads_documents, self.max_length
         return encode_windows(
             self.source_tokenizer, texts, max_length=limit, as_documents=documents
@@ -383,11 +388,11 @@ class TextModel:
     def embedding_windows(
         self, texts: Sequence[str], *, max_length: int | None = None
     ) -> list[list[TextInput]]:
-        """Return the windows of every text, for one vector each.
+        """Encode every text as windows, from which `embed` computes one vector per text.
 
-        With `max_length`, or where the model came from `sentence-transformers` with a length, the
-        end of a longer text is cut instead; for the latter there is a warning. A prompt of the
-        model comes before every text.
+        If `max_length` is given, or the model has a `max_seq_length` (`sentence-transformers`), a
+        longer text is truncated to one window instead. Truncation causes a warning unless
+        `max_length` is given. The model's prompt, if any, is put before every text.
         """
         options = self.settings.task_options("contrastive")
         lengths = max_length, options.get("max_seq_length")
@@ -406,7 +411,7 @@ class TextModel:
         return [[each] for each in inputs]
 
     def warn_of_lengths(self, requests: Iterable[GenerationRequest]) -> None:
-        """Warn of texts that end for lack of positions, or that are longer than in training."""
+        """Warn of texts that end because no positions are left, or are longer than in training."""
         start, trained = self.generation_rules.decoder_start, self.trained_length
         notes: list[str] = []
         for one in requests:
@@ -426,21 +431,21 @@ class TextModel:
     def sampling_params(
         self, prompt_ids: Sequence[int], options: Mapping[str, Any], **defaults: Any
     ) -> SamplingParams:
-        """Return the options for a prompt. The options of the model come before `defaults`."""
+        """Return the sampling options: `options`, then the model's settings, then `defaults`."""
         check_names(SamplingParams, options)
         length = len(self.generation_rules.decoder_start or prompt_ids)
         settings = options_of_config(self.settings.generation, SamplingParams, length)
         return SamplingParams(**{**defaults, **settings, **options})
 
     def target_limit(self, source: Sequence[int]) -> int:
-        """Return the largest number of tokens of a target: the model's limit, or by its source."""
+        """Return the maximum target length, from the model's settings or else the source length."""
         default = min(2 * len(source) + 16, MAX_TARGET)
         return self.sampling_params(source, {}, max_new_tokens=default).max_new_tokens
 
     def beam_params(
         self, prompt_ids: Sequence[int] = (), **options: Unpack[BeamSearchOptions]
     ) -> BeamSearchParams:
-        """Return the options of beam search. Those that are not given are the model's own."""
+        """Return the options of beam search. Options not given come from the model's settings."""
         check_names(BeamSearchParams, options)
         length = len(self.generation_rules.decoder_start or prompt_ids)
         settings = options_of_config(self.settings.generation, BeamSearchParams, length)
@@ -448,7 +453,7 @@ class TextModel:
 
 
 def warn_of_cuts(cut: int, total: int, limit: int | None) -> None:
-    """Warn of texts whose ends are cut."""
+    """Warn if `cut` of `total` texts are truncated to `limit` tokens."""
     if cut:
         warnings.warn(
             f"{cut} of {total} texts are longer than the {limit} tokens that this model reads: "
@@ -465,8 +470,8 @@ def encoder_ids(tokenizer: Tokenizer, text: str) -> list[int]:
 def prompt_ids(lm: TextModel, text: str) -> list[int]:
     """Return the ids of a text for an encoder to read, or for a decoder to continue.
 
-    A decoder's prompt begins with the tokens that begin documents in training. Without such tokens,
-    an empty prompt is the token that ends the previous document.
+    A decoder's prompt begins with the tokens that begin documents in training. If there are none,
+    an empty prompt is replaced by the token that ends documents.
 
     Raises:
         TokenizerError: the prompt is empty, and there is no special token to begin with.
@@ -485,9 +490,9 @@ def prompt_ids(lm: TextModel, text: str) -> list[int]:
 
 
 def begun(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """Add the ids that begin documents in training before the ids of a text, if they are missing.
+    """Prepend the ids that begin documents in training, unless `ids` already starts with them.
 
-    A chat template may write the first token itself.
+    A chat template may write these tokens itself.
     """
     prefix = list(tokenizer.prefix_ids)
     return [*ids] if [*ids[: len(prefix)]] == prefix else [*prefix, *ids]

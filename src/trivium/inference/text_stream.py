@@ -1,4 +1,4 @@
-"""Tokens to text while they are generated: complete characters, spaces, stop strings."""
+"""Streaming detokenization: complete characters, spaces and stop strings."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ _CONTEXT = 16  # tokens
 
 
 class TextStream:
-    """Gives the text that each token adds; the pieces joined are the text of all tokens.
+    """Streaming detokenizer, whose joined pieces are the text of all tokens.
 
-    A piece is whole characters: bytes of a character that is not complete are held back.
+    A piece consists of complete characters: the bytes of an incomplete character are held back.
 
     Args:
-        tokenizer: that of the ids.
-        context_ids: tokens before the first; they decide whether a space comes first.
+        tokenizer: the tokenizer of the ids.
+        context_ids: the tokens before the first token; they decide whether the text begins with a
+            space.
     """
 
     def __init__(self, tokenizer: Tokenizer, context_ids: Sequence[int] = ()) -> None:
@@ -26,14 +27,14 @@ class TextStream:
         self._held, self._known = list[int](), ""
         for token_id in context_ids[-_CONTEXT:]:
             self.push(token_id)
-        self._known = self.finish().rstrip("\ufffd")  # of a context that ends within a character
+        self._known = self.finish().rstrip("\ufffd")  # the context may end within a character
 
     def push(self, token_id: int) -> str:
-        """Add one token; the characters that are complete because of it."""
+        """Add one token. Returns the characters that the token completes."""
         self._held.append(token_id)
         try:
             piece = self._stream.step(self._tokenizer.backend, token_id)
-        except Exception:  # a stray byte, with which the character before it is none
+        except Exception:  # a stray byte, which makes the character before it invalid
             self._stream = DecodeStream(skip_special_tokens=True)
             piece = self._tokenizer.decode(self._held)
         if piece is None:
@@ -42,25 +43,25 @@ class TextStream:
         return piece.removeprefix(known)
 
     def finish(self) -> str:
-        """The incomplete characters held back, at the end of the text."""
+        """Return the incomplete characters held back, at the end of the text."""
         return self._tokenizer.decode(self._held).removeprefix(self._known)
 
 
 class StopStrings:
-    """Ends a stream of text before the first stop string.
+    """Filter that ends a stream of text before the first stop string.
 
     Args:
-        stop: strings that end the text; none of them empty.
+        stop: the strings that end the text; no string may be empty.
 
     Attributes:
-        matched: whether one occurred.
+        matched: whether a stop string occurred.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop, self._held, self.matched = tuple(stop), "", False
 
     def push(self, piece: str, *, last: bool = False) -> str:
-        """The text that is final; the beginning of a possible stop string is held back."""
+        """Add text. Returns the text that is final, without the start of a possible stop string."""
         text = self._held + piece
         matches = [start for stop in self._stop if (start := text.find(stop)) >= 0]
         if matches:
@@ -71,7 +72,7 @@ class StopStrings:
         return text[: len(text) - held]
 
     def _possible(self, text: str) -> int:
-        """Characters at the end that may begin a stop string."""
+        """Return the number of characters at the end that may begin a stop string."""
         sizes = (
             size
             for stop in self._stop
@@ -82,10 +83,10 @@ class StopStrings:
 
 
 def token_texts(tokenizer: Tokenizer, pairs: Sequence[tuple[int | None, int]]) -> list[str]:
-    """What a token adds to the text of the token before it (or None), for many such pairs.
+    """Return the text that each token adds after the previous token (or None), for many pairs.
 
-    A token decoded alone loses the space that many tokenizers put before a word. One that is not
-    whole characters is shown by its bytes, such as "\\xe5\\xa4".
+    A token decoded alone loses the space that many tokenizers put before a word. A token that is
+    not complete characters is shown by its bytes, such as "\\xe5\\xa4".
     """
     before = [[] if previous is None else [previous] for previous, _ in pairs]
     batch = [*before, *([*ids, pair[1]] for ids, pair in zip(before, pairs))]
@@ -103,7 +104,7 @@ def token_texts(tokenizer: Tokenizer, pairs: Sequence[tuple[int | None, int]]) -
 
 
 def is_text(data: bytes) -> bool:
-    """Whether bytes are whole characters in UTF-8."""
+    """Return whether bytes are complete characters in UTF-8."""
     try:
         data.decode()
     except UnicodeDecodeError:
