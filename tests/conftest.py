@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import sys
 from pathlib import Path
 
@@ -20,6 +21,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["TRIVIUM_LANGUAGE"] = "en"
 torch.set_num_threads(THREADS)
+# A shell that runs the tests in the background makes them ignore Ctrl-C, which some tests send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Helpers that several test folders import.
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 if os.environ.get("TRIVIUM_TEST_PERTURB") == "1":  # before anything imports what is replaced
