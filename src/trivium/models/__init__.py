@@ -1,4 +1,4 @@
-"""Models: a spec and the module that is built from it, in one file for each kind of model."""
+"""Models: one file for each kind of model, with its spec and the module built from the spec."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def build(
 def build(
     spec: Spec, *, seed: int | None = None, device: torch.device | str = "cpu"
 ) -> LanguageModule:
-    """The module that `spec` describes, initialised from `seed`, in float32 and training mode.
+    """Return the module of `spec`, initialised from `seed`, in float32 and training mode.
 
     Args:
-        spec: the model.
-        seed: of the starting weights, which are the same on every device; None: one drawn from
-            PyTorch's global generator.
-        device: on "meta" nothing is allocated: parameters have shapes and no numbers.
+        spec: the configuration of the model.
+        seed: the seed of the initialization, which is the same on every device; None: a seed drawn
+            from PyTorch's global generator.
+        device: the device of the weights; on "meta" parameters have shapes but no storage.
 
-    Raises SpecError on "meta" for a tensor of more bytes than 64 bits can count.
+    Raises SpecError on "meta" for a tensor whose size in bytes exceeds 64 bits.
     """
     if str(device) == "meta":
         try:
@@ -62,7 +62,7 @@ def build(
 
 
 def num_parameters(spec: Spec) -> int:
-    """Every trained number, tied matrices counted once.
+    """Return the number of parameters; tied matrices count once.
 
     >>> from trivium.presets import presets
     >>> num_parameters(presets["gpt2"])
@@ -72,14 +72,14 @@ def num_parameters(spec: Spec) -> int:
 
 
 def active_parameters(spec: Spec) -> int:
-    """Parameters that compute for a token: all but those of experts that it does not take."""
+    """Return the number of active parameters per token, without those of inactive experts."""
     total, idle = _counts(spec)  # type: ignore[arg-type]
     return total - idle
 
 
 @cache
 def _counts(spec: Spec) -> tuple[int, int]:
-    """Parameters, and those that do not compute for a token; of layers alike one is built."""
+    """Return the numbers of all and of inactive parameters; of equal layers, only one is built."""
     if not isinstance(spec, ModelSpec):
         return _size(build(spec, device="meta")), 0
     encoder, decoder = map(_one_of_each, (spec.encoder, spec.decoder))
@@ -96,7 +96,10 @@ def _counts(spec: Spec) -> tuple[int, int]:
 
 
 def _one_of_each(stack: Stack | None) -> tuple[Stack, list[int]] | None:
-    """With the first layer and one of each kind of the others, and how many there are of each."""
+    """Return a stack with the first layer and one of each distinct later layer, and their counts.
+
+    With `num_layer_groups`, return the stack itself and a count of 1 for each group.
+    """
     if stack is None:
         return None
     if stack.num_layer_groups:
@@ -113,11 +116,12 @@ def _size(module: nn.Module) -> int:
 
 @cache
 def flops_per_token(spec: Spec, length: int) -> float:
-    """Floating-point operations to train on one token of a row of `length` tokens.
+    """Return the training FLOPs per token in a row of `length` tokens.
 
-    6 per weight that the token is multiplied with (2 forward, 4 backward; Kaplan et al. 2020,
-    section 2.1) and 12 N H for every position that a query attends to, half of them where causal;
-    a sliding window is counted as full attention. Of an encoder-decoder source and target have
-    `length` tokens each, and the result is per token of the source.
+    The sum has 6 FLOPs per weight that a token is multiplied with (2 forward, 4 backward; Kaplan et
+    al. 2020, section 2.1) and 12 N H per attended position for N heads of width H. Causal attention
+    attends to half of the positions, and a sliding window counts as full attention. For an
+    encoder-decoder, source and target have `length` tokens each, and the result is per source
+    token.
     """
     return build(spec, device="meta").flops_per_token(length)

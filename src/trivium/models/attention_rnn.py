@@ -1,7 +1,7 @@
 """A recurrent encoder-decoder with additive attention (Bahdanau et al. 2015).
 
-Shape letters: B batch, T positions of the target, S of the source, M selected positions, D width
-of token vectors, C of the cells, A of the attention, R of the readout.
+Shape letters: B batch, T target positions, S source positions, M selected positions, D width of
+token embeddings, C width of the cells, A width of the attention, R width of the readout.
 """
 
 from __future__ import annotations
@@ -30,23 +30,24 @@ from trivium.nn.state import Cache, State, state_like
 
 
 class AttentionRNNSpec(Spec):
-    """A bidirectional GRU reads the source, and a GRU with attention to it writes the target.
+    """An encoder-decoder: a bidirectional GRU encodes the source, a GRU with attention decodes.
 
         e_ij = v . tanh(W s_(i-1) + U h_j)      a_ij = softmax_j(e_ij)      c_i = sum_j a_ij h_j
         s_i  = GRU(s_(i-1), y_(i-1), c_i)       s_0 = tanh(W_s h_1), of the backward half of h_1
         t_i  = maxout(U_o s_i + V_o y_(i-1) + C_o c_i)
 
-    Token vectors are `d_model` wide, both GRUs `d_hidden` in each direction, v `d_attention`, and
-    t_i `d_readout`, of which each number is the larger of two; a head reads t_i. A tied head has a
-    matrix from t_i to `d_model`.
+    The widths are `d_model` for token embeddings, `d_hidden` for both GRUs (per direction),
+    `d_attention` for v and `d_readout` for t_i, where maxout takes the larger of two numbers. Heads
+    read t_i. A tied head has a projection from t_i to `d_model`.
 
-    Source: Bahdanau et al. 2015, sections 3.1 and 3.2 and appendix A. Their readout takes s_(i-1)
-    in the appendix and s_i in equation 4, as here. The encoder's GRU is cuDNN's, with biases.
+    Source: Bahdanau et al. 2015, sections 3.1 and 3.2 and appendix A. The paper's readout uses
+    s_(i-1) in the appendix and s_i in equation 4, as here. The encoder is cuDNN's GRU, with biases.
 
     Args:
-        source_vocab_size: of the encoder, where it has a vocabulary of its own.
-        initialization: "published", N(0, 0.01^2) and orthogonal recurrent matrices; or "glorot"
-            for all others, which learns faster in short runs.
+        source_vocab_size: the encoder's vocabulary size, if it has a separate vocabulary.
+        initialization: "published", N(0, 0.01^2), or N(0, 0.001^2) for W and U, with orthogonal
+            recurrent matrices; or "glorot", with Glorot initialization of the other matrices and
+            N(0, 0.1^2) for embeddings, which learns faster in short runs.
     """
 
     aligns: ClassVar[bool] = True  # one weight a source token
@@ -59,7 +60,7 @@ class AttentionRNNSpec(Spec):
     dropout: DropoutRate = 0.0
 
     def check(self) -> None:
-        """Raise SpecError for a head that reads both sides of a token."""
+        """Raise SpecError for a head that needs bidirectional context."""
         super().check()
         for head in self.heads:
             if head.reads_both_sides:
@@ -70,23 +71,23 @@ class AttentionRNNSpec(Spec):
 
     @property
     def family(self) -> Literal["encoder-decoder"]:
-        """It translates."""
+        """The family, always encoder-decoder."""
         return "encoder-decoder"
 
     @property
     def source_size(self) -> int:
-        """Entries of the vocabulary of its input."""
+        """The vocabulary size of the input."""
         return self.source_vocab_size or self.vocab_size
 
     def kept_bytes(self, length: int, item: int, *, on_cpu: bool, recompute: bool = False) -> int:
-        """Gates and states as of an RNN; of each target token tanh(W s + U h_j) of the source."""
+        """See `Spec.kept_bytes`: RNN gates and states; tanh(W s + U h_j) for each token pair."""
         encoder = 2 * (10 * self.d_hidden + self.d_model) + self.d_attention
         decoder = 16 * self.d_hidden + 2 * self.d_model + 6 * self.d_readout
         return 4 * (encoder + decoder + length * (self.d_attention + 3))
 
     @property
     def head_input(self) -> HeadInput:
-        """What the heads are built with."""
+        """The sizes and settings that heads are built with."""
         return projecting_head_input(self, self.d_readout, self.dropout)
 
     def build(self) -> AttentionRNN:
@@ -95,7 +96,7 @@ class AttentionRNNSpec(Spec):
 
 
 class Attended(NamedTuple):
-    """What a decoder attends to: U h [B, S, A], h [B, S, 2 C], which are real [B, S]."""
+    """Source of a decoder's attention: keys U h [B, S, A], values h [B, S, 2 C], mask [B, S]."""
 
     keys: Tensor
     values: Tensor
@@ -103,7 +104,7 @@ class Attended(NamedTuple):
 
 
 class Written(NamedTuple):
-    """States [B, T, C], contexts c [B, T, 2 C] and attention weights [B, T, S] of a target."""
+    """Decoder states [B, T, C], contexts c [B, T, 2 C] and attention weights [B, T, S]."""
 
     states: Tensor
     contexts: Tensor
@@ -111,13 +112,13 @@ class Written(NamedTuple):
 
 
 class AttentionDecoder(nn.Module):
-    """A GRU whose every step reads a weighted sum of the source.
+    """A GRU decoder with additive attention to the source in every step.
 
         z, r = sigmoid(W_z y + U_z s + C_z c), sigmoid(W_r y + U_r s + C_r c)
         s'   = (1 - z) s + z tanh(W y + U (r s) + C c)
 
-    `inputs`, `attended` and `gates` hold the matrices of z, r and, but `gates`, of the candidate,
-    one after another. Source: Bahdanau et al. 2015, appendix A.1.1 and A.2.2.
+    `inputs` and `attended` each concatenate the matrices of z, r and the candidate state; `gates`
+    concatenates U_z and U_r. Source: Bahdanau et al. 2015, appendix A.1.1 and A.2.2.
     """
 
     def __init__(self, model: AttentionRNNSpec) -> None:
@@ -135,14 +136,14 @@ class AttentionDecoder(nn.Module):
         self.readout = nn.Linear(cells + model.d_model + both, 2 * model.d_readout)
 
     def first_state(self, source: Attended) -> Tensor:
-        """s_0 = tanh(W_s h_1) of the backward reading: [B, C]."""
+        """Return s_0 = tanh(W_s h_1) [B, C], from the backward half of h_1."""
         first = source.real.int().argmax(1)
         ends = source.values[torch.arange(len(first), device=first.device), first]
         state = torch.tanh(self.start(ends[:, self.d_hidden :]))
         return state.to(torch.promote_types(state.dtype, torch.float32))
 
     def weights(self, state: Tensor, source: Attended) -> Tensor:
-        """a_i: how much the token after a state attends to each of the source: [B, S]."""
+        """Return the attention weights a_i [B, S] over the source for the state s_(i-1) [B, C]."""
         features = torch.tanh(self.query(state)[:, None] + source.keys)
         scores = features @ self.score.to(features.dtype)
         return scores.masked_fill(~source.real, torch.finfo(scores.dtype).min).softmax(-1)
@@ -150,9 +151,9 @@ class AttentionDecoder(nn.Module):
     def forward(
         self, vectors: Tensor, source: Attended, state: Tensor, real: Tensor | None
     ) -> Written:
-        """Read the vectors of a target, [B, T, D], from a state [B, C] on.
+        """Decode the target's token embeddings [B, T, D], starting from a state [B, C].
 
-        Where `real` [B, T] is False, the state stays as it was.
+        At positions where `real` [B, T] is False (padding), the state does not change.
         """
         width, steps = self.d_hidden, []
         for step, y in enumerate(self.inputs(vectors).unbind(1)):
@@ -169,13 +170,13 @@ class AttentionDecoder(nn.Module):
         return Written(*(torch.stack(parts, 1) for parts in zip(*steps, strict=True)))
 
     def read_out(self, state: Tensor, vectors: Tensor, context: Tensor) -> Tensor:
-        """t: [..., C], [..., D], [..., 2 C] -> [..., R]."""
+        """Return t [..., R] for states [..., C], embeddings [..., D] and contexts [..., 2 C]."""
         parts = torch.cat((state.to(vectors.dtype), vectors, context.to(vectors.dtype)), -1)
         return self.readout(parts).unflatten(-1, (-1, 2)).amax(-1)
 
 
 class AttentionRNN(LanguageModule):
-    """Encoder, decoder and token vectors; the hidden states are t."""
+    """Recurrent encoder-decoder with attention; its hidden states are the readouts t."""
 
     def __init__(self, model: AttentionRNNSpec) -> None:
         super().__init__()
@@ -199,11 +200,11 @@ class AttentionRNN(LanguageModule):
 
     @property
     def blocks(self) -> Iterator[nn.Module]:
-        """Encoder and decoder."""
+        """The encoder and the decoder."""
         return iter((self.encoder, self.decoder))
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
-        """See `LanguageModule.new_cache`. The state of the decoder has a size of its own."""
+        """See `LanguageModule.new_cache`. The decoder state's size is independent of the length."""
         state = state_like(self.tokens.weight).new_zeros(slots, self.spec.d_hidden)
         return Cache(
             slots, slot_length, [State(state)], device=self.device, projections=[self._project]
@@ -217,7 +218,7 @@ class AttentionRNN(LanguageModule):
         document_ids: Tensor | None = None,
         **unused: Any,
     ) -> Tensor:
-        """h, what both directions have read: [B, S] -> [B, S, 2 C]; arguments as in `forward`."""
+        """Return encoder states h [B, S, 2 C] of both directions; arguments are as in `forward`."""
         table = self.tokens if self.source_tokens is None else self.source_tokens
         vectors = F.dropout(table(input_ids), self.spec.dropout, self.training)
         sequences = find_sequences(input_ids, attention_mask, document_ids)
@@ -237,13 +238,13 @@ class AttentionRNN(LanguageModule):
         slots: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states t of the decoder: [B, T, R], or [M, R] with `select`.
+        """Return the decoder's hidden states t [B, T, R], or [M, R] with `select`.
 
-        Arguments are as in `Transformer.read`. Padding leaves a state as it was; documents are the
-        encoder's. Gradients end at what a cache holds.
+        Arguments are as in `Transformer.read`. Padding leaves the state unchanged. `document_ids`
+        apply to the encoder's input. No gradient flows into the cache.
 
         Raises:
-            SpecError: no input of the decoder, or nothing that it attends to.
+            SpecError: the decoder's input is missing, or there is no source to attend to.
         """
         if decoder_input_ids is None:
             raise SpecError("this model is encoder-decoder and needs decoder_input_ids.")
@@ -274,14 +275,14 @@ class AttentionRNN(LanguageModule):
         return F.dropout(self.decoder.read_out(*parts), self.spec.dropout, self.training)
 
     def alignments(self, input_ids: Tensor, **inputs: Any) -> Tensor:
-        """The attention weights of every target token: [B, T, S]; arguments as in `forward`."""
+        """Return decoder-to-source attention weights [B, T, S]; arguments are as in `forward`."""
         real, written = inputs.get("attention_mask"), inputs.get("decoder_attention_mask")
         source = self._source(self.encode(input_ids, **inputs), real)
         return self._write(self.tokens(inputs["decoder_input_ids"]), source, written).weights
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """Draw all weights; biases and v are 0 (appendix B.1), with "glorot" v as the others."""
+        """Draw all weights; biases and v are 0 (appendix B.1), but "glorot" also draws v."""
         cells, glorot = self.spec.d_hidden, self.spec.initialization == "glorot"
         tables = {id(table) for table in self.vocabulary_tables}
         recurrent = (".weight_hh_", "decoder.gates.", "decoder.candidate.")
@@ -301,7 +302,7 @@ class AttentionRNN(LanguageModule):
                 weight.normal_(0.0, std, generator=generator)
 
     def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys [B, 1, S, A] and values [B, 1, S, 2 C] of the encoder's output [B, S, 2 C]."""
+        """Return keys [B, 1, S, A] and values [B, 1, S, 2 C] for encoder states [B, S, 2 C]."""
         keys = self.decoder.key(hidden)
         return keys[:, None], hidden[:, None].to(keys.dtype)  # cast once, not in every step
 
@@ -319,7 +320,10 @@ class AttentionRNN(LanguageModule):
         state: Tensor | None = None,
         begins: Tensor | None = None,
     ) -> Written:
-        """From a state [B, C] on; where a text `begins`, [B, 1], or without one, from s_0."""
+        """Run the decoder from `state` [B, C], or from s_0 in rows that begin a text.
+
+        `begins`, bool [B, 1], marks these rows. Without a state, all rows start from s_0.
+        """
         if source is None:
             raise SpecError("input_ids is missing: the model has nothing to read.")
         first = self.decoder.first_state(source)

@@ -1,4 +1,4 @@
-"""What every model has: token embeddings, and heads that read its hidden states.
+"""Base classes of models: token embeddings, and heads that read the hidden states.
 
 Shape letters: B batch, T positions, M selected positions, D d_model, V vocabulary.
 """
@@ -29,21 +29,21 @@ Family = Literal["encoder-only", "decoder-only", "encoder-decoder"]
 
 
 class Spec(Choice, Part):
-    """A whole model. `to_dict` and `from_dict` are plain data for JSON or TOML."""
+    """The configuration of a model. `to_dict` and `from_dict` use plain data for JSON or TOML."""
 
     aligns: ClassVar[bool] = False
-    """Whether it is recurrent and its decoder attends to the encoder (`alignments`)."""
+    """Whether the model is recurrent and its decoder attends to the encoder (`alignments`)."""
     counts: ClassVar[bool] = False
-    """Whether it counts its text in one pass, in place of training."""
+    """Whether the model counts the training text in one pass instead of taking gradient steps."""
     takes_heads: ClassVar[bool] = True
-    """Whether a task's own head can read its hidden states."""
+    """Whether a task-specific head can read the model's hidden states."""
 
     vocab_size: Count
     d_model: Count
     heads: Heads = ()
 
     def check(self) -> None:
-        """Raise SpecError for a mix of other layers than those of the model."""
+        """Raise SpecError for a "scalar-mix" head that does not mix exactly the model's layers."""
         for head in self.heads:
             if isinstance(head, ScalarMix) and head != self.scalar_mix:
                 raise SpecError(
@@ -53,14 +53,14 @@ class Spec(Choice, Part):
                 )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data; what is None is left out."""
+        """Return the spec as plain data, without the fields that are None."""
         return self.model_dump(mode="json", exclude_none=True)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """The inverse of `to_dict`; without a kind it is a Transformer.
+        """Return the spec from the data of `to_dict`; without a kind it is a Transformer.
 
-        Raises SpecError with the field that does not fit.
+        Raises SpecError that names the invalid field.
         """
         given = {"kind": "transformer", **data} if isinstance(data, Mapping) else data
         try:
@@ -69,125 +69,125 @@ class Spec(Choice, Part):
             raise field_error("model spec", error) from None
 
     def with_heads(self, heads: tuple[Head, ...]) -> Self:
-        """The same model with these heads, and with what it has for them."""
+        """Return the same spec with these heads; a subclass may add its scalar mix to them."""
         return self.replace(heads=heads)
 
     def with_dropout(self, dropout: float) -> Self:
-        """The same model with this dropout."""
+        """Return the same spec with this dropout."""
         return self.replace(dropout=dropout)
 
     @property
     def family(self) -> Family:
-        """The family: an encoder alone is bidirectional, a decoder alone is causal, both translate.
+        """The family: encoder-only (bidirectional), decoder-only (causal) or encoder-decoder.
 
-        A model that is not made of stacks reads from left to right unless its spec says otherwise.
+        A model that is not made of stacks is decoder-only unless its spec overrides the family.
         """
         return "decoder-only"
 
     @property
     def head_input(self) -> HeadInput:
-        """What the heads are built with."""
+        """The sizes and settings that heads are built with."""
         raise NotImplementedError
 
     @property
     def max_length(self) -> int | None:
-        """Longest input in tokens, or None where positions have no end."""
+        """Maximum input length in tokens; None if positions are unlimited."""
         return None
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
-        """Its stacks of blocks, encoder first; none of a model that is not made of blocks."""
+        """The stacks of blocks, encoder first; empty for a model that is not made of blocks."""
         return ()
 
     @property
     def attends(self) -> bool:
-        """Whether every layer is attention."""
+        """Whether the mixer of every layer is attention."""
         return False
 
     @property
     def packs(self) -> bool:
-        """Whether it keeps the documents of a packed row apart."""
+        """Whether the model keeps the documents of a packed row separate."""
         return True
 
     @property
     def carries(self) -> bool:
-        """Whether it can read a text row by row, with what it keeps of the rows before."""
+        """Whether the model can carry state from one row of a text to the next."""
         return False
 
     @property
     def two_way(self) -> bool:
-        """Whether it is a forward and a backward model (ELMo)."""
+        """Whether the model is a forward and a backward language model (biLM, as in ELMo)."""
         return False
 
     @property
     def scalar_mix(self) -> ScalarMix | None:
-        """The mix of its layers that heads of tasks read."""
+        """The weighted sum of layers that task heads read; None if the model has none."""
         return None
 
     @property
     def biases_encoder(self) -> bool:
-        """Whether an encoder's attention adds to its scores, in full, for any length."""
+        """Whether the encoder's position encoding adds a term to all attention scores."""
         return False
 
     @property
     def adds_loss(self) -> bool:
-        """Whether its layers have a loss of their own."""
+        """Whether a layer adds an auxiliary loss."""
         return False
 
     @property
     def source_size(self) -> int:
-        """Entries of the vocabulary of its input."""
+        """The vocabulary size of the input."""
         return self.vocab_size
 
     @property
     def num_token_types(self) -> int:
-        """Token types (sentence A and B) that it knows."""
+        """The number of token types (sentence A and B)."""
         return 0
 
     @property
     def reads_token_types(self) -> bool:
-        """Whether a pair's token types make a difference to it."""
+        """Whether the token types of a text pair affect the hidden states."""
         return self.num_token_types > 1
 
     @property
     def has_global_tokens(self) -> bool:
-        """Whether some tokens may see all others where most see near ones alone."""
+        """Whether the model supports global tokens alongside local attention (Longformer)."""
         return False
 
     @property
     def query_stream(self) -> bool:
-        """Whether it can predict tokens in any order."""
+        """Whether the model can predict tokens in any order (XLNet)."""
         return False
 
     @property
     def has_optional_weights(self) -> bool:
-        """Whether some weights are for some inputs alone: not every step has their gradient."""
+        """Whether some weights are used only for some inputs and get no gradient in some steps."""
         return False
 
     @property
     def absolute_positions(self) -> AbsolutePositions | None:
-        """The positions that are added to its token vectors."""
+        """The absolute positions that are added to the token embeddings."""
         return None
 
     def kept_bytes(self, length: int, item: int, *, on_cpu: bool, recompute: bool = False) -> int:
-        """Bytes that training keeps of a token between forward and backward pass.
+        """Return the activation bytes per token that training keeps for the backward pass.
 
         Args:
-            length: tokens of a row.
-            item: bytes of a number in the precision of products.
-            on_cpu: whether kernels keep what those of a GPU compute again.
-            recompute: every block keeps its input alone, and one of them, which is computed again,
-                all of it (Chen et al. 2016).
+            length: the number of tokens in a row.
+            item: bytes per number in the precision of matmuls.
+            on_cpu: whether CPU kernels are used, which keep activations that GPU kernels recompute.
+            recompute: whether activation checkpointing is on (Chen et al. 2016): every block keeps
+                only its input, and the block being recomputed keeps all its activations.
         """
         raise NotImplementedError
 
     def build(self) -> LanguageModule:
-        """Return the module, whose weights `models.build` draws."""
+        """Return the module without initialized weights; `models.build` initializes them."""
         raise NotImplementedError
 
 
 def projecting_head_input(spec: Spec, width: int, dropout: float) -> HeadInput:
-    """Return what heads on `width` numbers are built with: a tied one has a matrix to `d_model`."""
+    """Return the input for heads on hidden states of `width`; a tied head projects to `d_model`."""
     tied = any(isinstance(head, LMHead) and head.tied for head in spec.heads)
     return HeadInput(
         vocab_size=spec.vocab_size,
@@ -202,31 +202,31 @@ _PACKED_ROWS = 256
 
 
 class LanguageModule(PartModule):
-    """Any model: token embeddings and heads; what is between them makes one model another.
+    """Base class of models: token embeddings and heads; subclasses add the layers between them.
 
-    A subclass has a `forward`, which turns ids [B, T] into hidden states [B, T, D], an
-    `initializer`, and `new_cache` if it generates text.
+    A subclass defines `forward`, which maps ids [B, T] to hidden states [B, T, D], `initializer`,
+    and, if the model generates text, `new_cache`.
     """
 
     spec: Any
     tokens: Any
-    """An `nn.Embedding`, or what makes token vectors from characters."""
+    """An `nn.Embedding`, or a module that computes token embeddings from characters."""
     heads: nn.ModuleDict
     linear_cross_entropy: Callable[..., Tensor] = staticmethod(linear_cross_entropy)
-    """Loss of hidden states and a vocabulary matrix; tensor parallelism divides the matrix."""
+    """Cross-entropy from hidden states and a vocabulary matrix (sharded in tensor parallelism)."""
 
     def initializer(self) -> Any:
-        """Return the `Initializer` of the weights; None if the parts set all of their weights."""
+        """Return the `Initializer` of the weights; None if modules set all weights themselves."""
         return None
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision of the weights."""
+        """The dtype of the weights."""
         return next(self.parameters()).dtype
 
     @property
@@ -237,7 +237,7 @@ class LanguageModule(PartModule):
 
     @property
     def vocabulary_tables(self) -> list[nn.Parameter]:
-        """The matrices with a row for each token: the token embeddings, and those of heads."""
+        """The matrices with one row per token: the token embeddings, and untied head matrices."""
         heads = (head.weight for head in self.heads.values() if isinstance(head, VocabularyHead))
         tables = (getattr(self.tokens, "weight", None), *heads)
         return [table for table in tables if isinstance(table, nn.Parameter)]
@@ -248,16 +248,17 @@ class LanguageModule(PartModule):
         raise NotImplementedError
 
     def stack_weights(self) -> list[list[list[nn.Parameter]]]:
-        """The parameters of every layer, by stack, from the first layer to the last.
+        """Return the parameters of every layer, by stack, from the first layer to the last.
 
-        Shared layers count once. What follows the last layer, such as a norm, belongs to it.
+        Shared layers count once. A module after the last layer, such as a norm, counts as part of
+        the last layer.
         """
         return [[list(block.parameters())] for block in self.blocks]
 
     def layer_depths(self) -> dict[nn.Parameter, int]:
-        """Depth of every weight below the heads: heads 0, the last layer of a stack 1, ...
+        """Return the depth of every weight below the heads: heads 0, last layer of a stack 1, ...
 
-        Embeddings and all else have 1 + the layers of the deepest stack.
+        Embeddings and all other weights have depth 1 + the number of layers of the deepest stack.
         """
         stacks = self.stack_weights()
         depths = dict.fromkeys(self.heads.parameters(), 0)
@@ -268,26 +269,25 @@ class LanguageModule(PartModule):
         return {weight: depths.get(weight, deepest) for weight in self.parameters()}
 
     def set_character_ids(self, tokenizer: Any) -> None:
-        """Before training: take the characters of every token from a `Tokenizer`.
+        """Set the characters of every token from a `Tokenizer`, before training.
 
-        Models that do not read characters leave it alone.
+        For models without character embeddings, this does nothing.
         """
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
-        """An empty cache for `forward`, of `slots` texts that are read and extended step by step.
+        """Return an empty cache for `forward`, for texts that are extended step by step.
 
         Args:
-            slots: texts that it can hold at a time.
-            slot_length: tokens of each, prompts included.
+            slots: the number of texts that the cache can hold at a time.
+            slot_length: the maximum number of tokens per text, including the prompt.
 
         Raises:
-            SpecError: the model reads both sides of a token, or its positions end before
-                `slot_length`.
+            SpecError: the model is bidirectional, or `slot_length` exceeds its maximum length.
         """
         raise SpecError("an encoder reads every token at once: it has no cache.")
 
     def read(self, *inputs: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        """What `forward` gives, and the loss that layers add, if any does (experts)."""
+        """Return the hidden states from `forward` and the layers' auxiliary loss, None if none."""
         return self(*inputs, **options), None
 
     def flops_per_token(self, length: int) -> float:
@@ -297,25 +297,25 @@ class LanguageModule(PartModule):
         return 6.0 * (blocks + vocabulary * (2 if self.spec.two_way else 1))
 
     def encode(self, input_ids: Tensor, **inputs: Any) -> Tensor:
-        """The encoder's hidden states alone: [B, S] -> [B, S, D]."""
+        """Return the encoder's hidden states [B, S, D] for ids [B, S]."""
         raise SpecError(f"this model is {self.spec.family}: it has no encoder.")
 
     def alignments(self, input_ids: Tensor, **inputs: Any) -> Tensor:
-        """Of a spec that `aligns`: how a decoder attends to its source, [B, T, S]."""
+        """Return decoder-to-source attention weights [B, T, S]; only for specs with `aligns`."""
         raise SpecError("a layer of this model is no attention: it has no attention weights.")
 
     def compile_blocks(self) -> None:
-        """Compile the blocks for training; a model without a gain from it stays as it is."""
+        """Compile the blocks for training; does nothing for models that do not gain from it."""
 
     def logits(
         self, hidden: Tensor, head: str | None = None, attention_mask: Tensor | None = None
     ) -> Tensor:
-        """Logits of a head: [..., V] over the vocabulary, or of the head's own shape.
+        """Return the logits of a head: [..., V] over the vocabulary, or in the head's own shape.
 
         Args:
-            hidden: [..., D]; [B, T, D] for heads that pool a text.
-            head: the kind of head; None: that over the vocabulary, or else the first.
-            attention_mask: [B, T], nonzero where a token is real, for heads that pool a text.
+            hidden: hidden states [..., D]; [B, T, D] for heads that pool a text.
+            head: the kind of head; None: the vocabulary head if there is one, otherwise the first.
+            attention_mask: [B, T], 0 for padding, for heads that pool a text.
 
         Raises:
             SpecError: the model has no such head.
@@ -337,13 +337,14 @@ class LanguageModule(PartModule):
         return logits if module.soft_cap is None else soft_capped(logits, module.soft_cap)
 
     def lm_loss(self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Cross-entropy in nats of `targets` [M] from hidden states [M, D], summed.
+        """Return the summed cross-entropy in nats of `targets` [M] for hidden states [M, D].
 
-        `smoothing` is the share of every target that is spread over the whole vocabulary.
+        `smoothing` is the label smoothing: the fraction of the target probability that is spread
+        uniformly over the vocabulary.
 
         Raises:
             SpecError: the model has no head over the vocabulary.
-            ValueError: there are more or fewer targets than hidden states.
+            ValueError: the numbers of targets and of hidden states differ.
         """
         if len(hidden) != len(targets):
             raise ValueError(f"{len(hidden)} hidden states, but {len(targets)} targets")
@@ -372,24 +373,24 @@ class LanguageModule(PartModule):
         return total
 
     def matrix_of(self, head: VocabularyHead) -> Tensor:
-        """The matrix of a vocabulary head, [V, E]: its own, or the token embeddings."""
+        """Return the matrix [V, E] of a vocabulary head: the token embeddings if it is tied."""
         return self.tokens.weight if head.weight is None else head.weight
 
 
 def build_heads(model: Spec) -> nn.ModuleDict:
-    """The heads of a model, by kind."""
+    """Return the modules of a model's heads, by kind."""
     inputs = model.head_input
     return nn.ModuleDict({head.kind: head.build(inputs) for head in model.heads})
 
 
 def matrix_weights(module: nn.Module) -> int:
-    """Weights of the linear layers and cells of a module: no tables, norms or biases."""
+    """Return the number of weights in a module's linear layers and recurrent cells, no biases."""
     layers = (m for m in module.modules() if isinstance(m, nn.Linear | nn.RNNBase))
     return sum(w.numel() for m in layers for w in m.parameters() if w.ndim > 1)
 
 
 def refuse(reason: str, **arguments: object) -> None:
-    """Raise SpecError for an argument that the model does not take."""
+    """Raise SpecError if one of the arguments is given (not None); `reason` begins the message."""
     for name, value in arguments.items():
         if value is not None:
             raise SpecError(f"{reason} {name}: leave it out.")

@@ -1,6 +1,6 @@
-"""ELECTRA: a discriminator, and the small generator that replaces tokens for it.
+"""ELECTRA: a discriminator, and a small generator that replaces tokens in its input.
 
-DeBERTa v3 is trained so, too, with another way to share token vectors.
+DeBERTa v3 is trained in the same way, except that it shares token embeddings differently.
 
 Shape letters: B batch, T positions, M masked positions, D d_model of the generator, V vocabulary.
 """
@@ -26,26 +26,26 @@ from trivium.nn.blocks import Layer
 from trivium.nn.mixers.attention import Attention
 from trivium.nn.positions.learned import Learned
 
-# Numbers of a distribution over the vocabulary that are held at a time.
+# The maximum number of token probabilities that are held in memory at a time.
 _PROBABILITIES = 2**24
 _SHARED = ("positions", "token_types", "norm")
 
 Sharing = Literal["tied", "gradient-disentangled"]
-"""How generator and discriminator share token vectors (Clark et al. 2020; He et al. 2021b)."""
+"""How generator and discriminator share token embeddings (Clark et al. 2020; He et al. 2021b)."""
 
 
 def generator_spec(discriminator: ModelSpec, fraction: float = 0.25) -> ModelSpec:
-    """The generator of a discriminator: as deep, and `fraction` as wide.
+    """Return the spec of a discriminator's generator: equally deep, `fraction` times as wide.
 
-    Its token vectors are as wide as the discriminator's, which it shares. The deviation of its
-    starting weights grows as their inputs become fewer.
+    The generator's token embeddings have the width of the discriminator's token embeddings, because
+    both are shared. In a normal initialization, the standard deviation grows as the width shrinks.
 
-    Source: Clark et al. 2020, section 3.2 and table 6: 1/4 for small and large, 1/3 for base, of
-    hidden size, feed-forward size and heads.
+    Source: Clark et al. 2020, section 3.2 and table 6: the fraction is 1/4 for small and large and
+    1/3 for base, for hidden size, feed-forward size and heads.
 
     Raises:
-        SpecError: the discriminator is no encoder, or projects its token vectors before positions
-            are added.
+        SpecError: the discriminator is not an encoder in which every mixer is attention, or it
+            projects its token embeddings before positions are added.
     """
     stack, embedding = discriminator.encoder, discriminator.embedding
     early = embedding.factorised is not None and embedding.factorised.projected == "tokens"
@@ -69,7 +69,7 @@ def generator_spec(discriminator: ModelSpec, fraction: float = 0.25) -> ModelSpe
     if isinstance(start, Normal):
         start = start.replace(std=start.std * (discriminator.d_model / width) ** 0.5)
         if inner != width and isinstance(embedding.positions, Learned):
-            # A projection mixes the dimensions of positions: no head could read a distance.
+            # A projection mixes the dimensions of positions, so no head could read an offset.
             start = start.replace(attention="random")
     return discriminator.replace(
         d_model=width,
@@ -81,12 +81,13 @@ def generator_spec(discriminator: ModelSpec, fraction: float = 0.25) -> ModelSpe
 
 
 class DisentangledTable(nn.Embedding):
-    """E_D = stopgrad(E_G) + E_delta: no gradient of the discriminator reaches the generator's E_G.
+    """Embedding E_D = stopgrad(E_G) + E_delta: the discriminator's loss has no gradient for E_G.
 
-    Source: He et al. 2021b (DeBERTa v3), section 3.2, equation 5. `weight` is E_delta [V, E].
+    E_D are the discriminator's and E_G the generator's token embeddings. `weight` is E_delta
+    [V, E]. Source: He et al. 2021b (DeBERTa v3), section 3.2, equation 5.
 
     Args:
-        table: E_D.
+        table: the initial E_D.
         shared: E_G, whose weight is not a parameter of this module.
     """
 
@@ -98,25 +99,26 @@ class DisentangledTable(nn.Embedding):
         object.__setattr__(self, "shared", shared)  # not a submodule
 
     def forward(self, input: Tensor) -> Tensor:
-        """Int64 [B, T] -> [B, T, E]."""
+        """Return token embeddings [B, T, E] for ids, int64 [B, T]."""
         return F.embedding(input, self.shared.weight.detach()) + super().forward(input)
 
     def whole(self) -> nn.Embedding:
-        """A plain table of E_D."""
+        """Return E_D = E_G + E_delta as a plain embedding."""
         return nn.Embedding.from_pretrained(
             (self.shared.weight + self.weight).detach(), freeze=not self.weight.requires_grad
         )
 
 
 class GeneratorAndDiscriminator(nn.Module):
-    """Two encoders that share token vectors, trained together.
+    """A generator and a discriminator that share token embeddings and are trained together.
 
-    If "tied", token vectors, positions, token types and their norm are the discriminator's; the
-    generator refers to them, so that they are parameters, and saved, once. If
-    "gradient-disentangled", the token vectors of the discriminator are a `DisentangledTable`, and
-    nothing else is shared. The discriminator is what is used after training.
+    With "tied", the discriminator owns token embeddings, positions, token types and the embedding
+    norm; the generator refers to these modules, so that they are registered and saved once. With
+    "gradient-disentangled", the discriminator's token embeddings are a `DisentangledTable`, and
+    nothing else is shared. After training, only the discriminator is used.
 
-    Source: Clark et al. 2020, sections 2 and 3.2; "tied" is what their released code shares.
+    Source: Clark et al. 2020, sections 2 and 3.2; "tied" shares the same modules as the paper's
+    released code.
     """
 
     def __init__(
@@ -127,7 +129,7 @@ class GeneratorAndDiscriminator(nn.Module):
         self.join()
 
     def join(self) -> None:
-        """Let two whole models share token vectors."""
+        """Tie generator and discriminator, which are two standalone models before."""
         if self.sharing == "gradient-disentangled":
             tokens = DisentangledTable(self.discriminator.tokens, self.generator.tokens)
             self.discriminator.tokens = tokens
@@ -139,7 +141,7 @@ class GeneratorAndDiscriminator(nn.Module):
                 object.__setattr__(user, name, part)  # not a submodule
 
     def separate(self) -> None:
-        """Make two whole models of them, each with weights of its own."""
+        """Untie generator and discriminator into two standalone models with separate weights."""
         if self.sharing == "gradient-disentangled":
             assert isinstance(self.discriminator.tokens, DisentangledTable)
             self.discriminator.tokens = self.discriminator.tokens.whole()
@@ -148,32 +150,32 @@ class GeneratorAndDiscriminator(nn.Module):
             setattr(user, name, copy.deepcopy(getattr(owner, name)))
 
     def _tied(self) -> Iterator[tuple[nn.Module, nn.Module, str]]:
-        """Where the generator has what is the discriminator's, and its name."""
+        """Yield (generator's module, discriminator's module, name) for each shared submodule."""
         yield self.generator, self.discriminator, "tokens"
         for name in _SHARED:
             yield _encoder(self.generator).embedding, _encoder(self.discriminator).embedding, name
 
     @property
     def spec(self) -> ModelSpec:
-        """The discriminator's."""
+        """The spec of the discriminator."""
         return self.discriminator.spec
 
     @property
     def blocks(self) -> Iterator[nn.Module]:
-        """The layers of both."""
+        """The blocks of the generator and the discriminator."""
         yield from self.generator.blocks
         yield from self.discriminator.blocks
 
     def compile_blocks(self) -> None:
-        """Compile every layer of both."""
+        """Compile every layer of the generator and the discriminator."""
         self.generator.compile_blocks()
         self.discriminator.compile_blocks()
 
     @torch.no_grad()
     def sample(self, hidden: Tensor, draws: Tensor) -> Tensor:
-        """Tokens sampled from the generator's distributions, by inverting their cumulative sums.
+        """Return tokens sampled from the generator's distributions by inverse transform sampling.
 
-        Shape: hidden [M, D] of the generator, draws float [M] in [0, 1) -> int64 [M].
+        Shape: generator hidden states [M, D], draws float [M] in [0, 1) -> int64 [M].
         """
         chunks = max(1, -(-len(hidden) * self.spec.vocab_size // _PROBABILITIES))
         tokens = []
@@ -192,9 +194,9 @@ def build_with_generator(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> GeneratorAndDiscriminator:
-    """A new discriminator, as `build` makes it from `seed`, and its generator.
+    """Return a new discriminator, initialised by `build` from `seed`, with its generator.
 
-    Both start with the token vectors of the discriminator.
+    Both start with the token embeddings of the discriminator.
     """
     generator = build(generator_spec(discriminator, fraction), seed=seed + 1, device=device)
     model = build(discriminator, seed=seed, device=device)

@@ -1,4 +1,4 @@
-"""Kinds of initialization: what draws the weights of a Transformer."""
+"""Kinds of weight initialization of a Transformer."""
 
 from __future__ import annotations
 
@@ -24,32 +24,33 @@ from trivium.nn.part import Deviation, Part, PartModule
 
 
 class Initialization(Choice, Part):
-    """How weights start."""
+    """Base class of weight initializations."""
 
     attention: Any
-    """How queries and keys start: as other matrices do, or `models.special_initialization`."""
+    """The initialization of queries and keys: "random", like other matrices, or one of those in
+    `models.special_initialization`."""
 
     def check_model(self, model: Any) -> None:
-        """Raise SpecError if a `ModelSpec` cannot have this initialization."""
+        """Raise SpecError if a `ModelSpec` does not allow this initialization."""
         check_attention(self.attention, model)
 
     def build(self, model: Any) -> Initializer:
-        """Return what draws the weights of a `Transformer`."""
+        """Return the `Initializer` of the weights of a `Transformer`."""
         return Initializer(self, model)
 
     def deviation(self, name: str, weight: Tensor, drawn: Initializer) -> float:
-        """The standard deviation that a matrix or table is drawn with."""
+        """Return the standard deviation of a matrix or an embedding table."""
         raise NotImplementedError
 
     def draw(
         self, name: str, weight: Tensor, generator: torch.Generator, drawn: Initializer
     ) -> None:
-        """Draw a matrix or a table."""
+        """Draw the weights of a matrix or an embedding table."""
         std = self.deviation(name, weight, drawn)
         weight.copy_(torch.empty(weight.shape).normal_(0.0, std, generator=generator))
 
     def finish(self, model: Any) -> None:
-        """Change what was drawn."""
+        """Apply the initialization of attention after all weights were drawn."""
         initialize_attention(model, self.attention, getattr(self, "embedding_std", 1.0))
 
 
@@ -57,13 +58,13 @@ _TABLES = ("tokens", "source_tokens", "positions", "late_positions", "token_type
 
 
 class Initializer:
-    """What draws the weights of a model.
+    """Initializer of the weights of a model.
 
-    Matrices and tables are drawn, biases are 0 and weights of norms 1.
+    Matrices and embedding tables are drawn at random, biases are 0 and norm weights are 1.
 
     Args:
-        start: the configuration.
-        model: whose weights are drawn.
+        start: the configuration of the initialization.
+        model: the model whose weights are initialized.
     """
 
     def __init__(self, start: Any, model: Any) -> None:
@@ -78,25 +79,25 @@ class Initializer:
         self.attention_of_query = {id(each.query.weight): each for each in attentions}
 
     def draw(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
-        """Draw a matrix or a table."""
+        """Draw the weights of a matrix or an embedding table."""
         self.start.draw(name, weight, generator, self)
 
     def set_vector(self, name: str, weight: Tensor) -> None:
-        """Set a weight of one axis."""
+        """Set a parameter with one axis, such as a bias or a norm weight."""
         weight.fill_(1.0 if id(weight) in self._scales else 0.0)
 
     def finish(self) -> None:
-        """Change what was drawn."""
+        """Apply changes after all weights were drawn."""
         self.start.finish(self.model)
 
 
 @torch.no_grad()
 def initialize(model: LanguageModule, seed: int) -> None:
-    """Draw the weights of a model.
+    """Initialize the weights of a model.
 
-    A weight is a function of the seed and its name alone, so that it is the same on every device
-    and in every layout of processes. Parts whose weights start in a way of their own set them last
-    (`PartModule.reset_parameters`).
+    A drawn weight depends only on the seed and the weight's name, so that the weight is the same on
+    every device and in every layout of processes. Modules with a special initialization set their
+    weights last (`PartModule.reset_parameters`).
     """
     initializer = model.initializer()
     if initializer is not None:
@@ -112,23 +113,23 @@ def initialize(model: LanguageModule, seed: int) -> None:
 
 
 def generator_of(seed: int, name: str) -> torch.Generator:
-    """The random numbers of the weight or the module of this name."""
+    """Return the random generator for the weight or module with this name."""
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
 
 
 def is_table(name: str) -> bool:
-    """Whether a parameter is a table of vectors: of tokens, positions or token types."""
+    """Return whether a parameter is an embedding table of tokens, positions or token types."""
     return name.removesuffix(".weight").rpartition(".")[2] in _TABLES
 
 
 def draw_uniform(weight: Tensor, bound: float, generator: torch.Generator) -> None:
-    """Draw from +-bound."""
+    """Draw a weight uniformly from [-bound, bound]."""
     weight.copy_(torch.empty(weight.shape).uniform_(-bound, bound, generator=generator))
 
 
 def _row_weights(module: nn.Module) -> list[Tensor]:
-    """The matrices of a module whose products are added to the residual stream."""
+    """Return the matrices of a module whose outputs are added to the residual stream."""
     if not isinstance(module, PartModule):
         return []
     rows = [getattr(module, name) for name, side in module.parallel.items() if side == "row"]
@@ -136,17 +137,18 @@ def _row_weights(module: nn.Module) -> list[Tensor]:
 
 
 class Normal(Initialization):
-    """Start: normal weights of deviation `std`, biases 0, norms 1.
+    """Normal initialization: weights with standard deviation `std`, biases 0, norm weights 1.
 
-    `residual_init` is the start of the output matrices of attention, cross-attention and
-    feed-forward, which add to the residual stream: with `std` ("full": BERT as published), with
-    std / sqrt(2 layers), layers of encoder and decoder together ("scaled": GPT-2), or zero ("zero":
-    every block, and the dense layer of an MLM head, starts as the identity).
+    `residual_init` is the initialization of the output matrices of attention, cross-attention and
+    feed-forward networks, which add to the residual stream. "full" (BERT as published) uses `std`.
+    "scaled" (GPT-2) uses std / sqrt(2 layers), counting the layers of encoder and decoder together.
+    "zero" uses 0, so that every block starts as the identity; the dense layer of an MLM head also
+    starts as the identity.
 
-    `attention` is the start of queries and keys: "position_offsets" and "copy_heads" learn faster
-    in short runs; see `models.special_initialization`. The first is for learned positions, and for
-    rotary ones in attention with biases; the second for encoder-decoders with learned positions or
-    relative biases.
+    `attention` is the initialization of queries and keys. "position_offsets" and "copy_heads" learn
+    faster in short runs; see `models.special_initialization`. "position_offsets" needs learned
+    positions, or RoPE in attention with biases. "copy_heads" needs an encoder-decoder with learned
+    positions or relative biases.
     """
 
     kind: Literal["normal"] = "normal"
@@ -166,7 +168,7 @@ class Normal(Initialization):
         return starts[self.residual_init]
 
     def finish(self, model: Any) -> None:
-        """See `Initialization.finish`; also the dense layer of an MLM head, for a "zero" start."""
+        """See `Initialization.finish`; "zero" also sets an MLM head's dense layer to identity."""
         if self.residual_init == "zero":
             for head in model.heads.values():
                 if isinstance(head, MaskedHead) and isinstance(head.dense, DenseLayer):
@@ -175,18 +177,19 @@ class Normal(Initialization):
 
 
 class FanIn(Initialization):
-    """Start of T5 and PaLM: normal with variance 1 / fan-in; token vectors with variance 1.
+    """Initialization of T5 and PaLM: normal with variance 1 / fan-in; embeddings with variance 1.
 
-    Queries make up for a `scale` of scores that is not 1 / sqrt(head_dim): T5's is 1, so that they
-    start with variance 1 / (fan-in * head_dim); PaLM's start as all other matrices do (Chowdhery et
-    al. 2022, section 5). `attention` is as in `Normal`.
+    Query matrices make up for a score `scale` other than 1 / sqrt(head_dim). T5's scale is 1, so
+    that T5's query matrices have variance 1 / (fan-in * head_dim). PaLM's query matrices are
+    initialized like all other matrices (Chowdhery et al. 2022, section 5). `attention` is as in
+    `Normal`.
     """
 
     kind: Literal["fan-in"] = "fan-in"
     attention: Literal["random", "copy_heads"] = "random"
 
     def deviation(self, name: str, weight: Tensor, drawn: Initializer) -> float:
-        """See `Initialization.deviation`; that of a bias of distances is d_model^-0.5."""
+        """See `Initialization.deviation`; relative position biases get d_model^-0.5."""
         if is_table(name):
             return 1.0
         if id(weight) in drawn.shared_tables:
@@ -197,20 +200,21 @@ class FanIn(Initialization):
 
 
 def _size_of_queries(attention: AttentionModule) -> float:
-    """What makes up for a scale of scores that is not the usual one."""
+    """Return the factor that makes up for a score scale other than the default."""
     return attention.part.replace(scale=None).score_scale / attention.scale
 
 
 class Small(Initialization):
-    """Start of GPT-NeoX: normal weights of deviation sqrt(2 / (5 d_model)), biases 0, norms 1.
+    """Initialization of GPT-NeoX: normal with standard deviation sqrt(2 / (5 d_model)).
 
-    The output matrices of attention and feed-forward, which add to the residual stream, have 2 /
-    (layers sqrt(d_model)), layers of encoder and decoder together. Token vectors start as other
-    matrices do.
+    The output matrices of attention and feed-forward networks, which add to the residual stream,
+    have the standard deviation 2 / (layers sqrt(d_model)), counting the layers of encoder and
+    decoder together. Token embeddings are initialized like other matrices. Biases are 0 and norm
+    weights 1.
 
-    Source: Black et al. 2022, section 2.1, after Nguyen and Salazar 2019 (the first) and Wang 2021
-    (the second). The text names the feed-forward network's output alone; the authors' code, and
-    this, starts attention's so, too.
+    Source: Black et al. 2022, section 2.1, after Nguyen and Salazar 2019 (first formula) and Wang
+    2021 (second formula). The paper applies the second formula only to the output of feed-forward
+    networks; the authors' code, as here, also applies it to the output of attention.
     """
 
     kind: Literal["small"] = "small"
@@ -225,13 +229,13 @@ class Small(Initialization):
 
 
 class Xavier(Initialization):
-    """Start: uniform in +-sqrt(6 / (inputs + outputs)) (Glorot and Bengio 2010), biases 0.
+    """Xavier initialization: uniform in +-sqrt(6 / (inputs + outputs)), biases 0.
 
-    Token vectors are normal with deviation d_model^-0.5, as the scaled, tied embeddings of the
-    first Transformer want them; with `tables` "uniform" they start as matrices do.
+    Embedding tables are normal with standard deviation d_model^-0.5, which suits the scaled, tied
+    embeddings of the original Transformer; with `tables` "uniform", they are drawn like matrices.
 
-    `attention` is the start of queries and keys: "diagonal" cross-attention learns faster from
-    little; see `models.special_initialization`.
+    `attention` is the initialization of queries and keys. "diagonal" cross-attention learns faster
+    from little data; see `models.special_initialization`. Source: Glorot and Bengio 2010.
     """
 
     kind: Literal["xavier"] = "xavier"
@@ -239,7 +243,7 @@ class Xavier(Initialization):
     attention: Literal["random", "diagonal"] = "random"
 
     def deviation(self, name: str, weight: Tensor, drawn: Initializer) -> float:
-        """See `Initialization.deviation`: that of tables."""
+        """See `Initialization.deviation`; only embedding tables use the value."""
         return drawn.model.spec.d_model**-0.5
 
     def draw(
@@ -253,23 +257,24 @@ class Xavier(Initialization):
 
 
 def _set_to_identity(linear: nn.Linear) -> None:
-    """h + 3, so that gelu(h + 3) is almost h + 3; the LayerNorm after it subtracts the 3."""
+    """Set a layer to h + 3: gelu(h + 3) is almost h + 3, and the next LayerNorm subtracts the 3."""
     nn.init.eye_(linear.weight)
     if linear.bias is not None:
         nn.init.constant_(linear.bias, 3.0)
 
 
 def with_fast_initialization(model: Any) -> Any:
-    """Return the same `ModelSpec` with the initialization that learns faster in short runs.
+    """Return the same `ModelSpec` with an initialization that learns faster in short runs.
 
-    Encoders get position offsets where their positions allow it; encoder-decoders get copy heads,
-    those with a Xavier start and sinusoids diagonal cross-attention.
-    A normal start also becomes a "zero" one whose matrices, and in encoder-decoders token vectors,
-    have deviation d_model^-0.5. A fan-in start (T5) keeps its deviations.
+    Encoders get "position_offsets" if their positions allow it. Encoder-decoders get "copy_heads",
+    or "diagonal" if they have sinusoidal positions and a Xavier initialization. A normal
+    initialization also changes to `residual_init` "zero", and the standard deviation of matrices
+    (in encoder-decoders also of embeddings) to d_model^-0.5. A fan-in initialization (T5) keeps its
+    standard deviations.
 
     Raises:
-        SpecError: no faster start is known: of decoders, and of encoder-decoders whose positions
-            allow neither.
+        SpecError: no faster initialization is known for the model: decoders, and models whose
+            positions or kind of initialization do not fit.
     """
     allowed = allowed_attention(model)
     start, attention = model.initialization, "random"

@@ -1,4 +1,4 @@
-"""A causal language model of one's own, of which only its logits are known.
+"""Wrapper for a user-defined causal language model that only returns logits.
 
 Shape letters: B batch, T positions, M selected positions, V vocabulary.
 """
@@ -19,7 +19,7 @@ from trivium.nn.state import Cache, append_tokens, token_cache
 
 
 class LogitsSpec(Spec):
-    """What is known of a model of one's own; how it is built is not."""
+    """The spec of a user-defined model: its vocabulary size and maximum length, no architecture."""
 
     takes_heads: ClassVar[bool] = False
     kind: None = None
@@ -33,7 +33,7 @@ class LogitsSpec(Spec):
         return self.end
 
     def to_dict(self) -> dict[str, Any]:
-        """Raise SpecError: there is no description to save."""
+        """Raise SpecError, because the spec does not describe how to build the module."""
         raise SpecError(
             "a module of one's own cannot be saved or exported: nothing describes how to build it "
             "again. Keep its state_dict()."
@@ -41,13 +41,13 @@ class LogitsSpec(Spec):
 
 
 class LogitsModel(nn.Module):
-    """Any causal module that turns ids [B, T] into logits [B, T, V], as inference uses models.
+    """Wrapper of any causal module from ids [B, T] to logits [B, T, V], for use in inference.
 
-    The logits take the place of hidden states. Texts are padded on the right, where causality
-    hides it.
+    The logits take the place of hidden states. Texts are padded on the right, because a causal
+    model does not attend to later positions.
 
     Raises:
-        SpecError: the module gives something else.
+        SpecError: the module does not return logits of this shape.
     """
 
     def __init__(self, module: nn.Module, *, max_length: int | None = None) -> None:
@@ -62,16 +62,16 @@ class LogitsModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return next(self.parameters(), torch.empty(0)).device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision of the weights."""
+        """The dtype of the weights."""
         return next(self.parameters(), torch.empty(0)).dtype
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
-        """See `LanguageModule.new_cache`. The tokens themselves are kept."""
+        """See `LanguageModule.new_cache`. The cache holds token ids."""
         return token_cache(slots, slot_length, self.device)
 
     def forward(
@@ -85,10 +85,10 @@ class LogitsModel(nn.Module):
         lengths: Tensor | None = None,
         **others: Tensor | None,
     ) -> Tensor:
-        """Logits [B, T, V], or [M, V] with `select`; arguments are as in `Transformer.read`.
+        """Return logits [B, T, V], or [M, V] with `select`; see `Transformer.read` for arguments.
 
         Raises:
-            SpecError: padding on the left, or inputs that the module does not take.
+            SpecError: a row is padded on the left, or an input is not supported.
         """
         refuse("a model of one's own takes no", **others)
         mask = attention_mask
@@ -104,17 +104,17 @@ class LogitsModel(nn.Module):
         return logits if select is None else logits.flatten(0, 1).index_select(0, select)
 
     def read(self, *inputs: Any, **options: Any) -> tuple[Tensor, None]:
-        """See `LanguageModule.read`: what `forward` gives, and no loss of layers."""
+        """See `LanguageModule.read`; there is no auxiliary loss."""
         return self(*inputs, **options), None
 
     def logits(
         self, hidden: Tensor, head: str | None = None, attention_mask: Tensor | None = None
     ) -> Tensor:
-        """The logits that `forward` gave. Raises SpecError for another head than "lm"."""
+        """Return `hidden`, which are already logits. Raises SpecError for a head except "lm"."""
         if head not in (None, "lm"):
             raise SpecError(f'this model has no head of kind "{head}"; it has: lm.')
         return hidden
 
     def lm_loss(self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Cross-entropy in nats of `targets` [M] from logits [M, V], summed."""
+        """Return the summed cross-entropy in nats of `targets` [M] for logits [M, V]."""
         return cross_entropy(hidden, targets, smoothing=smoothing).sum

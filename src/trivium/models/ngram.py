@@ -1,6 +1,6 @@
 """The feed-forward n-gram language model (Bengio et al. 2003).
 
-Shape letters: B batch, T positions, M selected positions, m width of token vectors, n order,
+Shape letters: B batch, T positions, M selected positions, m width of token embeddings, n order,
 W width of hidden states.
 """
 
@@ -30,14 +30,14 @@ from trivium.nn.state import Cache, append_tokens, token_cache
 
 
 class NGramSpec(Spec):
-    """The feed-forward language model of Bengio et al. 2003: n-1 tokens predict the next.
+    """The feed-forward language model of Bengio et al. 2003: n-1 tokens predict the next token.
 
         y = b + W x + U tanh(d + H x),   x = (C(w_t-1), ..., C(w_t-n+1))
 
-    `order` is n, `d_model` the width m of a token's vector in C, `d_hidden` that of the tanh
-    layer, h. `connections` "direct" has the matrix W from token vectors to the vocabulary, "hidden"
-    leaves it out. A tied LM head reads the vocabulary matrix from C, through a matrix to width m.
-    Positions before the text have one trained vector (the paper pads with a token).
+    `order` is n, `d_model` is the width m of the token embeddings C, and `d_hidden` is the width h
+    of the tanh layer. `connections` "direct" includes the matrix W from token embeddings to the
+    vocabulary, "hidden" omits W. A tied LM head projects to width m and uses C as the vocabulary
+    matrix. Positions before the text share one trained vector (the paper pads with a token).
     """
 
     takes_heads: ClassVar[bool] = False  # it sees a few tokens of a text
@@ -48,7 +48,7 @@ class NGramSpec(Spec):
     dropout: DropoutRate = 0.0
 
     def check(self) -> None:
-        """Raise SpecError for any head but an LM head."""
+        """Raise SpecError for any head except an LM head."""
         super().check()
         for head in self.heads:
             if not isinstance(head, LMHead):
@@ -56,7 +56,7 @@ class NGramSpec(Spec):
 
     @property
     def d_context(self) -> int:
-        """Width of the vectors of a whole context, (n-1) m."""
+        """Width of the concatenated embeddings of a context, (n-1) m."""
         return (self.order - 1) * self.d_model
 
     @property
@@ -65,12 +65,12 @@ class NGramSpec(Spec):
         return self.d_hidden + (self.d_context if self.connections == "direct" else 0)
 
     def kept_bytes(self, length: int, item: int, *, on_cpu: bool, recompute: bool = False) -> int:
-        """Contexts, the tanh layer and the head's input."""
+        """See `Spec.kept_bytes`: contexts, the tanh layer and the head's input."""
         return 4 * (3 * self.d_context + 3 * self.d_hidden + 2 * self.d_output)
 
     @property
     def head_input(self) -> HeadInput:
-        """What the heads are built with."""
+        """The sizes and settings that heads are built with."""
         return projecting_head_input(self, self.d_output, self.dropout)
 
     def build(self) -> NGramModel:
@@ -79,9 +79,10 @@ class NGramSpec(Spec):
 
 
 class NGramModel(LanguageModule):
-    """Hidden states h = tanh(d + H x) of the n-1 tokens up to a position, joined with x if direct.
+    """The feed-forward n-gram model; its hidden states are h = tanh(d + H x), or (h, x) if direct.
 
-    Source: Bengio et al. 2003, equation 1; y = b + W x + U h is the head's product with (h, x).
+    x are the embeddings of the n-1 tokens up to a position. The head computes y = b + W x + U h.
+    Source: Bengio et al. 2003, equation 1.
     """
 
     def __init__(self, model: NGramSpec) -> None:
@@ -103,14 +104,15 @@ class NGramModel(LanguageModule):
         return iter((self.hidden,))
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
-        """See `LanguageModule.new_cache`. The tokens themselves are kept."""
+        """See `LanguageModule.new_cache`. The cache holds token ids."""
         return token_cache(slots, slot_length, self.device)
 
     def forward(self, input_ids: Tensor, *, select: Tensor | None = None, **inputs: Any) -> Tensor:
-        """Hidden states of the contexts that end at each position: [B, T, W], or [M, W].
+        """Return hidden states [B, T, W], or [M, W] with `select`, of the context at each position.
 
-        Arguments are as in `Transformer.read`, those that `earlier_tokens` has. Padding, and tokens
-        of another document, count as before the text.
+        `inputs` are keyword arguments of `earlier_tokens`, with the meaning as in
+        `Transformer.read`. Padding and tokens of another document count as positions before the
+        text.
 
         Raises:
             SpecError: a mask or documents together with a cache.
@@ -137,10 +139,10 @@ def earlier_tokens(
     slots: Tensor | None = None,
     lengths: Tensor | None = None,
 ) -> Tensor:
-    """The `count` tokens up to each position, the last first, -1 before a text: [B, T, count], or
-    [M, count] with `select`.
+    """Return the last `count` tokens up to each position, most recent first, -1 before a text.
 
-    Arguments and errors are as of `NGramModel.forward`. `position_ids` are not needed.
+    The result is [B, T, count], or [M, count] with `select`. Arguments and errors are as in
+    `NGramModel.forward`. `position_ids` are not used.
     """
     length, texts = input_ids.shape[1], input_ids
     columns = torch.arange(length, device=input_ids.device).expand_as(input_ids)

@@ -1,4 +1,4 @@
-"""The n-gram language model of counts: add-k and interpolated Kneser-Ney.
+"""The count-based n-gram language model: add-k and interpolated Kneser-Ney smoothing.
 
 Shape letters: B batch, T positions, M selected positions, n order, V vocabulary.
 """
@@ -24,17 +24,17 @@ from trivium.nn.state import Cache, token_cache
 
 
 class NGramCountsSpec(Spec):
-    """The n-1 tokens before predict the next, by how often it followed them in the text.
+    """The count-based n-gram model: the n-1 preceding tokens predict the next token.
 
-    With c(h w) how often the token w follows the context h, and V tokens:
+    With c(h w) the count of the token w after the context h, and V tokens in the vocabulary:
 
         add-k        P(w | h) = (c(h w) + k) / (c(h) + k V)
         kneser-ney   P(w | h) = (max(c(h w) - D, 0) + D N(h) P(w | h')) / c(h)
 
-    N(h) is the number of different tokens after h, and h' is h without its oldest token. Below the
-    highest order c(h w) is the number of different tokens before h w; below the lowest is 1 / V.
-    D of an order is n1 / (n1 + 2 n2), of n1 n-grams that occur once and n2 that do twice, unless
-    `discount` sets it for all.
+    N(h) is the number of different tokens after h, and h' is h without its oldest token. For all
+    orders except the highest, c(h w) is the number of different tokens before h w. The lowest order
+    is interpolated with 1 / V. Unless `discount` sets D for all orders, D of an order is
+    n1 / (n1 + 2 n2), for n1 n-grams with count 1 and n2 n-grams with count 2 (0.5 if n1 = 0).
 
     Source: Chen and Goodman 1998, section 2.1 (additive) and 2.7 (Kneser-Ney), interpolated as in
     section 3; Ney et al. 1994 for D.
@@ -51,7 +51,7 @@ class NGramCountsSpec(Spec):
     heads: Heads = (LMHead(tied=True),)
 
     def check(self) -> None:
-        """Raise SpecError for a width, and for any head but the tied LM head."""
+        """Raise SpecError for a width, and for any head except the tied LM head."""
         super().check()
         if self.d_model != 0 or any(head != LMHead(tied=True) for head in self.heads):
             raise SpecError(
@@ -59,16 +59,16 @@ class NGramCountsSpec(Spec):
             )
 
     def with_dropout(self, dropout: float) -> Self:
-        """The same: there is nothing to drop."""
+        """Return the same spec, because the model has no dropout."""
         return self
 
     def kept_bytes(self, length: int, item: int, *, on_cpu: bool, recompute: bool = False) -> int:
-        """Nothing: there is no backward pass."""
+        """Return 0, because there is no backward pass."""
         return 0
 
     @property
     def head_input(self) -> HeadInput:
-        """What the heads are built with."""
+        """The sizes and settings that heads are built with."""
         return HeadInput(self.vocab_size, d_model=0, d_embedding=0)
 
     def build(self) -> NGramCounts:
@@ -77,19 +77,19 @@ class NGramCountsSpec(Spec):
 
 
 class _Followers(dict[int, int]):
-    """How often each token follows a context, and their sum."""
+    """The counts of the tokens that follow a context, and their total."""
 
     total = 0
     _tensors: tuple[Tensor, Tensor] | None = None
 
     def add(self, token: int, count: int) -> None:
-        """Count a token."""
+        """Add `count` to the count of a token."""
         self[token] = self.get(token, 0) + count
         self.total += count
         self._tensors = None
 
     def tensors(self) -> tuple[Tensor, Tensor]:
-        """Tokens, int64, and their counts, float64; made once after counting."""
+        """Return tokens, int64, and their counts, float64; cached until a count changes."""
         if self._tensors is None:
             counts = torch.tensor([*self.values()], dtype=torch.float64)
             self._tensors = torch.tensor([*self], dtype=torch.int64), counts
@@ -97,10 +97,10 @@ class _Followers(dict[int, int]):
 
 
 class NGramCounts(LanguageModule):
-    """Counts of n-grams; in training mode `lm_loss` counts what it has predicted.
+    """Model of n-gram counts; in training mode, `lm_loss` counts the targets after their loss.
 
-    The loss of training is thus that of text which was not counted yet (the prequential code
-    length, Dawid 1984). There is no weight, and no gradient.
+    The training loss is therefore the loss on text that is not counted yet (the prequential code
+    length, Dawid 1984). There are no weights and no gradients.
     """
 
     def __init__(self, model: NGramCountsSpec) -> None:
@@ -112,31 +112,34 @@ class NGramCounts(LanguageModule):
 
     @property
     def blocks(self) -> Iterator[nn.Module]:
-        """What has no weights."""
+        """The empty dict of heads, because the model has no weights."""
         return iter((self.heads,))
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
-        """See `LanguageModule.new_cache`. The tokens themselves are kept."""
+        """See `LanguageModule.new_cache`. The cache holds token ids."""
         return token_cache(slots, slot_length, self.device)
 
     def forward(self, input_ids: Tensor, **inputs: Any) -> Tensor:
-        """The n-1 tokens up to each position, the last first: int64 [B, T, n-1], or [M, n-1].
+        """Return the n-1 tokens up to each position, most recent first, in place of hidden states.
 
-        They take the place of hidden states; -1 is before the text. Arguments are as in
-        `NGramModel.forward`.
+        The result is int64 [B, T, n-1], or [M, n-1] with `select`; -1 is a position before the
+        text. Arguments are as in `NGramModel.forward`.
         """
         return earlier_tokens(input_ids, self.spec.order - 1, **inputs)
 
     def logits(
         self, hidden: Tensor, head: str | None = None, attention_mask: Tensor | None = None
     ) -> Tensor:
-        """Log-probabilities of the next token: [..., n-1] -> [..., V]."""
+        """Return next-token log-probabilities [..., V] for contexts [..., n-1]."""
         rows = [self._distribution(tuple(context)) for context in hidden.flatten(0, -2).tolist()]
         shape = *hidden.shape[:-1], self.spec.vocab_size
         return torch.stack(rows).log().to(hidden.device, self.dtype).view(shape)
 
     def lm_loss(self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Nats of `targets` [M] after contexts [M, n-1], summed; in training they are counted."""
+        """Return the summed loss in nats of `targets` [M] after contexts [M, n-1].
+
+        In training mode, the n-grams are then counted. `smoothing` is not used.
+        """
         loss, pairs = 0.0, [*zip(map(tuple, hidden.tolist()), targets.tolist(), strict=True)]
         for context, token in pairs:
             loss -= math.log(self._probability(context, token))
@@ -145,7 +148,10 @@ class NGramCounts(LanguageModule):
         return loss + self.tokens.weight.sum()  # 0, of no weights
 
     def get_extra_state(self) -> Tensor:
-        """What is saved: n-grams, the oldest token last but two, and their counts: [N, n + 1]."""
+        """Return the n-grams and counts to save, int32 [N, n + 1].
+
+        A row contains the context (most recent token first), the token after it, and the count.
+        """
         rows = [
             (*context, token, count)
             for context, followers in self._tables[-1].items()
@@ -154,7 +160,7 @@ class NGramCounts(LanguageModule):
         return torch.tensor(rows, dtype=torch.int32).view(-1, self.spec.order + 1)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Count again what was saved."""
+        """Restore the counts from the n-grams of `get_extra_state`."""
         self._forget()
         for *context, token, count in state.tolist():
             self._count(tuple(context), token, count)
@@ -165,7 +171,7 @@ class NGramCounts(LanguageModule):
         self._sizes = [Counter[int]() for _ in self._tables]  # how many n-grams have a count
 
     def _count(self, context: tuple[int, ...], token: int, count: int = 1) -> None:
-        """Count an n-gram; a new one is one more token before the shorter one."""
+        """Count an n-gram; a new n-gram adds 1 to the count of the next lower order."""
         for table, sizes in zip(reversed(self._tables), reversed(self._sizes)):
             followers = table.setdefault(context, _Followers())
             before = followers.get(token, 0)
@@ -177,7 +183,7 @@ class NGramCounts(LanguageModule):
             context, count = context[:-1], 1
 
     def _levels(self, context: tuple[int, ...]) -> Iterator[tuple[_Followers, float, float]]:
-        """From the lowest order on: what follows, the discount, what the order below gets."""
+        """Yield followers, discount and lower-order weight per order, from the lowest order up."""
         if self.spec.smoothing == "add-k":
             if followers := self._tables[-1].get(context):
                 yield followers, 0.0, self.spec.k * self.spec.vocab_size
@@ -197,7 +203,7 @@ class NGramCounts(LanguageModule):
         return p
 
     def _distribution(self, context: tuple[int, ...]) -> Tensor:
-        """`_probability` of every token, float64 [V]."""
+        """Return the `_probability` of every token, float64 [V]."""
         p = torch.full((self.spec.vocab_size,), 1.0 / self.spec.vocab_size, dtype=torch.float64)
         for followers, discount, below in self._levels(context):
             p *= below

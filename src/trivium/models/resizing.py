@@ -1,4 +1,4 @@
-"""Sizes that follow from the width and the heads of a Transformer."""
+"""Resize a Transformer: change its width, heads and layers, and all sizes that depend on them."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _MULTIPLE = 8  # of hidden units
 def resized(
     spec: ModelSpec, d_model: int, num_heads: Mapping[str, int], num_layers: Mapping[str, int]
 ) -> ModelSpec:
-    """Return the model of the same family with another width, other heads or other layers.
+    """Return the spec with another width, number of heads or number of layers.
 
-    What a family derives from these sizes is derived again: the width of heads that together are as
-    wide as the model, the share of key-value heads, hidden units in proportion to the width, and
-    the scales that are a root of a width. Where every layer has a seed of its own (BigBird), new
-    layers get the next seeds.
+    Sizes that depend on these sizes are recomputed: the head width if all heads together have the
+    width of the model, the number of key-value heads in proportion to the heads, hidden units in
+    proportion to the width, and scales that are the square root of a width or its inverse. If every
+    layer has its own seed (BigBird), the layers get the seeds 0, 1, 2, ...
 
     Args:
-        spec: the model.
+        spec: the spec to resize.
         d_model: the new width.
-        num_heads: the new number of heads of every attention in a stack, "encoder" or "decoder".
-        num_layers: the new number of layers of a stack.
+        num_heads: the new number of attention heads for each stack, "encoder" or "decoder".
+        num_layers: the new number of layers for each stack.
     """
     old, changes = spec.d_model, dict[str, Any]()
 
@@ -61,7 +61,7 @@ def resized(
 
 
 def _heads(mixer: Any, old: int, d_model: int, num_heads: int | None) -> dict[str, Any]:
-    """The fields of a mixer that follow from the width and its number of heads."""
+    """Return the fields of a mixer that depend on the width and the number of heads."""
     before, width = getattr(mixer, "num_heads", None), getattr(mixer, "head_dim", None)
     if before is None or width is None:
         return {}
@@ -78,7 +78,7 @@ def _heads(mixer: Any, old: int, d_model: int, num_heads: int | None) -> dict[st
 
 
 def _units(part: Part, old: int, d_model: int) -> dict[str, Any]:
-    """The fields of a part that are in proportion to the width, also of parts inside."""
+    """Return the fields of a part, also of nested parts, that are in proportion to the width."""
     fields: dict[str, Any] = {}
     for name, value in dict(part).items():
         if name in ("d_ff", "d_inner") and old != d_model:
@@ -95,7 +95,7 @@ def _units(part: Part, old: int, d_model: int) -> dict[str, Any]:
 def differences(
     before: Mapping[str, Any], after: Mapping[str, Any], path: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """The keys whose values differ in two trees of one form, with both values."""
+    """Yield the keys whose values differ between two trees of the same form, with both values."""
     for name, value in after.items():
         old = before.get(name)
         if isinstance(value, Mapping) and isinstance(old, Mapping):

@@ -1,4 +1,4 @@
-"""Recurrent language models and encoders: Elman's network, LSTM, GRU, bidirectional ones, ELMo.
+"""Recurrent language models and encoders: Elman RNN, LSTM, GRU, bidirectional RNNs, ELMo.
 
 Shape letters: B batch, T positions, M selected positions, D d_model.
 """
@@ -37,22 +37,23 @@ Cell = Literal["elman", "elman-relu", "elman-logistic", "lstm", "gru"]
 class RNNSpec(Spec):
     """A recurrent network: Elman 1990, LSTM (Hochreiter and Schmidhuber 1997), GRU (Cho 2014).
 
-    Cells of Elman's network have tanh; "elman-relu" and "elman-logistic" (as Mikolov et al. 2010)
-    have these functions in its place.
+    The activation of the Elman cell is tanh, or ReLU with "elman-relu", or the logistic function
+    with "elman-logistic" (as Mikolov et al. 2010).
 
-    `direction` "forward" reads from left to right: a language model. "both" makes every layer
-    bidirectional (Schuster and Paliwal 1997): an encoder. "two-way" is a forward and a backward
-    language model that share token vectors and softmax (ELMo, Peters et al. 2018); with the heads
-    of a task in place of the softmax it is an encoder, whose states are those of both models, of
-    the last layer or, with a head "scalar-mix", of all layers.
+    `direction` "forward" is a left-to-right language model. "both" is an encoder in which every
+    layer is bidirectional (Schuster and Paliwal 1997). "two-way" is a forward and a backward
+    language model that share token embeddings and softmax (ELMo, Peters et al. 2018). With task
+    heads instead of an lm head, a "two-way" model is an encoder: its hidden states are those of
+    both language models, from the last layer or, with a head "scalar-mix", from all layers.
 
-    Token vectors are `d_model` wide and cells `d_hidden`; hidden states of another width than
-    `d_model` are multiplied by a matrix to it. With `d_projection` those of an LSTM are projected
-    to it before anything reads them (Sak et al. 2014). With `connections` "residual" every layer
-    but the first adds its input to its output. Cells read token vectors times `scale`: tied token
-    vectors start small, and cells learn slowly from small inputs. With `characters` token vectors
-    are made from the characters of a token. Dropout is on all that is not recurrent (Zaremba et
-    al. 2014): token vectors, between the layers, hidden states.
+    Token embeddings have width `d_model` and cells width `d_hidden`; hidden states of another width
+    than `d_model` are projected to `d_model`. With `d_projection`, every LSTM output is projected
+    to that width, also before the recurrent matrices (Sak et al. 2014). With `connections`
+    "residual", every layer except the first adds its input to its output. Token embeddings are
+    multiplied by `scale`, because tied embeddings start small and cells learn slowly from small
+    inputs. With `characters`, token embeddings are computed from the characters of a token. Dropout
+    is applied to token embeddings, between layers and to hidden states, but not to recurrent
+    connections (Zaremba et al. 2014).
     """
 
     kind: Literal["rnn"] = "rnn"
@@ -67,7 +68,7 @@ class RNNSpec(Spec):
     dropout: DropoutRate = 0.0
 
     def check(self) -> None:
-        """Raise SpecError for heads or a projection that do not fit the network."""
+        """Raise SpecError if heads or the projection do not fit the network."""
         super().check()
         for head in self.heads:
             if (reason := self._refusal(head)) is not None:
@@ -86,7 +87,7 @@ class RNNSpec(Spec):
             )
 
     def _refusal(self, head: Head) -> str | None:
-        """Why a head is not for this direction."""
+        """Return the reason why a head does not fit the direction, None if it fits."""
         is_lm = isinstance(head, LMHead)
         if self.direction == "both":
             return ': it is an encoder; take an mlm head, or direction "forward"' if is_lm else None
@@ -98,29 +99,29 @@ class RNNSpec(Spec):
 
     @property
     def family(self) -> Literal["encoder-only", "decoder-only"]:
-        """As of a Transformer; a two-way language model generates by its forward half."""
+        """The family; a two-way language model is decoder-only: its forward half generates."""
         encodes = self.direction == "both" or (self.two_way and not _is_lm(self.heads))
         return "encoder-only" if encodes else "decoder-only"
 
     @property
     def two_way(self) -> bool:
-        """Whether it is a forward and a backward model (ELMo)."""
+        """Whether the model is a forward and a backward language model (biLM, as in ELMo)."""
         return self.direction == "two-way"
 
     @property
     def carries(self) -> bool:
-        """Where it reads from left to right alone."""
+        """Whether the model only reads from left to right and so can carry state between rows."""
         return self.direction == "forward"
 
     def with_heads(self, heads: tuple[Head, ...]) -> Self:
-        """The same model with these heads; those of tasks read its mix of layers."""
+        """Return the same spec with these heads, plus the scalar mix if they are task heads."""
         if self.scalar_mix is not None and not _is_lm(heads):
             heads = (*heads, self.scalar_mix)
         return super().with_heads(heads)
 
     @property
     def scalar_mix(self) -> ScalarMix | None:
-        """Of two directions, where all layers are as wide as token vectors."""
+        """The scalar mix of a "two-way" model whose layers have width `d_model`; otherwise None."""
         fits = self.two_way and self.d_state == self.d_model
         return ScalarMix(num_layers=self.num_layers + 1) if fits else None
 
@@ -130,7 +131,10 @@ class RNNSpec(Spec):
         return (self.d_projection or self.d_hidden) * (2 if self.direction == "both" else 1)
 
     def kept_bytes(self, length: int, item: int, *, on_cpu: bool, recompute: bool = False) -> int:
-        """Gates before and after their functions, states and outputs: at most ten a cell."""
+        """See `Spec.kept_bytes`: pre- and post-activation gates, states and outputs of the cells.
+
+        Together these are at most 10 numbers per cell.
+        """
         directions = 1 if self.direction == "forward" else 2
         numbers = 10 * self.d_hidden * self.num_layers * directions + 6 * self.d_model * directions
         if (part := self.characters) is not None:  # of a token that no other position has
@@ -140,7 +144,7 @@ class RNNSpec(Spec):
 
     @property
     def head_input(self) -> HeadInput:
-        """What the heads are built with."""
+        """The sizes and settings that heads are built with."""
         reads_both = self.two_way and self.family == "encoder-only"
         return HeadInput(
             vocab_size=self.vocab_size,
@@ -160,7 +164,7 @@ def _is_lm(heads: tuple[Head, ...]) -> bool:
 
 
 class RecurrentStack(nn.Module):
-    """One direction through a text: the layers, and a matrix to d_model where widths differ."""
+    """The recurrent layers of one direction, and a projection to d_model if widths differ."""
 
     def __init__(self, model: RNNSpec) -> None:
         super().__init__()
@@ -180,9 +184,10 @@ class RecurrentStack(nn.Module):
         select: Tensor | None = None,
         every_layer: bool = False,
     ) -> tuple[Any, CellState]:
-        """Token vectors [B, T, D] -> hidden states [B, T, D] or [M, D], and the last states.
+        """Return hidden states [B, T, D] or [M, D], and the final cell states.
 
-        With `every_layer` a list of what layers make, as wide as token vectors, and of these first.
+        With `every_layer`, hidden states are a list: the token embeddings, then the output of each
+        layer without the projection.
         """
         x = F.dropout(tokens, self.dropout, self.training)
         options: dict[str, Any] = {"sequences": sequences, "backward": backward, "state": state}
@@ -196,10 +201,10 @@ class RecurrentStack(nn.Module):
 
 
 class RecurrentModel(LanguageModule):
-    """An RNN that reads forward, both ways in every layer, or in two separate directions (ELMo).
+    """A forward RNN, a bidirectional RNN, or a forward and a backward RNN (ELMo).
 
-    The heads of a task read both directions of ELMo, [B, T, 2D]: their last layers or, with a head
-    "scalar-mix", all of them, the token vectors twice.
+    ELMo's task heads read both directions, [B, T, 2D]: their last layers or, with a head
+    "scalar-mix", all layers, with the token embeddings concatenated twice as the first layer.
     """
 
     def __init__(self, model: RNNSpec) -> None:
@@ -219,7 +224,7 @@ class RecurrentModel(LanguageModule):
 
     @property
     def blocks(self) -> Iterator[RecurrentStack]:
-        """The RNN, and ELMo's backward one."""
+        """The RNN, and ELMo's backward RNN if there is one."""
         return (part for part in (self.rnn, self.backward_rnn) if part is not None)
 
     def stack_weights(self) -> list[list[list[nn.Parameter]]]:
@@ -235,7 +240,7 @@ class RecurrentModel(LanguageModule):
             self.tokens.set_character_ids(tokenizer.token_bytes, tokenizer.continues_word())
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
-        """See `LanguageModule.new_cache`. States have a size of their own, whatever the length."""
+        """See `LanguageModule.new_cache`. The size of states does not depend on the text length."""
         rnn = self.spec
         if rnn.family == "encoder-only":
             return super().new_cache(slots, slot_length)
@@ -258,12 +263,12 @@ class RecurrentModel(LanguageModule):
         slots: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states of the last layer, [B, T, D], or [M, D] with `select`; of ELMo's forward
-        model, or of an encoder what its heads read.
+        """Return the last layer's hidden states [B, T, D], or [M, D] with `select`.
 
-        Arguments are as in `Transformer.read`. Padding leaves the state as it was, document 0 is
-        padding, and every document begins with a state of zeros. `position_ids` are not needed.
-        Gradients end at what a cache holds.
+        An ELMo language model returns the hidden states of its forward model; an ELMo encoder
+        returns the hidden states [B, T, 2D] for task heads. Arguments are as in `Transformer.read`.
+        Padding leaves the state unchanged, document 0 is padding, and every document starts from a
+        zero state. `position_ids` are not used. No gradient flows into the cache.
 
         Raises:
             SpecError: a mask or documents together with a cache.
@@ -281,7 +286,7 @@ class RecurrentModel(LanguageModule):
         if (real := span.real(input_ids.device)) is not None:
             sequences = Sequences.find(real)
             slots = span.slots(len(input_ids), input_ids.device)
-            read = replace(span, rows=slots[sequences.rows])  # those with any token
+            read = replace(span, rows=slots[sequences.rows])  # rows with any token
         before = tuple(part.transpose(0, 1).contiguous() for part in state.read(read))
         hidden, after = self.rnn(tokens, sequences=sequences, state=before, select=select)
         state.write(read, *(part.transpose(0, 1) for part in after))
@@ -296,10 +301,10 @@ class RecurrentModel(LanguageModule):
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states of the forward and the backward model of ELMo: [B, 2, T, D].
+        """Return the hidden states [B, 2, T, D] of ELMo's forward and backward models.
 
-        At a position the first has read all tokens up to it and predicts the next one; the second
-        has read all tokens from it on and predicts the one before.
+        At position t, the forward model has read tokens up to t and predicts token t + 1. The
+        backward model has read tokens from t to the end and predicts token t - 1.
 
         Raises:
             SpecError: the model is not "two-way".
@@ -315,7 +320,7 @@ class RecurrentModel(LanguageModule):
     def _two_ways(
         self, tokens: Tensor, sequences: Sequences | None, *, every_layer: bool = False
     ) -> tuple[Any, Any]:
-        """What the forward and the backward stack make of token vectors."""
+        """Return the outputs of the forward and the backward stack for token embeddings."""
         assert self.backward_rnn is not None
         options: dict[str, Any] = {"sequences": sequences, "every_layer": every_layer}
         forward, _ = self.rnn(tokens, **options)
@@ -323,7 +328,7 @@ class RecurrentModel(LanguageModule):
         return forward, backward
 
     def _task_states(self, tokens: Tensor, sequences: Sequences | None) -> Tensor:
-        """What the heads of a task read: token vectors [B, T, D] -> [B, T, 2D]."""
+        """Return hidden states [B, T, 2D] for task heads, from token embeddings [B, T, D]."""
         if "scalar-mix" not in self.heads:
             return torch.cat(self._two_ways(tokens, sequences), -1)
         layers = zip(*self._two_ways(tokens, sequences, every_layer=True))
@@ -338,7 +343,7 @@ class RecurrentModel(LanguageModule):
 def find_sequences(
     input_ids: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None
 ) -> Sequences | None:
-    """The texts of a batch [B, T]; None where every row is one text from end to end."""
+    """Return the token sequences in a batch [B, T]; None if each row is one unpadded text."""
     if attention_mask is None and document_ids is None:
         return None
     real = torch.ones_like(input_ids, dtype=torch.bool)
@@ -350,11 +355,11 @@ def find_sequences(
 
 
 class RecurrentInitializer(Initializer):
-    """What draws the weights of RNNs and of the n-gram network.
+    """Initializer of the weights of RNNs and of the n-gram network.
 
-    Token vectors are uniform in +-0.1 (Zaremba et al. 2014), matrices from inputs as in Glorot and
-    Bengio 2010, recurrent matrices uniform in +-d_hidden^-0.5 as in PyTorch; biases are 0, but 1
-    for the forget gates of an LSTM (Jozefowicz et al. 2015).
+    Token embeddings are uniform in +-0.1 (Zaremba et al. 2014), input matrices follow Glorot and
+    Bengio 2010, and recurrent matrices are uniform in +-d_hidden^-0.5 as in PyTorch. Biases are 0,
+    except 1 for the forget gates of an LSTM (Jozefowicz et al. 2015).
     """
 
     def __init__(self, model: LanguageModule) -> None:
@@ -381,4 +386,4 @@ class RecurrentInitializer(Initializer):
         draw_uniform(weight, bound, generator)
 
     def finish(self) -> None:
-        """Nothing is changed."""
+        """Do nothing: no weights are changed after they were drawn."""

@@ -1,26 +1,29 @@
 """Three special initializations of attention, our own, for short runs (`Initialization.attention`).
 
-They set the weights of attention, and learned positions that attention reads, after all weights
-were drawn. Nothing in them stays fixed: training changes all of it.
+They initialize the weights of attention, and the learned positions that attention reads, after all
+weights were drawn. All these weights stay trainable.
 
-- "position_offsets": every head starts as attention to one fixed distance: head 0 to the previous
-  token, head 1 to the next one, and so on. A network otherwise spends most of a short run on
-  finding out which tokens are neighbours. The idea that heads specialise in fixed offsets is from
-  observations of trained BERTs (Clark et al. 2019, What Does BERT Look At?); the
-  rotation of sinusoids by a distance is from Vaswani et al. 2017, section 3.5. Measured: masked
-  loss of a small BERT after 240 s on two cores 6.39 -> 4.94.
-- "copy_heads": for encoder-decoders. A decoder first learns which tokens are frequent, which takes
-  one direction, the same for every token; an encoder then learns to produce that direction alone,
-  and a short run never recovers. So heads of the first layers add neighbours to a token (offsets
-  as above), and cross-attention finds the decoder's tokens, with their neighbours, among the
-  encoder's: what the induction heads of Olsson et al. 2022 learn, as a start.
-- "diagonal": for encoder-decoders that read sinusoids. What a word translates is mostly near the
-  same position, so that alignments which prefer the diagonal are found from less text (Dyer,
-  Chahuneau and Smith 2013). Head 0 of every cross-attention starts there, the others at -1, +1,
-  -2, ... from it. Measured: BLEU of a small Marian after 240 steps 15.9 -> 22.0.
+- "position_offsets": every head is initialized to attend to one fixed relative offset: head 0 to
+  the previous token, head 1 to the next token, and so on. Otherwise, a network spends most of a
+  short run on learning which tokens are adjacent. The idea that heads specialise in fixed offsets
+  is from observations of trained BERTs (Clark et al. 2019, What Does BERT Look At?); the rotation
+  of sinusoids by an offset is from Vaswani et al. 2017, section 3.5. Measured: the masked loss of a
+  small BERT after 240 s on two cores changed from 6.39 to 4.94.
+- "copy_heads": for encoder-decoders. A decoder first learns which tokens are frequent. This needs
+  only one direction in hidden space, the same for every token. The encoder then learns to produce
+  only that direction, and a short run never recovers. With "copy_heads", the first layer adds
+  adjacent tokens to each token (offsets as above), and cross-attention matches each decoder token,
+  together with its neighbours, to equal tokens of the encoder. Induction heads (Olsson et al. 2022)
+  learn the same pattern.
+- "diagonal": for encoder-decoders with sinusoidal positions. The translation of a word is mostly
+  near the word's position, so that alignment with a preference for the diagonal needs less text
+  (Dyer, Chahuneau and Smith 2013). Head 0 of every cross-attention is initialized to attend to the
+  same position, the other heads to the offsets -1, +1, -2, ... Measured: the BLEU of a small Marian
+  after 240 steps changed from 15.9 to 22.0.
 
-In a "zero" start the matrices that add to the residual stream are zero, so that every block is the
-identity at first (as in Fixup, Zhang et al. 2019, and ReZero, Bachlechner et al. 2020).
+With "zero" initialization (`Normal.residual_init`), the matrices that add to the residual stream
+are zero, so that every block starts as the identity (as in Fixup, Zhang et al. 2019, and ReZero,
+Bachlechner et al. 2020).
 """
 
 from __future__ import annotations
@@ -39,10 +42,10 @@ from trivium.nn.positions.rotary import Rotary
 from trivium.nn.positions.sinusoidal import Sinusoidal, SinusoidalPositions, frequencies, sinusoids
 
 _SINUSOID_BASE = 10_000.0
-_SINUSOID_AMPLITUDE = 2.0 * 2.0**0.5  # twice the size of token vectors
-_ROTARY_BIAS, _ROTARY_PAIRS = 2.5, 8  # size of the biases; how many of the fastest pairs have one
-_NEIGHBOUR_WEIGHT = 0.7  # of a neighbour that is added to a token
-_OWN_DISTANCE_BIAS = 5.0  # relative bias of a head's own distance; of all others 0
+_SINUSOID_AMPLITUDE = 2.0 * 2.0**0.5  # twice the norm of token embeddings
+_ROTARY_BIAS, _ROTARY_PAIRS = 2.5, 8  # size of the biases; number of fastest pairs with a bias
+_NEIGHBOUR_WEIGHT = 0.7  # weight of a neighbour that is added to a token
+_OWN_DISTANCE_BIAS = 5.0  # relative bias at a head's own offset; 0 at all other offsets
 _DIAGONAL_SCORES = 3.0  # factor of the scores of sinusoids
 
 
@@ -82,7 +85,7 @@ def allowed_attention(model: Any) -> set[str]:
 
 
 def initialize_attention(model: Any, attention: str, embedding_std: float) -> None:
-    """Set the attention of every stack of a `Transformer` whose other weights were drawn."""
+    """Apply an initialization of attention to every stack of a `Transformer` with drawn weights."""
     for stack in model.stacks:
         if attention == "position_offsets":
             _attend_to_offsets(stack, embedding_std)
@@ -93,11 +96,12 @@ def initialize_attention(model: Any, attention: str, embedding_std: float) -> No
 
 
 def _attend_to_offsets(stack: Any, embedding_std: float) -> None:
-    """Start every head as attention to one distance.
+    """Initialize every head to attend to one fixed relative offset.
 
-    Keys read the sinusoids of their position, queries those of their own position rotated by the
-    head's distance, so that the dot product is largest there. Learned positions start as
-    sinusoids for it. With rotary positions constant biases of queries and keys are enough.
+    Learned positions are initialized as sinusoids. Key weights read the sinusoids of the key's
+    position. Query weights rotate the sinusoids of the query's position by the head's offset, so
+    that the dot product is largest at that offset. With RoPE, constant biases of queries and keys
+    are enough.
     """
     positions = stack.embedding.positions
     if isinstance(positions, LearnedPositions):
@@ -113,10 +117,10 @@ def _attend_to_offsets(stack: Any, embedding_std: float) -> None:
 
 
 def _copy_tokens(stack: Any, embedding: Any, embedding_std: float) -> None:
-    """The first layer adds neighbours to every token; cross-attention finds equal tokens."""
+    """Initialize the first layer to add neighbours to tokens, cross-attention to match tokens."""
     positions = stack.embedding.positions
     if isinstance(positions, LearnedPositions):
-        # As few dimensions as a head reads; the others are left to the tokens.
+        # Positions use only as many dimensions as a head reads; tokens use the others.
         read = 2 * (_self_attentions(stack)[0].head_dim // 2)
         _write_sinusoids(stack, positions.weight, embedding_std, read)
     for table in stack.tables:
@@ -126,12 +130,12 @@ def _copy_tokens(stack: Any, embedding: Any, embedding_std: float) -> None:
     for number, attention in enumerate(_self_attentions(stack)):
         if isinstance(positions, LearnedPositions):
             _read_sinusoids(attention, _distances(attention, causal=stack.causal))
-        else:  # keys stay random: were both zero, neither would ever have a gradient
+        else:  # keys stay random: if both were zero, both would never get a gradient
             attention.query.weight.zero_()
         if number == 0:
             attention.value.weight.copy_(_identity_slices(attention.value.weight))
             output = attention.output.weight
-            # Where all heads together are wider than the stream, several add to one dimension.
+            # If all heads together are wider than the residual stream, several add to a dimension.
             share = _NEIGHBOUR_WEIGHT * size * min(1.0, output.shape[0] / output.shape[1]) ** 0.5
             output.copy_(share * _identity_slices(output.T).T)
     for layer in stack.layers:
@@ -140,7 +144,7 @@ def _copy_tokens(stack: Any, embedding: Any, embedding_std: float) -> None:
 
 
 def _attend_to_diagonal(stack: Any) -> None:
-    """Start the heads of cross-attention at distance 0, -1, +1, -2, ... from their query."""
+    """Initialize cross-attention heads to attend to offsets 0, -1, +1, -2, ... from the query."""
     positions = stack.embedding.positions
     assert isinstance(positions, SinusoidalPositions)
     for layer in stack.layers:
@@ -166,7 +170,7 @@ def _distances(attention: AttentionModule, *, causal: bool) -> list[int]:
 
 
 def _distance_of_head(head: int, *, causal: bool) -> int:
-    """-1, -2, -3, ... in a decoder, else -1, +1, -2, +2, ..."""
+    """Return the offset of a head: -1, -2, -3, ... in a decoder, otherwise -1, +1, -2, +2, ..."""
     return -(head + 1) if causal else (head // 2 + 1) * (-1) ** (head + 1)
 
 
@@ -185,7 +189,7 @@ def _read_sinusoids(
     base: float = _SINUSOID_BASE,
     in_halves: bool = False,
 ) -> None:
-    """Set queries and keys: every head attends to its distance."""
+    """Set query and key weights so that head n attends to the offset `distances[n]`."""
     width = attention.query.in_features
     pairs = min(attention.head_dim, width) // 2
     frequency, read = frequencies(base, width)[:pairs], 2 * pairs
@@ -204,7 +208,7 @@ def _read_sinusoids(
 
 
 def _set_rotary_biases(attention: AttentionModule, rotary: Rotary, *, causal: bool) -> None:
-    """Change biases of queries and keys, which are zero: head n attends to its distance."""
+    """Set query and key biases (zero before) so that with RoPE each head attends to its offset."""
     count = min(_ROTARY_PAIRS, attention.head_dim // 2)
     dimension = torch.arange(attention.head_dim)
     pairs = dimension.view(-1, 2).T if rotary.layout == "interleaved" else dimension.view(2, -1)
@@ -226,9 +230,10 @@ def _bias_own_distance(table: BucketTable, *, causal: bool) -> None:
 
 
 def _find_equal_tokens(attention: AttentionModule) -> None:
-    """Queries and keys are the same slices, so that their product is largest for equal tokens.
+    """Set query and key weights to the same slices of the identity, so that equal tokens match.
 
-    Values are slices too, unmixed; the output matrix learns what becomes of them.
+    Equal tokens then get the largest scores. Value weights are set to the same slices; the output
+    matrix is not changed.
     """
     for projection in (attention.query, attention.key, attention.value):
         projection.weight.copy_(_identity_slices(projection.weight))
@@ -237,7 +242,7 @@ def _find_equal_tokens(attention: AttentionModule) -> None:
 
 
 def _identity_slices(weight: Tensor) -> Tensor:
-    """Head n reads dimensions n H to (n + 1) H, starting over at the end: [N H, D]."""
+    """Return a weight [N H, D] with which head n reads dimensions n H to (n + 1) H, modulo D."""
     rows = torch.arange(weight.shape[0])
     slices = torch.zeros_like(weight)
     slices[rows, rows % weight.shape[1]] = 1.0

@@ -1,4 +1,4 @@
-"""Stacks of blocks, and what is before them."""
+"""Stacks of blocks, and the input embedding before the first block."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _Layers = Annotated[tuple[Layer, ...], BeforeValidator(_as_tuple)]
 
 
 class Stack(Part):
-    """`num_layers` blocks: `first_layers`, then `layers` again and again.
+    """A stack of `num_layers` blocks: `first_layers`, then `layers` repeated in order.
 
-    One layer may be given without a tuple. With `num_layer_groups` the blocks share weights in that
-    many runs of neighbours (ALBERT: 1). `first_norm` False: the first mixer of a pre-norm stack has
-    no norm before it, since the embedding ends with one (ModernBERT). `final_norm`: whether a norm
-    is after the last block; unless set where the last block does not end with one.
+    A single layer needs no tuple. `num_layer_groups` is the number of groups of consecutive blocks
+    that share weights (ALBERT: 1). With `first_norm` False, the first mixer of a pre-norm stack has
+    no norm because the embedding already ends with a norm (ModernBERT). `final_norm` sets whether a
+    norm follows the last block; by default, it does unless the last block is post-norm.
     """
 
     num_layers: NumLayers
@@ -58,9 +58,9 @@ class Stack(Part):
 
     @classmethod
     def of_mixers(cls, mixer: Mixer | tuple[Mixer, ...], **fields: Any) -> Self:
-        """Return the stack whose layers differ in nothing but their mixers.
+        """Return a stack whose layers differ only in their mixers.
 
-        `fields` are those of `Stack` and of `Layer`.
+        `fields` are fields of `Stack` and of `Layer`.
         """
         shared = {name: fields.pop(name) for name in Layer.model_fields if name in fields}
         mixers = mixer if isinstance(mixer, tuple) else (mixer,)
@@ -74,11 +74,11 @@ class Stack(Part):
 
     @property
     def distinct_layers(self) -> int:
-        """The number of blocks with weights of their own."""
+        """The number of blocks with separate weights."""
         return self.num_layer_groups or self.num_layers
 
     def block_of(self, layer: int) -> int:
-        """Which of the distinct blocks layer `layer` is."""
+        """Return the index, among the distinct blocks, of the block of layer `layer`."""
         return layer * self.distinct_layers // self.num_layers
 
     @property
@@ -93,32 +93,35 @@ class Stack(Part):
 
     @property
     def divided(self) -> list[tuple[str, int]]:
-        """Sizes that tensor parallelism divides, by name; none if it cannot divide the stack."""
+        """Pairs (name, size) of the sizes that tensor parallelism divides.
+
+        The list is empty if tensor parallelism cannot divide the stack.
+        """
         sizes = [layer.divided for layer in self.every_layer]
         return [size for each in sizes for size in each] if all(sizes) else []
 
     @property
     def ends_with_norm(self) -> bool:
-        """Whether a norm is after the last block."""
+        """Whether a norm follows the last block."""
         last = self.every_layer[-1].norm_placement
         return last != "post" if self.final_norm is None else self.final_norm
 
     @property
     def d_ff(self) -> int | None:
-        """Hidden units of the last feed-forward network, where it has a number of them."""
+        """Hidden width of the last feed-forward network; None if the network has no `d_ff`."""
         return getattr(self.every_layer[-1].feed_forward, "d_ff", None)
 
     def map_layers(self, change: Callable[[Layer], Layer]) -> Self:
-        """The same stack with every layer changed."""
+        """Return the stack with `change` applied to every layer."""
         return self.replace(
             layers=tuple(map(change, self.layers)),
             first_layers=tuple(map(change, self.first_layers)),
         )
 
     def with_layers(self, **changes: Any) -> Self:
-        """The same stack with fields of every layer, or of the stack, changed.
+        """Return the stack with changed fields of every layer or of the stack.
 
-        A tuple of mixers gives a layer for each of them, like the first layer in all else.
+        A tuple of mixers creates one layer per mixer, with the other fields of the first layer.
         """
         of_layers = {name: changes.pop(name) for name in Layer.model_fields if name in changes}
         stack = self
@@ -128,12 +131,12 @@ class Stack(Part):
         return stack.map_layers(lambda layer: layer.replace(**of_layers)).replace(**changes)
 
     def with_dropout(self, dropout: float) -> Self:
-        """The same stack with this dropout, also of hidden units where a network has such."""
+        """Return the stack with this dropout, also in feed-forward networks that have dropout."""
         changed = self.map_layers(lambda layer: layer.with_dropout(dropout))
         return changed.replace(dropout=dropout)
 
     def check(self) -> None:
-        """Raise SpecError for more layers than there are, and for shared ones that differ."""
+        """Raise SpecError if fields exceed `num_layers` or layers that share weights differ."""
         if len(self.first_layers) > self.num_layers:
             raise SpecError(
                 f"there are {len(self.first_layers)} first_layers, but num_layers="
@@ -152,10 +155,11 @@ class Stack(Part):
 
 
 class Factorised(Part):
-    """Token vectors of another width than the model's, and a matrix between the two.
+    """Factorised token embeddings: their `width` is projected to the width of the model.
 
-    `projected` is what that matrix projects: the normalised sum of tokens, positions and types
-    (ALBERT, ELECTRA), or the token vectors alone, before positions are added (OPT 350M).
+    `projected` is the input of the projection: "sum", the normalised sum of token embeddings,
+    positions and token types (ALBERT, ELECTRA), or "tokens", only the token embeddings, before
+    positions are added (OPT 350M).
     """
 
     width: Count
@@ -164,10 +168,10 @@ class Factorised(Part):
 
 
 class Embedding(Part):
-    """Token vectors times `scale`; positions, token types and a norm where a family has them.
+    """Token embeddings times `scale`, with optional absolute positions, token types and norm.
 
-    With a `query_stream` it has a vector that stands in the place of a token to be predicted, from
-    tokens that are known before it in any order (XLNet).
+    With a `query_stream` the embedding also has a trained vector that replaces each token to be
+    predicted in the query stream (XLNet).
     """
 
     factorised: Factorised | None = None
@@ -178,13 +182,13 @@ class Embedding(Part):
     scale: Positive = 1.0
 
     def check(self) -> None:
-        """Raise SpecError for query vectors that are not as wide as the model."""
+        """Raise SpecError for a query stream with factorised token embeddings."""
         if self.query_stream and self.factorised:
             raise SpecError("an embedding with a query_stream has no factorised token vectors.")
 
 
 class InputEmbedding(nn.Module):
-    """Token vectors -> input of the first block: scale, positions, token types, norm, width."""
+    """Module that turns token embeddings into the input of the first block (see `Embedding`)."""
 
     def __init__(self, embedding: Embedding, width: int, dropout: float) -> None:
         super().__init__()
@@ -209,7 +213,7 @@ class InputEmbedding(nn.Module):
     def forward(
         self, tokens: Tensor, position_ids: Tensor, token_type_ids: Tensor | None = None
     ) -> Tensor:
-        """[B, T, E] -> [B, T, D]; without token types all are of sentence A."""
+        """Return [B, T, D] for [B, T, E]; without token types all tokens get type 0."""
         x = tokens if self.scale == 1.0 else tokens * self.scale
         if self.project_tokens is not None:
             x = self.project_tokens(x)
@@ -224,7 +228,7 @@ class InputEmbedding(nn.Module):
 
 
 class TransformerStack(nn.Module):
-    """Positions, the blocks of an encoder or a decoder and, where they have one, a last norm."""
+    """Input embedding, the blocks of an encoder or a decoder and, if configured, a final norm."""
 
     def __init__(self, model: Any, stack: Stack, *, is_decoder: bool) -> None:
         super().__init__()
@@ -242,15 +246,15 @@ class TransformerStack(nn.Module):
             for i, layer in enumerate(layers[: stack.distinct_layers])
         )
         self.norm = build_norm(layers[-1].norm if stack.ends_with_norm else None, width)
-        # A table for each key that layers have in common, where their mixers have one.
+        # Layers with equal table keys share one table, if their mixers have a table.
         mixers = {each.mixer.table_key: each.mixer for each in self.every_layer}
         tables = {key: mixer.new_table() for key, mixer in mixers.items()}
         owned = [key for key, table in tables.items() if table is not None]
         self.tables = nn.ModuleList(table for table in tables.values() if table is not None)
         keys = [each.mixer.table_key for each in self.every_layer]
         self._table_of_layer = [owned.index(key) if key in owned else None for key in keys]
-        # Of layers with equal mixers the first prepares for all, of layers with equal networks the
-        # first computes the loss that they add.
+        # The first of the layers with equal mixers prepares for all of them. The first of the
+        # layers with equal feed-forward networks computes their auxiliary loss.
         self._first_alike = [stack.mixers.index(mixer) for mixer in stack.mixers]
         networks = [layer.feed_forward for layer in layers]
         self._first_network = [networks.index(network) for network in networks]
@@ -258,7 +262,7 @@ class TransformerStack(nn.Module):
 
     @property
     def every_layer(self) -> list[Block]:
-        """The block of every layer in turn: shared ones several times."""
+        """The block of every layer in turn; shared blocks occur several times."""
         distinct: list[Block] = list(self.layers)  # type: ignore[assignment]
         return [distinct[self.spec.block_of(i)] for i in range(self.spec.num_layers)]
 
@@ -271,13 +275,13 @@ class TransformerStack(nn.Module):
         late_positions: nn.Module | None = None,
         cache: Cache | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Token vectors [B, T, E] -> hidden states [B, T, D], or [M, D] with `context.select`.
+        """Return hidden states and summed auxiliary loss (or None) for token embeddings [B, T, E].
 
-        Also the loss that layers add together. `late_positions` are those of a mask decoder, which
-        the last layer then is; `cache` holds earlier tokens.
+        Hidden states are [B, T, D], or [M, D] with `context.select`. With `late_positions`, the
+        last layer is DeBERTa's enhanced mask decoder. `cache` holds earlier tokens.
         """
         x = self.embedding(tokens, context.positions, token_type_ids)
-        # A network that reads earlier tokens computes all; what is wanted is chosen after.
+        # A feed-forward network that reads earlier tokens computes all; `select` is applied after.
         last = None if self._computes_all else self.spec.num_layers - 1
         losses: dict[int, Tensor] = {}
         before_last = context if context.select is None else replace(context, select=None)
@@ -309,13 +313,13 @@ class TransformerStack(nn.Module):
         return self.norm(context.chosen(x) if last is None else x), total
 
     def _table_of(self, layer: int) -> nn.Module | None:
-        """The table that a layer shares with others."""
+        """Return the table that a layer shares with other layers; None if the layer has none."""
         table = self._table_of_layer[layer]
         return None if table is None else self.tables[table]
 
 
 def _kept_of(layer: int, cache: Cache | None) -> LayerContext:
-    """What a cache keeps for a layer."""
+    """Return a layer's part of the cache as its layer context."""
     if cache is None:
         return ALONE
     return LayerContext(

@@ -1,7 +1,7 @@
-"""The Transformer: one stack, one model for every family.
+"""The Transformer: one stack class and one model class for every family.
 
 Shape letters: B batch, T query positions, S positions of the encoder, M selected positions,
-D d_model, E width of token vectors, V vocabulary.
+D d_model, E width of token embeddings, V vocabulary.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from trivium.nn.state import Cache, Span, state_like
 
 
 class ModelSpec(Spec):
-    """A Transformer. The slots `encoder` and `decoder` decide the family and the masks.
+    """A Transformer. The fields `encoder` and `decoder` decide the family and attention masks.
 
-    With both, they share one token table, unless `source_vocab_size` gives the encoder a
-    vocabulary of its own.
+    If both are set, they share one token embedding matrix, unless `source_vocab_size` gives the
+    encoder a separate vocabulary.
     """
 
     kind: Literal["transformer"] = "transformer"
@@ -50,7 +50,7 @@ class ModelSpec(Spec):
     initialization: SerializeAsAny[Initialization] = Normal()
 
     def check(self) -> None:
-        """Raise SpecError for stacks, positions or an initialization that do not fit the model."""
+        """Raise SpecError if stacks, positions or initialization do not fit the model."""
         super().check()
         self._check_stacks()
         self._check_late_positions()
@@ -96,7 +96,7 @@ class ModelSpec(Spec):
 
     @property
     def family(self) -> Literal["encoder-only", "decoder-only", "encoder-decoder"]:
-        """An encoder alone is bidirectional, a decoder alone causal; both translate."""
+        """The family: encoder-only (bidirectional), decoder-only (causal) or encoder-decoder."""
         # "is None", also below: torch.compile of PyTorch 2.11 does not trace the truth of a spec.
         if self.encoder is not None and self.decoder is not None:
             return "encoder-decoder"
@@ -104,44 +104,44 @@ class ModelSpec(Spec):
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
-        """The stacks there are, encoder first."""
+        """The stacks that exist, encoder first."""
         return tuple(stack for stack in (self.encoder, self.decoder) if stack is not None)
 
     @property
     def attends(self) -> bool:
-        """Whether every layer is attention."""
+        """Whether the mixer of every layer is attention."""
         return all(len(stack.attentions) == stack.num_layers for stack in self.stacks)
 
     @property
     def packs(self) -> bool:
-        """Whether every layer keeps the documents of a packed row apart."""
+        """Whether every layer keeps the documents of a packed row separate."""
         return all(mixer.packs for stack in self.stacks for mixer in stack.mixers)
 
     @property
     def carries(self) -> bool:
-        """Whether it is one stack every layer of which carries its state (`Mixer.carries`)."""
+        """Whether the model is one stack in which every layer carries state (`Mixer.carries`)."""
         one = len(self.stacks) == 1
         return one and all(mixer.carries for mixer in self.stacks[0].mixers)
 
     @property
     def biases_encoder(self) -> bool:
-        """Whether the encoder's attention adds to its scores, in full, for any length."""
+        """Whether the encoder's position encoding adds a term to all attention scores."""
         attentions = self.encoder.attentions if self.encoder else ()
         return any(each.positions.has_scores for each in attentions if each.positions)
 
     @property
     def adds_loss(self) -> bool:
-        """Whether a layer has a loss of its own (`Positionwise.adds_loss`)."""
+        """Whether a layer adds an auxiliary loss (`Positionwise.adds_loss`)."""
         return any(layer.adds_loss for stack in self.stacks for layer in stack.every_layer)
 
     @property
     def source_size(self) -> int:
-        """Entries of the vocabulary of its input, the encoder's where there is one."""
+        """The vocabulary size of the input: the encoder's, if there is an encoder."""
         return self.source_vocab_size or self.vocab_size
 
     @property
     def num_token_types(self) -> int:
-        """Token types (sentence A and B) that it embeds, or that its attention compares."""
+        """The number of token types (sentence A and B) that are embedded or that attention uses."""
         compared = [
             attention.positions.num_token_types
             for stack in self.stacks
@@ -152,59 +152,59 @@ class ModelSpec(Spec):
 
     @property
     def reads_token_types(self) -> bool:
-        """Whether they are more than one, or say which tokens are those of a question."""
+        """Whether there is more than one token type, or token types mark a question's tokens."""
         return self.num_token_types > 1 or self.global_tokens == "question"
 
     @property
     def has_global_tokens(self) -> bool:
-        """Whether a layer of its encoder has them (`Mixer.has_global_tokens`)."""
+        """Whether a layer of the encoder has global tokens (`Mixer.has_global_tokens`)."""
         return self.encoder is not None and any(
             mixer.has_global_tokens for mixer in self.encoder.mixers
         )
 
     @property
     def global_tokens(self) -> Literal["first", "question"] | None:
-        """Which tokens are global, by the first of its heads that says so; None: none."""
+        """Which tokens are global, from the first head that defines global tokens; None: none."""
         heads = [head for head in self.heads if head.global_tokens and self.has_global_tokens]
         return heads[0].global_tokens if heads else None
 
     @property
     def query_stream(self) -> bool:
-        """Whether it can predict tokens in any order (`Embedding.query_stream`)."""
+        """Whether the model can predict tokens in any order (`Embedding.query_stream`)."""
         return self.embedding.query_stream
 
     @property
     def has_optional_weights(self) -> bool:
-        """Whether it has weights of global tokens, of the query stream, or that compare types."""
+        """Whether there are weights for global tokens, a query stream or comparing token types."""
         compares = self.num_token_types > self.embedding.num_token_types
         return self.has_global_tokens or self.query_stream or compares
 
     @property
     def absolute_positions(self) -> AbsolutePositions | None:
-        """The positions that are added to its token vectors."""
+        """The absolute positions that are added to the token embeddings."""
         return self.embedding.positions
 
     @property
     def late_positions(self) -> AbsolutePositions | None:
-        """Those of its mask decoder (`MLMHead.late_positions`)."""
+        """The absolute positions of the enhanced mask decoder (`MLMHead.late_positions`)."""
         late = (head.late_positions for head in self.heads if isinstance(head, MLMHead))
         return next(late, None)
 
     @property
     def d_embedding(self) -> int:
-        """Width of the token vectors: d_model, unless they are factorised."""
+        """Width of the token embeddings: d_model, unless the embedding is factorised."""
         return self.embedding.factorised.width if self.embedding.factorised else self.d_model
 
     @property
     def max_length(self) -> int | None:
-        """Longest input in tokens, or None where positions have no end."""
+        """Maximum input length in tokens; None if positions are unlimited."""
         both = (self.embedding.positions, self.late_positions)
         limits = [each.max_length for each in both if each and each.max_length]
         return min(limits) if limits else None
 
     @property
     def head_input(self) -> HeadInput:
-        """What the heads are built with: norm and dropout are those of the last stack."""
+        """The input for heads; norm and dropout are taken from the last stack."""
         last = self.stacks[-1]
         return HeadInput(
             vocab_size=self.vocab_size,
@@ -216,18 +216,18 @@ class ModelSpec(Spec):
         )
 
     def with_dropout(self, dropout: float) -> Self:
-        """The same model with this dropout in every stack."""
+        """Return the same spec with this dropout in every stack."""
         stacks = {"encoder": self.encoder, "decoder": self.decoder}
         return self.replace(
             **{name: stack.with_dropout(dropout) for name, stack in stacks.items() if stack}
         )
 
     def kept_bytes(self, length: int, item: int, *, on_cpu: bool, recompute: bool = False) -> int:
-        """As `Spec.kept_bytes`.
+        """Return the activation bytes per token, see `Spec.kept_bytes`.
 
-        A block keeps its residual stream in float32 and, in `item` bytes a number, the inputs of
-        its products (Korthikanti et al. 2022, section 4.1, count theirs so). On a CPU it also keeps
-        the probabilities of attention and the output of RMSNorm.
+        A block keeps its residual stream in float32 and the inputs of its matmuls in `item` bytes
+        per number (counted as in Korthikanti et al. 2022, section 4.1). On a CPU, a block also
+        keeps attention probabilities and the output of RMSNorm.
         """
         blocks = [*self._block_bytes(length, item, on_cpu=on_cpu)]
         if recompute:
@@ -239,7 +239,7 @@ class ModelSpec(Spec):
         return sum(blocks) + last_norm.kept_bytes(self.d_model, on_cpu=on_cpu) + head
 
     def _block_bytes(self, length: int, item: int, *, on_cpu: bool) -> Iterator[int]:
-        """Bytes per token of every block in turn."""
+        """Yield the activation bytes per token of each block in turn."""
         width = self.d_model
         for stack in self.stacks:
             mask = width if stack.dropout else 0
@@ -264,10 +264,10 @@ class ModelSpec(Spec):
 
 
 class Transformer(LanguageModule):
-    """Encoder-only, decoder-only or encoder-decoder model; `spec.family` says which.
+    """An encoder-only, decoder-only or encoder-decoder Transformer, according to `spec.family`.
 
-    The forward pass gives hidden states; heads turn them into logits, or straight into a loss
-    with a bounded number of logits at a time.
+    The forward pass returns hidden states. `logits` turns them into logits; `lm_loss` computes the
+    loss directly and holds only a bounded number of logits at a time.
     """
 
     spec: ModelSpec
@@ -292,12 +292,12 @@ class Transformer(LanguageModule):
 
     @property
     def stacks(self) -> Iterator[TransformerStack]:
-        """The stacks there are, encoder first."""
+        """The stacks that exist, encoder first."""
         return (stack for stack in (self.encoder, self.decoder) if stack is not None)
 
     @property
     def blocks(self) -> Iterator[Block]:
-        """The layers of every stack."""
+        """The blocks of every stack; shared blocks occur once."""
         return (layer for stack in self.stacks for layer in stack.layers)  # type: ignore[misc]
 
     def stack_weights(self) -> list[list[list[nn.Parameter]]]:
@@ -308,7 +308,7 @@ class Transformer(LanguageModule):
         return stacks
 
     def compile_blocks(self) -> None:
-        """Compile every layer by itself: layers alike share one compilation."""
+        """Compile every layer separately, so that identical layers share one compilation."""
         for layer in self.blocks:
             layer.compile()
 
@@ -356,7 +356,7 @@ class Transformer(LanguageModule):
         )
 
     def forward(self, input_ids: Tensor | None = None, **inputs: Any) -> Tensor:
-        """Hidden states of the last layer: of the decoder where there is one. See `read`."""
+        """Return the last layer's hidden states, of the decoder if there is one. See `read`."""
         return self.read(input_ids, **inputs)[0]
 
     def read(
@@ -378,44 +378,45 @@ class Transformer(LanguageModule):
         slots: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Hidden states of the last layer, of the decoder where there is one, and losses of layers.
+        """Return the last layer's hidden states, of the decoder if any, and the auxiliary loss.
 
         Args:
-            input_ids: int64 [B, T]; of an encoder-decoder the encoder's input, None with a cache
-                that remembers the encoder's output (`Cache.remember`).
-            attention_mask: [B, T], nonzero where a token is real.
+            input_ids: int64 [B, T]; for an encoder-decoder the encoder's input, or None if the
+                cache holds the encoder's output (`Cache.remember`).
+            attention_mask: [B, T], 0 for padding, nonzero for other tokens.
             token_type_ids: int64 [B, T], sentence A (0) or B (1).
-            position_ids: int64 [B, T]; None: counted as the model's positions say. [B, T, 2] where
-                they are of two numbers (`TwoDimensional`).
-            document_ids: int64 [B, T]; tokens attend to their own document only. Of an
-                encoder-decoder it concerns the encoder's self-attention.
-            decoder_input_ids: int64 [B, T], the decoder's input of an encoder-decoder.
-            decoder_attention_mask: [B, T], as `attention_mask` for the decoder.
-            prefix_lengths: int64 [B]: that many first tokens of the decoder's input are attended
-                to by all others, also by those before them (a prefix language model).
-            order: int64 [B, T], of an encoder with a query stream (`Embedding.query_stream`): when
-                a token becomes known. A token sees those that are known no later than itself.
-            predicted: int64 [B, A], with `order`: columns of tokens that are predicted, each from
-                those that are known before it. The result is then [B, A, D].
-            global_tokens: [B, T], of an encoder that has such (`GlobalAttention`): nonzero where a
-                token sees all others and is seen by them; None: as its heads say, the first token
-                or the question, which is what has token type 0.
-            select: int64 [M], ascending flat positions in B * T (or B * A) whose hidden states are
-                wanted; the last feed-forward network runs for them alone.
-            cache: earlier tokens of the decoder, or of an encoder that carries its state
-                (`Spec.carries`), extended in place by its input.
+            position_ids: int64 [B, T], or [B, T, 2] for positions of two numbers
+                (`TwoDimensional`); None: computed as the model's position encoding defines.
+            document_ids: int64 [B, T]; tokens attend only to their own document. In an
+                encoder-decoder, document_ids apply to the encoder's self-attention.
+            decoder_input_ids: int64 [B, T], the decoder's input in an encoder-decoder.
+            decoder_attention_mask: [B, T], the attention mask of the decoder's input.
+            prefix_lengths: int64 [B], the lengths of the prefixes of the decoder's input. A prefix
+                is visible to all tokens of its row (prefix language model).
+            order: int64 [B, T], for an encoder with a query stream (`Embedding.query_stream`): the
+                rank of each token in the prediction order. A token attends to tokens of its own or
+                a lower rank.
+            predicted: int64 [B, A], given with `order`: the columns of the predicted tokens. Each
+                is predicted from tokens of a lower rank. The hidden states are then [B, A, D].
+            global_tokens: [B, T], for an encoder with `GlobalAttention`: nonzero for tokens that
+                attend to all tokens and that all tokens attend to. None: chosen by the head, as
+                the first token or as the question (token type 0).
+            select: int64 [M], ascending flat positions in B * T (or B * A). Only their hidden
+                states are returned, and the last feed-forward network computes only these.
+            cache: the cache of the decoder's earlier tokens, or of an encoder that carries state
+                (`Spec.carries`); it is extended in place.
             slots: int64 [B], with a cache: the slot of every row; None: the first B slots.
-                Neighbours are read without a copy.
-            lengths: int64 [B], with a cache: real tokens of every row, which is padded on the
-                right; None: all. What a row writes after its length is never attended to.
+                Adjacent slots are read without a copy.
+            lengths: int64 [B], with a cache: the number of tokens in every row without the padding
+                on the right; None: no padding. Padding in the cache is never attended to.
 
         Returns:
-            [B, T, D], or [M, D] with `select`; and the sum of the losses that layers add, None
-            where none does.
+            Hidden states [B, T, D], or [M, D] with `select`; and the sum of the layers' auxiliary
+            losses, None if no layer has one.
 
         Raises:
-            SpecError: the input is longer than the model's positions or the cache, or an input of
-                the wrong family.
+            SpecError: the input is longer than the model's positions or the cache, or an input
+                does not fit the family.
         """
         if (decoder_input_ids is not None) != (self.spec.family == "encoder-decoder"):
             have = "needs" if decoder_input_ids is None else "takes no"
@@ -478,7 +479,7 @@ class Transformer(LanguageModule):
         return hidden, loss
 
     def encode(self, input_ids: Tensor, **inputs: Any) -> Tensor:
-        """The encoder alone; arguments and result as in `read`."""
+        """Return the encoder's hidden states; arguments are as in `read`."""
         return self._encode(input_ids, **inputs)[0]
 
     def _encode(
@@ -541,7 +542,7 @@ class Transformer(LanguageModule):
     def _global(
         self, global_tokens: Tensor | None, ids: Tensor, types: Tensor | None, real: Tensor | None
     ) -> Tensor | None:
-        """Bool [B, T], which tokens see all; None: none."""
+        """Return a bool mask [B, T] of the global tokens; None: no global tokens."""
         if not self.spec.has_global_tokens:
             refuse("this model has no", global_tokens=global_tokens)
         if global_tokens is None and self.spec.global_tokens == "first":
@@ -561,9 +562,9 @@ class Transformer(LanguageModule):
         document_ids: Tensor | None,
         span: Span | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Positions in the text and columns in the row, [1 or B, T].
+        """Return position ids and column indices in the row, each [1 or B, T].
 
-        Positions are `position_ids`, or the number of tokens before.
+        Position ids are `position_ids` if given, otherwise the number of earlier counted tokens.
         """
         length, end = input_ids.shape[1], self.max_length
         if document_ids is not None and not self.spec.packs:
@@ -584,7 +585,7 @@ class Transformer(LanguageModule):
         return columns if counted is None else counted.cumsum(1) * counted - 1, columns
 
     def _counted(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
-        """Int64 [B, T], 1 for a token that later positions count; None: all."""
+        """Return int64 [B, T], 1 for tokens that position ids count; None: all tokens count."""
         learned = self.spec.embedding.positions
         if not isinstance(learned, Learned) or learned.counted == "all":
             return None
@@ -594,16 +595,16 @@ class Transformer(LanguageModule):
 
 
 def two_streams(context: Context, order: Tensor, predicted: Tensor) -> Context:
-    """The context of T tokens and, after them, of M queries that stand where tokens are.
+    """Return the context of T tokens followed by M queries at the positions of predicted tokens.
 
-    A token sees those that are known no later than itself, a query those that are known before its
-    token; nobody sees queries. Source: Yang et al. 2019, section 2.3: the content stream and the
-    query stream.
+    A token attends to tokens of its own or a lower rank in `order`, a query to tokens of a lower
+    rank than its predicted token. Queries are not attended to. Source: Yang et al. 2019, section
+    2.3: the content stream and the query stream.
 
     Args:
-        context: of the tokens.
-        order: int64 [B, T], when a token becomes known.
-        predicted: int64 [B, M], the columns of the tokens that are predicted.
+        context: the context of the tokens.
+        order: int64 [B, T], the rank of each token in the prediction order.
+        predicted: int64 [B, M], the columns of the predicted tokens.
     """
 
     def of_both(x: Tensor | None) -> Tensor | None:
@@ -612,7 +613,7 @@ def two_streams(context: Context, order: Tensor, predicted: Tensor) -> Context:
         x = x.expand(len(predicted), -1)
         return torch.cat((x, x.gather(1, predicted)), 1)
 
-    # A token sees what is known no later than itself, a query what is known before its token.
+    # A token attends to ranks up to its own, a query to ranks below that of its predicted token.
     known = order[:, None] <= torch.cat((order, order.gather(1, predicted) - 1), 1)[..., None]
     positions, columns = of_both(context.positions), of_both(context.columns)
     assert positions is not None

@@ -1,4 +1,4 @@
-"""Kinds of heads: what a model predicts from its hidden states."""
+"""Kinds of heads, which map the hidden states of a model to predictions."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from trivium.nn.part import Part, PartModule
 
 
 class Head(Choice, Part):
-    """What reads hidden states."""
+    """Base class of heads, which read the hidden states of a model."""
 
     predicts: ClassVar[bool] = True
-    """Whether it has logits; a mix of layers is read by other heads."""
+    """Whether the head returns logits (`ScalarMix` and `VectorHead` do not)."""
     reads_both_sides: ClassVar[bool] = False
-    """Whether it predicts from both sides of a token: not for a model that reads the left alone."""
+    """Whether the head needs bidirectional context, so that a causal model cannot have the head."""
     global_tokens: ClassVar[Literal["first", "question"] | None] = None
-    """What a model with global tokens (`Mixer.has_global_tokens`) makes global for its task: the
-    first token, or the question of a pair (Beltagy et al. 2020, section 3.1)."""
+    """Which tokens are global for the head's task, in a model with `Mixer.has_global_tokens`: the
+    first token, or the question of a pair (Beltagy et al. 2020, section 3.1); None: not set."""
 
     def build(self, inputs: HeadInput) -> PartModule:
-        """Return the module that reads hidden states of the sizes in `inputs`."""
+        """Return the module of the head, for hidden states of the sizes in `inputs`."""
         raise NotImplementedError
 
 
 class Dense(Part):
-    """A layer before a head's projection: act(h W + b), then a norm where it has one."""
+    """A dense layer before a head's projection: act(h W + b), then an optional norm."""
 
     activation: Activation
     bias: bool = True
@@ -40,7 +40,7 @@ class Dense(Part):
 
 
 def one_of_each_kind(heads: tuple[Head, ...]) -> tuple[Head, ...]:
-    """The heads. Raises SpecError for two of one kind."""
+    """Return the heads unchanged. Raises SpecError if two heads have the same kind."""
     kinds = [head.kind for head in heads]
     if len(set(kinds)) < len(kinds):
         raise SpecError(f"heads holds {kinds}: a model has at most one head of each kind.")
@@ -52,15 +52,15 @@ Heads = Annotated[tuple[SerializeAsAny[Head], ...], AfterValidator(one_of_each_k
 
 @dataclass(frozen=True)
 class HeadInput:
-    """The sizes and parts that follow from a model and that its heads are built with.
+    """The model-dependent sizes and settings that heads are built with.
 
     Args:
-        vocab_size: entries of the vocabulary.
+        vocab_size: vocabulary size.
         d_model: width of the hidden states that a head reads.
         d_embedding: width of the rows of the vocabulary matrix.
-        projects: whether an LM head has a matrix from d_model to d_embedding.
-        norm: the norm of a head that has one; None where the model has none.
-        dropout: before a head's last projection.
+        projects: whether an LM head has a projection from d_model to d_embedding.
+        norm: the kind of norm for heads with a norm; None if the model has no norm.
+        dropout: dropout rate before a head's last projection.
     """
 
     vocab_size: int
@@ -72,7 +72,7 @@ class HeadInput:
 
 
 class DenseLayer(nn.Module):
-    """act(h W + b), then a norm where the spec has one."""
+    """Module of a `Dense` layer: act(h W + b), then a norm if the spec has one."""
 
     def __init__(self, dense: Dense, inputs: HeadInput, outputs: int) -> None:
         super().__init__()
@@ -81,12 +81,12 @@ class DenseLayer(nn.Module):
         self.norm = build_norm(inputs.norm if dense.norm else None, outputs)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., D] -> [..., outputs]."""
+        """Return [..., outputs] for hidden states [..., D]."""
         return self.norm(self.activation(self.linear(hidden)))
 
 
 def build_dense(dense: Dense | None, inputs: HeadInput, outputs: int) -> nn.Module:
-    """The layer of a head; without one the identity, or a matrix to vectors of another width."""
+    """Return a head's dense layer; for None the identity, or a projection if the widths differ."""
     if dense is not None:
         return DenseLayer(dense, inputs, outputs)
     same = inputs.d_model == outputs

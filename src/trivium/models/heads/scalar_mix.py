@@ -1,4 +1,4 @@
-"""The head that mixes the layers of a model for a task."""
+"""The head that computes a weighted sum of the layers of a model for task heads (ELMo)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from trivium.nn.part import Count, PartModule
 
 
 class ScalarMix(Head):
-    """gamma sum_j s_j h_j, s a softmax: what the heads of a task read (Peters et al. 2018).
+    """Scalar mix gamma sum_j s_j h_j, s a softmax, that task heads read (Peters et al. 2018).
 
-    `num_layers` are those that are mixed, the token vectors among them.
+    `num_layers` is the number of mixed layers, including the token embeddings.
     """
 
     predicts: ClassVar[bool] = False
@@ -30,7 +30,7 @@ class ScalarMix(Head):
 class ScalarMixHead(PartModule):
     """ELMo = gamma sum_j s_j h_j, s = softmax(w) (Peters et al. 2018, equation 1).
 
-    It starts as the mean of the layers.
+    At initialization, the output is the mean of the layers.
     """
 
     def __init__(self, head: ScalarMix, inputs: HeadInput) -> None:
@@ -39,11 +39,11 @@ class ScalarMixHead(PartModule):
         self.gamma = nn.Parameter(torch.ones(1))
 
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """w = 0, gamma = 1."""
+        """Set w = 0 and gamma = 1."""
         nn.init.zeros_(self.weights)
         nn.init.ones_(self.gamma)
 
     def forward(self, layers: Iterable[Tensor]) -> Tensor:
-        """Layers [..., D] each -> [..., D]."""
+        """Return the mix [..., D] of layers that are [..., D] each."""
         shares = self.gamma * self.weights.softmax(0)
         return sum(share * layer for share, layer in zip(shares, layers, strict=True))  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Heads that read a whole text.
+"""Heads that make one prediction per text.
 
 Shape letters: B batch, T positions, D d_model, L labels.
 """
@@ -17,7 +17,7 @@ from trivium.nn.part import Count, Part, PartModule
 
 
 class PoolerHead(Head):
-    """tanh(dense(first position)): a vector for the whole text (BERT)."""
+    """Text vector tanh(dense(h)) from the hidden state h of the first position (BERT)."""
 
     kind: Literal["pooler"] = "pooler"
 
@@ -27,7 +27,7 @@ class PoolerHead(Head):
 
 
 class NSPHead(Head):
-    """Is B the next sentence of A (BERT), or are they in order (ALBERT): pooler, two logits."""
+    """Two logits per text pair: whether B follows A (BERT) or the order is right (ALBERT)."""
 
     reads_both_sides: ClassVar[bool] = True
     kind: Literal["nsp"] = "nsp"
@@ -42,10 +42,11 @@ ClassifierPooling = Literal[Pooling, "concat"]
 
 
 class ClassifierHead(Head):
-    """`num_labels` logits for a text: one hidden state, a dense layer or none, a projection.
+    """`num_labels` logits per text: pooling, an optional dense layer, a projection.
 
-    `pooling`: the first position (BERT), the last real one (GPT, BART), the mean of all real ones
-    (a choice of ModernBERT), or "concat", the last with the maximum and the mean of all (ULMFiT).
+    `pooling` is "first", the first position (BERT), "last", the last position that is not padding
+    (GPT, BART), "mean", the mean without padding (an option of ModernBERT), or "concat", the
+    concatenation of last, maximum and mean (ULMFiT).
     """
 
     global_tokens: ClassVar[Literal["first", "question"] | None] = "first"
@@ -61,16 +62,16 @@ class ClassifierHead(Head):
 
 
 class VectorLayer(Dense):
-    """act(v W + b), a vector of `width` numbers."""
+    """Dense layer act(v W + b) with outputs of width `width`."""
 
     width: Count
-    # Those that `sentence-transformers` has.
+    # The activations that `sentence-transformers` supports.
     activation: Literal["identity", "tanh", "relu", "gelu", "silu"]  # type: ignore[assignment]
     norm: Literal[False] = False  # type: ignore[assignment]
 
 
 class VectorHead(Head):
-    """Layers that the pooled vector of a text passes before `embed` scales it (`Dense` modules)."""
+    """Dense layers on a text's pooled vector, applied by `embed` before normalization."""
 
     predicts: ClassVar[bool] = False
     kind: Literal["vector"] = "vector"
@@ -82,19 +83,19 @@ class VectorHead(Head):
 
 
 class Pooler(PartModule):
-    """tanh(h_first W + b) (Devlin et al. 2018)."""
+    """Module of `PoolerHead`: tanh(h_first W + b) (Devlin et al. 2018)."""
 
     def __init__(self, head: Part, inputs: HeadInput) -> None:
         super().__init__()
         self.linear = nn.Linear(inputs.d_model, inputs.d_model)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """[B, T, D] -> [B, D]."""
+        """Return text vectors [B, D] for hidden states [B, T, D]."""
         return torch.tanh(self.linear(hidden[:, 0]))
 
 
 class NextSentenceHead(PartModule):
-    """Two logits (is next, is not) of the pooled text (Devlin et al. 2018)."""
+    """Module of `NSPHead`: two logits (is next, is not) on the pooler (Devlin et al. 2018)."""
 
     def __init__(self, head: NSPHead, inputs: HeadInput) -> None:
         super().__init__()
@@ -102,12 +103,12 @@ class NextSentenceHead(PartModule):
         self.classifier = nn.Linear(inputs.d_model, 2)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """[B, T, D] -> [B, 2]."""
+        """Return logits [B, 2] for hidden states [B, T, D]."""
         return self.classifier(self.pooler(hidden))
 
 
 class TextClassifier(PartModule):
-    """Label logits of one vector per text."""
+    """Module of `ClassifierHead`: label logits from one pooled vector per text."""
 
     def __init__(self, head: ClassifierHead, inputs: HeadInput) -> None:
         super().__init__()
@@ -120,13 +121,13 @@ class TextClassifier(PartModule):
         self.classifier = nn.Linear(d_out, head.num_labels, bias=head.bias)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """[B, T, D] -> [B, L]; the mask [B, T] is nonzero where a token is real."""
+        """Return logits [B, L] for hidden states [B, T, D]; the mask [B, T] is 0 for padding."""
         pooled = pool(hidden, attention_mask, self.pooling)
         return self.classifier(self.dropout(self.dense(pooled)))
 
 
 class VectorLayers(PartModule, nn.Sequential):
-    """The layers that pooled vectors pass: [N, D] -> [N, width of the last layer]."""
+    """Module of `VectorHead`: maps pooled vectors [N, D] to [N, width of the last layer]."""
 
     def __init__(self, head: VectorHead, inputs: HeadInput) -> None:
         super().__init__()
@@ -136,9 +137,10 @@ class VectorLayers(PartModule, nn.Sequential):
 
 
 def pool(hidden: Tensor, attention_mask: Tensor | None, pooling: ClassifierPooling) -> Tensor:
-    """One vector per text, of its first, its last or all real positions: [B, T, D] -> [B, D].
+    """Return one pooled vector [B, D] per text from hidden states [B, T, D].
 
-    "concat" is [h_last, max h, mean h], [B, 3 D] (Howard and Ruder 2018, section 3.3).
+    Padding is ignored, except that "first" always takes column 0. "concat" returns
+    [h_last, max h, mean h], [B, 3 D] (Howard and Ruder 2018, section 3.3).
     """
     if pooling == "concat":
         last, mean = (pool(hidden, attention_mask, one) for one in ("last", "mean"))
@@ -157,7 +159,7 @@ def pool(hidden: Tensor, attention_mask: Tensor | None, pooling: ClassifierPooli
 
 
 def _maximum(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """The largest number of every dimension at real positions, 0 of a text without any."""
+    """Return the maximum of each dimension, ignoring padding; 0 if a text has only padding."""
     if attention_mask is None:
         return hidden.amax(1)
     real = attention_mask.bool()[..., None]

@@ -1,4 +1,4 @@
-"""Heads that read every token.
+"""Heads that make one prediction per token.
 
 Shape letters: B batch, T positions, D d_model, L labels.
 """
@@ -27,7 +27,7 @@ class TaggerHead(Head):
 
 
 class SpanHead(Head):
-    """Two logits for every position: does the answer begin here, does it end here."""
+    """Two logits for every position: start and end of the answer span."""
 
     global_tokens: ClassVar[Literal["first", "question"] | None] = "question"
     kind: Literal["span"] = "span"
@@ -39,7 +39,7 @@ class SpanHead(Head):
 
 
 class ReplacedTokenHead(Head):
-    """One logit for every position: is this token another than the text had (ELECTRA)."""
+    """One logit for every position: whether the token was replaced (ELECTRA)."""
 
     reads_both_sides: ClassVar[bool] = True
     kind: Literal["replaced-token"] = "replaced-token"
@@ -51,7 +51,7 @@ class ReplacedTokenHead(Head):
 
 
 class TokenClassifier(PartModule):
-    """Logits of every position: labels of tokens, start and end of spans, replaced or not."""
+    """Module of all token heads: optional dense layer, dropout and a projection to logits."""
 
     def __init__(self, dense: Dense | None, inputs: HeadInput, outputs: int) -> None:
         super().__init__()
@@ -60,5 +60,5 @@ class TokenClassifier(PartModule):
         self.classifier = nn.Linear(inputs.d_model, outputs)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """[B, T, D] -> [B, T, L]."""
+        """Return logits [B, T, L] for hidden states [B, T, D]."""
         return self.classifier(self.dropout(self.dense(hidden)))

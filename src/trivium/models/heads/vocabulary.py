@@ -1,6 +1,6 @@
 """Heads over the vocabulary.
 
-Shape letters: D d_model, E width of token vectors, V vocabulary.
+Shape letters: D d_model, E width of token embeddings, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from trivium.nn.positions import AbsolutePositions
 
 
 class LMHead(Head):
-    """Logits of the next token, through the embedding's matrix if tied (T5: times `scale`).
+    """Next-token logits; `tied` shares the token embedding matrix. `scale` multiplies h (T5).
 
-    With `soft_cap` c a logit z is c tanh(z / c) (Gemma 2).
+    With `soft_cap` c, a logit z becomes c tanh(z / c) (Gemma 2).
     """
 
     kind: Literal["lm"] = "lm"
@@ -34,13 +34,13 @@ class LMHead(Head):
 
 
 class MLMHead(Head):
-    """Logits of masked tokens: dense, activation, norm, projection with a bias (BERT).
+    """Logits of masked tokens: dense layer, activation, norm, projection with a bias (BERT).
 
-    Without a dense layer the projection reads the hidden states. With `late_positions` these are
-    of an enhanced mask decoder (He et al. 2020, section 3.2): the last layer runs twice, its
-    queries are its input and vectors of absolute positions, then what the first run gave; its keys
-    and values are its input. In the paper the first queries are positions alone; as here, it is in
-    the released code.
+    Without `dense`, the projection reads the hidden states. With `late_positions`, the
+    last layer is an enhanced mask decoder (He et al. 2020, section 3.2) that runs twice. Keys and
+    values are always computed from the layer's input. Queries are computed from the sum of that
+    input and absolute positions in the first run, from the first run's output in the second. In
+    the paper, the first queries are positions only; the released code adds the input, as here.
     """
 
     reads_both_sides: ClassVar[bool] = True
@@ -56,10 +56,11 @@ class MLMHead(Head):
 
 
 class VocabularyHead(PartModule):
-    """Logits = f(h) E^T + c, with E the table of token vectors if tied, else a matrix of its own.
+    """Base class of vocabulary heads: logits z = f(h) E^T + c.
 
-    `forward` is f. With a `soft_cap` these z become soft_cap * tanh(z / soft_cap).
-    `packed` is the product with E and c of a model packed for inference.
+    E is the token embedding matrix if tied, otherwise a separate matrix `weight`. `forward` is f.
+    With a `soft_cap`, z becomes soft_cap * tanh(z / soft_cap). In a model packed for inference,
+    the module `packed` computes f(h) E^T + c from f(h).
     """
 
     weight: nn.Parameter | None
@@ -76,7 +77,7 @@ class VocabularyHead(PartModule):
 
 
 class CausalHead(VocabularyHead):
-    """f(h) = scale * h, through a matrix where token vectors have a width of their own."""
+    """Module of `LMHead`: f(h) = scale * h, or scale * P h with a matrix P if `inputs.projects`."""
 
     def __init__(self, head: LMHead, inputs: HeadInput) -> None:
         super().__init__(inputs, tied=head.tied, bias=head.bias)
@@ -85,14 +86,17 @@ class CausalHead(VocabularyHead):
             self.projection = nn.Linear(inputs.d_model, inputs.d_embedding, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., D] -> [..., E]."""
+        """Return f(h) [..., E] for hidden states h [..., D]."""
         if self.projection is not None:
             hidden = self.projection(hidden)
         return hidden if self.scale == 1.0 else hidden * self.scale
 
 
 class MaskedHead(VocabularyHead):
-    """f(h) = norm(act(h W + b)) (Devlin et al. 2018, as released); f(h) = h without it."""
+    """Module of `MLMHead`: f(h) = norm(act(h W + b)) (Devlin et al. 2018, as released).
+
+    Without `dense`, f(h) = h, or a projection of h if token embeddings have another width.
+    """
 
     def __init__(self, head: MLMHead, inputs: HeadInput) -> None:
         super().__init__(inputs, tied=head.tied, bias=head.bias)
@@ -101,5 +105,5 @@ class MaskedHead(VocabularyHead):
             self.late_positions = late.build(inputs.d_model)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., D] -> [..., E]."""
+        """Return f(h) [..., E] for hidden states h [..., D]."""
         return self.dense(hidden)
