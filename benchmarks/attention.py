@@ -105,14 +105,21 @@ def main() -> None:
 def kinds(size: Size = Size()) -> dict[str, Callable[[int], tuple[Any, Any]]]:
     """By name, the mixer of a text of some length, and the positions that are added to tokens."""
     from trivium import spec
-    from trivium.spec import Fixed, Mamba, MemoryAttention, Performer, RelativeScores, TimeMixing
+    from trivium.spec import (
+        Fixed,
+        Mamba,
+        Performer,
+        TimeMixing,
+        TransformerXLAttention,
+        TransformerXLPositions,
+    )
 
     heads, head_dim = size.width // size.head_dim, size.head_dim
     performer = Performer(num_heads=heads, head_dim=head_dim, num_features=64)
     mamba = Mamba(d_inner=2 * size.width, dt_rank=size.width // 16)
     sliding = spec.Sliding(window=size.window)
-    segments = MemoryAttention(
-        num_heads=heads, head_dim=head_dim, positions=RelativeScores(), memory=size.window
+    segments = TransformerXLAttention(
+        num_heads=heads, head_dim=head_dim, positions=TransformerXLPositions(), memory=size.window
     )
 
     def attention(positions: Any = None, **fields: Any) -> spec.Attention:
@@ -124,7 +131,7 @@ def kinds(size: Size = Size()) -> dict[str, Callable[[int], tuple[Any, Any]]]:
         "rotary": lambda t: (attention(spec.Rotary()), None),
         "alibi": lambda t: (attention(spec.ALiBi()), None),
         "relative bias": lambda t: (attention(spec.RelativeBias()), None),
-        "relative scores": lambda t: (attention(RelativeScores()), None),
+        "relative scores": lambda t: (attention(TransformerXLPositions()), None),
         "window": lambda t: (attention(spec.Rotary(), pattern=sliding), None),
         "fixed": lambda t: (
             attention(spec.Rotary(), pattern=Fixed(stride=128, num_summary=16)),
@@ -151,14 +158,14 @@ def described(size: Size, mixer: Any, positions: Any) -> Any:
     # Sinusoids are as large as token vectors are after the scale of Vaswani et al. 2017.
     scale = size.width**0.5 if isinstance(positions, spec.Sinusoidal) else size.scale
     start = spec.Normal(std=size.std, embedding_std=size.std, residual_init=size.residual_init)
-    return spec.ModelSpec(
+    return spec.TransformerSpec(
         vocab_size=size.vocab_size,
         d_model=size.width,
         embedding=spec.Embedding(positions=positions, scale=scale),
         decoder=spec.Stack.of_mixers(
             num_layers=size.num_layers,
             mixer=mixer,
-            feed_forward=spec.FeedForward(d_ff=4 * size.width, activation="gelu"),
+            feed_forward=spec.MLP(d_ff=4 * size.width, activation="gelu"),
             norm=spec.LayerNorm(),
             norm_placement="pre",
         ),

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trivium.nn.context import Context
 from trivium.nn.mixers import mamba, time_mixing
+from trivium.nn.sequence_info import SequenceInfo
 from trivium.spec import Mamba, TimeMixing
 
 LENGTHS = 256, 1024, 4096
@@ -71,7 +71,7 @@ def main() -> None:
 
 def measure(layer, x: Tensor, segment: int, scan) -> tuple[float, Tensor]:
     """Seconds of a pass, and the gradient of the decays; without a scan token by token."""
-    context = Context.of_length(x.shape[1], causal=True)
+    context = SequenceInfo.of_length(x.shape[1], causal=True)
     layer.zero_grad()
 
     def at_once(function, *arguments, **_):

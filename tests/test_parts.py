@@ -109,22 +109,22 @@ def serve(defined: dict[str, object], monkeypatch) -> None:
 def test_other_descriptions_that_the_page_names() -> None:
     base = spec.Layer(
         mixer=spec.Attention(num_heads=4, head_dim=8),
-        feed_forward=spec.FeedForward(d_ff=16, activation="gelu"),
+        feed_forward=spec.MLP(d_ff=16, activation="gelu"),
         norm=spec.LayerNorm(),
         norm_placement="post",
     )
-    x, context = torch.randn(2, 5, 32), nn.Context.of_length(5, causal=True)
+    x, sequence = torch.randn(2, 5, 32), nn.SequenceInfo.of_length(5, causal=True)
     for changes in (
         {"pattern": spec.Sliding(window=2), "num_kv_heads": 2},
         {"positions": spec.ALiBi()},
     ):
         block = base.replace(mixer=base.mixer.replace(**changes)).build(32)
-        y, loss = block(x, context)
+        y, loss = block(x, sequence)
         assert y.shape == x.shape
         assert loss is None
-        ready = nn.LayerContext(prepared=block.mixer.prepare(context))
-        torch.testing.assert_close(block(x, context, ready)[0], y)
-    encoded = nn.EncoderOutput(torch.randn(2, 7, 32), real=torch.ones(2, 7))
-    of_both = nn.Context.of_length(5, causal=True, encoder=encoded)
+        ready = nn.LayerContext(prepared=block.mixer.prepare(sequence))
+        torch.testing.assert_close(block(x, sequence, ready)[0], y)
+    encoded = nn.EncoderOutput(torch.randn(2, 7, 32), is_token=torch.ones(2, 7))
+    of_both = nn.SequenceInfo.of_length(5, causal=True, encoder=encoded)
     assert base.build(32, crosses=True)(x, of_both)[0].shape == x.shape
     assert base.feed_forward.build(32)(x)[0].shape == x.shape

@@ -12,7 +12,7 @@ from trivium.interop.families import FAMILIES
 from trivium.interop.spec_config import read_spec, simplify
 from trivium.models import active_parameters, build, num_parameters
 from trivium.presets import catalogue, did_you_mean_preset, is_own_size, presets
-from trivium.spec import ModelSpec, Normal
+from trivium.spec import Normal, TransformerSpec
 
 transformers = pytest.importorskip("transformers")
 
@@ -241,7 +241,7 @@ def test_released_configurations_describe_the_presets(name, config):
     assert comparable(read) == comparable(ours)
 
 
-def comparable(spec: Any) -> ModelSpec:
+def comparable(spec: Any) -> TransformerSpec:
     """What a configuration says of a model: not where training starts, nor dropout."""
     return simplify(spec).replace(initialization=Normal()).with_dropout(0.0)
 
@@ -260,7 +260,7 @@ def test_every_preset_is_whole(name, preset):
     assert preset.context is None or preset.context > 0
     assert preset.spec.max_length in (None, preset.context)
     assert preset.spec.heads
-    if isinstance(preset.spec, ModelSpec):
+    if isinstance(preset.spec, TransformerSpec):
         for stack in preset.spec.stacks:
             attention = next(iter(stack.attentions), None)
             if attention is None:
@@ -282,7 +282,7 @@ def test_small_sizes_are_built_like_the_published_ones(family, published):
     """All but sizes is the same."""
     for size, num_layers, width in (("tiny", 2, 128), ("mini", 4, 256)):
         spec = presets[f"{family}-{size}"]
-        assert isinstance(spec, ModelSpec)
+        assert isinstance(spec, TransformerSpec)
         assert {stack.num_layers for stack in spec.stacks} == {num_layers}
         assert spec.d_model == width
         assert traits(spec) == traits(presets[published])

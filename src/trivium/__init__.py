@@ -22,7 +22,7 @@ if _TYPE_CHECKING:
     from trivium.language_model import LanguageModel
     from trivium.model_loading import load
     from trivium.models import build
-    from trivium.models.transformer import ModelSpec
+    from trivium.models.transformer import TransformerSpec
     from trivium.presets import presets
     from trivium.text import Tokenizer
     from trivium.train import Callback
@@ -31,8 +31,8 @@ if _TYPE_CHECKING:
 __all__ = [
     "Callback",
     "LanguageModel",
-    "ModelSpec",
     "Tokenizer",
+    "TransformerSpec",
     "TriviumError",
     "__version__",
     "build",
@@ -52,7 +52,7 @@ __all__ = [
 _MODULES = {
     "Callback": "trivium.train",
     "LanguageModel": "trivium.language_model",
-    "ModelSpec": "trivium.models.transformer",
+    "TransformerSpec": "trivium.models.transformer",
     "Tokenizer": "trivium.text",
     "build": "trivium.models",
     "finetune": "trivium.workflows.training",
@@ -66,7 +66,7 @@ class _Package(_types.ModuleType):
 
     @property
     def presets(self) -> _Any:
-        """Name -> ModelSpec."""
+        """Name -> TransformerSpec."""
         return _importlib.import_module("trivium.presets").presets
 
     @presets.setter

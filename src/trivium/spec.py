@@ -1,6 +1,6 @@
 """All configuration classes of models under one name, for users.
 
-The configuration of a model is its spec, such as `ModelSpec`. A spec is frozen and made of
+The configuration of a model is its spec, such as `TransformerSpec`. A spec is frozen and made of
 configurations of parts: mixers, positions, patterns, feed-forward networks, norms, blocks, heads
 and an initialization. Each class is defined beside the module that its `build` returns, in a file
 of `trivium.nn` or `trivium.models`. What follows from a spec is a property, such as its family.
@@ -41,7 +41,7 @@ from trivium.models.rnn import RNNSpec as RNNSpec
 from trivium.models.stack import Embedding as Embedding
 from trivium.models.stack import Factorised as Factorised
 from trivium.models.stack import Stack as Stack
-from trivium.models.transformer import ModelSpec as ModelSpec
+from trivium.models.transformer import TransformerSpec as TransformerSpec
 from trivium.nn.activations import Activation as Activation
 from trivium.nn.activations import Swish as Swish
 from trivium.nn.blocks import BlockKind as BlockKind
@@ -50,10 +50,10 @@ from trivium.nn.blocks import NormPlacement as NormPlacement
 from trivium.nn.blocks import ParallelLayers as ParallelLayers
 from trivium.nn.blocks import SequentialLayers as SequentialLayers
 from trivium.nn.character_embedding import CharacterCNN as CharacterCNN
-from trivium.nn.feed_forwards import Positionwise as Positionwise
+from trivium.nn.feed_forwards import FeedForward as FeedForward
 from trivium.nn.feed_forwards.channel_mixing import ChannelMixing as ChannelMixing
 from trivium.nn.feed_forwards.experts import Experts as Experts
-from trivium.nn.feed_forwards.feed_forward import FeedForward as FeedForward
+from trivium.nn.feed_forwards.mlp import MLP as MLP
 from trivium.nn.mixers import Mixer as Mixer
 from trivium.nn.mixers.attention import Attention as Attention
 from trivium.nn.mixers.block_sparse_attention import BlockSparseAttention as BlockSparseAttention
@@ -61,13 +61,15 @@ from trivium.nn.mixers.global_attention import GlobalAttention as GlobalAttentio
 from trivium.nn.mixers.latent_attention import LatentAttention as LatentAttention
 from trivium.nn.mixers.linformer import Linformer as Linformer
 from trivium.nn.mixers.mamba import Mamba as Mamba
-from trivium.nn.mixers.memory_attention import MemoryAttention as MemoryAttention
 from trivium.nn.mixers.performer import Performer as Performer
 from trivium.nn.mixers.time_mixing import TimeMixing as TimeMixing
-from trivium.nn.norm import DeviationNorm as DeviationNorm
+from trivium.nn.mixers.transformer_xl_attention import (
+    TransformerXLAttention as TransformerXLAttention,
+)
 from trivium.nn.norm import LayerNorm as LayerNorm
 from trivium.nn.norm import Norm as Norm
 from trivium.nn.norm import RMSNorm as RMSNorm
+from trivium.nn.norm import UnbiasedLayerNorm as UnbiasedLayerNorm
 from trivium.nn.part import Part as Part
 from trivium.nn.patterns import Fixed as Fixed
 from trivium.nn.patterns import Pattern as Pattern
@@ -80,7 +82,6 @@ from trivium.nn.positions.alibi import ALiBi as ALiBi
 from trivium.nn.positions.disentangled import Disentangled as Disentangled
 from trivium.nn.positions.learned import Learned as Learned
 from trivium.nn.positions.relative_bias import RelativeBias as RelativeBias
-from trivium.nn.positions.relative_scores import RelativeScores as RelativeScores
 from trivium.nn.positions.rotary import DynamicScaling as DynamicScaling
 from trivium.nn.positions.rotary import LinearScaling as LinearScaling
 from trivium.nn.positions.rotary import Llama3Scaling as Llama3Scaling
@@ -89,5 +90,6 @@ from trivium.nn.positions.rotary import Rotary as Rotary
 from trivium.nn.positions.rotary import RotaryScaling as RotaryScaling
 from trivium.nn.positions.rotary import YarnScaling as YarnScaling
 from trivium.nn.positions.sinusoidal import Sinusoidal as Sinusoidal
+from trivium.nn.positions.transformer_xl import TransformerXLPositions as TransformerXLPositions
 from trivium.nn.positions.two_dimensional import TwoDimensional as TwoDimensional
-from trivium.nn.positions.typed_relative_scores import TypedRelativeScores as TypedRelativeScores
+from trivium.nn.positions.xlnet import XLNetPositions as XLNetPositions

@@ -35,13 +35,13 @@ def test_parts_of_every_family(name):
         assert frozen(model) == {path for path in names if not path.startswith("heads.")}
 
 
-@pytest.mark.parametrize("direction", ["forward", "both", "two-way"])
+@pytest.mark.parametrize("direction", ["forward", "both", "bilm"])
 def test_layer_1_of_an_rnn_is_not_layer_10(direction):
     model = build(
         RNNSpec(vocab_size=7, d_model=2, cell="gru", d_hidden=2, num_layers=11, direction=direction)
     )
     freeze(model, "layers:2")
-    if direction == "two-way":  # every layer is a module
+    if direction == "bilm":  # every layer is a module
         cells = {path.split(".cells.")[1][0] for path in frozen(model) if "cells" in path}
         assert cells == {"0", "1"}
         assert not any(".cells.10." in path for path in frozen(model))

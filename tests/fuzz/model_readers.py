@@ -40,7 +40,7 @@ from trivium.models import build
 from trivium.objectives.task_metrics import Metrics, Mistake, first_prediction, write_metrics
 from trivium.presets import presets
 from trivium.report import text_report, write_report
-from trivium.spec import ModelSpec
+from trivium.spec import TransformerSpec
 from trivium.text import Tokenizer
 from trivium.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from trivium.train import TrainState, load_recipe, restore, save_checkpoint
@@ -154,7 +154,7 @@ for _name, _kind in {
 def _save_configs(folder: Path) -> None:
     """A `config.json` of every family that a preset has, with few layers."""
     for spec in presets.values():
-        if not isinstance(spec, ModelSpec):
+        if not isinstance(spec, TransformerSpec):
             continue
         stacks = {"encoder": spec.encoder, "decoder": spec.decoder}
         small = {
@@ -314,7 +314,7 @@ heads = [{kind = "lm", tied = true}]
 num_layers = 2
 [[model.spec.decoder.layers]]
 mixer = {kind = "attention", num_heads = 2, head_dim = 6}
-feed_forward = {kind = "feed-forward", d_ff = 8, activation = "gelu"}
+feed_forward = {kind = "mlp", d_ff = 8, activation = "gelu"}
 norm = {kind = "layer"}
 norm_placement = "pre"
 [objective]

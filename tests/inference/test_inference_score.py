@@ -174,7 +174,7 @@ def test_scores_do_not_depend_on_what_else_is_scored(name):
 
 def test_the_source_of_several_labels_is_projected_once(monkeypatch):
     lm, rows = text_model(small_model("bart"), ending()), []
-    original = Cache.remember
+    original = Cache.set_encoder_output
     monkeypatch.setattr(
         Cache,
         "remember",

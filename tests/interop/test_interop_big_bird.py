@@ -9,7 +9,7 @@ from hugging_face import ours_of
 
 from trivium.errors import SpecError
 from trivium.interop.convert import is_expressible
-from trivium.nn import Context
+from trivium.nn import SequenceInfo
 from trivium.objectives.task_heads import classifier_head, tagger_head
 from trivium.presets import presets
 
@@ -35,7 +35,7 @@ def test_blocks_in_evaluation_and_random_ones_in_training(name):
     for training in (False, True):
         original = hf_model(Case(f"BigBird{name}", {**_LONG, **blocks})).train(training)
         local = ours_of(original).train(training)
-        assert local.encoder.layers[1].mixer.prepare(Context.of_length(69)).seen.shape[2] == 23
+        assert local.encoder.layers[1].mixer.prepare(SequenceInfo.of_length(69)).seen.shape[2] == 23
         expected = next(hf_outputs(original, inputs))
         found = next(local_outputs(local, inputs))
         if found.shape[:2] == real.shape:

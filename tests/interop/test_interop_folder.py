@@ -225,11 +225,11 @@ def test_a_checkpoint_of_several_precisions_is_read_exactly(tmp_path):
 def test_weights_are_not_copied(bert_folder, monkeypatch):
     read: dict[str, Tensor] = {}
 
-    def remember(folder, **options):
+    def set_encoder_output(folder, **options):
         read.update(read_tensors(folder, **options))
         return read
 
-    monkeypatch.setattr(folders, "read_tensors", remember)
+    monkeypatch.setattr(folders, "read_tensors", set_encoder_output)
     weights = list(read_folder(bert_folder).module.parameters())
     pointers = {tensor.data_ptr() for tensor in read.values()}
     assert len(weights) > 30

@@ -8,7 +8,7 @@ from hf_models import VOCABULARY, Case, hf_model, hf_outputs, local_outputs
 from hugging_face import ours_of
 
 from trivium.errors import CheckpointError, SpecError
-from trivium.nn import Context
+from trivium.nn import SequenceInfo
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -35,7 +35,10 @@ def test_windows_in_blocks_with_far_global_tokens_and_those_that_a_task_has():
     ]:
         original = hf_model(Case(f"Longformer{name}", _LONG))
         local = ours_of(original)
-        assert len(local.encoder.layers[0].mixer.prepare(Context.of_length(length)).mask.slices) > 1
+        assert (
+            len(local.encoder.layers[0].mixer.prepare(SequenceInfo.of_length(length)).mask.slices)
+            > 1
+        )
         expected = next(hf_outputs(original, {**padded, **theirs}))
         found = next(local_outputs(local, {**padded, **mine}))
         if found.shape[:2] == real.shape:

@@ -98,7 +98,7 @@ REFUSED = {
     ],
     "MixtralForCausalLM": [
         ({"router_jitter_noise": 0.1}, '"router_jitter_noise" is 0.1'),
-        ({"num_experts_per_tok": 6}, "num_chosen=6 is more than num_experts=5"),
+        ({"num_experts_per_tok": 6}, "top_k=6 is more than num_experts=5"),
         ({"num_local_experts": 4}, r"\[5, 24\].*\[4, 24\]"),
         ({"num_experts": 7}, '"num_experts" is 7'),
     ],
@@ -118,7 +118,7 @@ REFUSED = {
         ({"attention_bias": True}, '"attention_bias" is True'),
         ({"scoring_func": "softmax"}, '"scoring_func" is .softmax'),
         ({"n_group": 4}, "num_experts=6 is not a multiple of num_groups=4"),
-        ({"topk_group": 1}, "num_chosen=3 is more than the 2 experts"),
+        ({"topk_group": 1}, "top_k=3 is more than the 2 experts"),
         ({"num_local_experts": 7}, '"num_local_experts" is 7'),
     ],
     "Gemma3ForCausalLM": [
@@ -282,7 +282,7 @@ def test_two_undeclared_names_for_one_tensor_are_refused_on_export(monkeypatch):
     twice = {**family.weights, "model.layers.{i}.norm_again": family.weights[norm]}
     copies = {f"model.layers.{i}.norm_again.weight": norm.format(i=i) + ".weight" for i in (0, 1)}
     monkeypatch.setitem(FAMILIES, "llama", replace(family, weights=twice))
-    with pytest.raises(SpecError, match=r"llama has two names for .*norm_again.*copies"):
+    with pytest.raises(SpecError, match=r"llama has two names for .*norm_again.*tied_aliases"):
         to_hugging_face(llama)
     monkeypatch.setitem(FAMILIES, "llama", replace(family, weights=twice, copies=copies))
     _, tensors = to_hugging_face(llama)
@@ -290,7 +290,7 @@ def test_two_undeclared_names_for_one_tensor_are_refused_on_export(monkeypatch):
         assert torch.equal(tensors[again], tensors[first])
 
 
-def variations(model: spec.ModelSpec) -> list[spec.ModelSpec]:
+def variations(model: spec.TransformerSpec) -> list[spec.TransformerSpec]:
     """The same model with one part changed, over the parts of a spec."""
     slot = "decoder" if model.decoder else "encoder"
     stack = getattr(model, slot)
@@ -315,7 +315,7 @@ def variations(model: spec.ModelSpec) -> list[spec.ModelSpec]:
             or (attention.kind == "global-attention" and not change.get("positions"))
             or not {"positions", "pattern"} & change.keys()
         ]
-    if isinstance(network, spec.FeedForward | Experts):
+    if isinstance(network, spec.MLP | Experts):
         forward = network.expert if isinstance(network, Experts) else network
         forwards = [
             {"gated": not forward.gated},
@@ -326,18 +326,18 @@ def variations(model: spec.ModelSpec) -> list[spec.ModelSpec]:
         networks = [forward.replace(**change) for change in forwards]
     if isinstance(network, Experts):
         networks = [*networks, *(network.replace(expert=each) for each in networks)]
-        networks.append(network.replace(num_experts=4, num_chosen=3, balance=0.2))
+        networks.append(network.replace(num_experts=4, top_k=3, aux_loss_coef=0.2))
         changes = [
             {"shared": network.expert},
             {"scores": "sigmoid"},
             {"normalized": False},
             {"scale": 2.5},
             {"corrected": True},
-            {"num_groups": network.num_experts, "num_chosen_groups": network.num_chosen},
+            {"num_groups": network.num_experts, "top_k_groups": network.top_k},
         ]
         networks += [network.replace(**change) for change in changes]
     norms = [spec.LayerNorm(eps=3e-3), spec.LayerNorm(bias=False)]
-    norms += [spec.RMSNorm(), spec.RMSNorm(bias=True), spec.DeviationNorm()]
+    norms += [spec.RMSNorm(), spec.RMSNorm(bias=True), spec.UnbiasedLayerNorm()]
     stacks = [
         *({"mixer": each} for each in attentions),
         *({"feed_forward": each} for each in networks),
@@ -397,7 +397,7 @@ def test_a_spec_is_written_exactly_or_refused():
     assert (expressed > 60, refused > 200) == (True, True), (expressed, refused)
 
 
-def same(one: spec.ModelSpec, other: spec.ModelSpec) -> bool:
+def same(one: spec.TransformerSpec, other: spec.TransformerSpec) -> bool:
     start = {"initialization": spec.Normal()}
     plain = [simplify(each).with_dropout(0.0).replace(**start) for each in (one, other)]
     return plain[0] == plain[1]
@@ -439,7 +439,7 @@ def test_what_no_family_expresses_is_named(monkeypatch):
         ("deberta-v3-tiny", r"deberta-v2 .* no head for replaced tokens.*: fine-tune it on a task"),
         (
             "jamba-mini",
-            r"mamba, which does not have: decoder\.layers\.feed_forward\.kind = 'feed-forward'",
+            r"mamba, which does not have: decoder\.layers\.feed_forward\.kind = 'mlp'",
         ),
     ):
         with pytest.raises(SpecError, match=message):

@@ -32,7 +32,7 @@ def test_targets_in_an_order_have_the_logits_of_perm_mask_and_target_mapping():
     logits = local.logits(local(**inputs, order=order, predicted=predicted))
     torch.testing.assert_close(logits, expected, rtol=1e-9, atol=1e-9)
     some = torch.tensor([0, 8, 15, 34])
-    logits = local.logits(local(**inputs, order=order, predicted=predicted, select=some))
+    logits = local.logits(local(**inputs, order=order, predicted=predicted, gather_positions=some))
     torch.testing.assert_close(logits, expected.flatten(0, 1)[some], rtol=1e-9, atol=1e-9)
 
 

@@ -17,7 +17,7 @@ ATTENTIONS = [kind for kind in spec.Mixer.kinds.values() if issubclass(kind, spe
 CHOICES = (True, False)
 
 
-def runs(described: spec.ModelSpec) -> None:
+def runs(described: spec.TransformerSpec) -> None:
     """Build it as it starts, and read rows with every head."""
     model = build(described, seed=0).eval()
     ids = random_ids(2, 19)

@@ -42,7 +42,7 @@ def test_cached_equals_uncached(name):
     cache = model.new_cache(4, 13)
     slots, key = torch.tensor([3, 1], device="cuda"), "input_ids"
     if name in BOTH:
-        cache.remember(slots, model.encode(inputs["input_ids"].cuda()))
+        cache.set_encoder_output(slots, model.encode(inputs["input_ids"].cuda()))
         key = "decoder_input_ids"
     parts = [
         model(**{key: part.cuda()}, cache=cache, slots=slots) for part in ids.split([5, 1, 5], 1)

@@ -11,8 +11,8 @@ from small_models import ALL_SPECS, SPECS
 from trivium import spec
 from trivium.errors import SpecError
 from trivium.models import build, with_fast_initialization
-from trivium.nn.context import Context
 from trivium.nn.mixers.attention import AttentionModule
+from trivium.nn.sequence_info import SequenceInfo
 from trivium.spec import Small
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -29,14 +29,14 @@ def stack(**changes):
     return spec.Stack.of_mixers(
         num_layers=3,
         mixer=ATTENTION,
-        feed_forward=spec.FeedForward(d_ff=199, activation="gelu"),
+        feed_forward=spec.MLP(d_ff=199, activation="gelu"),
         norm=spec.LayerNorm(),
         norm_placement="pre",
     ).with_layers(**changes)
 
 
 def model_of(start, *, slots=("encoder", "decoder"), embedding=None, **changes):
-    described = spec.ModelSpec(
+    described = spec.TransformerSpec(
         vocab_size=VOCABULARY,
         d_model=WIDTH,
         embedding=embedding or spec.Embedding(),
@@ -136,7 +136,7 @@ def scores_of(attention, x, context=None):
     )
     if context is not None:
         prepared = attention.positions.prepare(context, context, None)
-        query, key = (attention.positions.turn(each, prepared) for each in (query, key))
+        query, key = (attention.positions.apply_rotary(each, prepared) for each in (query, key))
     return query @ key.transpose(-1, -2)
 
 
@@ -161,7 +161,7 @@ def test_position_offsets_look_at_fixed_distances():
         for rotary in (spec.Rotary(), spec.Rotary(layout="interleaved")):
             attention = ATTENTION.replace(positions=rotary)
             model = model_of(start, slots=(slot,), mixer=attention)
-            context = Context.of_length(LENGTH)
+            context = SequenceInfo.of_length(LENGTH)
             for layer in next(model.stacks).layers:
                 x = torch.randn(1, LENGTH, WIDTH)
                 assert_distances(scores_of(layer.mixer, x, context)[0], slot)
@@ -212,7 +212,7 @@ def test_copy_heads_find_equal_tokens_and_add_neighbours():
         built = getattr(model, slot)
         assert len(built.tables) == 2
         for block, table in zip(built.every_layer, built.tables, strict=False):
-            context = Context.of_length(LENGTH, causal=slot == "decoder")
+            context = SequenceInfo.of_length(LENGTH, causal=slot == "decoder")
             bias = block.mixer.prepare(context, table=table).mask.bias(context, context)
             assert_distances(bias[0], slot)
 

@@ -38,7 +38,7 @@ def logits_in_steps(model, name: str, inputs: dict[str, Tensor], ids: Tensor) ->
     # A cache on a CPU is float32 at least, whatever the model's precision.
     assert cache.states[0].tensors[0].dtype == torch.promote_types(model.dtype, torch.float32)
     if name == "t5":
-        cache.remember(torch.arange(len(ids)), model.encode(inputs["input_ids"]))
+        cache.set_encoder_output(torch.arange(len(ids)), model.encode(inputs["input_ids"]))
         steps = [model(decoder_input_ids=i, cache=cache) for i in ids.split(1, 1)]
     else:
         steps = [model(i, cache=cache) for i in ids.split(1, 1)]

@@ -31,8 +31,8 @@ def decoder_layer(model: Transformer, query, hidden):
         return linear(f"mixer.{name}", x).unflatten(-1, (HEADS, HEAD_DIM)).transpose(0, 1)
 
     def norm(name, x):
-        after = getattr(block, name).after
-        return layer_norm(x, x.shape[-1:], after.weight, after.bias, after.eps)
+        norm = getattr(block, name).post_norm
+        return layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
 
     q, k, v = heads("query", query), heads("key", hidden), heads("value", hidden)
     place = torch.arange(len(hidden))
@@ -58,8 +58,8 @@ def test_masks_are_decoded_by_two_runs_of_the_last_layer_whose_queries_know_posi
     )
     plain = model.encode(ids)
     hook.remove()
-    late = model.get_parameter("heads.mlm.late_positions.weight")[:LENGTH]
-    states, select = model(ids), torch.tensor([3, 4, 17])
+    late = model.get_parameter("heads.mlm.mask_decoder_positions.weight")[:LENGTH]
+    states, gather_positions = model(ids), torch.tensor([3, 4, 17])
     for row, hidden in enumerate(inputs[0]):
         query = hidden + late
         for _ in range(2):
@@ -69,7 +69,10 @@ def test_masks_are_decoded_by_two_runs_of_the_last_layer_whose_queries_know_posi
             plain[row], decoder_layer(model, hidden, hidden), rtol=1e-9, atol=1e-9
         )
     torch.testing.assert_close(
-        model(ids, select=select), states.flatten(0, 1)[select], rtol=1e-9, atol=1e-9
+        model(ids, gather_positions=gather_positions),
+        states.flatten(0, 1)[gather_positions],
+        rtol=1e-9,
+        atol=1e-9,
     )
 
 
@@ -78,7 +81,9 @@ def test_it_is_for_encoders_without_a_norm_before_attention_and_as_long_as_its_t
     assert model.max_length == MAX_LENGTH
     assert model.replace(heads=()).max_length is None
     assert model.encoder is not None
-    with pytest.raises(SpecError, match=r"late_positions of \"mlm\" are for an encoder alone"):
+    with pytest.raises(
+        SpecError, match=r"mask_decoder_positions of \"mlm\" are for an encoder alone"
+    ):
         model.replace(encoder=model.encoder.with_layers(norm_placement="pre"))
 
 

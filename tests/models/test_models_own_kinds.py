@@ -28,7 +28,7 @@ def define_fading() -> spec.Mixer:
         encodes: ClassVar[bool] = False
         kind: Literal["fading"] = "fading"
 
-        def kept_numbers(self, length, *, item, on_cpu, dropout):
+        def activation_numel(self, length, *, item, on_cpu, dropout):
             return 1
 
         def build(self, d_model, *, dropout=0.0, num_layers=1):
@@ -48,21 +48,21 @@ def define_fading() -> spec.Mixer:
         def new_state(self, slots, length, like):
             return State(like.new_zeros(slots, len(self.rate)))
 
-        def forward(self, x, context, state=None, prepared=None):
-            h, real = torch.zeros_like(x[:, 0]), context.real
-            if context.span is not None:
-                real = context.span.real(x.device)
-                (h,) = state.read(context.span)
+        def forward(self, x, sequence, state=None, prepared=None):
+            h, real = torch.zeros_like(x[:, 0]), sequence.is_token
+            if sequence.cache_slice is not None:
+                real = sequence.cache_slice.is_token(x.device)
+                (h,) = state.read(sequence.cache_slice)
             steps = []
             for t, new in enumerate(x.unbind(1)):
-                if context.documents is not None and t:
-                    same = context.documents[:, t] == context.documents[:, t - 1]
+                if sequence.documents is not None and t:
+                    same = sequence.documents[:, t] == sequence.documents[:, t - 1]
                     h = h * same[:, None]
                 after = self.rate * h + new
                 h = after if real is None else torch.where(real[:, t, None].bool(), after, h)
                 steps.append(h)
-            if context.span is not None:
-                state.write(context.span, h)
+            if sequence.cache_slice is not None:
+                state.write(sequence.cache_slice, h)
             return self.output(torch.stack(steps, 1))
 
     return Fading()
@@ -79,8 +79,8 @@ def define_lean() -> spec.Positions:
             return LeanScores(attention, d_model)
 
     class LeanScores(PositionsModule):
-        def prepare(self, context, keys, table):
-            return 0.1 * distances(context, keys)[:, None]
+        def prepare(self, sequence, keys, table):
+            return 0.1 * distances(sequence, keys)[:, None]
 
         def scores(self, query, key, prepared):
             return query[..., :1] * prepared
@@ -98,13 +98,13 @@ def define_even() -> spec.Pattern:
     return Even()
 
 
-def define_counted() -> spec.Positionwise:
-    class Counted(spec.Positionwise):
+def define_counted() -> spec.FeedForward:
+    class Counted(spec.FeedForward):
         adds_loss: ClassVar[bool] = True
         kind: Literal["counted"] = "counted"
         size: float = 3.0
 
-        def kept_numbers(self, width):
+        def activation_numel(self, width):
             return 1
 
         def build(self, d_model):
@@ -115,7 +115,7 @@ def define_counted() -> spec.Positionwise:
             super().__init__(part, width)
             self.weight = torch.nn.Parameter(torch.empty(width, width))
 
-        def forward(self, x, context, state):
+        def forward(self, x, sequence, state):
             return torch.tanh(x @ self.weight), self.part.size * x.square().mean()
 
     return Counted()
@@ -165,7 +165,7 @@ def described():
 def test_a_model_of_ones_own_kinds(described):
     assert spec.Spec.from_dict(json.loads(json.dumps(described.to_dict()))) == described
     assert (described.attends, described.packs, described.adds_loss) == (False, True, True)
-    assert described.kept_bytes(64, 4, on_cpu=True) > 0
+    assert described.activation_bytes(64, 4, on_cpu=True) > 0
     start = build(described, seed=0)
     rows = [block.mixer for block in start.decoder.every_layer if hasattr(block.mixer, "rate")]
     assert len(rows) == 2
@@ -184,7 +184,7 @@ def test_a_model_of_ones_own_kinds(described):
     assert changed.tolist() == [False] * 6 + [True] * 5
 
     cache, slots = model.new_cache(3, MAX_LENGTH), torch.tensor([2, 0])
-    assert cache.max_rewind == 0
+    assert cache.max_crop == 0
     for _ in range(2):  # the second time in slots that other texts had
         parts = [model(part, cache=cache, slots=slots) for part in ids.split([5, 1, 5], 1)]
         torch.testing.assert_close(torch.cat(parts, 1), hidden, rtol=1e-9, atol=1e-9)
@@ -195,7 +195,7 @@ def test_a_model_of_ones_own_kinds(described):
 def test_scores_and_a_pattern_of_ones_own_are_in_attention(described):
     """softmax(q k / sqrt(H) + s) over the keys that are allowed, eagerly and by the kernel."""
     module = nn.AttentionModule(described.decoder.mixers[1], WIDTH)
-    x, context = torch.randn(2, 7, WIDTH), nn.Context.of_length(7, causal=True)
+    x, sequence = torch.randn(2, 7, WIDTH), nn.SequenceInfo.of_length(7, causal=True)
     query, key, value = (
         layer(x).unflatten(-1, (3, 10)).transpose(1, 2)
         for layer in (module.query, module.key, module.value)
@@ -206,8 +206,8 @@ def test_scores_and_a_pattern_of_ones_own_are_in_attention(described):
     expected = module.output((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))
     for gradient in (True, False):
         with torch.set_grad_enabled(gradient):
-            torch.testing.assert_close(module(x, context), expected, rtol=1e-9, atol=1e-9)
-    weights = module.probabilities(x, context)
+            torch.testing.assert_close(module(x, sequence), expected, rtol=1e-9, atol=1e-9)
+    weights = module.probabilities(x, sequence)
     torch.testing.assert_close(weights, scores.softmax(-1), rtol=1e-9, atol=1e-9)
 
 
@@ -227,7 +227,9 @@ def test_a_norm_of_ones_own(name, tmp_path):
         slot = "decoder" if given.decoder else "encoder"
         embedding = given.embedding.replace(norm=norm)
         described = given.replace(**{slot: stack, "embedding": embedding})
-        assert described.kept_bytes(64, 4, on_cpu=False) > given.kept_bytes(64, 4, on_cpu=False)
+        assert described.activation_bytes(64, 4, on_cpu=False) > given.activation_bytes(
+            64, 4, on_cpu=False
+        )
         model = build(described, seed=0)
         norms = [each for each in model.modules() if type(each).__name__ == "ScaledModule"]
         assert len(norms) >= 5
@@ -266,9 +268,9 @@ def define_gated() -> spec.Attention:
             super().__init__(part, width, dropout, num_layers)
             self.gate = torch.nn.Linear(width, part.num_heads * part.head_dim)
 
-        def attended(self, x, context, state, prepared):
+        def attended(self, x, sequence, state, prepared):
             return self._heads(self.gate(x).sigmoid()) * super().attended(
-                x, context, state, prepared
+                x, sequence, state, prepared
             )
 
     return Gated(num_heads=6, head_dim=10, num_kv_heads=2, positions=spec.Rotary(base=100.0))
@@ -284,12 +286,14 @@ def test_gated_attention_is_a_part_of_ten_lines():
         assert build(described, seed=0).decoder.layers[1].mixer.gate.weight.std() > 0
         model, ids = random_model(described), random_ids(2, 11)
         mixer, x = model.decoder.layers[0].mixer, torch.randn(2, 11, WIDTH)
-        context = nn.Context.of_length(11, causal=True)
+        sequence = nn.SequenceInfo.of_length(11, causal=True)
         plain = nn.AttentionModule(mixer.part, WIDTH)
         plain.load_state_dict(mixer.state_dict(), strict=False)
-        heads = plain.attended(x, context, None, plain.prepare(context)).transpose(1, 2).flatten(2)
+        heads = (
+            plain.attended(x, sequence, None, plain.prepare(sequence)).transpose(1, 2).flatten(2)
+        )
         expected = mixer.output((x @ mixer.gate.weight.T + mixer.gate.bias).sigmoid() * heads)
-        torch.testing.assert_close(mixer(x, context), expected, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(mixer(x, sequence), expected, rtol=1e-9, atol=1e-9)
         hidden, cache = model(ids), model.new_cache(2, MAX_LENGTH)
         parts = [model(part, cache=cache) for part in ids.split([5, 1, 5], 1)]
         torch.testing.assert_close(torch.cat(parts, 1), hidden, rtol=1e-9, atol=1e-9)

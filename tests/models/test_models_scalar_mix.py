@@ -57,6 +57,6 @@ def test_padding_other_documents_and_selected_positions_change_nothing():
     documents = torch.tensor([[1] * 4 + [2] * 5])
     parts = [model(part) for part in ids.split([4, 5], 1)]
     torch.testing.assert_close(model(ids, document_ids=documents), torch.cat(parts, 1))
-    torch.testing.assert_close(model(ids, select=torch.tensor([8, 2])), alone[0, [8, 2]])
+    torch.testing.assert_close(model(ids, gather_positions=torch.tensor([8, 2])), alone[0, [8, 2]])
     with pytest.raises(SpecError, match="no cache"):
         model.new_cache(1, 9)

@@ -60,13 +60,13 @@ def stack(w, name, x, own, encoded=None, of_source=None):
     """Each sublayer is added to what it reads, and the sum normalised; a norm after all."""
     for layer in (f"{name}.layers.{i}" for i in range(LAYERS)):
         y = attention(w, f"{layer}.mixer", x, x, own)
-        x = normed(w, f"{layer}.mixer_residual.after", x + y)
+        x = normed(w, f"{layer}.mixer_residual.post_norm", x + y)
         if encoded is not None:
             y = attention(w, f"{layer}.cross_attention", x, encoded, of_source)
-            x = normed(w, f"{layer}.cross_residual.after", x + y)
+            x = normed(w, f"{layer}.cross_residual.post_norm", x + y)
         y = linear(w, f"{layer}.feed_forward.up", x).clamp(min=0)
         y = linear(w, f"{layer}.feed_forward.down", y)
-        x = normed(w, f"{layer}.feed_forward_residual.after", x + y)
+        x = normed(w, f"{layer}.feed_forward_residual.post_norm", x + y)
     return normed(w, f"{name}.norm", x)
 
 

@@ -28,7 +28,7 @@ from trivium.errors import SpecError
 from trivium.models import build, flops_per_token, num_parameters
 from trivium.models.electra import build_with_generator, generator_spec
 from trivium.models.transformer import two_streams
-from trivium.nn import Context, LayerContext
+from trivium.nn import LayerContext, SequenceInfo
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -180,8 +180,8 @@ def test_shared_layers_first_norms_and_two_vocabularies():
     albert.encoder.layers[0].register_forward_hook(lambda *_: calls.append(1))
     albert(random_ids(1, 5))
     assert (len(albert.encoder.layers), len(calls)) == (1, 3)
-    assert "encoder.layers.0.mixer_residual.before.weight" not in state
-    assert "encoder.layers.1.mixer_residual.before.weight" in state
+    assert "encoder.layers.0.mixer_residual.pre_norm.weight" not in state
+    assert "encoder.layers.1.mixer_residual.pre_norm.weight" in state
     highest = torch.full((2, 7), SOURCE_VOCABULARY - 1)
     model = small_model("transformer-two-vocabularies")
     assert model(highest, decoder_input_ids=random_ids(2, 5)).shape == (2, 5, WIDTH)
@@ -210,8 +210,8 @@ def test_a_prefix_is_attended_to_from_before_it():
 def test_a_row_of_padding_alone_stays_finite(name):
     """Such a row fills up the last batch; NaN there would spoil the gradients of all rows."""
     mask = torch.tensor([[1] * 5, [0] * 5])
-    for context in (torch.no_grad, torch.enable_grad):
-        with context():
+    for sequence in (torch.no_grad, torch.enable_grad):
+        with sequence():
             hidden = small_model(name)(random_ids(2, 5), attention_mask=mask)
         assert hidden.isfinite().all()
 
@@ -233,22 +233,22 @@ def test_a_block_can_be_used_alone():
     block, x = layer.build(WIDTH), torch.randn(2, 5, WIDTH)
     for weight in block.parameters():
         torch.nn.init.normal_(weight)
-    last = block(x, Context.of_length(5, causal=True))[0][:, :2]
-    expected, _ = block(x[:, :2], Context.of_length(2, causal=True))
+    last = block(x, SequenceInfo.of_length(5, causal=True))[0][:, :2]
+    expected, _ = block(x[:, :2], SequenceInfo.of_length(2, causal=True))
     torch.testing.assert_close(last, expected, rtol=1e-9, atol=1e-9)
-    context = Context.of_length(5)
-    prepared = LayerContext(prepared=block.mixer.prepare(context))
-    given = block(x, context, prepared)[0]
-    torch.testing.assert_close(given, block(x, context)[0], rtol=1e-9, atol=1e-9)
+    sequence = SequenceInfo.of_length(5)
+    prepared = LayerContext(prepared=block.mixer.prepare(sequence))
+    given = block(x, sequence, prepared)[0]
+    torch.testing.assert_close(given, block(x, sequence)[0], rtol=1e-9, atol=1e-9)
     biased = SPECS["t5"].encoder.layers[0].build(WIDTH)
     with pytest.raises(SpecError, match="new_table"):
-        biased(x, context)
+        biased(x, sequence)
     table = biased.mixer.new_table()
     torch.nn.init.normal_(table.weight)
-    prepared = LayerContext(prepared=biased.mixer.prepare(context, table=table))
-    assert biased(x, context, prepared)[0].shape == x.shape
+    prepared = LayerContext(prepared=biased.mixer.prepare(sequence, table=table))
+    assert biased(x, sequence, prepared)[0].shape == x.shape
     with pytest.raises(SpecError, match="needs the encoder's output"):
-        layer.build(WIDTH, crosses=True)(x, context)
+        layer.build(WIDTH, crosses=True)(x, sequence)
 
 
 def test_layers_share_tables_and_what_they_prepare():
@@ -264,8 +264,8 @@ def test_layers_share_tables_and_what_they_prepare():
         block.mixer.register_forward_hook(lambda _, args, __: seen.append(args[3]))
     model(random_ids(2, 7))
     assert seen[1] is seen[3]
-    context = Context.of_length(7)
-    biases = [prepared.mask.bias(context, context) for prepared in seen]
+    sequence = SequenceInfo.of_length(7)
+    biases = [prepared.mask.bias(sequence, sequence) for prepared in seen]
     assert torch.equal(biases[0], biases[2])
     assert not torch.allclose(biases[0], biases[1])
 
@@ -280,7 +280,7 @@ def test_two_streams(name):
     windows = (mixer, mixer.replace(pattern=spec.Sliding(window=5)))
     decoder = described.decoder.with_layers(mixer=windows)
     model = random_model(described.replace(decoder=decoder))
-    context = two_streams(Context.of_length(length), rank[None], torch.arange(length)[None])
+    sequence = two_streams(SequenceInfo.of_length(length), rank[None], torch.arange(length)[None])
     tokens = model.tokens(random_ids(1, length)).detach()
     asking = torch.randn(1, 1, tokens.shape[-1]).expand(-1, length, -1)
     other = tokens.clone()
@@ -288,7 +288,7 @@ def test_two_streams(name):
     for gradient in (True, False):
         with torch.set_grad_enabled(gradient):
             before, after = (
-                model.decoder(torch.cat((each, asking), 1), context)[0] for each in (tokens, other)
+                model.decoder(torch.cat((each, asking), 1), sequence)[0] for each in (tokens, other)
             )
         changed = (before - after).abs().amax(-1)[0] > 1e-9
         content, queries = changed.split(length)
@@ -314,8 +314,8 @@ def test_flops_of_recurrent_networks():
     rnn = ALL_SPECS["lstm"]
     weights = 4 * 13 * (WIDTH + 13) + 4 * 13 * (13 + 13) + 13 * WIDTH
     assert flops_per_token(rnn, 128) == 6 * (weights + VOCABULARY * WIDTH)
-    two_way = rnn.replace(direction="two-way")
-    assert flops_per_token(two_way, 128) == 2 * flops_per_token(rnn, 128)
+    is_bilm = rnn.replace(direction="bilm")
+    assert flops_per_token(is_bilm, 128) == 2 * flops_per_token(rnn, 128)
 
 
 def test_electra_shares_what_its_code_shares():

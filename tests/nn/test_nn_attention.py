@@ -13,9 +13,9 @@ from trivium import spec
 from trivium.errors import SpecError
 from trivium.nn import mask as mask_module
 from trivium.nn.attend import attend, attention_probabilities
-from trivium.nn.context import Context, EncoderOutput
 from trivium.nn.mask import Mask
 from trivium.nn.mixers.attention import AttentionModule, CrossAttention
+from trivium.nn.sequence_info import EncoderOutput, SequenceInfo
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -43,13 +43,13 @@ def heads_of(count, length):
 
 def mask_of(queries, keys, *, pattern=None, bias=None, **limits):
     """The mask of the first tokens of a row and all of its keys."""
-    context = Context.of_length(queries, **limits)
+    sequence = SequenceInfo.of_length(queries, **limits)
 
     def of(queries, keys):
         return bias[:, :, queries.columns[0]][..., keys.columns[0]]
 
-    keys_context = context if queries == keys else Context.of_length(keys)
-    return Mask(context, keys_context, pattern, None if bias is None else of)
+    keys_context = sequence if queries == keys else SequenceInfo.of_length(keys)
+    return Mask(sequence, keys_context, pattern, None if bias is None else of)
 
 
 def assert_equal(actual, expected, tolerance=1e-10):
@@ -99,7 +99,7 @@ def test_attend_with_every_limit_at_once(monkeypatch):
         near = t - (reach or 2) <= s <= t and t // 4 == s // 4
         return near and bool(real[row, s]) and bool(custom[row, 0, t, s])
 
-    limits = {"causal": True, "real": real, "documents": documents, "custom": custom}
+    limits = {"causal": True, "is_token": real, "documents": documents, "custom": custom}
     for heads, kv_heads in ((3, 3), (6, 2)):
         inputs = [heads_of(count, KEYS) for count in (heads, kv_heads, kv_heads)]
         bias, scores = torch.randn(1, heads, KEYS, KEYS), torch.randn(ROWS, heads, KEYS, KEYS)
@@ -223,8 +223,8 @@ def test_the_module_is_multi_head_attention():
     mixed = grouped_attention(
         query, key, value, 0.7, lambda row, t, s: s <= t and bool(custom[row, 0, t, s])
     )
-    context = Context.of_length(QUERIES, causal=True, custom=custom)
-    assert_equal(module(x, context), output(module, mixed))
+    sequence = SequenceInfo.of_length(QUERIES, causal=True, custom=custom)
+    assert_equal(module(x, sequence), output(module, mixed))
 
     across = CrossAttention(described.cross, WIDTH)
     custom, real = torch.rand(QUERIES, KEYS) < 0.6, torch.arange(KEYS) < torch.tensor([[7], [4]])
@@ -235,20 +235,20 @@ def test_the_module_is_multi_head_attention():
         0.7,
         lambda row, t, s: bool(real[row, s] and custom[t, s]),
     )
-    encoder = EncoderOutput(source, real=real, custom=custom)
-    context = Context.of_length(QUERIES, causal=True, encoder=encoder)
-    assert_equal(across(x, context), output(across, mixed))
-    weights = across.probabilities(x, context)
+    encoder = EncoderOutput(source, is_token=real, custom=custom)
+    sequence = SequenceInfo.of_length(QUERIES, causal=True, encoder=encoder)
+    assert_equal(across(x, sequence), output(across, mixed))
+    weights = across.probabilities(x, sequence)
     assert weights.shape == (ROWS, 6, QUERIES, KEYS)
     assert torch.equal(weights[1, 3] > 0, real[1] & custom)
 
 
 def test_dropout_only_while_training():
     module = AttentionModule(spec.Attention(num_heads=3, head_dim=4), 13, 0.5)
-    x, context = torch.randn(2, 7, 13), Context.of_length(7)
-    assert not torch.equal(module(x, context), module(x, context))
+    x, sequence = torch.randn(2, 7, 13), SequenceInfo.of_length(7)
+    assert not torch.equal(module(x, sequence), module(x, sequence))
     module.eval()
-    assert torch.equal(module(x, context), module(x, context))
+    assert torch.equal(module(x, sequence), module(x, sequence))
 
 
 def test_without_gradients_masks_are_made_for_some_queries_at_a_time(monkeypatch):
@@ -264,7 +264,7 @@ def test_without_gradients_masks_are_made_for_some_queries_at_a_time(monkeypatch
     monkeypatch.setattr(mask_module, "_MAX_MASK", 2 * KEYS + 1)
     query, key, value = heads_of(6, KEYS), heads_of(2, KEYS), heads_of(2, KEYS)
     with torch.no_grad():
-        attend(query, key, value, mask_of(KEYS, KEYS, causal=True, real=torch.ones(2, KEYS)))
+        attend(query, key, value, mask_of(KEYS, KEYS, causal=True, is_token=torch.ones(2, KEYS)))
     assert len(largest) == 4
     assert max(largest) == 2 * KEYS
 
@@ -272,8 +272,8 @@ def test_without_gradients_masks_are_made_for_some_queries_at_a_time(monkeypatch
 def test_a_context_of_another_length_is_refused():
     module = AttentionModule(spec.Attention(num_heads=3, head_dim=4), 13)
     for length in (1, 9):
-        with pytest.raises(SpecError, match=f"x has 7 tokens, and its context is of {length}"):
-            module(torch.zeros(2, 7, 13), Context.of_length(length))
+        with pytest.raises(SpecError, match=f"x has 7 tokens, and its sequence is of {length}"):
+            module(torch.zeros(2, 7, 13), SequenceInfo.of_length(length))
 
 
 def normed_heads(x, weight, heads, over, eps=1e-5):
@@ -323,7 +323,7 @@ def test_norms_of_queries_and_keys(over, place):
         query, key, value, is_causal=True, enable_gqa=True
     )
     expected = module.output(mixed.transpose(1, 2).flatten(2))
-    found = module(x, Context.of_length(QUERIES, causal=True))
+    found = module(x, SequenceInfo.of_length(QUERIES, causal=True))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)  # angles are float32
 
     decoder = SPECS["llama"].decoder.with_layers(mixer=described)
@@ -366,5 +366,5 @@ def test_norms_of_all_heads_are_those_of_olmo_2():
     mask = torch.zeros(QUERIES, QUERIES).masked_fill(above, -torch.inf)[None, None]
     cosines = Olmo2RotaryEmbedding(config)(x, places)
     expected, _ = theirs(x, cosines, mask)
-    found = module(x, Context.of_length(QUERIES, causal=True))
+    found = module(x, SequenceInfo.of_length(QUERIES, causal=True))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)

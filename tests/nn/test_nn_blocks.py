@@ -11,12 +11,12 @@ from torch import nn
 
 from trivium import spec
 from trivium.nn.blocks import Residual
-from trivium.nn.context import Context, EncoderOutput
+from trivium.nn.sequence_info import EncoderOutput, SequenceInfo
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 ROWS, LENGTH, WIDTH = 2, 5, 11
-PLACES = ("before", "branch", "after")
+PLACES = ("pre_norm", "post_sublayer_norm", "post_norm")
 PLACEMENTS = get_args(spec.NormPlacement)
 SELECT = torch.tensor([0, 3, 9])
 
@@ -30,7 +30,7 @@ def randomised(module):
 def layer_of(norm_placement, **changes):
     return spec.Layer(
         mixer=spec.Attention(num_heads=3, head_dim=4),
-        feed_forward=spec.FeedForward(d_ff=13, activation="gelu"),
+        feed_forward=spec.MLP(d_ff=13, activation="gelu"),
         norm=spec.LayerNorm(),
         norm_placement=norm_placement,
     ).replace(**changes)
@@ -53,44 +53,47 @@ def test_a_residual_connection_has_norms_in_three_places():
         residual = randomised(Residual(layer, norms, WIDTH, 0.5)).eval()
         norm = {place: getattr(residual, place) for place in PLACES}
         assert {place for place in PLACES if isinstance(norm[place], nn.LayerNorm)} == {*norms}
-        close(residual.enter(x), norm["before"](x))
-        close(residual(x, added), norm["after"](x + multiplier * norm["branch"](added)))
+        close(residual.sublayer_input(x), norm["pre_norm"](x))
+        close(
+            residual(x, added),
+            norm["post_norm"](x + multiplier * norm["post_sublayer_norm"](added)),
+        )
     residual.train()
     torch.manual_seed(3)
     dropped = residual(x, added)
     torch.manual_seed(3)
-    branch = nn.functional.dropout(norm["branch"](added), 0.5)
-    close(dropped, norm["after"](x + 0.22 * branch))
+    branch = nn.functional.dropout(norm["post_sublayer_norm"](added), 0.5)
+    close(dropped, norm["post_norm"](x + 0.22 * branch))
 
 
 def test_a_block_is_its_formula_and_uses_every_weight():
     """Sequential, and parallel with one norm for both or each its own, for all places of norms."""
-    x, context = torch.randn(ROWS, LENGTH, WIDTH), Context.of_length(LENGTH, causal=True)
+    x, sequence = torch.randn(ROWS, LENGTH, WIDTH), SequenceInfo.of_length(LENGTH, causal=True)
     for placement, first_norm in itertools.product(PLACEMENTS, (True, False)):
         layer = layer_of(placement)
         one = randomised(layer.build(WIDTH, first_norm=first_norm))
-        assert isinstance(one.mixer_residual.before, nn.LayerNorm) == (
+        assert isinstance(one.mixer_residual.pre_norm, nn.LayerNorm) == (
             placement in ("pre", "sandwich") and first_norm
         )
         mixing, feeding = one.mixer_residual, one.feed_forward_residual
-        y = mixing(x, one.mixer(mixing.before(x), context))
-        expected = feeding(y, one.feed_forward(feeding.before(y))[0])
-        check(one, x, context, expected)
+        y = mixing(x, one.mixer(mixing.pre_norm(x), sequence))
+        expected = feeding(y, one.feed_forward(feeding.pre_norm(y))[0])
+        check(one, x, sequence, expected)
         for kind in ("shared", "separate"):
             parallel = layer.replace(block=spec.ParallelLayers(norms=kind))
             one = randomised(parallel.build(WIDTH, first_norm=first_norm))
             mixing, feeding = one.mixer_residual, one.feed_forward_residual
-            entered = (mixing if kind == "shared" else feeding).before(x)
-            both = one.mixer(mixing.before(x), context) + one.feed_forward(entered)[0]
-            check(one, x, context, mixing.after(x + mixing.branch(both)))
+            entered = (mixing if kind == "shared" else feeding).pre_norm(x)
+            both = one.mixer(mixing.pre_norm(x), sequence) + one.feed_forward(entered)[0]
+            check(one, x, sequence, mixing.post_norm(x + mixing.post_sublayer_norm(both)))
 
 
-def check(block, x, context, expected):
+def check(block, x, sequence, expected):
     """The output, that of some positions, and that every weight has a gradient."""
-    y, loss = block(x, context)
+    y, loss = block(x, sequence)
     close(y, expected)
     assert loss is None
-    some = Context.of_length(LENGTH, causal=True, select=SELECT)
+    some = SequenceInfo.of_length(LENGTH, causal=True, gather_positions=SELECT)
     close(block(x, some)[0], expected.flatten(0, 1)[SELECT])
     y.square().sum().backward()
     for name, weight in block.named_parameters():
@@ -101,7 +104,7 @@ def check(block, x, context, expected):
 
 def test_cross_attention_is_between_the_mixer_and_the_feed_forward_network():
     encoder = EncoderOutput(torch.randn(ROWS, 7, WIDTH))
-    x, context = torch.randn(ROWS, LENGTH, WIDTH), Context.of_length(LENGTH, encoder=encoder)
+    x, sequence = torch.randn(ROWS, LENGTH, WIDTH), SequenceInfo.of_length(LENGTH, encoder=encoder)
     for placement in ("pre", "post"):
         one = randomised(layer_of(placement).build(WIDTH, crosses=True))
         y = x
@@ -109,15 +112,15 @@ def test_cross_attention_is_between_the_mixer_and_the_feed_forward_network():
             (one.mixer_residual, one.mixer),
             (one.cross_residual, one.cross_attention),
         ):
-            y = residual(y, mix(residual.before(y), context))
+            y = residual(y, mix(residual.pre_norm(y), sequence))
         last = one.feed_forward_residual
-        expected = last(y, one.feed_forward(last.before(y))[0])
-        close(one(x, context)[0], expected)
+        expected = last(y, one.feed_forward(last.pre_norm(y))[0])
+        close(one(x, sequence)[0], expected)
 
 
 def test_a_block_without_a_feed_forward_network_is_its_mixer():
-    x, context = torch.randn(ROWS, LENGTH, WIDTH), Context.of_length(LENGTH, causal=True)
+    x, sequence = torch.randn(ROWS, LENGTH, WIDTH), SequenceInfo.of_length(LENGTH, causal=True)
     for block in (spec.SequentialLayers(), spec.ParallelLayers()):
         one = randomised(layer_of("pre", feed_forward=None, block=block).build(WIDTH))
         mixing = one.mixer_residual
-        check(one, x, context, mixing(x, one.mixer(mixing.before(x), context)))
+        check(one, x, sequence, mixing(x, one.mixer(mixing.pre_norm(x), sequence)))

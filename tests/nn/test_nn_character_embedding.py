@@ -15,7 +15,7 @@ BEGIN, END, PADDING = 256, 257, 258
 PART = spec.CharacterCNN(d_character=3, filters=(2, 3, 5), max_characters=9)
 SPEC = spec.RNNSpec(
     vocab_size=300, d_model=7, cell="lstm", d_hidden=11, num_layers=2, d_projection=7,
-    direction="two-way", connections="residual", characters=PART,
+    direction="bilm", connections="residual", characters=PART,
     heads=(spec.LMHead(tied=False),),
 )  # fmt: skip
 

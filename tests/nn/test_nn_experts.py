@@ -18,12 +18,12 @@ from trivium.adapt.quantize import pack
 from trivium.errors import SpecError
 from trivium.model_folder import read_module, write_model
 from trivium.models import active_parameters, build, flops_per_token, num_parameters
-from trivium.nn import Context
+from trivium.nn import SequenceInfo
 from trivium.nn.feed_forwards.experts import ExpertsNetwork
 from trivium.spec import Experts
 
-EXPERT = spec.FeedForward(d_ff=7, activation="tanh", bias=False)
-PART = Experts(num_experts=5, num_chosen=2, expert=EXPERT, balance=0.3)
+EXPERT = spec.MLP(d_ff=7, activation="tanh", bias=False)
+PART = Experts(num_experts=5, top_k=2, expert=EXPERT, aux_loss_coef=0.3)
 ROWS, LENGTH = 2, 6
 
 
@@ -45,31 +45,35 @@ def mixture(x, router, experts, real, chosen):
 @double_precision()
 def test_a_mixture_is_the_formula_and_only_chosen_experts_compute():
     x, padding = torch.randn(ROWS, LENGTH, WIDTH), torch.tensor([[1] * 6, [1] * 2 + [0] * 4])
-    select, none = torch.tensor([1, 3, 7, 10]), torch.tensor([], dtype=torch.int64)
+    gather_positions, none = torch.tensor([1, 3, 7, 10]), torch.tensor([], dtype=torch.int64)
     whole, flat, computed = np.ones((ROWS, LENGTH)), x.flatten(0, 1), []
     for chosen in (1, 2, 3):
-        network = ExpertsNetwork(PART.replace(num_chosen=chosen), WIDTH)
+        network = ExpertsNetwork(PART.replace(top_k=chosen), WIDTH)
         for expert in network.experts:
             expert.register_forward_hook(lambda _, inputs, __: computed.append(len(inputs[0])))
         router = network.router.weight.detach().numpy()
         experts = [tuple(w.detach().numpy() for w in e.parameters()) for e in network.experts]
         for vectors, limits, real in (
             (x, {}, whole),
-            (x, {"real": padding}, padding.numpy()),
+            (x, {"is_token": padding}, padding.numpy()),
             (x, {"documents": 3 * padding}, padding.numpy()),
-            (flat[select], {"real": padding, "select": select}, np.array([1, 1, 1, 0])),
-            (flat[none], {"select": none}, np.array([])),
+            (
+                flat[gather_positions],
+                {"is_token": padding, "gather_positions": gather_positions},
+                np.array([1, 1, 1, 0]),
+            ),
+            (flat[none], {"gather_positions": none}, np.array([])),
         ):
             for training in (True, False):  # without, an expert of no token does not run
                 computed.clear()
-                y, load = network.train(training)(vectors, Context.of_length(LENGTH, **limits))
+                y, load = network.train(training)(vectors, SequenceInfo.of_length(LENGTH, **limits))
                 expected = mixture(vectors.numpy(), router, experts, real, chosen)
                 np.testing.assert_allclose(y.detach().numpy(), expected[0], atol=1e-10)
                 np.testing.assert_allclose(network.loss(load).item(), expected[1], atol=1e-10)
                 assert sum(computed) == chosen * vectors[..., 0].numel()
                 assert training or 0 not in computed
-    with pytest.raises(SpecError, match="num_chosen=6 is more than num_experts=5"):
-        PART.replace(num_chosen=6)
+    with pytest.raises(SpecError, match="top_k=6 is more than num_experts=5"):
+        PART.replace(top_k=6)
 
 
 @double_precision()
@@ -118,12 +122,12 @@ def test_experts_of_8_bits_generate():
 
 
 NUM_EXPERTS = 12
-SWIGLU = spec.FeedForward(d_ff=7, activation="silu", gated=True, bias=False)
-MANY = Experts(num_experts=NUM_EXPERTS, num_chosen=4, expert=SWIGLU, normalized=False)
+SWIGLU = spec.MLP(d_ff=7, activation="silu", gated=True, bias=False)
+MANY = Experts(num_experts=NUM_EXPERTS, top_k=4, expert=SWIGLU, normalized=False)
 V2 = MANY.replace(shared=SWIGLU.replace(d_ff=14))
 V3 = V2.replace(scores="sigmoid", corrected=True, scores_per_group=2)
 QWEN2 = MANY.replace(shared=SWIGLU.replace(d_ff=5), shared_gate=True)
-GROUPS = {"num_groups": 4, "num_chosen_groups": 2}
+GROUPS = {"num_groups": 4, "top_k_groups": 2}
 
 
 def deepseek_v2(part):
@@ -143,9 +147,9 @@ def deepseek_config(kind, part, **more):
         moe_intermediate_size=part.d_ff,
         n_shared_experts=part.shared.d_ff // part.d_ff,
         n_routed_experts=part.num_experts,
-        num_experts_per_tok=part.num_chosen,
+        num_experts_per_tok=part.top_k,
         n_group=part.num_groups,
-        topk_group=part.num_chosen_groups,
+        topk_group=part.top_k_groups,
         routed_scaling_factor=part.scale,
         experts_implementation="eager",
         **more,
@@ -158,7 +162,7 @@ def qwen2_moe(part):
         moe_intermediate_size=part.d_ff,
         shared_expert_intermediate_size=part.shared.d_ff,
         num_experts=part.num_experts,
-        num_experts_per_tok=part.num_chosen,
+        num_experts_per_tok=part.top_k,
         norm_topk_prob=part.normalized,
         experts_implementation="eager",
     )
@@ -194,22 +198,18 @@ def random_network(part):
     [
         pytest.param(V2, deepseek_v2, id="deepseek-v2-greedy"),
         pytest.param(V2.replace(**GROUPS, scale=16.0), deepseek_v2, id="deepseek-v2-groups"),
-        pytest.param(
-            V2.replace(**GROUPS, num_chosen=6), deepseek_v2, id="deepseek-v2-all-of-groups"
-        ),
+        pytest.param(V2.replace(**GROUPS, top_k=6), deepseek_v2, id="deepseek-v2-all-of-groups"),
         pytest.param(
             V3.replace(**GROUPS, scale=2.5, normalized=True), deepseek_v3, id="deepseek-v3"
         ),
-        pytest.param(V3.replace(num_chosen=1), deepseek_v3, id="deepseek-v3-unnormalized"),
+        pytest.param(V3.replace(top_k=1), deepseek_v3, id="deepseek-v3-unnormalized"),
         pytest.param(
-            V3.replace(num_groups=6, num_chosen_groups=3, num_chosen=5),
+            V3.replace(num_groups=6, top_k_groups=3, top_k=5),
             deepseek_v3,
             id="deepseek-v3-small-groups",
         ),
         pytest.param(QWEN2, qwen2_moe, id="qwen2-moe"),
-        pytest.param(
-            QWEN2.replace(num_chosen=2, normalized=True), qwen2_moe, id="qwen2-normalized"
-        ),
+        pytest.param(QWEN2.replace(top_k=2, normalized=True), qwen2_moe, id="qwen2-normalized"),
     ],
 )
 @double_precision()
@@ -237,7 +237,7 @@ def test_routers_and_shared_experts_equal_transformers(part, reference):
 
 @double_precision()
 def test_the_correction_chooses_experts_and_weighs_none():
-    part = V3.replace(num_chosen=3, shared=None)
+    part = V3.replace(top_k=3, shared=None)
     network, x = random_network(part), torch.randn(LENGTH, WIDTH)
     with torch.no_grad():
         network.correction.zero_()
@@ -255,9 +255,9 @@ def test_the_correction_chooses_experts_and_weighs_none():
 @double_precision()
 def test_the_balance_loss_of_sigmoid_scores_is_of_their_shares():
     """DeepSeek-V3 (DeepSeek-AI 2024), equations 17 to 20, times the number of choices."""
-    network, x = random_network(V3.replace(balance=0.3)), torch.randn(LENGTH, WIDTH)
+    network, x = random_network(V3.replace(aux_loss_coef=0.3)), torch.randn(LENGTH, WIDTH)
     scores = network.router(x).sigmoid()
-    chosen = (scores + network.correction).topk(V3.num_chosen).indices
+    chosen = (scores + network.correction).topk(V3.top_k).indices
     often = torch.stack([(chosen == i).any(-1).sum() / LENGTH for i in range(NUM_EXPERTS)])
     shares = (scores / scores.sum(-1, keepdim=True)).mean(0)
     expected = 0.3 * NUM_EXPERTS * (often * shares).sum()
@@ -274,8 +274,8 @@ def test_the_shared_network_always_computes_and_changes_with_the_others():
     assert num_parameters(more) - num_parameters(described) == 2 * per_layer
     flops = flops_per_token(more, LENGTH) - flops_per_token(described, LENGTH)
     assert flops == 6 * 2 * per_layer
-    kept = shared.kept_numbers(WIDTH) - PART.kept_numbers(WIDTH)
-    assert kept == shared.shared.kept_numbers(WIDTH) + WIDTH + 1
+    kept = shared.activation_numel(WIDTH) - PART.activation_numel(WIDTH)
+    assert kept == shared.shared.activation_numel(WIDTH) + WIDTH + 1
     assert shared.narrower(0.5).shared.d_ff == 7
     assert PART.narrower(0.5).shared is None
     dropped = shared.replace(shared=EXPERT.replace(dropout=0.1)).with_dropout(0.2)
@@ -298,12 +298,12 @@ def test_the_correction_is_saved_and_loaded(tmp_path):
     [
         ({"num_groups": 5}, "num_experts=12 is not a multiple of num_groups=5"),
         (
-            {"num_groups": 4, "num_chosen_groups": 5},
-            "num_chosen_groups=5 is more than num_groups=4",
+            {"num_groups": 4, "top_k_groups": 5},
+            "top_k_groups=5 is more than num_groups=4",
         ),
         ({**GROUPS, "scores_per_group": 4}, r"scores_per_group=4 is more than .*=3"),
-        ({**GROUPS, "num_chosen": 7}, "num_chosen=7 is more than the 6 experts in .* groups of 3"),
-        ({"num_chosen": 13}, "num_chosen=13 is more than num_experts=12"),
+        ({**GROUPS, "top_k": 7}, "top_k=7 is more than the 6 experts in .* groups of 3"),
+        ({"top_k": 13}, "top_k=13 is more than num_experts=12"),
         ({"shared_gate": True}, "shared_gate=True needs a shared network"),
         ({"scale": 0.0}, "scale: expected"),
     ],

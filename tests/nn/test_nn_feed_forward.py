@@ -11,7 +11,7 @@ import torch
 from trivium import spec
 from trivium.errors import SpecError
 from trivium.nn.activations import ACTIVATIONS
-from trivium.nn.feed_forwards.feed_forward import FeedForwardNetwork
+from trivium.nn.feed_forwards.mlp import MLPModule
 from trivium.nn.norm import build_norm
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -71,7 +71,7 @@ def test_norms():
             root = np.sqrt(((array(x) - shift) ** 2).mean(-1, keepdims=True) + eps)
             expected = (array(x) - shift) / root + array(bias)
             np.testing.assert_allclose(array(biased(x)), expected, rtol=1e-9)
-        own = randomised(build_norm(spec.DeviationNorm(eps=eps), WIDTH))
+        own = randomised(build_norm(spec.UnbiasedLayerNorm(eps=eps), WIDTH))
         deviation = array(x).std(-1, ddof=1, keepdims=True)
         expected = (array(x) - mean) / (deviation + eps) * array(own.weight) + array(own.bias)
         np.testing.assert_allclose(array(own(x)), expected, rtol=1e-9)
@@ -88,12 +88,12 @@ def test_feed_forward_networks():
     with pytest.raises(
         SpecError, match=r"not one of gelu,.*kind = .swish.* Did you mean \"gelu_tanh\"\?"
     ):
-        FeedForwardNetwork(spec.FeedForward(d_ff=D_FF, activation="gelu_tan"), WIDTH)
+        MLPModule(spec.MLP(d_ff=D_FF, activation="gelu_tan"), WIDTH)
     x = torch.randn(2, 3, WIDTH, dtype=torch.float64) * 0.3
     for name, formula in FORMULAS.items():
         for gated, bias in ((True, False), (False, True)):
-            described = spec.FeedForward(d_ff=D_FF, activation=name, gated=gated, bias=bias)
-            module = randomised(FeedForwardNetwork(described, WIDTH))
+            described = spec.MLP(d_ff=D_FF, activation=name, gated=gated, bias=bias)
+            module = randomised(MLPModule(described, WIDTH))
 
             def linear(layer, values, bias=bias):
                 return values @ array(layer.weight).T + (array(layer.bias) if bias else 0.0)

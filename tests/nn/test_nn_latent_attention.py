@@ -14,8 +14,8 @@ from trivium.adapt.quantize import pack
 from trivium.errors import SpecError
 from trivium.models import build
 from trivium.nn.attend import attend
-from trivium.nn.context import Context
 from trivium.nn.mask import Mask
+from trivium.nn.sequence_info import SequenceInfo
 from trivium.spec import LatentAttention, Rotary
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -66,25 +66,25 @@ NAMES = {
     "self_attn.kv_a_layernorm": "mixer.key_value_norm",
     "self_attn.kv_b_proj": "mixer.key_value_up",
     "self_attn.o_proj": "mixer.output",
-    "input_layernorm": "mixer_residual.before",
-    "post_attention_layernorm": "feed_forward_residual.before",
+    "input_layernorm": "mixer_residual.pre_norm",
+    "post_attention_layernorm": "feed_forward_residual.pre_norm",
     "mlp.gate_proj": "feed_forward.gate",
     "mlp.up_proj": "feed_forward.up",
     "mlp.down_proj": "feed_forward.down",
 }
 
 
-def model_spec(mixer: LatentAttention) -> spec.ModelSpec:
+def model_spec(mixer: LatentAttention) -> spec.TransformerSpec:
     """A small decoder that is LLaMA's except for its mixer."""
     stack = spec.Stack.of_mixers(
         num_layers=LAYERS,
         mixer=mixer,
-        feed_forward=spec.FeedForward(d_ff=29, activation="silu", gated=True, bias=False),
+        feed_forward=spec.MLP(d_ff=29, activation="silu", gated=True, bias=False),
         norm=spec.RMSNorm(),
         norm_placement="pre",
     )
     heads = (spec.LMHead(tied=True),)
-    return spec.ModelSpec(
+    return spec.TransformerSpec(
         vocab_size=VOCABULARY,
         d_model=WIDTH,
         embedding=spec.Embedding(),
@@ -123,8 +123,8 @@ def test_hidden_states_and_gradients_are_those_of_transformers(name):
     for mask in (None, real.long()):
         expected = theirs(ids, attention_mask=mask).last_hidden_state
         kept = real if mask is not None else torch.ones_like(real)
-        for context in (torch.no_grad, torch.enable_grad):
-            with context():
+        for sequence in (torch.no_grad, torch.enable_grad):
+            with sequence():
                 actual = ours(ids) if mask is None else ours(ids, attention_mask=mask)
             close(actual[kept], expected[kept])
         noise = normal(expected.shape, torch.Generator().manual_seed(0)) * kept[..., None]
@@ -196,7 +196,7 @@ def test_a_cache_keeps_the_compressed_vector_and_the_rotary_key():
         for state in cache.states:
             shapes = [tuple(kept.shape) for kept in state.tensors]
             assert shapes == [(3, 1, LENGTH + 1, KV_RANK), (3, 1, LENGTH + 1, ROTARY_DIM)]
-        assert cache.max_rewind == LENGTH
+        assert cache.max_crop == LENGTH
 
 
 def test_parameters_and_flops_are_counted_from_the_sizes():
@@ -246,7 +246,9 @@ def test_values_may_have_other_dimensions_than_keys(heads, kv_heads, queries, mo
             for max_mask in (2**22, 1):
                 monkeypatch.setattr("trivium.nn.mask._MAX_MASK", max_mask)
                 with torch.set_grad_enabled(gradient):
-                    mask = Mask(Context.of_length(queries), Context.of_length(11, real=real))
+                    mask = Mask(
+                        SequenceInfo.of_length(queries), SequenceInfo.of_length(11, is_token=real)
+                    )
                     mixed = attend(query, key, value, mask, scale=0.3, max_scores=max_scores)
                 close(mixed, expected)
     capped = attend(query, key, value, mask, scale=0.3, soft_cap=1e6)

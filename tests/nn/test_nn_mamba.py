@@ -7,7 +7,7 @@ from double import double_precision, relative_error
 from torch.nn import functional as F
 
 from trivium.models import build
-from trivium.nn import Context
+from trivium.nn import SequenceInfo
 from trivium.nn.mixers import mamba
 from trivium.presets import presets
 from trivium.spec import Mamba
@@ -46,9 +46,9 @@ def test_the_formula_of_the_paper_over_segments_documents_and_padding(monkeypatc
     layer, x = mixer(), torch.randn(2, LENGTH, WIDTH)
     lengths = [9, 1, 2, 11]
     documents = torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))[None].expand(2, -1)
-    packed = layer(x, Context.of_length(LENGTH, causal=True, documents=documents))
+    packed = layer(x, SequenceInfo.of_length(LENGTH, causal=True, documents=documents))
     real = torch.arange(LENGTH).expand(2, -1) >= torch.tensor([[6], [0]])
-    padded = layer(x, Context.of_length(LENGTH, causal=True, real=real))
+    padded = layer(x, SequenceInfo.of_length(LENGTH, causal=True, is_token=real))
     for row in range(2):
         alone = torch.cat([one_by_one(layer, part) for part in x[row].split(lengths)])
         assert relative_error(packed[row], alone) < 1e-12
@@ -56,7 +56,10 @@ def test_the_formula_of_the_paper_over_segments_documents_and_padding(monkeypatc
         assert relative_error(padded[row, first:], one_by_one(layer, x[row, first:])) < 1e-12
     gradients = [
         torch.autograd.grad(y.square().sum(), [*layer.parameters()])
-        for y in (layer(x[:1], Context.of_length(LENGTH, causal=True))[0], one_by_one(layer, x[0]))
+        for y in (
+            layer(x[:1], SequenceInfo.of_length(LENGTH, causal=True))[0],
+            one_by_one(layer, x[0]),
+        )
     ]
     for mine, theirs in zip(*gradients, strict=True):
         assert relative_error(mine, theirs) < 1e-10
@@ -66,7 +69,7 @@ def test_decays_to_nothing_have_gradients_in_float32():
     """A state that is forgotten at once: exp(-600) is 0, and a quotient of such would be none."""
     torch.manual_seed(0)
     layer, x = mixer(), 100.0 * torch.randn(1, 150, WIDTH)
-    layer(x, Context.of_length(150, causal=True)).square().mean().backward()
+    layer(x, SequenceInfo.of_length(150, causal=True)).square().mean().backward()
     for name, weight in layer.named_parameters():
         assert weight.grad is not None
         assert weight.grad.isfinite().all(), name

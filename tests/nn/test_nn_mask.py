@@ -10,9 +10,9 @@ import torch
 from trivium import spec
 from trivium.errors import SpecError
 from trivium.nn import mask as mask_module
-from trivium.nn.context import Context
 from trivium.nn.mask import Mask, allowed, lowest
-from trivium.nn.state import Span
+from trivium.nn.sequence_info import SequenceInfo
+from trivium.nn.state import CacheSlice
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -33,20 +33,20 @@ PREFIX = torch.tensor([6, 1, 13])
 CUSTOM = (COLUMNS.T * COLUMNS % 3 < 2)[None, None]
 OPTIONS = {
     "causal": (True, False),
-    "real": (None, REAL),
+    "is_token": (None, REAL),
     "documents": (None, DOCUMENTS),
     "prefix": (None, PREFIX),
     "custom": (None, CUSTOM),
 }
 
 
-def sees(row, t, s, *, causal, real, documents, prefix, custom, window):
+def sees(row, t, s, *, causal, is_token, documents, prefix, custom, window):
     """Whether the token at column t of a row may attend to that at column s; limits are lists."""
     ok = not causal or s <= t or (prefix is not None and s < prefix[row])
     ok = ok and (window is None or abs(t - s) <= window)
     ok = ok and (documents is None or documents[row][t] == documents[row][s])
     ok = ok and (custom is None or custom[0][0][t][s])
-    return ok and (real is None or real[row][s])
+    return ok and (is_token is None or is_token[row][s])
 
 
 def together(mask: Mask, queries: int, keys: int, rows: int = 3) -> torch.Tensor:
@@ -80,9 +80,9 @@ def test_every_combination_of_limits_is_its_definition(monkeypatch):
         ):
             monkeypatch.setattr(mask_module, "_MIN_BLOCK", block)
             monkeypatch.setattr(mask_module, "_MAX_MASK", largest)
-            context = Context(positions, COLUMNS, num_keys=num_keys, **limits)
+            sequence = SequenceInfo(positions, COLUMNS, num_keys=num_keys, **limits)
             with torch.set_grad_enabled(largest > LENGTH**2):
-                mask = Mask(context, context.keys, pattern if window else None)
+                mask = Mask(sequence, sequence.keys, pattern if window else None)
                 parts = list(mask)
                 actual = together(mask, LENGTH, num_keys or LENGTH)
             assert torch.equal(actual, expected[..., :num_keys]), (limits, window, num_keys, block)
@@ -98,46 +98,48 @@ def test_every_combination_of_limits_is_its_definition(monkeypatch):
 
 def test_a_window_is_of_columns_whatever_positions_are(monkeypatch):
     """Also in blocks, and where the keys of a cache know their columns alone."""
-    context = Context(COLUMNS % 5, COLUMNS, causal=True)
-    pattern, plain = spec.Sliding(window=1), Context(COLUMNS, COLUMNS, causal=True)
+    sequence = SequenceInfo(COLUMNS % 5, COLUMNS, causal=True)
+    pattern, plain = spec.Sliding(window=1), SequenceInfo(COLUMNS, COLUMNS, causal=True)
     expected = allowed(plain, plain, pattern)
     assert expected is not None
-    for keys in (context, plain):
-        found = allowed(context, keys, pattern)
+    for keys in (sequence, plain):
+        found = allowed(sequence, keys, pattern)
         assert found is not None
         assert torch.equal(found, expected)
     monkeypatch.setattr(mask_module, "_MIN_BLOCK", 1)
-    assert torch.equal(together(Mask(context, context, pattern), LENGTH, LENGTH, 1), expected[0])
+    assert torch.equal(together(Mask(sequence, sequence, pattern), LENGTH, LENGTH, 1), expected[0])
 
 
 def test_a_bias_has_the_limits_in_it(monkeypatch):
     monkeypatch.setattr(mask_module, "_MIN_BLOCK", 1)
     bias = torch.randn(1, HEADS, LENGTH, LENGTH)
-    context = Context.of_length(LENGTH, causal=True, real=REAL)
+    sequence = SequenceInfo.of_length(LENGTH, causal=True, is_token=REAL)
     for pattern in (None, spec.Sliding(window=WINDOW)):
-        permitted = allowed(context, context, pattern)
+        permitted = allowed(sequence, sequence, pattern)
         assert permitted is not None
         expected = bias.masked_fill(~permitted, lowest(bias.dtype))
 
         def of(queries, keys):
             return bias[:, :, queries.columns[0]][..., keys.columns[0]]
 
-        for part in Mask(context, context, pattern, of):
+        for part in Mask(sequence, sequence, pattern, of):
             assert torch.equal(part.bias, expected[:, :, part.queries, part.keys])
 
 
 def test_queries_behind_cached_keys(monkeypatch):
     """Rows with different numbers of earlier tokens, and one query per row."""
     pattern = spec.Sliding(window=4)
-    keys = Context(COLUMNS, COLUMNS)
-    whole = allowed(Context.of_length(LENGTH, causal=True), keys, pattern)
+    keys = SequenceInfo(COLUMNS, COLUMNS)
+    whole = allowed(SequenceInfo.of_length(LENGTH, causal=True), keys, pattern)
     assert whole is not None
     for start in (0, 4, torch.tensor([8, 2, 0])):
         starts = [start] * 3 if isinstance(start, int) else start.tolist()
-        span = Span(slice(3), start, 3, None, LENGTH)
-        columns = span.columns(torch.device("cpu"))
+        cache_slice = CacheSlice(slice(3), start, 3, None, LENGTH)
+        columns = cache_slice.columns(torch.device("cpu"))
         custom = CUSTOM[:, :, :3]
-        queries = Context(columns, columns, causal=True, custom=custom, span=span)
+        queries = SequenceInfo(
+            columns, columns, causal=True, custom=custom, cache_slice=cache_slice
+        )
         permitted = allowed(queries, keys, pattern)
         assert permitted is not None
         for row, first in enumerate(starts):
@@ -150,7 +152,7 @@ def test_queries_behind_cached_keys(monkeypatch):
             actual = together(mask, 3, LENGTH)
         assert torch.equal(actual, permitted.expand(3, -1, -1, -1)[:, 0])
     columns = torch.tensor([[3], [5]])
-    last = allowed(Context(columns, columns, causal=True), Context.of_length(6))
+    last = allowed(SequenceInfo(columns, columns, causal=True), SequenceInfo.of_length(6))
     assert last is not None
     assert last[:, 0, 0].tolist() == [[True] * 4 + [False] * 2, [True] * 6]
 
@@ -158,10 +160,12 @@ def test_queries_behind_cached_keys(monkeypatch):
 @torch.no_grad()
 def test_plain_causality_and_no_limit_need_no_tensor():
     def of(length=5, start=0, pattern=None, **limits):
-        span = Span(slice(1), start, length, None, 7)
-        columns = span.columns(torch.device("cpu"))
-        keys = Context.of_length(7 if start else length, real=limits.get("real"))
-        return Mask(Context(columns, columns, span=span, **limits), keys, pattern)
+        cache_slice = CacheSlice(slice(1), start, length, None, 7)
+        columns = cache_slice.columns(torch.device("cpu"))
+        keys = SequenceInfo.of_length(7 if start else length, is_token=limits.get("is_token"))
+        return Mask(
+            SequenceInfo(columns, columns, cache_slice=cache_slice, **limits), keys, pattern
+        )
 
     mask = of(causal=True)
     assert mask.is_plain_causal
@@ -170,7 +174,7 @@ def test_plain_causality_and_no_limit_need_no_tensor():
         of(causal=True, pattern=spec.Sliding(window=2)),
         of(causal=True, start=2),
         of(causal=True, start=torch.tensor([0])),
-        of(causal=True, real=REAL[:, :5]),
+        of(causal=True, is_token=REAL[:, :5]),
         of(causal=True, documents=DOCUMENTS[:, :5]),
         of(causal=True, prefix=PREFIX),
         of(causal=True, custom=CUSTOM[..., :5, :5]),
@@ -183,10 +187,10 @@ def test_plain_causality_and_no_limit_need_no_tensor():
 
 def test_a_mask_of_ones_own_is_bool_and_its_axes_are_known():
     square = CUSTOM[0, 0]
-    context = Context.of_length(LENGTH, custom=square)
-    permitted = allowed(context, context)
+    sequence = SequenceInfo.of_length(LENGTH, custom=square)
+    permitted = allowed(sequence, sequence)
     assert permitted is not None
     assert torch.equal(permitted, CUSTOM)
     for wrong in (square.float(), square[None]):
         with pytest.raises(SpecError, match=r"bool tensor \[T, S\] or"):
-            Context.of_length(LENGTH, custom=wrong)
+            SequenceInfo.of_length(LENGTH, custom=wrong)

@@ -10,7 +10,6 @@ import torch
 
 from trivium import spec
 from trivium.errors import SpecError
-from trivium.nn.context import Context
 from trivium.nn.mixers.attention import AttentionModule
 from trivium.nn.mixers.performer import (
     CHUNK,
@@ -19,7 +18,8 @@ from trivium.nn.mixers.performer import (
     orthogonal_features,
     positive_features,
 )
-from trivium.nn.state import Span
+from trivium.nn.sequence_info import SequenceInfo
+from trivium.nn.state import CacheSlice
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -71,7 +71,11 @@ def test_both_forms_are_the_formula_whatever_the_padding_and_the_size_of_keys():
     for size in (1.0, 8.0):
         x = size * torch.randn(3, length, WIDTH)
         for causal in (True, False):
-            y = mixer(x, Context.of_length(length, causal=causal, real=real)).detach().numpy()
+            y = (
+                mixer(x, SequenceInfo.of_length(length, causal=causal, is_token=real))
+                .detach()
+                .numpy()
+            )
             for row in range(3):
                 expected = by_the_formula(mixer, x[row], real[row].numpy(), causal)
                 np.testing.assert_allclose(y[row], expected, rtol=1e-9, atol=1e-9)
@@ -79,29 +83,29 @@ def test_both_forms_are_the_formula_whatever_the_padding_and_the_size_of_keys():
 
 def test_features_are_redrawn_in_training_alone_from_the_seed_of_the_pass():
     mixer, x = performer(redraw=True), torch.randn(2, 7, WIDTH)
-    context = Context.of_length(7, causal=True)
+    sequence = SequenceInfo.of_length(7, causal=True)
 
     def passed(seed):
         torch.manual_seed(seed)
-        return mixer(x, context)
+        return mixer(x, sequence)
 
     y = passed(1)
     assert torch.equal(y, passed(1))
     assert not torch.allclose(y, passed(2))
     torch.manual_seed(1)
     mixer.features.copy_(orthogonal_features(13, 5))
-    torch.testing.assert_close(mixer.eval()(x, context), y)
+    torch.testing.assert_close(mixer.eval()(x, sequence), y)
     assert torch.equal(passed(1), passed(2))
 
 
 def test_more_features_are_nearer_to_softmax_attention():
     attention = AttentionModule(spec.Attention(num_heads=HEADS, head_dim=5), WIDTH)
-    x, context = torch.randn(4, 17, WIDTH), Context.of_length(17, causal=True)
+    x, sequence = torch.randn(4, 17, WIDTH), SequenceInfo.of_length(17, causal=True)
     errors = []
     for count in (10, 100, 1000, 10_000):
         mixer = performer(num_features=count, eps=1e-9)
         mixer.load_state_dict({**attention.state_dict(), "features": mixer.features})
-        errors.append((mixer(x, context) - attention(x, context)).abs().mean().item())
+        errors.append((mixer(x, sequence) - attention(x, sequence)).abs().mean().item())
     for fewer, more in pairwise(errors):
         assert more < 0.6 * fewer  # expected: 10^-0.5
     assert errors[-1] < 0.02
@@ -118,23 +122,25 @@ def test_features_far_apart_are_finite_and_the_same_in_steps():
     assert (exact[1] < -745.0).float().mean() > 0.5  # exp is 0
     for causal in (True, False):
         mixer.zero_grad()
-        y = mixer(x, Context.of_length(length, causal=causal))
+        y = mixer(x, SequenceInfo.of_length(length, causal=causal))
         y.square().sum().backward()
         assert all(w.grad is not None and w.grad.isfinite().all() for w in mixer.parameters())
     state = mixer.new_state(2, length, x)
     for start, part in zip((0, 1, CHUNK), x.split([1, CHUNK - 1, 9], 1)):
         size = part.shape[1]
         columns = start + torch.arange(size)[None]
-        span = Span(slice(2), start, size, None, start + size)
-        steps = mixer(part, Context(columns, columns, causal=True, span=span), state)
-        whole = mixer(x, Context.of_length(length, causal=True))[:, start : start + size]
+        cache_slice = CacheSlice(slice(2), start, size, None, start + size)
+        steps = mixer(
+            part, SequenceInfo(columns, columns, causal=True, cache_slice=cache_slice), state
+        )
+        whole = mixer(x, SequenceInfo.of_length(length, causal=True))[:, start : start + size]
         torch.testing.assert_close(steps, whole, rtol=1e-9, atol=1e-9)
 
 
 def test_limits_that_sums_cannot_keep_are_refused():
     for limits in (
-        Context.of_length(7, causal=True, prefix=torch.tensor([2])),
-        Context.of_length(7, causal=True, documents=torch.ones(1, 7)),
+        SequenceInfo.of_length(7, causal=True, prefix=torch.tensor([2])),
+        SequenceInfo.of_length(7, causal=True, documents=torch.ones(1, 7)),
     ):
         with pytest.raises(SpecError, match="performer cannot keep tokens from each other by"):
             performer()(torch.randn(1, 7, WIDTH), limits)

@@ -14,13 +14,13 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from trivium import spec
 from trivium.errors import SpecError
 from trivium.models.transformer import two_streams
-from trivium.nn.context import Context, check_length
 from trivium.nn.mixers.attention import AttentionModule
 from trivium.nn.positions.alibi import LinearBias, alibi_slopes
 from trivium.nn.positions.learned import LearnedPositions
 from trivium.nn.positions.relative_bias import RelativePositionBias, relative_buckets
 from trivium.nn.positions.rotary import RotaryPositions
 from trivium.nn.positions.sinusoidal import SinusoidalPositions
+from trivium.nn.sequence_info import SequenceInfo, check_length
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -48,8 +48,8 @@ def attention_with(positions, *, heads=5, head_dim=10):
 def turned_by(rotary, positions, x):
     """The module's rotation of x [B, N, T, H] at positions [B, T]."""
     module = RotaryPositions(attention_with(rotary, head_dim=x.shape[-1]), 7)
-    context = Context(positions, torch.arange(x.shape[2])[None])
-    return module.turn(x, module.prepare(context, context, None))
+    sequence = SequenceInfo(positions, torch.arange(x.shape[2])[None])
+    return module.apply_rotary(x, module.prepare(sequence, sequence, None))
 
 
 def test_rotations_are_products_of_complex_numbers_in_both_layouts():
@@ -123,12 +123,12 @@ def test_biases_of_rows_with_different_starts():
     relative = RelativePositionBias(attention_with(described), 7)
     table = relative.new_table()
     torch.nn.init.normal_(table.weight)
-    keys = Context.of_length(7)
+    keys = SequenceInfo.of_length(7)
     for causal in (True, False):
-        context = Context(queries % 4, queries, causal=causal)
-        bias = relative.bias(relative.prepare(context, keys, table))(context, keys)
+        sequence = SequenceInfo(queries % 4, queries, causal=causal)
+        bias = relative.bias(relative.prepare(sequence, keys, table))(sequence, keys)
         alibi = LinearBias(attention_with(spec.ALiBi()), 7)
-        linear = alibi.bias(alibi.prepare(context, keys, None))(context, keys)
+        linear = alibi.bias(alibi.prepare(sequence, keys, None))(sequence, keys)
         assert bias.shape == linear.shape == (2, 5, 3, 7)
         for row, head, t, s in np.ndindex(2, 5, 3, 7):
             distance = s - queries[row, t]
@@ -136,13 +136,13 @@ def test_biases_of_rows_with_different_starts():
             assert bias[row, head, t, s] == table.weight[bucket, head]
             expected = -alibi_slopes(5)[head] * distance.abs()
             assert linear[row, head, t, s].item() == pytest.approx(expected.item(), rel=1e-9)
-    far = Context.of_length(61, causal=True)
+    far = SequenceInfo.of_length(61, causal=True)
     bias = relative.bias(relative.prepare(far, far, table))(far, far)
     distance = far.columns - far.columns.T
     buckets = relative_buckets(distance, described, bidirectional=False)
     assert torch.equal(bias[0], table.weight[buckets].permute(2, 0, 1))
     with pytest.raises(SpecError, match="table"):
-        relative.prepare(context, keys, None)
+        relative.prepare(sequence, keys, None)
 
 
 def test_alibi_slopes_are_those_of_bloom():
@@ -175,10 +175,10 @@ def test_positions_of_an_order_are_those_of_a_plain_pass(kind):
     sees = order[:, :, None] >= order[:, None, :]
     x = torch.randn(2, 7, 13)
     found, expected = (
-        mixer.probabilities(x, context, prepared=mixer.prepare(context, table=table))
-        for context in (
-            two_streams(Context.of_length(7), order, torch.empty(1, 0, dtype=torch.int64)),
-            Context.of_length(7, custom=sees[0]),
+        mixer.probabilities(x, sequence, prepared=mixer.prepare(sequence, table=table))
+        for sequence in (
+            two_streams(SequenceInfo.of_length(7), order, torch.empty(1, 0, dtype=torch.int64)),
+            SequenceInfo.of_length(7, custom=sees[0]),
         )
     )
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)

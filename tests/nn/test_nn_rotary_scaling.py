@@ -15,9 +15,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from trivium import spec
 from trivium.errors import SpecError
 from trivium.interop.convert import to_hugging_face
-from trivium.nn.context import Context
 from trivium.nn.positions.rotary import RotaryPositions
 from trivium.nn.positions.sinusoidal import frequencies
+from trivium.nn.sequence_info import SequenceInfo
 
 ORIGINAL = 6
 FACTORS = {"short_factor": (1.0, 1.3, 2.0, 3.0, 5.0), "long_factor": (1.0, 2.0, 4.0, 8.0, 9.0)}
@@ -75,12 +75,12 @@ def test_frequencies_and_attention_factors_are_those_of_transformers():
 
 def test_the_attention_factor_multiplies_turned_dimensions_alone():
     scaling = spec.YarnScaling(factor=4.0, original_max_length=128, attention_factor=1.7)
-    x, context = torch.randn(2, 3, 7, 12), Context.of_length(7)
+    x, sequence = torch.randn(2, 3, 7, 12), SequenceInfo.of_length(7)
     turned = []
     for each in (scaling, scaling.replace(attention_factor=1.0)):
-        rotary = spec.Rotary(share=0.5, scaling=each)
+        rotary = spec.Rotary(partial_rotary_factor=0.5, scaling=each)
         module = RotaryPositions(spec.Attention(num_heads=3, head_dim=12, positions=rotary), 5)
-        turned.append(module.turn(x, module.prepare(context, context, None)))
+        turned.append(module.apply_rotary(x, module.prepare(sequence, sequence, None)))
     torch.testing.assert_close(turned[0][..., :6], 1.7 * turned[1][..., :6])
     assert torch.equal(turned[0][..., 6:], x[..., 6:])
 
@@ -161,7 +161,7 @@ def test_decoding_keeps_the_length_of_the_prefill(scaling):
         check_next(slots, (0, 1, 2), count)
     cache.copy(torch.tensor([2, 3]), torch.tensor([3, 1]))
     check_next(torch.tensor([3, 1]), (0, 2), 1)
-    cache.rewind(slots[:2], torch.tensor([7, 3]))
+    cache.crop(slots[:2], torch.tensor([7, 3]))
     check_next(torch.tensor([2, 0, 3, 1]), (0, 1, 0, 2), 2)
     cache.free(0)
     model(ids[2:, :6], cache=cache, slots=torch.tensor([0]))

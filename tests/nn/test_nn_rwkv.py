@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from trivium.errors import SpecError
 from trivium.models import build
-from trivium.nn import Context
+from trivium.nn import SequenceInfo
 from trivium.nn.feed_forwards.channel_mixing import ChannelMixingNetwork
 from trivium.nn.mixers.time_mixing import TimeMixingModule
-from trivium.nn.state import Span
+from trivium.nn.state import CacheSlice
 from trivium.presets import presets
 from trivium.spec import ChannelMixing, TimeMixing
 
@@ -54,9 +54,9 @@ def test_the_formula_of_the_paper_over_documents_and_padding():
     layer, x = mixer(), torch.randn(2, LENGTH, WIDTH)
     lengths = [9, 1, 2, 11]
     documents = torch.repeat_interleave(torch.arange(4), torch.tensor(lengths))[None].expand(2, -1)
-    packed = layer(x, Context.of_length(LENGTH, causal=True, documents=documents))
+    packed = layer(x, SequenceInfo.of_length(LENGTH, causal=True, documents=documents))
     real = torch.arange(LENGTH).expand(2, -1) >= torch.tensor([[6], [0]])
-    padded = layer(x, Context.of_length(LENGTH, causal=True, real=real))
+    padded = layer(x, SequenceInfo.of_length(LENGTH, causal=True, is_token=real))
     for row in range(2):
         alone = torch.cat([by_sums(layer, part) for part in x[row].split(lengths)])
         assert relative_error(packed[row], alone) < 1e-12
@@ -65,7 +65,10 @@ def test_the_formula_of_the_paper_over_documents_and_padding():
     assert padded.isfinite().all()
     gradients = [
         torch.autograd.grad(y.square().sum(), [*layer.parameters()])
-        for y in (layer(x[:1], Context.of_length(LENGTH, causal=True))[0], by_sums(layer, x[0]))
+        for y in (
+            layer(x[:1], SequenceInfo.of_length(LENGTH, causal=True))[0],
+            by_sums(layer, x[0]),
+        )
     ]
     for mine, theirs in zip(*gradients, strict=True):
         assert relative_error(mine, theirs) < 1e-10
@@ -75,13 +78,18 @@ def test_keys_of_any_size_in_float32():
     """exp(1000) is no number, and exp(-1000) nothing to divide by."""
     torch.manual_seed(0)
     layer, x = mixer(), 300.0 * torch.randn(1, LENGTH, WIDTH)
-    y = layer(x, Context.of_length(LENGTH, causal=True))
+    y = layer(x, SequenceInfo.of_length(LENGTH, causal=True))
     y.square().mean().backward()
     for name, weight in layer.named_parameters():
         assert weight.grad is not None
         assert weight.grad.isfinite().all(), name
-    state, span = layer.new_state(1, LENGTH, x), Span(slice(1), 0, LENGTH, None, LENGTH)
-    from_state = layer(x, Context.of_length(LENGTH, causal=True, span=span), state)
+    state, cache_slice = (
+        layer.new_state(1, LENGTH, x),
+        CacheSlice(slice(1), 0, LENGTH, None, LENGTH),
+    )
+    from_state = layer(
+        x, SequenceInfo.of_length(LENGTH, causal=True, cache_slice=cache_slice), state
+    )
     assert relative_error(from_state, y) < FLOAT32
 
 
@@ -92,17 +100,19 @@ def test_a_network_that_reads_the_token_before_in_parallel_blocks():
     assert described.decoder is not None
     decoder = described.decoder.with_layers(feed_forward=ChannelMixing(d_ff=29))
     model, ids = random_model(described.replace(decoder=decoder)), random_ids(2, 11)
-    whole, select = model(ids), torch.tensor([3, 10, 11, 20])
-    torch.testing.assert_close(model(ids, select=select), whole.flatten(0, 1)[select])
+    whole, gather_positions = model(ids), torch.tensor([3, 10, 11, 20])
+    torch.testing.assert_close(
+        model(ids, gather_positions=gather_positions), whole.flatten(0, 1)[gather_positions]
+    )
     cache = model.new_cache(2, 11)
     steps = [model(part, cache=cache) for part in ids.split([4, 1, 6], 1)]
     torch.testing.assert_close(torch.cat(steps, 1), whole)
-    assert cache.max_rewind == 0
+    assert cache.max_crop == 0
     # By itself, without a context.
     network, x = ChannelMixingNetwork(ChannelMixing(d_ff=5), WIDTH), torch.randn(2, 4, WIDTH)
     assert network(x)[0].shape == x.shape
     with pytest.raises(SpecError, match="takes no order"):
-        network(x, Context.of_length(4, num_keys=3))
+        network(x, SequenceInfo.of_length(4, num_keys=3))
 
 
 def test_rwkv_starts_as_published():

@@ -7,8 +7,8 @@ import torch
 
 from trivium import spec
 from trivium.errors import SpecError
-from trivium.nn.context import Context
 from trivium.nn.mask import allowed
+from trivium.nn.sequence_info import SequenceInfo
 from trivium.spec import Fixed, PerHead, Strided
 
 LENGTH, STRIDE, SUMMARY = 17, 5, 2
@@ -35,8 +35,8 @@ def test_every_head_sees_its_set_of_the_paper():
         Fixed(**fixed),
         spec.Sliding(window=3),
     )
-    context = Context.of_length(LENGTH, causal=True)
-    mask = allowed(context, context, PerHead(patterns=heads))
+    sequence = SequenceInfo.of_length(LENGTH, causal=True)
+    mask = allowed(sequence, sequence, PerHead(patterns=heads))
     assert mask is not None
     assert mask.shape == (1, len(heads), LENGTH, LENGTH)
     for i in range(LENGTH):

@@ -24,15 +24,15 @@ def read(cache: Cache, held: list[list[int]], slots: list[int], new: list[list[i
     for row, tokens in enumerate(new):
         ids[row, 0, : len(tokens), 0] = torch.tensor(tokens, dtype=torch.float64)
     lengths = [len(tokens) for tokens in new]
-    span = cache.begin(
+    cache_slice = cache.begin(
         len(slots),
         width,
         torch.tensor(slots),
         None if min(lengths) == width else torch.tensor(lengths),
     )
-    columns = state.columns(span, span.columns(CPU)).expand(len(slots), -1).tolist()
-    keys, values = state.append(span, ids, -ids)
-    cache.advance(span)
+    columns = state.columns(cache_slice, cache_slice.columns(CPU)).expand(len(slots), -1).tolist()
+    keys, values = state.append(cache_slice, ids, -ids)
+    cache.advance(cache_slice)
     assert torch.equal(keys, -values)
     for row, (slot, tokens) in enumerate(zip(slots, new, strict=True)):
         first = len(held[slot])
@@ -51,7 +51,7 @@ def test_slots_hold_their_texts_after_any_steps(kind, length, monkeypatch):
     rng, tokens, refused = np.random.default_rng(0), itertools.count(1), 0
     state = kind(SLOTS, length, 1, 1, LIKE)
     cache = Cache(SLOTS, LENGTH, [state], device=CPU)
-    assert cache.max_rewind == (3 if isinstance(state, Ring) else LENGTH)
+    assert cache.max_crop == (3 if isinstance(state, Ring) else LENGTH)
     held: list[list[int]] = [[] for _ in range(SLOTS)]
     longest = [0] * SLOTS
     for _ in range(600):
@@ -71,12 +71,12 @@ def test_slots_hold_their_texts_after_any_steps(kind, length, monkeypatch):
         elif step < 0.8:
             length = max(0, len(held[slot]) - int(rng.integers(5)))
             back = torch.tensor([slot]), torch.tensor([length])
-            if longest[slot] - length > cache.max_rewind:
+            if longest[slot] - length > cache.max_crop:
                 refused += 1
                 with pytest.raises(SpecError, match=r"cannot go back .* at most by 3"):
-                    cache.rewind(*back)
+                    cache.crop(*back)
             else:
-                cache.rewind(*back)
+                cache.crop(*back)
                 held[slot] = held[slot][:length]
         elif step < 0.95:
             cache.copy(torch.tensor([slot]), torch.tensor([other]))
@@ -92,11 +92,11 @@ def test_a_state_that_is_a_sum_cannot_be_taken_back():
     cache = Cache(3, 17, [State(torch.ones(3, 2))], device=CPU)
     slots = torch.tensor([2, 0])
     cache.advance(cache.begin(2, 5, slots, torch.tensor([5, 3])))
-    cache.rewind(slots, torch.tensor([5, 3]))
+    cache.crop(slots, torch.tensor([5, 3]))
     with pytest.raises(SpecError, match="cannot go back by 3 tokens, at most by 0"):
-        cache.rewind(slots, torch.tensor([5, 0]))
+        cache.crop(slots, torch.tensor([5, 0]))
     with pytest.raises(SpecError, match=r"hold \[5, 3\] tokens: .* back to \[5, 4\]"):
-        cache.rewind(slots, torch.tensor([5, 4]))
+        cache.crop(slots, torch.tensor([5, 4]))
     with pytest.raises(SpecError, match="18 tokens, but slot_length is 17"):
         cache.begin(2, 13, slots, None)
     cache.free(2)
@@ -109,7 +109,7 @@ def test_a_slot_forgets_its_source():
         2, 3, [State(torch.zeros(2, 1))], device=CPU, projections=[lambda x: (x[None], x[None])]
     )
     for length in (5, 2):
-        cache.remember(torch.tensor([1]), torch.ones(1, length, 1))
+        cache.set_encoder_output(torch.tensor([1]), torch.ones(1, length, 1))
         assert cache.source_mask is not None
         assert cache.source_mask.sum(1).tolist() == [0, length]
     cache.free(1)

@@ -28,7 +28,7 @@ VOCAB = Vocabulary(size=VOCABULARY, mask_id=MASK, bos_id=START, eos_id=END)
 CPU = torch.device("cpu")
 
 
-def glm() -> spec.ModelSpec:
+def glm() -> spec.TransformerSpec:
     positions = TwoDimensional(max_length=MAX_LENGTH)
     return SPECS["gpt2"].replace(embedding=spec.Embedding(positions=positions))
 

@@ -30,7 +30,7 @@ VOCAB = Vocabulary(size=10_000, pad_id=PAD, eos_id=END, special_ids=(PAD, END))
 HEADS = (spec.LMHead(tied=True, bias=True),)
 TWO_WAY = spec.RNNSpec(
     vocab_size=43, d_model=22, cell="lstm", d_hidden=17, num_layers=2, heads=HEADS,
-    direction="two-way",
+    direction="bilm",
 )  # fmt: skip
 
 

@@ -16,20 +16,18 @@ from trivium.models import build
 from trivium.objectives import default_objective, to_device
 from trivium.objectives.permutation import Permutation
 from trivium.presets import presets
-from trivium.spec import TypedRelativeScores
+from trivium.spec import XLNetPositions
 from trivium.text.vocabulary import Vocabulary
 
 VOCAB = Vocabulary(size=VOCABULARY, special_ids=(0, 1), pad_id=0, mask_id=1)
 CPU = torch.device("cpu")
 
 
-def xlnet() -> spec.ModelSpec:
-    attention = spec.Attention(
-        num_heads=3, head_dim=10, bias=False, positions=TypedRelativeScores()
-    )
+def xlnet() -> spec.TransformerSpec:
+    attention = spec.Attention(num_heads=3, head_dim=10, bias=False, positions=XLNetPositions())
     encoder = small_spec("bert").encoder
     assert encoder is not None
-    return spec.ModelSpec(
+    return spec.TransformerSpec(
         vocab_size=VOCABULARY,
         d_model=WIDTH,
         embedding=spec.Embedding(query_stream=True),

@@ -63,7 +63,7 @@ def test_the_decoder_sees_the_pooled_vector_and_nothing_else(pooling):
     pooled = {"mean": lambda x: x.mean(0), "first": lambda x: x[0], "last": lambda x: x[-1]}
     vectors = torch.stack([pooled[pooling](one) for one in hidden])
     cache = model.new_cache(3, batch.labels.shape[1])
-    cache.remember(torch.arange(3), vectors[:, None])
+    cache.set_encoder_output(torch.arange(3), vectors[:, None])
     states = model(
         decoder_input_ids=torch.from_numpy(np.ascontiguousarray(batch.decoder_input_ids)),
         cache=cache,

@@ -19,7 +19,7 @@ from trivium.plan.forecast import planned_model
 from trivium.plan.layouts import Step, Workload
 from trivium.plan.training_plan import fewest_gpus, plan_training
 from trivium.presets import catalogue, presets
-from trivium.spec import AttentionRNNSpec, LatentAttention, ModelSpec
+from trivium.spec import AttentionRNNSpec, LatentAttention, TransformerSpec
 from trivium.train.memory import Layout
 from trivium.train.recipe_loading import load_recipe
 
@@ -128,7 +128,7 @@ def test_a_plan_has_the_vocabularies_of_the_run():
         changes |= {"objective.kind": "translation", "tokenizer.vocab_size": 1000}
         for name in ("transformer-tiny", "textbook-transformer-base", "bahdanau-rnnsearch"):
             spec, _ = planned_model(load_recipe(name, changes))
-            assert isinstance(spec, AttentionRNNSpec | ModelSpec)
+            assert isinstance(spec, AttentionRNNSpec | TransformerSpec)
             assert (spec.vocab_size, spec.source_vocab_size) == (1024, source)
 
 
@@ -314,7 +314,7 @@ def test_activations_are_those_that_autograd_keeps(name, precision):
     for dropout, length in ((0.0, 64), (0.1, 128)):
         spec = spec_that_keeps_activations(name).with_dropout(dropout)
         kept = saved_bytes(spec, 3, length, precision) / (3 * length)
-        expected = spec.kept_bytes(length, precision.itemsize, on_cpu=True)
+        expected = spec.activation_bytes(length, precision.itemsize, on_cpu=True)
         assert expected == pytest.approx(kept, rel=0.04), dropout
 
 

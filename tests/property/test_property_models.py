@@ -29,7 +29,7 @@ from trivium.inference.forward import prefill
 from trivium.nn import mask as mask_module
 from trivium.nn.state import Ring
 from trivium.presets import presets
-from trivium.spec import TypedRelativeScores
+from trivium.spec import XLNetPositions
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -150,10 +150,13 @@ def test_micro_batches_change_no_loss_and_no_gradient(name):
 
 @pytest.mark.parametrize("name", ALL_SPECS)
 def test_selected_positions_are_those_of_the_whole(name):
-    select = torch.tensor([0, 5, 20, 56])
+    gather_positions = torch.tensor([0, 5, 20, 56])
     for model in both_modes(name):
         inputs = inputs_for(name, random_ids(ROWS, LENGTH))
-        close(model(**inputs, select=select), model(**inputs).flatten(0, 1)[select])
+        close(
+            model(**inputs, gather_positions=gather_positions),
+            model(**inputs).flatten(0, 1)[gather_positions],
+        )
 
 
 def cached(model, name, cache, source, ids, **options):
@@ -210,8 +213,8 @@ def test_cached_equals_uncached_with_slots_in_any_order(name, rings, monkeypatch
     assert cache.lengths.tolist() == [0] * 5
     whole = [expected(model, name, source[i : i + 1], texts[i]) for i in range(4)]
     if name in BOTH:
-        cache.remember(torch.tensor([3, 0]), model.encode(source[:2, :5]))  # stale
-        cache.remember(torch.tensor([3, 0, 4, 1]), model.encode(source))
+        cache.set_encoder_output(torch.tensor([3, 0]), model.encode(source[:2, :5]))  # stale
+        cache.set_encoder_output(torch.tensor([3, 0, 4, 1]), model.encode(source))
     # A prefill of two texts, padded on the right, then two others, then chunks of one.
     held = {3: 0, 0: 1, 4: 2, 1: 3}  # slot -> text
     for slots, lengths in (([3, 0], [7, 2]), ([4, 1], [3, 5]), ([3, 4], [4, 1])):
@@ -257,22 +260,22 @@ def test_slots_of_equal_length_need_no_mask_and_can_be_shortened(name, rings, mo
     model = model_with(rings, name, monkeypatch)
     cache = model.new_cache(2, LENGTH)
     if name in BOTH:
-        cache.remember(torch.arange(2), model.encode(source))
+        cache.set_encoder_output(torch.arange(2), model.encode(source))
     parts = [cached(model, name, cache, source, part) for part in ids.split([7, 1, 11], 1)]
     whole = [expected(model, name, source[i : i + 1], ids[i : i + 1]) for i in range(2)]
     close(torch.cat(parts, 1), torch.stack(whole))
-    first, second = (LENGTH - min(most, cache.max_rewind) for most in (14, 16))
-    cache.rewind(torch.tensor([1, 0]), torch.tensor([second, first]))
+    first, second = (LENGTH - min(most, cache.max_crop) for most in (14, 16))
+    cache.crop(torch.tensor([1, 0]), torch.tensor([second, first]))
     assert cache.lengths.tolist() == [first, second]
     if second < LENGTH:
         end = min(second + 6, LENGTH)
         more = ids[1:, second:end]
         logits = cached(model, name, cache, source, more, slots=torch.tensor([1]))
         close(logits[0], whole[1][second:end])
-    if cache.max_rewind < LENGTH:
-        too_far = torch.tensor([LENGTH - cache.max_rewind - 1])
-        with pytest.raises(SpecError, match=f"at most by {cache.max_rewind}"):
-            cache.rewind(torch.tensor([1]), too_far)
+    if cache.max_crop < LENGTH:
+        too_far = torch.tensor([LENGTH - cache.max_crop - 1])
+        with pytest.raises(SpecError, match=f"at most by {cache.max_crop}"):
+            cache.crop(torch.tensor([1]), too_far)
 
 
 @pytest.mark.parametrize("name", ALL_SPECS)
@@ -315,16 +318,16 @@ def test_a_row_of_a_preset_does_not_depend_on_the_other_rows(name):
 @torch.no_grad()
 def test_token_types_that_attention_compares_count_in_every_family(family):
     """The last token of one layer sees the same in an encoder and in a decoder."""
-    attention = spec.Attention(num_heads=3, head_dim=10, positions=TypedRelativeScores())
+    attention = spec.Attention(num_heads=3, head_dim=10, positions=XLNetPositions())
     stack = SPECS["gpt2"].decoder.with_layers(num_layers=1, mixer=attention)
     plain = stack.with_layers(mixer=attention.replace(positions=None))
     sizes = {"vocab_size": VOCABULARY, "d_model": WIDTH, "embedding": spec.Embedding()}
-    encoder = random_model(spec.ModelSpec(**sizes, encoder=stack))
+    encoder = random_model(spec.TransformerSpec(**sizes, encoder=stack))
     ids, types = random_ids(2, 7), torch.tensor([[0, 0, 1, 1, 0, 1, 1], [1, 0, 0, 0, 0, 0, 0]])
     expected = encoder(ids, token_type_ids=types)
     assert (expected - encoder(ids)).abs().max() > 1e-4
     if family == "decoder-only":
-        decoder = random_model(spec.ModelSpec(**sizes, decoder=stack))
+        decoder = random_model(spec.TransformerSpec(**sizes, decoder=stack))
         weights = encoder.state_dict()
         decoder.load_state_dict({n.replace("encoder.", "decoder."): w for n, w in weights.items()})
         close(decoder(ids, token_type_ids=types)[:, -1], expected[:, -1])
@@ -332,7 +335,9 @@ def test_token_types_that_attention_compares_count_in_every_family(family):
             decoder(ids, token_type_ids=types, cache=decoder.new_cache(2, 7))
     elif family == "encoder-decoder":
         heads = (spec.LMHead(tied=True),)
-        both = random_model(spec.ModelSpec(**sizes, encoder=stack, decoder=plain, heads=heads))
+        both = random_model(
+            spec.TransformerSpec(**sizes, encoder=stack, decoder=plain, heads=heads)
+        )
         both.encoder.load_state_dict(encoder.encoder.state_dict())
         both.tokens.load_state_dict(encoder.tokens.state_dict())
         close(both.encode(ids, token_type_ids=types), expected)

@@ -23,19 +23,19 @@ from trivium.serve.models import ModelRegistry
 from trivium.serve.security import Security
 from trivium.serve.server import ApiServer, address_of, listen
 from trivium.spec import (
+    MLP,
     Attention,
     ClassifierHead,
     Embedding,
-    FeedForward,
     LayerNorm,
     Learned,
     LMHead,
     MLMHead,
-    ModelSpec,
     SpanHead,
     Spec,
     Stack,
     TaggerHead,
+    TransformerSpec,
 )
 from trivium.text import Tokenizer
 
@@ -66,12 +66,12 @@ def transformer(vocab_size: int, slots: str, heads: tuple[Any, ...], length: int
     stack = Stack.of_mixers(
         num_layers=2,
         mixer=Attention(num_heads=2, head_dim=11),
-        feed_forward=FeedForward(d_ff=29, activation="gelu"),
+        feed_forward=MLP(d_ff=29, activation="gelu"),
         norm=LayerNorm(),
         norm_placement="pre",
         dropout=0.0,
     )
-    spec = ModelSpec(
+    spec = TransformerSpec(
         vocab_size=vocab_size,
         d_model=22,
         embedding=Embedding(positions=Learned(max_length=length), num_token_types=0),

@@ -14,7 +14,7 @@ from small_models import ALL_SPECS, SPECS
 from trivium import spec
 from trivium.errors import SpecError, TriviumError
 from trivium.presets import presets
-from trivium.spec import ModelSpec, Spec
+from trivium.spec import Spec, TransformerSpec
 
 LLAMA = SPECS["llama"].replace(
     decoder=SPECS["llama"].decoder.replace(dropout=0.1),
@@ -29,7 +29,7 @@ def test_plain_data_and_back(name, described):
     """Through JSON; of a Transformer also without its kind."""
     data = json.loads(json.dumps(described.to_dict()))
     assert Spec.from_dict(data) == described
-    if isinstance(described, ModelSpec):
+    if isinstance(described, TransformerSpec):
         del data["kind"]
         assert Spec.from_dict(data) == described
 
@@ -82,7 +82,7 @@ IMPOSSIBLE = [
     ("decoder.layers.mixer.pattern", {"window": 3}, "its kind is missing"),
     ("decoder.layers.mixer.kind", "atention", 'Did you mean "attention"'),
     ("decoder.layers.mixer.positions", {"kind": "learned", "max_length": 7}, "there is no kind"),
-    ("decoder.layers.feed_forward.kind", "feedforward", 'Did you mean "feed-forward"'),
+    ("decoder.layers.feed_forward.kind", "mpl", 'Did you mean "mlp"'),
     ("decoder.layers.block", {"kind": "paralel"}, 'Did you mean "parallel"'),
     ("initialization", {"kind": "fan_in"}, 'Did you mean "fan-in"'),
     ("decoder.layers.mixer.positions.base", 0.0, "base"),
@@ -111,7 +111,7 @@ def test_an_impossible_spec_names_the_field():
         if value is None:
             del table[key]
         with pytest.raises(SpecError) as caught:
-            ModelSpec.from_dict(tree)
+            TransformerSpec.from_dict(tree)
         message = str(caught.value)
         assert named in message
         assert all(parent in message for parent in parents), message
@@ -131,7 +131,7 @@ def test_parts_made_by_hand_are_checked_too():
     with pytest.raises(SpecError, match=r"no such field\. Known: kind, d_ff, activation, gated"):
         LLAMA.decoder.every_layer[0].feed_forward.replace(colour=0)  # type: ignore[union-attr]
     with pytest.raises(SpecError, match="model spec"):
-        ModelSpec.from_dict([1])  # type: ignore[arg-type]
+        TransformerSpec.from_dict([1])  # type: ignore[arg-type]
 
 
 def test_layers_that_share_weights_are_alike():
@@ -214,10 +214,10 @@ def test_recurrent_specs_refuse_heads_of_the_other_direction():
         ({"direction": "both"}, '"both" has no lm head: it is an encoder'),
         ({"heads": (spec.MLMHead(),)}, '"forward" has no mlm head: .* from one side'),
         (
-            {"direction": "two-way", "heads": (*lstm.heads, spec.TaggerHead(num_labels=3))},
-            '"two-way" has no lm head beside others: .* alone, or those of tasks',
+            {"direction": "bilm", "heads": (*lstm.heads, spec.TaggerHead(num_labels=3))},
+            '"bilm" has no lm head beside others: .* alone, or those of tasks',
         ),
-        ({"direction": "two-way", "heads": (spec.MLMHead(),)}, '"two-way" has no mlm head'),
+        ({"direction": "bilm", "heads": (spec.MLMHead(),)}, '"bilm" has no mlm head'),
         ({"heads": (spec.ScalarMix(num_layers=3),)}, '"scalar-mix" of 3 layers: it is for'),
         ({"characters": spec.CharacterCNN()}, "the lm head cannot be tied"),
         ({"d_projection": 13}, "d_projection = 13 is for an LSTM of more cells"),

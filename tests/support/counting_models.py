@@ -36,14 +36,14 @@ def counting_model(family: str, logits: dict[str, float]) -> LanguageModel:
     block = spec.Stack.of_mixers(
         num_layers=1,
         mixer=spec.Attention(num_heads=2, head_dim=3),
-        feed_forward=spec.FeedForward(d_ff=7, activation="gelu"),
+        feed_forward=spec.MLP(d_ff=7, activation="gelu"),
         norm=spec.LayerNorm(),
         norm_placement="pre",
     )
     head: spec.Head = spec.LMHead(tied=False, bias=True)
     if family == "encoder":
         head = spec.MLMHead(dense=None, tied=False, bias=True)
-    found = spec.ModelSpec(
+    found = spec.TransformerSpec(
         vocab_size=tokenizer.vocab_size,
         d_model=6,
         embedding=spec.Embedding(positions=spec.Learned(max_length=MAX_LENGTH)),

@@ -25,7 +25,7 @@ from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.text_model import GenerationRules
 from trivium.models import LanguageModule
 from trivium.text import Tokenizer
-from trivium.text.inputs import Frame
+from trivium.text.inputs import SpecialTokenTemplate
 
 VOCAB, POSITIONS = 101, 61
 BART_SIZES = {
@@ -70,8 +70,8 @@ class TinyTextModel:
     context_length = max_length
 
     @property
-    def source_frame(self) -> Frame:
-        return Frame(self.source_tokenizer)
+    def source_template(self) -> SpecialTokenTemplate:
+        return SpecialTokenTemplate(self.source_tokenizer)
 
 
 def text_model(

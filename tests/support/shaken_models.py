@@ -6,12 +6,12 @@ import torch
 from hugging_face import normal
 
 from trivium.models import build
-from trivium.spec import ModelSpec
+from trivium.spec import TransformerSpec
 
 TEXT = ["The weather was cloudy yesterday, but today it's rainy.", "今天天气很好。我们去公园。"]
 
 
-def shaken(spec: ModelSpec) -> torch.nn.Module:
+def shaken(spec: TransformerSpec) -> torch.nn.Module:
     """Weights large enough for clear differences between tokens."""
     module = build(spec, seed=0)
     generator = torch.Generator().manual_seed(4)

@@ -17,7 +17,7 @@ VOCABULARY, SOURCE_VOCABULARY, WIDTH, MAX_LENGTH = 43, 53, 22, 37
 SOURCE_LENGTH = 11
 
 
-def small_spec(name: str) -> spec.ModelSpec:
+def small_spec(name: str) -> spec.TransformerSpec:
     """One of SPECS: small enough for thousands of passes, and no term of it is trivial."""
     return SPECS[name]
 
@@ -81,11 +81,11 @@ def _stack(**changes) -> spec.Stack:
     return described.with_layers(**changes)
 
 
-def _model(**parts) -> spec.ModelSpec:
-    return spec.ModelSpec(vocab_size=VOCABULARY, d_model=WIDTH, **parts)
+def _model(**parts) -> spec.TransformerSpec:
+    return spec.TransformerSpec(vocab_size=VOCABULARY, d_model=WIDTH, **parts)
 
 
-def _transformer(norm_placement: spec.NormPlacement, **changes) -> spec.ModelSpec:
+def _transformer(norm_placement: spec.NormPlacement, **changes) -> spec.TransformerSpec:
     """Vaswani et al. 2017, with stacks of different depth."""
     block = _stack(norm_placement=norm_placement, mixer=_attention(bias=False), feed_forward=_RELU)
     return _model(
@@ -97,7 +97,7 @@ def _transformer(norm_placement: spec.NormPlacement, **changes) -> spec.ModelSpe
     ).replace(**changes)
 
 
-def _t5(feed_forward: spec.FeedForward, head: spec.LMHead) -> spec.ModelSpec:
+def _t5(feed_forward: spec.MLP, head: spec.LMHead) -> spec.TransformerSpec:
     bias = spec.RelativeBias(num_buckets=8, max_distance=13)
     block = _stack(
         mixer=_attention(bias=False, scale=1.0, positions=bias),
@@ -113,11 +113,11 @@ def _t5(feed_forward: spec.FeedForward, head: spec.LMHead) -> spec.ModelSpec:
     )
 
 
-_RELU = spec.FeedForward(d_ff=29, activation="relu")
-_GELU = spec.FeedForward(d_ff=29, activation="gelu")
-_GELU_TANH = spec.FeedForward(d_ff=29, activation="gelu_tanh")
-_GATED_GELU = spec.FeedForward(d_ff=29, activation="gelu", gated=True, bias=False)
-_SWIGLU = spec.FeedForward(d_ff=29, activation="silu", gated=True, bias=False)
+_RELU = spec.MLP(d_ff=29, activation="relu")
+_GELU = spec.MLP(d_ff=29, activation="gelu")
+_GELU_TANH = spec.MLP(d_ff=29, activation="gelu_tanh")
+_GATED_GELU = spec.MLP(d_ff=29, activation="gelu", gated=True, bias=False)
+_SWIGLU = spec.MLP(d_ff=29, activation="silu", gated=True, bias=False)
 _TINY_EPS = spec.LayerNorm(eps=1e-12)
 _NO_BIAS = spec.LayerNorm(bias=False)
 _POST = _stack(feed_forward=_GELU, norm=_TINY_EPS, norm_placement="post")
@@ -161,7 +161,7 @@ SPECS = {
         encoder=_POST.with_layers(
             mixer=_attention(positions=spec.Disentangled(span=4)), norm=spec.LayerNorm()
         ),
-        heads=(_MASKED.replace(late_positions=_POSITIONS),),
+        heads=(_MASKED.replace(mask_decoder_positions=_POSITIONS),),
     ),
     "modernbert": _model(
         embedding=spec.Embedding(norm=_NO_BIAS),
@@ -231,7 +231,7 @@ SPECS = {
     "gpt-neox": _model(
         embedding=spec.Embedding(),
         decoder=_stack(
-            mixer=_attention(positions=spec.Rotary(base=100.0, share=0.4)),
+            mixer=_attention(positions=spec.Rotary(base=100.0, partial_rotary_factor=0.4)),
             block=spec.ParallelLayers(norms="separate"),
         ),
         heads=(spec.LMHead(tied=False),),
@@ -283,11 +283,11 @@ SPECS = {
     "transformer-pre": _transformer("pre"),
     "transformer-two-vocabularies": _transformer("post", source_vocab_size=SOURCE_VOCABULARY),
     "t5": _t5(
-        spec.FeedForward(d_ff=29, activation="relu", bias=False),
+        spec.MLP(d_ff=29, activation="relu", bias=False),
         spec.LMHead(tied=True, scale=WIDTH**-0.5),
     ),
     "t511": _t5(
-        spec.FeedForward(d_ff=29, activation="gelu_tanh", gated=True, bias=False),
+        spec.MLP(d_ff=29, activation="gelu_tanh", gated=True, bias=False),
         spec.LMHead(tied=False),
     ),
     "bart": _model(
@@ -300,12 +300,8 @@ SPECS = {
         embedding=spec.Embedding(
             positions=spec.Sinusoidal(layout="halves", max_length=MAX_LENGTH), scale=WIDTH**0.5
         ),
-        encoder=_stack(
-            norm_placement="post", feed_forward=spec.FeedForward(d_ff=29, activation="silu")
-        ),
-        decoder=_stack(
-            norm_placement="post", feed_forward=spec.FeedForward(d_ff=29, activation="silu")
-        ),
+        encoder=_stack(norm_placement="post", feed_forward=spec.MLP(d_ff=29, activation="silu")),
+        decoder=_stack(norm_placement="post", feed_forward=spec.MLP(d_ff=29, activation="silu")),
         heads=(spec.LMHead(tied=True, bias=True),),
     ),
 }
@@ -358,7 +354,7 @@ def small_part(kind: type[Choice]) -> Choice:
     return kind(**{name: _FIELDS[name] for name in required})
 
 
-def _spec_of(part: Choice) -> spec.ModelSpec:
+def _spec_of(part: Choice) -> spec.TransformerSpec:
     """A decoder with this part in its place, or an encoder if it reads both sides of a token."""
     embedding, stack = spec.Embedding(positions=_POSITIONS), _stack()
     match part:
@@ -374,7 +370,7 @@ def _spec_of(part: Choice) -> spec.ModelSpec:
             stack = stack.with_layers(norm=part)
         case spec.Pattern():
             stack = stack.with_layers(mixer=_attention(pattern=part))
-        case spec.Positionwise():
+        case spec.FeedForward():
             stack = stack.with_layers(feed_forward=part)
         case spec.BlockKind():
             stack = stack.with_layers(block=part)
@@ -385,7 +381,7 @@ def _spec_of(part: Choice) -> spec.ModelSpec:
     return _model(embedding=embedding, encoder=stack, heads=(_MASKED,))
 
 
-def specs_of_other_kinds() -> dict[str, spec.ModelSpec]:
+def specs_of_other_kinds() -> dict[str, spec.TransformerSpec]:
     """A small spec of every registered kind that none of SPECS has."""
     used = {type(part) for described in SPECS.values() for part in _parts_in(described)}
     choices: tuple[type[Choice], ...] = (
@@ -395,7 +391,7 @@ def specs_of_other_kinds() -> dict[str, spec.ModelSpec]:
         spec.RotaryScaling,
         spec.Norm,
         spec.Pattern,
-        spec.Positionwise,
+        spec.FeedForward,
         spec.BlockKind,
     )
     kinds = [kind for choice in choices for kind in choice.kinds.values() if kind not in used]
@@ -405,7 +401,7 @@ def specs_of_other_kinds() -> dict[str, spec.ModelSpec]:
 # As DeepSeek-V3, with the gate of Qwen2-MoE.
 _GROUPED_EXPERTS = spec.Experts(
     num_experts=6,
-    num_chosen=3,
+    top_k=3,
     expert=_SWIGLU,
     shared=_SWIGLU.replace(d_ff=31),
     shared_gate=True,
@@ -413,7 +409,7 @@ _GROUPED_EXPERTS = spec.Experts(
     scale=2.5,
     corrected=True,
     num_groups=3,
-    num_chosen_groups=2,
+    top_k_groups=2,
     scores_per_group=2,
 )
 
@@ -458,7 +454,7 @@ SEQUENCE_SPECS: dict[str, spec.Spec] = {
         d_hidden=29,
         num_layers=2,
         d_projection=WIDTH,
-        direction="two-way",
+        direction="bilm",
         connections="residual",
         characters=spec.CharacterCNN(filters=(3, 5, 7), max_characters=6),
         heads=(spec.LMHead(tied=False, bias=True),),

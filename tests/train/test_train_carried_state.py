@@ -20,7 +20,7 @@ from trivium.errors import RecipeError
 from trivium.models import build
 from trivium.objectives.causal import Causal
 from trivium.presets import presets
-from trivium.spec import MemoryAttention, RelativeScores
+from trivium.spec import TransformerXLAttention, TransformerXLPositions
 from trivium.train.carried_state import carried_state
 from trivium.train.loader import BatchStream, Loader
 from trivium.train.recipe_loading import load_recipe
@@ -114,13 +114,15 @@ def questions(least, most, count) -> np.ndarray:
     return np.array(ids)
 
 
-def segments() -> spec.ModelSpec:
+def segments() -> spec.TransformerSpec:
     """A small Transformer-XL with a memory of 16 tokens."""
-    attention = MemoryAttention(num_heads=2, head_dim=8, positions=RelativeScores(), memory=16)
-    stack = presets["transformer-xl-tiny"].decoder.with_layers(  # type: ignore[union-attr]
-        num_layers=1, mixer=attention, feed_forward=spec.FeedForward(d_ff=32, activation="relu")
+    attention = TransformerXLAttention(
+        num_heads=2, head_dim=8, positions=TransformerXLPositions(), memory=16
     )
-    return spec.ModelSpec(
+    stack = presets["transformer-xl-tiny"].decoder.with_layers(  # type: ignore[union-attr]
+        num_layers=1, mixer=attention, feed_forward=spec.MLP(d_ff=32, activation="relu")
+    )
+    return spec.TransformerSpec(
         vocab_size=VOCABULARY, d_model=23, embedding=spec.Embedding(scale=5.0), decoder=stack,
         heads=(spec.LMHead(tied=True, bias=True),),
     )  # fmt: skip

@@ -474,7 +474,7 @@ def test_memory_is_that_of_the_control_group_and_too_large_models_are_refused(tm
     assert free_memory(CPU) > 0
     # Eager attention keeps the scores of every layer, in float32.
     bert = presets["bert-base"]
-    short, long = (bert.kept_bytes(n, 4, on_cpu=True) for n in (100, 1100))
+    short, long = (bert.activation_bytes(n, 4, on_cpu=True) for n in (100, 1100))
     assert long - short == 12 * (3 * 12 * 1000 * 4)
     recipe = load_recipe("gpt2-tiny", {"optimizer.lr": 1e-3})
 
@@ -490,8 +490,8 @@ def test_memory_is_that_of_the_control_group_and_too_large_models_are_refused(tm
 
 def test_the_balance_of_experts_is_weighted_by_the_real_tokens_of_micro_batches():
     """Not by positions, of which short rows have as many as long ones."""
-    expert = spec.FeedForward(d_ff=7, activation="tanh")
-    network = Experts(num_experts=5, expert=expert, balance=0.3)
+    expert = spec.MLP(d_ff=7, activation="tanh")
+    network = Experts(num_experts=5, expert=expert, aux_loss_coef=0.3)
     stack = SPECS["llama"].decoder.with_layers(feed_forward=network)
     with double_precision():
         model = random_model(SPECS["llama"].replace(decoder=stack))

@@ -198,4 +198,4 @@ def test_devices_and_precisions_that_do_not_exist_are_refused():
 
 @pytest.mark.parametrize("name", ["lstm-mini", "ngram-mini", "t5-mini"])
 def test_activations_of_a_preset_have_a_size(name):
-    assert presets[name].kept_bytes(128, 4, on_cpu=True) > 1000
+    assert presets[name].activation_bytes(128, 4, on_cpu=True) > 1000

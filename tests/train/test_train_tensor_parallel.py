@@ -84,8 +84,8 @@ def test_models_that_cannot_be_divided() -> None:
         parallelize(small_model("llama"), three)
     with pytest.raises(RecipeError, match="d_ff = 29"):
         parallelize(small_model("gpt2"), three)
-    with pytest.raises(RecipeError, match="made of attention, feed-forward, relative-scores"):
-        parallelize(small_model("RelativeScores"), two)
+    with pytest.raises(RecipeError, match="made of attention, mlp, transformer-xl"):
+        parallelize(small_model("TransformerXLPositions"), two)
     with pytest.raises(RecipeError, match="num_layer_groups"):
         parallelize(random_model(divisible(SPECS["albert"])), two, sequence_parallel=True)
     few = divisible(SPECS["gpt2"]).replace(vocab_size=3)
@@ -159,7 +159,7 @@ def built(case: Case, dropout: float = 0.0) -> Transformer:
     return model
 
 
-def divisible(described: spec.ModelSpec) -> spec.ModelSpec:
+def divisible(described: spec.TransformerSpec) -> spec.TransformerSpec:
     """The spec with 8 heads, in grouped-query attention 4 of keys, and a d_ff of 28."""
 
     def attention(each: spec.Attention) -> spec.Attention:
@@ -189,9 +189,9 @@ def loss_of(model: Transformer, case: Case) -> Tensor:
     """A loss through every head, of rows with padding."""
     real = torch.arange(case.length) < torch.tensor([[9], [case.length - 1], [1]])
     inputs = inputs_for(case.name, random_ids(ROWS, case.length), real=real)
-    select = torch.arange(0, ROWS * case.length, 2)
-    targets = random_ids(1, len(select))[0]
-    loss = model.lm_loss(model(**inputs, select=select), targets, smoothing=0.1)
+    gather_positions = torch.arange(0, ROWS * case.length, 2)
+    targets = random_ids(1, len(gather_positions))[0]
+    loss = model.lm_loss(model(**inputs, gather_positions=gather_positions), targets, smoothing=0.1)
     for kind in model.heads.keys() - {"lm", "mlm"}:
         loss = loss + model.logits(model(**inputs), head=kind).square().sum()
     return loss

@@ -24,7 +24,7 @@ from trivium.data.shards import TRAIN
 from trivium.errors import DataError, RecipeError, TriviumError
 from trivium.models import build
 from trivium.report import read_run, summarize
-from trivium.spec import ModelSpec
+from trivium.spec import TransformerSpec
 from trivium.train import defaults, hardware, memory
 from trivium.workflows import quickstart as quickstart_module
 from trivium.workflows.corpus import Corpus, ExampleSource
@@ -238,7 +238,7 @@ def test_a_preset_of_two_vocabularies_trains_with_one_unless_told(tmp_path):
         console=quiet(),
     )  # fmt: skip
     spec = trivium.load(run.path).spec
-    assert isinstance(spec, ModelSpec)
+    assert isinstance(spec, TransformerSpec)
     assert (spec.vocab_size, spec.source_vocab_size) == (128, None)
 
 

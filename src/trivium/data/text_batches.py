@@ -129,11 +129,11 @@ def _encode(batch: Sequence[Chunk], tokenizer: Tokenizer, dtype: np.dtype) -> En
     flat: list[int] = []
     ends: list[int] = []
     for chunk, ids in zip(batch, encoded):
-        is_first = not chunk.before
-        is_empty = is_first and chunk.is_last and not ids
-        if is_first and not is_empty:
+        is_prefill = not chunk.before
+        is_empty = is_prefill and chunk.is_last and not ids
+        if is_prefill and not is_empty:
             flat.extend(tokenizer.prefix_ids)
-        flat.extend(ids if is_first else ids[next(lengths) :])
+        flat.extend(ids if is_prefill else ids[next(lengths) :])
         if chunk.is_last and not is_empty:
             flat.extend(tokenizer.suffix_ids)
         if chunk.is_last:

@@ -210,13 +210,13 @@ def _masked_rows(
 ) -> Iterator[ScoredRow]:
     """The windows of an encoder, each between the special tokens around a text."""
     assert window is not None
-    frame = lm.source_frame
-    capacity = window - frame.num_special(paired=False)
+    template = lm.source_template
+    capacity = window - template.num_special(paired=False)
     if capacity < 1:
         raise TriviumError(f"window is {window}: it has no room for text beside special tokens.")
     for start, first, stop in strided_windows(len(ids), capacity, min(stride, capacity)):
-        row = [*frame.before, *ids[start:stop], *frame.after]
-        yield ScoredRow(row, first - start + len(frame.before), 0)
+        row = [*template.before, *ids[start:stop], *template.after]
+        yield ScoredRow(row, first - start + len(template.before), 0)
 
 
 @torch.inference_mode()
@@ -244,7 +244,7 @@ def _score_recurrent(lm: LanguageModel, rows: Sequence[ScoredRow], result: Perpl
 @torch.inference_mode()
 def _score_masked(lm: LanguageModel, rows: Sequence[ScoredRow], result: Perplexity) -> None:
     """Each token given all others of its window, masked in turn."""
-    suffix = len(lm.source_frame.after)
+    suffix = len(lm.source_template.after)
     for row in rows:
         positions = range(row.first, len(row.ids) - suffix)
         hidden = masked_states(lm, row.ids, positions, None)

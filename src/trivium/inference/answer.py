@@ -17,7 +17,7 @@ from trivium.inference.forward import hidden_states
 from trivium.inference.text_model import TextModel
 from trivium.models.base_model import Spec
 from trivium.text import Tokenizer
-from trivium.text.inputs import Frame, TextInput, encode_plain
+from trivium.text.inputs import SpecialTokenTemplate, TextInput, encode_plain
 
 _CANDIDATES = 20  # Spans kept per window.
 _LONGEST = 30  # Maximum number of tokens in an answer.
@@ -78,7 +78,7 @@ def context_windows(
     Windows overlap by `stride` context tokens, but by at most half of a window's context tokens.
     Questions longer than a quarter of `max_length` are truncated.
     """
-    frame = Frame(tokenizer)
+    template = SpecialTokenTemplate(tokenizer)
     question_tokens = encode_plain(tokenizer, [question for question, _ in questions])
     unique = list(dict.fromkeys(context for _, context in questions))
     contexts = dict(zip(unique, encode_plain(tokenizer, unique)))
@@ -89,12 +89,12 @@ def context_windows(
         size, limit = max(1, total), len(question.ids)
         if max_length is not None:
             limit = min(limit, max(1, max_length // 4))
-            size = max(1, max_length - frame.num_special(True) - limit)
+            size = max(1, max_length - template.num_special(True) - limit)
         step = size - min(stride, size // 2)
         for start in range(0, max(1, total), step):
             part = tokens.part(start, start + size)
             cut = len(question.ids) - limit + total - len(part.ids)
-            joined = frame.join(question.part(0, limit), part, cut=cut)
+            joined = template.join(question.part(0, limit), part, cut=cut)
             first = next((i for i, text in enumerate(joined.texts) if text == 1), len(joined.ids))
             windows.append(ContextWindow(index, joined, first, len(question.ids) - limit))
             if start + size >= total:

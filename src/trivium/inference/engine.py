@@ -86,9 +86,9 @@ class Engine:
         self.slot_length = min(slot_length, module.spec.max_length or slot_length)
         self._module, self._rules, self._draft = module, lm.generation_rules, draft
         self._cache = module.new_cache(slots, self.slot_length)
-        if draft is not None and draft.num_tokens > self._cache.max_rewind:
+        if draft is not None and draft.num_tokens > self._cache.max_crop:
             raise SpecError(
-                f"what this model keeps of a text can go back by {self._cache.max_rewind} tokens, "
+                f"what this model keeps of a text can go back by {self._cache.max_crop} tokens, "
                 f"but drafts have up to {draft.num_tokens}: leave draft out."
             )
         self._states: list[_RequestState | None] = [None] * slots
@@ -253,7 +253,7 @@ class Engine:
             if not accepted:
                 break
         if width > 1 and (kept := [state for state in running if not state.request.finished]):
-            self._cache.rewind(
+            self._cache.crop(
                 torch.tensor([state.slot for state in kept], device=device),
                 torch.tensor([state.cached for state in kept], device=device),
             )

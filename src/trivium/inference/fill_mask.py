@@ -21,7 +21,7 @@ from trivium.inference.forward import Ids, check_prompt, masked_states, vocabula
 from trivium.inference.sampling_params import BeamSearchParams, check_bounds
 from trivium.inference.text_model import TextModel, encoder_ids
 from trivium.text import Tokenizer
-from trivium.text.inputs import Frame
+from trivium.text.inputs import SpecialTokenTemplate
 from trivium.text.symbols import MASK_PATTERN, MASK_SPELLINGS, WORDPIECE_PREFIX, is_cjk
 
 # Tokenizer kinds whose tokens do not include the space before a word: the text's spaces stay.
@@ -122,7 +122,7 @@ def _filled(tokenizer: Tokenizer, text: str, ids: Ids, position: int, token_id: 
         kept = [each for each in filled if each not in dropped]
         return tokenizer.decode(kept, skip_special_tokens=False)
     encoding = tokenizer.encode(text, add_special_tokens=False)
-    start, end = encoding.offsets[position - len(Frame(tokenizer).before)]
+    start, end = encoding.offsets[position - len(SpecialTokenTemplate(tokenizer).before)]
     before, token = text[:start], tokenizer.tokens[token_id]
     if tokenizer.vocabulary.continues_word[token_id]:
         before = before.rstrip()

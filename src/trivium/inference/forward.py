@@ -13,7 +13,7 @@ from torch import Tensor
 from trivium.errors import SpecError, TokenizerError
 from trivium.inference.text_model import TextModel
 from trivium.models import LanguageModule
-from trivium.nn.context import check_length
+from trivium.nn.sequence_info import check_length
 from trivium.nn.state import Cache
 
 Ids = Sequence[int]
@@ -129,7 +129,7 @@ def masked_states(
     check_ids(ids, lm.module.spec.source_size)
     if tokenizer.mask_id is None:
         raise TokenizerError("this tokenizer has no mask token, which scoring by an encoder needs.")
-    prefix, suffix = len(lm.source_frame.before), len(lm.source_frame.after)
+    prefix, suffix = len(lm.source_template.before), len(lm.source_template.after)
     length = min(len(ids), max_length or len(ids))
     width = max(1, length - prefix - suffix)
     text, columns = torch.tensor(ids, device=device), torch.arange(len(ids), device=device)
@@ -146,7 +146,7 @@ def masked_states(
             hidden.append(predicted[:, 0])
             continue
         rows[row, column] = tokenizer.mask_id
-        hidden.append(lm.module(rows, select=row * rows.shape[1] + column))
+        hidden.append(lm.module(rows, gather_positions=row * rows.shape[1] + column))
     return torch.cat(hidden)
 
 
@@ -184,7 +184,7 @@ def prefill(
     if module.spec.family == "encoder-decoder":
         sources, lengths = pad_rows(prompts, module.device)
         mask = padding_mask(lengths, sources.shape[1])
-        cache.remember(slot_ids, module.encode(sources, attention_mask=mask), mask)
+        cache.set_encoder_output(slot_ids, module.encode(sources, attention_mask=mask), mask)
         prompts = [decoder_start] * len(prompts)
     ids, lengths = pad_rows(prompts, module.device)
     hidden = extend(module, cache, ids, slots=slot_ids, lengths=lengths)

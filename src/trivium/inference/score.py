@@ -31,7 +31,7 @@ from trivium.inference.forward import (
 )
 from trivium.inference.text_model import TextModel, start_ids
 from trivium.models import LanguageModule
-from trivium.nn.context import check_length
+from trivium.nn.sequence_info import check_length
 from trivium.text import Encoding, Tokenizer
 
 _LOGITS_AT_ONCE = 512  # Positions whose logits [V] are held at the same time.
@@ -222,7 +222,7 @@ def _context(lm: TextModel, item: ScoreItem, truncate: bool) -> tuple[list[int],
     if module.spec.family == "encoder-decoder":
         start = lm.generation_rules.target_start
         check_length(len(start) + longest - 1, lm.context_length)
-        before, after, read = lm.source_frame.before, lm.source_frame.after, 0
+        before, after, read = lm.source_template.before, lm.source_template.after, 0
     else:
         tokenizer = lm.text_tokenizer
         before = list(tokenizer.prefix_ids) if item.context else start_ids(tokenizer)
@@ -314,15 +314,15 @@ def _shared_states(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
 def _score_masked(lm: TextModel, item: ScoreItem, truncate: bool) -> list[SequenceScore]:
     """Score continuations with an encoder, which masks every token in turn."""
     tokenizer = lm.source_tokenizer
-    frame, excess = lm.source_frame, 0
+    template, excess = lm.source_template, 0
     if truncate:
-        around = frame.num_special(paired=False) + len(item.after)
+        around = template.num_special(paired=False) + len(item.after)
         longest = max(map(len, item.continuations))
         excess = _excess(lm, around, len(item.context), longest, truncate)
-    context = [*frame.before, *item.context[excess:]]
+    context = [*template.before, *item.context[excess:]]
     scores = []
     for ids in item.continuations:
-        whole = [*context, *ids, *item.after, *frame.after]
+        whole = [*context, *ids, *item.after, *template.after]
         positions = range(len(context), len(context) + len(ids))
         hidden = masked_states(lm, whole, positions, lm.max_length)
         targets = torch.tensor(ids, device=hidden.device)

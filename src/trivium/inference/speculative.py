@@ -98,10 +98,10 @@ class DraftModel:
         limit = self.module.spec.max_length
         self._slot_length = slot_length if limit is None else min(limit, slot_length)
         self._cache = self.module.new_cache(slots, self._slot_length)
-        if self._cache.max_rewind < self.num_tokens:
+        if self._cache.max_crop < self.num_tokens:
             raise SpecError(
                 f"a draft model must take back {self.num_tokens} tokens, and what this one keeps "
-                f"of a text can go back by {self._cache.max_rewind}."
+                f"of a text can go back by {self._cache.max_crop}."
             )
         self._held: list[list[int]] = [[] for _ in range(slots)]
 
@@ -120,7 +120,7 @@ class DraftModel:
                 kept = 0
             elif kept < len(held):
                 both = torch.tensor([[slot], [kept]], device=self.module.device)
-                self._cache.rewind(*both)
+                self._cache.crop(*both)
             self._held[slot] = list(ids[:kept])
         new = {slot: list(texts[slot][len(self._held[slot]) :]) for slot in slots}
         while new:

@@ -24,7 +24,7 @@ from trivium.models.base_model import Spec
 from trivium.models.heads.text import Pooling, VectorHead
 from trivium.text import Tokenizer
 from trivium.text.chat_template import ChatTemplate, Message
-from trivium.text.inputs import Frame, TextInput, encode_inputs, encode_windows
+from trivium.text.inputs import SpecialTokenTemplate, TextInput, encode_inputs, encode_windows
 from trivium.text.literals import SpecialTokens
 
 _NO_LENGTH = 1 << 24  # Hugging Face files write larger numbers for "any length".
@@ -278,9 +278,9 @@ class TextModel:
         return self.text_tokenizer if own is None else own.reading(self.special_tokens)
 
     @property
-    def source_frame(self) -> Frame:
+    def source_template(self) -> SpecialTokenTemplate:
         """The special tokens around a text that an encoder reads."""
-        return Frame(self.source_tokenizer)
+        return SpecialTokenTemplate(self.source_tokenizer)
 
     @property
     def max_length(self) -> int | None:
@@ -362,7 +362,7 @@ class TextModel:
         """Return the ids of prompts. Warns if sources of an encoder-decoder are truncated."""
         prompts, limit = [prompt_ids(self, text) for text in texts], self.max_length
         if self.spec.family == "encoder-decoder" and limit is not None:
-            suffix = self.source_frame.after
+            suffix = self.source_template.after
             long = [ids for ids in prompts if len(ids) > limit]
             for ids in long:
                 ids[limit - len(suffix) :] = suffix
@@ -463,7 +463,7 @@ def warn_of_cuts(cut: int, total: int, limit: int | None) -> None:
 
 
 def encoder_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the ids of a text for an encoder, with the special tokens of `Frame`."""
+    """Return the ids of a text for an encoder, with special tokens (`SpecialTokenTemplate`)."""
     return encode_inputs(tokenizer, [(text, None)])[0].ids
 
 
@@ -479,7 +479,7 @@ def prompt_ids(lm: TextModel, text: str) -> list[int]:
     if lm.module.spec.family == "encoder-decoder":
         return encoder_ids(lm.source_tokenizer, text)
     tokenizer = lm.text_tokenizer
-    ids = begun(tokenizer, tokenizer.encode(text, add_special_tokens=False).ids)
+    ids = with_bos(tokenizer, tokenizer.encode(text, add_special_tokens=False).ids)
     ids = ids or start_ids(tokenizer)
     if not ids:
         raise TokenizerError(
@@ -489,7 +489,7 @@ def prompt_ids(lm: TextModel, text: str) -> list[int]:
     return ids
 
 
-def begun(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
+def with_bos(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     """Prepend the ids that begin documents in training, unless `ids` already starts with them.
 
     A chat template may write these tokens itself.

@@ -15,7 +15,7 @@ from trivium.interop.spec_config import HFConfig, read_spec, write_config
 from trivium.interop.weight_map import HFWeight, missing_base, to_hf, to_local, weight_map
 from trivium.models import Transformer, build
 from trivium.models.base_model import Spec
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 
 
 def from_hugging_face(
@@ -59,7 +59,7 @@ def to_hugging_face(model: Transformer) -> tuple[dict[str, Any], dict[str, Tenso
     return config.options, to_hf(config.family, weights, state)
 
 
-def config_of(spec: ModelSpec) -> HFConfig:
+def config_of(spec: TransformerSpec) -> HFConfig:
     """Return the config of the first family that can express a spec.
 
     Raises:
@@ -83,7 +83,7 @@ def config_of(spec: ModelSpec) -> HFConfig:
     return nearest
 
 
-def nearest_config(spec: ModelSpec) -> HFConfig:
+def nearest_config(spec: TransformerSpec) -> HFConfig:
     """Return the config of the family that differs least from a spec."""
     configs = (write_config(family, spec) for family in FAMILIES.values())
     return min(configs, key=lambda each: each.rank)
@@ -91,10 +91,10 @@ def nearest_config(spec: ModelSpec) -> HFConfig:
 
 def is_expressible(spec: Spec) -> bool:
     """Return whether a Hugging Face family can express a spec."""
-    return isinstance(spec, ModelSpec) and not nearest_config(spec).differences
+    return isinstance(spec, TransformerSpec) and not nearest_config(spec).differences
 
 
-def exported_spec(spec: ModelSpec) -> ModelSpec:
+def exported_spec(spec: TransformerSpec) -> TransformerSpec:
     """Return the spec without the heads that no Hugging Face class has.
 
     These are an LM head next to a decoder's classifier or tagger, the MLM head of an enhanced mask
@@ -103,11 +103,13 @@ def exported_spec(spec: ModelSpec) -> ModelSpec:
     spec = spec.replace(heads=tuple(head for head in spec.heads if head.kind != "vector"))
     heads = tuple(head for head in spec.heads if head.kind in ("classifier", "tagger"))
     if spec.family != "decoder-only" or not heads:
-        heads = tuple(head for head in spec.heads if head.kind != "mlm" or not spec.late_positions)
+        heads = tuple(
+            head for head in spec.heads if head.kind != "mlm" or not spec.mask_decoder_positions
+        )
     return spec.replace(heads=heads)
 
 
-def hf_weights(spec: ModelSpec) -> list[HFWeight]:
+def hf_weights(spec: TransformerSpec) -> list[HFWeight]:
     """Return names and layouts of a model's weights in the family it is exported as (for PEFT).
 
     Raises SpecError as `to_hugging_face` does.
@@ -166,7 +168,9 @@ def _read_as(
 ) -> Transformer:
     base = missing_base(family, architecture, tensors.keys())
     # Tensors that a class always saves, as zeros, are no evidence for a field of the spec.
-    zeros = {name for name in family.zeros if name in tensors and _is_zero_or_meta(tensors[name])}
+    zeros = {
+        name for name in family.must_be_zero if name in tensors and _is_zero_or_meta(tensors[name])
+    }
     names = {base + name for name in tensors.keys() - zeros}
     spec = read_spec(family, architecture, options, names, allow_unknown=allow_unknown)
     model = build(spec, device="meta")

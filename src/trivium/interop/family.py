@@ -1,7 +1,8 @@
 """A Hugging Face family: a table of options, a table of weights, and hooks for the rest.
 
 The left side of every table has Hugging Face's names (`hf`), the right side the names of a
-`ModelSpec` or of a Trivium `state_dict` (`local`). Import and export both follow from the tables.
+`TransformerSpec` or of a Trivium `state_dict` (`local`). Import and export both follow from the
+tables.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Any
 
 from trivium.errors import CheckpointError, SpecError
 from trivium.interop.hf_config import ConfigReader
-from trivium.models.transformer import ModelSpec
-from trivium.nn.feed_forwards.feed_forward import FeedForward
+from trivium.models.transformer import TransformerSpec
+from trivium.nn.feed_forwards.mlp import MLP
 from trivium.nn.mixers.attention import Attention
 
 ACTIVATIONS = {
@@ -79,7 +80,8 @@ def num_kv_heads(missing: int | None = None, num_heads: int | None = None) -> Op
 
 
 class SpecTree:
-    """A `ModelSpec` under construction: nested dictionaries whose fields are set by dotted paths.
+    """A `TransformerSpec` under construction: nested dictionaries whose fields are set by dotted
+    paths.
 
     >>> tree = SpecTree(stacks=("decoder",), heads=("lm",))
     >>> tree.set("decoder.layers.norm.eps", 1e-6)
@@ -116,7 +118,7 @@ class SpecTree:
             node = node.get(name) if isinstance(node, dict) else None
         return node
 
-    def build(self) -> ModelSpec:
+    def build(self) -> TransformerSpec:
         """Return the spec of the stacks and heads; `head_dim` defaults to d_model / num_heads.
 
         Raises SpecError for invalid values, CheckpointError if that quotient is not an integer.
@@ -129,14 +131,14 @@ class SpecTree:
             layers = tree[stack]["layers"]
             for layer in [layers] if isinstance(layers, dict) else layers:
                 if layer["feed_forward"] is not None:
-                    layer["feed_forward"].setdefault("kind", "feed-forward")
+                    layer["feed_forward"].setdefault("kind", "mlp")
                 mixer = layer["mixer"]
                 is_table = isinstance(mixer, dict)
                 attends = is_table and mixer.setdefault("kind", "attention") == "attention"
                 if attends and "head_dim" not in mixer:
                     mixer["head_dim"] = head_dim(tree["d_model"], mixer["num_heads"])
         tree["heads"] = [{"kind": kind, **(self.get(f"heads.{kind}") or {})} for kind in self.heads]
-        return ModelSpec.from_dict(tree)
+        return TransformerSpec.from_dict(tree)
 
 
 def head_dim(d_model: int, num_heads: int) -> int:
@@ -151,17 +153,17 @@ def head_dim(d_model: int, num_heads: int) -> int:
     return d_model // num_heads
 
 
-def attention_of(spec: ModelSpec) -> Attention:
+def attention_of(spec: TransformerSpec) -> Attention:
     """Return the attention of the first layer. Raises SpecError if a layer has another mixer."""
     if not spec.attends:
         raise SpecError(f"mixer = {spec.stacks[0].mixers[0].kind!r}")
     return spec.stacks[0].attentions[0]
 
 
-def feed_forward_of(spec: ModelSpec) -> FeedForward:
+def feed_forward_of(spec: TransformerSpec) -> MLP:
     """Return the feed-forward network of the first layer. Raises SpecError for any other kind."""
     network = spec.stacks[0].every_layer[0].feed_forward
-    if not isinstance(network, FeedForward):
+    if not isinstance(network, MLP):
         raise SpecError(f"feed_forward = {network and network.kind!r}")
     return network
 
@@ -180,7 +182,7 @@ class Hook:
     """
 
     read: Callable[[ConfigReader, SpecTree], None] = _nothing
-    write: Callable[[ModelSpec, dict[str, Any]], None] = _nothing
+    write: Callable[[TransformerSpec, dict[str, Any]], None] = _nothing
 
 
 Weights = Mapping[str, str | tuple[str, ...]]
@@ -286,7 +288,7 @@ class Family:
         config: option -> fields of the spec.
         fixed: fields of the spec that no option sets, the same in every model of the family.
         weights: all weights except heads, or a function of the spec that returns their table.
-        also_read: alternative names of weights in files; for heads, the local names are complete.
+        aliases: alternative names of weights in files; for heads, the local names are complete.
             If only the local name has `{e}`, the file's tensor has an additional axis of experts.
         heads: kind of head -> its weights, if their names differ from those in most families.
         base: prefix of all weights except heads in files of models with a head; files of a model
@@ -303,12 +305,13 @@ class Family:
         row_vectors: names of vectors of V numbers that are stored as [1, V].
         by_heads: whether the rows of fused matrices are grouped by head (Q, K, V of head 0, then of
             head 1, ...).
-        stored: a function of the spec that returns last parts of the names of tensors -> shapes in
-            files, if these have other axes. For `transposed` matrices such a shape splits [in, out]
-            (XLNet's [in, heads, head_dim]).
-        copies: tied weights that files may repeat: name -> the name of the weight it must equal.
+        hf_shapes: a function of the spec that returns last parts of the names of tensors -> shapes
+            in files, if these have other axes. For `transposed` matrices such a shape splits [in,
+            out] (XLNet's [in, heads, head_dim]).
+        tied_aliases: tied weights that files may repeat: name -> the name of the weight it must
+            equal.
         buffers: regular expressions for names of tensors that the model does not use.
-        zeros: tensors without a counterpart here, refused unless all their values are 0.
+        must_be_zero: tensors without a counterpart here, refused unless all their values are 0.
         hooks: conversions that the tables cannot express.
         tokenizer_class: the tokenizer class if `tokenizer_config.json` names none;
             `tokenizer_files.py` implements the rules of a class that its files do not contain.
@@ -321,10 +324,10 @@ class Family:
     stacks: tuple[str, ...]
     config: Mapping[str, str | Option]
     fixed: Mapping[str, Any]
-    weights: Weights | Callable[[ModelSpec], Weights]
+    weights: Weights | Callable[[TransformerSpec], Weights]
     heads: Mapping[str, HeadWeights]
     base: str = ""
-    also_read: Weights = field(default_factory=dict)
+    aliases: Weights = field(default_factory=dict)
     optional_heads: tuple[str, ...] = ()
     expected: Mapping[str, Any] = field(default_factory=dict)
     ignored: str = ""
@@ -334,10 +337,10 @@ class Family:
     adapted_together: tuple[str, ...] = ()
     row_vectors: tuple[str, ...] = ()
     by_heads: bool = False
-    stored: Callable[[ModelSpec], Mapping[str, tuple[int, ...]]] = lambda _: {}
-    copies: Mapping[str, str] = field(default_factory=dict)
+    hf_shapes: Callable[[TransformerSpec], Mapping[str, tuple[int, ...]]] = lambda _: {}
+    tied_aliases: Mapping[str, str] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
-    zeros: tuple[str, ...] = ()
+    must_be_zero: tuple[str, ...] = ()
     hooks: tuple[Hook, ...] = ()
     tokenizer_class: str = ""
     is_variant: bool = False

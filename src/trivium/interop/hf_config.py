@@ -1,6 +1,6 @@
 """Read the options of a `config.json` strictly: none that `transformers` reads is skipped silently.
 
-`spec_config` translates the options into a `ModelSpec`.
+`spec_config` translates the options into a `TransformerSpec`.
 """
 
 from __future__ import annotations

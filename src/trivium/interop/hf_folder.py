@@ -35,7 +35,7 @@ from trivium.interop.tokenizer_files import add_document_tokens, read_tokenizer
 from trivium.models import LanguageModule, Transformer, build
 from trivium.models.base_model import Spec
 from trivium.models.heads.text import VectorHead
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 from trivium.text import Tokenizer
 
 CONFIG, SPEC = "config.json", "spec.json"
@@ -163,7 +163,7 @@ def _naming(folder: Path) -> Iterator[None]:
         raise CheckpointError(f"{folder}: {error}") from None
 
 
-def _generates(spec: ModelSpec) -> bool:
+def _generates(spec: TransformerSpec) -> bool:
     return spec.decoder is not None and any(head.kind == "lm" for head in spec.heads)
 
 
@@ -192,7 +192,7 @@ def _special_ids(tokenizer: Tokenizer | None, ids: Mapping[str, str]) -> dict[st
 
 
 def _write_tokenizer(
-    folder: Path, tokenizer: Tokenizer, settings: Settings, spec: ModelSpec
+    folder: Path, tokenizer: Tokenizer, settings: Settings, spec: TransformerSpec
 ) -> None:
     if spec.family != "decoder-only" or settings.reads_documents:
         tokenizer = add_document_tokens(tokenizer)
@@ -211,7 +211,7 @@ def _write_tokenizer(
 
 def export_problem(spec: Spec) -> str | None:
     """Return the reason why no Hugging Face family can express a model, or None if one can."""
-    if not isinstance(spec, ModelSpec):
+    if not isinstance(spec, TransformerSpec):
         return "only Transformers can be exported"
     nearest = nearest_config(exported_spec(spec))
     for difference in nearest.differences:
@@ -240,7 +240,7 @@ def _with_folded_numbers(module: Transformer, settings: Settings) -> tuple[Trans
     return (module if folded is settings else _rebuilt(module.spec, weights)), folded
 
 
-def _rebuilt(spec: ModelSpec, weights: Mapping[str, Tensor]) -> Transformer:
+def _rebuilt(spec: TransformerSpec, weights: Mapping[str, Tensor]) -> Transformer:
     """Build the model of a spec with its entries of `weights`; other entries are ignored."""
     module = build(spec, device="meta")
     module.load_state_dict({name: weights[name] for name in module.state_dict()}, assign=True)

@@ -1,4 +1,4 @@
-"""Convert the options of a `config.json` <-> `ModelSpec`, by a family's tables.
+"""Convert the options of a `config.json` <-> `TransformerSpec`, by a family's tables.
 
 No separate rules decide whether a family can express a spec: the spec is written as a config and
 read back, and the family cannot express the fields whose values differ.
@@ -19,7 +19,7 @@ from trivium.models.heads.text import ClassifierHead
 from trivium.models.heads.tokens import TaggerHead
 from trivium.models.initialization import Normal
 from trivium.models.stack import Stack
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 from trivium.nn.blocks import Layer
 from trivium.nn.mixers import Mixer
 from trivium.nn.mixers.attention import Attention
@@ -32,7 +32,7 @@ def read_spec(
     weights: Collection[str],
     *,
     allow_unknown: bool = False,
-) -> ModelSpec:
+) -> TransformerSpec:
     """Return the spec that a config describes.
 
     Args:
@@ -90,7 +90,7 @@ class HFConfig:
     rank: tuple[int, int]
 
 
-def write_config(family: Family, spec: ModelSpec) -> HFConfig:
+def write_config(family: Family, spec: TransformerSpec) -> HFConfig:
     """Return a spec's config in the family: that of the closest class with its heads and stacks."""
     kinds = {head.kind for head in spec.heads}
     stacks = tuple(slot for slot in ("encoder", "decoder") if getattr(spec, slot))
@@ -106,7 +106,7 @@ def write_config(family: Family, spec: ModelSpec) -> HFConfig:
     return min(configs, key=lambda each: each.rank, default=none)
 
 
-def simplify(spec: ModelSpec) -> ModelSpec:
+def simplify(spec: TransformerSpec) -> TransformerSpec:
     """Return an equivalent spec without fields whose values follow from other fields."""
     stacks = {"encoder": spec.encoder, "decoder": spec.decoder}
     return spec.replace(**{slot: _simple_stack(stack) for slot, stack in stacks.items() if stack})
@@ -123,7 +123,7 @@ def _heads(family: Family, architecture: str, weights: Collection[str]) -> tuple
     return kinds
 
 
-def _write_as(family: Family, architecture: str, spec: ModelSpec) -> HFConfig:
+def _write_as(family: Family, architecture: str, spec: TransformerSpec) -> HFConfig:
     """Return a spec as the config of one class, with the fields that differ when read back."""
     options, differences = _options(family, architecture, spec)
     weights, is_unreadable = _deciding_weights(family, architecture, spec), False
@@ -175,7 +175,7 @@ def _read_option(config: ConfigReader, tree: SpecTree, name: str, option: Option
 
 
 def _options(
-    family: Family, architecture: str, spec: ModelSpec
+    family: Family, architecture: str, spec: TransformerSpec
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the content of `config.json`, and messages for fields that it cannot express."""
     config: dict[str, Any] = {"model_type": family.model_type, "architectures": [architecture]}
@@ -197,7 +197,7 @@ def _options(
     return config, differences
 
 
-def _write_option(config: dict[str, Any], option: Option, spec: ModelSpec) -> Any:
+def _write_option(config: dict[str, Any], option: Option, spec: TransformerSpec) -> Any:
     """Return the option's value from its first field that the spec has; otherwise the default."""
     value = next((v for v in (_field(spec, path) for path in option.paths) if v is not None), None)
     for hf, local in (option.values or {}).items():
@@ -213,7 +213,7 @@ def _write_option(config: dict[str, Any], option: Option, spec: ModelSpec) -> An
     return value
 
 
-def _field(spec: ModelSpec, path: str) -> Any:
+def _field(spec: TransformerSpec, path: str) -> Any:
     """Return the value at a dotted path, or None; for layers that differ, that of the first."""
     node: Any = spec
     for name in path.split("."):
@@ -228,7 +228,7 @@ def _field(spec: ModelSpec, path: str) -> Any:
     return node
 
 
-def _deciding_weights(family: Family, architecture: str, spec: ModelSpec) -> set[str]:
+def _deciding_weights(family: Family, architecture: str, spec: TransformerSpec) -> set[str]:
     """Return the weight names that options depend on: optional heads, and biases of heads."""
     names = set()
     for head in spec.heads:
@@ -267,7 +267,7 @@ def _simple(attention: Mixer) -> Mixer:
     )
 
 
-def _comparable(spec: ModelSpec) -> dict[str, Any]:
+def _comparable(spec: TransformerSpec) -> dict[str, Any]:
     """Return the fields of a simplified spec that change logits, by dotted path, layer by layer."""
     spec = spec.with_dropout(0.0).replace(initialization=Normal())
     tree = spec.to_dict()

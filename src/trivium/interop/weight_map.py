@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trivium.errors import CheckpointError, SpecError
 from trivium.interop.family import Family, attention_of
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class HFWeight:
         experts: the number of experts on the first axis of the file's tensor; 0: no such axis.
         groups: the number of heads by which the rows of several local tensors are interleaved: all
             parts of head 0, then all parts of head 1, ... (BLOOM, GPT-NeoX); 1: not interleaved.
-        stored: the shape in the file, if it has other axes.
+        hf_shape: the shape in the file, if it has other axes.
     """
 
     hf: str
@@ -36,7 +36,7 @@ class HFWeight:
     row_vector: bool = False
     experts: int = 0
     groups: int = 1
-    stored: tuple[int, ...] | None = None
+    hf_shape: tuple[int, ...] | None = None
 
     def split(self, tensor: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
         """Split the file's tensor into local ones. Raises CheckpointError if the shapes differ."""
@@ -46,7 +46,7 @@ class HFWeight:
         expected = [1, *expected] if self.row_vector else expected
         if self.experts:
             expected = [self.experts, expected[0] // self.experts, *expected[1:]]
-        if self.stored is not None and tensor.shape == self.stored:
+        if self.hf_shape is not None and tensor.shape == self.hf_shape:
             tensor = tensor.reshape(expected)
         if list(tensor.shape) != expected:
             raise CheckpointError(
@@ -67,7 +67,7 @@ class HFWeight:
         whole = self.fused([tensors[name] for name in self.local])
         whole = whole.T.contiguous() if self.transposed else whole
         whole = whole[None] if self.row_vector else whole
-        return whole if self.stored is None else whole.reshape(self.stored)
+        return whole if self.hf_shape is None else whole.reshape(self.hf_shape)
 
     def fused(self, parts: Sequence[Tensor]) -> Tensor:
         """Concatenate the rows of parts in the file's order: [O_i, ...] -> [sum of O_i, ...]."""
@@ -80,7 +80,7 @@ class HFWeight:
 def weight_map(
     family: Family,
     architecture: str,
-    spec: ModelSpec,
+    spec: TransformerSpec,
     names: Collection[str],
     *,
     reading: bool = False,
@@ -93,7 +93,7 @@ def weight_map(
     Raises:
         SpecError: a tensor that the family has no name for.
     """
-    names, stored = {*names}, family.stored(spec)
+    names, hf_shape = {*names}, family.hf_shapes(spec)
     weights = [
         HFWeight(
             hf=hf,
@@ -102,7 +102,7 @@ def weight_map(
             row_vector=hf in family.row_vectors,
             experts=experts,
             groups=attention_of(spec).num_heads if len(local) > 1 and family.by_heads else 1,
-            stored=stored.get(hf.split(".")[-1]),
+            hf_shape=hf_shape.get(hf.split(".")[-1]),
         )
         for hf, local, experts in _table(family, architecture, spec, reading=reading)
         if local[0] in names
@@ -132,7 +132,7 @@ def to_local(
 
     Raises:
         CheckpointError: a tensor that is missing, unknown, not of the shape that the config
-            describes or, for the family's `zeros`, not 0; or two tied weights that differ.
+            describes or, for the family's `must_be_zero`, not 0; or two tied weights that differ.
     """
     tensors = {base + name: tensor for name, tensor in tensors.items()}
     known, unknown = {weight.hf for weight in weights}, list[str]()
@@ -145,7 +145,7 @@ def to_local(
                 raise CheckpointError(
                     f"{name} differs from {original}, but config.json says that they are tied."
                 )
-        elif name in family.zeros:
+        elif name in family.must_be_zero:
             if not tensors[name].is_meta and tensors[name].any():
                 raise CheckpointError(f"{name} is not 0 everywhere, which is not supported.")
         elif not any(re.fullmatch(pattern, name) for pattern in family.buffers):
@@ -170,7 +170,8 @@ def to_hf(
     """Return the tensors of a file, converted from a `state_dict`.
 
     Raises:
-        SpecError: one tensor with two names in the file that the family's `copies` do not declare.
+        SpecError: one tensor with two names in the file that the family's `tied_aliases` do not
+            declare.
     """
     tensors: dict[str, Tensor] = {}
     written: dict[str, str] = {}
@@ -180,7 +181,7 @@ def to_hf(
         if first is not None and _original(family, weight.hf, {first}) is None:
             raise SpecError(
                 f"{family.model_type} has two names for {weight.local[0]}, {first} and "
-                f"{weight.hf}: remove one from the weights of the family, or declare it in copies."
+                f"{weight.hf}: remove one from the family's weights, or declare it in tied_aliases."
             )
         # safetensors refuses two names for one storage.
         tensors[weight.hf] = whole if first is None else whole.clone()
@@ -197,14 +198,16 @@ def missing_base(family: Family, architecture: str, names: Collection[str]) -> s
 _Row = tuple[str, tuple[str, ...], int]
 
 
-def _table(family: Family, architecture: str, spec: ModelSpec, *, reading: bool) -> Iterator[_Row]:
+def _table(
+    family: Family, architecture: str, spec: TransformerSpec, *, reading: bool
+) -> Iterator[_Row]:
     """Yield hf name, local names and `HFWeight.experts` of each tensor that a model can have."""
     body = family.weights(spec) if callable(family.weights) else family.weights
     layers = max(stack.num_layers for stack in spec.stacks)
     every_layer = [layer for stack in spec.stacks for layer in stack.every_layer]
     count = max(getattr(layer.feed_forward, "num_experts", 1) for layer in every_layer)
-    base, norm = family.base_of(architecture), (*every_layer[0].norms, "before")[0]
-    for hf, local in [*body.items(), *(family.also_read.items() if reading else ())]:
+    base, norm = family.base_of(architecture), (*every_layer[0].norms, "pre_norm")[0]
+    for hf, local in [*body.items(), *(family.aliases.items() if reading else ())]:
         parts = (local,) if isinstance(local, str) else local
         in_head = parts[0].startswith("heads.")
         name = hf if in_head else base + hf.removeprefix(family.base)
@@ -236,7 +239,7 @@ def _some(what: str, names: list[str], base: str) -> str:
 
 def _original(family: Family, name: str, names: Collection[str]) -> str | None:
     """Return the weight in `names` that `name` is a copy of, or None."""
-    original = family.copies.get(name)
+    original = family.tied_aliases.get(name)
     while original is not None and original not in names:
-        original = family.copies.get(original)
+        original = family.tied_aliases.get(original)
     return original

@@ -46,7 +46,7 @@ class SavingMixin(TextModel):
 
         A decoder with a task head loses its head over the vocabulary, with a warning, because no
         class of `transformers` has both heads. The same holds for an encoder with a mask decoder
-        (`MLMHead.late_positions`).
+        (`MLMHead.mask_decoder_positions`).
 
         Args:
             folder: a new or empty folder.

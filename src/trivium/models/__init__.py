@@ -20,14 +20,14 @@ from trivium.models.ngram import NGramModel as NGramModel
 from trivium.models.ngram_counts import NGramCounts as NGramCounts
 from trivium.models.rnn import RecurrentModel as RecurrentModel
 from trivium.models.stack import Stack
-from trivium.models.transformer import ModelSpec
 from trivium.models.transformer import Transformer as Transformer
+from trivium.models.transformer import TransformerSpec
 from trivium.nn.blocks import Block
 
 
 @overload
 def build(
-    spec: ModelSpec, *, seed: int | None = None, device: torch.device | str = "cpu"
+    spec: TransformerSpec, *, seed: int | None = None, device: torch.device | str = "cpu"
 ) -> Transformer: ...
 @overload
 def build(
@@ -80,7 +80,7 @@ def active_parameters(spec: Spec) -> int:
 @cache
 def _counts(spec: Spec) -> tuple[int, int]:
     """Return the numbers of all and of inactive parameters; of equal layers, only one is built."""
-    if not isinstance(spec, ModelSpec):
+    if not isinstance(spec, TransformerSpec):
         return _size(build(spec, device="meta")), 0
     encoder, decoder = map(_one_of_each, (spec.encoder, spec.decoder))
     few = spec.replace(encoder=encoder and encoder[0], decoder=decoder and decoder[0])
@@ -91,7 +91,7 @@ def _counts(spec: Spec) -> tuple[int, int]:
         for layer, count in zip(stack.layers, counts, strict=True):
             assert isinstance(layer, Block)
             total += (count - 1) * _size(layer)
-            idle += count * sum(map(_size, layer.idle))
+            idle += count * sum(map(_size, layer.inactive_experts))
     return total, idle
 
 

@@ -79,8 +79,10 @@ class AttentionRNNSpec(Spec):
         """The vocabulary size of the input."""
         return self.source_vocab_size or self.vocab_size
 
-    def kept_bytes(self, length: int, item: int, *, on_cpu: bool, recompute: bool = False) -> int:
-        """See `Spec.kept_bytes`: RNN gates and states; tanh(W s + U h_j) for each token pair."""
+    def activation_bytes(
+        self, length: int, item: int, *, on_cpu: bool, recompute: bool = False
+    ) -> int:
+        """See `Spec.activation_bytes`: RNN gates and states; tanh(W s + U h_j) of token pairs."""
         encoder = 2 * (10 * self.d_hidden + self.d_model) + self.d_attention
         decoder = 16 * self.d_hidden + 2 * self.d_model + 6 * self.d_readout
         return 4 * (encoder + decoder + length * (self.d_attention + 3))
@@ -233,12 +235,12 @@ class AttentionRNN(LanguageModule):
         document_ids: Tensor | None = None,
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
-        select: Tensor | None = None,
+        gather_positions: Tensor | None = None,
         cache: Cache | None = None,
         slots: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> Tensor:
-        """Return the decoder's hidden states t [B, T, R], or [M, R] with `select`.
+        """Return the decoder's hidden states t [B, T, R], or [M, R] with `gather_positions`.
 
         Arguments are as in `Transformer.read`. Padding leaves the state unchanged. `document_ids`
         apply to the encoder's input. No gradient flows into the cache.
@@ -260,18 +262,18 @@ class AttentionRNN(LanguageModule):
         else:
             refuse("a cache takes no", decoder_attention_mask=decoder_attention_mask)
             rows, length = decoder_input_ids.shape
-            span = cache.begin(rows, length, slots, lengths)
+            cache_slice = cache.begin(rows, length, slots, lengths)
             if source is None and cache.source_mask is not None:
-                keys, values = (part[:, 0] for part in cache.sources[0].read(span))
-                source = Attended(keys, values, cache.source_mask[span.rows])
-            (state,) = cache.states[0].read(span)
-            begins = span.columns(self.device)[:, :1] == 0
-            written = self._write(vectors, source, span.real(self.device), state, begins)
-            cache.states[0].write(span, written.states[:, -1])
-            cache.advance(span)
+                keys, values = (part[:, 0] for part in cache.sources[0].read(cache_slice))
+                source = Attended(keys, values, cache.source_mask[cache_slice.rows])
+            (state,) = cache.states[0].read(cache_slice)
+            begins = cache_slice.columns(self.device)[:, :1] == 0
+            written = self._write(vectors, source, cache_slice.is_token(self.device), state, begins)
+            cache.states[0].write(cache_slice, written.states[:, -1])
+            cache.advance(cache_slice)
         parts = written.states, vectors, written.contexts
-        if select is not None:
-            parts = tuple(part.flatten(0, 1).index_select(0, select) for part in parts)
+        if gather_positions is not None:
+            parts = tuple(part.flatten(0, 1).index_select(0, gather_positions) for part in parts)
         return F.dropout(self.decoder.read_out(*parts), self.spec.dropout, self.training)
 
     def alignments(self, input_ids: Tensor, **inputs: Any) -> Tensor:

@@ -48,7 +48,7 @@ class Spec(Choice, Part):
             if isinstance(head, ScalarMix) and head != self.scalar_mix:
                 raise SpecError(
                     f'heads: "scalar-mix" of {head.num_layers} layers: it is for an RNN of '
-                    'direction "two-way" whose layers are d_model wide, and mixes all of them and '
+                    'direction "bilm" whose layers are d_model wide, and mixes all of them and '
                     "the token vectors, num_layers + 1 in all."
                 )
 
@@ -115,7 +115,7 @@ class Spec(Choice, Part):
         return False
 
     @property
-    def two_way(self) -> bool:
+    def is_bilm(self) -> bool:
         """Whether the model is a forward and a backward language model (biLM, as in ELMo)."""
         return False
 
@@ -169,7 +169,9 @@ class Spec(Choice, Part):
         """The absolute positions that are added to the token embeddings."""
         return None
 
-    def kept_bytes(self, length: int, item: int, *, on_cpu: bool, recompute: bool = False) -> int:
+    def activation_bytes(
+        self, length: int, item: int, *, on_cpu: bool, recompute: bool = False
+    ) -> int:
         """Return the activation bytes per token that training keeps for the backward pass.
 
         Args:
@@ -294,7 +296,7 @@ class LanguageModule(PartModule):
         """See `models.flops_per_token`."""
         vocabulary = self.spec.vocab_size * self.spec.head_input.d_embedding
         blocks = sum(map(matrix_weights, self.blocks))
-        return 6.0 * (blocks + vocabulary * (2 if self.spec.two_way else 1))
+        return 6.0 * (blocks + vocabulary * (2 if self.spec.is_bilm else 1))
 
     def encode(self, input_ids: Tensor, **inputs: Any) -> Tensor:
         """Return the encoder's hidden states [B, S, D] for ids [B, S]."""

@@ -21,7 +21,7 @@ from trivium.models.heads import Dense
 from trivium.models.heads.vocabulary import MLMHead
 from trivium.models.initialization import Normal
 from trivium.models.stack import Factorised
-from trivium.models.transformer import ModelSpec, Transformer, TransformerStack
+from trivium.models.transformer import Transformer, TransformerSpec, TransformerStack
 from trivium.nn.blocks import Layer
 from trivium.nn.mixers.attention import Attention
 from trivium.nn.positions.learned import Learned
@@ -34,7 +34,7 @@ Sharing = Literal["tied", "gradient-disentangled"]
 """How generator and discriminator share token embeddings (Clark et al. 2020; He et al. 2021b)."""
 
 
-def generator_spec(discriminator: ModelSpec, fraction: float = 0.25) -> ModelSpec:
+def generator_spec(discriminator: TransformerSpec, fraction: float = 0.25) -> TransformerSpec:
     """Return the spec of a discriminator's generator: equally deep, `fraction` times as wide.
 
     The generator's token embeddings have the width of the discriminator's token embeddings, because
@@ -156,7 +156,7 @@ class GeneratorAndDiscriminator(nn.Module):
             yield _encoder(self.generator).embedding, _encoder(self.discriminator).embedding, name
 
     @property
-    def spec(self) -> ModelSpec:
+    def spec(self) -> TransformerSpec:
         """The spec of the discriminator."""
         return self.discriminator.spec
 
@@ -187,7 +187,7 @@ class GeneratorAndDiscriminator(nn.Module):
 
 
 def build_with_generator(
-    discriminator: ModelSpec,
+    discriminator: TransformerSpec,
     *,
     fraction: float = 0.25,
     sharing: Sharing = "tied",

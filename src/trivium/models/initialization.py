@@ -31,7 +31,7 @@ class Initialization(Choice, Part):
     `models.special_initialization`."""
 
     def check_model(self, model: Any) -> None:
-        """Raise SpecError if a `ModelSpec` does not allow this initialization."""
+        """Raise SpecError if a `TransformerSpec` does not allow this initialization."""
         check_attention(self.attention, model)
 
     def build(self, model: Any) -> Initializer:
@@ -54,7 +54,7 @@ class Initialization(Choice, Part):
         initialize_attention(model, self.attention, getattr(self, "embedding_std", 1.0))
 
 
-_TABLES = ("tokens", "source_tokens", "positions", "late_positions", "token_types")
+_TABLES = ("tokens", "source_tokens", "positions", "mask_decoder_positions", "token_types")
 
 
 class Initializer:
@@ -264,7 +264,7 @@ def _set_to_identity(linear: nn.Linear) -> None:
 
 
 def with_fast_initialization(model: Any) -> Any:
-    """Return the same `ModelSpec` with an initialization that learns faster in short runs.
+    """Return the same `TransformerSpec` with an initialization that learns faster in short runs.
 
     Encoders get "position_offsets" if their positions allow it. Encoder-decoders get "copy_heads",
     or "diagonal" if they have sinusoidal positions and a Xavier initialization. A normal

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from trivium.errors import SpecError
 from trivium.models.base_model import Spec, refuse
 from trivium.models.heads.vocabulary import LMHead
-from trivium.nn.context import check_length
 from trivium.nn.loss import cross_entropy
+from trivium.nn.sequence_info import check_length
 from trivium.nn.state import Cache, append_tokens, token_cache
 
 
@@ -79,13 +79,14 @@ class LogitsModel(nn.Module):
         input_ids: Tensor,
         *,
         attention_mask: Tensor | None = None,
-        select: Tensor | None = None,
+        gather_positions: Tensor | None = None,
         cache: Cache | None = None,
         slots: Tensor | None = None,
         lengths: Tensor | None = None,
         **others: Tensor | None,
     ) -> Tensor:
-        """Return logits [B, T, V], or [M, V] with `select`; see `Transformer.read` for arguments.
+        """Return logits [B, T, V], or [M, V] with `gather_positions`; see `Transformer.read` for
+        arguments.
 
         Raises:
             SpecError: a row is padded on the left, or an input is not supported.
@@ -101,7 +102,11 @@ class LogitsModel(nn.Module):
             texts, columns = append_tokens(cache, input_ids, slots, lengths)
             row = torch.arange(len(texts), device=columns.device)[:, None]
             logits = self.module(texts)[row, columns.clamp(max=texts.shape[1] - 1)]
-        return logits if select is None else logits.flatten(0, 1).index_select(0, select)
+        return (
+            logits
+            if gather_positions is None
+            else logits.flatten(0, 1).index_select(0, gather_positions)
+        )
 
     def read(self, *inputs: Any, **options: Any) -> tuple[Tensor, None]:
         """See `LanguageModule.read`; there is no auxiliary loss."""

@@ -64,8 +64,10 @@ class NGramSpec(Spec):
         """Width of the head's input: the tanh layer and, with direct connections, x."""
         return self.d_hidden + (self.d_context if self.connections == "direct" else 0)
 
-    def kept_bytes(self, length: int, item: int, *, on_cpu: bool, recompute: bool = False) -> int:
-        """See `Spec.kept_bytes`: contexts, the tanh layer and the head's input."""
+    def activation_bytes(
+        self, length: int, item: int, *, on_cpu: bool, recompute: bool = False
+    ) -> int:
+        """See `Spec.activation_bytes`: contexts, the tanh layer and the head's input."""
         return 4 * (3 * self.d_context + 3 * self.d_hidden + 2 * self.d_output)
 
     @property
@@ -107,8 +109,11 @@ class NGramModel(LanguageModule):
         """See `LanguageModule.new_cache`. The cache holds token ids."""
         return token_cache(slots, slot_length, self.device)
 
-    def forward(self, input_ids: Tensor, *, select: Tensor | None = None, **inputs: Any) -> Tensor:
-        """Return hidden states [B, T, W], or [M, W] with `select`, of the context at each position.
+    def forward(
+        self, input_ids: Tensor, *, gather_positions: Tensor | None = None, **inputs: Any
+    ) -> Tensor:
+        """Return hidden states [B, T, W], or [M, W] with `gather_positions`, of the context at each
+        position.
 
         `inputs` are keyword arguments of `earlier_tokens`, with the meaning as in
         `Transformer.read`. Padding and tokens of another document count as positions before the
@@ -117,7 +122,9 @@ class NGramModel(LanguageModule):
         Raises:
             SpecError: a mask or documents together with a cache.
         """
-        earlier = earlier_tokens(input_ids, self.spec.order - 1, select=select, **inputs)
+        earlier = earlier_tokens(
+            input_ids, self.spec.order - 1, gather_positions=gather_positions, **inputs
+        )
         vectors = self.tokens(earlier.clamp(min=0))
         context = torch.where(earlier[..., None] >= 0, vectors, self.before).flatten(-2)
         context = F.dropout(context, self.spec.dropout, self.training)
@@ -134,15 +141,15 @@ def earlier_tokens(
     attention_mask: Tensor | None = None,
     position_ids: Tensor | None = None,
     document_ids: Tensor | None = None,
-    select: Tensor | None = None,
+    gather_positions: Tensor | None = None,
     cache: Cache | None = None,
     slots: Tensor | None = None,
     lengths: Tensor | None = None,
 ) -> Tensor:
     """Return the last `count` tokens up to each position, most recent first, -1 before a text.
 
-    The result is [B, T, count], or [M, count] with `select`. Arguments and errors are as in
-    `NGramModel.forward`. `position_ids` are not used.
+    The result is [B, T, count], or [M, count] with `gather_positions`. Arguments and errors are as
+    in `NGramModel.forward`. `position_ids` are not used.
     """
     length, texts = input_ids.shape[1], input_ids
     columns = torch.arange(length, device=input_ids.device).expand_as(input_ids)
@@ -161,4 +168,8 @@ def earlier_tokens(
         theirs = document_ids.gather(1, inside).view_as(place)
         outside |= theirs != document_ids[..., None]
     earlier = earlier.masked_fill(outside, -1)
-    return earlier if select is None else earlier.flatten(0, 1).index_select(0, select)
+    return (
+        earlier
+        if gather_positions is None
+        else earlier.flatten(0, 1).index_select(0, gather_positions)
+    )

@@ -62,7 +62,9 @@ class NGramCountsSpec(Spec):
         """Return the same spec, because the model has no dropout."""
         return self
 
-    def kept_bytes(self, length: int, item: int, *, on_cpu: bool, recompute: bool = False) -> int:
+    def activation_bytes(
+        self, length: int, item: int, *, on_cpu: bool, recompute: bool = False
+    ) -> int:
         """Return 0, because there is no backward pass."""
         return 0
 
@@ -122,8 +124,8 @@ class NGramCounts(LanguageModule):
     def forward(self, input_ids: Tensor, **inputs: Any) -> Tensor:
         """Return the n-1 tokens up to each position, most recent first, in place of hidden states.
 
-        The result is int64 [B, T, n-1], or [M, n-1] with `select`; -1 is a position before the
-        text. Arguments are as in `NGramModel.forward`.
+        The result is int64 [B, T, n-1], or [M, n-1] with `gather_positions`; -1 is a position
+        before the text. Arguments are as in `NGramModel.forward`.
         """
         return earlier_tokens(input_ids, self.spec.order - 1, **inputs)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from trivium.models.heads.vocabulary import LMHead
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 from trivium.nn.blocks import Layer
 from trivium.nn.part import Part
 
@@ -15,8 +15,8 @@ _MULTIPLE = 8  # of hidden units
 
 
 def resized(
-    spec: ModelSpec, d_model: int, num_heads: Mapping[str, int], num_layers: Mapping[str, int]
-) -> ModelSpec:
+    spec: TransformerSpec, d_model: int, num_heads: Mapping[str, int], num_layers: Mapping[str, int]
+) -> TransformerSpec:
     """Return the spec with another width, number of heads or number of layers.
 
     Sizes that depend on these sizes are recomputed: the head width if all heads together have the

@@ -41,9 +41,9 @@ class RNNSpec(Spec):
     with "elman-logistic" (as Mikolov et al. 2010).
 
     `direction` "forward" is a left-to-right language model. "both" is an encoder in which every
-    layer is bidirectional (Schuster and Paliwal 1997). "two-way" is a forward and a backward
+    layer is bidirectional (Schuster and Paliwal 1997). "bilm" is a forward and a backward
     language model that share token embeddings and softmax (ELMo, Peters et al. 2018). With task
-    heads instead of an lm head, a "two-way" model is an encoder: its hidden states are those of
+    heads instead of an lm head, a "bilm" model is an encoder: its hidden states are those of
     both language models, from the last layer or, with a head "scalar-mix", from all layers.
 
     Token embeddings have width `d_model` and cells width `d_hidden`; hidden states of another width
@@ -61,7 +61,7 @@ class RNNSpec(Spec):
     d_hidden: Count
     num_layers: NumLayers
     d_projection: Count | None = None
-    direction: Literal["forward", "both", "two-way"] = "forward"
+    direction: Literal["forward", "both", "bilm"] = "forward"
     connections: Literal["plain", "residual"] = "plain"
     characters: CharacterCNN | None = None
     scale: Positive = 1.0
@@ -93,20 +93,20 @@ class RNNSpec(Spec):
             return ': it is an encoder; take an mlm head, or direction "forward"' if is_lm else None
         if head.reads_both_sides:
             return ': it predicts from one side; take an lm head, or direction "both"'
-        if self.two_way and is_lm and len(self.heads) > 1:
+        if self.is_bilm and is_lm and len(self.heads) > 1:
             return " beside others: it has that head alone, or those of tasks"
         return None
 
     @property
     def family(self) -> Literal["encoder-only", "decoder-only"]:
         """The family; a two-way language model is decoder-only: its forward half generates."""
-        encodes = self.direction == "both" or (self.two_way and not _is_lm(self.heads))
+        encodes = self.direction == "both" or (self.is_bilm and not _is_lm(self.heads))
         return "encoder-only" if encodes else "decoder-only"
 
     @property
-    def two_way(self) -> bool:
+    def is_bilm(self) -> bool:
         """Whether the model is a forward and a backward language model (biLM, as in ELMo)."""
-        return self.direction == "two-way"
+        return self.direction == "bilm"
 
     @property
     def carries(self) -> bool:
@@ -121,8 +121,8 @@ class RNNSpec(Spec):
 
     @property
     def scalar_mix(self) -> ScalarMix | None:
-        """The scalar mix of a "two-way" model whose layers have width `d_model`; otherwise None."""
-        fits = self.two_way and self.d_state == self.d_model
+        """The scalar mix of a "bilm" model whose layers have width `d_model`; otherwise None."""
+        fits = self.is_bilm and self.d_state == self.d_model
         return ScalarMix(num_layers=self.num_layers + 1) if fits else None
 
     @property
@@ -130,8 +130,11 @@ class RNNSpec(Spec):
         """Width of a layer's output at a position."""
         return (self.d_projection or self.d_hidden) * (2 if self.direction == "both" else 1)
 
-    def kept_bytes(self, length: int, item: int, *, on_cpu: bool, recompute: bool = False) -> int:
-        """See `Spec.kept_bytes`: pre- and post-activation gates, states and outputs of the cells.
+    def activation_bytes(
+        self, length: int, item: int, *, on_cpu: bool, recompute: bool = False
+    ) -> int:
+        """See `Spec.activation_bytes`: pre- and post-activation gates, states and outputs of the
+        cells.
 
         Together these are at most 10 numbers per cell.
         """
@@ -145,7 +148,7 @@ class RNNSpec(Spec):
     @property
     def head_input(self) -> HeadInput:
         """The sizes and settings that heads are built with."""
-        reads_both = self.two_way and self.family == "encoder-only"
+        reads_both = self.is_bilm and self.family == "encoder-only"
         return HeadInput(
             vocab_size=self.vocab_size,
             d_model=self.d_model * (2 if reads_both else 1),
@@ -181,7 +184,7 @@ class RecurrentStack(nn.Module):
         sequences: Sequences | None = None,
         backward: bool = False,
         state: CellState | None = None,
-        select: Tensor | None = None,
+        gather_positions: Tensor | None = None,
         every_layer: bool = False,
     ) -> tuple[Any, CellState]:
         """Return hidden states [B, T, D] or [M, D], and the final cell states.
@@ -195,8 +198,8 @@ class RecurrentStack(nn.Module):
             outputs, after = self.layers.every_layer(x, **options)
             return [tokens, *outputs], after
         x, after = self.layers(x, **options)
-        if select is not None:
-            x = x.flatten(0, 1).index_select(0, select)
+        if gather_positions is not None:
+            x = x.flatten(0, 1).index_select(0, gather_positions)
         return self.project(F.dropout(x, self.dropout, self.training)), after
 
 
@@ -215,7 +218,7 @@ class RecurrentModel(LanguageModule):
         else:
             self.tokens = CharacterEmbedding(model.characters, model.vocab_size, model.d_model)
         self.rnn = RecurrentStack(model)
-        self.backward_rnn = RecurrentStack(model) if model.direction == "two-way" else None
+        self.backward_rnn = RecurrentStack(model) if model.direction == "bilm" else None
         self.heads = build_heads(model)
 
     def initializer(self) -> RecurrentInitializer:
@@ -258,12 +261,12 @@ class RecurrentModel(LanguageModule):
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
-        select: Tensor | None = None,
+        gather_positions: Tensor | None = None,
         cache: Cache | None = None,
         slots: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> Tensor:
-        """Return the last layer's hidden states [B, T, D], or [M, D] with `select`.
+        """Return the last layer's hidden states [B, T, D], or [M, D] with `gather_positions`.
 
         An ELMo language model returns the hidden states of its forward model; an ELMo encoder
         returns the hidden states [B, T, 2D] for task heads. Arguments are as in `Transformer.read`.
@@ -276,21 +279,27 @@ class RecurrentModel(LanguageModule):
         tokens = self._vectors(input_ids)
         if cache is None:
             sequences = find_sequences(input_ids, attention_mask, document_ids)
-            if self.spec.two_way and self.spec.family == "encoder-only":
+            if self.spec.is_bilm and self.spec.family == "encoder-only":
                 hidden = self._task_states(tokens, sequences)
-                return hidden if select is None else hidden.flatten(0, 1).index_select(0, select)
-            return self.rnn(tokens, sequences=sequences, select=select)[0]
+                return (
+                    hidden
+                    if gather_positions is None
+                    else hidden.flatten(0, 1).index_select(0, gather_positions)
+                )
+            return self.rnn(tokens, sequences=sequences, gather_positions=gather_positions)[0]
         refuse("a cache takes no", attention_mask=attention_mask, document_ids=document_ids)
-        span = cache.begin(len(input_ids), input_ids.shape[1], slots, lengths)
-        state, read, sequences = cache.states[0], span, None
-        if (real := span.real(input_ids.device)) is not None:
+        cache_slice = cache.begin(len(input_ids), input_ids.shape[1], slots, lengths)
+        state, read, sequences = cache.states[0], cache_slice, None
+        if (real := cache_slice.is_token(input_ids.device)) is not None:
             sequences = Sequences.find(real)
-            slots = span.slots(len(input_ids), input_ids.device)
-            read = replace(span, rows=slots[sequences.rows])  # rows with any token
+            slots = cache_slice.slots(len(input_ids), input_ids.device)
+            read = replace(cache_slice, rows=slots[sequences.rows])  # rows with any token
         before = tuple(part.transpose(0, 1).contiguous() for part in state.read(read))
-        hidden, after = self.rnn(tokens, sequences=sequences, state=before, select=select)
+        hidden, after = self.rnn(
+            tokens, sequences=sequences, state=before, gather_positions=gather_positions
+        )
         state.write(read, *(part.transpose(0, 1) for part in after))
-        cache.advance(span)
+        cache.advance(cache_slice)
         return hidden
 
     def two_ways(
@@ -307,12 +316,12 @@ class RecurrentModel(LanguageModule):
         backward model has read tokens from t to the end and predicts token t - 1.
 
         Raises:
-            SpecError: the model is not "two-way".
+            SpecError: the model is not "bilm".
         """
         if self.backward_rnn is None:
             raise SpecError(
                 f'this model has direction "{self.spec.direction}": a bidirectional language model '
-                'needs direction "two-way".'
+                'needs direction "bilm".'
             )
         sequences = find_sequences(input_ids, attention_mask, document_ids)
         return torch.stack(self._two_ways(self._vectors(input_ids), sequences), 1)

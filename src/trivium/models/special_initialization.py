@@ -50,7 +50,7 @@ _DIAGONAL_SCORES = 3.0  # factor of the scores of sinusoids
 
 
 def check_attention(attention: str, model: Any) -> None:
-    """Raise SpecError if a `ModelSpec` does not allow this initialization of attention."""
+    """Raise SpecError if a `TransformerSpec` does not allow this initialization of attention."""
     needs = {
         "position_offsets": "learned positions, or rotary ones in attention with biases",
         "copy_heads": "an encoder and a decoder, with learned positions or relative biases",
@@ -63,7 +63,7 @@ def check_attention(attention: str, model: Any) -> None:
 
 
 def allowed_attention(model: Any) -> set[str]:
-    """Return the special initializations that fit the positions and the family of a `ModelSpec`."""
+    """Return the special initializations that fit the positions and family of the model."""
     if not model.attends:
         return set()
     embedding, allowed = model.embedding, set[str]()

@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 from trivium.errors import SpecError
 from trivium.nn.blocks import Block, Layer
-from trivium.nn.context import ALONE, Context, LayerContext
 from trivium.nn.mixers import Mixer
 from trivium.nn.mixers.attention import Attention
 from trivium.nn.norm import Norm, build_norm
 from trivium.nn.part import Count, DropoutRate, NumLayers, Part, Positive, empty_table
 from trivium.nn.positions import AbsolutePositions
+from trivium.nn.sequence_info import NO_CACHE, LayerContext, SequenceInfo
 from trivium.nn.state import Cache
 
 
@@ -269,36 +269,42 @@ class TransformerStack(nn.Module):
     def forward(
         self,
         tokens: Tensor,
-        context: Context,
+        sequence: SequenceInfo,
         *,
         token_type_ids: Tensor | None = None,
-        late_positions: nn.Module | None = None,
+        mask_decoder_positions: nn.Module | None = None,
         cache: Cache | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return hidden states and summed auxiliary loss (or None) for token embeddings [B, T, E].
 
-        Hidden states are [B, T, D], or [M, D] with `context.select`. With `late_positions`, the
-        last layer is DeBERTa's enhanced mask decoder. `cache` holds earlier tokens.
+        Hidden states are [B, T, D], or [M, D] with `sequence.gather_positions`. With
+        `mask_decoder_positions`, the last layer is DeBERTa's enhanced mask decoder. `cache` holds
+        earlier tokens.
         """
-        x = self.embedding(tokens, context.positions, token_type_ids)
-        # A feed-forward network that reads earlier tokens computes all; `select` is applied after.
+        x = self.embedding(tokens, sequence.positions, token_type_ids)
+        # A feed-forward network that reads earlier tokens computes all; `gather_positions` is
+        # applied after.
         last = None if self._computes_all else self.spec.num_layers - 1
         losses: dict[int, Tensor] = {}
-        before_last = context if context.select is None else replace(context, select=None)
+        before_last = (
+            sequence
+            if sequence.gather_positions is None
+            else replace(sequence, gather_positions=None)
+        )
         prepared: dict[int, tuple[Any, Any]] = {}
         for i, block in enumerate(self.every_layer):
-            here = context if i == last else before_last
+            here = sequence if i == last else before_last
             own, first = _kept_of(i, cache), self._first_alike[i]
             if first not in prepared:
                 prepared[first] = block.prepare(here, own, self._table_of(i))
             mixing, crossing = prepared[first]
             layer, runs = replace(own, prepared=mixing, cross_prepared=crossing), (here,)
-            if late_positions is not None and i == last:
+            if mask_decoder_positions is not None and i == last:
                 layer, runs = (
                     replace(layer, prepared=replace(mixing, source=x)),
                     (before_last, here),
                 )
-                x = x + late_positions(context.positions).to(x.dtype)
+                x = x + mask_decoder_positions(sequence.positions).to(x.dtype)
             for each in runs:
                 x, loss = block(x, each, layer)
                 if loss is not None:
@@ -310,7 +316,7 @@ class TransformerStack(nn.Module):
             assert network is not None
             loss = network.loss(added)
             total = loss if total is None else total + loss
-        return self.norm(context.chosen(x) if last is None else x), total
+        return self.norm(sequence.gather(x) if last is None else x), total
 
     def _table_of(self, layer: int) -> nn.Module | None:
         """Return the table that a layer shares with other layers; None if the layer has none."""
@@ -321,7 +327,7 @@ class TransformerStack(nn.Module):
 def _kept_of(layer: int, cache: Cache | None) -> LayerContext:
     """Return a layer's part of the cache as its layer context."""
     if cache is None:
-        return ALONE
+        return NO_CACHE
     return LayerContext(
         state=cache.states[layer],
         source=cache.sources[layer] if cache.sources else None,

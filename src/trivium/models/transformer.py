@@ -27,15 +27,15 @@ from trivium.models.heads.vocabulary import MLMHead
 from trivium.models.initialization import Initialization, Initializer, Normal
 from trivium.models.stack import Embedding, Stack, TransformerStack
 from trivium.nn.blocks import Block
-from trivium.nn.context import Context, EncoderOutput, check_length
-from trivium.nn.mixers.global_attention import GlobalContext
+from trivium.nn.mixers.global_attention import GlobalSequenceInfo
 from trivium.nn.part import Count, empty_table
 from trivium.nn.positions import AbsolutePositions
 from trivium.nn.positions.learned import Learned
-from trivium.nn.state import Cache, Span, state_like
+from trivium.nn.sequence_info import EncoderOutput, SequenceInfo, check_length
+from trivium.nn.state import Cache, CacheSlice, state_like
 
 
-class ModelSpec(Spec):
+class TransformerSpec(Spec):
     """A Transformer. The fields `encoder` and `decoder` decide the family and attention masks.
 
     If both are set, they share one token embedding matrix, unless `source_vocab_size` gives the
@@ -53,12 +53,14 @@ class ModelSpec(Spec):
         """Raise SpecError if stacks, positions or initialization do not fit the model."""
         super().check()
         self._check_stacks()
-        self._check_late_positions()
+        self._check_mask_decoder()
         self.initialization.check_model(self)
 
     def _check_stacks(self) -> None:
         if self.encoder is None and self.decoder is None:
-            raise SpecError("a ModelSpec needs an encoder, a decoder, or both; given: neither.")
+            raise SpecError(
+                "a TransformerSpec needs an encoder, a decoder, or both; given: neither."
+            )
         if self.source_vocab_size is not None and not (self.encoder and self.decoder):
             raise SpecError(
                 "source_vocab_size is for a model with an encoder and a decoder: leave it out."
@@ -80,18 +82,18 @@ class ModelSpec(Spec):
                     f'decoder.layers.mixer: "{mixer.kind}" cannot attend to an encoder.'
                 )
 
-    def _check_late_positions(self) -> None:
+    def _check_mask_decoder(self) -> None:
         stack = self.encoder
-        if self.late_positions and (
+        if self.mask_decoder_positions and (
             self.family != "encoder-only"
             or self.query_stream
             or stack is None
-            or "before" in stack.every_layer[-1].norms
+            or "pre_norm" in stack.every_layer[-1].norms
             or stack.mixers[-1].kind != "attention"
         ):
             raise SpecError(
-                'heads: late_positions of "mlm" are for an encoder alone, without a query stream, '
-                'whose last layer is "attention" without a norm before it.'
+                'heads: mask_decoder_positions of "mlm" are for an encoder alone, without a query '
+                'stream, whose last layer is "attention" without a pre-norm.'
             )
 
     @property
@@ -131,7 +133,7 @@ class ModelSpec(Spec):
 
     @property
     def adds_loss(self) -> bool:
-        """Whether a layer adds an auxiliary loss (`Positionwise.adds_loss`)."""
+        """Whether a layer adds an auxiliary loss (`FeedForward.adds_loss`)."""
         return any(layer.adds_loss for stack in self.stacks for layer in stack.every_layer)
 
     @property
@@ -185,9 +187,9 @@ class ModelSpec(Spec):
         return self.embedding.positions
 
     @property
-    def late_positions(self) -> AbsolutePositions | None:
-        """The absolute positions of the enhanced mask decoder (`MLMHead.late_positions`)."""
-        late = (head.late_positions for head in self.heads if isinstance(head, MLMHead))
+    def mask_decoder_positions(self) -> AbsolutePositions | None:
+        """The absolute positions of the enhanced mask decoder (see `MLMHead`)."""
+        late = (head.mask_decoder_positions for head in self.heads if isinstance(head, MLMHead))
         return next(late, None)
 
     @property
@@ -198,7 +200,7 @@ class ModelSpec(Spec):
     @property
     def max_length(self) -> int | None:
         """Maximum input length in tokens; None if positions are unlimited."""
-        both = (self.embedding.positions, self.late_positions)
+        both = (self.embedding.positions, self.mask_decoder_positions)
         limits = [each.max_length for each in both if each and each.max_length]
         return min(limits) if limits else None
 
@@ -222,8 +224,10 @@ class ModelSpec(Spec):
             **{name: stack.with_dropout(dropout) for name, stack in stacks.items() if stack}
         )
 
-    def kept_bytes(self, length: int, item: int, *, on_cpu: bool, recompute: bool = False) -> int:
-        """Return the activation bytes per token, see `Spec.kept_bytes`.
+    def activation_bytes(
+        self, length: int, item: int, *, on_cpu: bool, recompute: bool = False
+    ) -> int:
+        """Return the activation bytes per token, see `Spec.activation_bytes`.
 
         A block keeps its residual stream in float32 and the inputs of its matmuls in `item` bytes
         per number (counted as in Korthikanti et al. 2022, section 4.1). On a CPU, a block also
@@ -236,7 +240,7 @@ class ModelSpec(Spec):
         dense = any(isinstance(head, MLMHead) and head.dense for head in self.heads)
         head = item * self.d_model * (4 if dense else 1)
         last_norm = self.stacks[-1].every_layer[-1].norm
-        return sum(blocks) + last_norm.kept_bytes(self.d_model, on_cpu=on_cpu) + head
+        return sum(blocks) + last_norm.activation_bytes(self.d_model, on_cpu=on_cpu) + head
 
     def _block_bytes(self, length: int, item: int, *, on_cpu: bool) -> Iterator[int]:
         """Yield the activation bytes per token of each block in turn."""
@@ -246,15 +250,17 @@ class ModelSpec(Spec):
             crosses = stack is self.decoder and self.encoder is not None
             # The encoder's output, in another precision for keys and for values.
             memory = 2 * item * width if crosses and item < 4 else 0
-            again = stack.every_layer[-1:] if self.late_positions else ()
+            again = stack.every_layer[-1:] if self.mask_decoder_positions else ()
             for layer in (*stack.every_layer, *again):
-                norms = len(layer.norms) * layer.norm.kept_bytes(width, on_cpu=on_cpu)
+                norms = len(layer.norms) * layer.norm.activation_bytes(width, on_cpu=on_cpu)
                 added, feeding = norms + item * mask, 0
                 if layer.feed_forward is not None:
-                    inner = layer.feed_forward.kept_numbers(width)
+                    inner = layer.feed_forward.activation_numel(width)
                     inner += (layer.block.reads - 1) * width
                     feeding = item * inner + (layer.block.additions - 1) * added
-                kept = layer.mixer.kept_numbers(length, item=item, on_cpu=on_cpu, dropout=mask > 0)
+                kept = layer.mixer.activation_numel(
+                    length, item=item, on_cpu=on_cpu, dropout=mask > 0
+                )
                 one = added + item * (width + kept)
                 yield one * (1 + crosses) + memory + feeding
 
@@ -270,9 +276,9 @@ class Transformer(LanguageModule):
     loss directly and holds only a bounded number of logits at a time.
     """
 
-    spec: ModelSpec
+    spec: TransformerSpec
 
-    def __init__(self, model: ModelSpec) -> None:
+    def __init__(self, model: TransformerSpec) -> None:
         super().__init__()
         self.spec, self.max_length = model, model.max_length
         self.tokens = empty_table(model.vocab_size, model.d_embedding)
@@ -319,11 +325,11 @@ class Transformer(LanguageModule):
             repeats = stack.spec.num_layers / stack.spec.distinct_layers
             for block in stack.layers:
                 assert isinstance(block, Block)
-                weights = matrix_weights(block) - sum(map(matrix_weights, block.idle))
+                weights = matrix_weights(block) - sum(map(matrix_weights, block.inactive_experts))
                 total += 6.0 * repeats * weights
             total += 6.0 * matrix_weights(stack.embedding)
             attended, mixers = length / 2 if stack.causal else length, stack.spec.mixers
-            if self.spec.late_positions:  # the last layer runs once more
+            if self.spec.mask_decoder_positions:  # the last layer runs once more
                 total += 6.0 * matrix_weights(stack.layers[-1])
                 mixers += mixers[-1:]
             for mixer in mixers:
@@ -373,7 +379,7 @@ class Transformer(LanguageModule):
         order: Tensor | None = None,
         predicted: Tensor | None = None,
         global_tokens: Tensor | None = None,
-        select: Tensor | None = None,
+        gather_positions: Tensor | None = None,
         cache: Cache | None = None,
         slots: Tensor | None = None,
         lengths: Tensor | None = None,
@@ -382,7 +388,7 @@ class Transformer(LanguageModule):
 
         Args:
             input_ids: int64 [B, T]; for an encoder-decoder the encoder's input, or None if the
-                cache holds the encoder's output (`Cache.remember`).
+                cache holds the encoder's output (`Cache.set_encoder_output`).
             attention_mask: [B, T], 0 for padding, nonzero for other tokens.
             token_type_ids: int64 [B, T], sentence A (0) or B (1).
             position_ids: int64 [B, T], or [B, T, 2] for positions of two numbers
@@ -411,8 +417,8 @@ class Transformer(LanguageModule):
                 on the right; None: no padding. Padding in the cache is never attended to.
 
         Returns:
-            Hidden states [B, T, D], or [M, D] with `select`; and the sum of the layers' auxiliary
-            losses, None if no layer has one.
+            Hidden states [B, T, D], or [M, D] with `gather_positions`; and the sum of the
+            layers' auxiliary losses, None if no layer has one.
 
         Raises:
             SpecError: the input is longer than the model's positions or the cache, or an input
@@ -436,8 +442,10 @@ class Transformer(LanguageModule):
                     order=order,
                     predicted=predicted,
                     global_tokens=global_tokens,
-                    select=select if self.decoder is None else None,
-                    late_positions=getattr(self.vocabulary_head, "late_positions", None),
+                    gather_positions=gather_positions if self.decoder is None else None,
+                    mask_decoder_positions=getattr(
+                        self.vocabulary_head, "mask_decoder_positions", None
+                    ),
                     cache=cache if self.decoder is None else None,
                     slots=slots,
                 )
@@ -448,32 +456,32 @@ class Transformer(LanguageModule):
             token_type_ids = position_ids = document_ids = None
         if self.decoder is None or input_ids is None:
             raise SpecError("input_ids is missing: the model has nothing to read.")
-        span = None
+        cache_slice = None
         if cache is None:
             refuse("without a cache a model takes no", slots=slots, lengths=lengths)
         else:
             refuse("a cache takes no", attention_mask=attention_mask, document_ids=document_ids)
-            span = cache.begin(len(input_ids), input_ids.shape[1], slots, lengths)
-            if not span.is_first:
+            cache_slice = cache.begin(len(input_ids), input_ids.shape[1], slots, lengths)
+            if not cache_slice.is_prefill:
                 refuse("after the first tokens a cache takes no", prefix_lengths=prefix_lengths)
             if encoded is None and cache.source_mask is not None:
-                encoded = EncoderOutput(None, cache.source_mask[span.rows])
-        context = Context(
-            *self._positions(input_ids, position_ids, attention_mask, document_ids, span),
+                encoded = EncoderOutput(None, cache.source_mask[cache_slice.rows])
+        sequence = SequenceInfo(
+            *self._positions(input_ids, position_ids, attention_mask, document_ids, cache_slice),
             causal=True,
-            real=attention_mask,
+            is_token=attention_mask,
             documents=document_ids,
             prefix=prefix_lengths,
             types=token_type_ids,
-            select=select,
-            span=span,
+            gather_positions=gather_positions,
+            cache_slice=cache_slice,
             encoder=encoded,
         )
         hidden, loss = self.decoder(
-            self.tokens(input_ids), context, token_type_ids=token_type_ids, cache=cache
+            self.tokens(input_ids), sequence, token_type_ids=token_type_ids, cache=cache
         )
-        if cache is not None and span is not None:
-            cache.advance(span)
+        if cache is not None and cache_slice is not None:
+            cache.advance(cache_slice)
         if encoder_loss is not None:
             loss = encoder_loss if loss is None else loss + encoder_loss
         return hidden, loss
@@ -493,29 +501,29 @@ class Transformer(LanguageModule):
         order: Tensor | None = None,
         predicted: Tensor | None = None,
         global_tokens: Tensor | None = None,
-        select: Tensor | None = None,
-        late_positions: nn.Module | None = None,
+        gather_positions: Tensor | None = None,
+        mask_decoder_positions: nn.Module | None = None,
         cache: Cache | None = None,
         slots: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         if self.encoder is None:
             raise SpecError(f"this model is {self.spec.family}: it has no encoder.")
         table = self.tokens if self.source_tokens is None else self.source_tokens
-        span = None
+        cache_slice = None
         if cache is not None:
             refuse("a cache takes no", document_ids=document_ids)
-            span = cache.begin(len(input_ids), input_ids.shape[1], slots, None)
-        context = Context(
-            *self._positions(input_ids, position_ids, attention_mask, document_ids, span),
-            real=attention_mask,
+            cache_slice = cache.begin(len(input_ids), input_ids.shape[1], slots, None)
+        sequence = SequenceInfo(
+            *self._positions(input_ids, position_ids, attention_mask, document_ids, cache_slice),
+            is_token=attention_mask,
             documents=document_ids,
             types=token_type_ids,
-            select=select,
-            span=span,
+            gather_positions=gather_positions,
+            cache_slice=cache_slice,
         )
         chosen = self._global(global_tokens, input_ids, token_type_ids, attention_mask)
         if chosen is not None:
-            context = GlobalContext(**vars(context), global_tokens=chosen)
+            sequence = GlobalSequenceInfo(**vars(sequence), global_tokens=chosen)
         tokens, first_query = table(input_ids), 0
         if order is None or predicted is None:
             refuse("order and predicted are given together:", order=order, predicted=predicted)
@@ -523,24 +531,32 @@ class Transformer(LanguageModule):
             query, first_query = self.encoder.embedding.query, input_ids.shape[1]
             if query is None:
                 raise SpecError("a model without a query stream (Embedding) takes no order.")
-            context = two_streams(context, order, predicted)
-            if select is not None:  # flat positions among queries, which are after the tokens
-                row = select.div(predicted.shape[1], rounding_mode="floor")
-                context = replace(context, select=select + (row + 1) * first_query)
+            sequence = two_streams(sequence, order, predicted)
+            if (
+                gather_positions is not None
+            ):  # flat positions among queries, which are after the tokens
+                row = gather_positions.div(predicted.shape[1], rounding_mode="floor")
+                sequence = replace(
+                    sequence, gather_positions=gather_positions + (row + 1) * first_query
+                )
             tokens = torch.cat((tokens, query(torch.zeros_like(predicted))), 1)
         hidden, loss = self.encoder(
             tokens,
-            context,
-            token_type_ids=context.types,
-            late_positions=late_positions,
+            sequence,
+            token_type_ids=sequence.types,
+            mask_decoder_positions=mask_decoder_positions,
             cache=cache,
         )
-        if cache is not None and span is not None:
-            cache.advance(span)
-        return hidden if select is not None else hidden[:, first_query:], loss
+        if cache is not None and cache_slice is not None:
+            cache.advance(cache_slice)
+        return hidden if gather_positions is not None else hidden[:, first_query:], loss
 
     def _global(
-        self, global_tokens: Tensor | None, ids: Tensor, types: Tensor | None, real: Tensor | None
+        self,
+        global_tokens: Tensor | None,
+        ids: Tensor,
+        types: Tensor | None,
+        is_token: Tensor | None,
     ) -> Tensor | None:
         """Return a bool mask [B, T] of the global tokens; None: no global tokens."""
         if not self.spec.has_global_tokens:
@@ -550,9 +566,9 @@ class Transformer(LanguageModule):
             global_tokens[:, 0] = 1
         elif global_tokens is None and self.spec.global_tokens == "question" and types is not None:
             global_tokens = types == 0
-        if global_tokens is None or real is None:
+        if global_tokens is None or is_token is None:
             return None if global_tokens is None else global_tokens.bool()
-        return global_tokens.bool() & real.bool()
+        return global_tokens.bool() & is_token.bool()
 
     def _positions(
         self,
@@ -560,7 +576,7 @@ class Transformer(LanguageModule):
         position_ids: Tensor | None,
         attention_mask: Tensor | None,
         document_ids: Tensor | None,
-        span: Span | None = None,
+        cache_slice: CacheSlice | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return position ids and column indices in the row, each [1 or B, T].
 
@@ -573,11 +589,11 @@ class Transformer(LanguageModule):
                 "out (data.separate_documents = false)."
             )
         columns = torch.arange(length, device=input_ids.device)[None]
-        if span is not None:
-            columns = span.columns(input_ids.device)
+        if cache_slice is not None:
+            columns = cache_slice.columns(input_ids.device)
         if position_ids is not None:
             return position_ids, columns
-        if span is not None:
+        if cache_slice is not None:
             # Padding after the tokens of a slot may lie beyond the last position.
             return columns if end is None else columns.clamp(max=end - 1), columns
         check_length(length, end)
@@ -594,7 +610,7 @@ class Transformer(LanguageModule):
         return None if attention_mask is None else attention_mask.bool().long()
 
 
-def two_streams(context: Context, order: Tensor, predicted: Tensor) -> Context:
+def two_streams(sequence: SequenceInfo, order: Tensor, predicted: Tensor) -> SequenceInfo:
     """Return the context of T tokens followed by M queries at the positions of predicted tokens.
 
     A token attends to tokens of its own or a lower rank in `order`, a query to tokens of a lower
@@ -615,16 +631,16 @@ def two_streams(context: Context, order: Tensor, predicted: Tensor) -> Context:
 
     # A token attends to ranks up to its own, a query to ranks below that of its predicted token.
     known = order[:, None] <= torch.cat((order, order.gather(1, predicted) - 1), 1)[..., None]
-    positions, columns = of_both(context.positions), of_both(context.columns)
+    positions, columns = of_both(sequence.positions), of_both(sequence.columns)
     assert positions is not None
     assert columns is not None
     return replace(
-        context,
+        sequence,
         positions=positions,
         columns=columns,
-        real=of_both(context.real),
-        documents=of_both(context.documents),
-        types=of_both(context.types),
+        is_token=of_both(sequence.is_token),
+        documents=of_both(sequence.documents),
+        types=of_both(sequence.types),
         custom=known[:, None],
         num_keys=order.shape[1],
     )

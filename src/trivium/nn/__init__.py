@@ -6,20 +6,17 @@ which says what is known of its tokens:
 >>> import torch
 >>> from trivium import nn, spec
 >>> attention = spec.Attention(num_heads=2, head_dim=4).build(8)
->>> attention(torch.zeros(3, 5, 8), nn.Context.of_length(5, causal=True)).shape
+>>> attention(torch.zeros(3, 5, 8), nn.SequenceInfo.of_length(5, causal=True)).shape
 torch.Size([3, 5, 8])
 
 A kind of mixer, positions or feed-forward network is a file in the folder of that name. What all of
-them meet: `context` (what a pass knows), `mask` (who sees whom), `attend` (which kernel), `state`
+them meet: `sequence` (what a pass knows), `mask` (who sees whom), `attend` (which kernel), `state`
 (what is kept between steps), `part` (what is asked of each kind).
 """
 
 from trivium.nn.activations import ACTIVATIONS as ACTIVATIONS
 from trivium.nn.attend import attend as attend
 from trivium.nn.blocks import Block as Block
-from trivium.nn.context import Context as Context
-from trivium.nn.context import EncoderOutput as EncoderOutput
-from trivium.nn.context import LayerContext as LayerContext
 from trivium.nn.feed_forwards import FeedForwardModule as FeedForwardModule
 from trivium.nn.loss import cross_entropy as cross_entropy
 from trivium.nn.loss import linear_cross_entropy as linear_cross_entropy
@@ -30,5 +27,8 @@ from trivium.nn.mixers.attention import CrossAttention as CrossAttention
 from trivium.nn.norm import build_norm as build_norm
 from trivium.nn.part import PartModule as PartModule
 from trivium.nn.positions import PositionsModule as PositionsModule
+from trivium.nn.sequence_info import EncoderOutput as EncoderOutput
+from trivium.nn.sequence_info import LayerContext as LayerContext
+from trivium.nn.sequence_info import SequenceInfo as SequenceInfo
 from trivium.nn.state import Cache as Cache
 from trivium.nn.state import State as State

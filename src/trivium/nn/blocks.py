@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trivium.choice import Choice
-from trivium.nn.context import ALONE, Context, LayerContext
-from trivium.nn.feed_forwards import FeedForwardModule, Positionwise
+from trivium.nn.feed_forwards import FeedForward, FeedForwardModule
 from trivium.nn.mixers import Mixer, MixerModule
 from trivium.nn.mixers.attention import CrossAttention
 from trivium.nn.norm import Norm, build_norm
 from trivium.nn.part import Part, PartModule, Positive, to_autocast_dtype
+from trivium.nn.sequence_info import NO_CACHE, LayerContext, SequenceInfo
 
 
 class Residual(nn.Module):
@@ -37,20 +37,20 @@ class Residual(nn.Module):
 
     def __init__(self, layer: Layer, norms: Collection[str], width: int, dropout: float) -> None:
         super().__init__()
-        self.before, self.branch, self.after = (
+        self.pre_norm, self.post_sublayer_norm, self.post_norm = (
             build_norm(layer.norm if place in norms else None, width)
-            for place in ("before", "branch", "after")
+            for place in ("pre_norm", "post_sublayer_norm", "post_norm")
         )
         self.dropout, self.multiplier = dropout, layer.residual_multiplier
 
-    def enter(self, x: Tensor) -> Tensor:
+    def sublayer_input(self, x: Tensor) -> Tensor:
         """What the function reads: [..., D] -> [..., D]."""
-        return to_autocast_dtype(self.before(x))
+        return to_autocast_dtype(self.pre_norm(x))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """The stream [..., D] with what the function made of it, y [..., D]."""
-        y = F.dropout(self.branch(y), self.dropout, self.training)
-        return self.after(x + (y if self.multiplier == 1.0 else y * self.multiplier))
+        y = F.dropout(self.post_sublayer_norm(y), self.dropout, self.training)
+        return self.post_norm(x + (y if self.multiplier == 1.0 else y * self.multiplier))
 
 
 class BlockKind(Choice, Part):
@@ -108,10 +108,10 @@ class ParallelLayers(BlockKind):
 
 NormPlacement = Literal["pre", "post", "sandwich", "post-sublayer", "none"]
 _PLACES: Mapping[str, tuple[str, ...]] = {
-    "pre": ("before",),
-    "post": ("after",),
-    "sandwich": ("before", "branch"),
-    "post-sublayer": ("branch",),
+    "pre": ("pre_norm",),
+    "post": ("post_norm",),
+    "sandwich": ("pre_norm", "post_sublayer_norm"),
+    "post-sublayer": ("post_sublayer_norm",),
     "none": (),
 }
 
@@ -127,7 +127,7 @@ class Layer(Part):
     """
 
     mixer: SerializeAsAny[Mixer]
-    feed_forward: SerializeAsAny[Positionwise] | None = None
+    feed_forward: SerializeAsAny[FeedForward] | None = None
     norm: SerializeAsAny[Norm]
     norm_placement: NormPlacement
     block: SerializeAsAny[BlockKind] = SequentialLayers()
@@ -135,11 +135,11 @@ class Layer(Part):
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """Where a residual connection has norms: "before" f, on its "branch", "after" the sum."""
+        """The norms of a residual connection, by their names in `Residual`."""
         return _PLACES[self.norm_placement]
 
     @property
-    def parts(self) -> tuple[Mixer | Positionwise, ...]:
+    def parts(self) -> tuple[Mixer | FeedForward, ...]:
         """The mixer, and the feed-forward network if there is one."""
         return (self.mixer,) if self.feed_forward is None else (self.mixer, self.feed_forward)
 
@@ -196,8 +196,8 @@ class Block(PartModule):
     >>> from trivium import spec
     >>> layer = spec.Layer(
     ...     mixer=spec.Attention(num_heads=2, head_dim=4), norm=spec.LayerNorm(),
-    ...     feed_forward=spec.FeedForward(d_ff=16, activation="gelu"), norm_placement="pre")
-    >>> x, loss = layer.build(8)(torch.zeros(3, 5, 8), Context.of_length(5, causal=True))
+    ...     feed_forward=spec.MLP(d_ff=16, activation="gelu"), norm_placement="pre")
+    >>> x, loss = layer.build(8)(torch.zeros(3, 5, 8), SequenceInfo.of_length(5, causal=True))
     >>> x.shape, loss
     (torch.Size([3, 5, 8]), None)
     """
@@ -214,7 +214,7 @@ class Block(PartModule):
     ) -> None:
         super().__init__()
         mixer, of_mixer = layer.mixer, {"dropout": dropout, "num_layers": num_layers}
-        norms = layer.norms if first_norm else {*layer.norms} - {"before"}
+        norms = layer.norms if first_norm else {*layer.norms} - {"pre_norm"}
         self.mixer: MixerModule = mixer.build(width, **of_mixer)
         self.mixer_residual = Residual(layer, norms, width, dropout)
         self.cross_attention = self.cross_residual = None
@@ -227,32 +227,36 @@ class Block(PartModule):
             self.feed_forward_residual = Residual(layer, layer.norms, width, dropout)
 
     @property
-    def idle(self) -> Iterable[nn.Module]:
-        """See `FeedForwardModule.idle`."""
-        return () if self.feed_forward is None else self.feed_forward.idle
+    def inactive_experts(self) -> Iterable[nn.Module]:
+        """See `FeedForwardModule.inactive_experts`."""
+        return () if self.feed_forward is None else self.feed_forward.inactive_experts
 
     def prepare(
-        self, context: Context, layer: LayerContext, table: nn.Module | None = None
+        self, sequence: SequenceInfo, layer: LayerContext, table: nn.Module | None = None
     ) -> tuple[Any, Any]:
         """What layers with an equal mixer share in a pass: of the mixer, and of cross-attention."""
         cross = self.cross_attention
-        of_cross = None if cross is None else cross.prepare(context, layer.source)
-        return self.mixer.prepare(context, layer.state, table), of_cross
+        of_cross = None if cross is None else cross.prepare(sequence, layer.source)
+        return self.mixer.prepare(sequence, layer.state, table), of_cross
 
     def forward(
-        self, x: Tensor, context: Context, layer: LayerContext = ALONE
+        self, x: Tensor, sequence: SequenceInfo, layer: LayerContext = NO_CACHE
     ) -> tuple[Tensor, Tensor | None]:
-        """[B, T, D] -> [B, T, D], or with `select` [M, D]; and a loss, if the layer has one."""
+        """Map [B, T, D] to [B, T, D], or [M, D] with `gather_positions`; and an auxiliary loss."""
         residual = self.mixer_residual
-        x = residual(x, self.mixer(residual.enter(x), context, layer.state, layer.prepared))
+        x = residual(
+            x, self.mixer(residual.sublayer_input(x), sequence, layer.state, layer.prepared)
+        )
         if self.cross_attention is not None and self.cross_residual is not None:
             residual, cross = self.cross_residual, self.cross_attention
-            x = residual(x, cross(residual.enter(x), context, layer.source, layer.cross_prepared))
-        x = context.chosen(x)
+            x = residual(
+                x, cross(residual.sublayer_input(x), sequence, layer.source, layer.cross_prepared)
+            )
+        x = sequence.gather(x)
         if self.feed_forward is None:
             return x, None
         residual = self.feed_forward_residual
-        y, loss = self.feed_forward(residual.enter(x), context, layer.feed_forward_state)
+        y, loss = self.feed_forward(residual.sublayer_input(x), sequence, layer.feed_forward_state)
         return residual(x, y), loss
 
 
@@ -267,20 +271,20 @@ class ParallelBlock(Block):
         assert isinstance(layer.block, ParallelLayers)
         self.shares_norm = layer.block.norms == "shared"
         # Both are added at once: the norms on the branch and after are the mixer's.
-        before = {"before"} & {*layer.norms} if not self.shares_norm else ()
+        before = {"pre_norm"} & {*layer.norms} if not self.shares_norm else ()
         if self.feed_forward is not None:
             self.feed_forward_residual = Residual(layer, before, width, dropout)
 
     def forward(
-        self, x: Tensor, context: Context, layer: LayerContext = ALONE
+        self, x: Tensor, sequence: SequenceInfo, layer: LayerContext = NO_CACHE
     ) -> tuple[Tensor, Tensor | None]:
         """As `Block.forward`."""
         mixing = self.mixer_residual
-        entered, chosen = mixing.enter(x), context.chosen(x)
-        mixed = context.chosen(self.mixer(entered, context, layer.state, layer.prepared))
+        entered, chosen = mixing.sublayer_input(x), sequence.gather(x)
+        mixed = sequence.gather(self.mixer(entered, sequence, layer.state, layer.prepared))
         if self.feed_forward is None:
             return mixing(chosen, mixed), None
         feeding = self.feed_forward_residual
-        read = context.chosen(entered) if self.shares_norm else feeding.enter(chosen)
-        y, loss = self.feed_forward(read, context, layer.feed_forward_state)
+        read = sequence.gather(entered) if self.shares_norm else feeding.sublayer_input(chosen)
+        y, loss = self.feed_forward(read, sequence, layer.feed_forward_state)
         return mixing(chosen, mixed + y), loss

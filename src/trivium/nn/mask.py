@@ -12,10 +12,10 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from trivium.nn.context import Context
 from trivium.nn.patterns import Pattern
+from trivium.nn.sequence_info import SequenceInfo
 
-Bias = Callable[[Context, Context], Tensor]
+Bias = Callable[[SequenceInfo, SequenceInfo], Tensor]
 """What some queries and keys have added to their scores: [1 or B, N, T, S]."""
 
 # Entries [T, S] of a mask, or [N, T, S] of a bias or of scores, that are made at a time where
@@ -24,19 +24,19 @@ _MAX_MASK = 2**22
 # Queries that see near keys alone are read in blocks of at least so many.
 _MIN_BLOCK = 128
 # Limits that leave a token at least itself to attend to.
-_LEAVE_ITSELF = {"causal", "prefix", "documents"}
+_ALLOW_SELF = {"causal", "prefix", "documents"}
 
 
 def allowed(
-    queries: Context,
-    keys: Context,
+    queries: SequenceInfo,
+    keys: SequenceInfo,
     pattern: Pattern | None = None,
     always: Tensor | None = None,
 ) -> Tensor | None:
     """Bool [1 or B, 1 or N, 1 or T, S], True where a query may attend to a key; None: everywhere.
 
     This is where it is decided whether a token sees another one: only if all limits allow it.
-    `limits_of` names those that are set. The pattern hides no keys of `always`, bool [B, S].
+    `mask_conditions` names those that are set. The pattern hides no keys of `always`, bool [B, S].
     """
 
     def of(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,12 +67,14 @@ def allowed(
     if queries.custom is not None:
         custom = queries.custom
         limits.append(custom if custom.ndim == 4 else custom[None, None])
-    if keys.real is not None:
-        limits.append(keys.real[:, None, None, :].bool())
+    if keys.is_token is not None:
+        limits.append(keys.is_token[:, None, None, :].bool())
     return reduce(torch.logical_and, limits) if limits else None
 
 
-def limits_of(queries: Context, keys: Context, pattern: Pattern | None = None) -> set[str]:
+def mask_conditions(
+    queries: SequenceInfo, keys: SequenceInfo, pattern: Pattern | None = None
+) -> set[str]:
     """The names of the limits that `allowed` combines."""
     limits = {
         "causal": queries.causal,
@@ -81,7 +83,7 @@ def limits_of(queries: Context, keys: Context, pattern: Pattern | None = None) -
         "pattern": pattern is not None,
         "documents": queries.documents is not None,
         "custom": queries.custom is not None,
-        "padding": keys.real is not None,
+        "padding": keys.is_token is not None,
     }
     return {name for name, is_set in limits.items() if is_set}
 
@@ -126,8 +128,8 @@ class Mask:
 
     def __init__(
         self,
-        queries: Context,
-        keys: Context,
+        queries: SequenceInfo,
+        keys: SequenceInfo,
         pattern: Pattern | None = None,
         bias: Bias | None = None,
         *,
@@ -139,7 +141,7 @@ class Mask:
         self.always = always
         self.eager, self.num_heads = eager, num_heads if eager or bias is not None else 1
         num_queries, num_keys = queries.positions.shape[1], keys.positions.shape[1]
-        self.limits = limits_of(queries, keys, pattern)
+        self.limits = mask_conditions(queries, keys, pattern)
         if num_queries == 1 and queries.starts_together and self.limits == {"causal"}:
             self.limits = set()  # the last of all tokens sees them all
         self.slices = list(self._slices(num_queries, num_keys))
@@ -156,13 +158,13 @@ class Mask:
     def is_plain_causal(self) -> bool:
         """Whether causality from the first token is all, which kernels know."""
         kernel = self.bias is None and not self.eager
-        return self.limits == {"causal"} and self.queries.from_first and kernel
+        return self.limits == {"causal"} and self.queries.is_prefill and kernel
 
     def _slices(self, queries: int, keys: int) -> Iterator[tuple[slice, slice | Tensor]]:
         """Some queries at a time, and the keys that they can see."""
         rows, before, after = queries, queries, keys
         reach = None if self.pattern is None else self.pattern.reach
-        all_own = keys == queries and self.queries.from_first
+        all_own = keys == queries and self.queries.is_prefill
         if reach is not None and all_own:
             block = max(_MIN_BLOCK, reach)
             left_alone = "causal" in self.limits and not self.limits & {"num_keys", "prefix"}
@@ -195,7 +197,7 @@ class Mask:
         on_gpu = self.queries.positions.device.type != "cpu"
         if plain and (on_gpu or not torch.is_grad_enabled()):
             return MaskPart(some, near, plain)
-        queries, keys = self.queries.cut(some, near), self.keys.cut(near)
+        queries, keys = self.queries.subset(some, near), self.keys.subset(near)
         if self.limits:
             always = None if self.always is None else self.always[:, near]
             mask = allowed(queries, keys, self.pattern, always)
@@ -203,7 +205,7 @@ class Mask:
         if bias is not None and mask is not None:
             bias = bias.masked_fill(~mask, lowest(bias.dtype))
         has_keys = None
-        if mask is not None and self.limits - _LEAVE_ITSELF:
+        if mask is not None and self.limits - _ALLOW_SELF:
             has_keys = mask.any(-1, keepdim=True)
         return MaskPart(some, near, plain, mask, bias, has_keys)
 

@@ -16,7 +16,7 @@ from trivium.nn.part import Part, Positive
 class Norm(Choice, Part):
     """A normalization of the last axis."""
 
-    def kept_bytes(self, width: int, *, on_cpu: bool) -> int:
+    def activation_bytes(self, width: int, *, on_cpu: bool) -> int:
         """Return the bytes per token kept for backward: three float32 vectors without a kernel."""
         return 12 * width
 
@@ -40,7 +40,7 @@ class LayerNorm(Norm):
     weight: Literal[False] | None = None
     bias: bool = True
 
-    def kept_bytes(self, width: int, *, on_cpu: bool) -> int:
+    def activation_bytes(self, width: int, *, on_cpu: bool) -> int:
         """Return the bytes per token of the input."""
         return 4 * width
 
@@ -49,18 +49,18 @@ class LayerNorm(Norm):
         return _without_weight(self, nn.LayerNorm(width, eps=self.eps, bias=self.bias))
 
 
-class DeviationNorm(Norm):
+class UnbiasedLayerNorm(Norm):
     """LayerNorm with unbiased standard deviation (n - 1): (x - mean) / (std + eps) * weight + bias.
 
     Textbooks use this variant after the Annotated Transformer (Rush 2018).
     """
 
-    kind: Literal["deviation"] = "deviation"
+    kind: Literal["unbiased-layer-norm"] = "unbiased-layer-norm"
     eps: Positive = 1e-6
 
     def build(self, width: int) -> nn.Module:
         """See `Norm.build`."""
-        return SampleLayerNorm(width, eps=self.eps)
+        return UnbiasedLayerNormModule(width, eps=self.eps)
 
 
 class RMSNorm(Norm):
@@ -81,7 +81,7 @@ class RMSNorm(Norm):
         if self.weight is False and self.offset:
             raise SpecError("offset=1 is added to the weight, and weight=False: give offset=0.")
 
-    def kept_bytes(self, width: int, *, on_cpu: bool) -> int:
+    def activation_bytes(self, width: int, *, on_cpu: bool) -> int:
         """Return the bytes per token of the input and, on the CPU, of the normalized input."""
         return (8 if on_cpu else 4) * width
 
@@ -104,8 +104,8 @@ def _without_weight(norm: LayerNorm | RMSNorm, module: nn.Module) -> nn.Module:
     return module
 
 
-class SampleLayerNorm(nn.LayerNorm):
-    """See `DeviationNorm`."""
+class UnbiasedLayerNormModule(nn.LayerNorm):
+    """See `UnbiasedLayerNorm`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize the last axis: [..., D] -> [..., D]."""

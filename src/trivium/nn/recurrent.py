@@ -34,10 +34,10 @@ class LogisticRNN(nn.RNN):
 
     def forward(self, input: Any, hx: Tensor | None = None) -> tuple[Any, Tensor]:
         """Packed sequences or [N, T, D] -> the same of outputs, and [layers, N, C]."""
-        x, lengths, real = input, None, None
+        x, lengths, is_token = input, None, None
         if isinstance(input, PackedSequence):
             x, lengths = pad_packed_sequence(input, batch_first=True)
-            real = torch.arange(x.shape[1], device=x.device) < lengths.to(x.device)[:, None]
+            is_token = torch.arange(x.shape[1], device=x.device) < lengths.to(x.device)[:, None]
         steps, after = range(x.shape[1]), list[Tensor]()
         for layer in range(self.num_layers):
             ways = []
@@ -52,7 +52,9 @@ class LogisticRNN(nn.RNN):
                 for t in reversed(steps) if suffix else steps:
                     new = torch.sigmoid(read[:, t] + F.linear(h, recurrent))
                     # Padding leaves the state as it was.
-                    outputs[t] = h = new if real is None else torch.where(real[:, t, None], new, h)
+                    outputs[t] = h = (
+                        new if is_token is None else torch.where(is_token[:, t, None], new, h)
+                    )
                 ways.append(torch.stack([outputs[t] for t in steps], 1))
                 after.append(h)
             x = torch.cat(ways, -1)
@@ -87,15 +89,15 @@ class Sequences:
     rows: Tensor
 
     @classmethod
-    def find(cls, real: Tensor, document_ids: Tensor | None = None) -> Sequences:
+    def find(cls, is_token: Tensor, document_ids: Tensor | None = None) -> Sequences:
         """From the real positions, bool [B, T], and the documents they belong to, [B, T].
 
         Padding belongs to no text; the tokens around it are neighbours.
         """
-        flat = real.flatten().nonzero()[:, 0]
+        flat = is_token.flatten().nonzero()[:, 0]
         if not len(flat):
             raise SpecError("every token of the input is masked: leave one.")
-        row = flat // real.shape[1]
+        row = flat // is_token.shape[1]
         begins = torch.ones_like(flat, dtype=torch.bool)
         begins[1:] = row[1:] != row[:-1]
         if document_ids is not None:
@@ -125,7 +127,7 @@ class RecurrentLayers(nn.Module):
             **({"proj_size": rnn.d_projection} if rnn.d_projection else {}),
         )  # fmt: skip
         self.cells: nn.Module
-        if self.residual or rnn.two_way:
+        if self.residual or rnn.is_bilm:
             widths = rnn.d_model, *[rnn.d_state] * (rnn.num_layers - 1)
             self.cells = nn.ModuleList(make(width, rnn.d_hidden, 1) for width in widths)
         else:

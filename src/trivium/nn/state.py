@@ -21,7 +21,7 @@ Projection = Callable[[Tensor], Sequence[Tensor]]
 
 
 @dataclass(frozen=True)
-class Span:
+class CacheSlice:
     """Where one forward pass writes: which slots, and from which position on.
 
     Args:
@@ -41,7 +41,7 @@ class Span:
     prefill: Tensor | None = None
 
     @property
-    def is_first(self) -> bool:
+    def is_prefill(self) -> bool:
         """Whether the slots were empty."""
         return isinstance(self.start, int) and self.start == 0
 
@@ -50,7 +50,7 @@ class Span:
         start = self.start if isinstance(self.start, int) else self.start[:, None]
         return start + torch.arange(self.length, device=device)[None]
 
-    def real(self, device: torch.device) -> Tensor | None:
+    def is_token(self, device: torch.device) -> Tensor | None:
         """Which of the new positions are no padding: bool [B, T]; None: all."""
         if self.new is None:
             return None
@@ -77,23 +77,23 @@ class Span:
 class State:
     """What a mixer keeps of earlier tokens: tensors [slots, ...], zeros at first."""
 
-    max_rewind = 0
-    """So many last tokens of a slot can be taken back (`Cache.rewind`)."""
+    max_crop = 0
+    """So many last tokens of a slot can be taken back (`Cache.crop`)."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self.tensors = tensors
 
-    def read(self, span: Span) -> tuple[Tensor, ...]:
+    def read(self, cache_slice: CacheSlice) -> tuple[Tensor, ...]:
         """Copies of what the slots of a pass hold, [B, ...]."""
-        return tuple(kept[span.rows].clone() for kept in self.tensors)
+        return tuple(kept[cache_slice.rows].clone() for kept in self.tensors)
 
-    def write(self, span: Span, *new: Tensor) -> None:
+    def write(self, cache_slice: CacheSlice, *new: Tensor) -> None:
         """Keep these, [B, ...], in the slots of a pass, in the precision of the state.
 
         Gradients end here: truncated backpropagation through time.
         """
         for kept, part in zip(self.tensors, new, strict=True):
-            kept[span.rows] = part.detach().to(kept.dtype)
+            kept[cache_slice.rows] = part.detach().to(kept.dtype)
 
     def copy(self, source: Tensor, target: Tensor, length: int) -> None:
         """Copy slots of at most `length` tokens into others."""
@@ -114,30 +114,44 @@ class KeysValues(State):
 
     def __init__(self, slots: int, length: int, heads: int, width: int, like: Tensor) -> None:
         super().__init__(*(like.new_zeros(slots, heads, length + 1, width) for _ in range(2)))
-        self.max_rewind = length
+        self.max_crop = length
 
-    def columns(self, span: Span, new: Tensor) -> Tensor:
+    def columns(self, cache_slice: CacheSlice, new: Tensor) -> Tensor:
         """The columns of what `append` returns, of the new ones [1 or B, T]: int64 [1 or B, S]."""
-        return new if span.is_first else torch.arange(span.end, device=new.device)[None]
+        return (
+            new
+            if cache_slice.is_prefill
+            else torch.arange(cache_slice.end, device=new.device)[None]
+        )
 
-    def append(self, span: Span, *new: Tensor) -> tuple[Tensor, Tensor]:
+    def append(self, cache_slice: CacheSlice, *new: Tensor) -> tuple[Tensor, Tensor]:
         """Write keys and values [B, K, T, H] after what the slots hold: all that may be seen.
 
         Returns:
             Keys and values [B, K, S, H]: the arguments themselves where the slots were empty, else
             those of the slots, as views where the slots are neighbours.
         """
-        rows, start = span.rows, span.start
+        rows, start = cache_slice.rows, cache_slice.start
         last = self.tensors[0].shape[2] - 1
         key, value = (part.to(self.tensors[0].dtype) for part in new)
-        if isinstance(start, int) and isinstance(rows, slice) and start + span.length <= last:
+        if (
+            isinstance(start, int)
+            and isinstance(rows, slice)
+            and start + cache_slice.length <= last
+        ):
             for kept, part in zip(self.tensors, (key, value), strict=True):
-                kept[rows, :, start : start + span.length] = part
+                kept[rows, :, start : start + cache_slice.length] = part
         else:
-            _write_at(self.tensors, span, span.columns(key.device).clamp(max=last), key, value)
-        if span.is_first:
+            _write_at(
+                self.tensors,
+                cache_slice,
+                cache_slice.columns(key.device).clamp(max=last),
+                key,
+                value,
+            )
+        if cache_slice.is_prefill:
             return key, value
-        keys, values = (kept[rows, :, : span.end] for kept in self.tensors)
+        keys, values = (kept[rows, :, : cache_slice.end] for kept in self.tensors)
         return keys, values
 
     def copy(self, source: Tensor, target: Tensor, length: int) -> None:
@@ -166,51 +180,53 @@ class Ring(State):
     def __init__(self, slots: int, window: int, heads: int, width: int, like: Tensor) -> None:
         self.length = window + self.SPARE
         super().__init__(*(like.new_zeros(slots, heads, self.length + 1, width) for _ in range(2)))
-        self.max_rewind = self.SPARE
+        self.max_crop = self.SPARE
 
-    def columns(self, span: Span, new: Tensor) -> Tensor:
+    def columns(self, cache_slice: CacheSlice, new: Tensor) -> Tensor:
         """As `KeysValues.columns`; of what is not there one that is later than all."""
-        is_long = span.length > self.SPARE
-        last = (new[:, :1] if is_long else self._end(span, new)) - 1
-        place = torch.arange(self._places(span), device=new.device)
+        is_long = cache_slice.length > self.SPARE
+        last = (new[:, :1] if is_long else self._end(cache_slice, new)) - 1
+        place = torch.arange(self._places(cache_slice), device=new.device)
         held = last - (last - place) % self.length
         held = torch.where(held < 0, 2**30, held)
         return torch.cat((held, new), 1) if is_long else held
 
-    def append(self, span: Span, *new: Tensor) -> tuple[Tensor, Tensor]:
+    def append(self, cache_slice: CacheSlice, *new: Tensor) -> tuple[Tensor, Tensor]:
         """As `KeysValues.append`; of more than `SPARE` tokens what is returned is a copy."""
         key, value = (part.to(self.tensors[0].dtype) for part in new)
-        is_long = span.length > self.SPARE
+        is_long = cache_slice.length > self.SPARE
         if not is_long:
-            self._write(span, key, value)
-        keys, values = (kept[span.rows, :, : self._places(span)] for kept in self.tensors)
+            self._write(cache_slice, key, value)
+        keys, values = (
+            kept[cache_slice.rows, :, : self._places(cache_slice)] for kept in self.tensors
+        )
         if is_long:
             keys, values = torch.cat((keys, key), 2), torch.cat((values, value), 2)
-            self._write(span, key, value)
+            self._write(cache_slice, key, value)
         return keys, values
 
-    def _places(self, span: Span) -> int:
+    def _places(self, cache_slice: CacheSlice) -> int:
         """So many first places of the ring are read."""
-        if span.is_first and span.length > self.SPARE:
+        if cache_slice.is_prefill and cache_slice.length > self.SPARE:
             return 0
-        return min(span.end, self.length)
+        return min(cache_slice.end, self.length)
 
-    def _write(self, span: Span, key: Tensor, value: Tensor) -> None:
+    def _write(self, cache_slice: CacheSlice, key: Tensor, value: Tensor) -> None:
         """Keep the last tokens of keys and values [B, K, T, H]."""
-        columns = span.columns(key.device)
-        end = self._end(span, columns)
+        columns = cache_slice.columns(key.device)
+        end = self._end(cache_slice, columns)
         is_kept = (columns < end) & (columns >= end - self.length)
         places = torch.where(is_kept, columns % self.length, self.length)
-        _write_at(self.tensors, span, places, key, value)
+        _write_at(self.tensors, cache_slice, places, key, value)
 
     @staticmethod
-    def _end(span: Span, columns: Tensor) -> Tensor:
+    def _end(cache_slice: CacheSlice, columns: Tensor) -> Tensor:
         """The column after the last real token of every row: int64 [1 or B, 1]."""
-        length = span.length if span.new is None else span.new[:, None]
+        length = cache_slice.length if cache_slice.new is None else cache_slice.new[:, None]
         return columns[:, :1] + length
 
 
-class Tokens(State):
+class TokenHistory(State):
     """The tokens themselves, int64 [slots, length + 1], for models that read them again.
 
     The last column takes padding.
@@ -218,17 +234,17 @@ class Tokens(State):
 
     def __init__(self, slots: int, length: int, device: torch.device) -> None:
         super().__init__(torch.zeros(slots, length + 1, dtype=torch.int64, device=device))
-        self.max_rewind = self.length = length
+        self.max_crop = self.length = length
 
-    def append(self, span: Span, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def append(self, cache_slice: CacheSlice, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Write ids [B, T] after what the slots hold: the texts [B, S], columns of ids [B, T]."""
-        columns = span.columns(ids.device).expand_as(ids).clamp(max=self.length)
+        columns = cache_slice.columns(ids.device).expand_as(ids).clamp(max=self.length)
         (texts,) = self.tensors
-        texts[span.slots(len(ids), ids.device)[:, None], columns] = ids
-        return texts[span.rows, : span.end], columns
+        texts[cache_slice.slots(len(ids), ids.device)[:, None], columns] = ids
+        return texts[cache_slice.rows, : cache_slice.end], columns
 
 
-class SourceState:
+class CrossAttentionCache:
     """Keys and values of encoders' outputs, [slots, K, S, H], for a layer's cross-attention."""
 
     def __init__(self) -> None:
@@ -242,9 +258,9 @@ class SourceState:
         for kept, part in zip(self.tensors, new, strict=True):
             kept[slots, :, : part.shape[2]] = part
 
-    def read(self, span: Span) -> tuple[Tensor, Tensor]:
+    def read(self, cache_slice: CacheSlice) -> tuple[Tensor, Tensor]:
         """Keys and values [B, K, S, H] of the slots of a pass."""
-        keys, values = (kept[span.rows] for kept in self.tensors)
+        keys, values = (kept[cache_slice.rows] for kept in self.tensors)
         return keys, values
 
 
@@ -275,18 +291,20 @@ class Cache:
         kept = [state for state in feed_forward_states if state is not None]
         self.states, self.projections = [*states, *kept], projections
         self.feed_forward_states = feed_forward_states
-        self.sources = [SourceState() for _ in projections]
+        self.sources = [CrossAttentionCache() for _ in projections]
         self.source_mask: Tensor | None = None  # bool [slots, S]
         self.lengths = torch.zeros(num_slots, dtype=torch.int64, device=device)
-        self._longest = torch.zeros_like(self.lengths)  # that the text of a slot has been
-        self._prefills = torch.zeros_like(self.lengths)  # see `Span.prefill`
+        self._high_water = torch.zeros_like(self.lengths)  # that the text of a slot has been
+        self._prefills = torch.zeros_like(self.lengths)  # see `CacheSlice.prefill`
 
     @property
-    def max_rewind(self) -> int:
+    def max_crop(self) -> int:
         """So many last tokens of a slot can be taken back; speculative decoding needs some."""
-        return min(state.max_rewind for state in self.states)
+        return min(state.max_crop for state in self.states)
 
-    def begin(self, batch: int, length: int, slots: Tensor | None, lengths: Tensor | None) -> Span:
+    def begin(
+        self, batch: int, length: int, slots: Tensor | None, lengths: Tensor | None
+    ) -> CacheSlice:
         """The span of `batch` rows of `length` positions; see `Transformer.read`.
 
         Raises:
@@ -299,7 +317,7 @@ class Cache:
             new = torch.full_like(start, length) if lengths is None else lengths
             prefill = self._prefills[rows] = torch.where(start == 0, new, prefill)
         if torch.compiler.is_compiling():  # shapes that do not depend on what the slots hold
-            return Span(rows, start, length, lengths, self.slot_length, prefill)
+            return CacheSlice(rows, start, length, lengths, self.slot_length, prefill)
         if slots is not None:
             numbers = slots.tolist()
             if numbers == list(range(numbers[0], numbers[0] + batch)):  # neighbours
@@ -312,26 +330,28 @@ class Cache:
                 f"{self.slot_length}: make longer slots, or free the slot."
             )
         end = min(last + length, self.slot_length)
-        return Span(rows, first if first == last else start, length, lengths, end, prefill)
+        return CacheSlice(rows, first if first == last else start, length, lengths, end, prefill)
 
-    def advance(self, span: Span) -> None:
+    def advance(self, cache_slice: CacheSlice) -> None:
         """Count the new tokens, after all layers have read and written."""
-        self.lengths[span.rows] += span.length if span.new is None else span.new
-        self._longest.clamp_(min=self.lengths)
+        self.lengths[cache_slice.rows] += (
+            cache_slice.length if cache_slice.new is None else cache_slice.new
+        )
+        self._high_water.clamp_(min=self.lengths)
 
     def free(self, slot: int) -> None:
         """Make a slot empty."""
-        self.lengths[slot] = self._longest[slot] = 0
+        self.lengths[slot] = self._high_water[slot] = 0
         if self.source_mask is not None:
             self.source_mask[slot] = False
         for state in self.states:
             state.free(slot)
 
-    def rewind(self, slots: Tensor, lengths: Tensor) -> None:
+    def crop(self, slots: Tensor, lengths: Tensor) -> None:
         """Take back the last tokens of slots, int64 [n], down to so many, int64 [n].
 
         Raises:
-            SpecError: more than a slot holds; back by more tokens than `max_rewind`, counted from
+            SpecError: more than a slot holds; back by more tokens than `max_crop`, counted from
                 the longest that the text was.
         """
         if bool((lengths > self.lengths[slots]).any()):
@@ -339,10 +359,10 @@ class Cache:
                 f"slots {slots.tolist()} hold {self.lengths[slots].tolist()} tokens: they cannot "
                 f"be taken back to {lengths.tolist()}."
             )
-        if (most := int((self._longest[slots] - lengths).max())) > self.max_rewind:
+        if (most := int((self._high_water[slots] - lengths).max())) > self.max_crop:
             raise SpecError(
                 f"what this model keeps of a text cannot go back by {most} tokens, at most by "
-                f"{self.max_rewind}: use no speculative decoding with it."
+                f"{self.max_crop}: use no speculative decoding with it."
             )
         self.lengths[slots] = lengths
 
@@ -363,10 +383,12 @@ class Cache:
             for tensor in (each for state in self.sources for each in state.tensors):
                 tensor[target] = tensor[source]
         self.lengths[target] = self.lengths[source]
-        self._longest[target] = self._longest[source]
+        self._high_water[target] = self._high_water[source]
         self._prefills[target] = self._prefills[source]
 
-    def remember(self, slots: Tensor, hidden: Tensor, attention_mask: Tensor | None = None) -> None:
+    def set_encoder_output(
+        self, slots: Tensor, hidden: Tensor, attention_mask: Tensor | None = None
+    ) -> None:
         """Project an encoder's output [n, S, D] once, for all tokens that slots [n] will decode.
 
         All slots take as many positions as the longest source so far: the first source sets the
@@ -395,18 +417,18 @@ class Cache:
 
 def token_cache(slots: int, slot_length: int, device: torch.device) -> Cache:
     """A cache of the tokens themselves."""
-    return Cache(slots, slot_length, [Tokens(slots, slot_length, device)], device=device)
+    return Cache(slots, slot_length, [TokenHistory(slots, slot_length, device)], device=device)
 
 
 def append_tokens(
     cache: Cache, ids: Tensor, slots: Tensor | None, lengths: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Write ids [B, T] into a `token_cache`: the texts [B, S], columns of ids [B, T]."""
-    span = cache.begin(len(ids), ids.shape[1], slots, lengths)
+    cache_slice = cache.begin(len(ids), ids.shape[1], slots, lengths)
     (tokens,) = cache.states
-    assert isinstance(tokens, Tokens)
-    cache.advance(span)
-    return tokens.append(span, ids)
+    assert isinstance(tokens, TokenHistory)
+    cache.advance(cache_slice)
+    return tokens.append(cache_slice, ids)
 
 
 def state_like(weight: Tensor) -> Tensor:
@@ -421,10 +443,10 @@ def state_like(weight: Tensor) -> Tensor:
 
 
 def _write_at(
-    tensors: Sequence[Tensor], span: Span, columns: Tensor, key: Tensor, value: Tensor
+    tensors: Sequence[Tensor], cache_slice: CacheSlice, columns: Tensor, key: Tensor, value: Tensor
 ) -> None:
     """Write keys and values [B, K, T, H] at columns, int64 [1 or B, T], of the slots of a pass."""
-    slots = span.slots(len(key), key.device)[:, None]
+    slots = cache_slice.slots(len(key), key.device)[:, None]
     for kept, part in zip(tensors, (key, value), strict=True):
         kept[slots, :, columns] = part.transpose(1, 2)
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from trivium.errors import SpecError
-from trivium.nn.context import Context
+from trivium.nn.sequence_info import SequenceInfo
 
 
-def token_before(x: Tensor, context: Context, last: Tensor | None) -> tuple[Tensor, Tensor]:
+def token_before(x: Tensor, sequence: SequenceInfo, last: Tensor | None) -> tuple[Tensor, Tensor]:
     """What is before each of x [B, T, D], 0 at the beginning of a text, and the last [B, D].
 
     Padding is 0, and left out where it follows the tokens of a cache.
@@ -25,18 +25,18 @@ def token_before(x: Tensor, context: Context, last: Tensor | None) -> tuple[Tens
     Raises:
         SpecError: tokens are read in another order than that of their row.
     """
-    if context.custom is not None or context.num_keys is not None:
+    if sequence.custom is not None or sequence.num_keys is not None:
         raise SpecError("a model that reads the token before another takes no order and no mask.")
-    if context.kept is not None:
-        x = x * context.kept[..., None].to(x.dtype)
+    if sequence.state_mask is not None:
+        x = x * sequence.state_mask[..., None].to(x.dtype)
     first = torch.zeros_like(x[:, 0]) if last is None else last.to(x.dtype)
     row = torch.cat((first[:, None], x), 1)
     before = row[:, :-1]
-    if context.begins is not None:
-        before = before.masked_fill(context.begins[..., None], 0.0)
-    if context.span is None or context.span.new is None:
+    if sequence.document_starts is not None:
+        before = before.masked_fill(sequence.document_starts[..., None], 0.0)
+    if sequence.cache_slice is None or sequence.cache_slice.new is None:
         return before, row[:, -1]
-    return before, row[torch.arange(len(x), device=x.device), context.span.new]
+    return before, row[torch.arange(len(x), device=x.device), sequence.cache_slice.new]
 
 
 def start_of_mixture(width: int, power: float = 0.5) -> Tensor:

@@ -169,13 +169,13 @@ Of a step it is the mean of what its micro-batches add, each weighted by its rea
 
 
 def read(
-    model: LanguageModule, inputs: Mapping[str, Tensor], *, select: Tensor | None = None
+    model: LanguageModule, inputs: Mapping[str, Tensor], *, gather_positions: Tensor | None = None
 ) -> tuple[Tensor, LossTerms]:
     """Return the hidden states, and the term that layers add to the loss, if they add one.
 
-    Shape: [B, T, D], or of flat positions `select`, int64 [M], [M, D].
+    Shape: [B, T, D], or of flat positions `gather_positions`, int64 [M], [M, D].
     """
-    hidden, loss = model.read(**inputs, select=select)
+    hidden, loss = model.read(**inputs, gather_positions=gather_positions)
     if loss is None:
         return hidden, {}
     real = inputs.get("attention_mask", inputs.get("document_ids"))
@@ -185,7 +185,7 @@ def read(
 
 def token_losses(model: LanguageModule, batch: TensorBatch, *, smoothing: float = 0.0) -> LossTerms:
     """Return the nats of the labelled positions by the head over the vocabulary, summed."""
-    hidden, terms = read(model, batch.inputs, select=batch.label_positions)
+    hidden, terms = read(model, batch.inputs, gather_positions=batch.label_positions)
     return {"loss": model.lm_loss(hidden, batch.targets, smoothing=smoothing), **terms}
 
 

@@ -26,18 +26,18 @@ class BidirectionalLM(Objective):
     language model. Source: Peters et al. 2018, section 3.1, where the two are added.
     """
 
-    purpose: ClassVar[str] = 'is for RNNs of direction "two-way"'
+    purpose: ClassVar[str] = 'is for RNNs of direction "bilm"'
     such_as: ClassVar[str] = "elmo-mini"
     kind: Literal["bidirectional-lm"] = "bidirectional-lm"
 
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
         """Return whether the model is an RNN of two directions."""
-        return spec.two_way
+        return spec.is_bilm
 
     def fits(self, spec: Spec) -> bool:
         """Return whether the model is an RNN of two directions."""
-        return spec.two_way
+        return spec.is_bilm
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Shift by one to each side: int64 [B, T] -> input_ids [B, T] and labels [B, 2, T]."""

@@ -136,7 +136,7 @@ class Causal(Carrying, LeftToRight):
 
 def is_causal(spec: Spec) -> bool:
     """Whether a model predicts from the left alone."""
-    return spec.family == "decoder-only" and not spec.two_way
+    return spec.family == "decoder-only" and not spec.is_bilm
 
 
 def causal_batch(rows: RowBatch, labels: np.ndarray) -> Batch:

@@ -314,7 +314,7 @@ class TextClassification(ReadsStates):
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """A classifier; a decoder keeps its LM head, an encoder-decoder has that alone."""
         self.require_fit(spec)
-        lm = tuple(head for head in spec.heads if head.kind == "lm" and not spec.two_way)
+        lm = tuple(head for head in spec.heads if head.kind == "lm" and not spec.is_bilm)
         if spec.family == "encoder-decoder":
             return lm
         if self.prefix:

@@ -438,7 +438,7 @@ class PolicyGradient(Alignment):
         """
         rules = self._rules
         assert rules is not None
-        hidden, terms = read(model, batch.inputs, select=batch.label_positions)
+        hidden, terms = read(model, batch.inputs, gather_positions=batch.label_positions)
         banned = torch.tensor(sorted(rules.banned_ids), dtype=torch.int64, device=hidden.device)
 
         def logits(rows: Tensor) -> Tensor:  # [M, D] -> [M, V] of the ids that are drawn from

@@ -287,7 +287,7 @@ def log_probabilities(
     """
     inputs = apart(batch.inputs)
     ids = inputs.get("decoder_input_ids", inputs["input_ids"])
-    hidden, terms = read(model, inputs, select=batch.label_positions)
+    hidden, terms = read(model, inputs, gather_positions=batch.label_positions)
     nats = token_cross_entropy(model.logits, hidden, batch.targets, model.spec.vocab_size)
     rows, zeros = batch.label_positions // ids.shape[1], nats.new_zeros(len(ids))
     sums, counts = (zeros.index_add(0, rows, one) for one in (-nats, torch.ones_like(nats)))

@@ -151,7 +151,7 @@ class QuestionAnswering(LabelledObjective):
 
     def fits(self, spec: Spec) -> bool:
         """Return whether the model is an encoder, or will be with the head of a task."""
-        return spec.two_way or super().fits(spec)
+        return spec.is_bilm or super().fits(spec)
 
     def encode(self, examples: Sequence[Question], lm: LanguageModel) -> EncodedExamples:
         """Windows with the first and the last token of their answers.

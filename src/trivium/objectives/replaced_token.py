@@ -25,7 +25,7 @@ from trivium.models.electra import (
 )
 from trivium.models.heads import Head
 from trivium.models.heads.tokens import ReplacedTokenHead
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 from trivium.objectives.base import LossTerms, TensorBatch, read, real_tokens, row_inputs
 from trivium.objectives.masked import Masking
 from trivium.text.vocabulary import Vocabulary
@@ -107,7 +107,7 @@ class ReplacedToken(Masking):
 
     def build(self, spec: Spec, *, seed: int, device: torch.device) -> nn.Module:
         """Return both models, which share token embeddings."""
-        assert isinstance(spec, ModelSpec)
+        assert isinstance(spec, TransformerSpec)
         return build_with_generator(
             spec, fraction=self.generator_size, sharing=self.sharing, seed=seed, device=device
         )
@@ -152,7 +152,7 @@ class ReplacedToken(Masking):
         """Put what the generator draws in the place of masks."""
         assert batch.sequence_labels is not None
         positions, input_ids = batch.label_positions, batch.inputs["input_ids"]
-        hidden, terms = read(model.generator, batch.inputs, select=positions)
+        hidden, terms = read(model.generator, batch.inputs, gather_positions=positions)
         sampled = model.sample(hidden, batch.sequence_labels.flatten()[positions])
         ids = input_ids.flatten()
         shown = ids.scatter(0, positions, sampled)
@@ -183,8 +183,8 @@ class ReplacedToken(Masking):
         """Return `fill-mask` with the generator."""
         return super().try_it(f"{run}/generator", lm, text)
 
-    def _generator(self, spec: Spec) -> ModelSpec:
-        if not isinstance(spec, ModelSpec) or spec.family != "encoder-only":
+    def _generator(self, spec: Spec) -> TransformerSpec:
+        if not isinstance(spec, TransformerSpec) or spec.family != "encoder-only":
             raise RecipeError(
                 f'objective.kind = "{self.kind}" is for Transformer encoders such as electra-mini.'
             )

@@ -114,8 +114,8 @@ class SentencePairs(Masking):
         assert labels is not None
         rows, length = batch.inputs["input_ids"].shape
         firsts = torch.arange(rows, device=labels.device) * length
-        select, order = torch.cat((firsts, batch.label_positions)).sort()
-        hidden, terms = read(model, batch.inputs, select=select)
+        gather_positions, order = torch.cat((firsts, batch.label_positions)).sort()
+        hidden, terms = read(model, batch.inputs, gather_positions=gather_positions)
         hidden = hidden.index_select(0, order.argsort())
         first, hidden = hidden.split((rows, len(batch.targets)))
         pairs = model.logits(first[:, None], head="nsp").float()

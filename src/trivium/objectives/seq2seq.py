@@ -357,9 +357,9 @@ def encode_pairs(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> Encoded
 def pair_rows(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> tuple[Sequences, Cuts]:
     """Sources and targets as token ids for an encoder-decoder, by the field of `RowBatch`.
 
-    Sources have the special tokens of `lm.source_frame`; a target ends with the end of text. Of a
-    text that is longer than `lm.max_length` tokens the beginning is kept. No end of text follows a
-    target that is cut.
+    Sources have the special tokens of `lm.source_template`; a target ends with the end of text. Of
+    a text that is longer than `lm.max_length` tokens the beginning is kept. No end of text follows
+    a target that is cut.
     Returns the rows, and what is cut of each (`EncodedExamples.cuts`).
 
     Raises:
@@ -375,8 +375,8 @@ def pair_rows(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> tuple[Sequ
         )
     rules = lm.generation_rules
     start = list(rules.target_start)
-    frame = lm.source_frame
-    source_limit = None if limit is None else max(1, limit - frame.num_special(paired=False))
+    template = lm.source_template
+    source_limit = None if limit is None else max(1, limit - template.num_special(paired=False))
     target_limit = None if limit is None else max(1, limit - len(start))
     sources = reader.encode_ids_batch([source for source, _ in pairs])
     targets = tokenizer.encode_ids_batch([target for _, target in pairs])
@@ -388,7 +388,7 @@ def pair_rows(lm: LanguageModel, pairs: Sequence[tuple[str, str]]) -> tuple[Sequ
         source_cut = 0 if source_limit is None else max(0, len(source) - source_limit)
         cuts.append((source_cut + target_cut, len(target) + 1, target_cut))
     rows = {
-        "input_ids": [[*frame.before, *ids[:source_limit], *frame.after] for ids in sources],
+        "input_ids": [[*template.before, *ids[:source_limit], *template.after] for ids in sources],
         "decoder_input_ids": [[*start, *ids[:-1]] for ids in ended],
         "labels": [[*forced, *ids] for ids in ended],
     }

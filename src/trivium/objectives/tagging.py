@@ -309,7 +309,7 @@ class Tagging(ReadsStates):
 
     def loss(self, model: LanguageModule, batch: TensorBatch) -> LossTerms:
         """Return the nats of the tags of all words."""
-        hidden, terms = read(model, batch.inputs, select=batch.label_positions)
+        hidden, terms = read(model, batch.inputs, gather_positions=batch.label_positions)
         logits = model.logits(hidden, head="tagger").float()
         total = F.cross_entropy(logits, batch.targets, reduction="sum")
         return {"loss": total, **terms}

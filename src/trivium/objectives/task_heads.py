@@ -32,7 +32,7 @@ def default_pooling(spec: Spec) -> ClassifierPooling:
     for head in spec.heads:
         if isinstance(head, ClassifierHead):
             return head.pooling
-    if spec.two_way:
+    if spec.is_bilm:
         return "mean"
     ends = spec.family == "decoder-only" or spec.query_stream
     return "last" if ends else "first"

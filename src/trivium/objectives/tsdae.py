@@ -19,8 +19,8 @@ from trivium.models import LanguageModule, Transformer, build
 from trivium.models.base_model import Spec
 from trivium.models.heads import Head
 from trivium.models.heads.vocabulary import LMHead
-from trivium.models.transformer import ModelSpec
-from trivium.nn import Context, EncoderOutput
+from trivium.models.transformer import TransformerSpec
+from trivium.nn import EncoderOutput, SequenceInfo
 from trivium.objectives.base import LossTerms, TensorBatch, compact, next_tokens, real_tokens
 from trivium.objectives.text_pairs import TEXT, TextPair, TextPairs
 from trivium.text.inputs import encode_inputs
@@ -88,10 +88,10 @@ class TSDAE(TextPairs):
 
         Special tokens stay, and of a text without any its first token.
         """
-        ids, real = rows.input_ids, real_tokens(rows)
+        ids, is_token = rows.input_ids, real_tokens(rows)
         assert rows.labels is not None
         stays = rng.uniform(ids.shape[1], 0) >= self.deletion
-        stays = real & (stays | vocabulary.is_special[ids])
+        stays = is_token & (stays | vocabulary.is_special[ids])
         stays[:, :1] |= ~stays.any(axis=1, keepdims=True)
         input_ids, lengths = compact(ids, stays, vocabulary.pad_id or 0)
         return Batch(
@@ -108,18 +108,18 @@ class TSDAE(TextPairs):
         inputs = dict(batch.inputs)
         shifted, mask = inputs.pop("decoder_input_ids"), inputs.get("attention_mask")
         vectors = self.pooled(model.encode(**inputs), mask)
-        context = Context.of_length(
+        context = SequenceInfo.of_length(
             shifted.shape[1],
             shifted.device,
             causal=True,
-            select=batch.label_positions,
+            gather_positions=batch.label_positions,
             encoder=EncoderOutput(vectors[:, None]),
         )
         hidden, _ = model.decoder(model.tokens(shifted), context)
         return {"loss": model.lm_loss(hidden, batch.targets)}
 
-    def _with_decoder(self, spec: Spec) -> ModelSpec:
-        if not isinstance(spec, ModelSpec) or spec.family != "encoder-only" or spec.adds_loss:
+    def _with_decoder(self, spec: Spec) -> TransformerSpec:
+        if not isinstance(spec, TransformerSpec) or spec.family != "encoder-only" or spec.adds_loss:
             raise RecipeError(
                 f'objective.kind = "{self.kind}" is for Transformer encoders such as bert-mini.'
             )

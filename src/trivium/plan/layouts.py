@@ -194,7 +194,7 @@ class Step:
         again = _AGAIN if layout.activation_checkpointing else 1.0
         tokens = self.rows * work.length
         flops = work.flops_per_token * tokens * again
-        kept = work.spec.kept_bytes(work.length, work.precision.itemsize, on_cpu=False)
+        kept = work.spec.activation_bytes(work.length, work.precision.itemsize, on_cpu=False)
         moved = tokens * (PASSES * again * kept + _LOGIT_BYTES * work.spec.vocab_size)
         shards = layout.tensor if layout.data == "ddp" else work.gpus
         state_bytes = _STATE_BYTES[0] + _STATE_BYTES[1] * work.moments

@@ -12,7 +12,9 @@ from trivium.nn.positions.learned import Learned
 from trivium.presets.preset import Preset, attention, encoder
 
 _NORM = LayerNorm(eps=1e-7)
-_MLM = MLMHead(dense=Dense(activation="gelu", norm=True), late_positions=Learned(max_length=512))
+_MLM = MLMHead(
+    dense=Dense(activation="gelu", norm=True), mask_decoder_positions=Learned(max_length=512)
+)
 
 
 def _deberta(

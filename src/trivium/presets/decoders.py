@@ -11,8 +11,8 @@ from trivium.models.initialization import Normal
 from trivium.models.stack import Embedding, Factorised
 from trivium.nn.activations import Activation
 from trivium.nn.blocks import NormPlacement
-from trivium.nn.feed_forwards import Positionwise
-from trivium.nn.feed_forwards.feed_forward import FeedForward
+from trivium.nn.feed_forwards import FeedForward
+from trivium.nn.feed_forwards.mlp import MLP
 from trivium.nn.mixers.attention import Attention
 from trivium.nn.norm import RMSNorm
 from trivium.nn.patterns import Pattern, Sliding
@@ -65,7 +65,7 @@ def _gpt(
         vocab_size=vocab_size,
         embedding=Embedding(factorised=factorised, positions=learned(max_length=max_length)),
         mixer=(first, *others) if others else first,
-        feed_forward=FeedForward(d_ff=4 * d_model, activation=activation),
+        feed_forward=MLP(d_ff=4 * d_model, activation=activation),
         norm_placement=norm_placement,
         dropout=dropout,
         initialization=initialization,
@@ -86,7 +86,7 @@ def llama(
     eps: float = 1e-5,
     vocab_size: int = 32_000,
     attention: Attention = ROTARY_ATTENTION,
-    feed_forward: Positionwise | None = None,
+    feed_forward: FeedForward | None = None,
     norm_placement: NormPlacement = "pre",
     tied: bool = False,
     initialization: Normal = SCALED,

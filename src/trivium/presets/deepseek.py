@@ -34,7 +34,7 @@ def _attention(
 
 def _experts(d_ff: int, count: int, chosen: int, num_shared: int = 2, **router: Any) -> Experts:
     """The weight of the balance loss is that of the released configurations."""
-    router = {"num_experts": count, "num_chosen": chosen, "balance": 0.001, **router}
+    router = {"num_experts": count, "top_k": chosen, "aux_loss_coef": 0.001, **router}
     return Experts(expert=swiglu(d_ff), shared=swiglu(num_shared * d_ff), **router)
 
 
@@ -71,9 +71,9 @@ def _v2(
 _v2_experts = partial(_experts, normalized=False)
 _v3 = partial(_v2, vocab_size=129_280, paper="DeepSeek-AI 2024b (DeepSeek-V3)", context=131_072)
 _v3_experts = partial(_experts, num_shared=1, scores="sigmoid", corrected=True, scale=2.5)
-_FEW = {"num_groups": 4, "num_chosen_groups": 2, "scores_per_group": 2}
-_MANY = {"num_groups": 8, "num_chosen_groups": 4, "scores_per_group": 2}
-_V2 = _v2_experts(1536, 160, 6, num_groups=8, num_chosen_groups=3, scale=16.0)
+_FEW = {"num_groups": 4, "top_k_groups": 2, "scores_per_group": 2}
+_MANY = {"num_groups": 8, "top_k_groups": 4, "scores_per_group": 2}
+_V2 = _v2_experts(1536, 160, 6, num_groups=8, top_k_groups=3, scale=16.0)
 _V3 = _v3_experts(2048, 256, 8, **_MANY)
 
 PRESETS: dict[str, Preset] = {

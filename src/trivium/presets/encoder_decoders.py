@@ -5,10 +5,10 @@ from __future__ import annotations
 from trivium.models.heads.vocabulary import LMHead
 from trivium.models.initialization import FanIn, Xavier
 from trivium.models.stack import Embedding, Stack
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 from trivium.nn.activations import Activation
 from trivium.nn.blocks import NormPlacement
-from trivium.nn.feed_forwards.feed_forward import FeedForward
+from trivium.nn.feed_forwards.mlp import MLP
 from trivium.nn.mixers.attention import Attention
 from trivium.nn.norm import LayerNorm, RMSNorm
 from trivium.nn.positions.learned import Learned
@@ -30,7 +30,7 @@ def _stack(
     return Stack.of_mixers(
         num_layers=num_layers,
         mixer=Attention(num_heads=d_model // 64, head_dim=64, bias=bias),
-        feed_forward=FeedForward(d_ff=4 * d_model, activation=activation),
+        feed_forward=MLP(d_ff=4 * d_model, activation=activation),
         norm=LayerNorm(),
         norm_placement=norm_placement,
         dropout=dropout,
@@ -51,7 +51,7 @@ def _transformer(
     stack = _stack(
         num_layers, d_model, "relu", bias=False, norm_placement=norm_placement, dropout=dropout
     )
-    model = ModelSpec(
+    model = TransformerSpec(
         vocab_size=37_000,
         d_model=d_model,
         embedding=Embedding(positions=Sinusoidal(), scale=d_model**0.5),
@@ -84,14 +84,14 @@ def _t5(
             scale=1.0,
             positions=RelativeBias(num_buckets=32, max_distance=128),
         ),
-        feed_forward=FeedForward(
+        feed_forward=MLP(
             d_ff=d_ff, activation="gelu_tanh" if v11 else "relu", gated=v11, bias=False
         ),
         norm=RMSNorm(eps=1e-6),
         norm_placement="pre",
         dropout=0.0 if v11 else 0.1,
     )
-    model = ModelSpec(
+    model = TransformerSpec(
         vocab_size=32_128,
         d_model=d_model,
         embedding=Embedding(),
@@ -106,7 +106,7 @@ def _t5(
 
 def _bart(num_layers: int, d_model: int) -> Preset:
     stack = _stack(num_layers, d_model, "gelu")
-    model = ModelSpec(
+    model = TransformerSpec(
         vocab_size=50_265,
         d_model=d_model,
         embedding=Embedding(positions=Learned(max_length=1024, offset=2), norm=LayerNorm()),
@@ -120,7 +120,7 @@ def _bart(num_layers: int, d_model: int) -> Preset:
 def _marian(num_layers: int, d_model: int) -> Preset:
     """OPUS-MT's models, with the vocabulary of English to French; the logits have a bias."""
     stack = _stack(num_layers, d_model, "silu")
-    model = ModelSpec(
+    model = TransformerSpec(
         vocab_size=59_514,
         d_model=d_model,
         embedding=Embedding(

@@ -10,9 +10,9 @@ from trivium.models.heads.text import NSPHead
 from trivium.models.heads.tokens import ReplacedTokenHead
 from trivium.models.heads.vocabulary import MLMHead
 from trivium.models.stack import Embedding, Factorised, Stack
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 from trivium.nn.activations import Activation
-from trivium.nn.feed_forwards.feed_forward import FeedForward
+from trivium.nn.feed_forwards.mlp import MLP
 from trivium.nn.mixers import Mixer
 from trivium.nn.norm import LayerNorm
 from trivium.nn.patterns import Sliding
@@ -75,14 +75,14 @@ def _modernbert(num_layers: int, d_model: int, d_ff: int, *, released: bool = Tr
     window = Sliding(window=64 if released else 4)
     local = plain.replace(positions=Rotary(), pattern=window)
     norm = LayerNorm(bias=False)
-    model = ModelSpec(
+    model = TransformerSpec(
         vocab_size=50_368,
         d_model=d_model,
         embedding=Embedding(norm=norm),
         encoder=Stack.of_mixers(
             num_layers=num_layers,
             mixer=(full, local, local) if released else (local, local, full),
-            feed_forward=FeedForward(d_ff=d_ff, activation="gelu", gated=True, bias=False),
+            feed_forward=MLP(d_ff=d_ff, activation="gelu", gated=True, bias=False),
             norm=norm,
             norm_placement="pre",
             first_norm=False,

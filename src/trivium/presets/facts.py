@@ -6,7 +6,7 @@ from typing import Any
 
 from trivium.models import active_parameters, num_parameters
 from trivium.models.base_model import Spec
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 from trivium.presets.preset import Preset
 
 
@@ -32,7 +32,7 @@ def shape_facts(spec: Spec) -> dict[str, Any]:
 
     The heads are those of the first mixer of the last stack that has heads.
     """
-    if not isinstance(spec, ModelSpec):
+    if not isinstance(spec, TransformerSpec):
         return {
             "d_model": spec.d_model,
             "num_layers": getattr(spec, "num_layers", 1),

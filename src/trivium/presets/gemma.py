@@ -6,7 +6,7 @@ from typing import Any
 
 from trivium.models.heads.vocabulary import LMHead
 from trivium.models.stack import Embedding
-from trivium.nn.feed_forwards.feed_forward import FeedForward
+from trivium.nn.feed_forwards.mlp import MLP
 from trivium.nn.mixers.attention import Attention
 from trivium.nn.norm import RMSNorm
 from trivium.nn.patterns import Sliding
@@ -46,7 +46,7 @@ def _gemma2(
         vocab_size=256_000,
         embedding=Embedding(scale=d_model**0.5),
         mixer=(full.replace(pattern=Sliding(window=window)), full),
-        feed_forward=FeedForward(d_ff=d_ff, activation="gelu_tanh", gated=True, bias=False),
+        feed_forward=MLP(d_ff=d_ff, activation="gelu_tanh", gated=True, bias=False),
         norm=RMSNorm(offset=1),
         norm_placement="sandwich",
         head=LMHead(tied=True, soft_cap=30.0),

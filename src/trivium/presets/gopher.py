@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from trivium.nn.norm import RMSNorm
-from trivium.nn.positions.relative_scores import RelativeScores
+from trivium.nn.positions.transformer_xl import TransformerXLPositions
 from trivium.presets.preset import Preset, attention, decoder
 
 
@@ -23,7 +23,7 @@ def _gopher(
     has no biases but those of its positions, as in Transformer-XL, and each layer a matrix of
     distances: with it the totals of Hoffmann et al. 2022, table A9, hold to 0.1 %.
     """
-    mixer = attention(d_model, num_heads, bias=False, positions=RelativeScores())
+    mixer = attention(d_model, num_heads, bias=False, positions=TransformerXLPositions())
     model = decoder(num_layers, d_model, vocab_size=32_000, mixer=mixer, norm=RMSNorm())
     return Preset(model, paper, 2048, **published)
 

@@ -8,7 +8,7 @@ from trivium.models.heads.vocabulary import LMHead
 from trivium.models.initialization import Small
 from trivium.nn.activations import Activation
 from trivium.nn.blocks import ParallelLayers
-from trivium.nn.feed_forwards.feed_forward import FeedForward
+from trivium.nn.feed_forwards.mlp import MLP
 from trivium.nn.positions.rotary import Rotary
 from trivium.presets.preset import Preset, attention, decoder
 
@@ -28,8 +28,8 @@ def _neox(
         num_layers,
         d_model,
         vocab_size=vocab_size,
-        mixer=attention(d_model, num_heads, positions=Rotary(share=0.25)),
-        feed_forward=FeedForward(d_ff=4 * d_model, activation=activation),
+        mixer=attention(d_model, num_heads, positions=Rotary(partial_rotary_factor=0.25)),
+        feed_forward=MLP(d_ff=4 * d_model, activation=activation),
         block=ParallelLayers(norms="separate"),
         head=LMHead(tied=False),
         initialization=Small(),

@@ -17,13 +17,13 @@ def _mixtral(
     d_ff: int,
     *,
     num_kv_heads: int = 8,
-    balance: float = 0.02,
+    aux_loss_coef: float = 0.02,
     paper: str = "Jiang et al. 2024 (Mixtral of experts)",
     context: int = 32_768,
 ) -> Preset:
     """Mistral with eight experts, of which a token takes two, and without a window.
 
-    `balance` is that of the released configurations; no paper says it.
+    `aux_loss_coef` is that of the released configurations; no paper says it.
     """
     return llama(
         num_layers,
@@ -34,7 +34,7 @@ def _mixtral(
         context=context,
         num_kv_heads=num_kv_heads,
         attention=ROTARY_ATTENTION.replace(positions=Rotary(base=1e6)),
-        feed_forward=Experts(num_experts=8, expert=swiglu(d_ff), balance=balance),
+        feed_forward=Experts(num_experts=8, expert=swiglu(d_ff), aux_loss_coef=aux_loss_coef),
     )
 
 
@@ -49,7 +49,7 @@ PRESETS: dict[str, Preset] = {
         6144,
         48,
         16_384,
-        balance=0.001,
+        aux_loss_coef=0.001,
         paper="Mistral AI 2024 (Mixtral 8x22B, release)",
         context=65_536,
     ),

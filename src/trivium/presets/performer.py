@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from trivium.models.heads.vocabulary import MLMHead
 from trivium.models.stack import Embedding
-from trivium.nn.feed_forwards.feed_forward import FeedForward
+from trivium.nn.feed_forwards.mlp import MLP
 from trivium.nn.mixers.performer import Performer
 from trivium.nn.norm import LayerNorm
 from trivium.nn.positions.learned import Learned
@@ -25,7 +25,7 @@ def _decoder(num_layers: int, d_model: int) -> Preset:
         vocab_size=50_257,
         embedding=_EMBEDDING,
         mixer=Performer(num_heads=d_model // 64, head_dim=64, num_features=128),
-        feed_forward=FeedForward(d_ff=4 * d_model, activation="gelu"),
+        feed_forward=MLP(d_ff=4 * d_model, activation="gelu"),
         dropout=0.1,
     )
     return Preset(model, _PAPER, 1024)
@@ -44,7 +44,7 @@ def _protein_encoder() -> Preset:
         vocab_size=32,
         embedding=_EMBEDDING,
         mixer=Performer(num_heads=8, head_dim=64, num_features=256),
-        feed_forward=FeedForward(d_ff=1024, activation="gelu"),
+        feed_forward=MLP(d_ff=1024, activation="gelu"),
         norm=LayerNorm(),
         norm_placement="pre",
         heads=(MLMHead(),),

@@ -11,9 +11,9 @@ from trivium.models.heads import Dense, Head
 from trivium.models.heads.vocabulary import LMHead, MLMHead
 from trivium.models.initialization import Initialization, Normal
 from trivium.models.stack import Embedding, Stack
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 from trivium.nn.activations import Activation
-from trivium.nn.feed_forwards.feed_forward import FeedForward
+from trivium.nn.feed_forwards.mlp import MLP
 from trivium.nn.mixers.attention import Attention
 from trivium.nn.norm import LayerNorm
 
@@ -82,20 +82,20 @@ def decoder(
     head: Head = _TIED,
     initialization: Initialization = SCALED,
     **stack: Any,
-) -> ModelSpec:
+) -> TransformerSpec:
     """Return a decoder-only model that resembles GPT-2 in everything that is not given.
 
     `stack` contains the other arguments of `Stack.of_mixers`: the mixer, and those that are unlike
     GPT-2's.
     """
-    return ModelSpec(
+    return TransformerSpec(
         vocab_size=vocab_size,
         d_model=d_model,
         embedding=embedding,
         decoder=Stack.of_mixers(
             num_layers=num_layers,
             **{
-                "feed_forward": FeedForward(d_ff=4 * d_model, activation="gelu_tanh"),
+                "feed_forward": MLP(d_ff=4 * d_model, activation="gelu_tanh"),
                 "norm": LayerNorm(),
                 "norm_placement": "pre",
                 **stack,
@@ -115,15 +115,15 @@ def encoder(
     heads: tuple[Head, ...],
     activation: Activation = "gelu",
     **stack: Any,
-) -> ModelSpec:
+) -> TransformerSpec:
     """Return an encoder-only model that has the post-norm blocks of BERT.
 
     `stack` contains the other arguments of `Stack.of_mixers`: the mixer, the norm and what is
     unlike BERT's.
     """
-    feed_forward = FeedForward(d_ff=4 * d_model, activation=activation)
+    feed_forward = MLP(d_ff=4 * d_model, activation=activation)
     blocks = {"feed_forward": feed_forward, "norm_placement": "post", "dropout": 0.1, **stack}
-    return ModelSpec(
+    return TransformerSpec(
         vocab_size=vocab_size,
         d_model=d_model,
         embedding=embedding,
@@ -137,6 +137,6 @@ def attention(d_model: int, num_heads: int, **options: Any) -> Attention:
     return Attention(num_heads=num_heads, head_dim=d_model // num_heads, **options)
 
 
-def swiglu(d_ff: int) -> FeedForward:
+def swiglu(d_ff: int) -> MLP:
     """Return LLaMA's feed-forward network: gated by SiLU, without biases."""
-    return FeedForward(d_ff=d_ff, activation="silu", gated=True, bias=False)
+    return MLP(d_ff=d_ff, activation="silu", gated=True, bias=False)

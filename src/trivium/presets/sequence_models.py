@@ -63,7 +63,7 @@ def _elmo(
         d_hidden=d_hidden,
         num_layers=2,
         d_projection=d_model if d_model < d_hidden else None,
-        direction="two-way",
+        direction="bilm",
         connections="residual",
         characters=characters,
         heads=(LMHead(tied=False, bias=True),),

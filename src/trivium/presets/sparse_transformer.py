@@ -6,7 +6,7 @@ from trivium.models.heads.vocabulary import LMHead
 from trivium.models.initialization import Normal
 from trivium.models.stack import Embedding
 from trivium.nn.activations import Swish
-from trivium.nn.feed_forwards.feed_forward import FeedForward
+from trivium.nn.feed_forwards.mlp import MLP
 from trivium.nn.patterns import Fixed
 from trivium.nn.positions.learned import Learned
 from trivium.presets.preset import Preset, attention, decoder
@@ -36,7 +36,7 @@ def _sparse(
         vocab_size=256,
         embedding=Embedding(positions=Learned(max_length=length)),
         mixer=attention(d_model, num_heads, pattern=Fixed(stride=stride, num_summary=num_summary)),
-        feed_forward=FeedForward(d_ff=4 * d_model, activation=Swish(beta=1.702)),
+        feed_forward=MLP(d_ff=4 * d_model, activation=Swish(beta=1.702)),
         dropout=0.4,
         head=LMHead(tied=False),
         initialization=Normal(std=std, embedding_std=std, residual_init="scaled"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from trivium.models.heads.vocabulary import LMHead
 from trivium.models.initialization import Normal, Xavier
 from trivium.models.stack import Embedding, Stack
-from trivium.models.transformer import ModelSpec
-from trivium.nn.feed_forwards.feed_forward import FeedForward
+from trivium.models.transformer import TransformerSpec
+from trivium.nn.feed_forwards.mlp import MLP
 from trivium.nn.mixers.attention import Attention
-from trivium.nn.norm import DeviationNorm, LayerNorm
+from trivium.nn.norm import LayerNorm, UnbiasedLayerNorm
 from trivium.nn.positions.sinusoidal import Sinusoidal
 from trivium.presets.preset import Preset, decoder
 
@@ -27,15 +27,13 @@ def _transformer(*, pre_norm: bool = False) -> Preset:
     stack = Stack.of_mixers(
         num_layers=6,
         mixer=Attention(num_heads=8, head_dim=64),
-        feed_forward=FeedForward(
-            d_ff=4 * d_model, activation="relu", dropout=0.0 if pre_norm else 0.1
-        ),
-        norm=LayerNorm() if pre_norm else DeviationNorm(),
+        feed_forward=MLP(d_ff=4 * d_model, activation="relu", dropout=0.0 if pre_norm else 0.1),
+        norm=LayerNorm() if pre_norm else UnbiasedLayerNorm(),
         norm_placement="pre" if pre_norm else "post",
         final_norm=True,
         dropout=0.1,
     )
-    model = ModelSpec(
+    model = TransformerSpec(
         vocab_size=37_000,
         source_vocab_size=37_000,
         d_model=d_model,
@@ -58,7 +56,7 @@ def _gpt3() -> Preset:
         vocab_size=50_257,
         embedding=Embedding(positions=Sinusoidal(max_length=2048)),
         mixer=Attention(num_heads=96, head_dim=128, bias=False),
-        feed_forward=FeedForward(d_ff=49_152, activation="relu"),
+        feed_forward=MLP(d_ff=49_152, activation="relu"),
         norm_placement="post",
         initialization=Normal(),
     )

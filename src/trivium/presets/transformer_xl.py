@@ -10,9 +10,9 @@ from trivium.models.heads.vocabulary import LMHead
 from trivium.models.initialization import Normal
 from trivium.models.stack import Embedding
 from trivium.nn.blocks import NormPlacement
-from trivium.nn.feed_forwards.feed_forward import FeedForward
-from trivium.nn.mixers.memory_attention import MemoryAttention
-from trivium.nn.positions.relative_scores import RelativeScores
+from trivium.nn.feed_forwards.mlp import MLP
+from trivium.nn.mixers.transformer_xl_attention import TransformerXLAttention
+from trivium.nn.positions.transformer_xl import TransformerXLPositions
 from trivium.presets.preset import SCALED, Preset, decoder
 
 
@@ -34,14 +34,14 @@ def _transformer_xl(
         d_model,
         vocab_size=vocab_size,
         embedding=Embedding(scale=d_model**0.5),
-        mixer=MemoryAttention(
+        mixer=TransformerXLAttention(
             num_heads=num_heads,
             head_dim=d_model // num_heads,
             bias=False,
-            positions=RelativeScores(),
+            positions=TransformerXLPositions(),
             memory=memory,
         ),
-        feed_forward=FeedForward(d_ff=d_ff, activation="relu"),
+        feed_forward=MLP(d_ff=d_ff, activation="relu"),
         norm_placement=norm_placement,
         dropout=dropout,
         head=LMHead(tied=True, bias=True),

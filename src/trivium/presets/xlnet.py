@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from trivium.models.heads.vocabulary import MLMHead
 from trivium.models.stack import Embedding
-from trivium.nn.mixers.memory_attention import MemoryAttention
+from trivium.nn.mixers.transformer_xl_attention import TransformerXLAttention
 from trivium.nn.norm import LayerNorm
-from trivium.nn.positions.typed_relative_scores import TypedRelativeScores
+from trivium.nn.positions.xlnet import XLNetPositions
 from trivium.presets.preset import Preset, encoder
 
 
@@ -23,11 +23,11 @@ def _xlnet(
         d_model,
         vocab_size=32_000,
         embedding=Embedding(query_stream=True),
-        mixer=MemoryAttention(
+        mixer=TransformerXLAttention(
             num_heads=d_model // 64,
             head_dim=64,
             bias=False,
-            positions=TypedRelativeScores(),
+            positions=XLNetPositions(),
             memory=384,
         ),
         norm=LayerNorm(eps=1e-12),

@@ -251,7 +251,7 @@ class FillMaskRequest(ModelRequest):
 async def fill_mask(model: ServedModel, request: FillMaskRequest) -> Reply:
     """Predict masked tokens, for every mask the most probable first."""
     texts = as_list(request.text)
-    around = model.lm.source_frame.num_special(paired=False)
+    around = model.lm.source_template.num_special(paired=False)
     num_tokens = await _count_tokens(model, texts) + around * len(texts)
     return await _list_reply(model, num_tokens, _fill_mask, texts, top_k=request.top_k)
 

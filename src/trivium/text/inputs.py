@@ -69,17 +69,17 @@ def encode_inputs(
     """
     firsts = encode_plain(tokenizer, [a for a, _ in texts])
     seconds = iter(encode_plain(tokenizer, [b for _, b in texts if b is not None]))
-    frame = Frame(tokenizer, as_documents=as_documents)
+    template = SpecialTokenTemplate(tokenizer, as_documents=as_documents)
     inputs = []
     for (_, b), first in zip(texts, firsts, strict=True):
         second = None if b is None else next(seconds)
         sizes = len(first.ids), 0 if second is None else len(second.ids)
         total = sum(sizes)
         if max_length is not None:
-            capacity = max(0, max_length - frame.num_special(second is not None))
+            capacity = max(0, max_length - template.num_special(second is not None))
             sizes = _truncated_sizes(*sizes, capacity)
         kept = None if second is None else second.part(0, sizes[1])
-        inputs.append(frame.join(first.part(0, sizes[0]), kept, cut=total - sum(sizes)))
+        inputs.append(template.join(first.part(0, sizes[0]), kept, cut=total - sum(sizes)))
     return inputs
 
 
@@ -94,14 +94,14 @@ def encode_windows(
 
     The windows of a text are as few as there can be, and equally long.
     """
-    frame = Frame(tokenizer, as_documents=as_documents)
+    template = SpecialTokenTemplate(tokenizer, as_documents=as_documents)
     windows = []
     for tokens in encode_plain(tokenizer, texts):
         total = max(1, len(tokens.ids))
-        most = total if max_length is None else max(1, max_length - frame.num_special(False))
+        most = total if max_length is None else max(1, max_length - template.num_special(False))
         size = math.ceil(total / math.ceil(total / most))
         starts = range(0, total, size)
-        windows.append([frame.join(tokens.part(start, start + size)) for start in starts])
+        windows.append([template.join(tokens.part(start, start + size)) for start in starts])
     return windows
 
 
@@ -124,7 +124,7 @@ class _Slot(NamedTuple):
     text: int | None = None
 
 
-class Frame:
+class SpecialTokenTemplate:
     """The special tokens around one text and around a pair; see `encode_inputs`.
 
     They are those of the tokenizer's own post-processor. Only if it has no template, they are the
@@ -232,9 +232,9 @@ def encode_words(
     """
     joined = [join_words(words) for words in sentences]
     encoded = _encode_apart(tokenizer, joined)
-    frame = Frame(tokenizer)
+    template = SpecialTokenTemplate(tokenizer)
     if max_length is not None:
-        max_length = max(1, max_length - frame.num_special(paired=False))
+        max_length = max(1, max_length - template.num_special(paired=False))
     inputs = []
     for (_, starts), (tokens, stops) in zip(joined, encoded, strict=True):
         # For the character each word begins at, the first token that ends after it.
@@ -243,10 +243,10 @@ def encode_words(
         windows, following = [], [*first[1:], len(tokens)]
         for start, stop, begin, end in _windows(first, len(tokens), max_length):
             part = tokens[begin:end]
-            if not part and not frame.num_special(paired=False):
+            if not part and not template.num_special(paired=False):
                 part = [tokenizer.unk_id or 0]
-            whole = frame.join(PlainTokens(part, [(0, 0)] * len(part)))
-            before = len(frame.before)
+            whole = template.join(PlainTokens(part, [(0, 0)] * len(part)))
+            before = len(template.before)
             last = max(before + end - begin - 1, 0)
             shifted = [min(before + token - begin, last) for token in first[start:stop]]
             cut = max(0, following[stop - 1] - end)

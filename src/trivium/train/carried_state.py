@@ -33,13 +33,13 @@ class CarriedState:
         self._own = torch.zeros(lanes, dtype=torch.bool, device=model.device)
         self._begun: tuple[int, list[Tensor]] | None = None  # a step, and what was there before
 
-    def begin(self, step: int, *, is_first: bool) -> None:
-        """Prepare the lanes for the micro-batches of a step; with `is_first` all lanes are empty.
+    def begin(self, step: int, *, is_prefill: bool) -> None:
+        """Prepare the lanes for the micro-batches of a step; with `is_prefill` all lanes are empty.
 
         If memory runs out during a step, a second call restores the state from before the step.
         """
         kept = [*self._tensors().values()]
-        if is_first:
+        if is_prefill:
             for lane in range(self.cache.num_slots):
                 self.cache.free(lane)
         elif self._begun is not None and self._begun[0] == step:

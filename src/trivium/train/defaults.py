@@ -33,7 +33,7 @@ from trivium.errors import SpecError
 from trivium.models.base_model import Spec
 from trivium.models.initialization import with_fast_initialization
 from trivium.models.rnn import RNNSpec
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 from trivium.objectives import LabelledObjective
 from trivium.presets import is_own_size, presets
 from trivium.text import TokenizerConfig
@@ -87,7 +87,7 @@ def sample_bytes(kind: type[TokenizerConfig], minutes: float) -> int:
     return round(min(kind.model_fields["sample_bytes"].default, max(minutes, 1.0) * per_minute))
 
 
-def fastest_initialization(spec: ModelSpec) -> Literal["published", "fast"]:
+def fastest_initialization(spec: TransformerSpec) -> Literal["published", "fast"]:
     """Return "fast" where the model has a fast initialization, else "published"."""
     try:
         with_fast_initialization(spec)
@@ -253,7 +253,7 @@ def decays_by_passes(recipe: Recipe) -> bool:
 
 
 def _is_post_norm(spec: Spec) -> bool:
-    return any("after" in layer.norms for stack in spec.stacks for layer in stack.every_layer)
+    return any("post_norm" in layer.norms for stack in spec.stacks for layer in stack.every_layer)
 
 
 def row_length(recipe: Recipe) -> int:

@@ -89,7 +89,7 @@ class BatchStream:
             parallel = ALONE
         if self.objective.carries_state:
             batch = self._in_lanes(number, self.rows_per_step, micro_batch_tokens, parallel)
-            return dataclasses.replace(batch, is_first=number % self.lane_steps == 0)
+            return dataclasses.replace(batch, is_prefill=number % self.lane_steps == 0)
         indices, keys = rows_of_step(self.seed, number, self.rows_per_step, len(self.data))
         left = (self.num_taken or 0) - number * self.rows_per_step
         if left > 0:
@@ -216,7 +216,7 @@ class GlobalBatch:
         num_tokens: the number of tokens without padding, in these micro-batches or, after `of_all`,
             in the whole step.
         lanes: the lanes of each micro-batch's rows; only for objectives that carry state.
-        is_first: whether all lanes start at the beginning of the text.
+        is_prefill: whether all lanes start at the beginning of the text.
         updates: the number of updates of the weights that learn from this batch.
     """
 
@@ -227,7 +227,7 @@ class GlobalBatch:
     label_counts: dict[str, int]
     num_tokens: int
     lanes: tuple[np.ndarray, ...] = ()
-    is_first: bool = False
+    is_prefill: bool = False
     updates: int = 1
 
     @property

@@ -114,7 +114,7 @@ def training_memory(
     most = _CPU_LOGITS if device == "cpu" else _GPU_LOGITS
     chunk = min(most, labelled * rows * length * spec.vocab_size)
     table = spec.vocab_size * spec.head_input.d_embedding
-    kept = spec.kept_bytes(
+    kept = spec.activation_bytes(
         length, item, on_cpu=device == "cpu", recompute=layout.activation_checkpointing
     )
     memory = {

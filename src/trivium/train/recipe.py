@@ -31,7 +31,7 @@ from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.initialization import with_fast_initialization
 from trivium.models.resizing import differences, resized
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 from trivium.nn.blocks import Layer
 from trivium.nn.part import FieldError
 from trivium.objectives import Objective
@@ -143,7 +143,7 @@ class ModelConfig(Config):
                 number = _value_at(stack, path)
                 if isinstance(number, int) and 0 < number <= 1000:
                     sizes[slot] = number
-        if not isinstance(spec, ModelSpec) or not (heads or layers or self.d_model):
+        if not isinstance(spec, TransformerSpec) or not (heads or layers or self.d_model):
             return spec.to_dict()
         return resized(spec, self.d_model or spec.d_model, heads, layers).to_dict()
 
@@ -176,7 +176,7 @@ class ModelConfig(Config):
             raise RecipeError(f"{key}: {error.problem}") from None
         if self.initialization == "published":
             return spec
-        if not isinstance(spec, ModelSpec):
+        if not isinstance(spec, TransformerSpec):
             raise RecipeError('model.initialization = "fast" is for Transformers: leave it out.')
         try:
             return with_fast_initialization(spec)

@@ -24,7 +24,7 @@ from trivium.errors import RecipeError
 from trivium.files import STDIN, written_by
 from trivium.model_loading import load
 from trivium.models.base_model import Spec
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 from trivium.objectives import Objective, default_objective
 from trivium.presets import catalogue, did_you_mean_preset, is_own_size, presets
 from trivium.remote import is_remote
@@ -308,9 +308,9 @@ def _choose_defaults(tree: dict[str, Any], spec: Spec) -> None:
         tree.setdefault("defaults", "fast" if own else "published")
         _set_published(tree)
     fast = tree.get("defaults") == "fast"
-    if fast and (not has_new_weights or not isinstance(spec, ModelSpec)):
+    if fast and (not has_new_weights or not isinstance(spec, TransformerSpec)):
         raise RecipeError('defaults = "fast" is for Transformers with new weights: leave it out.')
-    if isinstance(spec, ModelSpec) and "init_from" not in tree["model"]:
+    if isinstance(spec, TransformerSpec) and "init_from" not in tree["model"]:
         _choose_initialization(tree, spec, kinds)
     for objective, kind in objectives if fast else ():
         for key, value in kind.fast.items():
@@ -332,7 +332,7 @@ def _choose_defaults(tree: dict[str, Any], spec: Spec) -> None:
 
 
 def _choose_initialization(
-    tree: dict[str, Any], spec: ModelSpec, kinds: Sequence[type[Objective]]
+    tree: dict[str, Any], spec: TransformerSpec, kinds: Sequence[type[Objective]]
 ) -> None:
     """Choose between the published and the fast initialization, in place."""
     own = is_own_size(tree["model"].get("preset") or "") and "defaults" not in tree

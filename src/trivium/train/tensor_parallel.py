@@ -99,10 +99,10 @@ def _check_sizes(model: Transformer, processes: int, *, sequence_parallel: bool)
                 f"model share {stack.num_layer_groups} (num_layer_groups): set "
                 "parallel.sequence = false."
             )
-    if model.spec.late_positions:
+    if model.spec.mask_decoder_positions:
         raise RecipeError(
             f"parallel.tensor = {processes} cannot divide a model with a mask decoder "
-            "(late_positions): set parallel.tensor = 1."
+            "(mask_decoder_positions): set parallel.tensor = 1."
         )
     for name, size in (each for stack in model.spec.stacks for each in stack.divided):
         if size % processes:
@@ -156,7 +156,7 @@ def _parallelize_sublayer(residual: Residual, sublayer: PartModule, stream: _Act
     for part in sublayer.modules():
         if isinstance(part, PositionsModule):
             part.heads = _own_part(part.attention.num_heads, stream.mesh)
-    for norm in (residual.before, residual.branch, residual.after):
+    for norm in (residual.pre_norm, residual.post_sublayer_norm, residual.post_norm):
         _distribute(norm, stream, Replicate())
 
 

@@ -353,7 +353,7 @@ def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTer
     all processes.
     """
     if trainer.carried is not None:
-        trainer.carried.begin(step, is_first=batch.is_first)
+        trainer.carried.begin(step, is_prefill=batch.is_prefill)
     objective, train_step, parallel = batch.stream.objective, trainer.train_step, trainer.parallel
     term_weights = objective.term_weights()
     sums = {term: torch.zeros((), device=trainer.device) for term in batch.label_counts}

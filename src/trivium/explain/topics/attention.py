@@ -12,9 +12,9 @@ from trivium.explain.attended_text import attended_text
 from trivium.explain.page import Formula, Grid, Heading, Page, Part, Table, bilingual, say
 from trivium.model_loading import load
 from trivium.nn.attend import attention_probabilities
-from trivium.nn.context import Context
 from trivium.nn.mask import Mask
 from trivium.nn.mixers.attention import Attention, AttentionModule
+from trivium.nn.sequence_info import SequenceInfo
 
 _X = [[1, 0, 1, 0], [0, 1, 0, 1], [1, 1, 0, 0], [0, 0, 1, 1]]
 # Two heads, a pair of columns each.
@@ -59,7 +59,7 @@ def explain(
         for name, matrix in _MATRICES.items():
             getattr(mixer, name).weight.copy_(torch.tensor(matrix).T)  # y = x W
         query, (key, value) = mixer.normed(mixer.query_norm, mixer.query(x)), mixer.project(x)
-        context = Context.of_length(4)
+        context = SequenceInfo.of_length(4)
         mask = Mask(context, context)
         scaled = attention_probabilities(query, key, mask, mixer.scale)[0]
         plain = attention_probabilities(query, key, mask, 1.0)[0]

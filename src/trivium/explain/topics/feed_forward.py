@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from trivium.explain.page import Formula, Grid, Heading, Page, Table, bilingual, say
-from trivium.nn.feed_forwards.feed_forward import FeedForward, FeedForwardNetwork
+from trivium.nn.feed_forwards.mlp import MLP, MLPModule
 
 _HIDDEN = 4
 
@@ -80,12 +80,10 @@ def explain(vector: list[float] | None = None, *, width: int = 4096, seed: int =
     )
 
 
-def _network(
-    width: int, activation: str, gated: bool, generator: torch.Generator
-) -> FeedForwardNetwork:
+def _network(width: int, activation: str, gated: bool, generator: torch.Generator) -> MLPModule:
     """A network with weights of one decimal, without biases."""
-    part = FeedForward(d_ff=_HIDDEN, activation=activation, gated=gated, bias=False)
-    network = FeedForwardNetwork(part, width).double()
+    part = MLP(d_ff=_HIDDEN, activation=activation, gated=gated, bias=False)
+    network = MLPModule(part, width).double()
     for weight in network.parameters():
         nn.init.normal_(weight, generator=generator)
         weight.data.round_(decimals=1)

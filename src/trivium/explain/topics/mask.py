@@ -8,9 +8,9 @@ import torch
 
 from trivium.errors import TriviumError
 from trivium.explain.page import Bilingual, Grid, Page, Part, bilingual
-from trivium.nn.context import Context
 from trivium.nn.mask import allowed
 from trivium.nn.patterns import Sliding
+from trivium.nn.sequence_info import SequenceInfo
 
 _PADDING = (bilingual("mask.padding"), bilingual("mask.padding_note"))
 _CAUSAL = (bilingual("mask.causal"), bilingual("mask.causal_note"))
@@ -35,22 +35,22 @@ def explain(text: str = "the cat sat on the mat", *, prefix: int = 3, window: in
     size, half = len(words), (len(words) + 1) // 2
     padded, target = [*words, "[PAD]", "[PAD]"], ["y_1", "y_2", "y_3", "y_4"]
     numbered = [f"{word} ({1 + (i >= half)})" for i, word in enumerate(words)]
-    real: dict[str, Any] = {"real": torch.tensor([[1] * size + [0, 0]])}
+    is_token: dict[str, Any] = {"is_token": torch.tensor([[1] * size + [0, 0]])}
     documents = torch.tensor([[1] * half + [2] * (size - half)])
     parts: list[Part] = []
     facts: dict[str, Any] = {}
     masks: list[tuple[Any, ...]] = [
-        (_PADDING, "", padded, padded, real, None),
+        (_PADDING, "", padded, padded, is_token, None),
         (_CAUSAL, "", words, words, {"causal": True}, None),
-        (_BOTH, "", padded, padded, {"causal": True, **real}, None),
+        (_BOTH, "", padded, padded, {"causal": True, **is_token}, None),
         (_CROSS, "", target, padded, {}, None),
         (_PREFIX, prefix, words, words, {"causal": True, "prefix": torch.tensor([prefix])}, None),
         (_PACKED, "", numbered, numbered, {"causal": True, "documents": documents}, None),
         (_SLIDING, window, words, words, {"causal": True}, Sliding(window=window)),
     ]
     for name, said, rows, columns, limits, pattern in masks:
-        queries = Context.of_length(len(rows), **limits)
-        keys = Context.of_length(len(columns), **real) if rows is target else queries
+        queries = SequenceInfo.of_length(len(rows), **limits)
+        keys = SequenceInfo.of_length(len(columns), **is_token) if rows is target else queries
         seen = allowed(queries, keys, pattern)
         assert seen is not None
         grid = seen.expand(1, 1, len(rows), len(columns))[0, 0].int().tolist()

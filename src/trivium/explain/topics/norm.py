@@ -6,13 +6,13 @@ import torch
 
 from trivium.errors import TriviumError
 from trivium.explain.page import Bilingual, Formula, Page, Table, bilingual
-from trivium.nn.norm import DeviationNorm, LayerNorm, RMSNorm, build_norm
+from trivium.nn.norm import LayerNorm, RMSNorm, UnbiasedLayerNorm, build_norm
 
 _NORMS = {
     "LayerNorm": LayerNorm(eps=1e-5),
     "RMSNorm": RMSNorm(eps=1e-6),
     "RMSNorm (1 + w)": RMSNorm(eps=1e-6, offset=1),
-    "Norm": DeviationNorm(),
+    "Norm": UnbiasedLayerNorm(),
 }
 
 

@@ -10,12 +10,12 @@ import torch
 
 from trivium.errors import TriviumError
 from trivium.explain.page import Curves, Formula, Grid, Heading, Page, Part, Table, bilingual
-from trivium.nn.context import Context
 from trivium.nn.mixers.attention import Attention
 from trivium.nn.positions.alibi import LinearBias, alibi_slopes
 from trivium.nn.positions.relative_bias import RelativeBias, relative_buckets
 from trivium.nn.positions.rotary import Rotary, RotaryPositions
 from trivium.nn.positions.sinusoidal import frequencies, sinusoids
+from trivium.nn.sequence_info import SequenceInfo
 
 _DISTANCES = (0, 1, 7, 8, 9, 11, 12, 15, 16, 23, 32, 46, 64, 91, 127, 128, 1000)
 _FIRST, _FAR = 8, 200  # positions in the table, and of curves
@@ -62,9 +62,9 @@ def _sinusoids(width: int, base: float) -> tuple[list[Part], dict[str, Any]]:
 def _rotary(width: int, base: float) -> tuple[list[Part], dict[str, Any]]:
     positions = Rotary(base=base)
     part = Attention(num_heads=1, head_dim=width, positions=positions)
-    rotary, context = RotaryPositions(part, width), Context.of_length(_FAR + 1)
+    rotary, sequence = RotaryPositions(part, width), SequenceInfo.of_length(_FAR + 1)
     ones = torch.ones(1, 1, _FAR + 1, width, dtype=torch.float64)
-    turned = rotary.turn(ones, rotary.prepare(context, context, None))[0, 0]
+    turned = rotary.apply_rotary(ones, rotary.prepare(sequence, sequence, None))[0, 0]
     scores, theta = (turned @ turned[0] / width).tolist(), frequencies(base, width).tolist()
     angles = [
         [i, theta[i], *(math.degrees(k * theta[i]) for k in (1, 100)), 2 * math.pi / theta[i]]
@@ -143,7 +143,7 @@ def _bucket_of_book(distance: int, single: int = 8) -> int:
 
 
 def _alibi(heads: int) -> tuple[list[Part], dict[str, Any]]:
-    slopes, six = alibi_slopes(heads).tolist(), Context.of_length(6, causal=True)
+    slopes, six = alibi_slopes(heads).tolist(), SequenceInfo.of_length(6, causal=True)
     bias = LinearBias(Attention(num_heads=heads, head_dim=2), 2).bias(None)(six, six)
     return [
         Heading(bilingual("positions.alibi_scores_fall_with")),

@@ -65,7 +65,7 @@ ALBERT = replace(
         "inner_group_num": 1,
     },
     ignored="classifier_dropout",
-    copies={
+    tied_aliases={
         "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
         "predictions.decoder.bias": "predictions.bias",
     },

@@ -6,7 +6,7 @@ from typing import Any
 
 from trivium.interop.family import Family, Hook, Option, SpecTree, activation, classes, in_layers
 from trivium.interop.hf_config import ConfigReader
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 
 CONFIG = {
     "d_model": "d_model",
@@ -43,7 +43,7 @@ def _read_scale(config: ConfigReader, tree: SpecTree) -> None:
     tree.set("embedding.scale", tree.get("d_model") ** 0.5 if scaled else 1.0)
 
 
-def _write_scale(spec: ModelSpec, config: dict[str, Any]) -> None:
+def _write_scale(spec: TransformerSpec, config: dict[str, Any]) -> None:
     config["scale_embedding"] = spec.embedding.scale != 1.0
     config["is_encoder_decoder"] = True
     config["attention_dropout"] = 0.0
@@ -124,13 +124,13 @@ BART = Family(
     },
     ignored=IGNORED,
     num_labels=3,
-    copies={
+    tied_aliases={
         "model.encoder.embed_tokens.weight": "model.shared.weight",
         "model.decoder.embed_tokens.weight": "model.shared.weight",
         "lm_head.weight": "model.shared.weight",
     },
     row_vectors=("final_logits_bias",),
     buffers=(r"(model\.)?(encoder|decoder)\.version",),
-    zeros=("final_logits_bias",),
+    must_be_zero=("final_logits_bias",),
     hooks=(SCALE, Hook(_read_bias)),
 )

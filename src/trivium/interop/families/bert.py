@@ -91,7 +91,7 @@ BERT = Family(
     # Pooler options in files converted from TensorFlow; no class reads them.
     ignored="classifier_dropout directionality pooler_fc_size pooler_num_attention_heads "
     "pooler_num_fc_layers pooler_size_per_head pooler_type",
-    copies={
+    tied_aliases={
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },

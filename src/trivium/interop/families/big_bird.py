@@ -8,7 +8,7 @@ from typing import Any
 from trivium.interop.families.bert import BERT, CONFIG, FIXED
 from trivium.interop.family import Hook, Option, SpecTree, activation, classes, head_dim
 from trivium.interop.hf_config import ConfigReader
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 from trivium.nn.mixers.block_sparse_attention import BlockSparseAttention
 
 
@@ -26,7 +26,7 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
         del mixer["block_size"], mixer["num_random"]
 
 
-def _write_attention(spec: ModelSpec, config: dict[str, Any]) -> None:
+def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
     assert spec.encoder is not None
     sparse = isinstance(spec.encoder.mixers[0], BlockSparseAttention)
     config["attention_type"] = "block_sparse" if sparse else "original_full"

@@ -82,6 +82,6 @@ BLOOM = Family(
     # Training options of the first releases; `slow_but_exact` only changes the order of sums.
     ignored="slow_but_exact offset_alibi seq_length skip_bias_add attention_softmax_in_fp32 "
     "bias_dropout_fusion masked_softmax_fusion unk_token_id",
-    copies={"lm_head.weight": "transformer.word_embeddings.weight"},
+    tied_aliases={"lm_head.weight": "transformer.word_embeddings.weight"},
     hooks=(Hook(_read),),
 )

@@ -14,7 +14,7 @@ from typing import Any
 from trivium.interop.families.bert import BERT, FIXED, LAYER, body
 from trivium.interop.family import Hook, Option, SpecTree, activation, attention_of, encoder_classes
 from trivium.interop.hf_config import ConfigReader
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 from trivium.nn.positions.disentangled import Disentangled
 
 _POSITIONS = "encoder.layers.mixer.positions"
@@ -41,7 +41,7 @@ def _read_distances(config: ConfigReader, tree: SpecTree) -> None:
         tree.set("heads.mlm.tied", True)
 
 
-def _write_distances(spec: ModelSpec, config: dict[str, Any]) -> None:
+def _write_distances(spec: TransformerSpec, config: dict[str, Any]) -> None:
     part, absolute = attention_of(spec).positions, spec.embedding.positions
     config |= {
         "relative_attention": part is not None,
@@ -79,7 +79,7 @@ def _read_buckets(config: ConfigReader, tree: SpecTree) -> None:
         )
 
 
-def _write_buckets(spec: ModelSpec, config: dict[str, Any]) -> None:
+def _write_buckets(spec: TransformerSpec, config: dict[str, Any]) -> None:
     part = attention_of(spec).positions
     if isinstance(part, Disentangled):
         config |= {
@@ -124,14 +124,14 @@ DEBERTA_V2 = replace(
     },
     base="deberta.",
     optional_heads=(),
-    also_read={
+    aliases={
         "lm_predictions.lm_head.dense": "heads.mlm.dense.linear",
         "lm_predictions.lm_head.LayerNorm": "heads.mlm.dense.norm",
         "lm_predictions.lm_head.bias": "heads.mlm.bias",
     },
     expected={"conv_kernel_size": 0},
     ignored="pooler_dropout conv_act conv_groups cls_dropout",
-    copies={
+    tied_aliases={
         "cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },

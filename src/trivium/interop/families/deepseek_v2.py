@@ -14,7 +14,7 @@ from trivium.interop.families.llama import CONFIG, body, read_rotary, write_rope
 from trivium.interop.families.mixtral import MIXTRAL
 from trivium.interop.family import Hook, Option, SpecTree, Weights, activation, classes
 from trivium.interop.hf_config import ConfigReader
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 from trivium.nn.feed_forwards.experts import Experts
 from trivium.nn.mixers.latent_attention import LatentAttention
 
@@ -29,7 +29,7 @@ def _read(config: ConfigReader, tree: SpecTree) -> None:
     config.expect("num_key_value_heads", tree.get(f"{_MIXER}.num_heads"))
     rank = config.get("q_lora_rank", None if "q_lora_rank" in config.named else 1536)
     tree.set(f"{_MIXER}.query_rank", rank)
-    expert = {**tree.get(f"{_EXPERTS}.expert"), "kind": "feed-forward"}
+    expert = {**tree.get(f"{_EXPERTS}.expert"), "kind": "mlp"}
     shared = tree.get(f"{_EXPERTS}.shared.d_ff") * expert["d_ff"]  # one network for all
     tree.set(f"{_EXPERTS}.shared", {**expert, "d_ff": shared})
     dense = {**expert, "d_ff": config.require("intermediate_size")}
@@ -38,7 +38,7 @@ def _read(config: ConfigReader, tree: SpecTree) -> None:
     tree.set("decoder.first_layers", [layer] * count)
 
 
-def _write(spec: ModelSpec, config: dict[str, Any]) -> None:
+def _write(spec: TransformerSpec, config: dict[str, Any]) -> None:
     mixer, networks = spec.stacks[0].mixers[0], [x.feed_forward for x in spec.stacks[0].every_layer]
     experts = networks[-1]
     if not (isinstance(mixer, LatentAttention) and isinstance(experts, Experts) and experts.shared):
@@ -55,10 +55,10 @@ def _read_method(config: ConfigReader, tree: SpecTree) -> None:
     config.expect("norm_topk_prob", False)  # `transformers` does not read it
     if config.choose("topk_method", {"greedy": True, "group_limited_greedy": False}, "greedy"):
         tree.set(f"{_EXPERTS}.num_groups", 1)
-        tree.set(f"{_EXPERTS}.num_chosen_groups", 1)
+        tree.set(f"{_EXPERTS}.top_k_groups", 1)
 
 
-def _write_method(_: ModelSpec, config: dict[str, Any]) -> None:
+def _write_method(_: TransformerSpec, config: dict[str, Any]) -> None:
     config["topk_method"] = "greedy" if config["n_group"] == 1 else "group_limited_greedy"
 
 
@@ -66,7 +66,7 @@ def _groups(config: ConfigReader) -> int | None:
     return None if config.get("topk_method") == "group_limited_greedy" else 1
 
 
-def _weights(spec: ModelSpec) -> Weights:
+def _weights(spec: TransformerSpec) -> Weights:
     """Return the weights. The last query projection is `q_b_proj` if queries are compressed."""
     compressed = getattr(spec.stacks[0].mixers[0], "query_rank", None) is not None
     query = "q_b_proj" if compressed else "q_proj"
@@ -107,11 +107,11 @@ DEEPSEEK_V2 = replace(
         "moe_intermediate_size": f"{_EXPERTS}.expert.d_ff",
         "n_routed_experts": f"{_EXPERTS}.num_experts",
         "n_shared_experts": f"{_EXPERTS}.shared.d_ff",
-        "num_experts_per_tok": f"{_EXPERTS}.num_chosen",
+        "num_experts_per_tok": f"{_EXPERTS}.top_k",
         "routed_scaling_factor": f"{_EXPERTS}.scale",
         "n_group": Option(f"{_EXPERTS}.num_groups", _groups),
-        "topk_group": Option(f"{_EXPERTS}.num_chosen_groups", _groups),
-        "aux_loss_alpha": Option(f"{_EXPERTS}.balance", 0.001),
+        "topk_group": Option(f"{_EXPERTS}.top_k_groups", _groups),
+        "aux_loss_alpha": Option(f"{_EXPERTS}.aux_loss_coef", 0.001),
     },
     fixed={
         **{path: value for path, value in MIXTRAL.fixed.items() if path != f"{_MIXER}.bias"},

@@ -19,7 +19,7 @@ DEEPSEEK_V3 = replace(
     config={
         **DEEPSEEK_V2.config,
         "n_group": f"{_EXPERTS}.num_groups",
-        "topk_group": f"{_EXPERTS}.num_chosen_groups",
+        "topk_group": f"{_EXPERTS}.top_k_groups",
         "norm_topk_prob": Option(f"{_EXPERTS}.normalized", True),
         "rope_interleave": Option(_LAYOUT, True, {True: "interleaved", False: "halves"}),
     },

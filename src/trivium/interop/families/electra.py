@@ -15,7 +15,7 @@ from trivium.interop.family import (
     classes,
 )
 from trivium.interop.hf_config import ConfigReader
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 
 
 def _read_width(config: ConfigReader, tree: SpecTree) -> None:
@@ -25,7 +25,7 @@ def _read_width(config: ConfigReader, tree: SpecTree) -> None:
         tree.set("embedding.factorised.width", width)
 
 
-def _write_width(spec: ModelSpec, config: dict[str, Any]) -> None:
+def _write_width(spec: TransformerSpec, config: dict[str, Any]) -> None:
     config["embedding_size"] = spec.d_embedding
 
 
@@ -76,7 +76,7 @@ ELECTRA = replace(
         "summary_proj_to_labels": False,
     },
     ignored="classifier_dropout summary_last_dropout summary_first_dropout",
-    copies={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
+    tied_aliases={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
     hooks=(Hook(_read_width, _write_width),),
     is_variant=True,
 )

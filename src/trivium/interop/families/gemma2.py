@@ -19,7 +19,7 @@ from trivium.interop.family import (
 )
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.heads.vocabulary import LMHead
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 
 
 def _read_scales(config: ConfigReader, tree: SpecTree) -> None:
@@ -27,7 +27,7 @@ def _read_scales(config: ConfigReader, tree: SpecTree) -> None:
     tree.set("decoder.layers.mixer.scale", config.require("query_pre_attn_scalar", 256) ** -0.5)
 
 
-def _write_attention(spec: ModelSpec, config: dict[str, Any]) -> None:
+def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
     # The option is an integer; any other scale is detected when the config is read back.
     config["query_pre_attn_scalar"] = max(round(attention_of(spec).score_scale ** -2), 1)
     window = write_layer_types(spec, config)
@@ -50,7 +50,7 @@ def _read(config: ConfigReader, tree: SpecTree) -> None:
     read_layer_types(config, tree, window, lambda layer: layer % 2 == 0)
 
 
-def _write(spec: ModelSpec, config: dict[str, Any]) -> None:
+def _write(spec: TransformerSpec, config: dict[str, Any]) -> None:
     config["attn_logit_softcapping"] = attention_of(spec).soft_cap
     for head in spec.heads:
         if isinstance(head, LMHead):
@@ -58,10 +58,10 @@ def _write(spec: ModelSpec, config: dict[str, Any]) -> None:
 
 
 _LAYER = {
-    "input_layernorm": "mixer_residual.before",
-    "post_attention_layernorm": "mixer_residual.branch",
-    "pre_feedforward_layernorm": "feed_forward_residual.before",
-    "post_feedforward_layernorm": "feed_forward_residual.branch",
+    "input_layernorm": "mixer_residual.pre_norm",
+    "post_attention_layernorm": "mixer_residual.post_sublayer_norm",
+    "pre_feedforward_layernorm": "feed_forward_residual.pre_norm",
+    "post_feedforward_layernorm": "feed_forward_residual.post_sublayer_norm",
 }
 
 GEMMA2 = replace(

@@ -15,7 +15,7 @@ from trivium.interop.families.qwen2 import read_layer_types
 from trivium.interop.families.qwen3 import QK_NORMS, QWEN3
 from trivium.interop.family import Hook, Option, SpecTree, classes
 from trivium.interop.hf_config import FULL, SLIDING, ConfigReader
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 
 _BASES = {FULL: 1e6, SLIDING: 1e4}
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
@@ -30,7 +30,7 @@ def _read(config: ConfigReader, tree: SpecTree) -> None:
     read_layer_types(config, tree, window, lambda i: (i + 1) % every > 0, positions=positions)
 
 
-def _write(spec: ModelSpec, config: dict[str, Any]) -> None:
+def _write(spec: TransformerSpec, config: dict[str, Any]) -> None:
     rotary = rotary_of_kinds(spec, _BASES)
     write_rope(rotary[FULL], config)
     local = config["rope_local_base_freq"] = rotary[SLIDING].base

@@ -33,7 +33,7 @@ GPT1 = replace(
     },
     expected={"n_special": 0},
     ignored=f"{IGNORED} predict_special_tokens",
-    copies={"lm_head.weight": "transformer.tokens_embed.weight"},
+    tied_aliases={"lm_head.weight": "transformer.tokens_embed.weight"},
     buffers=(r".*\.attn\.bias", r".*\.position_ids"),
     hooks=(Hook(read=_read_d_ff),),
 )

@@ -72,6 +72,6 @@ GPT2 = Family(
     # Upcasting changes only the precision of the attention scores.
     ignored=f"{IGNORED} reorder_and_upcast_attn classifier_dropout hidden_dropout",
     transposed=("c_attn", "c_proj", "c_fc"),
-    copies={"lm_head.weight": "transformer.wte.weight"},
+    tied_aliases={"lm_head.weight": "transformer.wte.weight"},
     buffers=(r".*\.attn\.(masked_)?bias",),
 )

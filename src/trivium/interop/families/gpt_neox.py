@@ -18,7 +18,7 @@ from trivium.interop.family import (
     in_layers,
 )
 from trivium.interop.hf_config import ConfigReader
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 from trivium.nn.blocks import ParallelLayers, SequentialLayers
 from trivium.nn.positions.rotary import Rotary
 
@@ -27,16 +27,22 @@ def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
     """Read RoPE; older files have different names for its base and partial rotary factor."""
     rope = rope_of(config)
     share, base = config.get("rotary_pct", 0.25), config.get("rotary_emb_base", 1e4)
-    tree.set("decoder.layers.mixer.positions.share", rope.pop("partial_rotary_factor", share))
+    tree.set(
+        "decoder.layers.mixer.positions.partial_rotary_factor",
+        rope.pop("partial_rotary_factor", share),
+    )
     read_rope(config, tree, {"rope_theta": base, **rope})
 
 
-def _write_rotary(spec: ModelSpec, config: dict[str, Any]) -> None:
+def _write_rotary(spec: TransformerSpec, config: dict[str, Any]) -> None:
     ROTARY.write(spec, config)
     rotary = attention_of(spec).positions
     if isinstance(rotary, Rotary):
-        config["rope_parameters"]["partial_rotary_factor"] = rotary.share
-        config |= {"rotary_pct": rotary.share, "rotary_emb_base": config.pop("rope_theta")}
+        config["rope_parameters"]["partial_rotary_factor"] = rotary.partial_rotary_factor
+        config |= {
+            "rotary_pct": rotary.partial_rotary_factor,
+            "rotary_emb_base": config.pop("rope_theta"),
+        }
 
 
 _LAYER: Weights = {
@@ -89,7 +95,7 @@ GPT_NEOX = Family(
     by_heads=True,
     ignored="is_decoder classifier_dropout",
     # Before transformers 5 the head was `embed_out`.
-    copies={
+    tied_aliases={
         "embed_out.weight": "lm_head.weight",
         "lm_head.weight": "gpt_neox.embed_in.weight",
     },

@@ -19,7 +19,7 @@ from trivium.interop.family import (
     num_kv_heads,
 )
 from trivium.interop.hf_config import ConfigReader
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 from trivium.nn.positions import Positions
 from trivium.nn.positions.rotary import Rotary, RotaryScaling
 
@@ -80,7 +80,7 @@ def read_rope(config: ConfigReader, tree: SpecTree, rope: dict[str, Any]) -> Non
         tree.set("decoder.layers.mixer.positions.scaling", {"kind": kind, **scaling})
 
 
-def _write_rotary(spec: ModelSpec, config: dict[str, Any]) -> None:
+def _write_rotary(spec: TransformerSpec, config: dict[str, Any]) -> None:
     write_rope(attention_of(spec).positions, config)
 
 
@@ -105,7 +105,7 @@ def write_rope(rotary: Positions | None, config: dict[str, Any]) -> None:
         config["rope_scaling"] = {"rope_type": kind, **scaling}
 
 
-def _write_width(spec: ModelSpec, config: dict[str, Any]) -> None:
+def _write_width(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Raise SpecError if num_heads does not divide d_model, which `transformers` requires."""
     if spec.d_model % attention_of(spec).num_heads:
         raise SpecError("d_model that is not a multiple of decoder.layers.mixer.num_heads")
@@ -184,7 +184,7 @@ LLAMA = Family(
     base="model.",
     expected={"rope_interleaved": False},
     ignored="is_llama_config max_sequence_length",
-    copies={"lm_head.weight": "model.embed_tokens.weight"},
+    tied_aliases={"lm_head.weight": "model.embed_tokens.weight"},
     buffers=(r".*\.rotary_emb\.inv_freq",),
     hooks=(ROTARY, WIDTH),
     tokenizer_class="LlamaTokenizer",

@@ -14,7 +14,7 @@ from trivium.interop.families.bert import LAYER, body
 from trivium.interop.families.roberta import ROBERTA
 from trivium.interop.family import Hook, SpecTree, encoder_classes, head_dim
 from trivium.interop.hf_config import ConfigReader
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 from trivium.nn.mixers.global_attention import GlobalAttention
 from trivium.nn.patterns import Sliding
 
@@ -36,7 +36,7 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
     tree.set_mixers("encoder", mixers)
 
 
-def _write_attention(spec: ModelSpec, config: dict[str, Any]) -> None:
+def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
     assert spec.encoder is not None
     windows = []
     for mixer in spec.encoder.mixers:
@@ -60,7 +60,7 @@ LONGFORMER = replace(
     heads={**ROBERTA.heads, "pooler": {"longformer.pooler.dense": "linear"}},
     base="longformer.",
     ignored=f"{ROBERTA.ignored} onnx_export",
-    copies={
+    tied_aliases={
         "lm_head.decoder.weight": "longformer.embeddings.word_embeddings.weight",
         "lm_head.decoder.bias": "lm_head.bias",
     },

@@ -8,7 +8,7 @@ from typing import Any
 from trivium.errors import SpecError
 from trivium.interop.family import Family, Hook, Option, SpecTree, activation, classes, in_layers
 from trivium.interop.hf_config import ConfigReader
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 from trivium.nn.mixers.mamba import Mamba
 
 
@@ -22,7 +22,7 @@ def _read_sizes(config: ConfigReader, tree: SpecTree) -> None:
     tree.set("decoder.layers.mixer.dt_rank", math.ceil(width / 16) if rank == "auto" else rank)
 
 
-def _write_sizes(spec: ModelSpec, config: dict[str, Any]) -> None:
+def _write_sizes(spec: TransformerSpec, config: dict[str, Any]) -> None:
     mixer = spec.stacks[0].mixers[0]
     if not isinstance(mixer, Mamba):
         raise SpecError(f"mixer = {mixer.kind!r}")
@@ -81,6 +81,6 @@ MAMBA = Family(
         "rescale_prenorm_residual residual_in_fp32 use_mambapy use_associative_scan "
         "intermediate_size d_inner d_model n_layer fused_add_norm pad_vocab_size_multiple"
     ),
-    copies={"lm_head.weight": "backbone.embeddings.weight"},
+    tied_aliases={"lm_head.weight": "backbone.embeddings.weight"},
     hooks=(Hook(_read_sizes, _write_sizes),),
 )

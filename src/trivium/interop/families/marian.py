@@ -7,7 +7,7 @@ from typing import Any
 from trivium.interop.families.bart import CONFIG, FIXED, IGNORED, LAYERS, ONLY, SCALE
 from trivium.interop.family import Architecture, Family, Hook, Option, SpecTree, Weights
 from trivium.interop.hf_config import ConfigReader
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 
 
 def _read_vocabularies(config: ConfigReader, tree: SpecTree) -> None:
@@ -29,7 +29,7 @@ def _read_vocabularies(config: ConfigReader, tree: SpecTree) -> None:
     tree.set("heads.lm.bias", "final_logits_bias" in config.weights)
 
 
-def _write_vocabularies(spec: ModelSpec, config: dict[str, Any]) -> None:
+def _write_vocabularies(spec: TransformerSpec, config: dict[str, Any]) -> None:
     config |= {
         "vocab_size": spec.source_vocab_size or spec.vocab_size,
         "decoder_vocab_size": spec.vocab_size,
@@ -42,7 +42,7 @@ def _write_vocabularies(spec: ModelSpec, config: dict[str, Any]) -> None:
     }
 
 
-def _weights(spec: ModelSpec) -> Weights:
+def _weights(spec: TransformerSpec) -> Weights:
     if spec.source_vocab_size is None:
         return {"model.shared": "tokens", **LAYERS}
     return {
@@ -68,7 +68,7 @@ MARIAN = Family(
     expected={**ONLY, "normalize_embedding": False, "static_position_embeddings": True},
     ignored=f"{IGNORED} extra_pos_embeddings",
     row_vectors=("final_logits_bias",),
-    copies={
+    tied_aliases={
         "model.encoder.embed_tokens.weight": "model.shared.weight",
         "model.decoder.embed_tokens.weight": "model.shared.weight",
         "lm_head.weight": "model.decoder.embed_tokens.weight",

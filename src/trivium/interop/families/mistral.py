@@ -8,7 +8,7 @@ from typing import Any
 from trivium.interop.families.llama import CONFIG, FIXED, LLAMA, ROTARY
 from trivium.interop.family import Hook, SpecTree, attention_of, decoder_classes, num_kv_heads
 from trivium.interop.hf_config import ConfigReader
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 from trivium.nn.patterns import Sliding
 
 
@@ -24,7 +24,7 @@ def read_window(config: ConfigReader, tree: SpecTree, default: int | None = 4096
         tree.set("decoder.layers.mixer.pattern", Sliding(window=window - 1))
 
 
-def write_window(spec: ModelSpec, config: dict[str, Any]) -> None:
+def write_window(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write the sliding window; the inverse of `read_window`."""
     pattern = attention_of(spec).pattern
     config["sliding_window"] = pattern.window + 1 if isinstance(pattern, Sliding) else None

@@ -33,8 +33,8 @@ MIXTRAL = replace(
         "intermediate_size": Option("decoder.layers.feed_forward.expert.d_ff", 14_336),
         "hidden_act": activation("silu", "decoder.layers.feed_forward.expert"),
         "num_local_experts": Option("decoder.layers.feed_forward.num_experts", 8),
-        "num_experts_per_tok": Option("decoder.layers.feed_forward.num_chosen", 2),
-        "router_aux_loss_coef": Option("decoder.layers.feed_forward.balance", 0.001),
+        "num_experts_per_tok": Option("decoder.layers.feed_forward.top_k", 2),
+        "router_aux_loss_coef": Option("decoder.layers.feed_forward.aux_loss_coef", 0.001),
         "rms_norm_eps": Option("decoder.layers.norm.eps", 1e-5),
     },
     fixed={
@@ -53,7 +53,7 @@ MIXTRAL = replace(
         }
     ),
     # The names in memory in `transformers` 5, which `save_original_format=False` also writes.
-    also_read=in_layers(
+    aliases=in_layers(
         "model.layers.{i}",
         "decoder",
         {

@@ -18,7 +18,7 @@ from trivium.interop.family import (
     in_layers,
 )
 from trivium.interop.hf_config import FULL, SLIDING, ConfigReader
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 from trivium.nn.patterns import Sliding
 from trivium.nn.positions.rotary import Rotary
 
@@ -49,7 +49,7 @@ def read_layer_rotary(config: ConfigReader, kind: str, old: str, default: float)
     return Rotary(base=base)
 
 
-def rotary_of_kinds(spec: ModelSpec, bases: Mapping[str, float]) -> dict[str, Rotary]:
+def rotary_of_kinds(spec: TransformerSpec, bases: Mapping[str, float]) -> dict[str, Rotary]:
     """Return the RoPE of each layer type, with `bases` for the types that no layer has."""
     rotary = {kind: Rotary(base=base) for kind, base in bases.items()}
     for mixer in spec.stacks[0].attentions:
@@ -58,7 +58,7 @@ def rotary_of_kinds(spec: ModelSpec, bases: Mapping[str, float]) -> dict[str, Ro
     return rotary
 
 
-def _write_attention(spec: ModelSpec, config: dict[str, Any]) -> None:
+def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
     rotary = rotary_of_kinds(spec, _BASES)
     window = write_layer_types(spec, config) or 65
     config |= {
@@ -136,6 +136,6 @@ MODERNBERT = Family(
     ignored="position_embedding_type max_position_embeddings layer_norm_eps "
     "initializer_cutoff_factor deterministic_flash_attn reference_compile repad_logits_with_grad "
     "sparse_prediction sparse_pred_ignore_index",
-    copies={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
+    tied_aliases={"decoder.weight": "model.embeddings.tok_embeddings.weight"},
     hooks=(Hook(_read_attention, _write_attention),),
 )

@@ -8,7 +8,7 @@ from trivium.errors import SpecError
 from trivium.interop.families.bart import LAYER
 from trivium.interop.family import Family, Hook, Option, SpecTree, activation, classes, in_layers
 from trivium.interop.hf_config import ConfigReader
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 
 
 def _read_projection(config: ConfigReader, tree: SpecTree) -> None:
@@ -25,7 +25,7 @@ def _read_projection(config: ConfigReader, tree: SpecTree) -> None:
     tree.set("embedding.factorised", {"width": width, "bias": False, "projected": "tokens"})
 
 
-def _write_projection(spec: ModelSpec, config: dict[str, Any]) -> None:
+def _write_projection(spec: TransformerSpec, config: dict[str, Any]) -> None:
     if spec.embedding.factorised and [head.kind for head in spec.heads] != ["lm"]:
         raise SpecError("embedding.factorised beside another head than the LM head")
     config["word_embed_proj_dim"] = spec.d_embedding
@@ -84,7 +84,7 @@ OPT = Family(
     base="model.",
     expected={"layer_norm_elementwise_affine": True},
     ignored="activation_dropout layerdrop init_std classifier_dropout",
-    copies={"lm_head.weight": "model.decoder.embed_tokens.weight"},
+    tied_aliases={"lm_head.weight": "model.decoder.embed_tokens.weight"},
     hooks=(
         Hook(_read_projection, _write_projection),
         Hook(read=_read_final_norm),

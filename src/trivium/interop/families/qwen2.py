@@ -9,7 +9,7 @@ from typing import Any
 from trivium.interop.families.llama import CONFIG, FIXED, LLAMA, ROTARY
 from trivium.interop.family import Hook, Option, SpecTree, decoder_classes, num_kv_heads
 from trivium.interop.hf_config import FULL, SLIDING, ConfigReader
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 from trivium.nn.patterns import Sliding
 
 
@@ -41,7 +41,7 @@ def read_layer_types(
     tree.set_mixers(stack, [local if kind == SLIDING else full for kind in kinds])
 
 
-def write_layer_types(spec: ModelSpec, config: dict[str, Any]) -> int | None:
+def write_layer_types(spec: TransformerSpec, config: dict[str, Any]) -> int | None:
     """Set "layer_types". Returns the window of sliding layers, or None if there are none."""
     patterns = [attention.pattern for attention in spec.stacks[0].attentions]
     windows = [each.window + 1 for each in patterns if isinstance(each, Sliding)]
@@ -56,7 +56,7 @@ def _read_window(config: ConfigReader, tree: SpecTree) -> None:
     read_layer_types(config, tree, window, lambda layer: window is not None and layer >= first)
 
 
-def _write_window(spec: ModelSpec, config: dict[str, Any]) -> None:
+def _write_window(spec: TransformerSpec, config: dict[str, Any]) -> None:
     window = write_layer_types(spec, config)
     config |= {"use_sliding_window": window is not None, "sliding_window": window}
 

@@ -9,7 +9,7 @@ from trivium.errors import SpecError
 from trivium.interop.families.bert import BERT, CONFIG, FIXED, LAYER, body
 from trivium.interop.family import MULTIPLE_CHOICE, Hook, SpecTree, classes
 from trivium.interop.hf_config import ConfigReader
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 from trivium.nn.positions.learned import Learned
 
 
@@ -21,7 +21,7 @@ def _read_offset(config: ConfigReader, tree: SpecTree) -> None:
     tree.set("embedding.positions.max_length", length - offset)
 
 
-def _write_offset(spec: ModelSpec, config: dict[str, Any]) -> None:
+def _write_offset(spec: TransformerSpec, config: dict[str, Any]) -> None:
     positions = spec.embedding.positions
     if not isinstance(positions, Learned) or positions.offset < 1:
         raise SpecError("embedding.positions.offset = 0")
@@ -59,7 +59,7 @@ ROBERTA = replace(
     },
     base="roberta.",
     ignored="classifier_dropout",
-    copies={
+    tied_aliases={
         "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
         "lm_head.decoder.bias": "lm_head.bias",
     },

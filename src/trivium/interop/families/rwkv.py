@@ -12,7 +12,7 @@ from typing import Any
 
 from trivium.interop.family import Family, Hook, Option, classes, in_layers
 from trivium.interop.hf_config import ConfigReader
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 from trivium.nn.norm import LayerNorm
 
 _WIDTH = 4096
@@ -22,7 +22,7 @@ def _times_width(factor: int) -> Callable[[ConfigReader], int]:
     return lambda config: factor * config.require("hidden_size", _WIDTH)
 
 
-def _never_rescale(spec: ModelSpec, config: dict[str, Any]) -> None:
+def _never_rescale(spec: TransformerSpec, config: dict[str, Any]) -> None:
     config["rescale_every"] = 0
 
 
@@ -73,11 +73,11 @@ RWKV = Family(
     },
     heads={"lm": {"head": ""}},
     base="rwkv.",
-    stored=lambda spec: {
+    hf_shapes=lambda spec: {
         f"time_mix_{name}": (1, 1, spec.d_model) for name in ("key", "value", "receptance")
     },
     expected={"layer_norm_epsilon": 1e-5},  # the final norm always has this eps
     ignored="context_length rescale_every",
-    copies={"head.weight": "rwkv.embeddings.weight"},
+    tied_aliases={"head.weight": "rwkv.embeddings.weight"},
     hooks=(Hook(write=_never_rescale),),
 )

@@ -21,7 +21,7 @@ from trivium.interop.family import (
 )
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.heads.vocabulary import LMHead
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 
 # feed_forward_proj -> activation, gated; the first match is written. "gelu" is the exact GELU only
 # in networks without gates.
@@ -48,7 +48,7 @@ def _read_projection(config: ConfigReader, tree: SpecTree) -> None:
     tree.set("stacks.layers.feed_forward.gated", gated)
 
 
-def _write_projection(spec: ModelSpec, config: dict[str, Any]) -> None:
+def _write_projection(spec: TransformerSpec, config: dict[str, Any]) -> None:
     layer = feed_forward_of(spec)
     for name, local in _PROJECTIONS.items():
         if local == (layer.activation, layer.gated):
@@ -70,7 +70,7 @@ def _read_lm_head(config: ConfigReader, tree: SpecTree) -> None:
     tree.set("heads.lm.scale", tree.get("d_model") ** -0.5 if scaled else 1.0)
 
 
-def _write_lm_head(spec: ModelSpec, config: dict[str, Any]) -> None:
+def _write_lm_head(spec: TransformerSpec, config: dict[str, Any]) -> None:
     config["is_encoder_decoder"] = spec.decoder is not None
     for head in spec.heads:
         if isinstance(head, LMHead):
@@ -81,7 +81,7 @@ def _write_lm_head(spec: ModelSpec, config: dict[str, Any]) -> None:
 _ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 
-def _weights(spec: ModelSpec) -> Weights:
+def _weights(spec: TransformerSpec) -> Weights:
     """Return the weights. The FFN is layer 1 of an encoder block and layer 2 of a decoder block."""
     gated = feed_forward_of(spec).gated
     up = {"wi_0": "gate", "wi_1": "up"} if gated else {"wi": "up"}
@@ -148,7 +148,7 @@ T5 = Family(
     heads={"classifier": BART.heads["classifier"]},
     expected={"is_decoder": False},
     ignored="classifier_dropout output_past n_positions",
-    copies={
+    tied_aliases={
         "encoder.embed_tokens.weight": "shared.weight",
         "decoder.embed_tokens.weight": "shared.weight",
         "lm_head.weight": "shared.weight",

@@ -22,7 +22,7 @@ from trivium.interop.family import (
     in_layers,
 )
 from trivium.interop.hf_config import ConfigReader
-from trivium.models.transformer import ModelSpec
+from trivium.models.transformer import TransformerSpec
 
 _SUMMARY = {"sequence_summary.summary": "dense.linear", "logits_proj": "classifier"}
 
@@ -30,11 +30,11 @@ _SUMMARY = {"sequence_summary.summary": "dense.linear", "logits_proj": "classifi
 def _read_memory(config: ConfigReader, tree: SpecTree) -> None:
     length = config.get("mem_len", None if "mem_len" in config.named else 512)
     if length:
-        tree.set("encoder.layers.mixer.kind", "memory-attention")
+        tree.set("encoder.layers.mixer.kind", "transformer-xl-attention")
         tree.set("encoder.layers.mixer.memory", length)
 
 
-def _write_memory(spec: ModelSpec, config: dict[str, Any]) -> None:
+def _write_memory(spec: TransformerSpec, config: dict[str, Any]) -> None:
     config["mem_len"] = getattr(attention_of(spec), "memory", None)
 
 
@@ -42,7 +42,7 @@ def _head_dim(config: ConfigReader) -> int:
     return head_dim(config.require("d_model", 1024), config.require("n_head", 16))
 
 
-def _stored(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+def _stored(spec: TransformerSpec) -> dict[str, tuple[int, ...]]:
     """Return the shapes of tensors in files, where weight matrices have an axis for the heads."""
     attention, width = attention_of(spec), spec.d_model
     heads = attention.num_heads, attention.head_dim
@@ -99,7 +99,7 @@ XLNET = Family(
         "encoder.layers.norm.kind": "layer",
         "encoder.layers.norm_placement": "post",
         "encoder.layers.mixer.bias": False,
-        "encoder.layers.mixer.positions.kind": "typed-relative-scores",
+        "encoder.layers.mixer.positions.kind": "xlnet",
     },
     weights={
         "transformer.word_embedding": "tokens",
@@ -118,7 +118,7 @@ XLNET = Family(
     ignored="reuse_len use_mems_eval use_mems_train same_length start_n_top end_n_top "
     "summary_last_dropout",
     transposed=("q", "k", "v", "r"),
-    stored=_stored,
-    copies={"lm_loss.weight": "transformer.word_embedding.weight"},
+    hf_shapes=_stored,
+    tied_aliases={"lm_loss.weight": "transformer.word_embedding.weight"},
     hooks=(Hook(_read_memory, _write_memory),),
 )

@@ -36,7 +36,7 @@ class LMHead(Head):
 class MLMHead(Head):
     """Logits of masked tokens: dense layer, activation, norm, projection with a bias (BERT).
 
-    Without `dense`, the projection reads the hidden states. With `late_positions`, the
+    Without `dense`, the projection reads the hidden states. With `mask_decoder_positions`, the
     last layer is an enhanced mask decoder (He et al. 2020, section 3.2) that runs twice. Keys and
     values are always computed from the layer's input. Queries are computed from the sum of that
     input and absolute positions in the first run, from the first run's output in the second. In
@@ -48,7 +48,7 @@ class MLMHead(Head):
     dense: Dense | None = None
     tied: bool = True
     bias: bool = True
-    late_positions: SerializeAsAny[AbsolutePositions] | None = None
+    mask_decoder_positions: SerializeAsAny[AbsolutePositions] | None = None
 
     def build(self, inputs: HeadInput) -> MaskedHead:
         """See `Head.build`."""
@@ -73,7 +73,7 @@ class VocabularyHead(PartModule):
         self.weight = None if tied else nn.Parameter(torch.empty(shape))
         self.bias = nn.Parameter(torch.zeros(inputs.vocab_size)) if bias else None
         self.packed: nn.Module | None = None
-        self.late_positions: nn.Module | None = None
+        self.mask_decoder_positions: nn.Module | None = None
 
 
 class CausalHead(VocabularyHead):
@@ -101,8 +101,8 @@ class MaskedHead(VocabularyHead):
     def __init__(self, head: MLMHead, inputs: HeadInput) -> None:
         super().__init__(inputs, tied=head.tied, bias=head.bias)
         self.dense = build_dense(head.dense, inputs, inputs.d_embedding)
-        if (late := head.late_positions) is not None:
-            self.late_positions = late.build(inputs.d_model)
+        if (late := head.mask_decoder_positions) is not None:
+            self.mask_decoder_positions = late.build(inputs.d_model)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return f(h) [..., E] for hidden states h [..., D]."""

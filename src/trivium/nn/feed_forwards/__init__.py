@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Self
 from torch import Tensor, nn
 
 from trivium.choice import Choice, import_members
-from trivium.nn.context import Context
 from trivium.nn.part import Part, PartModule
+from trivium.nn.sequence_info import SequenceInfo
 from trivium.nn.state import State
 
 
-class Positionwise(Choice, Part):
+class FeedForward(Choice, Part):
     """A function of one token's vector, [..., D] -> [..., D]."""
 
     adds_loss: ClassVar[bool] = False
@@ -32,7 +32,7 @@ class Positionwise(Choice, Part):
         """Sizes that tensor parallelism divides, by the names of their fields."""
         return {}
 
-    def kept_numbers(self, width: int) -> int:
+    def activation_numel(self, width: int) -> int:
         """Numbers that training keeps of a token between forward and backward pass.
 
         Its input, `width` numbers, and its norm are counted by the block.
@@ -43,7 +43,7 @@ class Positionwise(Choice, Part):
         """The same with this dropout of its hidden units, where it has any."""
         return self
 
-    def narrower(self, fraction: float) -> Positionwise:
+    def narrower(self, fraction: float) -> FeedForward:
         """The same with this fraction of its hidden units."""
         raise NotImplementedError
 
@@ -64,12 +64,13 @@ class FeedForwardModule(PartModule):
         raise NotImplementedError
 
     def forward(
-        self, x: Tensor, context: Context | None = None, state: State | None = None
+        self, x: Tensor, sequence: SequenceInfo | None = None, state: State | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """[..., D] -> [..., D], and what is added up for `loss` over the layers; None: nothing.
 
-        `context` is that of the pass; of a block with `select`, x are the vectors chosen there.
-        Where its part `reads_earlier` tokens x is [B, T, D], and `state` is extended in place.
+        `sequence` is that of the pass; of a block with `gather_positions`, x are the vectors chosen
+        there. Where its part `reads_earlier` tokens x is [B, T, D], and `state` is extended in
+        place.
         """
         raise NotImplementedError
 
@@ -78,7 +79,7 @@ class FeedForwardModule(PartModule):
         return added
 
     @property
-    def idle(self) -> Iterable[nn.Module]:
+    def inactive_experts(self) -> Iterable[nn.Module]:
         """As many of its modules as do not compute for a token (experts that it does not take)."""
         return ()
 

@@ -12,31 +12,31 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trivium.nn.context import Context
-from trivium.nn.feed_forwards import FeedForwardModule, Positionwise
+from trivium.nn.feed_forwards import FeedForward, FeedForwardModule
 from trivium.nn.part import Count
+from trivium.nn.sequence_info import SequenceInfo
 from trivium.nn.state import State
 from trivium.nn.token_shift import start_of_mixture, token_before
 
 
-class ChannelMixing(Positionwise):
+class ChannelMixing(FeedForward):
     """A network that reads a token and the one before it (Peng et al. 2023, section 3.1)."""
 
     reads_earlier: ClassVar[bool] = True
     kind: Literal["channel-mixing"] = "channel-mixing"
     d_ff: Count
 
-    def kept_numbers(self, width: int) -> int:
+    def activation_numel(self, width: int) -> int:
         """The token before, two mixtures with it, the receptance and what it is multiplied with;
         hidden units after relu, and their squares."""
         return 5 * width + 2 * self.d_ff
 
     def narrower(self, fraction: float) -> Self:
-        """See `Positionwise.narrower`."""
+        """See `FeedForward.narrower`."""
         return self.replace(d_ff=max(1, round(self.d_ff * fraction)))
 
     def build(self, d_model: int) -> ChannelMixingNetwork:
-        """See `Positionwise.build`."""
+        """See `FeedForward.build`."""
         return ChannelMixingNetwork(self, d_model)
 
 
@@ -73,16 +73,16 @@ class ChannelMixingNetwork(FeedForwardModule):
         return State(like.new_zeros(slots, len(self.mix_key)))
 
     def forward(
-        self, x: Tensor, context: Context | None = None, state: State | None = None
+        self, x: Tensor, sequence: SequenceInfo | None = None, state: State | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """[B, T, D] -> [B, T, D], and no loss; without a context rows are one text each."""
-        context = Context.of_length(x.shape[1], x.device) if context is None else context
-        span = context.span
-        kept = state.read(span)[0] if state is not None and span is not None else None
-        before, last = token_before(x, context, kept)
+        sequence = SequenceInfo.of_length(x.shape[1], x.device) if sequence is None else sequence
+        cache_slice = sequence.cache_slice
+        kept = state.read(cache_slice)[0] if state is not None and cache_slice is not None else None
+        before, last = token_before(x, sequence, kept)
         key, receptance = (
             torch.lerp(before, x, mix.to(x.dtype)) for mix in (self.mix_key, self.mix_receptance)
         )
-        if state is not None and span is not None:
-            state.write(span, last)
+        if state is not None and cache_slice is not None:
+            state.write(cache_slice, last)
         return self.receptance(receptance).sigmoid() * self.value(F.relu(self.key(key)) ** 2), None

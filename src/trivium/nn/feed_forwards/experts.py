@@ -13,25 +13,25 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from trivium.errors import SpecError
-from trivium.nn.context import Context
-from trivium.nn.feed_forwards import FeedForwardModule, Positionwise
-from trivium.nn.feed_forwards.feed_forward import FeedForward, FeedForwardNetwork
+from trivium.nn.feed_forwards import FeedForward, FeedForwardModule
+from trivium.nn.feed_forwards.mlp import MLP, MLPModule
 from trivium.nn.part import Positive
+from trivium.nn.sequence_info import SequenceInfo
 from trivium.nn.state import State
 
 _ExpertCount = Annotated[int, Field(ge=1, le=1000)]
 
 
-class Experts(Positionwise):
-    """`num_experts` feed-forward networks, of which a router chooses `num_chosen` for a token.
+class Experts(FeedForward):
+    """`num_experts` feed-forward networks, of which a router chooses `top_k` for a token.
 
     The defaults are Mixtral's router (Jiang et al. 2024, section 2.1): softmax over all experts,
     and the weights of the chosen experts divided by their sum. A single chosen expert then has the
     weight 1, and the router learns from the balance loss alone.
 
     Args:
-        balance: the weight of the balance loss, which keeps the load of the experts equal (Fedus et
-            al. 2021, section 2.2; `router_aux_loss_coef` in `transformers`).
+        aux_loss_coef: the weight of the balance loss, which keeps the load of the experts equal
+            (Fedus et al. 2021, section 2.2; `router_aux_loss_coef` in `transformers`).
         shared: a network that computes for every token, alongside the chosen experts. Several
             shared experts are one network with the hidden units of all (DeepSeek-V2, DeepSeek-V3).
         shared_gate: whether the output of the shared network is multiplied by sigmoid(w x)
@@ -42,8 +42,8 @@ class Experts(Positionwise):
         corrected: whether the router has a correction bias, which is added to the scores where
             experts are chosen, but not to the weights of the chosen experts (DeepSeek-V3).
         num_groups: the number of groups of neighbouring experts. A token takes experts of only
-            `num_chosen_groups` groups, those with the highest score.
-        num_chosen_groups: the number of groups that a token may take experts of.
+            `top_k_groups` groups, those with the highest score.
+        top_k_groups: the number of groups that a token may take experts of.
         scores_per_group: a group's score is the sum of this many of its highest scores: 1 in
             DeepSeek-V2, 2 in DeepSeek-V3.
     """
@@ -52,17 +52,17 @@ class Experts(Positionwise):
     has_fixed_shapes: ClassVar[bool] = False
     kind: Literal["experts"] = "experts"
     num_experts: _ExpertCount
-    num_chosen: _ExpertCount = 2
-    expert: FeedForward
-    balance: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.01
-    shared: FeedForward | None = None
+    top_k: _ExpertCount = 2
+    expert: MLP
+    aux_loss_coef: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.01
+    shared: MLP | None = None
     shared_gate: bool = False
     scores: Literal["softmax", "sigmoid"] = "softmax"
     normalized: bool = True
     scale: Positive = 1.0
     corrected: bool = False
     num_groups: _ExpertCount = 1
-    num_chosen_groups: _ExpertCount = 1
+    top_k_groups: _ExpertCount = 1
     scores_per_group: _ExpertCount = 1
 
     def check(self) -> None:
@@ -73,17 +73,17 @@ class Experts(Positionwise):
             )
         size = self.num_experts // self.num_groups
         limits = {
-            "num_chosen": ("num_experts", self.num_experts),
-            "num_chosen_groups": ("num_groups", self.num_groups),
+            "top_k": ("num_experts", self.num_experts),
+            "top_k_groups": ("num_groups", self.num_groups),
             "scores_per_group": ("num_experts / num_groups", size),
         }
         for name, (limit, most) in limits.items():
             if getattr(self, name) > most:
                 raise SpecError(f"{name}={getattr(self, name)} is more than {limit}={most}.")
-        if self.num_chosen > self.num_chosen_groups * size:
+        if self.top_k > self.top_k_groups * size:
             raise SpecError(
-                f"num_chosen={self.num_chosen} is more than the {self.num_chosen_groups * size} "
-                f"experts in num_chosen_groups={self.num_chosen_groups} groups of {size}."
+                f"top_k={self.top_k} is more than the {self.top_k_groups * size} "
+                f"experts in top_k_groups={self.top_k_groups} groups of {size}."
             )
         if self.shared_gate and self.shared is None:
             raise SpecError("shared_gate=True needs a shared network: set shared, too.")
@@ -93,26 +93,26 @@ class Experts(Positionwise):
         """Hidden units of one expert."""
         return self.expert.d_ff
 
-    def kept_numbers(self, width: int) -> int:
+    def activation_numel(self, width: int) -> int:
         """The scores; for every chosen expert its input, its own numbers, and its output before and
         after the weighting; for the shared network its own numbers, and its output and gate."""
-        kept = self.num_experts + self.num_chosen * (3 * width + self.expert.kept_numbers(width))
+        kept = self.num_experts + self.top_k * (3 * width + self.expert.activation_numel(width))
         if self.shared is not None:
-            kept += self.shared.kept_numbers(width) + (width + 1 if self.shared_gate else 0)
+            kept += self.shared.activation_numel(width) + (width + 1 if self.shared_gate else 0)
         return kept
 
     def with_dropout(self, dropout: float) -> Self:
-        """See `Positionwise.with_dropout`."""
+        """See `FeedForward.with_dropout`."""
         shared = self.shared and self.shared.with_dropout(dropout)
         return self.replace(expert=self.expert.with_dropout(dropout), shared=shared)
 
     def narrower(self, fraction: float) -> Self:
-        """See `Positionwise.narrower`."""
+        """See `FeedForward.narrower`."""
         shared = self.shared and self.shared.narrower(fraction)
         return self.replace(expert=self.expert.narrower(fraction), shared=shared)
 
     def build(self, d_model: int) -> ExpertsNetwork:
-        """See `Positionwise.build`."""
+        """See `FeedForward.build`."""
         return ExpertsNetwork(self, d_model)
 
 
@@ -128,12 +128,12 @@ class ExpertsNetwork(FeedForwardModule):
     An expert computes the tokens that chose it in one product, however many they are: none is
     dropped. The loss of a stack is
 
-        balance * E * sum_i f_i P_i
+        aux_loss_coef * E * sum_i f_i P_i
 
     where f_i is how often a token chooses expert i, and P_i its s_i divided by the sum of all s,
-    both means over the tokens of all layers. It is `balance * C` where every expert has an equal
-    load. Padding does not count; of the last layer only the tokens count that its network computes
-    (`Context.select`).
+    both means over the tokens of all layers. It is `aux_loss_coef * C` where every expert has an
+    equal load. Padding does not count; of the last layer only the tokens count that its network
+    computes (`SequenceInfo.gather_positions`).
 
     Both means are of one micro-batch, since f is known only after all of its tokens have chosen. A
     step's loss is the mean of its micro-batches, each weighted by its tokens: the same for any
@@ -158,22 +158,20 @@ class ExpertsNetwork(FeedForwardModule):
         super().__init__(part, width)
         self.router = nn.Linear(width, part.num_experts, bias=False)
         # Modules of their own: one tensor of all is no faster, and costs a copy of its gradient.
-        self.experts = nn.ModuleList(
-            FeedForwardNetwork(part.expert, width) for _ in range(part.num_experts)
-        )
-        self.shared = None if part.shared is None else FeedForwardNetwork(part.shared, width)
+        self.experts = nn.ModuleList(MLPModule(part.expert, width) for _ in range(part.num_experts))
+        self.shared = None if part.shared is None else MLPModule(part.shared, width)
         self.shared_gate = nn.Linear(width, 1, bias=False) if part.shared_gate else None
         self.register_buffer(
             "correction", torch.zeros(part.num_experts) if part.corrected else None
         )
 
     @property
-    def idle(self) -> Iterable[nn.Module]:
-        """See `FeedForwardModule.idle`."""
-        return self.experts[self.part.num_chosen :]
+    def inactive_experts(self) -> Iterable[nn.Module]:
+        """See `FeedForwardModule.inactive_experts`."""
+        return self.experts[self.part.top_k :]
 
     def forward(
-        self, x: Tensor, context: Context | None = None, state: State | None = None
+        self, x: Tensor, sequence: SequenceInfo | None = None, state: State | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """[..., D] -> [..., D], and `_load`; None with a cache, where nothing is trained."""
         tokens = x.flatten(0, -2)
@@ -185,7 +183,7 @@ class ExpertsNetwork(FeedForwardModule):
             gates = gates / (gates.sum(-1, keepdim=True) + 1e-20)  # sigmoids may underflow to 0
         gates = gates * self.part.scale
         order = chosen.flatten().argsort(stable=True)  # of all M * C choices, by expert
-        owner = order // self.part.num_chosen  # the token of each
+        owner = order // self.part.top_k  # the token of each
         sizes = chosen.flatten().bincount(minlength=self.part.num_experts).tolist()
         parts = tokens.index_select(0, owner).split(sizes)
         outputs = [
@@ -198,9 +196,9 @@ class ExpertsNetwork(FeedForwardModule):
         if self.shared is not None:
             shared = self.shared(x)[0]
             y = y + (shared if self.shared_gate is None else self.shared_gate(x).sigmoid() * shared)
-        if context is not None and context.span is not None:
+        if sequence is not None and sequence.cache_slice is not None:
             return y, None
-        return y, self._load(scores, chosen, context)
+        return y, self._load(scores, chosen, sequence)
 
     def _choose(self, scores: Tensor) -> Tensor:
         """Return the experts that every token takes [M, C], from the scores [M, E]."""
@@ -209,27 +207,27 @@ class ExpertsNetwork(FeedForwardModule):
         if self.part.num_groups > 1:
             groups = scores.unflatten(-1, (self.part.num_groups, -1))  # [M, G, E / G]
             of_groups = groups.topk(self.part.scores_per_group, -1).values.sum(-1)
-            taken = of_groups.topk(self.part.num_chosen_groups, -1).indices
+            taken = of_groups.topk(self.part.top_k_groups, -1).indices
             left = torch.ones_like(of_groups, dtype=torch.bool).scatter(-1, taken, False)
             scores = groups.masked_fill(left[..., None], -torch.inf).flatten(-2)
-        return scores.topk(self.part.num_chosen, -1).indices
+        return scores.topk(self.part.top_k, -1).indices
 
-    def _load(self, scores: Tensor, chosen: Tensor, context: Context | None) -> Tensor:
+    def _load(self, scores: Tensor, chosen: Tensor, sequence: SequenceInfo | None) -> Tensor:
         """How often real tokens choose each expert, and the sum of their probabilities: [2, E]."""
         probabilities = scores
         if self.part.scores == "sigmoid":
             probabilities = scores / (scores.sum(-1, keepdim=True) + 1e-20)
-        if context is not None:
-            real = context.documents if context.real is None else context.real
-            if real is not None:
-                real = context.chosen(real).flatten() != 0
-                probabilities, chosen = probabilities[real], chosen[real]
+        if sequence is not None:
+            is_token = sequence.documents if sequence.is_token is None else sequence.is_token
+            if is_token is not None:
+                is_token = sequence.gather(is_token).flatten() != 0
+                probabilities, chosen = probabilities[is_token], chosen[is_token]
         counts = chosen.flatten().bincount(minlength=self.part.num_experts)
         return torch.stack((counts.to(probabilities.dtype), probabilities.sum(0)))
 
     def loss(self, added: Tensor) -> Tensor:
         """The balance loss, from `_load` of all layers added up [2, E]; 0 of no tokens."""
         counts, probabilities = added
-        tokens = (counts.sum() / self.part.num_chosen).clamp(min=1.0)
+        tokens = (counts.sum() / self.part.top_k).clamp(min=1.0)
         shares = (counts / tokens) * (probabilities / tokens)
-        return self.part.balance * self.part.num_experts * shares.sum()
+        return self.part.aux_loss_coef * self.part.num_experts * shares.sum()

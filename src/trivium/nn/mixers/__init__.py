@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from trivium.choice import Choice, import_members
 from trivium.errors import SpecError
-from trivium.nn.context import Context
-from trivium.nn.mask import limits_of
+from trivium.nn.mask import mask_conditions
 from trivium.nn.part import Part, PartModule
+from trivium.nn.sequence_info import SequenceInfo
 from trivium.nn.state import State
 
 
@@ -52,7 +52,7 @@ class Mixer(Choice, Part):
         """
         return 0.0
 
-    def kept_numbers(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
+    def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
         """Return how many numbers per token training keeps between forward and backward pass.
 
         The block counts the input and the norm of the mixer. `length`: tokens of a row. `item`:
@@ -105,7 +105,7 @@ class MixerModule(PartModule):
         return None
 
     def prepare(
-        self, context: Context, state: State | None = None, table: nn.Module | None = None
+        self, sequence: SequenceInfo, state: State | None = None, table: nn.Module | None = None
     ) -> Any:
         """What layers with equal parts share in a pass, made outside of blocks.
 
@@ -113,9 +113,9 @@ class MixerModule(PartModule):
         """
         return None
 
-    def refuse_limits(self, context: Context, *, but: set[str]) -> None:
-        """Raise SpecError for a pass with other limits of who sees whom (`nn.mask.limits_of`)."""
-        if others := sorted(limits_of(context, context) - but):
+    def refuse_limits(self, sequence: SequenceInfo, *, but: set[str]) -> None:
+        """Raise SpecError if the attention mask has conditions other than `but`."""
+        if others := sorted(mask_conditions(sequence, sequence) - but):
             raise SpecError(
                 f"{self.part.kind} cannot keep tokens from each other by {', '.join(others)}, "
                 f"only by {', '.join(sorted(but))}."
@@ -126,7 +126,7 @@ class MixerModule(PartModule):
         raise NotImplementedError
 
     def forward(
-        self, x: Tensor, context: Context, state: State | None = None, prepared: Any = None
+        self, x: Tensor, sequence: SequenceInfo, state: State | None = None, prepared: Any = None
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]; `state`, of earlier tokens, is extended in place.
 
@@ -158,11 +158,11 @@ class LeftToRightMixer(MixerModule):
     """A mixer that reads a text from left to right, with a state of a fixed size."""
 
     def prepare(
-        self, context: Context, state: State | None = None, table: nn.Module | None = None
+        self, sequence: SequenceInfo, state: State | None = None, table: nn.Module | None = None
     ) -> None:
         """Raise SpecError for a pass that does not read from left to right."""
-        self.refuse_limits(context, but={"causal", "documents", "padding"})
-        if not context.causal:
+        self.refuse_limits(sequence, but={"causal", "documents", "padding"})
+        if not sequence.causal:
             raise SpecError(
                 f"{self.part.kind} reads from left to right: it cannot be in an encoder."
             )

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from trivium.errors import SpecError
 from trivium.nn.attend import MAX_EAGER_SCORES, attend, attention_probabilities
-from trivium.nn.context import Context
 from trivium.nn.mask import Mask
 from trivium.nn.mixers import PROJECTIONS, Mixer, MixerModule
 from trivium.nn.norm import Norm, build_norm
 from trivium.nn.part import Count, Positive, to_autocast_dtype
 from trivium.nn.patterns import Pattern
 from trivium.nn.positions import Positions, PositionsModule
+from trivium.nn.sequence_info import SequenceInfo
 from trivium.nn.state import KeysValues, Ring, State
 
 
@@ -69,8 +69,8 @@ class Attention(Mixer):
     @property
     def score_scale(self) -> float:
         """What scores are multiplied by: `scale`, or what keeps their deviation at 1."""
-        products = self.positions.products if self.positions else 1
-        return (products * self.head_dim) ** -0.5 if self.scale is None else self.scale
+        num_dot_products = self.positions.num_dot_products if self.positions else 1
+        return (num_dot_products * self.head_dim) ** -0.5 if self.scale is None else self.scale
 
     @property
     def cross(self) -> Attention:
@@ -95,7 +95,7 @@ class Attention(Mixer):
         if self.carries and self.positions and not self.positions.has_scores:
             raise SpecError(
                 f'positions of kind "{self.positions.kind}" are in the keys of attention, which '
-                f"{self.kind} makes anew of what it remembers: give it RelativeScores()."
+                f"{self.kind} makes anew of what it remembers: give it TransformerXLPositions()."
             )
 
     @property
@@ -113,7 +113,7 @@ class Attention(Mixer):
         own = self.positions.flops(attended, *heads) if self.positions else 0.0
         return 12.0 * attended * self.num_heads * self.head_dim + own
 
-    def kept_numbers(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
+    def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
         """Queries, keys, values and outputs; on a CPU probabilities, with dropout three times.
 
         A soft cap keeps scores and probabilities anywhere, and norms what they read. Positions may
@@ -127,7 +127,7 @@ class Attention(Mixer):
         normed = heads + self.kv_heads * self.head_dim if self.qk_norm else 0
         own = 0
         if self.positions:
-            own = self.positions.kept_numbers(length, self.num_heads, self.head_dim)
+            own = self.positions.activation_numel(length, self.num_heads, self.head_dim)
         return 2 * heads + 2 * keys + normed + scores + own
 
     def build(self, d_model: int, **options: Any) -> AttentionModule:
@@ -189,34 +189,36 @@ class AttentionModule(MixerModule):
         return self.positions.new_table()
 
     def prepare(
-        self, context: Context, state: Any = None, table: nn.Module | None = None
+        self, sequence: SequenceInfo, state: Any = None, table: nn.Module | None = None
     ) -> Prepared:
         """The mask and what positions need. The mask computes the bias of positions."""
-        keys = context.keys
-        if context.span is not None and state is not None:
-            columns = state.columns(context.span, context.columns)
-            keys = Context(columns, columns)
-        return self.prepare_for(context, keys, table)
+        keys = sequence.keys
+        if sequence.cache_slice is not None and state is not None:
+            columns = state.columns(sequence.cache_slice, sequence.columns)
+            keys = SequenceInfo(columns, columns)
+        return self.prepare_for(sequence, keys, table)
 
-    def prepare_for(self, context: Context, keys: Context, table: nn.Module | None) -> Prepared:
+    def prepare_for(
+        self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
+    ) -> Prepared:
         """What `prepare` gives, of tokens that attend to these keys."""
-        ready = self.positions.prepare(context, keys, table)
+        ready = self.positions.prepare(sequence, keys, table)
         mask = Mask(
-            context,
+            sequence,
             keys,
-            self.pattern_of(context),
+            self.pattern_of(sequence),
             self.positions.bias(ready),
             num_heads=self.part.num_heads,
             eager=self.soft_cap is not None,
-            always=self.always_seen(context),
+            always=self.always_seen(sequence),
         )
         return Prepared(mask, ready)
 
-    def pattern_of(self, context: Context) -> Pattern | None:
+    def pattern_of(self, sequence: SequenceInfo) -> Pattern | None:
         """Return the pattern of a pass."""
         return self.part.pattern
 
-    def always_seen(self, context: Context) -> Tensor | None:
+    def always_seen(self, sequence: SequenceInfo) -> Tensor | None:
         """Which tokens no pattern hides, bool [B, T]; None: the pattern hides any."""
         return None
 
@@ -231,22 +233,22 @@ class AttentionModule(MixerModule):
     def forward(
         self,
         x: Tensor,
-        context: Context,
+        sequence: SequenceInfo,
         state: Any = None,
         prepared: Prepared | None = None,
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]; keys and values of earlier tokens are extended in place."""
-        if context.columns.shape[1] != x.shape[1]:
+        if sequence.columns.shape[1] != x.shape[1]:
             raise SpecError(
-                f"x has {x.shape[1]} tokens, and its context is of {context.columns.shape[1]}: "
-                "give Context.of_length(T) of as many."
+                f"x has {x.shape[1]} tokens, and its sequence is of {sequence.columns.shape[1]}: "
+                "give SequenceInfo.of_length(T) of as many."
             )
-        mixed = self.attended(x, context, state, prepared or self.prepare(context, state))
+        mixed = self.attended(x, sequence, state, prepared or self.prepare(sequence, state))
         return self.output(mixed.to(x.dtype).transpose(1, 2).flatten(2))
 
-    def attended(self, x: Tensor, context: Context, state: Any, prepared: Prepared) -> Tensor:
+    def attended(self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared) -> Tensor:
         """Values as heads mix them: [B, T, D] -> [B, N, T, H]."""
-        query, key, value = self._query_key_value(x, context, state, prepared)
+        query, key, value = self._query_key_value(x, sequence, state, prepared)
         scores = self._scores(query, key, prepared)
         return self.attend_with(query, key, value, prepared.mask, scores)
 
@@ -267,26 +269,26 @@ class AttentionModule(MixerModule):
         )
 
     def probabilities(
-        self, x: Tensor, context: Context, state: Any = None, prepared: Prepared | None = None
+        self, x: Tensor, sequence: SequenceInfo, state: Any = None, prepared: Prepared | None = None
     ) -> Tensor:
         """What `forward` weighs values with, in float32: [B, T, D] -> [B, N, T, S]."""
-        prepared = prepared or self.prepare(context, state)
-        query, key, _ = self._query_key_value(x, context, state, prepared)
+        prepared = prepared or self.prepare(sequence, state)
+        query, key, _ = self._query_key_value(x, sequence, state, prepared)
         scores = self._scores(query, key, prepared)
         return attention_probabilities(
             query.float(), key.float(), prepared.mask, self.scale, scores, self.soft_cap
         )
 
     def _query_key_value(
-        self, x: Tensor, context: Context, state: Any, prepared: Prepared
+        self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Turned queries [B, N, T, H] and keys, and values [B, K, S, H], of one precision."""
-        query = self._turned(self.query_norm, self.query(x), prepared.positions)
-        seen = x[:, : context.num_keys] if prepared.source is None else prepared.source
-        key = self._turned(self.key_norm, self.key(seen), prepared.positions)
+        query = self._rotated(self.query_norm, self.query(x), prepared.positions)
+        seen = x[:, : sequence.num_keys] if prepared.source is None else prepared.source
+        key = self._rotated(self.key_norm, self.key(seen), prepared.positions)
         value = self._heads(self.value(seen))
-        if context.span is not None and state is not None:
-            key, value = state.append(context.span, key, value)
+        if sequence.cache_slice is not None and state is not None:
+            key, value = state.append(sequence.cache_slice, key, value)
         return query.to(key.dtype), key, value  # a cache may be more precise than the model
 
     def _scores(self, query: Tensor, key: Tensor, prepared: Prepared) -> Tensor | None:
@@ -297,11 +299,11 @@ class AttentionModule(MixerModule):
         """Keys and values of [B, S, D]: two tensors [B, K, S, H]."""
         return self.normed(self.key_norm, self.key(x)), self._heads(self.value(x))
 
-    def _turned(self, norm: nn.Module, x: Tensor, positions: Any) -> Tensor:
+    def _rotated(self, norm: nn.Module, x: Tensor, positions: Any) -> Tensor:
         """Heads [B, N, T, H] of [B, T, N H], normalised and turned by rotary positions."""
         if self.part.qk_norm_place is None:
-            return self.positions.turn(self.normed(norm, x), positions)
-        x = self.positions.turn(self._heads(x), positions)
+            return self.positions.apply_rotary(self.normed(norm, x), positions)
+        x = self.positions.apply_rotary(self._heads(x), positions)
         return self.normed(norm, x.transpose(1, 2).flatten(2))
 
     def normed(self, norm: nn.Module, x: Tensor) -> Tensor:
@@ -318,31 +320,31 @@ class CrossAttention(AttentionModule):
     """Attention to an encoder's output, whose keys and values a cache remembers."""
 
     def prepare(
-        self, context: Context, state: Any = None, table: nn.Module | None = None
+        self, sequence: SequenceInfo, state: Any = None, table: nn.Module | None = None
     ) -> Prepared:
-        """The mask of the encoder's real positions; `state` is a SourceState."""
-        encoder = context.encoder
+        """The mask of the encoder's real positions; `state` is a CrossAttentionCache."""
+        encoder = sequence.encoder
         if encoder is None or (encoder.hidden is None and state is None):
             raise SpecError(
-                "cross-attention needs the encoder's output: give Context.encoder, or a cache "
+                "cross-attention needs the encoder's output: give SequenceInfo.encoder, or a cache "
                 "after cache.remember."
             )
         if encoder.hidden is not None:
             length = encoder.hidden.shape[1]
         else:
             length = state.tensors[0].shape[2]
-        keys = Context.of_length(length, context.positions.device, real=encoder.real)
-        queries = Context(context.positions, context.columns, custom=encoder.custom)
+        keys = SequenceInfo.of_length(length, sequence.positions.device, is_token=encoder.is_token)
+        queries = SequenceInfo(sequence.positions, sequence.columns, custom=encoder.custom)
         return Prepared(Mask(queries, keys))
 
     def _query_key_value(
-        self, x: Tensor, context: Context, state: Any, prepared: Prepared
+        self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared
     ) -> tuple[Tensor, Tensor, Tensor]:
-        encoder = context.encoder
+        encoder = sequence.encoder
         assert encoder is not None  # `prepare` has checked it
         if encoder.hidden is not None:
             key, value = self.project(encoder.hidden)
         else:
-            key, value = state.read(context.span)
+            key, value = state.read(sequence.cache_slice)
         query = self.normed(self.query_norm, self.query(x))
         return query.to(key.dtype), key, value

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trivium.errors import SpecError
-from trivium.nn.context import Context
 from trivium.nn.mask import Mask
 from trivium.nn.mixers.attention import Attention, AttentionModule, Prepared
 from trivium.nn.part import Count
+from trivium.nn.sequence_info import SequenceInfo
 
 
 class BlockSparseAttention(Attention):
@@ -75,12 +75,12 @@ class BlockSparseAttention(Attention):
         """See `Attention.flops`, of the keys that are computed."""
         return super().flops(self.seen(attended))
 
-    def kept_numbers(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
-        """See `Attention.kept_numbers`; of long texts also the keys and values of the blocks that
-        each sees, and queries and outputs where they are merged.
+    def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
+        """See `Attention.activation_numel`; of long texts also the keys and values of the blocks
+        that each sees, and queries and outputs where they are merged.
         """
         copies = 0 if length <= self.dense_length else 2 * (6 + self.num_random)
-        kept = super().kept_numbers(
+        kept = super().activation_numel(
             int(self.seen(length)), item=item, on_cpu=on_cpu, dropout=dropout
         )
         return kept + copies * self.num_heads * self.head_dim
@@ -145,22 +145,24 @@ class BlockSparseAttentionModule(AttentionModule):
 
     part: BlockSparseAttention
 
-    def prepare_for(self, context: Context, keys: Context, table: nn.Module | None) -> Prepared:
+    def prepare_for(
+        self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
+    ) -> Prepared:
         """See `AttentionModule.prepare_for`. Raises SpecError for limits other than padding."""
-        self.refuse_limits(context, but={"padding"})
+        self.refuse_limits(sequence, but={"padding"})
         columns = keys.columns
         if columns.shape[1] <= self.part.dense_length:
-            return super().prepare_for(context, keys, table)
-        real = torch.ones_like(columns) if keys.real is None else keys.real
+            return super().prepare_for(sequence, keys, table)
+        is_token = torch.ones_like(columns) if keys.is_token is None else keys.is_token
         missing = -columns.shape[1] % self.part.block_size
-        return self._blocks(F.pad(real, (0, missing)).bool())
+        return self._blocks(F.pad(is_token, (0, missing)).bool())
 
-    def _blocks(self, real: Tensor) -> Blocks:
+    def _blocks(self, is_token: Tensor) -> Blocks:
         """Return the blocks of rows with real tokens [B, L], or [1, L] if all rows are alike."""
-        part, size, device = self.part, self.part.block_size, real.device
-        rows, heads, count = len(real), part.num_heads, real.shape[1] // size
-        columns = torch.arange(real.shape[1], device=device)
-        end = ((columns + 1) * real).amax(1, keepdim=True)  # [B, 1]
+        part, size, device = self.part, self.part.block_size, is_token.device
+        rows, heads, count = len(is_token), part.num_heads, is_token.shape[1] // size
+        columns = torch.arange(is_token.shape[1], device=device)
+        end = ((columns + 1) * is_token).amax(1, keepdim=True)  # [B, 1]
         last = (end - 1).clamp(min=0) // size
         near = torch.arange(count, device=device)[:, None] + torch.arange(-1, 2, device=device)
         random = torch.zeros(heads, count, part.num_random, dtype=torch.int64)
@@ -170,28 +172,28 @@ class BlockSparseAttentionModule(AttentionModule):
         parts = (first, ends, near.clamp(0, count - 1), random.to(device))
         seen = torch.cat([each.expand(rows, heads, count, -1) for each in parts], -1)
         row = torch.arange(rows, device=device)[:, None, None, None]
-        allowed = real.unflatten(1, (count, size))[row, seen]  # [B, N, M, C, S]
+        allowed = is_token.unflatten(1, (count, size))[row, seen]  # [B, N, M, C, S]
         # A neighbour that is the first or the last block is there already.
         allowed[:, :, :, 2:5] &= ((near > 0) & (near < ends))[..., None]
         allowed = allowed.flatten(3).flatten(1, 2)[:, :, None]
         at_ends = (columns < size) | (columns // size == last)
-        see_all = (at_ends | (end <= part.dense_length)) & real
+        see_all = (at_ends | (end <= part.dense_length)) & is_token
         most = max(1, int(see_all.sum(1).max()))
         chosen = see_all.int().argsort(dim=1, descending=True, stable=True)[:, :most]
-        of = partial(Context.of_length, device=device)
+        of = partial(SequenceInfo.of_length, device=device)
         return Blocks(
             seen=seen,
             mask=Mask(of(size, custom=allowed), of(allowed.shape[-1])),
             columns=chosen[:, None, :, None],
             see_all=see_all.gather(1, chosen)[:, None, :, None],
-            mask_all=Mask(of(most), of(len(columns), real=real)),
+            mask_all=Mask(of(most), of(len(columns), is_token=is_token)),
         )
 
-    def attended(self, x: Tensor, context: Context, state: Any, prepared: Prepared) -> Tensor:
+    def attended(self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared) -> Tensor:
         """See `AttentionModule.attended`."""
         if not isinstance(prepared, Blocks):
-            return super().attended(x, context, state, prepared)
-        return self._mixed(*self._query_key_value(x, context, state, prepared), prepared)
+            return super().attended(x, sequence, state, prepared)
+        return self._mixed(*self._query_key_value(x, sequence, state, prepared), prepared)
 
     def _mixed(self, query: Tensor, key: Tensor, value: Tensor, blocks: Blocks) -> Tensor:
         """Values of any width, mixed: [B, N, T, H], two of [B, K, T, H] -> [B, N, T, H]."""
@@ -205,13 +207,13 @@ class BlockSparseAttentionModule(AttentionModule):
         return blocks.merged(few, full)[:, :, :length]
 
     def probabilities(
-        self, x: Tensor, context: Context, state: Any = None, prepared: Prepared | None = None
+        self, x: Tensor, sequence: SequenceInfo, state: Any = None, prepared: Prepared | None = None
     ) -> Tensor:
         """See `AttentionModule.probabilities`: what becomes of values that are the unit matrix."""
-        prepared = prepared or self.prepare(context, state)
+        prepared = prepared or self.prepare(sequence, state)
         if not isinstance(prepared, Blocks):
-            return super().probabilities(x, context, state, prepared)
-        query, key, _ = self._query_key_value(x, context, state, prepared)
+            return super().probabilities(x, sequence, state, prepared)
+        query, key, _ = self._query_key_value(x, sequence, state, prepared)
         units = torch.eye(key.shape[2], device=key.device).expand(*key.shape[:2], -1, -1)
         return self._mixed(query.float(), key.float(), units.float(), prepared)
 

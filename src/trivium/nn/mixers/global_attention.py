@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from trivium.errors import SpecError
 from trivium.nn.attend import attention_probabilities
-from trivium.nn.context import Context
 from trivium.nn.mask import Mask
 from trivium.nn.mixers.attention import Attention, AttentionModule, Prepared
 from trivium.nn.patterns import Pattern
+from trivium.nn.sequence_info import SequenceInfo
 
 
 class GlobalAttention(Attention):
@@ -42,10 +42,10 @@ class GlobalAttention(Attention):
                 "give the model absolute ones (embedding.positions)."
             )
 
-    def kept_numbers(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
+    def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
         """Also the keys and values that global tokens see."""
         own = 2 * self.kv_heads * self.head_dim
-        return super().kept_numbers(length, item=item, on_cpu=on_cpu, dropout=dropout) + own
+        return super().activation_numel(length, item=item, on_cpu=on_cpu, dropout=dropout) + own
 
     def build(self, d_model: int, **options: Any) -> GlobalAttentionModule:
         """See `Mixer.build`."""
@@ -53,7 +53,7 @@ class GlobalAttention(Attention):
 
 
 @dataclass(frozen=True)
-class GlobalContext(Context):
+class GlobalSequenceInfo(SequenceInfo):
     """A context with `global_tokens`, bool [B, T], which see all and are seen by all."""
 
     global_tokens: Tensor | None = None
@@ -109,23 +109,25 @@ class GlobalAttentionModule(AttentionModule):
         self.key_global.load_state_dict(self.key.state_dict())
         self.value_global.load_state_dict(self.value.state_dict())
 
-    def prepare_for(self, context: Context, keys: Context, table: nn.Module | None) -> Prepared:
+    def prepare_for(
+        self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
+    ) -> Prepared:
         """See `AttentionModule.prepare_for`; also who is global, and that they see all."""
-        chosen, local = self.always_seen(context), super().prepare_for(context, keys, table)
+        chosen, local = self.always_seen(sequence), super().prepare_for(sequence, keys, table)
         if chosen is None or not len(columns := chosen.any(0).nonzero()[:, 0]):
             return PreparedGlobal(local.mask)
         of_all = GlobalTokens(
-            columns, chosen[:, None, columns, None], Mask(context.cut(columns), keys)
+            columns, chosen[:, None, columns, None], Mask(sequence.subset(columns), keys)
         )
         return PreparedGlobal(local.mask, of_all=of_all)
 
-    def always_seen(self, context: Context) -> Tensor | None:
+    def always_seen(self, sequence: SequenceInfo) -> Tensor | None:
         """See `AttentionModule.always_seen`: global tokens."""
-        return context.global_tokens if isinstance(context, GlobalContext) else None
+        return sequence.global_tokens if isinstance(sequence, GlobalSequenceInfo) else None
 
-    def attended(self, x: Tensor, context: Context, state: Any, prepared: Prepared) -> Tensor:
+    def attended(self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared) -> Tensor:
         """See `AttentionModule.attended`."""
-        mixed = super().attended(x, context, state, prepared)
+        mixed = super().attended(x, sequence, state, prepared)
         assert isinstance(prepared, PreparedGlobal)
         if (of_all := prepared.of_all) is None:
             return mixed
@@ -133,11 +135,11 @@ class GlobalAttentionModule(AttentionModule):
         return _with_global(mixed, self.attend_with(query, key, value, of_all.mask), of_all)
 
     def probabilities(
-        self, x: Tensor, context: Context, state: Any = None, prepared: Prepared | None = None
+        self, x: Tensor, sequence: SequenceInfo, state: Any = None, prepared: Prepared | None = None
     ) -> Tensor:
         """See `AttentionModule.probabilities`."""
-        prepared = prepared or self.prepare(context, state)
-        weights = super().probabilities(x, context, state, prepared)
+        prepared = prepared or self.prepare(sequence, state)
+        weights = super().probabilities(x, sequence, state, prepared)
         assert isinstance(prepared, PreparedGlobal)
         if (of_all := prepared.of_all) is None:
             return weights

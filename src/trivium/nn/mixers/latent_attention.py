@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from trivium.errors import SpecError
 from trivium.nn.attend import MAX_EAGER_SCORES, attend
-from trivium.nn.context import Context
 from trivium.nn.mask import Mask
 from trivium.nn.mixers import Mixer, MixerModule
 from trivium.nn.mixers.attention import Attention, Prepared
 from trivium.nn.norm import Norm, RMSNorm, build_norm
 from trivium.nn.part import Count, Positive
 from trivium.nn.positions.rotary import Rotary
+from trivium.nn.sequence_info import SequenceInfo
 from trivium.nn.state import KeysValues
 
 
@@ -69,7 +69,7 @@ class LatentAttention(Mixer):
         """6 N (H + R + V) for every position that a query attends to."""
         return 6.0 * attended * self.num_heads * (self.key_dim + self.value_dim)
 
-    def kept_numbers(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
+    def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
         """Queries, keys, values, outputs and compressed vectors, with what their norms keep.
 
         A norm keeps its input in float32; without a kernel, on a CPU, also its output before the
@@ -134,26 +134,26 @@ class LatentAttentionModule(MixerModule):
         self.positions = part.positions.build(rotary, width)
 
     def prepare(
-        self, context: Context, state: Any = None, table: nn.Module | None = None
+        self, sequence: SequenceInfo, state: Any = None, table: nn.Module | None = None
     ) -> Prepared:
         """Return the mask, and the cosines and sines of RoPE."""
-        keys = context.keys
-        if context.span is not None and state is not None:
-            columns = state.columns(context.span, context.columns)
-            keys = Context(columns, columns)
-        return Prepared(Mask(context, keys), self.positions.prepare(context, keys, table))
+        keys = sequence.keys
+        if sequence.cache_slice is not None and state is not None:
+            columns = state.columns(sequence.cache_slice, sequence.columns)
+            keys = SequenceInfo(columns, columns)
+        return Prepared(Mask(sequence, keys), self.positions.prepare(sequence, keys, table))
 
     def new_state(self, slots: int, length: int, like: Tensor) -> LatentCache:
         """Return a cache of the compressed vectors and the rotary keys."""
         return LatentCache(slots, length, self.part, like)
 
     def forward(
-        self, x: Tensor, context: Context, state: Any = None, prepared: Prepared | None = None
+        self, x: Tensor, sequence: SequenceInfo, state: Any = None, prepared: Prepared | None = None
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]; compressed vectors of earlier tokens are extended in place."""
-        prepared = prepared or self.prepare(context, state)
+        prepared = prepared or self.prepare(sequence, state)
         query = self._queries(x, prepared)
-        key, value = self._keys_values(x, context, state, prepared)
+        key, value = self._keys_values(x, sequence, state, prepared)
         mixed = attend(
             query,
             key,
@@ -169,18 +169,18 @@ class LatentAttentionModule(MixerModule):
         """Queries [B, N, T, H + R] with RoPE."""
         compressed = _normed(self.query_norm, self.query_down(x))
         plain, rotary = self._split_heads(self.query(compressed))
-        return torch.cat((plain, self.positions.turn(rotary, prepared.positions)), -1)
+        return torch.cat((plain, self.positions.apply_rotary(rotary, prepared.positions)), -1)
 
     def _keys_values(
-        self, x: Tensor, context: Context, state: Any, prepared: Prepared
+        self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared
     ) -> tuple[Tensor, Tensor]:
         """Keys [B, N, S, H + R] with RoPE and values [B, N, S, V], of earlier tokens too."""
-        down = self.key_value_down(x[:, : context.num_keys])[:, None]
+        down = self.key_value_down(x[:, : sequence.num_keys])[:, None]
         compressed, rotary = down.tensor_split((self.part.kv_rank,), -1)
         compressed = _normed(self.key_value_norm, compressed)
-        rotary = self.positions.turn(rotary, prepared.positions)
-        if context.span is not None and state is not None:
-            compressed, rotary = state.append(context.span, compressed, rotary)
+        rotary = self.positions.apply_rotary(rotary, prepared.positions)
+        if sequence.cache_slice is not None and state is not None:
+            compressed, rotary = state.append(sequence.cache_slice, compressed, rotary)
         up = self.key_value_up(compressed[:, 0].to(down.dtype))
         plain, value = self._split_heads(up)
         rotary = rotary.to(up.dtype).expand(-1, self.part.num_heads, -1, -1)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trivium.errors import SpecError
-from trivium.nn.context import Context
 from trivium.nn.mixers import Mixer, ProjectingMixer
 from trivium.nn.part import Count, PartModule
+from trivium.nn.sequence_info import SequenceInfo
 
 
 class Linformer(Mixer):
@@ -45,7 +45,7 @@ class Linformer(Mixer):
         """12 N H rank for the projections of keys and values, as many for scores and sums."""
         return 24.0 * self.rank * self.num_heads * self.head_dim
 
-    def kept_numbers(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
+    def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
         """Queries, keys, values and outputs; the probabilities, with dropout three times.
 
         Each row also has its projected keys and values.
@@ -98,10 +98,10 @@ class LinformerModule(ProjectingMixer):
         return Projection(self.part) if self.part.shared == "layerwise" else None
 
     def prepare(
-        self, context: Context, state: Any = None, table: nn.Module | None = None
+        self, sequence: SequenceInfo, state: Any = None, table: nn.Module | None = None
     ) -> Tensor | None:
         """E [R, max_length], of all layers. Raises SpecError for limits other than padding."""
-        self.refuse_limits(context, but={"padding"})
+        self.refuse_limits(sequence, but={"padding"})
         if self.part.shared != "layerwise":
             return None
         if table is None:
@@ -109,7 +109,7 @@ class LinformerModule(ProjectingMixer):
         return table.get_parameter("weight")
 
     def forward(
-        self, x: Tensor, context: Context, state: Any = None, prepared: Tensor | None = None
+        self, x: Tensor, sequence: SequenceInfo, state: Any = None, prepared: Tensor | None = None
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]. Raises SpecError for more than `max_length` tokens."""
         length = x.shape[1]
@@ -118,13 +118,13 @@ class LinformerModule(ProjectingMixer):
                 f"a row has {length} tokens, and linformer max_length={self.part.max_length}: "
                 "give shorter rows."
             )
-        shared = self.prepare(context) if prepared is None else prepared
+        shared = self.prepare(sequence) if prepared is None else prepared
         of_keys = self.project_key.weight if shared is None else shared
         of_values = self.project_value.weight if self.part.shared == "headwise" else of_keys
         key, value = self.key(x), self.value(x)
-        if context.real is not None:
-            real = context.real.bool()[..., None]
-            key, value = key.where(real, 0.0), value.where(real, 0.0)
+        if sequence.is_token is not None:
+            is_token = sequence.is_token.bool()[..., None]
+            key, value = key.where(is_token, 0.0), value.where(is_token, 0.0)
         key = of_keys[:, :length].to(key.dtype) @ key  # [B, R, N * H]
         value = of_values[:, :length].to(value.dtype) @ value
         query, key, value = self.split_heads(self.query(x), key, value)

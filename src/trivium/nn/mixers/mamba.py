@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trivium.nn.activations import Activation, build_activation
-from trivium.nn.context import Context
 from trivium.nn.mixers import LeftToRightMixer, Mixer, recompute
 from trivium.nn.part import Count
+from trivium.nn.sequence_info import SequenceInfo
 from trivium.nn.state import State
 
 SEGMENT = 64
@@ -48,7 +48,7 @@ class Mamba(Mixer):
         """Of the convolution, and about 9 a number of the state; forward, again, backward twice."""
         return self.d_inner * (6.0 * self.d_conv + 4 * 9.0 * self.d_state)
 
-    def kept_numbers(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
+    def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
         """Inputs, convolved before and after the activation, steps, gate, output of every channel;
         B, C and low-rank steps; the state before every segment but the first, which is float32
         in any precision."""
@@ -117,26 +117,26 @@ class MambaModule(LeftToRightMixer):
         )
 
     def forward(
-        self, x: Tensor, context: Context, state: State | None = None, prepared: None = None
+        self, x: Tensor, sequence: SequenceInfo, state: State | None = None, prepared: None = None
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]; the state of earlier tokens is replaced in place."""
-        self.prepare(context)
-        part, span = self.part, context.span
-        real = x.new_ones(1, 1) if context.kept is None else context.kept
+        self.prepare(sequence)
+        part, cache_slice = self.part, sequence.cache_slice
+        is_token = x.new_ones(1, 1) if sequence.state_mask is None else sequence.state_mask
         inputs = self.input(x)
-        inputs = inputs * real[..., None].to(inputs.dtype)
-        if state is None or span is None:
+        inputs = inputs * is_token[..., None].to(inputs.dtype)
+        if state is None or cache_slice is None:
             before, h = inputs.new_zeros(len(x), part.d_conv - 1, part.d_inner), None
         else:
-            before, h = state.read(span)
+            before, h = state.read(cache_slice)
         inputs = torch.cat((before.to(inputs.dtype), inputs), 1)
-        u = self.activation(self._convolved(inputs, context.documents))
+        u = self.activation(self._convolved(inputs, sequence.documents))
         sizes = [part.dt_rank, part.d_state, part.d_state]
         dt, B, C = self.x_proj(u).split(sizes, -1)
-        of_tokens = self.dt_proj(dt), u, B, C, self.gate(x), real.expand(*x.shape[:2])
-        y, h = self._select(of_tokens, context.begins, h)
-        if state is not None and span is not None:
-            state.write(span, span.last(inputs, part.d_conv - 1), h)
+        of_tokens = self.dt_proj(dt), u, B, C, self.gate(x), is_token.expand(*x.shape[:2])
+        y, h = self._select(of_tokens, sequence.document_starts, h)
+        if state is not None and cache_slice is not None:
+            state.write(cache_slice, cache_slice.last(inputs, part.d_conv - 1), h)
         return self.output(y)
 
     def _convolved(self, inputs: Tensor, documents: Tensor | None) -> Tensor:
@@ -181,7 +181,7 @@ class MambaModule(LeftToRightMixer):
         B: Tensor,
         C: Tensor,
         gate: Tensor,
-        real: Tensor,
+        is_token: Tensor,
         h: Tensor | None,
         A_log: Tensor,
         D: Tensor,
@@ -193,7 +193,7 @@ class MambaModule(LeftToRightMixer):
         """
         dtype = torch.promote_types(dt.dtype, torch.float32)
         with torch.autocast(u.device.type, enabled=False):
-            delta = F.softplus(dt.to(dtype)) * real[..., None]  # 0 leaves h as it is
+            delta = F.softplus(dt.to(dtype)) * is_token[..., None]  # 0 leaves h as it is
             decay = (delta[:, :, None] * -A_log.to(dtype).exp().T).exp()  # [B, T, N, E]
             if begins is not None:
                 decay = decay.masked_fill(begins[..., None, None], 0.0)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trivium.nn.context import Context
 from trivium.nn.mask import lowest
 from trivium.nn.mixers import Mixer, ProjectingMixer
 from trivium.nn.part import Count, Positive
+from trivium.nn.sequence_info import SequenceInfo
 from trivium.nn.state import State
 
 CHUNK = 128
@@ -50,7 +50,7 @@ class Performer(Mixer):
         """
         return 24.0 * self.num_heads * self.head_dim * self.num_features
 
-    def kept_numbers(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
+    def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
         """Of the causal form: features twice, weights in a chunk twice, and a sum of each."""
         chunk, width = min(length, CHUNK), self.head_dim + 1
         sums = self.num_features * width // chunk
@@ -91,17 +91,17 @@ class PerformerModule(ProjectingMixer):
         self.features.copy_(orthogonal_features(part.num_features, part.head_dim, generator))
 
     def prepare(
-        self, context: Context, state: State | None = None, table: nn.Module | None = None
+        self, sequence: SequenceInfo, state: State | None = None, table: nn.Module | None = None
     ) -> Tensor:
         """Which keys are real: bool [1 or B, 1, 1 or T, 1].
 
         Raises SpecError for limits other than causality and padding.
         """
-        self.refuse_limits(context, but={"causal", "padding"})
-        real = context.kept
-        if real is None:
-            real = torch.ones(1, 1, device=context.columns.device)
-        return real.bool()[:, None, :, None]
+        self.refuse_limits(sequence, but={"causal", "padding"})
+        is_token = sequence.state_mask
+        if is_token is None:
+            is_token = torch.ones(1, 1, device=sequence.columns.device)
+        return is_token.bool()[:, None, :, None]
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
         """S [slots, N, M, V] and c [slots, N, 1, 1]; a sum of many tokens needs float32."""
@@ -112,15 +112,15 @@ class PerformerModule(ProjectingMixer):
         return State(sums, sums.new_zeros(slots, part.num_heads, 1, 1))
 
     def forward(
-        self, x: Tensor, context: Context, state: State | None = None, prepared: Any = None
+        self, x: Tensor, sequence: SequenceInfo, state: State | None = None, prepared: Any = None
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]; the sums of earlier tokens are extended in place."""
-        real = self.prepare(context) if prepared is None else prepared
+        is_token = self.prepare(sequence) if prepared is None else prepared
         query, key, value = self.split_heads(self.query(x), self.key(x), self.value(x))
         held = None
-        if context.span is not None and state is not None:
-            sums, shift = state.read(context.span)
-            is_new = context.columns[:, :1, None, None] == 0
+        if sequence.cache_slice is not None and state is not None:
+            sums, shift = state.read(sequence.cache_slice)
+            is_new = sequence.columns[:, :1, None, None] == 0
             held = sums, shift.masked_fill(is_new, lowest(shift.dtype))
             query, key, value = (each.to(sums.dtype) for each in (query, key, value))
         part, features = self.part, self.features
@@ -129,12 +129,12 @@ class PerformerModule(ProjectingMixer):
         scale, directions = part.head_dim**-0.25, features.to(query.dtype)
         query, _ = positive_features(query * scale, directions, self.part.eps)
         key, shift = positive_features(key * scale, directions, self.part.eps)
-        key, shift = key.where(real, 0.0), shift.where(real, lowest(shift.dtype))
+        key, shift = key.where(is_token, 0.0), shift.where(is_token, lowest(shift.dtype))
         value = F.pad(value, (0, 1), value=1.0)
-        if context.causal:
+        if sequence.causal:
             mixed, held = attend_to_earlier(query, key, value, shift, held)
-            if context.span is not None and state is not None:
-                state.write(context.span, *held)
+            if sequence.cache_slice is not None and state is not None:
+                state.write(sequence.cache_slice, *held)
         else:
             mixed = attend_to_all(query, key, value, shift)
         # No sum of weights is below eps but that of a row without keys, which is 0.

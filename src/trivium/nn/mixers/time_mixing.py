@@ -12,10 +12,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from trivium.nn.context import Context
 from trivium.nn.mixers import LeftToRightMixer, Mixer, recompute
 from trivium.nn.mixers.mamba import scan
 from trivium.nn.part import Count
+from trivium.nn.sequence_info import SequenceInfo
 from trivium.nn.state import State
 from trivium.nn.token_shift import start_of_mixture, token_before
 
@@ -36,7 +36,7 @@ class TimeMixing(Mixer):
         """About 30 a channel; forward, again, backward twice."""
         return 4 * 30.0 * self.d_inner
 
-    def kept_numbers(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
+    def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
         """The token before and three mixtures with it, as wide as the channels; keys, values, means
         before and after the receptance, and that. What weights are made of is computed again."""
         return 9 * self.d_inner
@@ -104,28 +104,28 @@ class TimeMixingModule(LeftToRightMixer):
         return State(like.new_zeros(slots, len(self.mix_key)), sums, torch.zeros_like(sums[:, 0]))
 
     def forward(
-        self, x: Tensor, context: Context, state: State | None = None, prepared: None = None
+        self, x: Tensor, sequence: SequenceInfo, state: State | None = None, prepared: None = None
     ) -> Tensor:
         """[B, T, D] -> [B, T, D]; the state of earlier tokens is replaced in place."""
-        self.prepare(context)
-        span, last, sums = context.span, None, None
+        self.prepare(sequence)
+        cache_slice, last, sums = sequence.cache_slice, None, None
         p = x.new_full((), _NEVER, dtype=torch.float32)
-        if state is not None and span is not None:
-            last, sums, p = state.read(span)
+        if state is not None and cache_slice is not None:
+            last, sums, p = state.read(cache_slice)
             p = p.masked_fill(sums[:, 1] == 0, _NEVER)  # the text begins: there is no exponent yet
-        before, last = token_before(x, context, last)
+        before, last = token_before(x, sequence, last)
         key, value, receptance = (
             torch.lerp(before, x, mix.to(x.dtype))
             for mix in (self.mix_key, self.mix_value, self.mix_receptance)
         )
-        arguments = self.key(key), self.value(value), context, sums, p
+        arguments = self.key(key), self.value(value), sequence, sums, p
         wkv, sums, p = recompute(self._wkv, *arguments)
-        if state is not None and span is not None:
-            state.write(span, last, sums, p)
+        if state is not None and cache_slice is not None:
+            state.write(cache_slice, last, sums, p)
         return self.output(self.receptance(receptance).sigmoid() * wkv)
 
     def _wkv(
-        self, k: Tensor, v: Tensor, context: Context, sums: Tensor | None, p: Tensor
+        self, k: Tensor, v: Tensor, sequence: SequenceInfo, sums: Tensor | None, p: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return wkv [B, T, E] for keys and values [B, T, E], and the sums and p after the row.
 
@@ -137,18 +137,18 @@ class TimeMixingModule(LeftToRightMixer):
             k, w, u = k.to(dtype), self.time_decay.to(dtype).exp(), self.time_first.to(dtype)
             v_and_1 = torch.stack((v.to(dtype), torch.ones_like(k)), 2)  # for a and b: [B, T, 2, E]
             added, w = k, w.expand_as(k)
-            if context.kept is not None:  # padding adds nothing, and nothing decays
-                is_token = context.kept[..., None].bool()
+            if sequence.state_mask is not None:  # padding adds nothing, and nothing decays
+                is_token = sequence.state_mask[..., None].bool()
                 added, w = k.where(is_token, 2 * _NEVER), w.where(is_token, 0.0)
-            if context.begins is not None:
-                w = w.masked_fill(context.begins[..., None], -_NEVER)
+            if sequence.document_starts is not None:
+                w = w.masked_fill(sequence.document_starts[..., None], -_NEVER)
             before, after = _largest_exponents(added.detach(), w.detach(), p)
             terms = (added - after).exp()[:, :, None] * v_and_1
             sums = torch.zeros_like(terms[:, 0]) if sums is None else sums.to(dtype)
             states, last = scan((before - w - after).exp()[:, :, None], terms, sums)
             states = torch.cat((sums[:, None], states[:, :-1]), 1)
-            if context.begins is not None:
-                before = before.masked_fill(context.begins[..., None], _NEVER)
+            if sequence.document_starts is not None:
+                before = before.masked_fill(sequence.document_starts[..., None], _NEVER)
             own = u + k
             q = torch.maximum(before, own.detach())
             earlier = (before - q).exp()[:, :, None] * states

@@ -11,9 +11,9 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from trivium.choice import Choice, import_members
-from trivium.nn.context import Context
 from trivium.nn.mask import Bias
 from trivium.nn.part import Part, PartModule
+from trivium.nn.sequence_info import SequenceInfo
 
 
 class AbsolutePositions(Choice, Part):
@@ -41,7 +41,7 @@ class Positions(Choice, Part):
     """The number of token types (sentence A and B) that the position encoding compares."""
 
     @property
-    def products(self) -> int:
+    def num_dot_products(self) -> int:
         """The number of dot products summed in a score, including query times key."""
         return 1
 
@@ -53,8 +53,8 @@ class Positions(Choice, Part):
         """Return the FLOPs that the positions add to `Mixer.flops` of the attention."""
         return 0.0
 
-    def kept_numbers(self, length: int, num_heads: int, head_dim: int) -> int:
-        """Return the numbers per token that the positions add to `Mixer.kept_numbers`."""
+    def activation_numel(self, length: int, num_heads: int, head_dim: int) -> int:
+        """Return the numbers per token that the positions add to `Mixer.activation_numel`."""
         return 0
 
     def build(self, attention: Any, d_model: int) -> PositionsModule:
@@ -79,11 +79,11 @@ class PositionsModule(PartModule):
         """See `MixerModule.new_table`."""
         return None
 
-    def prepare(self, context: Context, keys: Context, table: nn.Module | None) -> Any:
+    def prepare(self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None) -> Any:
         """See `MixerModule.prepare`."""
         return None
 
-    def turn(self, x: Tensor, prepared: Any) -> Tensor:
+    def apply_rotary(self, x: Tensor, prepared: Any) -> Tensor:
         """Apply RoPE to queries, or to keys before caching: [B, N, T, H] -> [B, N, T, H]."""
         return x
 
@@ -98,17 +98,17 @@ class PositionsModule(PartModule):
     def scores(self, query: Tensor, key: Tensor, prepared: Any) -> Tensor | None:
         """Return the term added to the scores of this layer, [1 or B, N, T, S], or None.
 
-        Shape: query [B, N, T, H], key [B, K, S, H], both after `turn`.
+        Shape: query [B, N, T, H], key [B, K, S, H], both after `apply_rotary`.
         """
         return None
 
 
-def distances(context: Context, keys: Context) -> Tensor:
+def distances(sequence: SequenceInfo, keys: SequenceInfo) -> Tensor:
     """Return the column of each key minus the column of each query: int64 [1 or B, T, S].
 
     Columns are used because padding or documents before a text do not change a distance.
     """
-    return keys.columns[:, None, :] - context.columns[..., None]
+    return keys.columns[:, None, :] - sequence.columns[..., None]
 
 
 import_members(__name__, __path__)

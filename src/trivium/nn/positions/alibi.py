@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from trivium.nn.context import Context
 from trivium.nn.mask import Bias
 from trivium.nn.positions import Positions, PositionsModule, distances
+from trivium.nn.sequence_info import SequenceInfo
 
 
 class ALiBi(Positions):
@@ -34,7 +34,7 @@ class LinearBias(PositionsModule):
     def bias(self, prepared: None) -> Bias:
         """See `PositionsModule.bias`."""
 
-        def of(queries: Context, keys: Context) -> Tensor:
+        def of(queries: SequenceInfo, keys: SequenceInfo) -> Tensor:
             distance = distances(queries, keys)
             slopes = alibi_slopes(self.attention.num_heads, distance.device)[self.heads]
             return -slopes[None, :, None, None] * distance.abs_()[:, None]

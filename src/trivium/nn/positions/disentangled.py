@@ -13,10 +13,10 @@ from pydantic import SerializeAsAny
 from torch import Tensor, nn
 
 from trivium.errors import SpecError
-from trivium.nn.context import Context
 from trivium.nn.norm import Norm, build_norm
 from trivium.nn.part import Count
 from trivium.nn.positions import Positions, PositionsModule, distances
+from trivium.nn.sequence_info import SequenceInfo
 
 
 class Disentangled(Positions):
@@ -46,15 +46,15 @@ class Disentangled(Positions):
             raise SpecError(f"max_distance={far} must exceed span / 2 + 1, and span be 4 or more.")
 
     @property
-    def products(self) -> int:
-        """See `Positions.products`."""
+    def num_dot_products(self) -> int:
+        """See `Positions.num_dot_products`."""
         return 1 + len(self.terms)
 
     def flops(self, attended: float, num_heads: int, head_dim: int) -> float:
         """Return 6 P N H for each term, forward and backward, with P = 2 * `span`."""
         return 12.0 * len(self.terms) * self.span * num_heads * head_dim
 
-    def kept_numbers(self, length: int, num_heads: int, head_dim: int) -> int:
+    def activation_numel(self, length: int, num_heads: int, head_dim: int) -> int:
         """Return the numel of each term's scores, before and after the gather, and of the sum."""
         return len(self.terms) * num_heads * (2 * self.span + length) + num_heads * length
 
@@ -101,7 +101,7 @@ class DisentangledPositions(PositionsModule):
         return DistanceTable(self.part, self.width)
 
     def prepare(
-        self, context: Context, keys: Context, table: nn.Module | None
+        self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> tuple[Tensor, Tensor]:
         """Return the table row of each pair, int64 [1 or B, 1, T, S], and the table [P, D]."""
         if table is None:
@@ -109,7 +109,7 @@ class DisentangledPositions(PositionsModule):
                 "vectors of distances are in a table that the layers of a stack share: give "
                 "`prepare` what the mixer's `new_table` made."
             )
-        return distance_rows(-distances(context, keys), self.part)[:, None], table()
+        return distance_rows(-distances(sequence, keys), self.part)[:, None], table()
 
     def prepare_layer(
         self, prepared: tuple[Tensor, Tensor], query: nn.Linear, key: nn.Linear

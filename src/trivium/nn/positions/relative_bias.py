@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trivium.errors import SpecError
-from trivium.nn.context import Context
 from trivium.nn.mask import Bias
 from trivium.nn.part import Count
 from trivium.nn.positions import Positions, PositionsModule, distances
+from trivium.nn.sequence_info import SequenceInfo
 
 
 class RelativeBias(Positions):
@@ -70,7 +70,9 @@ class RelativePositionBias(PositionsModule):
         assert isinstance(self.attention.positions, RelativeBias)
         return BucketTable(self.attention.positions, self.attention.num_heads)
 
-    def prepare(self, context: Context, keys: Context, table: nn.Module | None) -> Tensor:
+    def prepare(
+        self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
+    ) -> Tensor:
         """Return the bias of each distance, [R, N], up to where the bias no longer changes."""
         positions = self.attention.positions
         assert isinstance(positions, RelativeBias)
@@ -82,14 +84,14 @@ class RelativePositionBias(PositionsModule):
         farthest = max(positions.max_distance, positions.num_buckets)
         device = keys.columns.device
         distance = torch.arange(-farthest, farthest + 1, device=device)[None, None]
-        buckets = relative_buckets(distance, positions, bidirectional=not context.causal)
+        buckets = relative_buckets(distance, positions, bidirectional=not sequence.causal)
         return table(buckets)[0, :, 0].T
 
     def bias(self, prepared: Tensor) -> Bias:
         """See `PositionsModule.bias`; keys beyond the last distance have the bias of the last."""
         farthest = len(prepared) // 2
 
-        def of(queries: Context, keys: Context) -> Tensor:
+        def of(queries: SequenceInfo, keys: SequenceInfo) -> Tensor:
             rows = distances(queries, keys).clamp_(-farthest, farthest).add_(farthest)
             return F.embedding(rows, prepared).permute(0, 3, 1, 2)
 

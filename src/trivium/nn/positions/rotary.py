@@ -13,10 +13,10 @@ from pydantic import Field, SerializeAsAny
 from torch import Tensor, nn
 
 from trivium.choice import Choice
-from trivium.nn.context import Context
 from trivium.nn.part import Count, Part, Positive
 from trivium.nn.positions import Positions, PositionsModule
 from trivium.nn.positions.sinusoidal import frequencies
+from trivium.nn.sequence_info import SequenceInfo
 
 
 class RotaryScaling(Choice, Part):
@@ -30,11 +30,11 @@ class RotaryScaling(Choice, Part):
         """The factor on the scores of latent attention, where RoPE applies to part of a head."""
         return 1.0
 
-    def refuses(self, turned: int) -> str:
-        """Return the reason why `turned` rotary dimensions cannot be scaled; "" if they can."""
+    def refuses(self, rotary_dim: int) -> str:
+        """Return the reason why `rotary_dim` rotary dimensions cannot be scaled; "" if they can."""
         return ""
 
-    def scaled(self, base: float, turned: int, length: Tensor | None) -> tuple[Tensor, float]:
+    def scaled(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
         """Return the frequencies and the attention factor.
 
         A frequency is the angle per position, float32 [R / 2], or [..., R / 2] for lengths
@@ -54,9 +54,9 @@ class LinearScaling(RotaryScaling):
     kind: Literal["linear"] = "linear"
     factor: Positive
 
-    def scaled(self, base: float, turned: int, length: Tensor | None) -> tuple[Tensor, float]:
+    def scaled(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
         """See `RotaryScaling.scaled`."""
-        return frequencies(base, turned) / self.factor, 1.0
+        return frequencies(base, rotary_dim) / self.factor, 1.0
 
 
 class Llama3Scaling(RotaryScaling):
@@ -73,10 +73,10 @@ class Llama3Scaling(RotaryScaling):
     high_frequency_factor: Positive = 4.0
     original_max_length: Count = 8192
 
-    def scaled(self, base: float, turned: int, length: Tensor | None) -> tuple[Tensor, float]:
+    def scaled(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
         """See `RotaryScaling.scaled`."""
         low, high = self.low_frequency_factor, self.high_frequency_factor
-        frequency = frequencies(base, turned)
+        frequency = frequencies(base, rotary_dim)
         turns = self.original_max_length * frequency / (2 * math.pi)  # in the original length
         kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
         return kept * frequency + (1.0 - kept) * frequency / self.factor, 1.0
@@ -95,14 +95,14 @@ class DynamicScaling(RotaryScaling):
     factor: Positive
     original_max_length: Count
 
-    def scaled(self, base: float, turned: int, length: Tensor | None) -> tuple[Tensor, float]:
+    def scaled(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
         """See `RotaryScaling.scaled`."""
         assert length is not None
         excess = (length / self.original_max_length - 1.0).clamp(min=0.0)
-        pair = torch.arange(turned // 2, device=length.device)
+        pair = torch.arange(rotary_dim // 2, device=length.device)
         # Pair i of M has frequency base^(-i / M), and R / (R - 2) is M / (M - 1).
-        slowing = (1.0 + self.factor * excess) ** -(pair / max(turned // 2 - 1, 1))
-        return frequencies(base, turned).to(length.device) * slowing, 1.0
+        slowing = (1.0 + self.factor * excess) ** -(pair / max(rotary_dim // 2 - 1, 1))
+        return frequencies(base, rotary_dim).to(length.device) * slowing, 1.0
 
 
 class YarnScaling(RotaryScaling):
@@ -134,17 +134,17 @@ class YarnScaling(RotaryScaling):
         growth = 0.1 * (self.mscale_all_dim or 0.0) * math.log(max(self.factor, 1.0))
         return (growth + 1.0) ** 2
 
-    def scaled(self, base: float, turned: int, length: Tensor | None) -> tuple[Tensor, float]:
+    def scaled(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
         """See `RotaryScaling.scaled`."""
         first, last = (  # the pair indices with `beta_fast` and `beta_slow` rotations
-            turned * math.log(self.original_max_length / (2 * math.pi * turns), base) / 2
+            rotary_dim * math.log(self.original_max_length / (2 * math.pi * turns), base) / 2
             for turns in (self.beta_fast, self.beta_slow)
         )
         if self.truncate:
             first, last = math.floor(first), math.ceil(last)
-        first, last = max(first, 0), min(last, turned - 1)
-        slowed = (torch.arange(turned // 2) - first) / (last - first or 0.001)
-        slowed, frequency = slowed.clamp(0.0, 1.0), frequencies(base, turned)
+        first, last = max(first, 0), min(last, rotary_dim - 1)
+        slowed = (torch.arange(rotary_dim // 2) - first) / (last - first or 0.001)
+        slowed, frequency = slowed.clamp(0.0, 1.0), frequencies(base, rotary_dim)
         growth = 0.1 * math.log(max(self.factor, 1.0))
         factor = growth + 1.0
         if self.mscale and self.mscale_all_dim:
@@ -171,20 +171,20 @@ class LongRopeScaling(RotaryScaling):
     long_factor: tuple[Positive, ...]
     attention_factor: Positive | None = None
 
-    def refuses(self, turned: int) -> str:
+    def refuses(self, rotary_dim: int) -> str:
         """See `RotaryScaling.refuses`."""
-        pairs, counts = turned // 2, (len(self.short_factor), len(self.long_factor))
+        pairs, counts = rotary_dim // 2, (len(self.short_factor), len(self.long_factor))
         if counts == (pairs, pairs):
             return ""
         return f'"longrope" needs {pairs} short and long factors, one per pair, not {counts}.'
 
-    def scaled(self, base: float, turned: int, length: Tensor | None) -> tuple[Tensor, float]:
+    def scaled(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
         """See `RotaryScaling.scaled`."""
         assert length is not None
         factors = length.new_tensor((self.short_factor, self.long_factor))
         divisor = torch.where(length > self.original_max_length, factors[1], factors[0])
         growth = math.log(max(self.factor, 1.0)) / math.log(self.original_max_length)
-        frequency = frequencies(base, turned).to(length.device) / divisor
+        frequency = frequencies(base, rotary_dim).to(length.device) / divisor
         return frequency, self.attention_factor or math.sqrt(1.0 + growth)
 
 
@@ -193,8 +193,8 @@ class Rotary(Positions):
 
     Layout "halves" pairs dimension i of the first half of the rotary dimensions with dimension i of
     the second half, as the LLaMA weights for `transformers` require; "interleaved" pairs
-    neighbours, as in the paper. `share` is the fraction of head dimensions that are rotated,
-    rounded down to the first int(share * head_dim) dimensions (GPT-NeoX: a quarter).
+    neighbours, as in the paper. `partial_rotary_factor` is the fraction of head dimensions that are
+    rotated, rounded down to the first int(share * head_dim) dimensions (GPT-NeoX: a quarter).
     """
 
     divides: ClassVar[bool] = True
@@ -202,19 +202,23 @@ class Rotary(Positions):
     base: Positive = 10_000.0
     layout: Literal["halves", "interleaved"] = "halves"
     scaling: SerializeAsAny[RotaryScaling] | None = None
-    share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    partial_rotary_factor: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
 
-    def turned(self, head_dim: int) -> int:
+    def rotary_dim(self, head_dim: int) -> int:
         """Return the number of rotary dimensions of a head."""
-        return int(head_dim * self.share)
+        return int(head_dim * self.partial_rotary_factor)
 
     def refuses(self, head_dim: int) -> str:
         """See `Positions.refuses`."""
-        turned = self.turned(head_dim)
-        if turned % 2 or not turned:
-            which = "it" if self.share == 1.0 else f"share={self.share} of it, {turned},"
+        rotary_dim = self.rotary_dim(head_dim)
+        if rotary_dim % 2 or not rotary_dim:
+            which = (
+                "it"
+                if self.partial_rotary_factor == 1.0
+                else f"partial_rotary_factor={self.partial_rotary_factor} of it, {rotary_dim},"
+            )
             return f"rotary positions turn pairs of dimensions, so {which} must be even."
-        return self.scaling.refuses(turned) if self.scaling else ""
+        return self.scaling.refuses(rotary_dim) if self.scaling else ""
 
     def build(self, attention: Any, d_model: int) -> RotaryPositions:
         """See `Positions.build`."""
@@ -224,10 +228,10 @@ class Rotary(Positions):
 class RotaryPositions(PositionsModule):
     """RoPE: at position p, pair i of the R rotary dimensions is rotated by p * base^(-2i/R).
 
-    Source: Su et al. 2021, equation 34, where R = H. With a `share` below 1 only the first R
-    dimensions are rotated (Black et al. 2022, section 2.1). In layout "halves" a pair is dimension
-    i of the first half and of the second half, as in the LLaMA weights for `transformers`; in
-    layout "interleaved", the paper's, a pair is two neighbours.
+    Source: Su et al. 2021, equation 34, where R = H. With a `partial_rotary_factor` below 1 only
+    the first R dimensions are rotated (Black et al. 2022, section 2.1). In layout "halves" a pair
+    is dimension i of the first half and of the second half, as in the LLaMA weights for
+    `transformers`; in layout "interleaved", the paper's, a pair is two neighbours.
     """
 
     def __init__(self, attention: Any, width: int) -> None:
@@ -235,15 +239,15 @@ class RotaryPositions(PositionsModule):
         assert isinstance(attention.positions, Rotary)
         self.rotary = attention.positions
         self.scaling = self.rotary.scaling or LinearScaling(factor=1.0)
-        self.turned = self.rotary.turned(attention.head_dim)
+        self.rotary_dim = self.rotary.rotary_dim(attention.head_dim)
 
     def prepare(
-        self, context: Context, keys: Context, table: nn.Module | None
+        self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> tuple[Tensor, Tensor]:
         """Return cosines and signed sines, [1 or B, 1, T, R]; half of the sines are negated."""
-        rotary, position = self.rotary, context.positions
-        length = _lengths(context)[..., None].float() if self.scaling.needs_length else None
-        frequency, factor = self.scaling.scaled(rotary.base, self.turned, length)
+        rotary, position = self.rotary, sequence.positions
+        length = _lengths(sequence)[..., None].float() if self.scaling.needs_length else None
+        frequency, factor = self.scaling.scaled(rotary.base, self.rotary_dim, length)
         angle = (position[..., None].float() * frequency.to(position.device))[:, None]
         cosine, sine = factor * angle.cos(), factor * angle.sin()  # [1 or B, 1, T, R / 2]
         if rotary.layout == "interleaved":
@@ -253,10 +257,10 @@ class RotaryPositions(PositionsModule):
             )
         return torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
 
-    def turn(self, x: Tensor, prepared: tuple[Tensor, Tensor]) -> Tensor:
+    def apply_rotary(self, x: Tensor, prepared: tuple[Tensor, Tensor]) -> Tensor:
         """Apply RoPE to queries or keys: [B, N, T, H] -> [B, N, T, H]."""
-        if self.turned < x.shape[-1]:
-            first, rest = x[..., : self.turned], x[..., self.turned :]
+        if self.rotary_dim < x.shape[-1]:
+            first, rest = x[..., : self.rotary_dim], x[..., self.rotary_dim :]
             return torch.cat((self._turn(first, prepared), rest), -1)
         return self._turn(x, prepared)
 
@@ -270,17 +274,17 @@ class RotaryPositions(PositionsModule):
         return torch.addcmul(x * cosine, swapped, sine)
 
 
-def _lengths(context: Context) -> Tensor:
+def _lengths(sequence: SequenceInfo) -> Tensor:
     """Return the length of the text that each token is in: int64 [1 or B, 1 or T].
 
     With a cache, all tokens of a slot get the length of the prefill, because the cached keys were
     rotated with the frequencies for that length.
     """
-    if context.span is not None and context.span.prefill is not None:
-        return context.span.prefill[:, None]
-    last, documents = context.positions, context.documents
-    if context.real is not None:
-        last = last * context.real.bool()
+    if sequence.cache_slice is not None and sequence.cache_slice.prefill is not None:
+        return sequence.cache_slice.prefill[:, None]
+    last, documents = sequence.positions, sequence.documents
+    if sequence.is_token is not None:
+        last = last * sequence.is_token.bool()
     if documents is None:
         return last.amax(1, keepdim=True) + 1
     longest = documents.new_zeros(len(documents), int(documents.max()) + 1)

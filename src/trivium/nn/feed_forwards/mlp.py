@@ -12,20 +12,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trivium.nn.activations import Activation, Swish, build_activation
-from trivium.nn.context import Context
-from trivium.nn.feed_forwards import FeedForwardModule, Positionwise
+from trivium.nn.feed_forwards import FeedForward, FeedForwardModule
 from trivium.nn.part import Count, DropoutRate
+from trivium.nn.sequence_info import SequenceInfo
 from trivium.nn.state import State
 
 
-class FeedForward(Positionwise):
+class MLP(FeedForward):
     """act(x W_up) W_down, or with a gate (act(x W_gate) * (x W_up)) W_down (Shazeer 2020).
 
     `dropout` is that of its hidden units, which most models do not have; where it is not 0, it
     changes with the model's.
     """
 
-    kind: Literal["feed-forward"] = "feed-forward"
+    kind: Literal["mlp"] = "mlp"
     d_ff: Count
     activation: Activation | Swish
     gated: bool = False
@@ -34,10 +34,10 @@ class FeedForward(Positionwise):
 
     @property
     def divided(self) -> dict[str, int]:
-        """See `Positionwise.divided`."""
+        """See `FeedForward.divided`."""
         return {"d_ff": self.d_ff}
 
-    def kept_numbers(self, width: int) -> int:
+    def activation_numel(self, width: int) -> int:
         """Hidden units before and after the activation, and the gate's.
 
         Of these relu needs one; a Swish with its own beta also keeps its sigmoid. Dropout keeps
@@ -47,19 +47,19 @@ class FeedForward(Positionwise):
         return self.d_ff * (needed + (2 if self.gated else 0) + (2 if self.dropout else 0))
 
     def with_dropout(self, dropout: float) -> Self:
-        """See `Positionwise.with_dropout`."""
+        """See `FeedForward.with_dropout`."""
         return self.replace(dropout=dropout) if self.dropout else self
 
     def narrower(self, fraction: float) -> Self:
-        """See `Positionwise.narrower`."""
+        """See `FeedForward.narrower`."""
         return self.replace(d_ff=max(1, round(self.d_ff * fraction)))
 
-    def build(self, d_model: int) -> FeedForwardNetwork:
-        """See `Positionwise.build`."""
-        return FeedForwardNetwork(self, d_model)
+    def build(self, d_model: int) -> MLPModule:
+        """See `FeedForward.build`."""
+        return MLPModule(self, d_model)
 
 
-class FeedForwardNetwork(FeedForwardModule):
+class MLPModule(FeedForwardModule):
     """act(x W_up) W_down (Vaswani et al. 2017, equation 2).
 
     Gated it is (act(x W_gate) * (x W_up)) W_down; with silu that is SwiGLU (Shazeer 2020).
@@ -67,7 +67,7 @@ class FeedForwardNetwork(FeedForwardModule):
 
     parallel: ClassVar[Mapping[str, str]] = {"up": "column", "gate": "column", "down": "row"}
 
-    def __init__(self, part: FeedForward, width: int) -> None:
+    def __init__(self, part: MLP, width: int) -> None:
         super().__init__(part, width)
         self.activation = build_activation(part.activation)
         self.up = nn.Linear(width, part.d_ff, bias=part.bias)
@@ -75,7 +75,7 @@ class FeedForwardNetwork(FeedForwardModule):
         self.gate = nn.Linear(width, part.d_ff, bias=part.bias) if part.gated else None
 
     def forward(
-        self, x: Tensor, context: Context | None = None, state: State | None = None
+        self, x: Tensor, sequence: SequenceInfo | None = None, state: State | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """[..., D] -> [..., D], and no loss."""
         if self.gate is None:

@@ -9,13 +9,13 @@ from small_models import SPECS, random_ids, random_model
 
 from trivium import spec
 from trivium.nn import AttentionModule
-from trivium.nn.context import Context
-from trivium.spec import RelativeScores
+from trivium.nn.sequence_info import SequenceInfo
+from trivium.spec import TransformerXLPositions
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
 ROWS, LENGTH, WIDTH, DIM = 2, 7, 13, 11
-POSITIONS = RelativeScores(base=100.0)
+POSITIONS = TransformerXLPositions(base=100.0)
 PART = spec.Attention(num_heads=6, num_kv_heads=2, head_dim=DIM, bias=False, positions=POSITIONS)
 
 
@@ -56,7 +56,7 @@ def test_scores_are_the_four_terms_of_transformer_xl():
             of_rows = {
                 name: each[rows] if name == "prefix" else each for name, each in limits.items()
             }
-            found = mixer.probabilities(x[rows], Context.of_length(LENGTH, **of_rows))
+            found = mixer.probabilities(x[rows], SequenceInfo.of_length(LENGTH, **of_rows))
             np.testing.assert_allclose(found.detach().numpy(), expected[rows], atol=1e-10)
 
 

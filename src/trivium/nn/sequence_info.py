@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trivium.errors import SpecError
-from trivium.nn.state import SourceState, Span, State
+from trivium.nn.state import CacheSlice, CrossAttentionCache, State
 
 
 @dataclass(frozen=True)
@@ -20,18 +20,20 @@ class EncoderOutput:
     """What a decoder's blocks attend to beside their own tokens.
 
     Args:
-        hidden: [B, S, D]; None where a cache remembers what was made of it (`Cache.remember`).
+        hidden: [B, S, D]; None where a cache remembers what was made of it
+            (`Cache.set_encoder_output`).
         real: [B, S], nonzero where a position is real; None: all are.
-        custom: bool, as `Context.custom`, of the decoder's queries and the encoder's positions.
+        custom: bool, as `SequenceInfo.custom`, of the decoder's queries and the encoder's
+            positions.
     """
 
     hidden: Tensor | None
-    real: Tensor | None = None
+    is_token: Tensor | None = None
     custom: Tensor | None = None
 
 
 @dataclass(frozen=True)
-class Context:
+class SequenceInfo:
     """What one forward pass of a stack knows of its tokens: the same for every layer.
 
     A token sees another one only if every limit that is set allows it. What attention attends to
@@ -56,53 +58,59 @@ class Context:
     positions: Tensor
     columns: Tensor
     causal: bool = False
-    real: Tensor | None = None
+    is_token: Tensor | None = None
     documents: Tensor | None = None
     prefix: Tensor | None = None
     types: Tensor | None = None
     num_keys: int | None = None
     custom: Tensor | None = None
-    select: Tensor | None = None
-    span: Span | None = None
+    gather_positions: Tensor | None = None
+    cache_slice: CacheSlice | None = None
     encoder: EncoderOutput | None = None
 
     def __post_init__(self) -> None:
         check_custom(self.custom)
 
     @classmethod
-    def of_length(cls, length: int, device: torch.device | str = "cpu", **limits: Any) -> Context:
+    def of_length(
+        cls, length: int, device: torch.device | str = "cpu", **limits: Any
+    ) -> SequenceInfo:
         """The context of rows that are one text each, of `length` tokens."""
         columns = torch.arange(length, device=device)[None]
         return cls(columns, columns, **limits)
 
     @property
-    def from_first(self) -> bool:
+    def is_prefill(self) -> bool:
         """Whether nothing is before the tokens: no cache, or one whose slots are empty."""
-        return self.span is None or self.span.is_first
+        return self.cache_slice is None or self.cache_slice.is_prefill
 
     @property
     def starts_together(self) -> bool:
         """Whether the same number of tokens is before those of every row."""
-        return self.span is None or isinstance(self.span.start, int)
+        return self.cache_slice is None or isinstance(self.cache_slice.start, int)
 
     @property
-    def begins(self) -> Tensor | None:
+    def document_starts(self) -> Tensor | None:
         """Which tokens begin a document after another in their row: bool [B, T]; None: none."""
         if self.documents is None:
             return None
         return self.documents.diff(dim=1, prepend=self.documents[:, :1]) != 0
 
     @property
-    def kept(self) -> Tensor | None:
+    def state_mask(self) -> Tensor | None:
         """Which tokens a state takes up, of a row or of a cache: [B, T]; None: all."""
-        return self.real if self.span is None else self.span.real(self.columns.device)
+        return (
+            self.is_token
+            if self.cache_slice is None
+            else self.cache_slice.is_token(self.columns.device)
+        )
 
     @property
-    def keys(self) -> Context:
+    def keys(self) -> SequenceInfo:
         """The context of the tokens that are seen, of this pass alone."""
-        return self if self.num_keys is None else self.cut(slice(self.num_keys))
+        return self if self.num_keys is None else self.subset(slice(self.num_keys))
 
-    def cut(self, some: slice | Tensor, keys: slice | Tensor | None = None) -> Context:
+    def subset(self, some: slice | Tensor, keys: slice | Tensor | None = None) -> SequenceInfo:
         """The context of some of the tokens, with `custom` of some of the keys; None: of all."""
 
         def of(x: Tensor | None) -> Tensor | None:
@@ -117,15 +125,17 @@ class Context:
             self,
             positions=self.positions[:, some],
             columns=self.columns[:, some],
-            real=of(self.real),
+            is_token=of(self.is_token),
             documents=of(self.documents),
             types=of(self.types),
             custom=custom,
         )
 
-    def chosen(self, x: Tensor) -> Tensor:
-        """The vectors that are wanted: [B, T, D] -> [B, T, D], or [M, D] with `select`."""
-        return x if self.select is None else x.flatten(0, 1).index_select(0, self.select)
+    def gather(self, x: Tensor) -> Tensor:
+        """Return the vectors at `gather_positions`, [B, T, D] -> [M, D]; None: all vectors."""
+        if self.gather_positions is None:
+            return x
+        return x.flatten(0, 1).index_select(0, self.gather_positions)
 
 
 @dataclass(frozen=True)
@@ -140,13 +150,13 @@ class LayerContext:
     """
 
     state: State | None = None
-    source: SourceState | None = None
+    source: CrossAttentionCache | None = None
     prepared: Any = None
     cross_prepared: Any = None
     feed_forward_state: State | None = None
 
 
-ALONE = LayerContext()
+NO_CACHE = LayerContext()
 """A layer outside of a stack: nothing is kept, and it prepares for itself."""
 
 

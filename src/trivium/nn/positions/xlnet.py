@@ -13,15 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from trivium.errors import SpecError
-from trivium.nn.context import Context
-from trivium.nn.positions.relative_scores import (
+from trivium.nn.positions.transformer_xl import (
     RelativeDistances,
-    RelativePositionScores,
-    RelativeScores,
+    TransformerXLPositions,
+    TransformerXLPositionsModule,
 )
+from trivium.nn.sequence_info import SequenceInfo
 
 
-class TypedRelativeScores(RelativeScores):
+class XLNetPositions(TransformerXLPositions):
     """XLNet's relative positions and segment encodings (Yang et al. 2019, section 2.5).
 
     Token types are compared, never embedded. The three types are sentence A, sentence B and the
@@ -29,11 +29,11 @@ class TypedRelativeScores(RelativeScores):
     """
 
     num_token_types: ClassVar[int] = 3
-    kind: Literal["typed-relative-scores"] = "typed-relative-scores"  # type: ignore[assignment]
+    kind: Literal["xlnet"] = "xlnet"  # type: ignore[assignment]
 
-    def build(self, attention: Any, d_model: int) -> TypedRelativePositionScores:
+    def build(self, attention: Any, d_model: int) -> XLNetPositionsModule:
         """See `Positions.build`."""
-        return TypedRelativePositionScores(attention, d_model)
+        return XLNetPositionsModule(attention, d_model)
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class TypedDistances(RelativeDistances):
     differ: Tensor | None = None
 
 
-class TypedRelativePositionScores(RelativePositionScores):
+class XLNetPositionsModule(TransformerXLPositionsModule):
     """Transformer-XL's relative scores plus (q_i + b)^T s / sqrt(H), where s is one of two vectors.
 
     s is the first vector if both tokens have the same type, and the second if the types differ.
@@ -52,7 +52,7 @@ class TypedRelativePositionScores(RelativePositionScores):
     """
 
     parallel: ClassVar[Mapping[str, str]] = {
-        **RelativePositionScores.parallel,
+        **TransformerXLPositionsModule.parallel,
         "type_bias": "column",
     }
 
@@ -62,13 +62,15 @@ class TypedRelativePositionScores(RelativePositionScores):
         self.type_bias = nn.Parameter(torch.empty(heads))  # b
         self.types = nn.Parameter(torch.empty(2, heads))  # s
 
-    def prepare(self, context: Context, keys: Context, table: nn.Module | None) -> TypedDistances:
+    def prepare(
+        self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
+    ) -> TypedDistances:
         """Return the distances of a pass, and which pairs of tokens differ in type."""
-        ready, differ = super().prepare(context, keys, table), None
-        if context.types is not None:
+        ready, differ = super().prepare(sequence, keys, table), None
+        if sequence.types is not None:
             if keys.types is None:
                 raise SpecError("a cache keeps no token types: leave token_type_ids out.")
-            differ = (context.types[:, :, None] != keys.types[:, None, :])[:, None]
+            differ = (sequence.types[:, :, None] != keys.types[:, None, :])[:, None]
         return TypedDistances(ready.vectors, ready.index, differ)
 
     def scores(self, query: Tensor, key: Tensor, prepared: Any) -> Tensor:

@@ -13,33 +13,33 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from trivium.nn.context import Context
 from trivium.nn.part import Positive
 from trivium.nn.positions import Positions, PositionsModule, distances
 from trivium.nn.positions.sinusoidal import sinusoids
+from trivium.nn.sequence_info import SequenceInfo
 
 
-class RelativeScores(Positions):
+class TransformerXLPositions(Positions):
     """Transformer-XL's relative position encoding (Dai et al. 2019, section 3.3).
 
     Distances are encoded as sinusoids with `base`, and each layer projects the sinusoids.
     """
 
     has_scores: ClassVar[bool] = True
-    kind: Literal["relative-scores"] = "relative-scores"
+    kind: Literal["transformer-xl"] = "transformer-xl"
     base: Positive = 10_000.0
 
     def flops(self, attended: float, num_heads: int, head_dim: int) -> float:
         """Return 6 N H for the distance to each position attended to."""
         return 6.0 * attended * num_heads * head_dim
 
-    def kept_numbers(self, length: int, num_heads: int, head_dim: int) -> int:
+    def activation_numel(self, length: int, num_heads: int, head_dim: int) -> int:
         """Return the numel of the queries plus bias, and of the scores."""
         return num_heads * (head_dim + length)
 
-    def build(self, attention: Any, d_model: int) -> RelativePositionScores:
+    def build(self, attention: Any, d_model: int) -> TransformerXLPositionsModule:
         """See `Positions.build`."""
-        return RelativePositionScores(attention, d_model)
+        return TransformerXLPositionsModule(attention, d_model)
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class RelativeDistances:
     index: Tensor
 
 
-class RelativePositionScores(PositionsModule):
+class TransformerXLPositionsModule(PositionsModule):
     """Relative scores (q_i R_i-j + u k_j + v R_i-j) / sqrt(H), with R_i-j = W_R sinusoid(i - j).
 
     The three summands are terms (b), (c) and (d) of Dai et al. 2019, section 3.3; term (a) is the
@@ -71,7 +71,7 @@ class RelativePositionScores(PositionsModule):
 
     def __init__(self, attention: Any, width: int) -> None:
         super().__init__(attention, width)
-        assert isinstance(attention.positions, RelativeScores)
+        assert isinstance(attention.positions, TransformerXLPositions)
         self.base, self.width = attention.positions.base, width
         self.scale = attention.score_scale
         heads = attention.num_heads * attention.head_dim
@@ -80,12 +80,12 @@ class RelativePositionScores(PositionsModule):
         self.distance_bias = nn.Parameter(torch.empty(heads))  # v
 
     def prepare(
-        self, context: Context, keys: Context, table: nn.Module | None
+        self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> RelativeDistances:
         """Return the distances of a pass; later keys are included only if they may be visible."""
-        distance = -distances(context, keys)
+        distance = -distances(sequence, keys)
         farthest = distance.shape[2] - 1
-        later = not context.causal or context.prefix is not None
+        later = not sequence.causal or sequence.prefix is not None
         nearest = -farthest if later else 0
         there = torch.arange(nearest, farthest + 1, device=distance.device)
         # Keys outside these bounds are padding or no longer cached: no query attends to them.

@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from trivium.errors import SpecError
-from trivium.nn.context import Context
 from trivium.nn.mixers.attention import Attention, AttentionModule, Prepared
 from trivium.nn.part import Count
 from trivium.nn.patterns import Pattern, Sliding
-from trivium.nn.state import Span, State
+from trivium.nn.sequence_info import SequenceInfo
+from trivium.nn.state import CacheSlice, State
 
 
-class MemoryAttention(Attention):
+class TransformerXLAttention(Attention):
     """Attention that remembers the last `memory` inputs of its layer.
 
     In a decoder a token sees the `memory` tokens before it, wherever segments begin (Dai et al.
@@ -31,7 +31,7 @@ class MemoryAttention(Attention):
     """
 
     carries: ClassVar[bool] = True
-    kind: Literal["memory-attention"] = "memory-attention"  # type: ignore[assignment]
+    kind: Literal["transformer-xl-attention"] = "transformer-xl-attention"  # type: ignore[assignment]
     memory: Count
 
     def check(self) -> None:
@@ -39,12 +39,13 @@ class MemoryAttention(Attention):
         super().check()
         if self.pattern:
             raise SpecError(
-                "memory-attention sees as far as its memory: leave the pattern out, and set memory."
+                "transformer-xl-attention sees as far as its memory: leave the pattern out and set "
+                "memory."
             )
 
-    def build(self, d_model: int, **options: Any) -> MemoryAttentionModule:
+    def build(self, d_model: int, **options: Any) -> TransformerXLAttentionModule:
         """See `Mixer.build`."""
-        return MemoryAttentionModule(self, d_model, **options)
+        return TransformerXLAttentionModule(self, d_model, **options)
 
 
 # The column of what a slot does not hold: later than all, so that no token sees it.
@@ -60,21 +61,21 @@ class Memory(State):
     def __init__(self, slots: int, length: int, width: int, like: Tensor) -> None:
         super().__init__(like.new_zeros(slots, length, width))
 
-    def columns(self, span: Span, new: Tensor) -> Tensor:
+    def columns(self, cache_slice: CacheSlice, new: Tensor) -> Tensor:
         """The columns of what `append` returns, of the new ones [1 or B, T]: [1 or B, M + T]."""
         back = torch.arange(-self.tensors[0].shape[1], 0, device=new.device)
         remembered = new[:, :1] + back
         return torch.cat((remembered.where(remembered >= 0, _NEVER), new), 1)
 
-    def append(self, span: Span, x: Tensor) -> Tensor:
+    def append(self, cache_slice: CacheSlice, x: Tensor) -> Tensor:
         """What is remembered, then x: [B, T, D] -> [B, M + T, D]. Remembers the last of both."""
-        (memory,) = self.read(span)
+        (memory,) = self.read(cache_slice)
         both = torch.cat((memory.to(x.dtype), x), 1)
-        self.write(span, span.last(both, memory.shape[1]))
+        self.write(cache_slice, cache_slice.last(both, memory.shape[1]))
         return both
 
 
-class MemoryAttentionModule(AttentionModule):
+class TransformerXLAttentionModule(AttentionModule):
     """Keys and values are of [SG(memory), x], queries of x alone; SG stops gradients.
 
     Source: Dai et al. 2019, sections 3.2 and 3.3. In a decoder a token sees as many tokens before
@@ -83,40 +84,40 @@ class MemoryAttentionModule(AttentionModule):
     the beginning of every order, and belongs to sentence A.
     """
 
-    part: MemoryAttention
+    part: TransformerXLAttention
 
-    def pattern_of(self, context: Context) -> Pattern | None:
+    def pattern_of(self, sequence: SequenceInfo) -> Pattern | None:
         """See `AttentionModule.pattern_of`."""
-        return Sliding(window=self.part.memory) if context.causal else None
+        return Sliding(window=self.part.memory) if sequence.causal else None
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
         """Return a memory of as many inputs as the part says."""
         return Memory(slots, self.part.memory, self.width, like)
 
-    def prepare(self, context: Context, state: Any = None, table: Any = None) -> Prepared:
+    def prepare(self, sequence: SequenceInfo, state: Any = None, table: Any = None) -> Prepared:
         """See `AttentionModule.prepare`; `state` is a `Memory`."""
-        keys = context.keys
-        if context.span is not None and state is not None:
-            keys = self._with_memory(keys, state.columns(context.span, keys.columns))
-            if context.custom is not None:
-                custom = F.pad(context.custom, (self.part.memory, 0), value=True)
-                context = replace(context, custom=custom)
-        return self.prepare_for(context, keys, table)
+        keys = sequence.keys
+        if sequence.cache_slice is not None and state is not None:
+            keys = self._with_memory(keys, state.columns(sequence.cache_slice, keys.columns))
+            if sequence.custom is not None:
+                custom = F.pad(sequence.custom, (self.part.memory, 0), value=True)
+                sequence = replace(sequence, custom=custom)
+        return self.prepare_for(sequence, keys, table)
 
-    def _with_memory(self, keys: Context, columns: Tensor) -> Context:
+    def _with_memory(self, keys: SequenceInfo, columns: Tensor) -> SequenceInfo:
         """The context of M remembered tokens and of those of the row, at these columns."""
-        before, real = (self.part.memory, 0), keys.real
+        before, is_token = (self.part.memory, 0), keys.is_token
         if not keys.causal:
-            real = columns <= columns[:, -1:]  # what is not there is later than all
-            if keys.real is not None:
-                real = real & F.pad(keys.real.bool(), before, value=True)
+            is_token = columns <= columns[:, -1:]  # what is not there is later than all
+            if keys.is_token is not None:
+                is_token = is_token & F.pad(keys.is_token.bool(), before, value=True)
         types = None if keys.types is None else F.pad(keys.types, before)
-        return replace(keys, positions=columns, columns=columns, real=real, types=types)
+        return replace(keys, positions=columns, columns=columns, is_token=is_token, types=types)
 
     def _query_key_value(
-        self, x: Tensor, context: Context, state: Any, prepared: Prepared
+        self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared
     ) -> tuple[Tensor, Tensor, Tensor]:
-        seen = x[:, : context.num_keys]
-        if context.span is not None and state is not None:
-            seen = state.append(context.span, seen)
+        seen = x[:, : sequence.num_keys]
+        if sequence.cache_slice is not None and state is not None:
+            seen = state.append(sequence.cache_slice, seen)
         return self.normed(self.query_norm, self.query(x)), *self.project(seen)

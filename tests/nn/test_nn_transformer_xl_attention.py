@@ -9,16 +9,16 @@ from small_models import SPECS, random_ids, random_model
 
 from trivium import spec
 from trivium.errors import SpecError
-from trivium.nn.context import Context
-from trivium.nn.mixers.memory_attention import MemoryAttentionModule
-from trivium.nn.state import Span
-from trivium.spec import MemoryAttention, RelativeScores
+from trivium.nn.mixers.transformer_xl_attention import TransformerXLAttentionModule
+from trivium.nn.sequence_info import SequenceInfo
+from trivium.nn.state import CacheSlice
+from trivium.spec import TransformerXLAttention, TransformerXLPositions
 
-PART = MemoryAttention(
+PART = TransformerXLAttention(
     num_heads=3,
     head_dim=10,
     bias=False,
-    positions=RelativeScores(),
+    positions=TransformerXLPositions(),
     memory=5,
 )
 
@@ -45,19 +45,21 @@ def test_segments_are_one_text_and_gradients_end_with_them(qk_norm):
 @double_precision()
 def test_what_is_remembered_trains_the_matrices_of_keys_and_values():
     """SG(h) of section 3.2 stops at the hidden states: W_k and W_v read them anew."""
-    mixer = MemoryAttentionModule(PART, 13)
+    mixer = TransformerXLAttentionModule(PART, 13)
     for weight in mixer.parameters():
         torch.nn.init.normal_(weight, std=0.5)
     x = torch.randn(1, 6, 13, requires_grad=True)
     state, columns = mixer.new_state(1, 6, x[:0]), torch.arange(6)[None]
     for start, end in ((0, 4), (4, 6)):
-        span = Span(slice(1), start, end - start, None, end)
+        cache_slice = CacheSlice(slice(1), start, end - start, None, end)
         own = columns[:, start:end]
-        found = mixer(x[:, start:end], Context(own, own, causal=True, span=span), state)
+        found = mixer(
+            x[:, start:end], SequenceInfo(own, own, causal=True, cache_slice=cache_slice), state
+        )
     loss = found.square().sum()
     fixed = torch.cat((x[:, :4].detach(), x[:, 4:]), 1)
-    context = Context(columns, columns, causal=True)
-    expected = mixer(fixed, context)[:, 4:].square().sum()
+    sequence = SequenceInfo(columns, columns, causal=True)
+    expected = mixer(fixed, sequence)[:, 4:].square().sum()
     weights = [x, *mixer.parameters()]
     # Queries of the first segment have no part in the loss of the second.
     for one, other in zip(
@@ -75,11 +77,11 @@ def test_parts_that_cannot_remember_are_refused():
 @torch.no_grad()
 def test_queries_and_keys_are_normalised():
     """Their length does not matter, as in other attention."""
-    mixer = MemoryAttentionModule(PART.replace(qk_norm=spec.LayerNorm(eps=1e-12)), 13)
+    mixer = TransformerXLAttentionModule(PART.replace(qk_norm=spec.LayerNorm(eps=1e-12)), 13)
     for name, weight in mixer.named_parameters():
         torch.nn.init.normal_(weight, std=0.5) if "norm" not in name else None
-    x, context = torch.randn(1, 6, 13), Context.of_length(6, causal=True)
-    before = mixer(x, context)
+    x, sequence = torch.randn(1, 6, 13), SequenceInfo.of_length(6, causal=True)
+    before = mixer(x, sequence)
     for layer in (mixer.query, mixer.key):
         layer.weight.mul_(3.0)
-        torch.testing.assert_close(mixer(x, context), before, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(mixer(x, sequence), before, rtol=1e-9, atol=1e-9)
