@@ -284,7 +284,7 @@ def test_two_undeclared_names_for_one_tensor_are_refused_on_export(monkeypatch):
     monkeypatch.setitem(FAMILIES, "llama", replace(family, weights=twice))
     with pytest.raises(SpecError, match=r"llama has two names for .*norm_again.*tied_aliases"):
         to_hugging_face(llama)
-    monkeypatch.setitem(FAMILIES, "llama", replace(family, weights=twice, copies=copies))
+    monkeypatch.setitem(FAMILIES, "llama", replace(family, weights=twice, tied_aliases=copies))
     _, tensors = to_hugging_face(llama)
     for again, first in copies.items():
         assert torch.equal(tensors[again], tensors[first])
