@@ -177,7 +177,7 @@ def test_the_source_of_several_labels_is_projected_once(monkeypatch):
     original = Cache.set_encoder_output
     monkeypatch.setattr(
         Cache,
-        "remember",
+        "set_encoder_output",
         lambda c, slots, m, k=None: rows.append(len(m)) or original(c, slots, m, k),
     )
     score_continuations(lm, [ITEMS[0], ITEMS[2]])

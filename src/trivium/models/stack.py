@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
@@ -278,45 +278,57 @@ class TransformerStack(nn.Module):
         """Return hidden states and summed auxiliary loss (or None) for token embeddings [B, T, E].
 
         Hidden states are [B, T, D], or [M, D] with `sequence.gather_positions`. With
-        `mask_decoder_positions`, the last layer is DeBERTa's enhanced mask decoder. `cache` holds
-        earlier tokens.
+        `mask_decoder_positions`, the last layer is DeBERTa's enhanced mask decoder (He et al. 2020,
+        section 3.2, as released): the last layer runs twice, with queries that know absolute
+        positions. `cache` holds earlier tokens and is extended.
         """
         x = self.embedding(tokens, sequence.positions, token_type_ids)
-        # A feed-forward network that reads earlier tokens computes all; `gather_positions` is
-        # applied after.
-        last = None if self._computes_all else self.spec.num_layers - 1
-        losses: dict[int, Tensor] = {}
-        before_last = (
-            sequence
-            if sequence.gather_positions is None
-            else replace(sequence, gather_positions=None)
-        )
-        prepared: dict[int, tuple[Any, Any]] = {}
+        # Only the last layer may skip tokens, and only if its feed-forward network reads no others.
+        whole = replace(sequence, gather_positions=None)
+        last_sequence = whole if self._computes_all else sequence
+        *blocks, last = self.every_layer
+        *layers, last_layer = self._layer_contexts(whole, cache)
+        losses = []
+        for block, layer in zip(blocks, layers, strict=True):
+            x, loss = block(x, whole, layer)
+            losses.append(loss)
+        if mask_decoder_positions is not None:
+            last_layer = replace(last_layer, prepared=replace(last_layer.prepared, source=x))
+            x = x + mask_decoder_positions(whole.positions).to(x.dtype)
+            x, loss = last(x, whole, last_layer)
+            losses.append(loss)
+        x, loss = last(x, last_sequence, last_layer)
+        losses.append(loss)
+        if cache is not None and sequence.cache_slice is not None:
+            cache.advance(sequence.cache_slice)
+        x = self.norm(sequence.gather(x) if self._computes_all else x)
+        return x, self._auxiliary_loss(losses)
+
+    def _layer_contexts(self, sequence: SequenceInfo, cache: Cache | None) -> list[LayerContext]:
+        """Return the context of every layer; layers with equal mixers prepare once."""
+        contexts: list[LayerContext] = []
         for i, block in enumerate(self.every_layer):
-            here = sequence if i == last else before_last
-            own, first = _kept_of(i, cache), self._first_alike[i]
-            if first not in prepared:
-                prepared[first] = block.prepare(here, own, self._table_of(i))
-            mixing, crossing = prepared[first]
-            layer, runs = replace(own, prepared=mixing, cross_prepared=crossing), (here,)
-            if mask_decoder_positions is not None and i == last:
-                layer, runs = (
-                    replace(layer, prepared=replace(mixing, source=x)),
-                    (before_last, here),
-                )
-                x = x + mask_decoder_positions(sequence.positions).to(x.dtype)
-            for each in runs:
-                x, loss = block(x, each, layer)
-                if loss is not None:
-                    network = self._first_network[i]
-                    losses[network] = loss + losses[network] if network in losses else loss
+            layer, first = _cached(i, cache), self._first_alike[i]
+            if first == i:
+                mixing, crossing = block.prepare(sequence, layer, self._table_of(i))
+            else:
+                mixing, crossing = contexts[first].prepared, contexts[first].cross_prepared
+            contexts.append(replace(layer, prepared=mixing, cross_prepared=crossing))
+        return contexts
+
+    def _auxiliary_loss(self, losses: Sequence[Tensor | None]) -> Tensor | None:
+        """Return the sum of the auxiliary losses of runs of the layers; None if there is none."""
+        added: dict[int, Tensor] = {}
+        for run, loss in enumerate(losses):
+            network = self._first_network[min(run, self.spec.num_layers - 1)]
+            if loss is not None:
+                added[network] = loss + added[network] if network in added else loss
         total = None
-        for i, added in losses.items():
+        for i, one in added.items():
             network = self.every_layer[i].feed_forward
             assert network is not None
-            loss = network.loss(added)
-            total = loss if total is None else total + loss
-        return self.norm(sequence.gather(x) if last is None else x), total
+            total = network.loss(one) if total is None else total + network.loss(one)
+        return total
 
     def _table_of(self, layer: int) -> nn.Module | None:
         """Return the table that a layer shares with other layers; None if the layer has none."""
@@ -324,8 +336,8 @@ class TransformerStack(nn.Module):
         return None if table is None else self.tables[table]
 
 
-def _kept_of(layer: int, cache: Cache | None) -> LayerContext:
-    """Return a layer's part of the cache as its layer context."""
+def _cached(layer: int, cache: Cache | None) -> LayerContext:
+    """Return a layer's part of the cache as the layer's context."""
     if cache is None:
         return NO_CACHE
     return LayerContext(

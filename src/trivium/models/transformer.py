@@ -6,8 +6,8 @@ D d_model, E width of token embeddings, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 import torch
@@ -32,7 +32,7 @@ from trivium.nn.part import Count, empty_table
 from trivium.nn.positions import AbsolutePositions
 from trivium.nn.positions.learned import Learned
 from trivium.nn.sequence_info import EncoderOutput, SequenceInfo, check_length
-from trivium.nn.state import Cache, CacheSlice, state_like
+from trivium.nn.state import Cache, state_like
 
 
 class TransformerSpec(Spec):
@@ -269,6 +269,88 @@ class TransformerSpec(Spec):
         return Transformer(self)
 
 
+@dataclass(frozen=True)
+class StackInput:
+    """The input of an encoder or a decoder.
+
+    Args:
+        input_ids: int64 [B, T].
+        attention_mask: [B, T], 0 for padding, nonzero for other tokens.
+        token_type_ids: int64 [B, T], sentence A (0) or B (1).
+        position_ids: int64 [B, T], or [B, T, 2] for positions of two numbers (`TwoDimensional`);
+            None: computed as the model's position encoding defines.
+        document_ids: int64 [B, T]; tokens attend only to their own document.
+        gather_positions: int64 [M], ascending flat positions in B * T (or B * A). Only their hidden
+            states are returned, and the last feed-forward network computes only these.
+        cache: the cache of earlier tokens, which is extended in place: of a decoder, or of an
+            encoder that carries state (`Spec.carries`).
+        slots: int64 [B], with a cache: the slot of every row; None: the first B slots. Adjacent
+            slots are read without a copy.
+        lengths: int64 [B], with a cache: the number of tokens in every row without the padding on
+            the right; None: no padding. Padding in the cache is never attended to.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor | None = None
+    token_type_ids: Tensor | None = None
+    position_ids: Tensor | None = None
+    document_ids: Tensor | None = None
+    gather_positions: Tensor | None = None
+    cache: Cache | None = None
+    slots: Tensor | None = None
+    lengths: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class EncoderInput(StackInput):
+    """The input of an encoder.
+
+    Args:
+        order: int64 [B, T], for an encoder with a query stream (`Embedding.query_stream`): the rank
+            of each token in the prediction order. A token attends to tokens of its own or a lower
+            rank.
+        predicted: int64 [B, A], given with `order`: the columns of the predicted tokens. Each is
+            predicted from tokens of a lower rank.
+        global_tokens: [B, T], for an encoder with `GlobalAttention`: nonzero for tokens that attend
+            to all tokens and that all tokens attend to. None: chosen by the head, as the first
+            token or as the question (token type 0).
+    """
+
+    order: Tensor | None = None
+    predicted: Tensor | None = None
+    global_tokens: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class DecoderInput(StackInput):
+    """The input of a decoder.
+
+    Args:
+        prefix_lengths: int64 [B], the lengths of the prefixes. A prefix is visible to all tokens of
+            its row (prefix language model).
+    """
+
+    prefix_lengths: Tensor | None = None
+
+
+# The inputs of an encoder-decoder that belong to its decoder.
+_OF_DECODER = (
+    *("decoder_input_ids", "decoder_attention_mask"),
+    *("prefix_lengths", "gather_positions", "cache", "slots", "lengths"),
+)
+
+
+def _as_input(kind: type[Any], input_ids: Tensor | None, inputs: Mapping[str, Any]) -> Any:
+    """Return an `EncoderInput` or a `DecoderInput`. Raises SpecError for what it cannot take."""
+    if input_ids is None:
+        raise SpecError("input_ids is missing: the model has nothing to read.")
+    for name in inputs:
+        if name not in kind.__dataclass_fields__:
+            stack = "an encoder" if kind is EncoderInput else "a decoder"
+            raise SpecError(f"{stack} takes no {name}: leave it out.")
+    return kind(input_ids, **inputs)
+
+
 class Transformer(LanguageModule):
     """An encoder-only, decoder-only or encoder-decoder Transformer, according to `spec.family`.
 
@@ -365,56 +447,17 @@ class Transformer(LanguageModule):
         """Return the last layer's hidden states, of the decoder if there is one. See `read`."""
         return self.read(input_ids, **inputs)[0]
 
-    def read(
-        self,
-        input_ids: Tensor | None = None,
-        *,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        decoder_input_ids: Tensor | None = None,
-        decoder_attention_mask: Tensor | None = None,
-        prefix_lengths: Tensor | None = None,
-        order: Tensor | None = None,
-        predicted: Tensor | None = None,
-        global_tokens: Tensor | None = None,
-        gather_positions: Tensor | None = None,
-        cache: Cache | None = None,
-        slots: Tensor | None = None,
-        lengths: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+    def read(self, input_ids: Tensor | None = None, **inputs: Any) -> tuple[Tensor, Tensor | None]:
         """Return the last layer's hidden states, of the decoder if any, and the auxiliary loss.
 
         Args:
             input_ids: int64 [B, T]; for an encoder-decoder the encoder's input, or None if the
                 cache holds the encoder's output (`Cache.set_encoder_output`).
-            attention_mask: [B, T], 0 for padding, nonzero for other tokens.
-            token_type_ids: int64 [B, T], sentence A (0) or B (1).
-            position_ids: int64 [B, T], or [B, T, 2] for positions of two numbers
-                (`TwoDimensional`); None: computed as the model's position encoding defines.
-            document_ids: int64 [B, T]; tokens attend only to their own document. In an
-                encoder-decoder, document_ids apply to the encoder's self-attention.
-            decoder_input_ids: int64 [B, T], the decoder's input in an encoder-decoder.
-            decoder_attention_mask: [B, T], the attention mask of the decoder's input.
-            prefix_lengths: int64 [B], the lengths of the prefixes of the decoder's input. A prefix
-                is visible to all tokens of its row (prefix language model).
-            order: int64 [B, T], for an encoder with a query stream (`Embedding.query_stream`): the
-                rank of each token in the prediction order. A token attends to tokens of its own or
-                a lower rank.
-            predicted: int64 [B, A], given with `order`: the columns of the predicted tokens. Each
-                is predicted from tokens of a lower rank. The hidden states are then [B, A, D].
-            global_tokens: [B, T], for an encoder with `GlobalAttention`: nonzero for tokens that
-                attend to all tokens and that all tokens attend to. None: chosen by the head, as
-                the first token or as the question (token type 0).
-            select: int64 [M], ascending flat positions in B * T (or B * A). Only their hidden
-                states are returned, and the last feed-forward network computes only these.
-            cache: the cache of the decoder's earlier tokens, or of an encoder that carries state
-                (`Spec.carries`); it is extended in place.
-            slots: int64 [B], with a cache: the slot of every row; None: the first B slots.
-                Adjacent slots are read without a copy.
-            lengths: int64 [B], with a cache: the number of tokens in every row without the padding
-                on the right; None: no padding. Padding in the cache is never attended to.
+            inputs: the other fields of `EncoderInput` or of `DecoderInput`, whichever the model is.
+                An encoder-decoder takes the fields of `EncoderInput` for its encoder, and
+                `decoder_input_ids` (int64 [B, T]), `decoder_attention_mask`, `prefix_lengths`,
+                `gather_positions`, `cache`, `slots` and `lengths` for its decoder. A field that is
+                None counts as not given.
 
         Returns:
             Hidden states [B, T, D], or [M, D] with `gather_positions`; and the sum of the
@@ -424,181 +467,143 @@ class Transformer(LanguageModule):
             SpecError: the input is longer than the model's positions or the cache, or an input
                 does not fit the family.
         """
-        if (decoder_input_ids is not None) != (self.spec.family == "encoder-decoder"):
-            have = "needs" if decoder_input_ids is None else "takes no"
+        inputs = {name: value for name, value in inputs.items() if value is not None}
+        if ("decoder_input_ids" in inputs) != (self.spec.family == "encoder-decoder"):
+            have = "takes no" if "decoder_input_ids" in inputs else "needs"
             raise SpecError(f"this model is {self.spec.family} and {have} decoder_input_ids.")
-        encoded, encoder_loss = None, None
         if self.decoder is None:
-            refuse("an encoder takes no", lengths=lengths, prefix_lengths=prefix_lengths)
-            refuse("an encoder takes no", cache=None if self.spec.carries else cache)
-        if self.encoder is not None:
-            if input_ids is not None:
-                hidden, encoder_loss = self._encode(
-                    input_ids,
-                    attention_mask=attention_mask,
-                    token_type_ids=token_type_ids,
-                    position_ids=position_ids,
-                    document_ids=document_ids,
-                    order=order,
-                    predicted=predicted,
-                    global_tokens=global_tokens,
-                    gather_positions=gather_positions if self.decoder is None else None,
-                    mask_decoder_positions=getattr(
-                        self.vocabulary_head, "mask_decoder_positions", None
-                    ),
-                    cache=cache if self.decoder is None else None,
-                    slots=slots,
-                )
-                if self.decoder is None:
-                    return hidden, encoder_loss
-                encoded = EncoderOutput(hidden, attention_mask)
-            input_ids, attention_mask = decoder_input_ids, decoder_attention_mask
-            token_type_ids = position_ids = document_ids = None
-        if self.decoder is None or input_ids is None:
-            raise SpecError("input_ids is missing: the model has nothing to read.")
-        cache_slice = None
-        if cache is None:
-            refuse("without a cache a model takes no", slots=slots, lengths=lengths)
-        else:
-            refuse("a cache takes no", attention_mask=attention_mask, document_ids=document_ids)
-            cache_slice = cache.begin(len(input_ids), input_ids.shape[1], slots, lengths)
-            if not cache_slice.is_prefill:
-                refuse("after the first tokens a cache takes no", prefix_lengths=prefix_lengths)
-            if encoded is None and cache.source_mask is not None:
-                encoded = EncoderOutput(None, cache.source_mask[cache_slice.rows])
-        sequence = SequenceInfo(
-            *self._positions(input_ids, position_ids, attention_mask, document_ids, cache_slice),
-            causal=True,
-            is_token=attention_mask,
-            documents=document_ids,
-            prefix=prefix_lengths,
-            types=token_type_ids,
-            gather_positions=gather_positions,
-            cache_slice=cache_slice,
-            encoder=encoded,
-        )
-        hidden, loss = self.decoder(
-            self.tokens(input_ids), sequence, token_type_ids=token_type_ids, cache=cache
-        )
-        if cache is not None and cache_slice is not None:
-            cache.advance(cache_slice)
+            late = getattr(self.vocabulary_head, "mask_decoder_positions", None)
+            return self.run_encoder(_as_input(EncoderInput, input_ids, inputs), late)
+        if self.encoder is None:
+            return self.run_decoder(_as_input(DecoderInput, input_ids, inputs))
+        target = {name: inputs.pop(name) for name in _OF_DECODER if name in inputs}
+        target = {name.removeprefix("decoder_"): value for name, value in target.items()}
+        output, encoder_loss = None, None
+        if input_ids is not None:
+            source = _as_input(EncoderInput, input_ids, inputs)
+            hidden, encoder_loss = self.run_encoder(source)
+            output = EncoderOutput(hidden, source.attention_mask)
+        hidden, loss = self.run_decoder(DecoderInput(**target), output)
         if encoder_loss is not None:
-            loss = encoder_loss if loss is None else loss + encoder_loss
+            loss = encoder_loss if loss is None else encoder_loss + loss
         return hidden, loss
 
     def encode(self, input_ids: Tensor, **inputs: Any) -> Tensor:
-        """Return the encoder's hidden states; arguments are as in `read`."""
-        return self._encode(input_ids, **inputs)[0]
+        """Return the encoder's hidden states [B, T, D]; `inputs` are fields of `EncoderInput`."""
+        return self.run_encoder(EncoderInput(input_ids, **inputs))[0]
 
-    def _encode(
-        self,
-        input_ids: Tensor,
-        *,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        order: Tensor | None = None,
-        predicted: Tensor | None = None,
-        global_tokens: Tensor | None = None,
-        gather_positions: Tensor | None = None,
-        mask_decoder_positions: nn.Module | None = None,
-        cache: Cache | None = None,
-        slots: Tensor | None = None,
+    def run_encoder(
+        self, inputs: EncoderInput, mask_decoder_positions: nn.Module | None = None
     ) -> tuple[Tensor, Tensor | None]:
+        """Return the encoder's hidden states and auxiliary loss, as `read` returns them.
+
+        With `order`, the hidden states are those of the query stream, [B, A, D]. With
+        `mask_decoder_positions`, the last layer is the enhanced mask decoder.
+        """
         if self.encoder is None:
             raise SpecError(f"this model is {self.spec.family}: it has no encoder.")
+        if not self.spec.carries:
+            refuse("an encoder takes no", cache=inputs.cache)
         table = self.tokens if self.source_tokens is None else self.source_tokens
-        cache_slice = None
-        if cache is not None:
-            refuse("a cache takes no", document_ids=document_ids)
-            cache_slice = cache.begin(len(input_ids), input_ids.shape[1], slots, None)
-        sequence = SequenceInfo(
-            *self._positions(input_ids, position_ids, attention_mask, document_ids, cache_slice),
-            is_token=attention_mask,
-            documents=document_ids,
-            types=token_type_ids,
-            gather_positions=gather_positions,
-            cache_slice=cache_slice,
-        )
-        chosen = self._global(global_tokens, input_ids, token_type_ids, attention_mask)
-        if chosen is not None:
+        tokens, sequence, num_tokens = table(inputs.input_ids), self._sequence_info(inputs), 0
+        if (chosen := self._global_tokens(inputs)) is not None:
             sequence = GlobalSequenceInfo(**vars(sequence), global_tokens=chosen)
-        tokens, first_query = table(input_ids), 0
+        order, predicted = inputs.order, inputs.predicted
         if order is None or predicted is None:
             refuse("order and predicted are given together:", order=order, predicted=predicted)
         else:
-            query, first_query = self.encoder.embedding.query, input_ids.shape[1]
+            query, num_tokens = self.encoder.embedding.query, order.shape[1]
             if query is None:
                 raise SpecError("a model without a query stream (Embedding) takes no order.")
-            sequence = two_streams(sequence, order, predicted)
-            if (
-                gather_positions is not None
-            ):  # flat positions among queries, which are after the tokens
-                row = gather_positions.div(predicted.shape[1], rounding_mode="floor")
-                sequence = replace(
-                    sequence, gather_positions=gather_positions + (row + 1) * first_query
-                )
             tokens = torch.cat((tokens, query(torch.zeros_like(predicted))), 1)
+            sequence = two_streams(sequence, order, predicted)
         hidden, loss = self.encoder(
             tokens,
             sequence,
             token_type_ids=sequence.types,
             mask_decoder_positions=mask_decoder_positions,
+            cache=inputs.cache,
+        )
+        return hidden if inputs.gather_positions is not None else hidden[:, num_tokens:], loss
+
+    def run_decoder(
+        self, inputs: DecoderInput, encoded: EncoderOutput | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the decoder's hidden states and auxiliary loss, as `read` returns them.
+
+        Args:
+            inputs: the decoder's input.
+            encoded: the encoder's output; None: the cache may hold the output.
+        """
+        if self.decoder is None:
+            raise SpecError(f"this model is {self.spec.family}: it has no decoder.")
+        sequence = self._sequence_info(inputs, causal=True, prefix=inputs.prefix_lengths)
+        cache, cache_slice = inputs.cache, sequence.cache_slice
+        if cache is not None and cache_slice is not None:
+            if not cache_slice.is_prefill:
+                refuse("after the first tokens a cache takes no", prefix_lengths=sequence.prefix)
+            if encoded is None and cache.source_mask is not None:
+                encoded = EncoderOutput(None, cache.source_mask[cache_slice.rows])
+        return self.decoder(
+            self.tokens(inputs.input_ids),
+            replace(sequence, encoder=encoded),
+            token_type_ids=inputs.token_type_ids,
             cache=cache,
         )
-        if cache is not None and cache_slice is not None:
-            cache.advance(cache_slice)
-        return hidden if gather_positions is not None else hidden[:, first_query:], loss
 
-    def _global(
-        self,
-        global_tokens: Tensor | None,
-        ids: Tensor,
-        types: Tensor | None,
-        is_token: Tensor | None,
-    ) -> Tensor | None:
+    def _global_tokens(self, inputs: EncoderInput) -> Tensor | None:
         """Return a bool mask [B, T] of the global tokens; None: no global tokens."""
+        chosen, types = inputs.global_tokens, inputs.token_type_ids
         if not self.spec.has_global_tokens:
-            refuse("this model has no", global_tokens=global_tokens)
-        if global_tokens is None and self.spec.global_tokens == "first":
-            global_tokens = torch.zeros_like(ids)
-            global_tokens[:, 0] = 1
-        elif global_tokens is None and self.spec.global_tokens == "question" and types is not None:
-            global_tokens = types == 0
-        if global_tokens is None or is_token is None:
-            return None if global_tokens is None else global_tokens.bool()
-        return global_tokens.bool() & is_token.bool()
+            refuse("this model has no", global_tokens=chosen)
+        if chosen is None and self.spec.global_tokens == "first":
+            chosen = torch.zeros_like(inputs.input_ids)
+            chosen[:, 0] = 1
+        elif chosen is None and self.spec.global_tokens == "question" and types is not None:
+            chosen = types == 0
+        if chosen is None or inputs.attention_mask is None:
+            return None if chosen is None else chosen.bool()
+        return chosen.bool() & inputs.attention_mask.bool()
 
-    def _positions(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor | None,
-        attention_mask: Tensor | None,
-        document_ids: Tensor | None,
-        cache_slice: CacheSlice | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return position ids and column indices in the row, each [1 or B, T].
-
-        Position ids are `position_ids` if given, otherwise the number of earlier counted tokens.
-        """
-        length, end = input_ids.shape[1], self.max_length
-        if document_ids is not None and not self.spec.packs:
+    def _sequence_info(self, inputs: StackInput, **conditions: Any) -> SequenceInfo:
+        """Return the positions and the conditions of the attention mask of a stack's tokens."""
+        rows, length = inputs.input_ids.shape
+        documents, cache_slice = inputs.document_ids, None
+        columns = torch.arange(length, device=inputs.input_ids.device)[None]
+        if documents is not None and not self.spec.packs:
             raise SpecError(
                 "a layer of this model does not keep packed documents apart: leave document_ids "
                 "out (data.separate_documents = false)."
             )
-        columns = torch.arange(length, device=input_ids.device)[None]
-        if cache_slice is not None:
-            columns = cache_slice.columns(input_ids.device)
-        if position_ids is not None:
-            return position_ids, columns
-        if cache_slice is not None:
+        if inputs.cache is None:
+            refuse("without a cache a model takes no", slots=inputs.slots, lengths=inputs.lengths)
+        else:
+            mask = inputs.attention_mask
+            refuse("a cache takes no", attention_mask=mask, document_ids=documents)
+            cache_slice = inputs.cache.begin(rows, length, inputs.slots, inputs.lengths)
+            columns = cache_slice.columns(columns.device)
+        return SequenceInfo(
+            positions=self._positions(inputs, columns),
+            columns=columns,
+            is_token=inputs.attention_mask,
+            documents=documents,
+            types=inputs.token_type_ids,
+            gather_positions=inputs.gather_positions,
+            cache_slice=cache_slice,
+            **conditions,
+        )
+
+    def _positions(self, inputs: StackInput, columns: Tensor) -> Tensor:
+        """Return position ids [1 or B, T]: those given, or the number of earlier counted tokens."""
+        end = self.max_length
+        if inputs.position_ids is not None:
+            return inputs.position_ids
+        if inputs.cache is not None:
             # Padding after the tokens of a slot may lie beyond the last position.
-            return columns if end is None else columns.clamp(max=end - 1), columns
-        check_length(length, end)
-        counted = self._counted(input_ids, attention_mask)
-        return columns if counted is None else counted.cumsum(1) * counted - 1, columns
+            return columns if end is None else columns.clamp(max=end - 1)
+        check_length(columns.shape[1], end)
+        counted = self._counted(inputs.input_ids, inputs.attention_mask)
+        return columns if counted is None else counted.cumsum(1) * counted - 1
 
     def _counted(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
         """Return int64 [B, T], 1 for tokens that position ids count; None: all tokens count."""
@@ -629,6 +634,10 @@ def two_streams(sequence: SequenceInfo, order: Tensor, predicted: Tensor) -> Seq
         x = x.expand(len(predicted), -1)
         return torch.cat((x, x.gather(1, predicted)), 1)
 
+    gathered, num_queries = sequence.gather_positions, predicted.shape[1]
+    if gathered is not None:  # flat positions among queries, which come after the tokens
+        row = gathered.div(num_queries, rounding_mode="floor")
+        gathered = gathered + (row + 1) * order.shape[1]
     # A token attends to ranks up to its own, a query to ranks below that of its predicted token.
     known = order[:, None] <= torch.cat((order, order.gather(1, predicted) - 1), 1)[..., None]
     positions, columns = of_both(sequence.positions), of_both(sequence.columns)
@@ -643,4 +652,5 @@ def two_streams(sequence: SequenceInfo, order: Tensor, predicted: Tensor) -> Seq
         types=of_both(sequence.types),
         custom=known[:, None],
         num_keys=order.shape[1],
+        gather_positions=gathered,
     )
