@@ -64,7 +64,7 @@ def paths(monkeypatch):
     for gradient in (True, False):
         for limit in (2**26, 0):
             for block, largest in ((128, 2**22), (1, 2 * KEYS)):
-                monkeypatch.setattr(mask_module, "_MIN_BLOCK", block)
+                monkeypatch.setattr(mask_module, "_MIN_ROWS", block)
                 monkeypatch.setattr(mask_module, "_MAX_MASK", largest)
                 with torch.set_grad_enabled(gradient):
                     yield {"max_scores": limit}
@@ -253,14 +253,14 @@ def test_dropout_only_while_training():
 
 def test_without_gradients_masks_are_made_for_some_queries_at_a_time(monkeypatch):
     largest = []
-    made = mask_module.allowed
+    made = mask_module.attention_mask
 
     def counted(*arguments):
         permitted = made(*arguments)
         largest.append(permitted[0, 0].numel())
         return permitted
 
-    monkeypatch.setattr(mask_module, "allowed", counted)
+    monkeypatch.setattr(mask_module, "attention_mask", counted)
     monkeypatch.setattr(mask_module, "_MAX_MASK", 2 * KEYS + 1)
     query, key, value = heads_of(6, KEYS), heads_of(2, KEYS), heads_of(2, KEYS)
     with torch.no_grad():

@@ -10,7 +10,7 @@ import torch
 from trivium import spec
 from trivium.errors import SpecError
 from trivium.nn import mask as mask_module
-from trivium.nn.mask import Mask, allowed, lowest
+from trivium.nn.mask import Mask, attention_mask, lowest
 from trivium.nn.sequence_info import SequenceInfo
 from trivium.nn.state import CacheSlice
 
@@ -56,8 +56,8 @@ def together(mask: Mask, queries: int, keys: int, rows: int = 3) -> torch.Tensor
         here = torch.ones_like(whole[:, part.queries, part.keys])
         if part.is_plain_causal:
             here = here.tril()
-        if part.allowed is not None:
-            here &= part.allowed.expand(rows, -1, *here.shape[1:])[:, 0]
+        if part.attention_mask is not None:
+            here &= part.attention_mask.expand(rows, -1, *here.shape[1:])[:, 0]
         whole[:, part.queries, part.keys] = here
     return whole
 
@@ -78,7 +78,7 @@ def test_every_combination_of_limits_is_its_definition(monkeypatch):
             (None, 128, 2 * LENGTH),
             (7, 1, 2**22),
         ):
-            monkeypatch.setattr(mask_module, "_MIN_BLOCK", block)
+            monkeypatch.setattr(mask_module, "_MIN_ROWS", block)
             monkeypatch.setattr(mask_module, "_MAX_MASK", largest)
             sequence = SequenceInfo(positions, COLUMNS, num_keys=num_keys, **limits)
             with torch.set_grad_enabled(largest > LENGTH**2):
@@ -91,7 +91,7 @@ def test_every_combination_of_limits_is_its_definition(monkeypatch):
                 assert max(part.keys.stop - part.keys.start for part in parts) < LENGTH
             for part in parts:
                 if part.has_keys is not None:
-                    assert torch.equal(part.has_keys, part.allowed.any(-1, keepdim=True))
+                    assert torch.equal(part.has_keys, part.attention_mask.any(-1, keepdim=True))
                 else:
                     assert actual[:, part.queries].any(-1).all(), "a row has no keys"
 
@@ -100,22 +100,22 @@ def test_a_window_is_of_columns_whatever_positions_are(monkeypatch):
     """Also in blocks, and where the keys of a cache know their columns alone."""
     sequence = SequenceInfo(COLUMNS % 5, COLUMNS, causal=True)
     pattern, plain = spec.Sliding(window=1), SequenceInfo(COLUMNS, COLUMNS, causal=True)
-    expected = allowed(plain, plain, pattern)
+    expected = attention_mask(plain, plain, pattern)
     assert expected is not None
     for keys in (sequence, plain):
-        found = allowed(sequence, keys, pattern)
+        found = attention_mask(sequence, keys, pattern)
         assert found is not None
         assert torch.equal(found, expected)
-    monkeypatch.setattr(mask_module, "_MIN_BLOCK", 1)
+    monkeypatch.setattr(mask_module, "_MIN_ROWS", 1)
     assert torch.equal(together(Mask(sequence, sequence, pattern), LENGTH, LENGTH, 1), expected[0])
 
 
 def test_a_bias_has_the_limits_in_it(monkeypatch):
-    monkeypatch.setattr(mask_module, "_MIN_BLOCK", 1)
+    monkeypatch.setattr(mask_module, "_MIN_ROWS", 1)
     bias = torch.randn(1, HEADS, LENGTH, LENGTH)
     sequence = SequenceInfo.of_length(LENGTH, causal=True, is_token=REAL)
     for pattern in (None, spec.Sliding(window=WINDOW)):
-        permitted = allowed(sequence, sequence, pattern)
+        permitted = attention_mask(sequence, sequence, pattern)
         assert permitted is not None
         expected = bias.masked_fill(~permitted, lowest(bias.dtype))
 
@@ -130,7 +130,7 @@ def test_queries_behind_cached_keys(monkeypatch):
     """Rows with different numbers of earlier tokens, and one query per row."""
     pattern = spec.Sliding(window=4)
     keys = SequenceInfo(COLUMNS, COLUMNS)
-    whole = allowed(SequenceInfo.of_length(LENGTH, causal=True), keys, pattern)
+    whole = attention_mask(SequenceInfo.of_length(LENGTH, causal=True), keys, pattern)
     assert whole is not None
     for start in (0, 4, torch.tensor([8, 2, 0])):
         starts = [start] * 3 if isinstance(start, int) else start.tolist()
@@ -140,7 +140,7 @@ def test_queries_behind_cached_keys(monkeypatch):
         queries = SequenceInfo(
             columns, columns, causal=True, custom=custom, cache_slice=cache_slice
         )
-        permitted = allowed(queries, keys, pattern)
+        permitted = attention_mask(queries, keys, pattern)
         assert permitted is not None
         for row, first in enumerate(starts):
             expected = whole[0, 0, first : first + 3] & custom[0, 0]
@@ -152,7 +152,7 @@ def test_queries_behind_cached_keys(monkeypatch):
             actual = together(mask, 3, LENGTH)
         assert torch.equal(actual, permitted.expand(3, -1, -1, -1)[:, 0])
     columns = torch.tensor([[3], [5]])
-    last = allowed(SequenceInfo(columns, columns, causal=True), SequenceInfo.of_length(6))
+    last = attention_mask(SequenceInfo(columns, columns, causal=True), SequenceInfo.of_length(6))
     assert last is not None
     assert last[:, 0, 0].tolist() == [[True] * 4 + [False] * 2, [True] * 6]
 
@@ -169,7 +169,7 @@ def test_plain_causality_and_no_limit_need_no_tensor():
 
     mask = of(causal=True)
     assert mask.is_plain_causal
-    assert [(part.is_plain_causal, part.allowed) for part in mask] == [(True, None)]
+    assert [(part.is_plain_causal, part.attention_mask) for part in mask] == [(True, None)]
     for mask in (
         of(causal=True, pattern=spec.Sliding(window=2)),
         of(causal=True, start=2),
@@ -182,13 +182,13 @@ def test_plain_causality_and_no_limit_need_no_tensor():
     ):
         assert not mask.is_plain_causal
     for mask in (of(), of(length=1, start=6, causal=True)):
-        assert [(part.is_plain_causal, part.allowed) for part in mask] == [(False, None)]
+        assert [(part.is_plain_causal, part.attention_mask) for part in mask] == [(False, None)]
 
 
 def test_a_mask_of_ones_own_is_bool_and_its_axes_are_known():
     square = CUSTOM[0, 0]
     sequence = SequenceInfo.of_length(LENGTH, custom=square)
-    permitted = allowed(sequence, sequence)
+    permitted = attention_mask(sequence, sequence)
     assert permitted is not None
     assert torch.equal(permitted, CUSTOM)
     for wrong in (square.float(), square[None]):

@@ -7,7 +7,7 @@ import torch
 
 from trivium import spec
 from trivium.errors import SpecError
-from trivium.nn.mask import allowed
+from trivium.nn.mask import attention_mask
 from trivium.nn.sequence_info import SequenceInfo
 from trivium.spec import Fixed, PerHead, Strided
 
@@ -36,7 +36,7 @@ def test_every_head_sees_its_set_of_the_paper():
         spec.Sliding(window=3),
     )
     sequence = SequenceInfo.of_length(LENGTH, causal=True)
-    mask = allowed(sequence, sequence, PerHead(patterns=heads))
+    mask = attention_mask(sequence, sequence, PerHead(patterns=heads))
     assert mask is not None
     assert mask.shape == (1, len(heads), LENGTH, LENGTH)
     for i in range(LENGTH):

@@ -121,7 +121,7 @@ def _by_kernel(
     """PyTorch's `scaled_dot_product_attention`; arguments as in `_softmax`."""
     heads, queries = query.shape[1], query.shape[2]
     is_causal = part.is_plain_causal and bias is None
-    mask = part.allowed if bias is None else _cast(bias, query.dtype)
+    mask = part.attention_mask if bias is None else _cast(bias, query.dtype)
     mask = None if is_causal else mask
     groups = heads // key.shape[1]
     fold_groups = groups > 1 and queries == 1
@@ -157,7 +157,7 @@ def _with_scores(part: MaskPart, scores: Tensor) -> Tensor:
 
 def _limited(scores: Tensor, part: MaskPart) -> Tensor:
     """Scores [B, N, T, S] that are lowest where a part allows nothing."""
-    allowed = part.allowed
+    allowed = part.attention_mask
     if allowed is None and part.is_plain_causal:
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     return scores if allowed is None else scores.masked_fill(~allowed, lowest(scores.dtype))

@@ -1,4 +1,6 @@
-"""Which keys a query attends to: decided in one place, once a pass and kind of layer.
+"""The attention mask: which keys each query attends to, decided in one place.
+
+A stack makes one mask per forward pass for all layers with equal mixers.
 
 Shape letters: B batch, N heads, T query positions, S key positions.
 """
@@ -8,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,67 +19,73 @@ from trivium.nn.patterns import Pattern
 from trivium.nn.sequence_info import SequenceInfo
 
 Bias = Callable[[SequenceInfo, SequenceInfo], Tensor]
-"""What some queries and keys have added to their scores: [1 or B, N, T, S]."""
+"""A function of queries and keys that returns what is added to their scores: [1 or B, N, T, S]."""
 
-# Entries [T, S] of a mask, or [N, T, S] of a bias or of scores, that are made at a time where
-# nothing is kept for backward.
+# The maximum number of entries of a mask [T, S], or of a bias or scores [N, T, S], that are in
+# memory at a time if nothing is kept for the backward pass.
 _MAX_MASK = 2**22
-# Queries that see near keys alone are read in blocks of at least so many.
-_MIN_BLOCK = 128
-# Limits that leave a token at least itself to attend to.
+# The minimum number of queries in a part of local attention.
+_MIN_ROWS = 128
+# Conditions under which every token still attends at least to itself.
 _ALLOW_SELF = {"causal", "prefix", "documents"}
 
 
-def allowed(
+def attention_mask(
     queries: SequenceInfo,
     keys: SequenceInfo,
     pattern: Pattern | None = None,
     always: Tensor | None = None,
 ) -> Tensor | None:
-    """Bool [1 or B, 1 or N, 1 or T, S], True where a query may attend to a key; None: everywhere.
+    """Return the attention mask: bool [1 or B, 1 or N, 1 or T, S], True where a query attends.
 
-    This is where it is decided whether a token sees another one: only if all limits allow it.
-    `mask_conditions` names those that are set. The pattern hides no keys of `always`, bool [B, S].
+    A query attends to a key only if all conditions hold; `mask_conditions` names those that are
+    set. Without a condition the result is None.
+
+    Args:
+        queries: the sequence of the queries, which also sets causality, prefix and custom mask.
+        keys: the sequence of the keys.
+        pattern: the pattern of sparse or sliding-window attention.
+        always: bool [B, S], keys that the pattern does not hide.
     """
 
-    def of(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    def outer(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         return query[:, None, :, None], key[:, None, None, :]
 
-    limits = []
+    conditions = []
     if queries.causal:
-        query, key = of(queries.columns, keys.columns)
+        query, key = outer(queries.columns, keys.columns)
         causal = key <= query
         if queries.prefix is not None:
-            causal = causal | (keys.columns[:, None, None, :] < queries.prefix[:, None, None, None])
-        limits.append(causal)
+            causal = causal | (key < queries.prefix[:, None, None, None])
+        conditions.append(causal)
     if pattern is not None:
-        by_column = of(queries.columns, keys.columns)
-        by_position = of(queries.positions, keys.positions)
-        # How near tokens are is a matter of columns, whatever their positions are called.
+        by_column = outer(queries.columns, keys.columns)
+        by_position = outer(queries.positions, keys.positions)
+        # Distances are differences of columns, whatever the position ids are.
         of_heads = [
             each.allows(*(by_position if each.reach is None else by_column))
             for each in pattern.of_heads
         ]
-        near = torch.cat(torch.broadcast_tensors(*of_heads), 1)
+        in_pattern = torch.cat(torch.broadcast_tensors(*of_heads), 1)
         if always is not None:
-            near = near | always[:, None, None, :]
-        limits.append(near)
+            in_pattern = in_pattern | always[:, None, None, :]
+        conditions.append(in_pattern)
     if queries.documents is not None and keys.documents is not None:
-        query, key = of(queries.documents, keys.documents)
-        limits.append(query == key)
+        query, key = outer(queries.documents, keys.documents)
+        conditions.append(query == key)
     if queries.custom is not None:
         custom = queries.custom
-        limits.append(custom if custom.ndim == 4 else custom[None, None])
+        conditions.append(custom if custom.ndim == 4 else custom[None, None])
     if keys.is_token is not None:
-        limits.append(keys.is_token[:, None, None, :].bool())
-    return reduce(torch.logical_and, limits) if limits else None
+        conditions.append(keys.is_token[:, None, None, :].bool())
+    return reduce(torch.logical_and, conditions) if conditions else None
 
 
 def mask_conditions(
     queries: SequenceInfo, keys: SequenceInfo, pattern: Pattern | None = None
 ) -> set[str]:
-    """The names of the limits that `allowed` combines."""
-    limits = {
+    """Return the names of the conditions that `attention_mask` combines."""
+    conditions = {
         "causal": queries.causal,
         "num_keys": queries.num_keys is not None,
         "prefix": queries.prefix is not None,
@@ -85,44 +94,73 @@ def mask_conditions(
         "custom": queries.custom is not None,
         "padding": keys.is_token is not None,
     }
-    return {name for name, is_set in limits.items() if is_set}
+    return {name for name, is_set in conditions.items() if is_set}
 
 
 @dataclass(frozen=True)
 class MaskPart:
-    """The mask of some queries and the keys that they can see.
+    """The attention mask of some queries, and the keys that these queries can attend to.
 
     Args:
-        queries, keys: which of them; keys are int64 [S] where some of them are far.
-        is_plain_causal: as of the mask.
-        allowed: bool [1 or B, 1 or N, 1 or T, S]; None: all, or those that causality allows.
-        bias: added to scores, [1 or B, N, T, S], with `allowed` in it.
-        has_keys: bool [1 or B, 1 or N, 1 or T, 1]: which queries see any key; None: all.
+        queries: the columns of the queries.
+        keys: the columns of the keys; int64 [S] if they are not adjacent.
+        is_plain_causal: see `Mask.is_plain_causal`.
+        attention_mask: bool [1 or B, 1 or N, 1 or T, S]; None: all keys, or all that causality
+            allows.
+        bias: what is added to scores, [1 or B, N, T, S], lowest where the mask is False.
+        has_keys: bool [1 or B, 1 or N, 1 or T, 1], False for queries that attend to no key; None:
+            every query attends to a key.
     """
 
     queries: slice
     keys: slice | Tensor
     is_plain_causal: bool = False
-    allowed: Tensor | None = None
+    attention_mask: Tensor | None = None
     bias: Tensor | None = None
     has_keys: Tensor | None = None
 
 
-class Mask:
-    """Which keys the queries of a pass attend to, and what is added to their scores.
+class _Tiling(NamedTuple):
+    """How the scores [T, S] are divided into parts of `rows` queries each.
 
-    It is one part; or, where queries see near keys alone, or where nothing is kept for backward
-    and the whole would be large, several parts with some queries each.
+    A part has the keys from `before` columns before its first query to `after` columns after its
+    last query. For example, rows = 2, before = 2, after = 0:
+
+        queries   keys 0 1 2 3 4 5 6 7
+        0 and 1        # # . . . . . .
+        2 and 3        # # # # . . . .
+        4 and 5        . . # # # # . .
+        6 and 7        . . . . # # # #
+    """
+
+    rows: int
+    before: int
+    after: int
+
+    def parts(self, num_queries: int, num_keys: int) -> Iterator[tuple[slice, slice]]:
+        """Yield the columns of the queries and of the keys of every part."""
+        for start in range(0, num_queries, self.rows):
+            stop = min(start + self.rows, num_queries)
+            first, end = max(0, start - self.before), min(num_keys, stop + self.after)
+            yield slice(start, stop), slice(first, end)
+
+
+class Mask:
+    """The attention mask of a forward pass and the bias of its scores, part by part.
+
+    There is one part, except for local attention, and for large masks if nothing is kept for the
+    backward pass: these have several parts with some of the queries each (`_Tiling`).
 
     Args:
-        queries: the context of the queries.
-        keys: the context of the keys.
-        pattern: that of the attention.
-        bias: computes what is added to the scores of all layers, for each part alone, so that the
-            memory of a long prompt is proportional to its length.
-        num_heads: heads with a bias or scores of their own in memory; 1 where a kernel is given
+        queries: the sequence of the queries.
+        keys: the sequence of the keys.
+        pattern: the pattern of sparse or sliding-window attention.
+        bias: the function that computes what is added to the scores of all layers. A bias is
+            computed for each part separately, so that the memory of a long prompt is proportional
+            to its length.
+        num_heads: the number of heads with separate biases or scores in memory; 1 if a kernel gets
             at most a mask that all heads share.
-        eager: all scores are computed, since no kernel knows what is done to them.
+        eager: whether all scores are computed outside of a kernel.
         always: bool [B, S], keys that the pattern does not hide.
     """
 
@@ -141,10 +179,14 @@ class Mask:
         self.always = always
         self.eager, self.num_heads = eager, num_heads if eager or bias is not None else 1
         num_queries, num_keys = queries.positions.shape[1], keys.positions.shape[1]
-        self.limits = mask_conditions(queries, keys, pattern)
-        if num_queries == 1 and queries.starts_together and self.limits == {"causal"}:
-            self.limits = set()  # the last of all tokens sees them all
-        self.slices = list(self._slices(num_queries, num_keys))
+        self.conditions = mask_conditions(queries, keys, pattern)
+        if num_queries == 1 and queries.starts_together and self.conditions == {"causal"}:
+            self.conditions = set()  # the last of all tokens attends to them all
+        tiling = self._tiling(num_queries, num_keys)
+        self.slices = [
+            (rows, self._with_always(columns, num_keys))
+            for rows, columns in tiling.parts(num_queries, num_keys)
+        ]
         entries = self.num_heads * num_queries * num_keys
         is_small = entries <= _MAX_MASK or torch.is_grad_enabled()
         self.parts = [self._part(*each) for each in self.slices] if is_small else None
@@ -156,41 +198,33 @@ class Mask:
 
     @property
     def is_plain_causal(self) -> bool:
-        """Whether causality from the first token is all, which kernels know."""
+        """Whether causality from the first token is the only condition, which kernels support."""
         kernel = self.bias is None and not self.eager
-        return self.limits == {"causal"} and self.queries.is_prefill and kernel
+        return self.conditions == {"causal"} and self.queries.is_prefill and kernel
 
-    def _slices(self, queries: int, keys: int) -> Iterator[tuple[slice, slice | Tensor]]:
-        """Some queries at a time, and the keys that they can see."""
-        rows, before, after = queries, queries, keys
+    def _tiling(self, num_queries: int, num_keys: int) -> _Tiling:
+        """Return the tiling of local attention, or of all queries with all keys."""
+        tiling = _Tiling(num_queries, before=num_queries, after=num_keys)
         reach = None if self.pattern is None else self.pattern.reach
-        all_own = keys == queries and self.queries.is_prefill
-        if reach is not None and all_own:
-            block = max(_MIN_BLOCK, reach)
-            left_alone = "causal" in self.limits and not self.limits & {"num_keys", "prefix"}
-            ahead = 0 if left_alone else reach
-            if 2 * (block + reach + ahead) <= keys:
-                rows, before, after = block, reach, ahead
-        if not (torch.is_grad_enabled() or self.is_plain_causal):
-            seen = self.num_heads * min(keys, rows + before + after)
-            rows = max(1, min(rows, _MAX_MASK // seen))
-        for start in range(0, queries, rows):
-            stop = min(start + rows, queries)
-            first, end = max(0, start - before), min(keys, stop + after)
-            far = self._always_outside(first, end) if end - first < keys else None
-            if far is None:
-                yield slice(start, stop), slice(first, end)
-            else:
-                near = torch.arange(first, end, device=far.device)
-                yield slice(start, stop), torch.cat((near, far))
+        if reach is not None and num_keys == num_queries and self.queries.is_prefill:
+            is_causal = "causal" in self.conditions
+            ahead = 0 if is_causal and not self.conditions & {"num_keys", "prefix"} else reach
+            local = _Tiling(max(_MIN_ROWS, reach), before=reach, after=ahead)
+            if 2 * sum(local) <= num_keys:  # at most half of the scores
+                tiling = local
+        if torch.is_grad_enabled() or self.is_plain_causal:
+            return tiling
+        width = self.num_heads * min(num_keys, sum(tiling))
+        return tiling._replace(rows=max(1, min(tiling.rows, _MAX_MASK // width)))
 
-    def _always_outside(self, first: int, end: int) -> Tensor | None:
-        """Columns outside of others in which any row has a key of `always`, int64 [G]."""
-        if self.always is None:
-            return None
-        chosen = self.always.any(0)
-        chosen[first:end] = False
-        return chosen.nonzero()[:, 0]
+    def _with_always(self, columns: slice, num_keys: int) -> slice | Tensor:
+        """Return columns and those outside of them in which any row has a key of `always`."""
+        if self.always is None or columns == slice(0, num_keys):
+            return columns
+        near = torch.arange(columns.start, columns.stop, device=self.always.device)
+        outside = self.always.any(0)
+        outside[columns] = False
+        return torch.cat((near, outside.nonzero()[:, 0]))
 
     def _part(self, some: slice, near: slice | Tensor) -> MaskPart:
         plain, mask = self.is_plain_causal, None
@@ -198,18 +232,18 @@ class Mask:
         if plain and (on_gpu or not torch.is_grad_enabled()):
             return MaskPart(some, near, plain)
         queries, keys = self.queries.subset(some, near), self.keys.subset(near)
-        if self.limits:
+        if self.conditions:
             always = None if self.always is None else self.always[:, near]
-            mask = allowed(queries, keys, self.pattern, always)
+            mask = attention_mask(queries, keys, self.pattern, always)
         bias = None if self.bias is None else self.bias(queries, keys)
         if bias is not None and mask is not None:
             bias = bias.masked_fill(~mask, lowest(bias.dtype))
         has_keys = None
-        if mask is not None and self.limits - _ALLOW_SELF:
+        if mask is not None and self.conditions - _ALLOW_SELF:
             has_keys = mask.any(-1, keepdim=True)
         return MaskPart(some, near, plain, mask, bias, has_keys)
 
 
 def lowest(dtype: torch.dtype) -> float:
-    """What stands for -inf in scores, so that a row of nothing else has no NaN."""
+    """Return the number used as -inf in scores; it is finite, so that masked rows have no NaN."""
     return torch.finfo(dtype).min / 2

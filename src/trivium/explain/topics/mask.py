@@ -8,7 +8,7 @@ import torch
 
 from trivium.errors import TriviumError
 from trivium.explain.page import Bilingual, Grid, Page, Part, bilingual
-from trivium.nn.mask import allowed
+from trivium.nn.mask import attention_mask
 from trivium.nn.patterns import Sliding
 from trivium.nn.sequence_info import SequenceInfo
 
@@ -51,7 +51,7 @@ def explain(text: str = "the cat sat on the mat", *, prefix: int = 3, window: in
     for name, said, rows, columns, limits, pattern in masks:
         queries = SequenceInfo.of_length(len(rows), **limits)
         keys = SequenceInfo.of_length(len(columns), **is_token) if rows is target else queries
-        seen = allowed(queries, keys, pattern)
+        seen = attention_mask(queries, keys, pattern)
         assert seen is not None
         grid = seen.expand(1, 1, len(rows), len(columns))[0, 0].int().tolist()
         caption, words_of = name
