@@ -302,7 +302,6 @@ class Family:
             use as linear layers, so that PEFT cannot adapt these matrices.
         adapted_together: last parts of the names of matrices that `transformers` fuses, so that
             PEFT adapts all or none of them.
-        row_vectors: names of vectors of V numbers that are stored as [1, V].
         by_heads: whether the rows of fused matrices are grouped by head (Q, K, V of head 0, then of
             head 1, ...).
         hf_shapes: a function of the spec that returns last parts of the names of tensors -> shapes
@@ -335,7 +334,6 @@ class Family:
     transposed: tuple[str, ...] = ()
     unadapted: tuple[str, ...] = ()
     adapted_together: tuple[str, ...] = ()
-    row_vectors: tuple[str, ...] = ()
     by_heads: bool = False
     hf_shapes: Callable[[TransformerSpec], Mapping[str, tuple[int, ...]]] = lambda _: {}
     tied_aliases: Mapping[str, str] = field(default_factory=dict)

@@ -134,7 +134,7 @@ def _fused(
         for name in weight.local
     ]
     rows = torch.block_diag(*blocks).split([len(block) for block in blocks])
-    return a, weight.fused(rows)
+    return a, weight.fuse(rows)
 
 
 def _trained_in_full(

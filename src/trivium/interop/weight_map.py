@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,59 +18,59 @@ from trivium.models.transformer import TransformerSpec
 class HFWeight:
     """One tensor of a Hugging Face file and the local tensors that it contains.
 
+    `join` makes the file's tensor in four steps: fuse the rows of the local tensors, transpose the
+    matrix, give the experts an axis, and reshape. `split` takes the same steps back.
+
     Args:
         hf: the name in the file.
         local: names in the `state_dict`; the file has the rows of several tensors one after the
             other.
-        transposed: whether the file stores a matrix as [in, out].
-        row_vector: whether the file stores a vector of V numbers as [1, V] (Marian's logit bias).
-        experts: the number of experts on the first axis of the file's tensor; 0: no such axis.
         groups: the number of heads by which the rows of several local tensors are interleaved: all
             parts of head 0, then all parts of head 1, ... (BLOOM, GPT-NeoX); 1: not interleaved.
-        hf_shape: the shape in the file, if it has other axes.
+        transposed: whether the file stores a matrix as [in, out].
+        experts: the number of experts on the first axis of the file's tensor; 0: no such axis.
+        hf_shape: the shape in the file, if the file's tensor has other axes.
     """
 
     hf: str
     local: tuple[str, ...]
-    transposed: bool = False
-    row_vector: bool = False
-    experts: int = 0
     groups: int = 1
+    transposed: bool = False
+    experts: int = 0
     hf_shape: tuple[int, ...] | None = None
 
+    def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Return the file's tensor, which contains these local tensors."""
+        x = self.fuse([tensors[name] for name in self.local])
+        x = x.T.contiguous() if self.transposed else x
+        x = x.unflatten(0, (self.experts, -1)) if self.experts else x
+        return x if self.hf_shape is None else x.reshape(self.hf_shape)
+
     def split(self, tensor: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-        """Split the file's tensor into local ones. Raises CheckpointError if the shapes differ."""
-        parts = [shapes[name] for name in self.local]
-        expected = [sum(shape[0] for shape in parts), *parts[0][1:]]
-        expected = expected[::-1] if self.transposed else expected
-        expected = [1, *expected] if self.row_vector else expected
-        if self.experts:
-            expected = [self.experts, expected[0] // self.experts, *expected[1:]]
-        if self.hf_shape is not None and tensor.shape == self.hf_shape:
-            tensor = tensor.reshape(expected)
-        if list(tensor.shape) != expected:
+        """Return the local tensors in the file's tensor.
+
+        Raises:
+            CheckpointError: the shape is not the one that follows from the local `shapes`.
+        """
+        empty = {name: torch.empty(shapes[name], device="meta") for name in self.local}
+        shape = replace(self, hf_shape=None).join(empty).shape
+        if tensor.shape not in (shape, self.hf_shape):
             raise CheckpointError(
-                f"{self.hf} is {list(tensor.shape)}, but config.json describes {expected}."
+                f"{self.hf} is {list(tensor.shape)}, but config.json describes "
+                f"{list(self.hf_shape or shape)}."
             )
-        tensor = tensor[0] if self.row_vector else tensor
-        tensor = tensor.flatten(0, 1) if self.experts else tensor
-        tensor = tensor.T if self.transposed else tensor
-        grouped = tensor.unflatten(0, (self.groups, -1))
-        rows = grouped.split([shape[0] // self.groups for shape in parts], 1)
+        x = tensor.reshape(shape)
+        x = x.flatten(0, 1) if self.experts else x
+        x = x.T if self.transposed else x
+        sizes = [shapes[name][0] // self.groups for name in self.local]
+        parts = x.unflatten(0, (self.groups, -1)).split(sizes, 1)
         return {
             name: part.flatten(0, 1).contiguous()
-            for name, part in zip(self.local, rows, strict=True)
+            for name, part in zip(self.local, parts, strict=True)
         }
 
-    def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Join the local tensors into the file's tensor."""
-        whole = self.fused([tensors[name] for name in self.local])
-        whole = whole.T.contiguous() if self.transposed else whole
-        whole = whole[None] if self.row_vector else whole
-        return whole if self.hf_shape is None else whole.reshape(self.hf_shape)
-
-    def fused(self, parts: Sequence[Tensor]) -> Tensor:
-        """Concatenate the rows of parts in the file's order: [O_i, ...] -> [sum of O_i, ...]."""
+    def fuse(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the rows of the parts in the file's order: [O_i, ...] -> [sum of O_i, ...]."""
         if len(parts) == 1:
             return parts[0]
         grouped = [part.unflatten(0, (self.groups, -1)) for part in parts]
@@ -93,16 +93,15 @@ def weight_map(
     Raises:
         SpecError: a tensor that the family has no name for.
     """
-    names, hf_shape = {*names}, family.hf_shapes(spec)
+    names, hf_shapes = {*names}, family.hf_shapes(spec)
     weights = [
         HFWeight(
             hf=hf,
             local=local,
-            transposed=hf.removesuffix(".weight").split(".")[-1] in family.transposed,
-            row_vector=hf in family.row_vectors,
-            experts=experts,
             groups=attention_of(spec).num_heads if len(local) > 1 and family.by_heads else 1,
-            hf_shape=hf_shape.get(hf.split(".")[-1]),
+            transposed=hf.removesuffix(".weight").split(".")[-1] in family.transposed,
+            experts=experts,
+            hf_shape=hf_shapes.get(hf.split(".")[-1]),
         )
         for hf, local, experts in _table(family, architecture, spec, reading=reading)
         if local[0] in names
@@ -135,21 +134,22 @@ def to_local(
             describes or, for the family's `must_be_zero`, not 0; or two tied weights that differ.
     """
     tensors = {base + name: tensor for name, tensor in tensors.items()}
-    known, unknown = {weight.hf for weight in weights}, list[str]()
+    known = {weight.hf for weight in weights}
     values = {name: tensor for name, tensor in tensors.items() if name in known}
-    for name in sorted(tensors.keys() - known):
-        original = _original(family, name, known)
+    others = sorted(tensors.keys() - known)
+    originals = {name: _original(family, name, known) for name in others}
+    for name, original in originals.items():
         if original is not None:  # a file may have a tied weight only under the name of a copy
-            tied = values.setdefault(original, tensors[name])
-            if not tied.is_meta and not torch.equal(tied, tensors[name].to(tied.dtype)):
-                raise CheckpointError(
-                    f"{name} differs from {original}, but config.json says that they are tied."
-                )
+            _check_tied(name, tensors[name], original, values.setdefault(original, tensors[name]))
         elif name in family.must_be_zero:
-            if not tensors[name].is_meta and tensors[name].any():
-                raise CheckpointError(f"{name} is not 0 everywhere, which is not supported.")
-        elif not any(re.fullmatch(pattern, name) for pattern in family.buffers):
-            unknown.append(name)
+            _check_zero(name, tensors[name])
+    unknown = [
+        name
+        for name in others
+        if originals[name] is None
+        and name not in family.must_be_zero
+        and not any(re.fullmatch(pattern, name) for pattern in family.buffers)
+    ]
     state: dict[str, Tensor] = {}
     for weight in weights:
         if weight.hf in values:
@@ -162,6 +162,18 @@ def to_local(
             + _some("Missing", missing, base)
         )
     return state
+
+
+def _check_tied(name: str, tensor: Tensor, original: str, tied: Tensor) -> None:
+    if not tied.is_meta and not torch.equal(tied, tensor.to(tied.dtype)):
+        raise CheckpointError(
+            f"{name} differs from {original}, but config.json says that they are tied."
+        )
+
+
+def _check_zero(name: str, tensor: Tensor) -> None:
+    if not tensor.is_meta and tensor.any():
+        raise CheckpointError(f"{name} is not 0 everywhere, which is not supported.")
 
 
 def to_hf(

@@ -129,7 +129,7 @@ BART = Family(
         "model.decoder.embed_tokens.weight": "model.shared.weight",
         "lm_head.weight": "model.shared.weight",
     },
-    row_vectors=("final_logits_bias",),
+    hf_shapes=lambda spec: {"final_logits_bias": (1, spec.vocab_size)},
     buffers=(r"(model\.)?(encoder|decoder)\.version",),
     must_be_zero=("final_logits_bias",),
     hooks=(SCALE, Hook(_read_bias)),

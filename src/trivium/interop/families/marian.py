@@ -67,7 +67,7 @@ MARIAN = Family(
     base="model.",
     expected={**ONLY, "normalize_embedding": False, "static_position_embeddings": True},
     ignored=f"{IGNORED} extra_pos_embeddings",
-    row_vectors=("final_logits_bias",),
+    hf_shapes=lambda spec: {"final_logits_bias": (1, spec.vocab_size)},
     tied_aliases={
         "model.encoder.embed_tokens.weight": "model.shared.weight",
         "model.decoder.embed_tokens.weight": "model.shared.weight",

@@ -42,7 +42,7 @@ def _head_dim(config: ConfigReader) -> int:
     return head_dim(config.require("d_model", 1024), config.require("n_head", 16))
 
 
-def _stored(spec: TransformerSpec) -> dict[str, tuple[int, ...]]:
+def _hf_shapes(spec: TransformerSpec) -> dict[str, tuple[int, ...]]:
     """Return the shapes of tensors in files, where weight matrices have an axis for the heads."""
     attention, width = attention_of(spec), spec.d_model
     heads = attention.num_heads, attention.head_dim
@@ -118,7 +118,7 @@ XLNET = Family(
     ignored="reuse_len use_mems_eval use_mems_train same_length start_n_top end_n_top "
     "summary_last_dropout",
     transposed=("q", "k", "v", "r"),
-    hf_shapes=_stored,
+    hf_shapes=_hf_shapes,
     tied_aliases={"lm_loss.weight": "transformer.word_embedding.weight"},
     hooks=(Hook(_read_memory, _write_memory),),
 )
