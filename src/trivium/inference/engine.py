@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -218,45 +218,62 @@ class Engine:
             self._advance(hidden, group)
 
     def _decode(self) -> None:
-        """Run the last token and the draft tokens of every text, and verify the drafts."""
+        """Generate at least one token for every running text."""
         if not self._compiled and not self._waiting:
             self._compact()
-        running, device = self._running(), self._module.device
+        running = self._running()
         drafts = self._drafts(running)
-        width = 1 + max(map(len, drafts.values()), default=0)
+        if any(drafts.values()):
+            self._verify(running, drafts)
+            return
+        hidden = self._extend_texts(
+            {state.slot: state.request.output_ids[-1:] for state in running}
+        )
+        self._advance(_rows(hidden[:, 0], running), running)
+
+    def _verify(
+        self, running: Sequence[_RequestState], drafts: Mapping[int, Sequence[int]]
+    ) -> None:
+        """Run the last token and the draft tokens of every text, and keep the accepted tokens."""
+        hidden = self._extend_texts(
+            {
+                state.slot: [state.request.output_ids[-1], *drafts.get(state.slot, ())]
+                for state in running
+            }
+        )
+        texts = running
+        for position in range(hidden.shape[1]):
+            ids = self._advance(_rows(hidden[:, position], texts), texts)
+            # A draft token is accepted if the model chose the same token.
+            texts = [
+                state
+                for state, token_id in zip(texts, ids, strict=True)
+                if not state.request.finished
+                and [*drafts.get(state.slot, ())][position : position + 1] == [token_id]
+            ]
+            if not texts:
+                break
+        if unfinished := [state for state in running if not state.request.finished]:
+            slots, lengths = zip(*((state.slot, state.cached) for state in unfinished), strict=True)
+            device = self._module.device
+            self._cache.crop(
+                torch.tensor(slots, device=device), torch.tensor(lengths, device=device)
+            )
+
+    def _extend_texts(self, new: Mapping[int, Sequence[int]]) -> Tensor:
+        """Append tokens to the texts of slots. Returns hidden states [slots, T, D], padded."""
         # The rows are the first slots, so no copy is needed; rows of free slots are padding.
-        rows = self.slots if self._compiled else 1 + running[-1].slot
-        ids = [[0] * width for _ in range(rows)]
-        lengths = [0] * rows
-        for state in running:
-            new = [state.request.output_ids[-1], *drafts.get(state.slot, ())]
-            ids[state.slot][: len(new)], lengths[state.slot] = new, len(new)
-        full = min(lengths) == width and not self._compiled
-        hidden = self._extend(
+        rows = self.slots if self._compiled else 1 + max(new)
+        lengths = [len(new.get(slot, ())) for slot in range(rows)]
+        width = max(lengths)
+        ids = [[*new.get(slot, ()), *[0] * (width - lengths[slot])] for slot in range(rows)]
+        device, full = self._module.device, min(lengths) == width and not self._compiled
+        return self._extend(
             self._module,
             self._cache,
             torch.tensor(ids, device=device),
             lengths=None if full else torch.tensor(lengths, device=device),
         )
-        accepted = running
-        for position in range(width):
-            slots = [state.slot for state in accepted]
-            states = hidden[:, position] if len(slots) == rows else hidden[slots, position]
-            chosen = self._advance(states, accepted)
-            # A draft token is accepted where the model chose the same token.
-            accepted = [
-                state
-                for state, token_id in zip(accepted, chosen)
-                if state.request.finish_reason is None
-                and drafts.get(state.slot, [])[position : position + 1] == [token_id]
-            ]
-            if not accepted:
-                break
-        if width > 1 and (kept := [state for state in running if not state.request.finished]):
-            self._cache.crop(
-                torch.tensor([state.slot for state in kept], device=device),
-                torch.tensor([state.cached for state in kept], device=device),
-            )
 
     def _compact(self) -> None:
         """Move texts to the lowest slots, since free slots below other texts are decoded, too."""
@@ -366,6 +383,11 @@ class _RequestState:
         if self.request.answers and not self.request.text:
             piece = piece.removeprefix(" ")
         self.request.text += piece
+
+
+def _rows(hidden: Tensor, states: Sequence[_RequestState]) -> Tensor:
+    """Return the hidden states of some requests: [slots, D] -> [B, D]."""
+    return hidden if len(states) == len(hidden) else hidden[[state.slot for state in states]]
 
 
 def _check_choices(choices: Sequence[Sequence[int]], stop_ids: Collection[int]) -> None:

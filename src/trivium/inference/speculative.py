@@ -8,6 +8,7 @@ the same as with the rule of Leviathan et al. 2023 (appendix A.2).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
@@ -103,39 +104,46 @@ class DraftModel:
                 f"a draft model must take back {self.num_tokens} tokens, and what this one keeps "
                 f"of a text can go back by {self._cache.max_crop}."
             )
-        self._held: list[list[int]] = [[] for _ in range(slots)]
+        self._cached: list[list[int]] = [[] for _ in range(slots)]
 
     @torch.inference_mode()
     def propose(self, texts: Mapping[int, Ids], limits: Mapping[int, int]) -> dict[int, list[int]]:
         """Return the draft tokens per slot; see `Draft.propose`."""
-        slots = [slot for slot, ids in texts.items() if len(ids) <= self._slot_length]
         drafts: dict[int, list[int]] = {slot: [] for slot in texts}
-        for slot in slots:
-            # Only accepted draft tokens stay in the cache; the last token is always read again.
-            ids, held = texts[slot], self._held[slot]
-            same = next((i for i, (a, b) in enumerate(zip(held, ids)) if a != b), len(held))
-            kept = min(same, len(ids) - 1)
-            if len(held) - kept > self.num_tokens:  # another text
-                self._cache.free(slot)
-                kept = 0
-            elif kept < len(held):
-                both = torch.tensor([[slot], [kept]], device=self.module.device)
-                self._cache.crop(*both)
-            self._held[slot] = list(ids[:kept])
-        new = {slot: list(texts[slot][len(self._held[slot]) :]) for slot in slots}
+        new = {
+            slot: self._sync(slot, ids)
+            for slot, ids in texts.items()
+            if len(ids) <= self._slot_length
+        }
         while new:
             for slot, token_id in self._read(new).items():
                 drafts[slot].append(token_id)
             new = {
                 slot: drafts[slot][-1:]
                 for slot in new
-                if len(drafts[slot]) < limits[slot] and len(self._held[slot]) < self._slot_length
+                if len(drafts[slot]) < limits[slot] and len(self._cached[slot]) < self._slot_length
             }
         return {slot: ids[: limits[slot]] for slot, ids in drafts.items()}
+
+    def _sync(self, slot: int, ids: Ids) -> list[int]:
+        """Crop the cache of a slot to a prefix of the text. Returns the tokens after the prefix.
+
+        The tokens after it are at least the last one, which is always read again.
+        """
+        cached = self._cached[slot]
+        equal = (a == b for a, b in zip(cached, ids[:-1]))
+        length = sum(1 for _ in takewhile(bool, equal))
+        if len(cached) - length > self.num_tokens:  # another text
+            self._cache.free(slot)
+            length = 0
+        elif length < len(cached):
+            self._cache.crop(*torch.tensor([[slot], [length]], device=self.module.device))
+        self._cached[slot] = [*ids[:length]]
+        return [*ids[length:]]
 
     def _read(self, new: Mapping[int, Ids]) -> dict[int, int]:
         """Append new tokens to some slots. Returns the most probable next token of each slot."""
         hidden = prefill(self.module, self._cache, list(new), list(new.values()))
         for slot, ids in new.items():
-            self._held[slot].extend(ids)
+            self._cached[slot].extend(ids)
         return dict(zip(new, self.module.logits(hidden).argmax(-1).tolist(), strict=True))
