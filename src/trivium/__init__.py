@@ -47,8 +47,8 @@ __all__ = [
     "train",
 ]
 
-# Public name -> its module, imported at first use: torch takes seconds. Other public names are
-# packages whose parts are used alone.
+# Public name -> its module, imported at first use because importing torch takes seconds. The other
+# public names are modules and packages.
 _MODULES = {
     "Callback": "trivium.train",
     "LanguageModel": "trivium.language_model",
@@ -62,16 +62,16 @@ _MODULES = {
 
 
 class _Package(_types.ModuleType):
-    """This package; `presets` stays the mapping when the module `trivium.presets` is imported."""
+    """This package. `presets` stays the mapping when the module `trivium.presets` is imported."""
 
     @property
     def presets(self) -> _Any:
-        """Name -> TransformerSpec."""
+        """The presets, a mapping from name to TransformerSpec."""
         return _importlib.import_module("trivium.presets").presets
 
     @presets.setter
     def presets(self, module: _types.ModuleType) -> None:
-        """Ignore what importing the module of that name assigns."""
+        """Ignore the assignment that importing the module `trivium.presets` makes."""
 
 
 _sys.modules[__name__].__class__ = _Package

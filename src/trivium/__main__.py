@@ -1,4 +1,4 @@
-"""The program `trivium`, also run as `python -m trivium`, for `torchrun -m trivium`."""
+"""Run the program `trivium` as `python -m trivium`, for example for `torchrun -m trivium`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from trivium.interrupts import INTERRUPTED, interrupts_exit
 
 
 def main() -> int:
-    """Run the program and return its exit code; Ctrl-C ends it from here on, without a traceback.
+    """Run the program and return its exit code. Ctrl-C ends the program without a traceback.
 
-    The command line is imported inside: its libraries take a third of a second.
+    The command line is imported inside the function, because its libraries take a third of a second
+    to import.
     """
     try:
         with interrupts_exit():

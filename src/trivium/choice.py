@@ -1,4 +1,4 @@
-"""Descriptions of which there are several kinds, each found by its `kind`."""
+"""Tagged unions of pydantic models, discriminated by `kind`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from trivium.errors import TriviumError, did_you_mean, shorten
 
 
 class Choice(BaseModel):
-    """A description of which there are several kinds, such as `Mixer` or `Objective`.
+    """Base class of tagged unions discriminated by `kind`, such as `Mixer` or `Objective`.
 
-    A class with `kind: Literal["name"] = "name"` is a member of every choice that it inherits from,
-    by being defined; no list names it. A kind belongs to one class. Of kind None it is found by
-    none. Fields of a choice are written `SerializeAsAny[Mixer]`.
+    A subclass with `kind: Literal["name"] = "name"` becomes a member of every choice that it
+    inherits from as soon as it is defined. Each kind belongs to one class. A class of kind None is
+    not registered. The type of a field that holds a choice is written `SerializeAsAny[Mixer]`.
     """
 
     kind: Any
-    """A literal string in every member."""
+    """The name of the kind. In every member it is a literal string."""
     kinds: ClassVar[dict[str, type[Any]]]
     """The members of the choice, by kind."""
 
@@ -44,13 +44,13 @@ class Choice(BaseModel):
 
     @classmethod
     def is_member(cls) -> bool:
-        """Whether the class is of a kind, not a choice of several."""
+        """Return whether the class has a kind, rather than being a choice of several kinds."""
         return not cls.model_fields["kind"].is_required()
 
     @model_validator(mode="wrap")
     @classmethod
     def _member(cls, data: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        """A table with a kind becomes the member of that kind."""
+        """Validate a table as the member that its `kind` names."""
         if cls.is_member() or not isinstance(data, Mapping):
             return validate(data)
         kind = data.get("kind")
@@ -70,6 +70,6 @@ class Choice(BaseModel):
 
 
 def import_members(package: str, path: Iterable[str]) -> list[Any]:
-    """Every module of a package, imported: what they define is registered by being defined."""
+    """Import and return all modules of a package, which registers the members they define."""
     names = sorted(module.name for module in iter_modules(path))
     return [import_module(f"{package}.{name}") for name in names]

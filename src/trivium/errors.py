@@ -1,8 +1,8 @@
-"""Errors that a user can mend.
+"""Errors that a user can fix.
 
-Every message says what was given, what is allowed and what to do, in one or two sentences. The
-command line prints it without a traceback and exits with code 1. A broken invariant of ours is an
-`assert`, never one of these.
+Every message names the input, the allowed values and the remedy, in one or two sentences. The
+command line prints the message without a traceback and exits with code 1. Broken invariants in
+Trivium itself are `assert`s, never one of these errors.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ _LONGEST_MESSAGE = 4000
 
 
 class TriviumError(ValueError):
-    """Base of every error that the user's input can cause.
+    """Base class of the errors that a user's input can cause.
 
-    Whatever names are in its message, it does not fill the terminal, and can be printed.
+    The message is shortened to 4,000 characters, and lone surrogates are escaped for printing.
     """
 
     def __init__(self, message: str) -> None:
-        printable = message.encode(errors="backslashreplace").decode()  # of lone surrogates
+        printable = message.encode(errors="backslashreplace").decode()  # escapes lone surrogates
         super().__init__(shorten(printable, _LONGEST_MESSAGE))
 
 
@@ -30,11 +30,11 @@ class DataError(TriviumError):
 
 
 class TokenizerError(TriviumError):
-    """A tokenizer that cannot be trained, loaded or used as asked."""
+    """A tokenizer that cannot be trained, loaded or used as requested."""
 
 
 class SpecError(TriviumError):
-    """A model description that contradicts itself, or input the model cannot take."""
+    """A model description that contradicts itself, or input that the model does not support."""
 
 
 class RecipeError(TriviumError):
@@ -45,15 +45,15 @@ OLD_RUN = (
     "it was made by version 0.2, whose models this version does not read. Train again, or export "
     "the model with version 0.2 (trivium export) and use the exported folder."
 )
-"""What a file of version 0.2 meets."""
+"""The end of the error message for files of version 0.2."""
 
 
 class CheckpointError(TriviumError):
-    """A run or checkpoint that is missing, damaged or does not fit."""
+    """A run, model or checkpoint that is missing, damaged or incompatible."""
 
 
 class TrainingError(TriviumError):
-    """Training that cannot go on, such as a loss that is not finite."""
+    """Training that cannot continue, for example because the loss is not finite."""
 
 
 class MissingExtraError(TriviumError):
@@ -68,7 +68,7 @@ class MissingExtraError(TriviumError):
 
 @contextlib.contextmanager
 def importing_extra(what: str, extra: str) -> Iterator[None]:
-    """Raise MissingExtraError if an import inside fails: `what` needs the optional part `extra`."""
+    """Raise MissingExtraError for `what` and its optional part `extra` if an import fails."""
     try:
         yield
     except ImportError as error:
@@ -76,7 +76,7 @@ def importing_extra(what: str, extra: str) -> Iterator[None]:
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """The known name that is spelled most like another, or else begins with it; [] without one.
+    """Return the known name most similar to `name`, else one that starts with it, else [].
 
     >>> nearest("act", ["gated", "activation"])
     ['activation']
@@ -87,7 +87,7 @@ def nearest(name: str, known: Iterable[str]) -> list[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A suggestion to append to an error message, empty when nothing is near.
+    """Return a suggestion to append to an error message, empty if no known name is similar.
 
     >>> did_you_mean("bert-smal", ["bert-small", "gpt2"])
     ' Did you mean "bert-small"?'
@@ -96,7 +96,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean_size(name: str, known: Iterable[str]) -> str:
-    """`did_you_mean` among sizes of models whose family the name nearly begins with.
+    """Return `did_you_mean` for the known model names of a family similar to that of `name`.
 
     >>> known = ["llama-7b", "bert-mini"]
     >>> did_you_mean_size("lama-7b", known), did_you_mean_size("pegasus-mini", known)
@@ -112,7 +112,7 @@ def did_you_mean_size(name: str, known: Iterable[str]) -> str:
 
 
 def shorten(text: str, length: int = 60) -> str:
-    """A text for a message: the beginning of a long one.
+    """Return a text cut to at most `length` characters, for use in a message.
 
     >>> shorten("a long story", 8)
     'a lon...'

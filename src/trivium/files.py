@@ -1,8 +1,9 @@
-"""Files: atomic writes, checksums, JSON, and reading text with decompression.
+"""Write files atomically, compute checksums, read and write JSON, and read compressed text.
 
-A file or folder is made beside its place, flushed to the disk and renamed, so that a crash never
-leaves a part of it: there is the old content or the new one. Only replacing a folder takes two
-renames; a crash between them leaves both as hidden folders beside its place (`.NAME.XXXXXXXX.tmp`).
+A file or folder is written under a temporary name next to its target, flushed to the disk and
+renamed. After a crash the target has the complete old or the complete new content. The exception is
+replacing a folder, which takes two renames: a crash between them leaves the old and the new folder
+under hidden names next to the target (`.NAME.XXXXXXXX.tmp`).
 """
 
 from __future__ import annotations
@@ -42,24 +43,24 @@ COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 STDIN = "-"
 _BLOCK = 1 << 18
 _LFS = b"version https://git-lfs.github.com/spec/"
-_SETTLED_SECONDS = 2.0  # file systems keep times in steps of up to so much
+_SETTLED_SECONDS = 2.0  # the coarsest time resolution of file systems
 
 
 def written_by() -> dict[str, str]:
-    """Return the entry of a file that names the version of Trivium which wrote it."""
+    """Return the version entry of a file: the version of Trivium that writes the file."""
     return {"trivium": version("trivium")}
 
 
 def is_of_this_version(content: Any) -> bool:
-    """Take that entry out of the content of a file. Returns False for files of version 0.2."""
+    """Remove the version entry from the content of a file. Returns False for version 0.2 files."""
     return isinstance(content, dict) and content.pop("trivium", None) is not None
 
 
 @contextlib.contextmanager
 def replace_file(path: str | Path) -> Iterator[BinaryIO]:
-    """Write a file atomically as a stream: `path` changes when the block ends without an error.
+    """Yield a stream whose content replaces `path` atomically if the block ends without an error.
 
-    The file's mode follows the umask.
+    The mode of the file follows the umask.
     """
     path = Path(path)
     temporary = temporary_path(path)
@@ -75,18 +76,18 @@ def replace_file(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def write_file(path: str | Path, data: str | bytes) -> None:
-    """Write a whole file atomically; its mode follows the umask."""
+    """Write a whole file atomically. The mode of the file follows the umask."""
     with replace_file(path) as file:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
 @contextlib.contextmanager
 def replace_folder(path: str | Path) -> Iterator[Path]:
-    """Make a folder atomically: fill the temporary folder that is yielded.
+    """Yield a temporary folder that replaces `path` if the block ends without an error.
 
-    It replaces `path` when the block ends without an error, and is removed after one.
+    After an error the temporary folder is removed.
     """
-    path = Path(path).resolve()  # A link stays one, to the new folder.
+    path = Path(path).resolve()  # A symbolic link stays and points to the new folder.
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_path(path)
     temporary.mkdir()
@@ -101,9 +102,9 @@ def replace_folder(path: str | Path) -> Iterator[Path]:
 
 
 def move_folder(source: Path, target: Path) -> None:
-    """Rename a finished folder to `target`, in place of what is there.
+    """Rename a finished folder to `target`, replacing an existing file or folder.
 
-    After an error or Ctrl-C what was there is there again.
+    After an error or Ctrl-C, the old file or folder is restored.
     """
     old = temporary_path(target)
     try:
@@ -123,11 +124,12 @@ def move_folder(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path, *, shared: bool = False) -> Iterator[TextIO]:
-    """Hold the lock of a file, which is made, with its folder, where there is none.
+    """Hold a lock on a file within the block. A missing file is created, with its folder.
 
-    The kernel frees it when the process ends in any way. `shared`: with others that share it.
+    The kernel releases the lock when the process ends in any way. With `shared`, several processes
+    can hold the lock.
 
-    Raises BlockingIOError where another process holds it.
+    Raises BlockingIOError if another process holds a conflicting lock.
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,21 +138,21 @@ def locked(path: Path, *, shared: bool = False) -> Iterator[TextIO]:
         except FileNotFoundError:  # another process has just removed the folder
             continue
         with file:
-            if fcntl is not None:  # else nothing is locked
+            if fcntl is not None:  # without fcntl there is no lock
                 fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), path.stat()):
                     yield file
                     return
-        # Its last holder removed the file after it was opened here.
+        # Another process removed the file after it was opened here.
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk, where the system can."""
+    """Flush a file, or the entries of a folder, to the disk, if the system supports it."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except PermissionError:
-        if path.is_dir():  # Windows opens no folders
+        if path.is_dir():  # Windows cannot open folders
             return
         raise
     try:
@@ -160,12 +162,12 @@ def sync(path: Path) -> None:
 
 
 def temporary_path(path: Path) -> Path:
-    """An unused hidden name beside `path`."""
+    """Return a random hidden name in the folder of `path`."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a name out of a file is one, and stays in its folder.
+    """Return whether an untrusted name is a plain file name, which cannot leave its folder.
 
     >>> [is_file_name(name) for name in ("a.json", "../a.json", "/etc/passwd", "..")]
     [True, False, False, False]
@@ -174,16 +176,17 @@ def is_file_name(name: str) -> bool:
 
 
 def sha256(path: str | Path) -> str:
-    """The SHA-256 of a file in hexadecimal, read as a stream."""
+    """Return the SHA-256 of a file in hexadecimal. The file is read as a stream."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def has_sha256(path: str | Path, digest: str) -> bool:
-    """Whether a file has this SHA-256. It is read once until its size or time changes.
+    """Return whether a file has this SHA-256. A match is cached until the file changes.
 
-    A mark in the cache says so; a file that was written a moment ago gets none, since another
-    write might not change its time.
+    The cache entry is an empty file whose name depends on path, inode, size, modification time and
+    digest. A file that was just written is not cached, because another write might not change its
+    modification time.
     """
     stat = os.stat(path)
     keys = (os.path.realpath(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, digest)
@@ -193,19 +196,19 @@ def has_sha256(path: str | Path, digest: str) -> bool:
     if sha256(path) != digest:
         return False
     if time.time() - stat.st_mtime > _SETTLED_SECONDS:
-        with contextlib.suppress(OSError):  # without a cache it is read every time
+        with contextlib.suppress(OSError):  # without a cache the file is read every time
             mark.parent.mkdir(parents=True, exist_ok=True)
             mark.touch()
     return True
 
 
 def read_json(path: str | Path) -> Any:
-    """The value in a JSON file. Raises DataError where it is missing, not JSON or not Unicode."""
+    """Return the value of a JSON file. Raises DataError if it is missing or invalid."""
     try:
         refuse_lfs_pointer(path)
         text = Path(path).read_text(encoding="utf-8")
         value = json.loads(text)
-        if "\\ud" in text.lower():  # half of a pair, which UTF-8 cannot hold
+        if "\\ud" in text.lower():  # a lone surrogate, which UTF-8 cannot encode
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except FileNotFoundError:
@@ -215,7 +218,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects in JSON lines up to a damaged one, as a kill leaves the last; none, no file."""
+    """Return the objects of a JSON Lines file up to the first damaged line; [] if it is missing."""
     records = []
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
@@ -229,7 +232,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def finite(value: Any) -> Any:
-    """Return a JSON value with null in place of numbers that are not finite, which JSON lacks.
+    """Return a JSON value with None in place of infinities and NaN, which JSON does not have.
 
     >>> finite({"auc": math.nan, "losses": [1.5, math.inf]})
     {'auc': None, 'losses': [1.5, None]}
@@ -247,7 +250,7 @@ def write_json(path: str | Path, value: Any) -> None:
 
 
 def refuse_lfs_pointer(path: str | Path) -> None:
-    """Raise DataError where a file is a Git LFS pointer: a note in place of the content."""
+    """Raise DataError if a file is a Git LFS pointer instead of the downloaded content."""
     with open(path, "rb") as file:
         if file.read(len(_LFS)) == _LFS:
             raise DataError(
@@ -258,11 +261,11 @@ def refuse_lfs_pointer(path: str | Path) -> None:
 
 @contextlib.contextmanager
 def open_bytes(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a file, an object such as s3://bucket/name, or standard input for "-"; decompress it.
+    """Open a file, an object such as s3://bucket/name, or standard input ("-"), decompressed.
 
     Raises:
-        DataError: The file cannot be opened, or its compressed data is damaged. Errors inside the
-            `with` block count too.
+        DataError: the file cannot be opened, or its compressed data is damaged. This includes
+            errors inside the `with` block.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -295,9 +298,9 @@ def _decompressed(stored: BinaryIO, suffix: str) -> io.BufferedIOBase | BinaryIO
 
 
 class _ZstandardFile(io.RawIOBase):
-    """The content of a Zstandard file of any number of frames.
+    """A stream of the decompressed content of a Zstandard file with any number of frames.
 
-    The library's own reader takes a truncated file for a complete one, which is an EOFError here.
+    A truncated file raises EOFError, whereas the library's own reader treats it as complete.
     """
 
     def __init__(self, stored: BinaryIO) -> None:
@@ -307,11 +310,11 @@ class _ZstandardFile(io.RawIOBase):
         self._frame: zstandard.ZstdDecompressionObj | None = None
 
     def readable(self) -> bool:
-        """True."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Read at most the length of `buffer`; 0 bytes at the end."""
+        """Read bytes into `buffer`. Returns the number of bytes, which is 0 at the end."""
         while not self._content and (compressed := self._compressed or self._stored.read(_BLOCK)):
             if self._frame is None:
                 self._frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
@@ -330,14 +333,14 @@ class _ZstandardFile(io.RawIOBase):
 def open_text(
     path: str | Path, *, errors: str = "strict", encoding: str = "utf-8"
 ) -> Iterator[TextIO]:
-    """Open text, decompressed by suffix; "-" is standard input.
+    """Open a text file, decompressed by its suffix. "-" is standard input.
 
-    A byte order mark is dropped; `\\r\\n` and `\\r` become `\\n`, the only line end.
+    A byte order mark is dropped in UTF-8 and UTF-16. `\\r\\n` and `\\r` become `\\n`.
     `errors="replace"` reads invalid bytes as U+FFFD.
 
     Raises:
-        DataError: The file cannot be read, is binary or in another encoding (naming the line, and
-            what it probably is). Errors inside the `with` block count too.
+        DataError: the file cannot be read, is binary, or has another encoding (the message names
+            the line and the probable encoding). This includes errors inside the `with` block.
     """
     with open_bytes(path) as file:
         block = file.peek(1 << 12)[: 1 << 12]  # type: ignore[attr-defined]
@@ -357,7 +360,7 @@ def open_text(
 
 
 def check_encoding(name: str) -> str:
-    """The name of an encoding of text. Raises DataError where Python knows none of that name."""
+    """Return the name of a text encoding. Raises DataError if Python does not know the name."""
     try:
         "".encode(name)
     except (LookupError, ValueError):
@@ -367,7 +370,7 @@ def check_encoding(name: str) -> str:
     return name
 
 
-# The first bytes of files that may have no zero byte, and so look like text.
+# The first bytes of binary formats that may have no zero byte, and would look like text.
 _NO_TEXT = {b"%PDF-": "a PDF", b"{\\rtf": "RTF", b"PK\x03\x04": "a ZIP archive (.docx, .xlsx, ...)"}
 
 
@@ -379,7 +382,7 @@ def _refuse_binary(block: bytes, path: str | Path) -> None:
         raise DataError(f"{path} is a binary file (a zero byte at {zero}), not text.")
 
 
-# What is frequent in the languages of an encoding.
+# Frequent characters of the languages that use an encoding.
 _KANA = "\u306e\u306b\u306f\u3092\u305f\u304c\u3067\u3068\u3057\u3066"
 _HAN = "\u7684\u4e00\u662f\u4e0d\u4e86\u5728\u4eba\u6709\u6211\uff0c\u3002"
 _FREQUENT = {
@@ -394,7 +397,7 @@ _FREQUENT = {
 
 
 def _probable_encoding(data: bytes) -> str | None:
-    """The encoding in which bytes that are not UTF-8 have the most frequent characters."""
+    """Return the encoding that decodes `data` to the most characters in `_FREQUENT`, or None."""
     counts = {}
     for name, frequent in _FREQUENT.items():
         with contextlib.suppress(UnicodeDecodeError):
@@ -409,7 +412,7 @@ def _advice(encoding: str) -> str:
 
 
 def _invalid_text(path: str | Path, encoding: str) -> DataError | None:
-    """The error that names the first line with invalid bytes, by reading once more."""
+    """Read the file again and return an error that names the first line with invalid bytes."""
     if not encoding.startswith("utf-8"):
         return DataError(f"{path} is not valid {encoding}: give another encoding.")
     single = "Where only single bytes are wrong, --errors replace reads them as U+FFFD."
@@ -431,17 +434,17 @@ def _invalid_text(path: str | Path, encoding: str) -> DataError | None:
 
 
 def folders_beside(path: Path) -> list[Path]:
-    """The folders beside a path, without hidden ones."""
+    """Return the other folders in the parent folder of a path, without hidden folders."""
     return [one for one in path.parent.glob("[!.]*") if one.is_dir() and one.name != path.name]
 
 
 def did_you_mean_folder(path: Path) -> str:
-    """The folder of a similar name, to append to an error message; empty when nothing is near."""
+    """Return a suggestion of a folder with a similar name, for an error message, or ""."""
     beside = {one.name: one for one in folders_beside(path)}
     return "".join(f' Did you mean "{beside[name]}"?' for name in nearest(path.name, beside))
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether a write failed because there is no space, or a quota or limit was reached."""
+    """Return whether a write failed for lack of space or because of a quota or size limit."""
     full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return full or "No space left" in str(error) or "os error 28" in str(error)

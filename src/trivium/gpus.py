@@ -1,13 +1,14 @@
 """GPUs for training: speed, memory and links, from the vendor's data sheets.
 
-FLOP/s are of dense products in bfloat16; in float32 for GPUs before compute capability 8.0, which
-have no bfloat16 and are trained on in float32. Links carry the given bytes per second in each
-direction: NVLink where there is one, else PCIe. The network is that of NVIDIA's DGX systems, a card
-of 100 (V100), 200 (A100) or 400 Gbit/s for two, one and one GPU, and for other GPUs 100 Gbit/s for
-a machine of eight, as clouds rent them.
+FLOP/s are those of dense bfloat16 matmuls. GPUs before compute capability 8.0 have no bfloat16 and
+train in float32, so their FLOP/s are those of float32. Link bandwidths are per direction, for
+NVLink if the GPU has it, else PCIe. Network bandwidths follow NVIDIA's DGX systems: one card of 100
+Gbit/s for two GPUs (V100), or one card of 200 (A100) or 400 Gbit/s for each GPU. For other GPUs
+they are 100 Gbit/s for a machine with eight GPUs, as in rented cloud machines.
 
-What products reach of the peak, with the gaps between kernels, was fitted to published training
-runs for A100 and H100 (docs/plan.md compares them); for other GPUs it is assumed.
+The fraction of the peak that matmuls reach, including the gaps between kernels, was fitted to
+published training runs for A100 and H100 (docs/plan.md compares them). For other GPUs it is an
+assumption.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ class Gpu:
     """One kind of GPU.
 
     Args:
-        device: part of the name that CUDA reports.
-        peak_flops: FLOP/s of dense matrix products.
-        memory: bytes.
-        bandwidth: bytes per second of its memory.
-        link: bytes per second to another GPU of the same machine.
-        network: bytes per second to other machines, for each GPU.
-        reached: share of the peak that the products of a training step reach.
-        has_bf16: whether products run in bfloat16, else in float32.
+        device: a part of the device name that CUDA reports.
+        peak_flops: the peak FLOP/s of dense matmuls.
+        memory: the memory in bytes.
+        bandwidth: the memory bandwidth in bytes per second.
+        link: the bandwidth to another GPU of the same machine in bytes per second.
+        network: the bandwidth to other machines in bytes per second, for each GPU.
+        reached: the fraction of the peak that the matmuls of a training step reach.
+        has_bf16: whether matmuls run in bfloat16 (otherwise in float32).
     """
 
     device: str
@@ -60,11 +61,11 @@ GPUS = {
     "rtx-4090": Gpu("RTX 4090", 165e12, 24 * _GIB, 1.008e12, 32e9, 1.5e9),
     "rtx-3090": Gpu("RTX 3090", 71e12, 24 * _GIB, 0.936e12, 32e9, 1.5e9),
 }
-"""Name -> GPU, all that `trivium plan --gpu` knows."""
+"""The GPUs that `trivium plan --gpu` knows, by name."""
 
 
 def find_gpu(name: str) -> Gpu:
-    """The GPU called `name`. Raises RecipeError for an unknown one."""
+    """Return the GPU called `name`. Raises RecipeError if the name is unknown."""
     if name.lower() not in GPUS:
         near = did_you_mean(name.lower(), GPUS)
         raise RecipeError(f'there is no GPU "{name}"; known are {", ".join(GPUS)}.{near}')

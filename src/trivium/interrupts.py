@@ -1,4 +1,4 @@
-"""Ctrl-C while modules are imported; this module itself is imported before all others."""
+"""Handle Ctrl-C while modules are imported. This module is imported before all others."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ INTERRUPTED = 130  # the exit code
 def interrupts_exit() -> Iterator[None]:
     """Exit at once with 130 on Ctrl-C while modules are imported.
 
-    A KeyboardInterrupt in the middle of an import can be swallowed by a C callback, or leave a
-    module half imported, so that the program goes on and fails later.
+    A C callback can swallow a KeyboardInterrupt that is raised during an import. The exception can
+    also leave a module half imported. In both cases the program would continue and fail later.
     """
 
     def leave(*_: object) -> None:

@@ -2,8 +2,8 @@
 
     model.safetensors  spec.json  tokenizer.json  source_tokenizer.json  checksums.json
 
-There may be no tokenizer, one or two; the files of `Settings` lie beside them. A run has these
-files at its top when it has finished, and in every checkpoint. Nothing is pickled.
+The folder contains up to two tokenizers, and also the files of `Settings`. A finished run has these
+files in its top folder, and every checkpoint has them. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ from trivium.text import Tokenizer
 SPEC, WEIGHTS, TOKENIZER = "spec.json", "model.safetensors", "tokenizer.json"
 SOURCE_TOKENIZER = "source_tokenizer.json"
 CHECKSUMS, CHECKPOINTS, RECIPE = "checksums.json", "checkpoints", "recipe.toml"
-CHECKPOINT_PATTERN = "step-" + "[0-9]" * 8  # not a copy, which a user made of one
+CHECKPOINT_PATTERN = "step-" + "[0-9]" * 8  # does not match copies that a user made
 FACTS = "run.json"
-_CONFIG = "config.json"  # of a Hugging Face folder
+_CONFIG = "config.json"  # in a Hugging Face folder
 
-# What the folder of a model may hold, ours or Hugging Face's: what `overwrite` may replace.
+# Files in a model folder of Trivium or Hugging Face; `overwrite` may replace only these.
 _MODEL_FILES = (
     *("*.json", "*.safetensors", "*.bin", "*.jinja", "*.model", "vocab.txt", "merges.txt"),
     *("README.md", ".gitattributes"),
 )
 
-# ELECTRA's two models are trained, and checkpointed, together; the first one is used.
+# ELECTRA's two models share a checkpoint. Only the discriminator is loaded.
 _DISCRIMINATOR, _GENERATOR = "discriminator.", "generator."
 
 
 @contextlib.contextmanager
 def new_model_folder(folder: str | os.PathLike[str], *, overwrite: bool) -> Iterator[Path]:
-    """A temporary folder to fill, which takes the name `folder` when the block ends.
+    """Yield a temporary folder, which is renamed to `folder` when the block ends.
 
     Raises:
-        CheckpointError: as `check_replaceable`, or the folder cannot be written.
+        CheckpointError: `check_replaceable` refuses, or the folder cannot be written.
     """
     path = Path(folder)
     check_replaceable(path, overwrite=overwrite)
@@ -78,11 +78,11 @@ def write_model(
     source_tokenizer: Tokenizer | None = None,
     settings: Settings | None = None,
 ) -> None:
-    """Write the files of a model, each atomically and checksums last, into an existing folder.
+    """Write the files of a model into an existing folder, each atomically, the checksums last.
 
-    For a whole folder at once give it a `new_model_folder`; a run holds more than a model.
-    Between the first file and the last there are no checksums: a crash there leaves a model that
-    does not load, of a run its last checkpoint.
+    To replace a whole folder atomically, pass a `new_model_folder`; a run is written in place,
+    because its folder contains other files too. While the files are written there are no checksums:
+    after a crash a saved model does not load, and a run loads from its last checkpoint.
     """
     (folder / CHECKSUMS).unlink(missing_ok=True)
     names = write_description(folder, module.spec, tokenizer, source_tokenizer, settings)
@@ -97,7 +97,7 @@ def write_description(
     source_tokenizer: Tokenizer | None,
     settings: Settings | None,
 ) -> list[str]:
-    """Write all of a model but its weights; the names of what is verified."""
+    """Write all files except the weights. Returns the names of the files that get checksums."""
     write_json(folder / SPEC, {**written_by(), **spec.to_dict()})
     names = [SPEC]
     for name, one in ((TOKENIZER, tokenizer), (SOURCE_TOKENIZER, source_tokenizer)):
@@ -113,16 +113,16 @@ def write_description(
 
 
 def write_checksums(folder: Path, names: Iterable[str]) -> None:
-    """Write the SHA-256 of some files of a folder to its `checksums.json`."""
+    """Write the SHA-256 of the named files of a folder to its `checksums.json`."""
     write_json(folder / CHECKSUMS, {name: sha256(folder / name) for name in names})
 
 
 def check_replaceable(folder: Path, *, overwrite: bool) -> None:
-    """Refuse to replace anything but a model folder, and that one without `overwrite`.
+    """Check that a folder may be written: it is missing, empty, or a model with `overwrite`.
 
     Raises:
-        CheckpointError: the folder is a file, a run, holds files of something else, or a model
-            that must not be overwritten.
+        CheckpointError: the path is a file, a run or a checkpoint of a run, or the folder contains
+            other files, or a model while `overwrite` is False.
     """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
@@ -155,29 +155,32 @@ def _is_model_file(path: Path) -> bool:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a training run, finished or not."""
+    """Return whether a folder is a training run, finished or not."""
     return (folder / RECIPE).exists() or (folder / CHECKPOINTS).exists()
 
 
 def is_unfinished(run: Path) -> bool:
-    """Whether a run is being trained or was stopped; its weights may be those of an earlier end."""
+    """Return whether a run is in training or was stopped before its end.
+
+    Such a run may still have final weights, from before it was resumed.
+    """
     facts = read_json(run / FACTS) if (run / FACTS).is_file() else None
     finished = facts.get("finished") if isinstance(facts, dict) else None
     return not (run / WEIGHTS).is_file() or finished is False
 
 
 def find_weights(path: str | os.PathLike[str], *, verify: bool = True) -> Path:
-    """The folder with the weights of a path: itself, or the last good checkpoint of a run.
+    """Return the folder with the weights: the path itself, or the last good checkpoint of a run.
 
-    The checkpoint is used where a run has not finished, also where a finished one is resumed, or
-    its own weights are damaged.
+    The checkpoint is used if the run is unfinished (also if a finished run was resumed), or if the
+    final weights of the run are damaged.
 
     Args:
-        path: a model folder, a run or its folder of checkpoints.
-        verify: compare checksums, for which all files are read; without it nothing is damaged.
+        path: a model folder, a run or the `checkpoints` folder of a run.
+        verify: compare checksums, which reads all files. Without it, no file counts as damaged.
 
     Raises:
-        CheckpointError: no model there, or only damaged ones.
+        CheckpointError: there is no model, or all models there are damaged.
     """
     path = Path(path)
     if not path.is_dir():
@@ -207,7 +210,7 @@ def find_weights(path: str | os.PathLike[str], *, verify: bool = True) -> Path:
 
 
 def find_checkpoint(run: str | os.PathLike[str], step: int) -> Path:
-    """The checkpoint of a step of a run. Raises CheckpointError where the run has none."""
+    """Return the checkpoint of a run at a step. Raises CheckpointError if there is none."""
     folder = Path(run) / CHECKPOINTS
     if not (folder / f"step-{step:08}").is_dir():
         kept = [f"{int(one.name.removeprefix('step-')):,}" for one in checkpoints(folder)][::-1]
@@ -219,14 +222,14 @@ def find_checkpoint(run: str | os.PathLike[str], step: int) -> Path:
 
 
 def checkpoints(folder: str | os.PathLike[str]) -> Iterator[Path]:
-    """The checkpoints in a folder, newest first, good or damaged."""
+    """Return an iterator over the checkpoints in a folder, newest first, including damaged ones."""
     return iter(sorted(Path(folder).glob(CHECKPOINT_PATTERN), reverse=True))
 
 
 def last_good_checkpoint(
     folder: Path, damage: Callable[[Path], str | None], warn: Callable[[str], None]
 ) -> Path | None:
-    """The newest checkpoint without damage; every damaged one on the way there is warned of."""
+    """Return the newest undamaged checkpoint, or None. Warns of each newer, damaged checkpoint."""
     for checkpoint in checkpoints(folder):
         problem = damage(checkpoint)
         if problem is None:
@@ -240,9 +243,9 @@ def find_damage(
     names: Iterable[str] = (SPEC, WEIGHTS, TOKENIZER, SOURCE_TOKENIZER),
     needed: Iterable[str] = (WEIGHTS,),
 ) -> str | None:
-    """What is wrong with some files of a folder, by its checksums; None: nothing.
+    """Compare files of a folder with its checksums. Returns the first problem, or None.
 
-    No names are those of all files; `needed` ones must be there.
+    Empty `names` stand for all files with a checksum. `needed` files must have a checksum.
     """
     try:
         checksums = dict(read_json(folder / CHECKSUMS))
@@ -260,13 +263,13 @@ def find_damage(
                 return f"{name} does not match its checksum"
         except DataError as error:
             return str(error)
-        except (OSError, ValueError):  # a name with a zero byte is none
+        except (OSError, ValueError):  # a name with a zero byte is invalid
             return f"{name!r} is missing or cannot be read"
     return None
 
 
 def read_spec(folder: Path) -> Spec:
-    """The spec of a model folder. Raises CheckpointError where there is none."""
+    """Return the spec of a model folder. Raises CheckpointError if it is missing or invalid."""
     file = folder / SPEC
     described = read_object(file)
     if not is_of_this_version(described):
@@ -280,13 +283,13 @@ def read_spec(folder: Path) -> Spec:
 
 
 def read_module(folder: Path) -> LanguageModule:
-    """The model of a folder: its spec, with its tensors mapped into memory.
+    """Return the model of a folder, built from its spec, with memory-mapped weights.
 
-    Of a discriminator trained together with its generator, the discriminator.
+    If the folder contains a generator and a discriminator, the result is the discriminator.
 
     Raises:
-        CheckpointError: no spec, unreadable weights, or names and shapes that the spec does not
-            describe.
+        CheckpointError: the spec is missing, the weights cannot be read, or names and shapes of
+            the weights do not fit the spec.
     """
     file, module = folder / WEIGHTS, build(read_spec(folder), device="meta")
     tensors = read_safetensors(file)
@@ -296,7 +299,7 @@ def read_module(folder: Path) -> LanguageModule:
             for name, tensor in tensors.items()
             if name.startswith(_DISCRIMINATOR)
         } | _whole_table(tensors)
-    # What is there in training alone: the decoder of TSDAE, the values of a policy.
+    # Weights used only in training: the decoder of TSDAE, the value head of a policy.
     alone = "decoder." if module.spec.family == "encoder-only" else "heads.tagger."
     if "tagger" not in module.heads:
         tensors = {n: tensor for n, tensor in tensors.items() if not n.startswith(alone)}
@@ -313,7 +316,7 @@ def read_module(folder: Path) -> LanguageModule:
 
 
 def _whole_table(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The discriminator's token vectors where it has only the difference to the generator's."""
+    """Return the discriminator's token embeddings if only the difference (GDES) is stored."""
     table = "tokens.weight"
     if _GENERATOR + table not in tensors:
         return {}
@@ -321,6 +324,6 @@ def _whole_table(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_source_tokenizer(folder: Path) -> Tokenizer | None:
-    """The tokenizer of what an encoder reads, None where it is that of the targets."""
+    """Return the tokenizer of source texts, or None if source and target share a tokenizer."""
     file = folder / SOURCE_TOKENIZER
     return Tokenizer.load(file) if file.is_file() else None

@@ -1,4 +1,4 @@
-"""`load`: a `LanguageModel` from a run, a checkpoint, a saved folder or from Hugging Face."""
+"""Load a `LanguageModel` from a run, a checkpoint, a saved folder or Hugging Face."""
 
 from __future__ import annotations
 
@@ -47,37 +47,38 @@ def load(
     verify: bool = True,
     allow_unknown_keys: bool = False,
 ) -> LanguageModel:
-    """A model from a run, a checkpoint, a saved folder, or from Hugging Face.
+    """Load a model from a run, a checkpoint, a saved folder, or Hugging Face.
 
-    A run that has not finished gives its last good checkpoint, with a warning. What is not a folder
-    is looked up on the Hugging Face hub, or in its cache.
+    If a run has not finished, its last good checkpoint is loaded, with a warning. A path that is
+    not a folder is looked up on the Hugging Face hub, or in the hub's local cache.
 
     Args:
-        path: a folder of ours or of `transformers`, or a hub name such as "org/name" or, of one
-            revision, "org/name@v1.0".
-        checkpoint: of a run, the step whose checkpoint to load.
-        device: "auto" is a GPU where there is one, else the CPU; "meta" leaves the weights out: a
-            model that says what it can do, known from its spec.json or the headers of its files.
-        dtype: precision of the weights, or its name; None: as stored, where a Hugging Face
-            folder has several that of most weights.
-        lowercase: for a `vocab.txt` that does not say whether it is lower-cased.
-        quantize: 8-bit weights: less memory and, on a CPU, faster generation; such a model cannot
+        path: a folder of Trivium or `transformers`, or a hub name such as "org/name", optionally
+            with a revision, "org/name@v1.0".
+        checkpoint: the step of the checkpoint to load (only for a run).
+        device: the device of the weights. "auto" is a GPU if there is one, else the CPU. "meta"
+            loads no weights: the model only describes its capabilities, from its spec.json or the
+            headers of its weight files.
+        dtype: the dtype of the weights, or its name. By default it is the stored dtype; if a
+            Hugging Face folder has several, it is the dtype of most weights.
+        lowercase: whether a `vocab.txt` is lower-cased, if its folder does not say so.
+        quantize: quantise the weights to 8 bits, for less memory and, on a CPU, faster generation.
+            Such a model cannot be trained or saved.
+        pack: store the weights in the memory layout that a CPU reads fastest. Such a model cannot
             be trained or saved.
-        pack: weights in the order that a CPU reads fastest; cannot be trained or saved.
-        compile: compile the decode step of `generate` with `torch.compile`; it takes a minute at
-            first use, again for requests of more than 2,048 tokens, and a C++ compiler. Not
-            together with `quantize` or `pack`.
-        verify: compare the files of a folder of ours with their checksums, for which each is read
-            once more until it changes.
-        allow_unknown_keys: only warn of options in a Hugging Face `config.json` that `transformers`
-            reads for this family and Trivium does not. Options that `transformers` does not have
-            are never an error: there is a warning.
+        compile: compile the decode step of `generate` with `torch.compile`. This needs a C++
+            compiler and takes a minute at first use, and again for requests of more than 2,048
+            tokens. It cannot be combined with `quantize` or `pack`.
+        verify: compare the files of a Trivium folder with their checksums. Each file is read once
+            more for this; the result is cached until the file changes.
+        allow_unknown_keys: warn of options in a Hugging Face `config.json` that `transformers`
+            reads for this family and Trivium does not, instead of raising an error. Options that
+            `transformers` does not have only cause a warning in any case.
 
     Raises:
-        CheckpointError: no model there, a damaged or unsupported one.
-        SpecError: a model that cannot be quantised.
-        TriviumError: an unknown name, options that exclude each other, or a device that cannot be
-            used.
+        CheckpointError: there is no model, or it is damaged or not supported.
+        SpecError: the model cannot be quantised.
+        TriviumError: a name is unknown, options exclude each other, or the device cannot be used.
     """
     if compile and (pack or quantize):
         raise TriviumError("compile works on plain weights: leave pack and quantize out.")
@@ -110,7 +111,7 @@ def load(
 
 
 def _main_precision(module: torch.nn.Module) -> torch.dtype | None:
-    """Return the precision of most weights, or None for a model without weights."""
+    """Return the dtype of most weights, or None for a model without weights."""
     counts = Counter[torch.dtype]()
     for weight in module.parameters():
         counts[weight.dtype] += weight.numel()
@@ -132,7 +133,7 @@ def _warn_of_unfinished(run: Path, checkpoint: Path) -> None:
     try:
         recipe = tomllib.loads((run / RECIPE).read_text(encoding="utf-8"))
         of_all = f" of {recipe['train']['steps']:,}"
-    except (OSError, ValueError, LookupError, TypeError):  # no such budget, or no such recipe
+    except (OSError, ValueError, LookupError, TypeError):  # no number of steps, or no recipe
         of_all = ""
     warnings.warn(
         f"{run} is a run that has not finished: this is its checkpoint of step {step:,}{of_all}.",
@@ -141,9 +142,9 @@ def _warn_of_unfinished(run: Path, checkpoint: Path) -> None:
 
 
 def find_device(device: str | torch.device) -> torch.device:
-    """The device of a name; "auto" is a GPU where there is one, else the CPU.
+    """Return the device of a name. "auto" is a GPU if there is one, else the CPU.
 
-    Raises TriviumError where it cannot be used.
+    Raises TriviumError if the device cannot be used.
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,4 +1,4 @@
-"""Show what is being done, on a terminal or in a log: a live line, numbers, times; and signals."""
+"""Show progress on a terminal or in a log, format numbers and durations, and handle signals."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rich.text import Text
 
 from trivium.messages import padded, translated
 
-# Seconds between status lines where the output is no terminal.
+# The seconds between log lines if the output is not a terminal.
 _LOG_EVERY = 20.0
-# Seconds after which the live line says for how long it has not changed.
+# The seconds without an update after which the live line shows the time since its last update.
 _STANDING = 5.0
 _LABEL_WIDTH = 11
 
 
 class ProgressLine:
-    """One line that is rewritten in place; where the output is no terminal, one now and then.
+    """A progress line that is rewritten in place on a terminal, or printed periodically to a log.
 
-    It is shown on standard error unless a console is set.
+    The line goes to standard error unless a console is given.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -33,7 +33,7 @@ class ProgressLine:
         self._printed = time.monotonic()
 
     def running(self) -> AbstractContextManager[Any]:
-        """Show the line while inside."""
+        """Return a context manager that shows the line on a terminal."""
         if not self.console.is_terminal:
             return nullcontext()
         return Live(
@@ -41,27 +41,27 @@ class ProgressLine:
         )
 
     def update(self, text: str) -> None:
-        """Rewrite the line. Does nothing where the output is no terminal."""
+        """Set the text of the line. The text is shown only on a terminal."""
         self._text, self._updated = text, time.monotonic()
 
     def show(self, text: str) -> None:
-        """Rewrite the line; where the output is no terminal, print it if nothing was lately."""
+        """Set the text of the line, and print the text if a log line is due (`log_is_due`)."""
         self.update(text)
         if self.log_is_due:
             self.say(text)
 
     @property
     def log_is_due(self) -> bool:
-        """Whether progress is to be printed: the output is no terminal, and nothing was lately."""
+        """Whether to print progress: not on a terminal, and no line was printed for 20 seconds."""
         return not self.console.is_terminal and time.monotonic() - self._printed > _LOG_EVERY
 
     def say(self, text: str = "", style: str | None = None) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         self._printed = time.monotonic()
         self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
     def tell(self, label: str, identifier: str, /, **values: object) -> None:
-        """Print a label and a text in the reader's language: see `labelled` and `translated`."""
+        """Print a label and a message in the user's language; see `labelled` and `translated`."""
         self.say(labelled(label, translated(identifier, **values)))
 
     def warn(self, message: str) -> None:
@@ -69,22 +69,22 @@ class ProgressLine:
         self.say(labelled("warning", message), style="yellow")
 
     def _line(self) -> Text:
-        """What the terminal shows, cut at its width."""
+        """Return the line as the terminal shows it, truncated to the width of the terminal."""
         standing = time.monotonic() - self._updated
         waiting = f"  ({short_duration(standing)})" if self._text and standing > _STANDING else ""
         return Text(self._text + waiting, style="dim", no_wrap=True, overflow="ellipsis")
 
 
 def labelled(label: str, text: str) -> str:
-    """Return a line of a run: a label of `[label]` in the reader's language, and a text.
+    """Return a text after a label of the message table `[label]`, in the user's language.
 
-    Without a label the text belongs to the line before.
+    With an empty label, the text is indented and continues the previous line.
     """
     return padded(translated(f"label.{label}") if label else "", _LABEL_WIDTH) + text
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its unit, which `[unit]` has in the singular and the plural.
+    """Return a number with its unit, singular or plural, from the message table `[unit]`.
 
     >>> counted(1, "step"), counted(2000, "step")
     ('1 step', '2,000 steps')
@@ -93,7 +93,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def short_duration(seconds: float) -> str:
-    """Seconds in the largest fitting units.
+    """Return a duration in the largest units that fit.
 
     >>> short_duration(42), short_duration(754), short_duration(8000)
     ('42s', '12m34s', '2h13m')
@@ -108,10 +108,10 @@ def short_duration(seconds: float) -> str:
 
 @contextmanager
 def handle_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """SIGINT and SIGTERM call `handler`, also in a script's `command &`, which ignores SIGINT."""
+    """Handle SIGINT and SIGTERM with `handler`, even in a background job that ignores SIGINT."""
     try:
         before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread, which alone can handle signals
+    except ValueError:  # only the main thread can set signal handlers
         yield
         return
     try:

@@ -13,7 +13,7 @@ from trivium.errors import DataError
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is in object storage: it has a scheme.
+    """Return whether a path is in object storage, that is, a URL with a scheme.
 
     >>> is_remote("s3://bucket/texts"), is_remote("texts/one.txt")
     (True, False)
@@ -22,14 +22,15 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 
 def open_remote(url: str) -> BinaryIO:
-    """Open an object for reading. Raises OSError where there is none."""
+    """Open an object for reading. Raises OSError if it does not exist."""
     return io.BufferedReader(_file_system(url).open(url, "rb"))
 
 
 def list_remote(url: str) -> list[tuple[str, int, int]]:
-    """The objects of a glob, under a folder, or the one of that name, sorted.
+    """Return the objects that match a glob, lie under a folder, or have that name, sorted.
 
-    Each with its bytes and its modification time in nanoseconds (0 where it is not known).
+    Each object is a tuple of URL, size in bytes, and modification time in nanoseconds (0 if
+    unknown).
     """
     system = _file_system(url)
     try:
@@ -44,19 +45,19 @@ def list_remote(url: str) -> list[tuple[str, int, int]]:
 
 
 def remote_is_file(url: str) -> bool:
-    """Whether there is an object of this name."""
+    """Return whether an object with this name exists."""
     return _file_system(url).isfile(url)
 
 
 def upload(folder: Path, url: str, *, last: str) -> None:
-    """Copy the files of a folder, the one named `last` after all others."""
+    """Copy the files of a local folder to object storage. The file named `last` is copied last."""
     system = _file_system(url)
     for file in sorted(folder.iterdir(), key=lambda file: (file.name == last, file.name)):
         system.put_file(str(file), f"{url.rstrip('/')}/{file.name}")
 
 
 def download(url: str, folder: Path) -> None:
-    """Copy the objects right under a name into a folder, and nothing deeper or outside of it."""
+    """Copy the objects directly under `url` into a local folder, without subfolders."""
     system = _file_system(url)
     for entry in system.ls(url.rstrip("/"), detail=True):
         name = entry["name"].rpartition("/")[2]
@@ -65,17 +66,17 @@ def download(url: str, folder: Path) -> None:
 
 
 def cache_folder(*keys: str) -> Path:
-    """The local folder for what `keys` identify: below TRIVIUM_CACHE, or ~/.cache/trivium."""
+    """Return the cache path for some keys, under TRIVIUM_CACHE or ~/.cache/trivium."""
     root = os.environ.get("TRIVIUM_CACHE") or Path.home() / ".cache" / "trivium"
     return Path(root) / hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]
 
 
 def _file_system(url: str) -> Any:
-    import fsspec  # takes a while
+    import fsspec  # slow to import
 
     try:
         return fsspec.core.url_to_fs(url)[0]
-    except (ImportError, ValueError) as error:  # the library of a scheme is not installed
+    except (ImportError, ValueError) as error:  # the library for the scheme is not installed
         raise DataError(f"{url} cannot be opened: {error}.") from error
 
 

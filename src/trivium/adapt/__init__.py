@@ -1,4 +1,4 @@
-"""Model -> model: LoRA, freezing, and weights packed or quantised for inference."""
+"""Adapt a model: LoRA, freezing, and packed or quantised weights for inference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fine-tuning a part of a model: which parameters are trained, by name patterns."""
+"""Freeze parameters by name patterns, to fine-tune only a part of a model."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _SHORT = ("none", "embeddings", "layers:N", "encoder", "body")
 
 
 class ParameterCounts(NamedTuple):
-    """Numbers of parameters; shared weights count once."""
+    """The numbers of trained and of frozen parameters. Shared parameters count once."""
 
     trained: int
     frozen: int
 
 
 def count_parameters(module: nn.Module) -> ParameterCounts:
-    """The numbers of trained and of frozen parameters."""
+    """Return the numbers of trained and of frozen parameters."""
     counts = [0, 0]
     for weight in module.parameters():
         counts[not weight.requires_grad] += weight.numel()
@@ -32,26 +32,29 @@ def count_parameters(module: nn.Module) -> ParameterCounts:
 
 
 def train_only(model: nn.Module, names: Collection[str]) -> ParameterCounts:
-    """Train the named parameters and freeze all others."""
+    """Make only the named parameters trainable. Returns the numbers of parameters."""
     for name, weight in model.named_parameters():
         weight.requires_grad_(name in names)
     return count_parameters(model)
 
 
 def freeze(model: LanguageModule, patterns: str) -> ParameterCounts:
-    """Freeze the parameters whose names match, in place, and train all others.
+    """Freeze the parameters whose names match, in place, and make all others trainable.
+
+    Returns the numbers of trained and of frozen parameters.
 
     Args:
-        model: one without a LoRA adapter, which freezes its base by itself.
-        patterns: names of parameters in shell syntax, separated by commas; the last that matches
-            decides, and one with "!" is not frozen: "*.weight,!*norm.weight,!heads.*" trains
-            biases, norms and heads (BitFit, Zaken et al. 2021). In place of patterns also "none";
-            "embeddings"; "layers:N", the lowest N layers of every stack with the embeddings;
-            "encoder", with the table that it reads; "body", all but the heads.
+        model: a model without a LoRA adapter. An adapter freezes the base model already.
+        patterns: patterns for parameter names in shell syntax, separated by commas. A pattern with
+            "!" excludes names, and the last pattern that matches a name decides:
+            "*.weight,!*norm.weight,!heads.*" trains biases, norms and heads (BitFit, Zaken et al.
+            2021). Instead of patterns, one word: "none"; "embeddings"; "layers:N" for the
+            embeddings and the lowest N layers of every stack; "encoder" for the encoder and its
+            token embeddings; "body" for everything except the heads.
 
     Raises:
-        SpecError: a pattern that matches nothing, or nothing would be left to train. The model is
-            unchanged then.
+        SpecError: a pattern without "!" matches no parameter, no parameter is left to train, or
+            the model has a LoRA adapter. The model is unchanged then.
     """
     names = [name for name, _ in model.named_parameters()]
     if any(name.endswith(".lora_a") for name in names):
@@ -95,7 +98,7 @@ def _expanded(model: LanguageModule, patterns: str) -> list[str]:
 
 
 def _layer_patterns(model: LanguageModule, number: int) -> list[str]:
-    """Patterns for the block, or blocks, that layer `number` of every stack is."""
+    """Return patterns that match the parameters of layer `number` of every stack."""
     if not model.spec.stacks:
         of_layer = re.compile(rf".*\.cells\.({number}\.\w+_l0|\w+_l{number})(_reverse)?")
         names = [name for name, _ in model.named_parameters() if of_layer.fullmatch(name)]

@@ -1,6 +1,6 @@
-"""LoRA (Hu et al. 2021): frozen matrices, each with a trained product of two low-rank ones.
+"""LoRA (Hu et al. 2021): frozen weight matrices plus trained low-rank updates.
 
-Shape letters: I inputs of a matrix, O its outputs, r rank.
+Shape letters: I input features, O output features, r rank.
 """
 
 from __future__ import annotations
@@ -25,20 +25,21 @@ _ALL, _TASK_HEADS = "all-linear", "task-heads"
 
 
 class LoRA(Part):
-    """The form of an adapter.
+    """The configuration of a LoRA adapter.
 
     >>> LoRA(rank=4, targets=("attention", "feed_forward")).scale
     4.0
 
     Args:
-        rank: r, directions of each update.
-        alpha: the update is multiplied by alpha / r; a larger rank needs no other learning rate.
-        dropout: of the input of A, while training.
-        targets: linear layers of the blocks by consecutive names of their path, with * for any:
-            "query", "attention", "layers.3.attention.value", "decoder.*.query"; "all-linear": every
-            one.
-        trained: modules or parameters trained in full beside the adapter and saved with it, named
-            in the same way; "task-heads": the heads that are not over the vocabulary.
+        rank: the rank r of each update.
+        alpha: the update is multiplied by alpha / r, so that a larger rank does not need another
+            learning rate.
+        dropout: the dropout probability for the input of A during training.
+        targets: the linear layers of the blocks to adapt, given by consecutive names of their
+            path, with * for any names: "query", "attention", "layers.3.attention.value",
+            "decoder.*.query". "all-linear" adapts all linear layers of the blocks.
+        trained: modules or parameters that are fully trained alongside the adapter and saved with
+            it, named like `targets`. "task-heads" are all heads except vocabulary heads.
     """
 
     rank: Annotated[int, Field(gt=0)] = 8
@@ -49,20 +50,21 @@ class LoRA(Part):
 
     @property
     def scale(self) -> float:
-        """alpha / r."""
+        """The factor alpha / r of the update."""
         return self.alpha / self.rank
 
 
 class LoRALinear(nn.Linear):
-    """y = W x + b + alpha / r * B A dropout(x); W and b are those of `base`, under their names.
+    """A linear layer with a LoRA update: y = W x + b + alpha / r * B A dropout(x).
 
-    A starts uniform in +-I^-0.5, as in the authors' code (the paper: normal), and B with zeros, so
-    that the start is the base. Both are float32 even where W is not: their steps are small.
+    W and b are the parameters of `base` and keep their names. A is initialized uniformly in
+    +-I^-0.5 as in the authors' code (in the paper: normal), and B with zeros, so that the layer
+    starts as `base`. A and B are at least float32, because their updates are small.
     Source: Hu et al. 2021, equation 3.
     """
 
     def __init__(self, base: nn.Linear, lora: LoRA, generator: torch.Generator) -> None:
-        nn.Module.__init__(self)  # that of nn.Linear would allocate another matrix
+        nn.Module.__init__(self)  # nn.Linear.__init__ would allocate another matrix
         self.in_features, self.out_features = base.in_features, base.out_features
         self.weight, self.bias = base.weight, base.bias
         self.scale, self.dropout = lora.scale, lora.dropout
@@ -78,27 +80,28 @@ class LoRALinear(nn.Linear):
         self.train(base.training)
 
     def forward(self, input: Tensor) -> Tensor:
-        """[..., I] -> [..., O]."""
+        """Apply the layer: [..., I] -> [..., O]."""
         x = F.dropout(input, self.dropout, self.training)
         low_rank = F.linear(x, self.lora_a.to(x.dtype)) * self.scale
         update = F.linear(low_rank, self.lora_b.to(low_rank.dtype))
         return F.linear(input, self.weight, self.bias) + update
 
     def merged(self) -> Tensor:
-        """W + alpha / r * B A, in the precision of W: [O, I]."""
+        """Return the merged weight W + alpha / r * B A, [O, I], in the dtype of W."""
         update = self.scale * (self.lora_b.detach() @ self.lora_a.detach())
         return (self.weight.detach() + update).to(self.weight.dtype)
 
 
 def add_lora(model: LanguageModule, lora: LoRA, *, seed: int = 0) -> ParameterCounts:
-    """Adapt the targets in place; all else is frozen but what `lora.trained` names.
+    """Add a LoRA adapter in place and freeze all other parameters except `lora.trained`.
 
-    The model's outputs do not change until the first step of training. Names in its `state_dict`
-    stay; each adapted layer gains `lora_a` [r, I] and `lora_b` [O, r].
+    The outputs of the model do not change until the first training step. The names in its
+    `state_dict` stay the same, and each adapted layer gains `lora_a` [r, I] and `lora_b` [O, r].
+    Returns the numbers of trained and of frozen parameters.
 
     Raises:
-        SpecError: a target or a name in `trained` that the model has not, or an adapter that is
-            there already. The model is unchanged then.
+        SpecError: the model does not have a target or a name in `trained`, or it has an adapter
+            already. The model is unchanged then.
     """
     layers, trained = target_layers(model, lora), trained_parameters(model, lora)
     generator = torch.Generator().manual_seed(seed)
@@ -109,9 +112,10 @@ def add_lora(model: LanguageModule, lora: LoRA, *, seed: int = 0) -> ParameterCo
 
 
 def merged_state(model: LanguageModule) -> dict[str, Tensor]:
-    """The `state_dict` of the same function without an adapter: the sums are the matrices.
+    """Return the `state_dict` of the model with the LoRA updates merged into the weights.
 
-    It is loaded into a model of the same spec. That of a model without an adapter is its own.
+    A new model of the same spec can load the result. Without an adapter, the result is the
+    `state_dict` of the model.
     """
     state = {name: weight.detach() for name, weight in model.state_dict().items()}
     for name, layer in adapted_layers(model).items():
@@ -121,13 +125,13 @@ def merged_state(model: LanguageModule) -> dict[str, Tensor]:
 
 
 def adapted_layers(model: nn.Module) -> dict[str, LoRALinear]:
-    """The layers with an adapter, by path."""
+    """Return the layers that have an adapter, as a dict from path to layer."""
     return {name: m for name, m in model.named_modules() if isinstance(m, LoRALinear)}
 
 
 @contextmanager
 def without_adapter(model: nn.Module) -> Iterator[None]:
-    """Within, the model computes what it did before the adapter was added."""
+    """Disable the adapter within the block: the model computes without the LoRA updates."""
     layers = adapted_layers(model).values()
     scales = [layer.scale for layer in layers]
     try:
@@ -140,7 +144,7 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 
 
 def target_layers(model: LanguageModule, lora: LoRA) -> dict[str, nn.Linear]:
-    """The layers that `add_lora` would adapt, by path; raises SpecError as it does."""
+    """Return the layers that `add_lora` would adapt, by path. Raises SpecError like `add_lora`."""
     if adapted_layers(model):
         raise SpecError(
             "this model has a LoRA adapter already: load its merged_state into a new one first."
@@ -156,7 +160,7 @@ def target_layers(model: LanguageModule, lora: LoRA) -> dict[str, nn.Linear]:
 
 
 def trained_parameters(model: LanguageModule, lora: LoRA) -> list[str]:
-    """The parameters that are trained in full beside the adapter; raises SpecError as add_lora."""
+    """Return the parameter names that `lora.trained` selects. Raises SpecError like `add_lora`."""
     names = [n for n, _ in model.named_parameters() if not n.endswith((".lora_a", ".lora_b"))]
     kinds = [k for k, module in model.heads.items() if not isinstance(module, VocabularyHead)]
     heads = [name for name in names if name.startswith(tuple(f"heads.{kind}." for kind in kinds))]
@@ -166,7 +170,7 @@ def trained_parameters(model: LanguageModule, lora: LoRA) -> list[str]:
 def _choose(
     paths: Iterable[str], names: list[str], groups: Mapping[str, list[str]], what: str
 ) -> list[str]:
-    """The names in one of the groups, or that hold one of the paths in whole parts."""
+    """Return the names that belong to a group in `paths` or contain a path as whole components."""
     chosen: set[str] = set()
     for path in paths:
         held = [name for name in names if fnmatchcase(f".{name}.", f"*.{path}.*")]
@@ -184,6 +188,6 @@ def _choose(
 
 
 def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Put a module at a path of a model."""
+    """Replace the module at path `name` of a model."""
     parent, _, last = name.rpartition(".")
     setattr(model.get_submodule(parent), last, module)

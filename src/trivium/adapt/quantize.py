@@ -1,4 +1,4 @@
-"""Weights for inference: in oneDNN's packed order, or quantised to 8 bits."""
+"""Pack weights in oneDNN's memory layout, or quantise them to 8 bits, for inference."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ Quantization = Literal["int8"]
 
 
 def pack(model: LanguageModule, quantize: Quantization | None = None) -> LanguageModule:
-    """Replace the matrices of the blocks and of the vocabulary head, in place, for inference.
+    """Pack or quantise the linear layers of the blocks and the vocabulary heads, in place.
 
-    Without `quantize` they keep their numbers in the order that a CPU multiplies fastest; where
-    there is no such product (a GPU, a CPU without bfloat16) a matrix stays as it is. The cells of a
-    recurrent network stay in any case. "int8" rounds weights to 8 bits with a scale per output.
-    A head tied to the token vectors gets a copy of them. The model can be neither trained nor saved
-    then, and is not for `torch.compile`, which packs by itself.
+    Without `quantize`, the weights keep their values and are stored in the memory layout that a CPU
+    multiplies fastest. A weight matrix stays unpacked where no such kernel exists: on a GPU, for
+    bfloat16 on a CPU without bfloat16, and for float16. "int8" rounds weights to 8 bits with one
+    scale per output. The cells of a recurrent network never change. A head that is tied to the
+    token embeddings gets a copy of them. Returns the model, which can no longer be trained or
+    saved. Packing is not meant for `torch.compile`, which packs weights itself.
 
     Raises:
-        SpecError: a model with a LoRA adapter, or packed already.
+        SpecError: the model has a LoRA adapter, or is already packed or quantised.
     """
     for module in model.modules():
         if isinstance(module, LoRALinear):

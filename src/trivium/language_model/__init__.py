@@ -1,4 +1,4 @@
-"""`LanguageModel`: a spec, weights and a tokenizer, with everything the model can do."""
+"""The class `LanguageModel`: a spec, weights and a tokenizer, with methods for all tasks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from trivium.text import Tokenizer
 class LanguageModel(GenerationMixin, PredictionMixin, TaskMixin, SavingMixin):
     """A model that is ready to use: weights in evaluation mode, with tokenizer and settings.
 
-    Each mixin has the methods of one group of capabilities. The base class `TextModel` has what
-    follows from the spec, the weights and the settings.
+    Each mixin has the methods of one group of tasks. The base class `TextModel` has the properties
+    that follow from the spec, the weights and the settings.
     """
 
     @classmethod
@@ -25,8 +25,8 @@ class LanguageModel(GenerationMixin, PredictionMixin, TaskMixin, SavingMixin):
     ) -> LanguageModel:
         """Wrap your own causal module from ids [B, T] to logits [B, T, V], to generate and score.
 
-        The model can also be served. It reads the whole text again for every token that it
-        generates. It cannot be saved or exported: keep the `state_dict` of the module.
+        The model can also be served. Generation recomputes the whole text for every new token.
+        The model cannot be saved or exported; save the `state_dict` of the module instead.
 
         Args:
             module: a module whose logits do not depend on later tokens.
@@ -34,7 +34,7 @@ class LanguageModel(GenerationMixin, PredictionMixin, TaskMixin, SavingMixin):
             max_length: the largest number of tokens that the module can read; None for any number.
 
         Raises:
-            SpecError: the module returns something else.
+            SpecError: the module does not return logits of this shape.
         """
         model = LogitsModel(module, max_length=max_length)
         return cls(model.spec, model, tokenizer)  # type: ignore[arg-type]

@@ -30,18 +30,19 @@ class GenerationMixin(TextModel):
         """Return the continuation of a prompt, or the output of an encoder-decoder.
 
         A text ends at the end-of-text token, at a stop string, after `max_new_tokens`, or at the
-        context length of the model (with relative positions such as RoPE, ALiBi or T5's there is
-        none). If the source is longer than an encoder-decoder reads, its end is cut with a warning.
+        context length of the model (models with relative positions such as RoPE, ALiBi or T5's have
+        no such limit). If the source is longer than an encoder-decoder reads, its end is cut with a
+        warning.
 
         Args:
             prompt: one text, or a list of texts, whose outputs are generated together and returned
                 as a list. Prompt i of a list uses the seed plus i.
             draft: `PromptLookup()` or a `DraftModel` for speculative decoding, which changes the
-                time, but not the text.
+                speed but not the text.
             **options: the fields of `SamplingParams`. The defaults of the model
-                (`generation_config.json`) come before those of `SamplingParams`. With `num_beams`
-                the text is the best that beam search finds, as in `transformers` (1: greedy), and
-                the options are the fields of `BeamSearchParams`, and `max_new_tokens`.
+                (`generation_config.json`) override those of `SamplingParams`. With `num_beams`,
+                the text is the best result of beam search, as in `transformers` (1: greedy). The
+                options are then the fields of `BeamSearchParams` and `max_new_tokens`.
 
         Raises:
             TriviumError: a prompt is longer than a decoder's context length, an option is unknown
@@ -82,14 +83,14 @@ class GenerationMixin(TextModel):
     def run_requests(
         self, requests: Sequence[GenerationRequest], *, slots: int, draft: Draft | None = None
     ) -> None:
-        """Generate the texts of some requests together."""
+        """Generate the texts of several requests together. Each request receives its own text."""
         engine = self.engine_for(requests, slots=slots, draft=draft)
         try:
             for request in requests:
                 engine.add(request)
             for _ in engine.run():
                 pass
-        finally:  # nothing stays in an engine that is used again
+        finally:  # a reused engine must not keep requests
             for request in requests:
                 engine.cancel(request)
 
@@ -128,8 +129,8 @@ class GenerationMixin(TextModel):
     ) -> Engine:
         """Return an engine whose slots are long enough for all requests.
 
-        A compiled engine is used again, because every new shape has to be compiled. Its slots have
-        at least 2,048 tokens, or as many as the context length.
+        A compiled engine is reused, because every new shape has to be compiled. Each of its slots
+        has room for at least 2,048 tokens, or for the context length of the model.
         """
         start = self.generation_rules.decoder_start
         lengths = [len(start or one.prompt_ids) + one.params.max_new_tokens for one in requests]
@@ -172,11 +173,11 @@ class GenerationMixin(TextModel):
         Args:
             text: one text, or a list of texts, which are read in batches of similar lengths.
             max_new_tokens: the largest number of tokens of an output. By default it is the model's
-                own limit, else twice the tokens of the source plus 16, but at most 256; a warning
-                says if an output reached this limit.
+                own limit, else twice the number of source tokens plus 16, but at most 256. A
+                warning is given if an output reaches this default limit.
             progress: called with the number of finished texts and the number of all texts.
             **options: the fields of `BeamSearchParams`. The defaults of the model
-                (`generation_config.json`) come before those of `BeamSearchParams`.
+                (`generation_config.json`) override those of `BeamSearchParams`.
 
         Raises:
             SpecError: the model is not an encoder-decoder.

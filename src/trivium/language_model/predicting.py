@@ -15,7 +15,7 @@ from trivium.inference.text_model import TextModel
 
 
 class PredictionMixin(TextModel):
-    """The methods that read what a pretrained model predicts for given text or ids."""
+    """The methods that return the predictions of a pretrained model for text or ids."""
 
     @torch.inference_mode()
     def logits(
@@ -34,7 +34,7 @@ class PredictionMixin(TextModel):
         Args:
             input_ids: a tensor, an array or a list of lists.
             attention_mask: [B, T], 0 at padding.
-            head: the kind of head. By default it is the head over the vocabulary, else the first.
+            head: the kind of head. The default is the vocabulary head, else the first head.
             **inputs: further inputs, each [B, T]: `token_type_ids` are 0 in sentence A and 1 in
                 sentence B; `position_ids` replace the usual positions; `decoder_input_ids` and
                 `decoder_attention_mask` are for an encoder-decoder.
@@ -50,7 +50,7 @@ class PredictionMixin(TextModel):
         decodes = "decoder_input_ids" in tensors
         mask = tensors.get("decoder_attention_mask" if decodes else "attention_mask")
         logits = self.module.logits(self.module(**tensors), head=head, attention_mask=mask).float()
-        if logits.ndim == 2 and logits.shape[1] == 1:  # a regression, in the user's units
+        if logits.ndim == 2 and logits.shape[1] == 1:  # regression: undo standardization
             mean, deviation = self.settings.label_scale
             logits = mean + deviation * logits
         return logits

@@ -45,8 +45,8 @@ class SavingMixin(TextModel):
         """Write a Hugging Face folder, which `transformers` and `load` read.
 
         A decoder with a task head loses its head over the vocabulary, with a warning, because no
-        class of `transformers` has both heads. The same holds for an encoder with a mask decoder
-        (`MLMHead.mask_decoder_positions`).
+        class of `transformers` has both heads. The same holds for an encoder with an enhanced mask
+        decoder (`MLMHead.mask_decoder_positions`).
 
         Args:
             folder: a new or empty folder.
@@ -54,7 +54,8 @@ class SavingMixin(TextModel):
             max_shard_bytes: the largest size of a weight file.
 
         Raises:
-            SpecError: no Hugging Face family can express this model, or `save` would raise it.
+            SpecError: no Hugging Face family can express this model, the model has two tokenizers,
+                or `save` would raise SpecError.
             CheckpointError: the folder is in use, or cannot be written.
         """
         self._check_savable()

@@ -58,7 +58,7 @@ class TaskMixin(TextModel):
         return labels[0] if isinstance(text, str) else labels
 
     def next_sentence(self, first: str, second: str) -> Classification:
-        """Return whether a text follows another one, as the head of BERT's pretraining predicts.
+        """Return whether `second` follows `first`, as predicted by the next-sentence head of BERT.
 
         The labels are "next" (0, as in Devlin et al. 2018) and "not next" (1; ALBERT: swapped).
         """
@@ -155,7 +155,7 @@ class TaskMixin(TextModel):
         return vectors[0] if isinstance(texts, str) else vectors
 
     def embed_tokens(self, texts: Sequence[str], *, normalize: bool = True) -> list[TokenVectors]:
-        """Return a vector for each token of texts, which depends on the context of the token.
+        """Return a contextual vector for each token of each text.
 
         If a text is longer than the model reads, it is read in windows of equal length. With
         `normalize`, vectors are scaled to length 1.
