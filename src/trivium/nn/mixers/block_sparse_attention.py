@@ -1,7 +1,8 @@
-"""Attention to a few blocks of a long text: BigBird.
+"""Block-sparse attention: BigBird.
 
-Shape letters: B batch, T positions, L positions of whole blocks, M blocks, C blocks that one sees,
-S tokens of a block, G queries that may see all, D width, N heads, K key-value heads, H head_dim.
+Shape letters: B batch, T positions, L positions padded to whole blocks, M blocks, C key blocks of a
+query block, S tokens of a block, G queries with full attention, D d_model, N heads, K key-value
+heads, H head_dim.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from trivium.nn.sequence_info import SequenceInfo
 
 
 class BlockSparseAttention(Attention):
-    """Attention of blocks of `block_size` tokens to a few other blocks: BigBird.
+    """BigBird: each block of `block_size` queries attends to a few blocks of keys.
 
-    A block sees itself and its neighbours, the first and the last one, and `num_random` more. The
-    first and the last one see all. In a text of at most `dense_length` tokens all tokens do.
+    A block attends to itself, its neighbours, the first block, the last block and `num_random`
+    random blocks. The first and the last block attend to all tokens. In a text of at most
+    `dense_length` tokens all tokens attend to all tokens.
 
-    While it trains, every head draws its random blocks from `seed`, the same ones in every step;
-    otherwise the first block is in the place of each, as in `transformers`. In the code of the
-    authors the random blocks stay. Layers whose seeds differ draw other blocks.
+    In training, every head draws random blocks from `seed`, the same blocks in every step. In
+    evaluation the first block takes the place of every random block, as in `transformers`; the
+    authors' code keeps the random blocks. Layers with different seeds draw different blocks.
 
     Source: Zaheer et al. 2020, section 2, with global tokens inside of the text (ITC).
     """
@@ -54,36 +56,38 @@ class BlockSparseAttention(Attention):
 
     @property
     def dense_length(self) -> int:
-        """Tokens of the longest text in which all see all: 5 + 2 `num_random` blocks."""
+        """The maximum length of texts with full attention: 5 + 2 `num_random` blocks."""
         return (5 + 2 * self.num_random) * self.block_size
 
     @property
     def divided(self) -> dict[str, int]:
-        """See `Mixer.divided`: nothing, since heads draw their blocks in turn."""
+        """See `Mixer.divided`. Nothing is divided because heads draw random blocks in turn."""
         return {}
 
-    def seen(self, length: float) -> float:
-        """Keys that are computed of a query, on average in a text of so many tokens.
+    def keys_per_query(self, length: float) -> float:
+        """Return the mean number of keys that are computed for a query in a text of this length.
 
-        Those of the first and the last block are computed twice: as of others, and of all tokens.
+        The first and the last block are computed twice: as any block, and with full attention.
         """
         if length <= self.dense_length:
             return length
         return (7 + self.num_random) * self.block_size
 
     def flops(self, attended: float) -> float:
-        """See `Attention.flops`, of the keys that are computed."""
-        return super().flops(self.seen(attended))
+        """See `Attention.flops`; only the keys that are computed count."""
+        return super().flops(self.keys_per_query(attended))
 
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
-        """See `Attention.activation_numel`; of long texts also the keys and values of the blocks
-        that each sees, and queries and outputs where they are merged.
+        """See `Attention.activation_numel`.
+
+        Long texts also keep the gathered key and value blocks, and the queries and outputs that
+        are merged.
         """
-        copies = 0 if length <= self.dense_length else 2 * (6 + self.num_random)
+        gathered = 0 if length <= self.dense_length else 2 * (6 + self.num_random)
         kept = super().activation_numel(
-            int(self.seen(length)), item=item, on_cpu=on_cpu, dropout=dropout
+            int(self.keys_per_query(length)), item=item, on_cpu=on_cpu, dropout=dropout
         )
-        return kept + copies * self.num_heads * self.head_dim
+        return kept + gathered * self.num_heads * self.head_dim
 
     def build(self, d_model: int, **options: Any) -> BlockSparseAttentionModule:
         """See `Mixer.build`."""
@@ -92,53 +96,53 @@ class BlockSparseAttention(Attention):
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks(Prepared):
-    """Which blocks of rows of L tokens see which, and which tokens see all.
+    """The key blocks of every query block, and the tokens with full attention.
 
     Args:
-        mask: of the queries of a block and the keys that it sees, for N * M heads.
-        seen: int64 [1 or B, N, M, C], the blocks of its row that a block sees; some of them are
-            masked.
-        columns: int64 [1 or B, 1, G, 1], of tokens some of which see all.
-        see_all: bool [1 or B, 1, G, 1], which of them do.
-        mask_all: of these tokens and all keys.
+        mask: the mask between queries of a block and its gathered keys, for N * M heads.
+        key_blocks: int64 [1 or B, N, M, C], the key blocks of every query block.
+        full_columns: int64 [1 or B, 1, G, 1], columns of tokens that may have full attention.
+        has_full: bool [1 or B, 1, G, 1], whether the token in this column has full attention.
+        full_mask: the mask between these tokens and all keys.
     """
 
-    seen: Tensor
-    columns: Tensor
-    see_all: Tensor
-    mask_all: Mask
+    key_blocks: Tensor
+    full_columns: Tensor
+    has_full: Tensor
+    full_mask: Mask
 
-    def own(self, x: Tensor) -> Tensor:
-        """Queries of every block: [B, N, L, H] -> [B, N * M, S, H]."""
-        return x.unflatten(2, (self.seen.shape[2], -1)).flatten(1, 2)
+    def split_queries(self, x: Tensor) -> Tensor:
+        """Return queries with blocks as heads: [B, N, L, H] -> [B, N * M, S, H]."""
+        return x.unflatten(2, (self.key_blocks.shape[2], -1)).flatten(1, 2)
 
-    def copies(self, x: Tensor) -> Tensor:
-        """Keys or values of the blocks that each sees: [B, K, L, H] -> [B, N * M, C * S, H]."""
-        (rows, kv_heads), (heads, count) = x.shape[:2], self.seen.shape[1:3]
-        each = x.unflatten(2, (count, -1)).flatten(0, 2).flatten(1)  # [B * K * M, S * H]
+    def gather_key_blocks(self, x: Tensor) -> Tensor:
+        """Return the keys or values of every query block: [B, K, L, H] -> [B, N * M, C * S, H]."""
+        (rows, kv_heads), (heads, count) = x.shape[:2], self.key_blocks.shape[1:3]
+        blocks = x.unflatten(2, (count, -1)).flatten(0, 2).flatten(1)  # [B * K * M, S * H]
         of_head = torch.arange(rows * kv_heads, device=x.device).view(rows, kv_heads, 1, 1)
-        of_head = of_head.repeat_interleave(heads // kv_heads, 1)
-        copies = each.index_select(0, (of_head * count + self.seen).flatten())
-        return copies.view(rows, heads * count, -1, x.shape[3])
+        of_head = of_head.repeat_interleave(heads // kv_heads, 1)  # [B, N, 1, 1]
+        gathered = blocks.index_select(0, (of_head * count + self.key_blocks).flatten())
+        return gathered.view(rows, heads * count, -1, x.shape[3])
 
-    def of_columns(self, x: Tensor) -> Tensor:
-        """[B, N, L, H] -> [B, N, G, H]."""
-        return x.gather(2, self.columns.expand(*x.shape[:2], -1, x.shape[3]))
+    def gather_full(self, x: Tensor) -> Tensor:
+        """Return the vectors in the full columns: [B, N, L, H] -> [B, N, G, H]."""
+        return x.gather(2, self.full_columns.expand(*x.shape[:2], -1, x.shape[3]))
 
-    def merged(self, few: Tensor, full: Tensor) -> Tensor:
-        """[B, N, L, H] with [B, N, G, H] in the rows of tokens that see all."""
-        rows = torch.where(self.see_all, full.to(few.dtype), self.of_columns(few))
-        return few.scatter(2, self.columns.expand_as(rows), rows)
+    def scatter_full(self, sparse: Tensor, full: Tensor) -> Tensor:
+        """Return [B, N, L, H] with [B, N, G, H] in the columns that have full attention."""
+        rows = torch.where(self.has_full, full.to(sparse.dtype), self.gather_full(sparse))
+        return sparse.scatter(2, self.full_columns.expand_as(rows), rows)
 
 
 class BlockSparseAttentionModule(AttentionModule):
-    """Blocks of queries attend to copies of the blocks of keys that they see, all in one product.
+    """Attention of query blocks to gathered key blocks, in one batched matmul.
 
-    What a token sees depends on its own text alone: the last block is that of the last real
-    token, and a text of at most `dense_length` tokens is dense in any batch. In `transformers`
-    both follow from the longest text of a batch. The random blocks are those of `transformers`
-    for the same seed, but in rows of 1024, 3072 and 4096 tokens, for which it draws from more
-    blocks. Its weights of attention have no dropout in long texts; ours have.
+    The attention of a token depends only on its own text: the last block is the block of the text's
+    last token, and a text of at most `dense_length` tokens has full attention in any batch. In
+    `transformers` both follow from the longest text of a batch. The random blocks equal those of
+    `transformers` for the same seed, except in rows of 1024, 3072 and 4096 tokens, for which
+    `transformers` draws from more blocks. Unlike in `transformers`, attention weights have dropout
+    in long texts.
 
     Source: Zaheer et al. 2020, section 2 and appendix D.
     """
@@ -148,7 +152,7 @@ class BlockSparseAttentionModule(AttentionModule):
     def prepare_for(
         self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> Prepared:
-        """See `AttentionModule.prepare_for`. Raises SpecError for limits other than padding."""
+        """See `AttentionModule.prepare_for`. Raises SpecError for conditions except padding."""
         self.refuse_limits(sequence, but={"padding"})
         columns = keys.columns
         if columns.shape[1] <= self.part.dense_length:
@@ -158,36 +162,47 @@ class BlockSparseAttentionModule(AttentionModule):
         return self._blocks(F.pad(is_token, (0, missing)).bool())
 
     def _blocks(self, is_token: Tensor) -> Blocks:
-        """Return the blocks of rows with real tokens [B, L], or [1, L] if all rows are alike."""
+        """Return the blocks of rows with tokens [B, L], or [1, L] if all rows are alike."""
         part, size, device = self.part, self.part.block_size, is_token.device
-        rows, heads, count = len(is_token), part.num_heads, is_token.shape[1] // size
+        rows, count = len(is_token), is_token.shape[1] // size
         columns = torch.arange(is_token.shape[1], device=device)
         end = ((columns + 1) * is_token).amax(1, keepdim=True)  # [B, 1]
         last = (end - 1).clamp(min=0) // size
-        near = torch.arange(count, device=device)[:, None] + torch.arange(-1, 2, device=device)
-        random = torch.zeros(heads, count, part.num_random, dtype=torch.int64)
-        if self.training:
-            random = random_blocks(part.seed, heads, count, part.num_random)
-        first, ends = near.new_zeros(1, 1), last[..., None, None]
-        parts = (first, ends, near.clamp(0, count - 1), random.to(device))
-        seen = torch.cat([each.expand(rows, heads, count, -1) for each in parts], -1)
+        key_blocks, is_repeated = self._key_blocks(rows, count, last)
         row = torch.arange(rows, device=device)[:, None, None, None]
-        allowed = is_token.unflatten(1, (count, size))[row, seen]  # [B, N, M, C, S]
-        # A neighbour that is the first or the last block is there already.
-        allowed[:, :, :, 2:5] &= ((near > 0) & (near < ends))[..., None]
-        allowed = allowed.flatten(3).flatten(1, 2)[:, :, None]
-        at_ends = (columns < size) | (columns // size == last)
-        see_all = (at_ends | (end <= part.dense_length)) & is_token
-        most = max(1, int(see_all.sum(1).max()))
-        chosen = see_all.int().argsort(dim=1, descending=True, stable=True)[:, :most]
-        of = partial(SequenceInfo.of_length, device=device)
+        attends = is_token.unflatten(1, (count, size))[row, key_blocks]  # [B, N, M, C, S]
+        attends[:, :, :, 2:5] &= ~is_repeated[..., None]
+        attends = attends.flatten(3).flatten(1, 2)[:, :, None]  # [B, N * M, 1, C * S]
+        in_end_blocks = (columns < size) | (columns // size == last)
+        has_full = (in_end_blocks | (end <= part.dense_length)) & is_token
+        most = max(1, int(has_full.sum(1).max()))
+        full = has_full.int().argsort(dim=1, descending=True, stable=True)[:, :most]
+        of_length = partial(SequenceInfo.of_length, device=device)
         return Blocks(
-            seen=seen,
-            mask=Mask(of(size, custom=allowed), of(allowed.shape[-1])),
-            columns=chosen[:, None, :, None],
-            see_all=see_all.gather(1, chosen)[:, None, :, None],
-            mask_all=Mask(of(most), of(len(columns), is_token=is_token)),
+            key_blocks=key_blocks,
+            mask=Mask(of_length(size, custom=attends), of_length(attends.shape[-1])),
+            full_columns=full[:, None, :, None],
+            has_full=has_full.gather(1, full)[:, None, :, None],
+            full_mask=Mask(of_length(most), of_length(len(columns), is_token=is_token)),
         )
+
+    def _key_blocks(self, rows: int, count: int, last: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the key blocks [rows, N, M, C] of `count` blocks, and which neighbours repeat.
+
+        The C blocks are the first block, the last block [rows, 1], three neighbours and the random
+        blocks. A neighbour that is the first or the last block is repeated: bool [rows, 1, M, 3].
+        """
+        part, device = self.part, last.device
+        neighbours = torch.arange(count, device=device)[:, None] + torch.arange(
+            -1, 2, device=device
+        )
+        random = torch.zeros(part.num_heads, count, part.num_random, dtype=torch.int64)
+        if self.training:
+            random = random_blocks(part.seed, part.num_heads, count, part.num_random)
+        first, last = neighbours.new_zeros(1, 1), last[..., None, None]
+        kinds = first, last, neighbours.clamp(0, count - 1), random.to(device)
+        blocks = [kind.expand(rows, part.num_heads, count, -1) for kind in kinds]
+        return torch.cat(blocks, -1), (neighbours <= 0) | (neighbours >= last)
 
     def attended(self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared) -> Tensor:
         """See `AttentionModule.attended`."""
@@ -196,20 +211,23 @@ class BlockSparseAttentionModule(AttentionModule):
         return self._mixed(*self._query_key_value(x, sequence, state, prepared), prepared)
 
     def _mixed(self, query: Tensor, key: Tensor, value: Tensor, blocks: Blocks) -> Tensor:
-        """Values of any width, mixed: [B, N, T, H], two of [B, K, T, H] -> [B, N, T, H]."""
+        """Return the weighted values: query [B, N, T, H], key, value [B, K, T, H] -> [B, N, T, H].
+
+        Values may have any width.
+        """
         length = query.shape[2]
         missing = -length % self.part.block_size
         query, key, value = (F.pad(each, (0, 0, 0, missing)) for each in (query, key, value))
-        copies = blocks.copies(key), blocks.copies(value)
-        few = self.attend_with(blocks.own(query), *copies, blocks.mask)
-        few = few.unflatten(1, (query.shape[1], -1)).flatten(2, 3)
-        full = self.attend_with(blocks.of_columns(query), key, value, blocks.mask_all)
-        return blocks.merged(few, full)[:, :, :length]
+        gathered = blocks.gather_key_blocks(key), blocks.gather_key_blocks(value)
+        sparse = self.attend_with(blocks.split_queries(query), *gathered, blocks.mask)
+        sparse = sparse.unflatten(1, (query.shape[1], -1)).flatten(2, 3)
+        full = self.attend_with(blocks.gather_full(query), key, value, blocks.full_mask)
+        return blocks.scatter_full(sparse, full)[:, :, :length]
 
     def probabilities(
         self, x: Tensor, sequence: SequenceInfo, state: Any = None, prepared: Prepared | None = None
     ) -> Tensor:
-        """See `AttentionModule.probabilities`: what becomes of values that are the unit matrix."""
+        """See `AttentionModule.probabilities`: the output for values that are the unit matrix."""
         prepared = prepared or self.prepare(sequence, state)
         if not isinstance(prepared, Blocks):
             return super().probabilities(x, sequence, state, prepared)
@@ -220,10 +238,11 @@ class BlockSparseAttentionModule(AttentionModule):
 
 @lru_cache(maxsize=256)
 def random_blocks(seed: int, num_heads: int, count: int, number: int) -> Tensor:
-    """Blocks that a block sees beside others, for every head: int64 [N, M, number].
+    """Return the random key blocks of every head and query block: int64 [N, M, number].
 
-    They are drawn among the first 5 + 2 `number`, without the first and the last of these and
-    the block's neighbours: also the authors' are near the beginning of long texts.
+    They are drawn from the first 5 + 2 `number` blocks, except the first and the last of these and
+    the block's neighbours. Random blocks are near the beginning of long texts in the authors' code,
+    too.
     """
     generator, choices = np.random.RandomState(seed), 5 + 2 * number
     blocks = torch.zeros(num_heads, count, number, dtype=torch.int64)
