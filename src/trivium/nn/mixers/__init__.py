@@ -30,11 +30,11 @@ class Mixer(Choice, Part):
     packs: ClassVar[bool] = True
     """Whether the mixer keeps the documents of a packed row separate."""
     has_global_tokens: ClassVar[bool] = False
-    """Whether the mixer has global tokens, which attend to all tokens and are visible to all tokens.
-    The task selects the global tokens."""
+    """Whether the mixer has global tokens, which attend to all tokens and are visible to all. Tasks
+    select the global tokens."""
     carries: ClassVar[bool] = False
-    """Whether the mixer's state has a fixed size and can be carried from row to row in training. The
-    module writes the state detached. Activation checkpointing would write the state twice."""
+    """Whether the state has a fixed size and can be carried from row to row in training. The module
+    writes the state detached. Activation checkpointing would write the state twice."""
 
     @property
     def cross(self) -> Any:
@@ -102,7 +102,7 @@ class MixerModule(PartModule):
         return self.part
 
     def new_table(self) -> nn.Module | None:
-        """Return weights that layers share and the stack owns, such as T5's bias; None: no table."""
+        """Return weights that layers share and the stack owns, such as T5's bias, or None."""
         return None
 
     def prepare(
@@ -110,8 +110,8 @@ class MixerModule(PartModule):
     ) -> Any:
         """Compute the values that layers with equal specs share in a pass.
 
-        The stack calls `prepare` outside of blocks. Only the weights of `table` may be read. `state` is the state of the
-        first of the layers.
+        The stack calls `prepare` outside of blocks. Only the weights of `table` may be read.
+        `state` is the state of the first of the layers.
         """
         return None
 

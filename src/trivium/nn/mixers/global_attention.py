@@ -115,7 +115,7 @@ class GlobalAttentionModule(AttentionModule):
     def prepare_for(
         self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> Prepared:
-        """See `AttentionModule.prepare_for`; the result includes the global tokens and their mask."""
+        """See `AttentionModule.prepare_for`. The result includes the global tokens and the mask."""
         chosen, local = self.always_seen(sequence), super().prepare_for(sequence, keys, table)
         if chosen is None or not len(columns := chosen.any(0).nonzero()[:, 0]):
             return PreparedGlobal(local.mask)
