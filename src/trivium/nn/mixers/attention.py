@@ -26,7 +26,7 @@ from trivium.nn.state import KeysValues, Ring, State
 
 
 class Attention(Mixer):
-    """Multi-head attention; with fewer key-value heads than query heads it is grouped-query.
+    """Multi-head attention, or grouped-query attention if `num_kv_heads` < `num_heads`.
 
     Scores are multiplied by `scale`. The default is head_dim^-0.5, or ((1 + n) head_dim)^-0.5 if
     the position encoding adds n dot products to Q K^T. With `qk_norm` the queries and keys of every
@@ -155,10 +155,10 @@ class Prepared:
 class AttentionModule(MixerModule):
     """MultiHead(x) = Concat(softmax(Q_n K_n^T * scale) V_n) W_O.
 
-    Source: Vaswani et al. 2017, section 3.2; with fewer key-value heads than heads it is
-    grouped-query attention (Ainslie et al. 2023). `Attention` describes the scale and the optional
-    changes to queries, keys and scores. All layers of a stack together keep at most
-    `MAX_EAGER_SCORES` scores for backward in eager attention without a soft cap.
+    Source: Vaswani et al. 2017, section 3.2, and for grouped-query attention Ainslie et al. 2023.
+    `Attention` describes the scale and the optional changes to queries, keys and scores. All layers
+    of a stack together keep at most `MAX_EAGER_SCORES` scores for backward in eager attention
+    without a soft cap.
     """
 
     parallel: ClassVar[Mapping[str, str]] = PROJECTIONS

@@ -115,7 +115,7 @@ class MambaModule(LeftToRightMixer):
             linear.weight.copy_(uniform * inputs**-0.5)
         ends = math.log(_LEAST_STEP), math.log(_LARGEST_STEP)
         steps = torch.empty(part.d_inner).uniform_(*ends, generator=generator).exp()
-        self.dt_proj.bias.copy_(steps + (-torch.expm1(-steps)).log())  # softplus of it is steps
+        self.dt_proj.bias.copy_(steps + (-torch.expm1(-steps)).log())  # softplus(bias) = steps
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
         """Return an empty state of fixed size: the last K - 1 inputs of the convolution, and h."""
