@@ -35,7 +35,8 @@ def test_blocks_in_evaluation_and_random_ones_in_training(name):
     for training in (False, True):
         original = hf_model(Case(f"BigBird{name}", {**_LONG, **blocks})).train(training)
         local = ours_of(original).train(training)
-        assert local.encoder.layers[1].mixer.prepare(SequenceInfo.of_length(69)).key_blocks.shape[2] == 23
+        prepared = local.encoder.layers[1].mixer.prepare(SequenceInfo.of_length(69))
+        assert prepared.key_blocks.shape[2] == 23
         expected = next(hf_outputs(original, inputs))
         found = next(local_outputs(local, inputs))
         if found.shape[:2] == real.shape:

@@ -93,7 +93,7 @@ def test_wrong_inputs_are_refused():
         (gpt2, {"input_ids": ids, "cache": cache, "attention_mask": ids}, "no attention_mask"),
         (gpt2, {"input_ids": random_ids(2, 8), "cache": cache}, "8 tokens, but slot_length is 7"),
         (bert, {"input_ids": ids, "cache": cache}, "an encoder takes no cache"),
-        (t5, {"decoder_input_ids": ids, "cache": t5.new_cache(2, 7)}, "cache.remember"),
+        (t5, {"decoder_input_ids": ids, "cache": t5.new_cache(2, 7)}, "set_encoder_output"),
     ]
     for model, inputs, message in calls:
         with pytest.raises(SpecError, match=message):

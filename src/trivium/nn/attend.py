@@ -1,7 +1,7 @@
-"""Attention kernels: which one computes what a mask asks for.
+"""Scaled dot-product attention, computed by the fastest kernel that supports the mask.
 
 Shape letters: B batch, T query positions, S key positions, N heads, K key-value heads, H head_dim,
-V dimensions of a value.
+V value dimension.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from trivium.nn.activations import soft_capped
 from trivium.nn.mask import Mask, MaskPart, lowest
 
-# Attention scores that the layers of a stack together may keep for backward in eager attention:
-# 4 GiB of float32. Beyond it memory matters more than time.
+# The largest number of attention scores that all layers of a stack together keep for backward in
+# eager attention: 4 GiB in float32. Above this limit, memory matters more than time.
 MAX_EAGER_SCORES = 2**30
 
 
@@ -30,11 +30,12 @@ def attend(
     dropout: float = 0.0,
     max_scores: int = MAX_EAGER_SCORES,
 ) -> Tensor:
-    """softmax(Q K^T * scale + scores + bias and limits of the mask) V by the fastest way there is.
+    """Compute softmax(Q K^T * scale + scores + mask) V with the fastest available kernel.
 
-    A query that may attend to nothing gets 0. `scale` is H^-0.5 unless set. With `soft_cap` c the
-    product s = Q K^T * scale is c tanh(s / c), which no kernel of PyTorch's computes: all scores
-    of a part of the mask are in memory at a time.
+    The mask includes the position bias. The output is 0 for a query without any visible key.
+    `scale` defaults to H^-0.5. With `soft_cap` c, s = Q K^T * scale becomes c tanh(s / c). No
+    PyTorch kernel supports a soft cap, so all scores of a mask part are in memory at once. In eager
+    attention on a CPU, training keeps up to `max_scores` scores.
 
     Shape: query [B, N, T, H]; key [B, K, S, H], value [B, K, S, V] with N a multiple of K; scores
     [1 or B, N, T, S] -> [B, N, T, V].
@@ -42,13 +43,13 @@ def attend(
     scale = float(query.shape[3] ** -0.5) if scale is None else scale
     whole, mixed = None, []
     if len(mask.slices) > 1 and not torch.is_grad_enabled():
-        # Parts that are kept would lie between large tensors, whose memory is not used again then.
+        # Separate outputs of the parts would fragment the memory between large temporary tensors.
         whole = query.new_empty(*query.shape[:3], value.shape[3])
     for part in mask:
         some, near = part.queries, part.keys
         q, k, v = query[:, :, some], key[:, :, near], value[:, :, near]
         bias = part.bias if scores is None else _with_scores(part, scores[..., some, near])
-        # The backward pass of eager attention is 4 times faster than the kernel's.
+        # On a CPU, the backward pass of eager attention is 4 times faster than that of the kernel.
         small = q.shape[:3].numel() * k.shape[2] * len(mask.slices) <= max_scores
         faster = q.device.type == "cpu" and torch.is_grad_enabled() and small
         if faster or soft_cap is not None:
@@ -74,7 +75,7 @@ def attention_probabilities(
     scores: Tensor | None = None,
     soft_cap: float | None = None,
 ) -> Tensor:
-    """What `attend` weighs values with: [B, N, T, S]; rows of queries without any key are 0."""
+    """Return the attention probabilities of `attend`, [B, N, T, S]; 0 for queries without keys."""
     whole = query.new_zeros(*query.shape[:3], key.shape[2])
     for part in mask:
         some, near = part.queries, part.keys
@@ -94,12 +95,12 @@ def _softmax(
     bias: Tensor | None,
     soft_cap: float | None,
 ) -> Tensor:
-    """softmax(capped(Q K^T * scale) + bias), 0 where not allowed: [B, N, T, S].
+    """Return softmax(soft_capped(Q K^T * scale) + bias), [B, N, T, S], 0 for masked keys.
 
-    A query that may attend to nothing gets 1 / S everywhere, which its caller makes 0.
+    A query without any visible key gets 1 / S for every key; the caller replaces 1 / S with 0.
 
-    Shape: query [B, N, T, H]; key [B, K, S, H]; bias [1 or B, N, T, S], with the limits of the
-    part in it.
+    Shape: query [B, N, T, H]; key [B, K, S, H]; bias [1 or B, N, T, S], which includes the mask of
+    the part.
     """
     scores = (query * scale) @ _repeat_kv(key, query.shape[1]).transpose(-1, -2)
     if soft_cap is not None:
@@ -118,19 +119,20 @@ def _by_kernel(
     bias: Tensor | None,
     dropout: float,
 ) -> Tensor:
-    """PyTorch's `scaled_dot_product_attention`; arguments as in `_softmax`."""
+    """Call PyTorch's `scaled_dot_product_attention`; see `_softmax` for the arguments."""
     heads, queries = query.shape[1], query.shape[2]
     is_causal = part.is_plain_causal and bias is None
     mask = part.attention_mask if bias is None else _cast(bias, query.dtype)
     mask = None if is_causal else mask
     groups = heads // key.shape[1]
     fold_groups = groups > 1 and queries == 1
-    if fold_groups:  # heads with the same keys become queries of one head: keys are read once
+    if fold_groups:  # query heads that share keys become queries of one head: keys are read once
         query = query.view(len(query), -1, groups, query.shape[3])
         if mask is not None and mask.shape[1] > 1:
             mask = mask.view(len(mask), -1, groups, mask.shape[3])
     elif groups > 1 and mask is not None and query.device.type == "cuda":
-        # Kernels of a GPU that take a mask and groups keep all scores: they get repeated keys.
+        # GPU kernels that support both a mask and grouped heads keep all scores, so keys are
+        # repeated instead.
         key, value = _repeat_kv(key, heads), _repeat_kv(value, heads)
     mixed = F.scaled_dot_product_attention(
         query,
@@ -146,17 +148,17 @@ def _by_kernel(
 
 
 def _cast(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """A bias in another precision; what is lowest in it stays finite in float16."""
+    """Return the bias in another dtype; the lowest values stay finite in float16."""
     return (bias.clamp(min=lowest(dtype)) if dtype == torch.float16 else bias).to(dtype)
 
 
 def _with_scores(part: MaskPart, scores: Tensor) -> Tensor:
-    """Scores of a layer, with the limits and the bias of a part in them."""
+    """Return the scores of a layer plus the bias of a mask part, with the mask applied."""
     return _limited(scores if part.bias is None else scores + part.bias, part)
 
 
 def _limited(scores: Tensor, part: MaskPart) -> Tensor:
-    """Scores [B, N, T, S] that are lowest where a part allows nothing."""
+    """Return scores [B, N, T, S] with masked entries set to the lowest value."""
     allowed = part.attention_mask
     if allowed is None and part.is_plain_causal:
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
@@ -164,5 +166,5 @@ def _limited(scores: Tensor, part: MaskPart) -> Tensor:
 
 
 def _repeat_kv(x: Tensor, heads: int) -> Tensor:
-    """Keys or values repeated for the heads that share them: [B, K, S, H] -> [B, N, S, H]."""
+    """Repeat keys or values for grouped query heads: [B, K, S, H] -> [B, N, S, H]."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)

@@ -1,4 +1,4 @@
-"""Kinds of mixers: how a block lets tokens see each other.
+"""Token mixers: the sublayer of a block in which tokens exchange information.
 
 Shape letters: B batch, T positions, D width, N heads, H head_dim.
 """
@@ -21,43 +21,44 @@ from trivium.nn.state import State
 
 
 class Mixer(Choice, Part):
-    """What mixes the tokens of a text, [B, T, D] -> [B, T, D]."""
+    """Spec of a token mixer, such as attention or a state space model: [B, T, D] -> [B, T, D]."""
 
     encodes: ClassVar[bool] = True
-    """Whether it can read both sides of a token, as an encoder does."""
+    """Whether the mixer can be bidirectional, as in an encoder."""
     decodes: ClassVar[bool] = True
-    """Whether it can read the left side alone, step by step."""
+    """Whether the mixer can be causal and can decode step by step."""
     packs: ClassVar[bool] = True
-    """Whether it keeps the documents of a packed row apart."""
+    """Whether the mixer keeps the documents of a packed row separate."""
     has_global_tokens: ClassVar[bool] = False
-    """Whether some tokens see all others and are seen by them, as a task says."""
+    """Whether the mixer has global tokens, which attend to all tokens and are visible to all. Tasks
+    select the global tokens."""
     carries: ClassVar[bool] = False
-    """Whether what it keeps of a text has a size of its own and goes on from row to row in
-    training: its module writes it detached. Activation checkpointing would write it twice."""
+    """Whether the state has a fixed size and can be carried from row to row in training. The module
+    writes the state detached. Activation checkpointing would write the state twice."""
 
     @property
     def cross(self) -> Any:
-        """The `Attention` to an encoder's output beside it; None where it has none."""
+        """The `Attention` spec of the cross-attention in the same block; None: not supported."""
         return None
 
     @property
     def divided(self) -> dict[str, int]:
-        """Sizes that tensor parallelism divides, by the names of their fields."""
+        """The field names and sizes that tensor parallelism divides; empty: not divisible."""
         return {}
 
     def flops(self, attended: float) -> float:
-        """Of a token's forward and backward pass, beside 6 for each weight of a matrix.
+        """Return the FLOPs per token (forward and backward), not counting 6 per matrix weight.
 
-        `attended` are the positions that it could attend to.
+        `attended`: the average number of positions that a token attends to without a pattern.
         """
         return 0.0
 
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
-        """Return how many numbers per token training keeps between forward and backward pass.
+        """Return the activation numel: the numbers per token that training keeps for backward.
 
-        The block counts the input and the norm of the mixer. `length`: tokens of a row. `item`:
-        bytes of a number in the precision of the run; a tensor that stays in float32 in any
-        precision counts as `4 / item` numbers.
+        The block counts the input and the norm of the mixer. `length`: the number of tokens in a
+        row. `item`: the bytes per number in the precision of the run; an element of a tensor that
+        is always float32 counts as `4 / item` numbers.
         """
         raise NotImplementedError
 
@@ -65,9 +66,9 @@ class Mixer(Choice, Part):
         """Return the module, which maps [B, T, d_model] to [B, T, d_model].
 
         Args:
-            d_model: width of the vectors.
-            dropout: of attention weights or the like, while training.
-            num_layers: of the stack, for mixers that keep much for the backward pass.
+            d_model: the width of the hidden states.
+            dropout: the dropout rate inside the mixer, for example of attention weights.
+            num_layers: the number of layers in the stack; the layers share a memory limit.
         """
         raise NotImplementedError
 
@@ -78,17 +79,17 @@ PROJECTIONS: Mapping[str, str] = {
     "value": "column",
     "output": "row",
 }
-"""`PartModule.parallel` of a mixer that has heads."""
+"""The value of `PartModule.parallel` for a mixer that has heads."""
 
 
 class MixerModule(PartModule):
-    """What mixes the tokens of a text: built of a part, a width and the dropout of its stack.
+    """Module of a token mixer.
 
     Args:
-        part: the mixer.
+        part: the spec of the mixer.
         width: D.
-        dropout: of attention weights or the like, while training.
-        num_layers: of the stack, for mixers that keep much for backward.
+        dropout: the dropout rate inside the mixer, for example of attention weights.
+        num_layers: the number of layers in the stack; the layers share a memory limit.
     """
 
     def __init__(self, part: Any, width: int, dropout: float = 0.0, num_layers: int = 1) -> None:
@@ -97,19 +98,20 @@ class MixerModule(PartModule):
 
     @property
     def table_key(self) -> Hashable:
-        """Layers whose keys are equal share one table."""
+        """The key of the mixer's shared table: layers with equal keys share one table."""
         return self.part
 
     def new_table(self) -> nn.Module | None:
-        """Weights that all layers share, which the stack holds, such as T5's bias."""
+        """Return weights that layers share and the stack owns, such as T5's bias, or None."""
         return None
 
     def prepare(
         self, sequence: SequenceInfo, state: State | None = None, table: nn.Module | None = None
     ) -> Any:
-        """What layers with equal parts share in a pass, made outside of blocks.
+        """Compute the values that layers with equal specs share in a pass.
 
-        It reads no weights but those of the table. `state` is that of the first of the layers.
+        The stack calls `prepare` outside of blocks. Only the weights of `table` may be read.
+        `state` is the state of the first of the layers.
         """
         return None
 
@@ -122,21 +124,25 @@ class MixerModule(PartModule):
             )
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
-        """What is kept of texts of at most `length` tokens, as precise as `like`."""
+        """Return an empty state for texts of at most `length` tokens, on the device of `like`.
+
+        The dtype is that of `like`, or float32 for sums if that is wider.
+        """
         raise NotImplementedError
 
     def forward(
         self, x: Tensor, sequence: SequenceInfo, state: State | None = None, prepared: Any = None
     ) -> Tensor:
-        """[B, T, D] -> [B, T, D]; `state`, of earlier tokens, is extended in place.
+        """Return the mixed hidden states: [B, T, D] -> [B, T, D]. Updates `state` in place.
 
-        Without what `prepare` gives a mixer prepares for itself.
+        `state` is the state of the earlier tokens. If `prepared` is None, the mixer calls `prepare`
+        itself.
         """
         raise NotImplementedError
 
 
 class ProjectingMixer(MixerModule):
-    """A mixer whose heads read projections with biases: queries, keys and values."""
+    """Mixer with query, key, value and output projections, all of them with biases."""
 
     parallel: ClassVar[Mapping[str, str]] = PROJECTIONS
 
@@ -149,18 +155,18 @@ class ProjectingMixer(MixerModule):
         self.output = nn.Linear(heads, width)
 
     def split_heads(self, *projections: Tensor) -> list[Tensor]:
-        """Split projections by heads: [B, T, N * H] each -> [B, N, T, H] each."""
+        """Split each projection into heads: [B, T, N * H] -> [B, N, T, H]."""
         heads = self.part.num_heads
         return [each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in projections]
 
 
 class LeftToRightMixer(MixerModule):
-    """A mixer that reads a text from left to right, with a state of a fixed size."""
+    """Recurrent mixer, which reads a text from left to right and has a state of a fixed size."""
 
     def prepare(
         self, sequence: SequenceInfo, state: State | None = None, table: nn.Module | None = None
     ) -> None:
-        """Raise SpecError for a pass that does not read from left to right."""
+        """Raise SpecError for a pass that is not causal or has unsupported mask conditions."""
         self.refuse_limits(sequence, but={"causal", "documents", "padding"})
         if not sequence.causal:
             raise SpecError(
@@ -169,7 +175,7 @@ class LeftToRightMixer(MixerModule):
 
 
 def recompute(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> tuple[Any, ...]:
-    """Return the result of a function without randomness; backward computes it again."""
+    """Call a deterministic function with activation checkpointing and return its result."""
     if torch.is_grad_enabled():
         return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
     return function(*arguments)

@@ -1,4 +1,4 @@
-"""Multi-head attention, for self-attention and cross-attention of every family.
+"""Multi-head attention: self-attention and cross-attention.
 
 Shape letters: B batch, T query positions, S key positions, D width, N heads, K key-value heads,
 H head_dim.
@@ -26,14 +26,14 @@ from trivium.nn.state import KeysValues, Ring, State
 
 
 class Attention(Mixer):
-    """Multi-head attention; with fewer key-value heads than query heads it is grouped-query.
+    """Multi-head attention, or grouped-query attention if `num_kv_heads` < `num_heads`.
 
-    Q K^T is multiplied by `scale`, head_dim^-0.5 unless set; where positions add n products to it,
-    the sum is, by ((1 + n) head_dim)^-0.5. With `qk_norm` the queries and keys of
-    every head are normalised (Henry et al. 2020; Qwen3). With `qk_norm_over` "all-heads" the norm
-    reads the queries of all heads as one vector, and the keys as another (OLMo 2). Rotary positions
-    are applied after the norm, or before it with `qk_norm_place` "after-rotary". With
-    `soft_cap` c a score s is c tanh(s / c) (Gemma 2), before biases of positions are added.
+    Scores are multiplied by `scale`. The default is head_dim^-0.5, or ((1 + n) head_dim)^-0.5 if
+    the position encoding adds n dot products to Q K^T. With `qk_norm` the queries and keys of every
+    head are normalised (Henry et al. 2020; Qwen3). With `qk_norm_over` "all-heads" the norm treats
+    the queries of all heads as one vector, and the keys of all heads as another (OLMo 2). RoPE is
+    applied after the norm, or before the norm with `qk_norm_place` "after-rotary". With `soft_cap`
+    c, a score s becomes c tanh(s / c) (Gemma 2) before the position bias is added.
     """
 
     kind: Literal["attention"] = "attention"
@@ -53,32 +53,32 @@ class Attention(Mixer):
 
     @property
     def kv_heads(self) -> int:
-        """Key-value heads: `num_kv_heads`, or as many as query heads."""
+        """The number of key-value heads: `num_kv_heads`, or `num_heads` if unset."""
         return self.num_kv_heads or self.num_heads
 
     @property
     def has_key_bias(self) -> bool:
-        """Whether the matrix of keys has a bias: `key_bias`, or as the others."""
+        """Whether the key projection has a bias: `key_bias`, or `bias` if unset."""
         return self.bias if self.key_bias is None else self.key_bias
 
     @property
     def has_output_bias(self) -> bool:
-        """Whether the output matrix has a bias: `output_bias`, or as the others."""
+        """Whether the output projection has a bias: `output_bias`, or `bias` if unset."""
         return self.bias if self.output_bias is None else self.output_bias
 
     @property
     def score_scale(self) -> float:
-        """What scores are multiplied by: `scale`, or what keeps their deviation at 1."""
+        """The scale of the scores: `scale`, or (num_dot_products * head_dim)^-0.5 if unset."""
         num_dot_products = self.positions.num_dot_products if self.positions else 1
         return (num_dot_products * self.head_dim) ** -0.5 if self.scale is None else self.scale
 
     @property
     def cross(self) -> Attention:
-        """The cross-attention beside it: without relative positions and pattern."""
+        """The cross-attention in the same block: this attention without positions and pattern."""
         return self.replace(pattern=None, positions=None)
 
     def check(self) -> None:
-        """Raise SpecError for heads that do not fit each other, the pattern or the positions."""
+        """Raise SpecError if the heads do not fit each other, the pattern or the positions."""
         if self.num_heads % self.kv_heads:
             raise SpecError(
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.kv_heads}: "
@@ -108,16 +108,17 @@ class Attention(Mixer):
         return {"num_heads": self.num_heads, "num_kv_heads": self.kv_heads}
 
     def flops(self, attended: float) -> float:
-        """12 N H for every position that a query attends to, and what positions add."""
+        """Return 12 N H per attended position, plus the FLOPs of the position encoding."""
         heads = self.num_heads, self.head_dim
         own = self.positions.flops(attended, *heads) if self.positions else 0.0
         return 12.0 * attended * self.num_heads * self.head_dim + own
 
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
-        """Queries, keys, values and outputs; on a CPU probabilities, with dropout three times.
+        """Return the numel of queries, keys, values and outputs, and of probabilities on a CPU.
 
-        A soft cap keeps scores and probabilities anywhere, and norms what they read. Positions may
-        add more.
+        With dropout the probabilities count three times. With a soft cap the scores and the
+        probabilities are kept on any device. Query and key norms keep their inputs. The position
+        encoding may add more.
         """
         heads = self.num_heads * self.head_dim
         explicit = on_cpu or self.soft_cap is not None
@@ -137,10 +138,13 @@ class Attention(Mixer):
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the layers with equal attention share in a pass: the mask, and what positions made.
+    """The values that layers with equal attention share in a pass.
 
-    `source` [B, T, D] is what keys and values are made of, if not of the input of the layer
-    (DeBERTa's mask decoder).
+    Args:
+        mask: the attention mask.
+        positions: the result of `PositionsModule.prepare`.
+        source: the hidden states [B, T, D] from which keys and values are computed; None: the input
+            of the layer. DeBERTa's enhanced mask decoder sets `source`.
     """
 
     mask: Mask
@@ -151,10 +155,10 @@ class Prepared:
 class AttentionModule(MixerModule):
     """MultiHead(x) = Concat(softmax(Q_n K_n^T * scale) V_n) W_O.
 
-    Source: Vaswani et al. 2017, section 3.2; with fewer key-value heads than heads it is
-    grouped-query attention (Ainslie et al. 2023). Scale is H^-0.5 unless the part has another;
-    `Attention` has what else may be done to queries, keys and scores. All layers of a stack
-    together keep at most `MAX_EAGER_SCORES` for backward.
+    Source: Vaswani et al. 2017, section 3.2, and for grouped-query attention Ainslie et al. 2023.
+    `Attention` describes the scale and the optional changes to queries, keys and scores. All layers
+    of a stack together keep at most `MAX_EAGER_SCORES` scores for backward in eager attention
+    without a soft cap.
     """
 
     parallel: ClassVar[Mapping[str, str]] = PROJECTIONS
@@ -191,7 +195,7 @@ class AttentionModule(MixerModule):
     def prepare(
         self, sequence: SequenceInfo, state: Any = None, table: nn.Module | None = None
     ) -> Prepared:
-        """The mask and what positions need. The mask computes the bias of positions."""
+        """Return the mask and the prepared positions. The mask includes the position bias."""
         keys = sequence.keys
         if sequence.cache_slice is not None and state is not None:
             columns = state.columns(sequence.cache_slice, sequence.columns)
@@ -201,7 +205,7 @@ class AttentionModule(MixerModule):
     def prepare_for(
         self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> Prepared:
-        """What `prepare` gives, of tokens that attend to these keys."""
+        """Return the result of `prepare` for queries that attend to the given keys."""
         ready = self.positions.prepare(sequence, keys, table)
         mask = Mask(
             sequence,
@@ -215,15 +219,15 @@ class AttentionModule(MixerModule):
         return Prepared(mask, ready)
 
     def pattern_of(self, sequence: SequenceInfo) -> Pattern | None:
-        """Return the pattern of a pass."""
+        """Return the attention pattern used in a pass; None: no pattern."""
         return self.part.pattern
 
     def always_seen(self, sequence: SequenceInfo) -> Tensor | None:
-        """Which tokens no pattern hides, bool [B, T]; None: the pattern hides any."""
+        """Return which keys the pattern never hides, bool [B, T]; None: there are none."""
         return None
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
-        """Keys and values: of whole texts, or of as many last tokens as a window sees."""
+        """Return an empty KV cache: a ring buffer for a short window, otherwise for whole texts."""
         shape = self.part.kv_heads, self.head_dim, like
         reach = None if self.part.pattern is None else self.part.pattern.reach
         if reach is not None and reach + Ring.SPARE < length:
@@ -237,7 +241,7 @@ class AttentionModule(MixerModule):
         state: Any = None,
         prepared: Prepared | None = None,
     ) -> Tensor:
-        """[B, T, D] -> [B, T, D]; keys and values of earlier tokens are extended in place."""
+        """Return the attention output: [B, T, D] -> [B, T, D]. Appends to the KV cache `state`."""
         if sequence.columns.shape[1] != x.shape[1]:
             raise SpecError(
                 f"x has {x.shape[1]} tokens, and its sequence is of {sequence.columns.shape[1]}: "
@@ -247,7 +251,7 @@ class AttentionModule(MixerModule):
         return self.output(mixed.to(x.dtype).transpose(1, 2).flatten(2))
 
     def attended(self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared) -> Tensor:
-        """Values as heads mix them: [B, T, D] -> [B, N, T, H]."""
+        """Return the head outputs before the output projection: [B, T, D] -> [B, N, T, H]."""
         query, key, value = self._query_key_value(x, sequence, state, prepared)
         scores = self._scores(query, key, prepared)
         return self.attend_with(query, key, value, prepared.mask, scores)
@@ -255,7 +259,7 @@ class AttentionModule(MixerModule):
     def attend_with(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, scores: Tensor | None = None
     ) -> Tensor:
-        """Return `nn.attend.attend` of these with the scale, soft cap and dropout of the part."""
+        """Call `nn.attend.attend` with the scale, the soft cap and the dropout of this module."""
         return attend(
             query,
             key,
@@ -271,7 +275,7 @@ class AttentionModule(MixerModule):
     def probabilities(
         self, x: Tensor, sequence: SequenceInfo, state: Any = None, prepared: Prepared | None = None
     ) -> Tensor:
-        """What `forward` weighs values with, in float32: [B, T, D] -> [B, N, T, S]."""
+        """Return the attention probabilities of `forward` in float32: [B, T, D] -> [B, N, T, S]."""
         prepared = prepared or self.prepare(sequence, state)
         query, key, _ = self._query_key_value(x, sequence, state, prepared)
         scores = self._scores(query, key, prepared)
@@ -282,7 +286,11 @@ class AttentionModule(MixerModule):
     def _query_key_value(
         self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Turned queries [B, N, T, H] and keys, and values [B, K, S, H], of one precision."""
+        """Return queries [B, N, T, H], keys [B, K, S, H] and values [B, K, S, H].
+
+        Queries and keys are normalised and have RoPE applied. Keys and values include those in the
+        cache. Queries have the dtype of the keys.
+        """
         query = self._rotated(self.query_norm, self.query(x), prepared.positions)
         seen = x[:, : sequence.num_keys] if prepared.source is None else prepared.source
         key = self._rotated(self.key_norm, self.key(seen), prepared.positions)
@@ -296,18 +304,22 @@ class AttentionModule(MixerModule):
         return self.positions.scores(query, key, ready)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of [B, S, D]: two tensors [B, K, S, H]."""
+        """Compute keys, normalised and without RoPE, and values [B, K, S, H] from x [B, S, D]."""
         return self.normed(self.key_norm, self.key(x)), self._heads(self.value(x))
 
     def _rotated(self, norm: nn.Module, x: Tensor, positions: Any) -> Tensor:
-        """Heads [B, N, T, H] of [B, T, N H], normalised and turned by rotary positions."""
+        """Split a projection into heads, normalise and apply RoPE: [B, T, N H] -> [B, N, T, H]."""
         if self.part.qk_norm_place is None:
             return self.positions.apply_rotary(self.normed(norm, x), positions)
         x = self.positions.apply_rotary(self._heads(x), positions)
         return self.normed(norm, x.transpose(1, 2).flatten(2))
 
     def normed(self, norm: nn.Module, x: Tensor) -> Tensor:
-        """Heads [B, N, T, H] of [B, T, N H], normalised in the precision of the norm's weights."""
+        """Split a projection into heads and normalise: [B, T, N H] -> [B, N, T, H].
+
+        The norm is computed in the dtype of the norm's weights. The result has autocast's dtype if
+        autocast is on.
+        """
         whole, weight = self.part.qk_norm_over == "all-heads", next(norm.parameters(), x)
         x = norm((x if whole else self._heads(x)).to(weight.dtype))
         return to_autocast_dtype(self._heads(x) if whole else x)
@@ -317,17 +329,17 @@ class AttentionModule(MixerModule):
 
 
 class CrossAttention(AttentionModule):
-    """Attention to an encoder's output, whose keys and values a cache remembers."""
+    """Cross-attention to an encoder's output; a cache keeps the keys and values of the output."""
 
     def prepare(
         self, sequence: SequenceInfo, state: Any = None, table: nn.Module | None = None
     ) -> Prepared:
-        """The mask of the encoder's real positions; `state` is a CrossAttentionCache."""
+        """Return the mask over the encoder's positions; `state` is a `CrossAttentionCache`."""
         encoder = sequence.encoder
         if encoder is None or (encoder.hidden is None and state is None):
             raise SpecError(
                 "cross-attention needs the encoder's output: give SequenceInfo.encoder, or a cache "
-                "after cache.remember."
+                "after cache.set_encoder_output."
             )
         if encoder.hidden is not None:
             length = encoder.hidden.shape[1]

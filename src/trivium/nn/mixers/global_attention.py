@@ -1,6 +1,6 @@
-"""Attention to near tokens, and of a few tokens to all: Longformer.
+"""Longformer attention: local attention with a few global tokens.
 
-Shape letters: B batch, T positions, G columns of global tokens, D width, N heads, H head_dim.
+Shape letters: B batch, T positions, G columns with global tokens, D width, N heads, H head_dim.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from trivium.nn.sequence_info import SequenceInfo
 
 
 class GlobalAttention(Attention):
-    """Attention as its pattern allows, but global tokens see all and are seen by all: Longformer.
+    """Attention with a pattern and global tokens (Longformer).
 
-    Global tokens have queries, keys and values of their own (Beltagy et al. 2020, section 3.1).
-    Which tokens are global is a matter of the task (`Head.global_tokens`).
+    Global tokens attend to all tokens and are visible to all tokens. Attention from global tokens
+    uses separate projections (Beltagy et al. 2020, section 3.1). The task selects the global tokens
+    (`Head.global_tokens`).
     """
 
     decodes: ClassVar[bool] = False
@@ -34,7 +35,7 @@ class GlobalAttention(Attention):
     pattern: SerializeAsAny[Pattern]  # type: ignore[reportGeneralTypeIssues]
 
     def check(self) -> None:
-        """Raise SpecError for positions in attention."""
+        """Raise SpecError for position encodings inside attention."""
         super().check()
         if self.positions:
             raise SpecError(
@@ -43,7 +44,7 @@ class GlobalAttention(Attention):
             )
 
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
-        """Also the keys and values that global tokens see."""
+        """Return the numel of `Attention` plus the keys and values for global queries."""
         own = 2 * self.kv_heads * self.head_dim
         return super().activation_numel(length, item=item, on_cpu=on_cpu, dropout=dropout) + own
 
@@ -54,19 +55,19 @@ class GlobalAttention(Attention):
 
 @dataclass(frozen=True)
 class GlobalSequenceInfo(SequenceInfo):
-    """A context with `global_tokens`, bool [B, T], which see all and are seen by all."""
+    """`SequenceInfo` with `global_tokens`, bool [B, T], True for global tokens."""
 
     global_tokens: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class GlobalTokens:
-    """The columns in which any row has a global token.
+    """The columns in which at least one row has a global token.
 
     Args:
-        columns: int64 [G].
-        chosen: bool [B, 1, G, 1], True where a row has one.
-        mask: of the tokens in these columns, as queries that see all.
+        columns: the column indices, int64 [G].
+        chosen: bool [B, 1, G, 1], True where the token of the row is global.
+        mask: the attention mask of the tokens in these columns as queries, without the pattern.
     """
 
     columns: Tensor
@@ -76,16 +77,18 @@ class GlobalTokens:
 
 @dataclass(frozen=True)
 class PreparedGlobal(Prepared):
-    """What is prepared, with the global tokens if there are any."""
+    """Prepared values with the global tokens; `of_all` is None if there are no global tokens."""
 
     of_all: GlobalTokens | None = None
 
 
 class GlobalAttentionModule(AttentionModule):
-    """Local tokens attend to near and to global ones; global tokens attend to all.
+    """Local tokens attend within the pattern and to global tokens; global tokens attend to all.
 
-    Source: Beltagy et al. 2020, section 3.1. What global tokens attend with, their queries and the
-    keys and values of all, are projections of their own, which start equal to the others.
+    Attention from global tokens uses separate projections for the global queries and for the keys
+    and values of all tokens. The separate projections are initialized as copies of the others.
+
+    Source: Beltagy et al. 2020, section 3.1.
     """
 
     parallel: ClassVar[Mapping[str, str]] = {
@@ -104,7 +107,7 @@ class GlobalAttentionModule(AttentionModule):
         self.value_global = nn.Linear(width, self.value.out_features, bias=part.bias)
 
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """The projections of global tokens start as the others."""
+        """Initialize the projections for global queries as copies of the local ones."""
         self.query_global.load_state_dict(self.query.state_dict())
         self.key_global.load_state_dict(self.key.state_dict())
         self.value_global.load_state_dict(self.value.state_dict())
@@ -112,7 +115,7 @@ class GlobalAttentionModule(AttentionModule):
     def prepare_for(
         self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> Prepared:
-        """See `AttentionModule.prepare_for`; also who is global, and that they see all."""
+        """See `AttentionModule.prepare_for`. The result includes the global tokens and the mask."""
         chosen, local = self.always_seen(sequence), super().prepare_for(sequence, keys, table)
         if chosen is None or not len(columns := chosen.any(0).nonzero()[:, 0]):
             return PreparedGlobal(local.mask)
@@ -122,7 +125,7 @@ class GlobalAttentionModule(AttentionModule):
         return PreparedGlobal(local.mask, of_all=of_all)
 
     def always_seen(self, sequence: SequenceInfo) -> Tensor | None:
-        """See `AttentionModule.always_seen`: global tokens."""
+        """Return the global tokens; see `AttentionModule.always_seen`."""
         return sequence.global_tokens if isinstance(sequence, GlobalSequenceInfo) else None
 
     def attended(self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared) -> Tensor:
@@ -150,14 +153,14 @@ class GlobalAttentionModule(AttentionModule):
         return _with_global(weights, seen, of_all)
 
     def _global_query_key_value(self, x: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [B, N, G, H] of some columns, keys and values of all."""
+        """Return global queries [B, N, G, H] for `columns`, and keys and values for all columns."""
         query = self.normed(self.query_norm, self.query_global(x[:, columns]))
         key = self.normed(self.key_norm, self.key_global(x))
         return query.to(key.dtype), key, self._heads(self.value_global(x))
 
 
 def _with_global(local: Tensor, seen: Tensor, of_all: GlobalTokens) -> Tensor:
-    """[B, N, T, ...] with [B, N, G, ...] in the rows of global tokens."""
+    """Return `local` [B, N, T, ...] with `seen` [B, N, G, ...] at the global tokens."""
     columns = of_all.columns
     rows = torch.where(of_all.chosen, seen.to(local.dtype), local[:, :, columns])
     return local.index_copy(2, columns, rows)

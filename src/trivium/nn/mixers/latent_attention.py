@@ -1,4 +1,4 @@
-"""Attention whose keys and values are made of one short vector a token: DeepSeek.
+"""Multi-head latent attention: keys and values from one compressed vector per token (DeepSeek).
 
 Shape letters: B batch, T query positions, S key positions, D width, N heads, H head_dim,
 R rotary_dim, V value_dim, C kv_rank.
@@ -51,30 +51,31 @@ class LatentAttention(Mixer):
 
     @property
     def key_dim(self) -> int:
-        """Dimensions of a query or a key: without positions, and rotary."""
+        """The width of a query or a key: `head_dim` without positions plus `rotary_dim`."""
         return self.head_dim + self.rotary_dim
 
     @property
     def score_scale(self) -> float:
-        """What scores are multiplied by: `scale`, or what it is where it is not set."""
+        """The scale of the scores: `scale`, or if unset key_dim^-0.5 times the factor of YaRN."""
         scaling = self.positions.scaling
         return self.scale or self.key_dim**-0.5 * (scaling.score_factor if scaling else 1.0)
 
     def check(self) -> None:
-        """Raise SpecError for a number of rotary dimensions that RoPE cannot be applied to."""
+        """Raise SpecError if RoPE does not support `rotary_dim`."""
         if reason := self.positions.refuses(self.rotary_dim):
             raise SpecError(f"rotary_dim={self.rotary_dim}: {reason}")
 
     def flops(self, attended: float) -> float:
-        """6 N (H + R + V) for every position that a query attends to."""
+        """Return 6 N (H + R + V) per attended position."""
         return 6.0 * attended * self.num_heads * (self.key_dim + self.value_dim)
 
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
-        """Queries, keys, values, outputs and compressed vectors, with what their norms keep.
+        """Return the numel of queries, keys, values, outputs, compressed vectors and their norms.
 
-        A norm keeps its input in float32; without a kernel, on a CPU, also its output before the
-        weight. A CPU keeps the probabilities, with dropout three times, and copies of the values; a
-        GPU keeps the values together with the keys that they were computed with.
+        A norm keeps its input in float32. On a CPU, where norms have no fused kernel, a norm also
+        keeps its output before the weight. A CPU keeps the probabilities, with dropout three times,
+        and copies of the values. A GPU keeps each value together with the key that is computed by
+        the same matrix.
         """
         scores = self.num_heads * length * (3 if dropout else 1) if on_cpu else 0
         normed = 0 if self.norm is None else (8 if on_cpu else 4) // item
@@ -88,7 +89,7 @@ class LatentAttention(Mixer):
 
 
 class LatentCache(KeysValues):
-    """The compressed vectors and rotary keys of whole texts: [slots, 1, length + 1, C and R]."""
+    """Cache of compressed vectors [slots, 1, length + 1, C] and rotary keys [..., R] of texts."""
 
     def __init__(self, slots: int, length: int, part: LatentAttention, like: Tensor) -> None:
         super().__init__(slots, length, 1, part.kv_rank, like)
@@ -101,15 +102,16 @@ class LatentAttentionModule(MixerModule):
         [c, k'] = W_DKV x      [k_n, v_n] = W_UKV norm(c)      [q_n, q'_n] = W_UQ norm(W_DQ x)
 
     `key_value_down` is W_DKV, `key_value_up` W_UKV, `query_down` W_DQ and `query` W_UQ, which
-    reads x itself where queries are not compressed. The paper gives the parts of these matrices
-    names of their own: W^DKV and W^KR, W^UK and W^UV, W^UQ and W^QR.
+    reads x itself if queries are not compressed. The paper names the parts of these matrices
+    separately: W^DKV and W^KR, W^UK and W^UV, W^UQ and W^QR.
 
     A cache keeps norm(c) and RoPE(k'), C + R numbers per token and layer. Every decoding step
-    computes the keys and values of all earlier tokens from norm(c) again. The paper instead absorbs
+    recomputes the keys and values of all earlier tokens from norm(c). The paper instead absorbs
     W^UK into W^UQ and W^UV into W^O. The output is the same and a step costs less, but absorption
-    reads the matrices themselves, which packed and 8-bit layers do not have.
+    needs the dense matrices, and packed and 8-bit layers do not have dense matrices.
 
-    Source: DeepSeek-AI 2024 (DeepSeek-V2), section 2.1 and appendix C. DeepSeek-V3 is alike.
+    Source: DeepSeek-AI 2024 (DeepSeek-V2), section 2.1 and appendix C. DeepSeek-V3 uses the same
+    attention.
     """
 
     parallel: ClassVar[Mapping[str, str]] = {"output": "row"}
@@ -129,7 +131,7 @@ class LatentAttentionModule(MixerModule):
             part.kv_rank, heads * (part.head_dim + part.value_dim), bias=False
         )
         self.output = nn.Linear(heads * part.value_dim, width, bias=False)
-        # RoPE is that of heads which consist of the rotary dimensions alone.
+        # RoPE is built for heads that consist only of the rotary dimensions.
         rotary = Attention(num_heads=heads, head_dim=part.rotary_dim, positions=part.positions)
         self.positions = part.positions.build(rotary, width)
 
@@ -150,7 +152,7 @@ class LatentAttentionModule(MixerModule):
     def forward(
         self, x: Tensor, sequence: SequenceInfo, state: Any = None, prepared: Prepared | None = None
     ) -> Tensor:
-        """[B, T, D] -> [B, T, D]; compressed vectors of earlier tokens are extended in place."""
+        """Return the attention output: [B, T, D] -> [B, T, D]. Appends to the cache `state`."""
         prepared = prepared or self.prepare(sequence, state)
         query = self._queries(x, prepared)
         key, value = self._keys_values(x, sequence, state, prepared)
@@ -166,7 +168,7 @@ class LatentAttentionModule(MixerModule):
         return self.output(mixed.to(x.dtype).transpose(1, 2).flatten(2))
 
     def _queries(self, x: Tensor, prepared: Prepared) -> Tensor:
-        """Queries [B, N, T, H + R] with RoPE."""
+        """Return queries [B, N, T, H + R] with RoPE applied."""
         compressed = _normed(self.query_norm, self.query_down(x))
         plain, rotary = self._split_heads(self.query(compressed))
         return torch.cat((plain, self.positions.apply_rotary(rotary, prepared.positions)), -1)
@@ -174,7 +176,10 @@ class LatentAttentionModule(MixerModule):
     def _keys_values(
         self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared
     ) -> tuple[Tensor, Tensor]:
-        """Keys [B, N, S, H + R] with RoPE and values [B, N, S, V], of earlier tokens too."""
+        """Return keys [B, N, S, H + R] with RoPE applied and values [B, N, S, V].
+
+        Both include the keys and values of the tokens in the cache.
+        """
         down = self.key_value_down(x[:, : sequence.num_keys])[:, None]
         compressed, rotary = down.tensor_split((self.part.kv_rank,), -1)
         compressed = _normed(self.key_value_norm, compressed)
@@ -187,15 +192,15 @@ class LatentAttentionModule(MixerModule):
         return torch.cat((plain, rotary), -1), value
 
     def _split_heads(self, x: Tensor) -> tuple[Tensor, ...]:
-        """[B, T, N (H + rest)] -> the first H dimensions of every head, and the rest.
+        """Split x into heads and return the first H dimensions of each head, and the rest.
 
-        Shape: [B, N, T, H] and [B, N, T, rest].
+        Shape: [B, T, N (H + rest)] -> [B, N, T, H] and [B, N, T, rest].
         """
         heads = x.unflatten(-1, (self.part.num_heads, -1)).transpose(1, 2)
         return heads.tensor_split((self.part.head_dim,), -1)
 
 
 def _normed(norm: nn.Module, x: Tensor) -> Tensor:
-    """Return norm(x), computed in the precision of the norm's weights and rounded to that of x."""
+    """Return norm(x), computed in the dtype of the norm's weights and cast to the dtype of x."""
     weight = next(norm.parameters(), x)
     return norm(x.to(weight.dtype)).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Attention of linear complexity to projected keys and values.
+"""Linformer: attention of linear complexity to low-rank projections of keys and values.
 
 Shape letters: B batch, T positions, R rank, D width, N heads, H head_dim.
 """
@@ -18,10 +18,11 @@ from trivium.nn.sequence_info import SequenceInfo
 
 
 class Linformer(Mixer):
-    """Attention to `rank` mixtures of the keys and values of a row (Wang et al. 2020).
+    """Attention to `rank` projected keys and values per row (Linformer, Wang et al. 2020).
 
-    `shared` is the paper's: "headwise" has matrices E of keys and F of values in every layer,
-    "key-value" has E = F, "layerwise" one E in all layers.
+    `shared` is the paper's parameter sharing. With "headwise" every layer has a matrix E for keys
+    and a matrix F for values. With "key-value" every layer has E = F. With "layerwise" all layers
+    share one matrix E = F.
     """
 
     decodes: ClassVar[bool] = False
@@ -34,7 +35,7 @@ class Linformer(Mixer):
     shared: Literal["headwise", "key-value", "layerwise"] = "layerwise"
 
     def check(self) -> None:
-        """Raise SpecError for a rank above the longest text."""
+        """Raise SpecError if `rank` is greater than `max_length`."""
         if self.rank > self.max_length:
             raise SpecError(
                 f"rank={self.rank} is more than max_length={self.max_length}: attention to all "
@@ -42,13 +43,14 @@ class Linformer(Mixer):
             )
 
     def flops(self, attended: float) -> float:
-        """12 N H rank for the projections of keys and values, as many for scores and sums."""
+        """Return 24 N H rank: one half for projecting keys and values, the other for attention."""
         return 24.0 * self.rank * self.num_heads * self.head_dim
 
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
-        """Queries, keys, values and outputs; the probabilities, with dropout three times.
+        """Return the numel of queries, keys, values, outputs and probabilities.
 
-        Each row also has its projected keys and values.
+        With dropout the probabilities count three times. The projected keys and values of a row
+        are divided by the length of the row.
         """
         scores = self.num_heads * self.rank * (3 if dropout else 1)
         heads = self.num_heads * self.head_dim
@@ -60,9 +62,9 @@ class Linformer(Mixer):
 
 
 class Projection(PartModule):
-    """E or F, [R, max_length], with the start that the paper's proof gives it: N(0, 1 / R).
+    """The projection matrix E or F, [R, max_length], with entries initialized from N(0, 1 / R).
 
-    Source: Wang et al. 2020, theorem 2.
+    The distribution is that of the paper's proof. Source: Wang et al. 2020, theorem 2.
     """
 
     def __init__(self, part: Linformer) -> None:
@@ -70,17 +72,17 @@ class Projection(PartModule):
         self.weight = nn.Parameter(torch.empty(part.rank, part.max_length))
 
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """Draw it."""
+        """Draw the matrix from the normal distribution with variance 1 / R."""
         self.weight.normal_(0.0, len(self.weight) ** -0.5, generator=generator)
 
 
 class LinformerModule(ProjectingMixer):
     """head_n = softmax(Q_n (E K_n)^T / sqrt(H)) (F V_n).
 
-    A row of T < max_length tokens reads the first T columns of E and F. Padding is 0 in keys and
-    values, so that a padded row is as a shorter one.
+    A row of T < max_length tokens uses the first T columns of E and F. Keys and values of padding
+    are set to 0, so right padding does not change the result.
 
-    Source: Wang et al. 2020, equation 7. Here the matrices have no heads of their own.
+    Source: Wang et al. 2020, equation 7. Here all heads of a layer share E and F.
     """
 
     def __init__(
@@ -94,13 +96,16 @@ class LinformerModule(ProjectingMixer):
             self.project_value = Projection(part)
 
     def new_table(self) -> nn.Module | None:
-        """E of all layers, where they share it."""
+        """Return the matrix E that all layers share; None if `shared` is not "layerwise"."""
         return Projection(self.part) if self.part.shared == "layerwise" else None
 
     def prepare(
         self, sequence: SequenceInfo, state: Any = None, table: nn.Module | None = None
     ) -> Tensor | None:
-        """E [R, max_length], of all layers. Raises SpecError for limits other than padding."""
+        """Return the shared E [R, max_length], or None if layers do not share E.
+
+        Raises SpecError for mask conditions other than padding.
+        """
         self.refuse_limits(sequence, but={"padding"})
         if self.part.shared != "layerwise":
             return None
@@ -111,7 +116,10 @@ class LinformerModule(ProjectingMixer):
     def forward(
         self, x: Tensor, sequence: SequenceInfo, state: Any = None, prepared: Tensor | None = None
     ) -> Tensor:
-        """[B, T, D] -> [B, T, D]. Raises SpecError for more than `max_length` tokens."""
+        """Return the attention output: [B, T, D] -> [B, T, D].
+
+        Raises SpecError for more than `max_length` tokens.
+        """
         length = x.shape[1]
         if length > self.part.max_length:
             raise SpecError(

@@ -1,6 +1,6 @@
 """The selective state space model of Mamba.
 
-Shape letters: B batch, T positions, D width, E inner channels, N state size of a channel,
+Shape letters: B batch, T positions, D width, E inner channels, N state size per channel,
 R rank of the step sizes, K kernel size of the convolution. In equations and code A, B, C and D are
 the matrices of the paper.
 """
@@ -22,15 +22,16 @@ from trivium.nn.sequence_info import SequenceInfo
 from trivium.nn.state import State
 
 SEGMENT = 64
-"""Positions whose states are kept in memory together; backward computes them again."""
+"""The number of positions per segment. Backward recomputes the states of one segment at a time."""
 
 
 class Mamba(Mixer):
-    """A state that the tokens themselves let decay and fill (Gu and Dao 2023, section 3).
+    """Selective state space model, whose decay and input depend on the token (Mamba).
 
-    `d_inner` channels, in the paper twice d_model (`expand`), each with a state of `d_state`
-    numbers; before them a convolution over `d_conv` positions. Step sizes are of rank `dt_rank`, in
-    the paper d_model / 16. `bias` is that of the projections into and out of the channels.
+    There are `d_inner` channels, each with a state of `d_state` numbers, after a depthwise
+    convolution over `d_conv` positions. The step sizes are computed by a projection of rank
+    `dt_rank`. The paper uses d_inner = 2 d_model (`expand`) and dt_rank = d_model / 16. `bias`
+    gives the input, gate and output projections a bias. Source: Gu and Dao 2023, section 3.
     """
 
     encodes: ClassVar[bool] = False
@@ -45,13 +46,20 @@ class Mamba(Mixer):
     activation: Activation = "silu"
 
     def flops(self, attended: float) -> float:
-        """Of the convolution, and about 9 a number of the state; forward, again, backward twice."""
+        """Return 6 per convolution weight plus 36 per number of the state.
+
+        A forward pass takes about 9 per number of the state. Recomputation takes as much, and the
+        backward pass twice as much.
+        """
         return self.d_inner * (6.0 * self.d_conv + 4 * 9.0 * self.d_state)
 
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
-        """Inputs, convolved before and after the activation, steps, gate, output of every channel;
-        B, C and low-rank steps; the state before every segment but the first, which is float32
-        in any precision."""
+        """Return the numel of six vectors of `d_inner` numbers, dt, B, C and segment states.
+
+        The six vectors are the inputs, the output of the convolution before and after the
+        activation, the step sizes, the gate and the outputs. The state before every segment except
+        the first is kept in float32.
+        """
         channels = 6 * self.d_inner + self.dt_rank + 2 * self.d_state
         states = (length - 1) // SEGMENT * self.d_inner * self.d_state * 4 // item
         return channels + states // length
@@ -71,11 +79,10 @@ class MambaModule(LeftToRightMixer):
         y_t = C_t h_t + D u_t
 
     with A = -exp(A_log) and delta = softplus(dt_proj(dt)); `x_proj` computes dt, B and C from u.
-    Padding has no effect, except that the convolution reads zeros where padding stands between
-    tokens.
+    Padding has no effect, except that the convolution reads zeros for padding between tokens.
 
-    Source: Gu and Dao 2023, algorithm 2, section 3.4. As in the authors' code, B is discretised by
-    Euler's rule and not as in equation 4.
+    Source: Gu and Dao 2023, algorithm 2, section 3.4. As in the authors' code, B is discretised
+    with Euler's rule instead of equation 4.
     """
 
     parallel: ClassVar[Mapping[str, str]] = {"output": "row"}
@@ -96,7 +103,10 @@ class MambaModule(LeftToRightMixer):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """A = -1 ... -N, step sizes from 0.001 to 0.1 (sections 3.5, 3.6 and the authors' code)."""
+        """Initialize A to -1 ... -N, D to 1 and the step sizes to values from 0.001 to 0.1.
+
+        Source: Gu and Dao 2023, sections 3.5 and 3.6, and the authors' code.
+        """
         part = self.part
         self.A_log.copy_(torch.arange(1.0, part.d_state + 1).log())
         self.D.fill_(1.0)
@@ -105,12 +115,12 @@ class MambaModule(LeftToRightMixer):
             linear.weight.copy_(uniform * inputs**-0.5)
         ends = math.log(_LEAST_STEP), math.log(_LARGEST_STEP)
         steps = torch.empty(part.d_inner).uniform_(*ends, generator=generator).exp()
-        self.dt_proj.bias.copy_(steps + (-torch.expm1(-steps)).log())  # softplus of it is steps
+        self.dt_proj.bias.copy_(steps + (-torch.expm1(-steps)).log())  # softplus(bias) = steps
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
-        """The last K - 1 inputs of the convolution, and h, whatever the length."""
+        """Return an empty state of fixed size: the last K - 1 inputs of the convolution, and h."""
         part = self.part
-        dtype = torch.promote_types(like.dtype, torch.float32)  # h is a sum of many
+        dtype = torch.promote_types(like.dtype, torch.float32)  # h is a sum of many terms
         return State(
             like.new_zeros(slots, part.d_conv - 1, part.d_inner),
             like.new_zeros(slots, part.d_state, part.d_inner, dtype=dtype),
@@ -119,7 +129,7 @@ class MambaModule(LeftToRightMixer):
     def forward(
         self, x: Tensor, sequence: SequenceInfo, state: State | None = None, prepared: None = None
     ) -> Tensor:
-        """[B, T, D] -> [B, T, D]; the state of earlier tokens is replaced in place."""
+        """Return the mixed hidden states: [B, T, D] -> [B, T, D]. Updates `state` in place."""
         self.prepare(sequence)
         part, cache_slice = self.part, sequence.cache_slice
         is_token = x.new_ones(1, 1) if sequence.state_mask is None else sequence.state_mask
@@ -140,9 +150,9 @@ class MambaModule(LeftToRightMixer):
         return self.output(y)
 
     def _convolved(self, inputs: Tensor, documents: Tensor | None) -> Tensor:
-        """A sum over each of [B, K - 1 + T, E] and the K - 1 before: [B, T, E].
+        """Apply the causal depthwise convolution: [B, K - 1 + T, E] -> [B, T, E].
 
-        What is of another document counts as 0.
+        Inputs of another document in the same row count as 0.
         """
         length, total = inputs.shape[1] - self.part.d_conv + 1, self.conv.bias
         for back, weight in enumerate(self.conv.weight[:, 0].to(inputs.dtype).unbind(1)[::-1]):
@@ -158,13 +168,13 @@ class MambaModule(LeftToRightMixer):
     def _select(
         self, of_tokens: tuple[Tensor, ...], begins: Tensor | None, h: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Gated outputs [B, T, E] of tensors [B, T, ...], and h after them, segment by segment.
+        """Run the state space model segment by segment on tensors [B, T, ...] of the tokens.
 
-        All h of a row would take N times the memory of what they are made of: backward computes
-        those of a segment again.
+        All states of a row would take N times the memory of the inputs, so backward recomputes the
+        states of each segment. Returns the gated outputs [B, T, E] and the last h.
         """
         outputs, new_documents = [], None if begins is None else begins.split(SEGMENT, 1)
-        # Of one split the gradient is one tensor, of slices one for each, as long as the row.
+        # The gradient of a split is one tensor; each slice would have a gradient of a row's length.
         segments = zip(*(each.split(SEGMENT, 1) for each in of_tokens), strict=True)
         for i, segment in enumerate(segments):
             arguments: tuple[Any, ...] = *segment, h, self.A_log, self.D
@@ -187,9 +197,9 @@ class MambaModule(LeftToRightMixer):
         D: Tensor,
         begins: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return gated outputs and the last h of one segment, computed in float32 or wider.
+        """Return the gated outputs and the last h of one segment, computed in float32 or wider.
 
-        A product of many decays loses too much in half precision.
+        A product of many decays loses too much accuracy in half precision.
         """
         dtype = torch.promote_types(dt.dtype, torch.float32)
         with torch.autocast(u.device.type, enabled=False):
@@ -205,10 +215,10 @@ class MambaModule(LeftToRightMixer):
 
 
 def scan(decay: Tensor, new: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """h_t = decay_t * h_t-1 + new_t, one after the other: all of them, [B, T, ...], and the last.
+    """Compute h_t = decay_t * h_t-1 + new_t step by step.
 
-    Both ways to compute many steps side by side make more numbers, and memory is what takes time on
-    a CPU (`benchmarks/scan.py`).
+    Parallel scans compute more intermediate values, and memory traffic limits the speed on a CPU
+    (`benchmarks/scan.py`). Returns all h [B, T, ...] and the last h.
     """
     states = []
     for each, x in zip(decay.unbind(1), new.unbind(1), strict=True):

@@ -1,7 +1,7 @@
-"""FAVOR+: attention of linear complexity, estimated by random features.
+"""Performer attention (FAVOR+): linear complexity, estimated with random features.
 
-Shape letters: B batch, T positions, C of a chunk, D width, N heads, H head_dim, M features,
-V = H + 1: a value and a 1, whose weighted sum is that of the weights.
+Shape letters: B batch, T positions, C positions of a chunk, D width, N heads, H head_dim,
+M features, V = H + 1: a value with a 1 appended, so that the sum of the weights is computed, too.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from trivium.nn.sequence_info import SequenceInfo
 from trivium.nn.state import State
 
 CHUNK = 128
-"""Tokens that the causal form reads at a time."""
+"""The number of tokens per chunk in causal attention."""
 
 
 class Performer(Mixer):
-    """FAVOR+: linear attention by positive orthogonal random features (Choromanski et al. 2020).
+    """FAVOR+: linear attention with positive orthogonal random features (Choromanski et al. 2020).
 
-    More features estimate softmax attention better; the paper takes about H ln H of them, 256 of
-    heads of 64. `eps` is added to each, as in the authors' code.
+    More features estimate softmax attention better. The paper uses about H ln H features, 256 for
+    H = 64. `eps` is added to each feature, as in the authors' code.
 
-    With `redraw` every pass in training draws features of its own, so that a model relies on none
-    of them (section 4.2, whose experiments draw after so many steps). The noise is that of dropout:
-    it follows from the seed and the step. Other passes have the features of the start, and so have
-    rows that go on with a state, which is a sum over features.
+    With `redraw` every training pass draws new random features, so that the model does not rely on
+    particular features (section 4.2, whose experiments redraw at an interval of steps). The draw
+    follows from the seed and the step, like dropout. Other passes use the initial features. Passes
+    with a state do, too, because the state is a sum over features.
     """
 
     packs: ClassVar[bool] = False
@@ -44,14 +44,18 @@ class Performer(Mixer):
     redraw: bool = False
 
     def flops(self, attended: float) -> float:
-        """24 N H M for M features of queries and keys, their sums and what is read of these.
+        """Return 24 N H M: 6 each for query features, key features, the sums and their readout.
 
-        What the causal form computes inside of its chunks is not counted.
+        Attention inside the chunks of the causal form is not counted.
         """
         return 24.0 * self.num_heads * self.head_dim * self.num_features
 
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
-        """Of the causal form: features twice, weights in a chunk twice, and a sum of each."""
+        """Return the numel of the causal form.
+
+        Features of queries and keys and the weights inside a chunk count twice. Every chunk keeps
+        the sums S, and every token six vectors of H + 1 numbers per head.
+        """
         chunk, width = min(length, CHUNK), self.head_dim + 1
         sums = self.num_features * width // chunk
         return self.num_heads * (4 * self.num_features + 2 * chunk + sums + 6 * width)
@@ -62,17 +66,17 @@ class Performer(Mixer):
 
 
 class PerformerModule(ProjectingMixer):
-    """head = phi(Q) (phi(K)^T V) / phi(Q) (phi(K)^T 1), where a token sees all others; causal:
+    """head = phi(Q) (phi(K)^T V) / phi(Q) (phi(K)^T 1), if attention is bidirectional. If causal:
 
         S_t = S_t-1 + phi(k_t) [v_t, 1]^T      y_t = phi(q_t)^T S_t, divided by its last number
 
-    phi is `positive_features` of queries and keys times H^-1/4. The heads of a layer share its
-    features, which are drawn once and kept in checkpoints; training draws others with `redraw`.
-    Weights of attention have no dropout.
+    phi is `positive_features` of queries and keys times H^-1/4. The heads of a layer share the
+    random features, which are drawn once and saved in checkpoints. With `redraw` training draws new
+    features. Attention weights have no dropout.
 
-    The features of a key are divided by their largest, e^shift. The sums keep the largest shift so
-    far, c_t, and are divided by e^c_t, as in a softmax that is computed in one pass: no later key
-    is looked at, and the quotient is the same.
+    The features of a key are divided by the largest feature, e^shift. The sums S_t are divided by
+    e^c_t, where c_t is the largest shift so far, as in online softmax. The result does not depend
+    on later keys, and the quotient y_t does not change.
 
     Source: Choromanski et al. 2020, equations 4 to 7 and appendix B.1.
     """
@@ -86,16 +90,16 @@ class PerformerModule(ProjectingMixer):
         self.register_buffer("features", torch.empty(part.num_features, part.head_dim))
 
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """Draw the features."""
+        """Draw the random features."""
         part = self.part
         self.features.copy_(orthogonal_features(part.num_features, part.head_dim, generator))
 
     def prepare(
         self, sequence: SequenceInfo, state: State | None = None, table: nn.Module | None = None
     ) -> Tensor:
-        """Which keys are real: bool [1 or B, 1, 1 or T, 1].
+        """Return which keys are tokens and not padding, bool [1 or B, 1, 1 or T, 1].
 
-        Raises SpecError for limits other than causality and padding.
+        Raises SpecError for mask conditions other than causality and padding.
         """
         self.refuse_limits(sequence, but={"causal", "padding"})
         is_token = sequence.state_mask
@@ -104,7 +108,7 @@ class PerformerModule(ProjectingMixer):
         return is_token.bool()[:, None, :, None]
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
-        """S [slots, N, M, V] and c [slots, N, 1, 1]; a sum of many tokens needs float32."""
+        """Return an empty state: S [slots, N, M, V] and c [slots, N, 1, 1], in float32 or wider."""
         part, dtype = self.part, torch.promote_types(like.dtype, torch.float32)
         sums = like.new_zeros(
             slots, part.num_heads, part.num_features, part.head_dim + 1, dtype=dtype
@@ -114,7 +118,7 @@ class PerformerModule(ProjectingMixer):
     def forward(
         self, x: Tensor, sequence: SequenceInfo, state: State | None = None, prepared: Any = None
     ) -> Tensor:
-        """[B, T, D] -> [B, T, D]; the sums of earlier tokens are extended in place."""
+        """Return the attention output: [B, T, D] -> [B, T, D]. Updates `state` in place."""
         is_token = self.prepare(sequence) if prepared is None else prepared
         query, key, value = self.split_heads(self.query(x), self.key(x), self.value(x))
         held = None
@@ -137,7 +141,7 @@ class PerformerModule(ProjectingMixer):
                 state.write(sequence.cache_slice, *held)
         else:
             mixed = attend_to_all(query, key, value, shift)
-        # No sum of weights is below eps but that of a row without keys, which is 0.
+        # A sum of weights is below eps only if there are no keys; then the sum is 0.
         y = mixed[..., :-1] / mixed[..., -1:].clamp(min=self.part.eps)
         return self.output(y.to(x.dtype).transpose(1, 2).flatten(2))
 
@@ -148,9 +152,9 @@ def orthogonal_features(
     generator: torch.Generator | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Rows w [M, H], each normal, and orthogonal to the others of its H neighbours.
+    """Return random directions w [M, H]: standard normal rows, orthogonal in blocks of H rows.
 
-    Without a generator they follow from PyTorch's own.
+    Without a generator the draw uses PyTorch's default generator.
     Source: Choromanski et al. 2020, section 2.4.
     """
     blocks = []
@@ -163,10 +167,11 @@ def orthogonal_features(
 
 
 def positive_features(x: Tensor, directions: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """exp(w^T x - |x|^2 / 2) for all w, divided by the largest, plus eps; the largest's logarithm.
+    """Return the features exp(w^T x - |x|^2 / 2 - shift) + eps for all w, and the shift.
 
-    Without eps the mean over w of the products of the features of x and y, times e to both
-    logarithms, is an unbiased estimate of exp(x^T y): Choromanski et al. 2020, lemma 1.
+    The shift is the largest exponent over all w. Without eps, the mean over w of the products of
+    the features of x and y, times e^(shift_x + shift_y), is an unbiased estimate of exp(x^T y).
+    Source: Choromanski et al. 2020, lemma 1.
 
     Shape: x [..., H]; directions [M, H] -> [..., M], [..., 1].
     """
@@ -176,8 +181,11 @@ def positive_features(x: Tensor, directions: Tensor, eps: float) -> tuple[Tensor
 
 
 def attend_to_all(query: Tensor, key: Tensor, value: Tensor, shift: Tensor) -> Tensor:
-    """phi(Q) (phi(K)^T V): features [B, N, T, M], values [B, N, T, V], the logarithm of what
-    features of keys were divided by [B, N, T, 1] -> [B, N, T, V]."""
+    """Return phi(Q) (phi(K)^T V), up to a factor per head that normalisation cancels.
+
+    Shape: features of queries and keys [B, N, T, M], values [B, N, T, V], shifts of the keys
+    [B, N, T, 1] -> [B, N, T, V].
+    """
     return query @ (key.mT @ (value * (shift - shift.amax(2, keepdim=True)).exp()))
 
 
@@ -188,10 +196,11 @@ def attend_to_earlier(
     shift: Tensor,
     held: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """As `attend_to_all`, each token to those up to itself: [B, N, T, V], and the sums at the end.
+    """Compute the causal form of `attend_to_all`, in chunks of `CHUNK` tokens.
 
-    Weights are computed inside of a chunk; of chunks before it there are sums S [B, N, M, V],
-    divided by e^c, c [B, N, 1, 1]. `held` are those of tokens before all these.
+    Attention weights are computed only inside a chunk. Earlier chunks are summarised by the sums S
+    [B, N, M, V], divided by e^c, and c [B, N, 1, 1]. `held` contains S and c of earlier passes.
+    Returns the output [B, N, T, V], and S and c after the last token.
     """
     if held is None:
         sums = query.new_zeros(*query.shape[:2], query.shape[3], value.shape[3])
@@ -200,7 +209,7 @@ def attend_to_earlier(
     mixed = []
     for q, k, v, s in zip(*(each.split(CHUNK, 2) for each in (query, key, value, shift))):
         largest = torch.maximum(before, s.cummax(2).values)  # c_t [B, N, C, 1]
-        # Of keys after t, which tril leaves out, s may be more than c_t.
+        # For keys after t, which tril removes, s may be greater than c_t.
         weights = (q @ k.mT * (s.mT - largest).clamp(max=0.0).exp()).tril()
         mixed.append(weights @ v + (before - largest).exp() * (q @ sums))
         after = largest[:, :, -1:]

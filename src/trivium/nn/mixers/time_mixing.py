@@ -1,4 +1,4 @@
-"""The time mixing of RWKV.
+"""RWKV time mixing.
 
 Shape letters: B batch, T positions, D width, E inner channels.
 """
@@ -21,10 +21,11 @@ from trivium.nn.token_shift import start_of_mixture, token_before
 
 
 class TimeMixing(Mixer):
-    """A mean of earlier tokens whose weights fade with distance (Peng et al. 2023, section 3.1).
+    """RWKV time mixing: a mean of values whose weights decay with distance.
 
-    Each of the `d_inner` channels, in the paper d_model, fades at its own rate. A weight is the
-    exponential of a key, as in attention; there are no queries.
+    Each of the `d_inner` channels has its own decay rate; the paper uses d_inner = d_model. A
+    weight is the exponential of a key, as in attention, but without queries. Source: Peng et al.
+    2023, section 3.1.
     """
 
     encodes: ClassVar[bool] = False
@@ -33,12 +34,16 @@ class TimeMixing(Mixer):
     d_inner: Count
 
     def flops(self, attended: float) -> float:
-        """About 30 a channel; forward, again, backward twice."""
+        """Return 120 per channel: about 30 forward, 30 for recomputation and 60 backward."""
         return 4 * 30.0 * self.d_inner
 
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
-        """The token before and three mixtures with it, as wide as the channels; keys, values, means
-        before and after the receptance, and that. What weights are made of is computed again."""
+        """Return the numel of nine vectors of `d_inner` numbers.
+
+        The vectors are the previous token, three mixtures of the token with the previous token,
+        keys, values, the receptance, and wkv before and after the receptance is applied. The
+        weights are recomputed in backward.
+        """
         return 9 * self.d_inner
 
     def build(self, d_model: int, **options: Any) -> TimeMixingModule:
@@ -47,7 +52,7 @@ class TimeMixing(Mixer):
 
 
 _NEVER = -1e30
-"""The exponent of a token that does not count, in float32 too."""
+"""The exponent of a token that adds nothing; it is finite in float32, and so is its double."""
 
 
 class TimeMixingModule(LeftToRightMixer):
@@ -58,12 +63,12 @@ class TimeMixingModule(LeftToRightMixer):
         b_t = exp(-w) b_t-1 + exp(k_t)
 
     with w = exp(time_decay) and u = time_first. r, k and v are linear in mixtures of a token and
-    the token before, as in `ChannelMixingNetwork`. To avoid overflow, the state stores a and b
+    the previous token, as in `ChannelMixingNetwork`. To avoid overflow, the state stores a and b
     divided by exp(p), where p_t = max(p_t-1 - w, k_t) is the largest exponent so far. Padding has
-    no effect, except that a token after padding between tokens reads 0 as the token before.
+    no effect, except that a token directly after padding reads 0 as the previous token.
 
-    Source: Peng et al. 2023, sections 3.1.1 to 3.1.3; the largest exponents p and q are those of
-    the appendix that writes time mixing as an RNN cell.
+    Source: Peng et al. 2023, sections 3.1.1 to 3.1.3. The largest exponents p and q follow the
+    paper's appendix on time mixing as an RNN cell.
     """
 
     parallel: ClassVar[Mapping[str, str]] = {"output": "row"}
@@ -84,9 +89,10 @@ class TimeMixingModule(LeftToRightMixer):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """Rates from exp(-5) to exp(3), matrices of zeros but for values.
+        """Initialize decay rates from exp(-5) to exp(3), and all matrices except `value` to zero.
 
-        All layers start as the layer in the middle does in the appendix on initialization.
+        Every layer uses the values that the paper's appendix on initialization gives for the middle
+        layer.
         """
         width, channel = len(self.mix_key), torch.arange(self.part.d_inner)
         self.mix_key.copy_(start_of_mixture(width))
@@ -98,15 +104,15 @@ class TimeMixingModule(LeftToRightMixer):
             matrix.weight.zero_()
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
-        """Return the state: the last token; a and b, both divided by exp(p); and p."""
-        dtype = torch.promote_types(like.dtype, torch.float32)  # sums of many
+        """Return an empty state: the last token; a and b, both divided by exp(p); and p."""
+        dtype = torch.promote_types(like.dtype, torch.float32)  # for sums of many terms
         sums = like.new_zeros(slots, 2, self.part.d_inner, dtype=dtype)
         return State(like.new_zeros(slots, len(self.mix_key)), sums, torch.zeros_like(sums[:, 0]))
 
     def forward(
         self, x: Tensor, sequence: SequenceInfo, state: State | None = None, prepared: None = None
     ) -> Tensor:
-        """[B, T, D] -> [B, T, D]; the state of earlier tokens is replaced in place."""
+        """Return the mixed hidden states: [B, T, D] -> [B, T, D]. Updates `state` in place."""
         self.prepare(sequence)
         cache_slice, last, sums = sequence.cache_slice, None, None
         p = x.new_full((), _NEVER, dtype=torch.float32)
@@ -129,8 +135,9 @@ class TimeMixingModule(LeftToRightMixer):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return wkv [B, T, E] for keys and values [B, T, E], and the sums and p after the row.
 
-        `sums` [B, 2, E] are a and b, divided by exp(p), p [B, E]. All is computed in float32 or
-        wider: sums of many exponentials lose too much in half precision.
+        `sums` [B, 2, E] contains a and b, both divided by exp(p), with p [B, E]. The computation
+        is in float32 or wider because sums of many exponentials lose too much accuracy in half
+        precision.
         """
         dtype = torch.promote_types(k.dtype, torch.float32)
         with torch.autocast(k.device.type, enabled=False):
@@ -158,7 +165,7 @@ class TimeMixingModule(LeftToRightMixer):
 
 @torch.no_grad()
 def _largest_exponents(k: Tensor, w: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """Return p_t-1 and p_t [B, T, E] for keys and decays w [B, T, E], after the p [B, E] before."""
+    """Return p_t-1 and p_t, [B, T, E], for keys and decays w [B, T, E] and the initial p [B, E]."""
     exponents = [p.to(k.dtype).expand_as(k[:, 0])]
     for k_t, w_t in zip(k.unbind(1), w.unbind(1), strict=True):
         exponents.append(torch.maximum(exponents[-1] - w_t, k_t))

@@ -1,6 +1,6 @@
 """Attention with a memory of earlier tokens: Transformer-XL and XLNet.
 
-Shape letters: B batch, T positions, M remembered positions, D width.
+Shape letters: B batch, T positions, M memory positions, D width.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from trivium.nn.state import CacheSlice, State
 
 
 class TransformerXLAttention(Attention):
-    """Attention that remembers the last `memory` inputs of its layer.
+    """Attention with a memory of the last `memory` inputs of the layer (Transformer-XL, XLNet).
 
-    In a decoder a token sees the `memory` tokens before it, wherever segments begin (Dai et al.
-    2019, Transformer-XL). In an encoder a row sees itself and the `memory` tokens before the row
-    (Yang et al. 2019, XLNet, section 2.4). Rows that continue each other are read so in training
-    with state (`objective.carry_state`), in which a row is a segment; elsewhere an encoder has no
-    memory.
+    In a decoder a token attends to itself and the previous `memory` tokens, across segment
+    boundaries (Dai et al. 2019, Transformer-XL). In an encoder a row attends to itself and to the
+    `memory` tokens before the row (Yang et al. 2019, XLNet, section 2.4). In stateful training
+    (`objective.carry_state`) every row is a segment that continues another row. Outside of stateful
+    training an encoder has no memory.
     """
 
     carries: ClassVar[bool] = True
@@ -48,27 +48,27 @@ class TransformerXLAttention(Attention):
         return TransformerXLAttentionModule(self, d_model, **options)
 
 
-# The column of what a slot does not hold: later than all, so that no token sees it.
+# The column of an empty memory position: later than all tokens, so no token attends to it.
 _NEVER = 2**30
 
 
 class Memory(State):
-    """The last inputs of a layer, [slots, M, D], without their gradients; the newest is the last.
+    """Memory of the last inputs of a layer, [slots, M, D], detached, with the newest input last.
 
-    It cannot be taken back, since what is older is gone.
+    The memory cannot be rolled back because older inputs are discarded.
     """
 
     def __init__(self, slots: int, length: int, width: int, like: Tensor) -> None:
         super().__init__(like.new_zeros(slots, length, width))
 
     def columns(self, cache_slice: CacheSlice, new: Tensor) -> Tensor:
-        """The columns of what `append` returns, of the new ones [1 or B, T]: [1 or B, M + T]."""
+        """Return the columns of the result of `append`: new [1 or B, T] -> [1 or B, M + T]."""
         back = torch.arange(-self.tensors[0].shape[1], 0, device=new.device)
         remembered = new[:, :1] + back
         return torch.cat((remembered.where(remembered >= 0, _NEVER), new), 1)
 
     def append(self, cache_slice: CacheSlice, x: Tensor) -> Tensor:
-        """What is remembered, then x: [B, T, D] -> [B, M + T, D]. Remembers the last of both."""
+        """Return the memory followed by x: [B, T, D] -> [B, M + T, D]. Stores the last M inputs."""
         (memory,) = self.read(cache_slice)
         both = torch.cat((memory.to(x.dtype), x), 1)
         self.write(cache_slice, cache_slice.last(both, memory.shape[1]))
@@ -76,22 +76,24 @@ class Memory(State):
 
 
 class TransformerXLAttentionModule(AttentionModule):
-    """Keys and values are of [SG(memory), x], queries of x alone; SG stops gradients.
+    """Keys and values are computed from [SG(memory), x], queries from x; SG stops gradients.
 
-    Source: Dai et al. 2019, sections 3.2 and 3.3. In a decoder a token sees as many tokens before
-    it as the memory holds, as in their evaluation; in their training later tokens of a segment saw
-    all of the memory and of the segment before them. In an encoder what is remembered is known from
-    the beginning of every order, and belongs to sentence A.
+    In a decoder every token attends to the previous M tokens, as in the paper's evaluation. In the
+    paper's training a token attends to the whole memory and to all earlier tokens of the segment,
+    so later tokens attend to more than M tokens. In an encoder the memory is visible in every
+    permutation order and belongs to sentence A.
+
+    Source: Dai et al. 2019, sections 3.2 and 3.3.
     """
 
     part: TransformerXLAttention
 
     def pattern_of(self, sequence: SequenceInfo) -> Pattern | None:
-        """See `AttentionModule.pattern_of`."""
+        """Return a sliding window of the memory's size for a causal pass, otherwise None."""
         return Sliding(window=self.part.memory) if sequence.causal else None
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
-        """Return a memory of as many inputs as the part says."""
+        """Return an empty memory of fixed size, for `part.memory` inputs."""
         return Memory(slots, self.part.memory, self.width, like)
 
     def prepare(self, sequence: SequenceInfo, state: Any = None, table: Any = None) -> Prepared:
@@ -105,10 +107,10 @@ class TransformerXLAttentionModule(AttentionModule):
         return self.prepare_for(sequence, keys, table)
 
     def _with_memory(self, keys: SequenceInfo, columns: Tensor) -> SequenceInfo:
-        """The context of M remembered tokens and of those of the row, at these columns."""
+        """Return the sequence info of memory and row, M + T positions at `columns`."""
         before, is_token = (self.part.memory, 0), keys.is_token
         if not keys.causal:
-            is_token = columns <= columns[:, -1:]  # what is not there is later than all
+            is_token = columns <= columns[:, -1:]  # empty memory positions have the latest column
             if keys.is_token is not None:
                 is_token = is_token & F.pad(keys.is_token.bool(), before, value=True)
         types = None if keys.types is None else F.pad(keys.types, before)
