@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any, NamedTuple, Self, Union, get_args, get_origin
 
@@ -191,7 +191,9 @@ def _describe(config: type[BaseModel], tree: Any, error: Any) -> tuple[str, str]
         case "kind_missing":
             return f'"{key}" needs a kind: {key}.kind is one of {context["known"]}.', ""
         case "list_type" | "tuple_type":
-            kinds = [one.kind for one in list_keys(config) if one.name == f"{_plain(key)}.kind"]
+            kinds = [
+                one.kind for one in list_keys(config) if one.name == f"{_without_indices(key)}.kind"
+            ]
             such = f' of tables, such as [{{kind = "{kinds[0]}"}}]' if kinds else ""
             return f"{key} = {_shown(value)}", f"a list{such}"
         case "value_error":
@@ -250,54 +252,65 @@ def _locate(tree: Any, error: Any) -> tuple[list[str], Any, Any]:
     return path, table, value
 
 
-def _plain(key: str) -> str:
-    """A dotted key without the numbers of tables in lists."""
+def _without_indices(key: str) -> str:
+    """Return a dotted key without the indices of tables in lists."""
     return re.sub(r"\[\d+\]", "", key)
 
 
 def _unknown_key(
     config: type[BaseModel], tree: Any, path: Sequence[str], table: Mapping[str, Any], value: Any
 ) -> str:
-    """What to say about a key that its table does not have."""
-    *section, name = path
+    """Return the message for a key that its table does not have, with the nearest known keys."""
+    section = path[:-1]
     if isinstance(value, Mapping) and value and not section:  # an unknown section
         path = [*path, *islice(value, 1)]
-        name = path[-1]
-    key, own = shorten(".".join(path), 100), table.get("kind")
-    every = [*list_keys(config)]
-    keys = [one for one in every if one.name.rpartition(".")[2] == name] or [
-        one for one in every if one.name.rpartition(".")[2] in OTHER_NAMES.get(name, [])
+    key, kind = shorten(".".join(path), 100), table.get("kind")
+    namesakes = _namesakes(config, path[-1], in_mix=key.startswith("mix["))
+    if kinds := [each.kind for each in namesakes if each.name == key]:
+        where, allowed = ".".join(section), ", ".join(f'"{each}"' for each in kinds)
+        return f'{key} is a key of {where}.kind = {allowed}, and this is "{kind}": leave it out.'
+    known = _keys_of_section(config, section, kind)
+    near = [each.name for each in namesakes if _kind_at(tree, each) in (None, each.kind)] or [
+        ".".join([*section, name]) for name in _similar_names(path[len(section)], known)
     ]
-    keys = [one for one in keys if one.name.startswith("mix.") == key.startswith("mix[")]
-    kinds = [one.kind for one in keys if one.name == key]
-    if kinds:
-        where, allowed = ".".join(section), ", ".join(f'"{kind}"' for kind in kinds)
-        return f'{key} is a key of {where}.kind = {allowed}, and this is "{own}": leave it out.'
-    fitting = (
-        one.name
-        for one in keys
-        if (_value_at(tree, f"{one.name.rpartition('.')[0]}.kind") or one.kind) == one.kind
-    )
-    near = [*dict.fromkeys(fitting)]
-    prefix = _plain("".join(f"{one}." for one in section))
-    inside = [one for one in every if one.name.startswith(prefix)]
-    names = {one.name.removeprefix(prefix) for one in inside if one.kind in ("", own)}
-    known = {one.partition(".")[0] for one in names} if section else {*config.model_fields}
-    if not near:
-        word = name.partition("_")[0]
-        alike = sorted(one for one in known if one.startswith(f"{word}_")) if word != name else []
-        near = [*dict.fromkeys([*nearest(path[len(section)], known), *alike])]
-        near = [".".join([*section, one]) for one in near]
     if near:
-        return f'unknown key "{key}". Did you mean {" or ".join(near[:3])}?'
+        return f'unknown key "{key}". Did you mean {" or ".join([*dict.fromkeys(near)][:3])}?'
     return f'unknown key "{key}". Known keys there: {", ".join(sorted(known))}.'
 
 
-def _value_at(tree: Any, key: str) -> Any:
-    """The value of a dotted key, None where there is none."""
-    for step in key.split("."):
+def _namesakes(config: type[BaseModel], name: str, *, in_mix: bool) -> list[Key]:
+    """Return the keys of any section with this name, or with a name that people use for it."""
+    keys = [key for key in list_keys(config) if key.name.startswith("mix.") == in_mix]
+    for names in ([name], OTHER_NAMES.get(name, [])):
+        if found := [key for key in keys if key.name.rpartition(".")[2] in names]:
+            return found
+    return []
+
+
+def _kind_at(tree: Any, key: Key) -> str | None:
+    """Return the kind that a tree sets for the table of a key; None if it sets none."""
+    *section, _ = key.name.split(".")
+    for step in (*section, "kind"):
         tree = tree.get(step) if isinstance(tree, Mapping) else None
     return tree
+
+
+def _keys_of_section(config: type[BaseModel], section: Sequence[str], kind: Any) -> set[str]:
+    """Return the names of the keys in a section of this kind, or of all sections."""
+    if not section:
+        return {*config.model_fields}
+    prefix = _without_indices("".join(f"{step}." for step in section))
+    inside = [key for key in list_keys(config) if key.name.startswith(prefix)]
+    return {
+        key.name.removeprefix(prefix).partition(".")[0] for key in inside if key.kind in ("", kind)
+    }
+
+
+def _similar_names(name: str, known: Collection[str]) -> list[str]:
+    """Return the known names nearest to a name, then those with the same first word."""
+    word, _, rest = name.partition("_")
+    same_word = sorted(each for each in known if rest and each.startswith(f"{word}_"))
+    return [*nearest(name, known), *same_word]
 
 
 def _shown(value: Any) -> str:

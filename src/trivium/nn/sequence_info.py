@@ -1,6 +1,6 @@
-"""What one forward pass knows of its tokens, beside their vectors.
+"""The metadata of a forward pass: positions, conditions of the attention mask, cache slots.
 
-Shape letters: B batch, T positions, S positions of the encoder, M selected positions, D d_model.
+Shape letters: B batch, T positions, S positions of the encoder, M gathered positions, D d_model.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from trivium.nn.state import CacheSlice, CrossAttentionCache, State
 
 @dataclass(frozen=True)
 class EncoderOutput:
-    """What a decoder's blocks attend to beside their own tokens.
+    """The encoder's output, which a decoder's cross-attention reads.
 
     Args:
-        hidden: [B, S, D]; None where a cache remembers what was made of it
-            (`Cache.set_encoder_output`).
-        real: [B, S], nonzero where a position is real; None: all are.
-        custom: bool, as `SequenceInfo.custom`, of the decoder's queries and the encoder's
-            positions.
+        hidden: [B, S, D]; None if a cache holds its keys and values (`Cache.set_encoder_output`).
+        is_token: [B, S], nonzero for tokens, 0 for padding; None: no padding.
+        custom: a bool mask between the decoder's queries and the encoder's positions, in the
+            shapes of `SequenceInfo.custom`.
     """
 
     hidden: Tensor | None
@@ -34,25 +33,30 @@ class EncoderOutput:
 
 @dataclass(frozen=True)
 class SequenceInfo:
-    """What one forward pass of a stack knows of its tokens: the same for every layer.
+    """The metadata of the tokens of a forward pass through one stack, the same for every layer.
 
-    A token sees another one only if every limit that is set allows it. What attention attends to
-    is described by a context, too: `keys`, or that of the KV cache.
+    Attention describes both queries and keys by a `SequenceInfo`: the keys are `keys`, or the
+    tokens in the KV cache. A query attends to a key only if all conditions that are set hold
+    (`attention_mask`).
 
     Args:
-        positions: int64 [1 or B, T], of tokens in their text; they begin anew in every document.
-        columns: int64 [1 or B, T], of tokens in their row, or in the slot of a cache.
-        causal: a token sees none of a later column.
-        real: [B, T], nonzero where a token is real.
-        documents: int64 [B, T], packed membership, 0 of padding: a token sees its own document.
-        prefix: int64 [B]: so many first columns are seen by all, also by tokens before them.
-        types: int64 [B, T], sentence A or B, for positions that compare them.
-        num_keys: so many first tokens are keys; the others are queries alone.
-        custom: bool, True where a token sees another: [T, T], or [B, N, T, T] with 1 for an axis
-            along which it is the same.
-        select: int64 [M], flat positions in B * T whose feed-forward network is wanted.
-        span: where a cache holds the tokens.
-        encoder: the encoder's output, of a decoder that attends to one.
+        positions: int64 [1 or B, T], the position ids of the tokens; they restart in every
+            document.
+        columns: int64 [1 or B, T], the indices of the tokens in their row, or in their slot of a
+            cache.
+        causal: whether queries do not attend to later columns.
+        is_token: [B, T], nonzero for tokens, 0 for padding; None: no padding.
+        documents: int64 [B, T], the document of each token of a packed row, 0 for padding. Tokens
+            attend only to their own document.
+        prefix: int64 [B]; the first `prefix` columns are visible to all tokens of the row.
+        types: int64 [B, T], token types (sentence A or B), for positions that compare token types.
+        num_keys: only the first `num_keys` tokens serve as keys; the rest are query-only.
+        custom: bool, True where a query may attend to a key: [T, T], or [B, N, T, T] in which any
+            axis may have size 1.
+        gather_positions: int64 [M], flat positions in B * T; the last block returns only the hidden
+            states at these positions (similar to `logits_to_keep` in `transformers`).
+        cache_slice: the slots and positions of a cache that the tokens are written to.
+        encoder: the encoder's output, for a decoder with cross-attention.
     """
 
     positions: Tensor
@@ -73,45 +77,42 @@ class SequenceInfo:
 
     @classmethod
     def of_length(
-        cls, length: int, device: torch.device | str = "cpu", **limits: Any
+        cls, length: int, device: torch.device | str = "cpu", **conditions: Any
     ) -> SequenceInfo:
-        """The context of rows that are one text each, of `length` tokens."""
+        """Return the metadata of rows of `length` tokens; `conditions` are fields of the class."""
         columns = torch.arange(length, device=device)[None]
-        return cls(columns, columns, **limits)
+        return cls(columns, columns, **conditions)
 
     @property
     def is_prefill(self) -> bool:
-        """Whether nothing is before the tokens: no cache, or one whose slots are empty."""
+        """Whether no tokens precede these: there is no cache, or its slots are empty."""
         return self.cache_slice is None or self.cache_slice.is_prefill
 
     @property
     def starts_together(self) -> bool:
-        """Whether the same number of tokens is before those of every row."""
+        """Whether the number of earlier tokens is the same in every row."""
         return self.cache_slice is None or isinstance(self.cache_slice.start, int)
 
     @property
     def document_starts(self) -> Tensor | None:
-        """Which tokens begin a document after another in their row: bool [B, T]; None: none."""
+        """The tokens that start another document in their row: bool [B, T]; None: no documents."""
         if self.documents is None:
             return None
         return self.documents.diff(dim=1, prepend=self.documents[:, :1]) != 0
 
     @property
     def state_mask(self) -> Tensor | None:
-        """Which tokens a state takes up, of a row or of a cache: [B, T]; None: all."""
-        return (
-            self.is_token
-            if self.cache_slice is None
-            else self.cache_slice.is_token(self.columns.device)
-        )
+        """The tokens that update a recurrent state (no padding): [B, T]; None: all tokens."""
+        new = self.cache_slice
+        return self.is_token if new is None else new.is_token(self.columns.device)
 
     @property
     def keys(self) -> SequenceInfo:
-        """The context of the tokens that are seen, of this pass alone."""
+        """The metadata of the tokens of this pass that serve as keys."""
         return self if self.num_keys is None else self.subset(slice(self.num_keys))
 
     def subset(self, some: slice | Tensor, keys: slice | Tensor | None = None) -> SequenceInfo:
-        """The context of some of the tokens, with `custom` of some of the keys; None: of all."""
+        """Return the metadata of some tokens, with the columns `keys` of `custom` (None: all)."""
 
         def of(x: Tensor | None) -> Tensor | None:
             return None if x is None else x[:, some]
@@ -140,13 +141,14 @@ class SequenceInfo:
 
 @dataclass(frozen=True)
 class LayerContext:
-    """What one layer has in a pass beside the context of all.
+    """The state of one layer in a forward pass.
 
     Args:
-        state: what its mixer keeps of earlier tokens.
-        feed_forward_state: the same of its feed-forward network, where that reads any.
-        source: what its cross-attention keeps of the encoder's output.
-        prepared, cross_prepared: what both have made of the context, once for all layers alike.
+        state: the state of the layer's mixer.
+        source: the cross-attention cache.
+        prepared, cross_prepared: what mixer and cross-attention have prepared (masks, angles), once
+            for all layers with equal mixers; None: they prepare it themselves.
+        feed_forward_state: the state of a feed-forward network that reads earlier tokens.
     """
 
     state: State | None = None
@@ -157,7 +159,7 @@ class LayerContext:
 
 
 NO_CACHE = LayerContext()
-"""A layer outside of a stack: nothing is kept, and it prepares for itself."""
+"""The context of a layer without a cache that prepares for itself."""
 
 
 def check_custom(custom: Tensor | None) -> None:
