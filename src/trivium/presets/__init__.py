@@ -1,10 +1,11 @@
-"""Named sizes of the literature, each with its paper, and small sizes of every family.
+"""Presets: published model sizes, each with its paper, and small sizes of every family.
 
-Sizes called `-tiny` (2 layers, width 128), `-mini` (4 layers, width 256) and `-midi` are our own,
-for trying and short runs, unless a paper has such names. Every spec starts as its paper says, a
-decoder whose paper does not say as GPT-2; runs of sizes of our own change that
-(`train/defaults.py`). A trained model has the vocabulary of its tokenizer; that of the preset is
-the most it can be unless `tokenizer.vocab_size` is set.
+The sizes `-tiny` (2 layers, width 128), `-mini` (4 layers, width 256) and `-midi` are our own, for
+experiments and short runs, unless a paper uses these names. Specs have the initialization of their
+papers, with the exceptions that their modules name. Decoders whose papers do not give one have the
+initialization of GPT-2. Training of our own sizes changes some initializations by default
+(`train/defaults.py`). The vocabulary of a trained model is that of its tokenizer, which is at most
+as large as the preset's unless `tokenizer.vocab_size` is set.
 
 >>> presets["llama-7b"].d_model
 4096
@@ -28,7 +29,7 @@ T = TypeVar("T")
 
 
 class _Named(dict[str, T]):
-    """A dict in which an unknown name is an error that suggests the nearest."""
+    """A dict that raises SpecError for an unknown name and suggests the nearest name."""
 
     def __missing__(self, name: str) -> Never:
         raise SpecError(
@@ -37,21 +38,21 @@ class _Named(dict[str, T]):
 
 
 catalogue: dict[str, Preset] = _Named()
-"""Name -> Preset: the `PRESETS` of every module here."""
+"""All presets by name: the `PRESETS` of every module in this package."""
 for _module in import_members(__name__, __path__):
     catalogue |= getattr(_module, "PRESETS", {})
 
 presets: dict[str, Spec] = _Named({name: preset.spec for name, preset in catalogue.items()})
-"""Name -> spec."""
+"""The specs of all presets by name."""
 
 
 def did_you_mean_preset(name: str, others: Iterable[str] = ()) -> str:
-    """`did_you_mean_size` among presets and `others`."""
+    """Return the suggestion of `did_you_mean_size` among the names of presets and `others`."""
     return did_you_mean_size(name, [*presets, *others])
 
 
 def is_own_size(name: str) -> bool:
-    """Whether no paper has this size of its family.
+    """Return whether a preset's size is our own, not from a paper.
 
     >>> [is_own_size(name) for name in ("llama-mini", "bert-mini", "bert-base")]
     [True, False, False]

@@ -1,4 +1,4 @@
-"""BigBird: encoders of long texts, whose attention sees a few blocks."""
+"""BigBird: encoders of long texts with block-sparse attention."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _bigbird(
     paper: str = "Zaheer et al. 2020 (BigBird)",
     **published: Any,
 ) -> Preset:
-    """Return BERT for 4,096 tokens; every layer draws random blocks of its own."""
+    """Return BERT with BigBird attention for 4,096 tokens; random blocks differ between layers."""
     mixer = BlockSparseAttention(
         num_heads=d_model // 64, head_dim=64, block_size=block_size, num_random=3
     )
@@ -36,8 +36,8 @@ def _bigbird(
     )
 
 
-# Learning rate and batch of 256 rows: appendix E.1. There a RoBERTa is trained on; here weights
-# are random.
+# The learning rate and the batch size of 256 rows are from appendix E.1. The paper starts from
+# RoBERTa's weights; here weights are random.
 PRESETS: dict[str, Preset] = {
     "bigbird-tiny": _bigbird(2, 128, block_size=16, paper="after Zaheer et al. 2020 (BigBird)"),
     "bigbird-mini": _bigbird(4, 256, block_size=16, paper="after Zaheer et al. 2020 (BigBird)"),

@@ -1,4 +1,4 @@
-"""BLOOM."""
+"""BLOOM: decoders with ALiBi and a norm of the token embeddings."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from trivium.nn.norm import LayerNorm
 from trivium.nn.positions.alibi import ALiBi
 from trivium.presets.preset import Preset, attention, decoder
 
-# sqrt(1 / (3 d_model)) of the largest; all sizes have it in BigScience's training scripts.
+# sqrt(1 / (3 d_model)) for the largest size; BigScience's training scripts use it for all sizes.
 _START = Normal(std=0.0048, embedding_std=0.0048, residual_init="scaled")
 
 
 def _bloom(num_layers: int, d_model: int, num_heads: int, **published: float) -> Preset:
-    """ALiBi, and a norm of the token vectors. Of the vocabulary 250,680 entries are tokens."""
+    """Return BLOOM; only 250,680 of the 250,880 entries of its vocabulary are tokens."""
     model = decoder(
         num_layers,
         d_model,
         vocab_size=250_880,
         embedding=Embedding(norm=LayerNorm()),
         mixer=attention(d_model, num_heads, positions=ALiBi()),
-        dropout=0.1,  # Megatron's, which the training scripts leave; that of the release is 0
+        dropout=0.1,  # Megatron's default, which the training scripts keep; 0 in the release
         initialization=_START,
     )
     return Preset(model, "Le Scao et al. 2022 (BLOOM)", 2048, **published)

@@ -1,4 +1,4 @@
-"""DeBERTa: encoders whose attention keeps content and position apart."""
+"""DeBERTa: encoders with disentangled attention."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _deberta(
     positions: Disentangled,
     head: Head,
 ) -> Preset:
-    """A post-norm encoder that knows distances alone."""
+    """Return a post-norm encoder whose layers have only relative positions."""
     model = encoder(
         num_layers,
         d_model,
@@ -41,9 +41,9 @@ def _deberta(
 
 
 def _v1(num_layers: int, d_model: int) -> Preset:
-    """A vector for each of 1,024 distances; matrices of their own make keys and queries of them.
+    """Return DeBERTa v1, which has embeddings of 1,024 distances with separate projections.
 
-    Masked tokens are predicted by the enhanced mask decoder, which knows absolute positions.
+    The MLM head is the enhanced mask decoder (EMD), which adds absolute positions.
     """
     return _deberta(
         num_layers,
@@ -57,10 +57,12 @@ def _v1(num_layers: int, d_model: int) -> Preset:
 
 
 def _v3(num_layers: int, d_model: int) -> Preset:
-    """256 buckets each way for distances up to 512, whose keys and queries content's matrices make.
+    """Return DeBERTa v3, which has 256 buckets per direction for distances up to 512.
 
-    Trained as ELECTRA is; the generator fills masks. Published generators are as wide and half as
-    deep, and have a mask decoder; those of the objective here are as deep and narrower, without.
+    The query and key projections of the content also project the position embeddings. The model is
+    trained with replaced-token detection, like ELECTRA. Published generators have the width and
+    half the depth of the discriminator, and an enhanced mask decoder. Generators of the objective
+    here have the same depth and a smaller width, without a mask decoder.
     """
     return _deberta(
         num_layers,

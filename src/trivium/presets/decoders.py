@@ -20,14 +20,15 @@ from trivium.nn.positions.learned import Learned
 from trivium.nn.positions.rotary import Llama3Scaling, Rotary
 from trivium.presets.preset import SCALED, Preset, attention, decoder, swiglu
 
-# Brown et al. 2020, appendix B: warm-up over 375 of 300,000 million tokens, the batch growing all
-# the while, which is left out here, and cosine to the end, there over the first 260.
+# Brown et al. 2020, appendix B: warm-up over the first 375 million of 300 billion tokens, then
+# cosine decay. The paper's decay ends after 260 billion tokens; here the decay ends with training.
+# The batch size grows in the paper, but not here.
 _GPT3_TRAINING = {
     "optimizer": {"kind": "adamw", "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1},
     "schedule": {"kind": "cosine", "warmup": 0.00125, "final": 0.1},
     "train": {"clip": 1.0},
 }
-# Touvron et al. 2023, section 2.3; its successor's (section 2.2) names eps, too.
+# Touvron et al. 2023, section 2.3. The Llama 2 paper (section 2.2) also gives eps.
 _LLAMA_TRAINING = {
     "optimizer": {"kind": "adamw", "betas": [0.9, 0.95], "weight_decay": 0.1},
     "schedule": {"kind": "cosine", "warmup": 2000, "final": 0.1},
@@ -35,7 +36,7 @@ _LLAMA_TRAINING = {
 }
 _LLAMA2_TRAINING = _LLAMA_TRAINING | {"optimizer": {**_LLAMA_TRAINING["optimizer"], "eps": 1e-5}}
 
-# Every size sets the number of heads and their width.
+# Every size sets its own num_heads and head_dim.
 ROTARY_ATTENTION = Attention(num_heads=1, head_dim=64, bias=False, positions=Rotary())
 
 
@@ -56,7 +57,7 @@ def _gpt(
     dropout: float = 0.1,
     **published: Any,
 ) -> Preset:
-    """A decoder with learned positions, LayerNorm and biases: GPT-1 to GPT-3, Jurassic-1, OPT."""
+    """Return a decoder with learned positions, LayerNorm and biases: GPT, Jurassic-1, OPT."""
     num_heads = num_heads or d_model // 64
     first, *others = (attention(d_model, num_heads, pattern=pattern) for pattern in patterns)
     model = decoder(
@@ -92,9 +93,10 @@ def llama(
     initialization: Normal = SCALED,
     **published: Any,
 ) -> Preset:
-    """A decoder with rotary positions, RMSNorm and SwiGLU: LLaMA, Mistral, Mixtral, Qwen, OLMo 2.
+    """Return a decoder with RoPE, RMSNorm and SwiGLU: LLaMA, Mistral, Mixtral, Qwen, OLMo 2.
 
-    `attention` is what all sizes share of theirs; a `feed_forward` takes the place of SwiGLU.
+    `attention` contains the attention settings that all sizes share. `feed_forward` replaces
+    SwiGLU.
     """
     model = decoder(
         num_layers,
@@ -124,9 +126,9 @@ _gpt1 = partial(
 )
 _gpt2 = partial(_gpt, paper="Radford et al. 2019 (GPT-2)", vocab_size=50_257, max_length=1024)
 _gpt2_published = partial(_gpt2, batch=512 * 1024, text_bytes=40e9)
-# Dense and locally banded layers alternate. The paper does not give the width of the bands: 256
-# positions here, as in GPT-Neo. Its table 2.1 gives XL 24 heads and 13B a width of 5140, neither of
-# which fits the totals of its table D.1: those of 16 heads and of 5120 do.
+# Layers with dense and with locally banded attention alternate. The paper does not give the width
+# of the bands: here they have 256 positions, as in GPT-Neo. Table 2.1 gives XL 24 heads and 13B a
+# width of 5140. Neither fits the totals of table D.1; 16 heads and a width of 5120 do.
 _gpt3 = partial(
     _gpt,
     paper="Brown et al. 2020 (GPT-3)",
@@ -135,10 +137,10 @@ _gpt3 = partial(
     patterns=(None, Sliding(window=255)),
     dropout=0.0,
 )
-# The text is filtered Common Crawl, its largest part (section 2.2).
+# `text_bytes` counts only filtered Common Crawl, the largest part of the text (section 2.2).
 _gpt3_published = partial(_gpt3, tokens=300e9, text_bytes=570e9, training=_GPT3_TRAINING)
-# GPT-3 with dense layers alone and a larger vocabulary; Jumbo is wider and less deep than 175B
-# (sections 2.1 to 2.3).
+# GPT-3 with only dense attention and a larger vocabulary. Jumbo is wider and shallower than GPT-3
+# 175B (sections 2.1 to 2.3).
 _jurassic = partial(
     _gpt,
     paper="Lieber et al. 2021 (Jurassic-1)",
@@ -175,7 +177,7 @@ _llama3 = partial(
 
 
 def _llama31_attention(factor: float) -> Attention:
-    """From 3.1 on the slow rotary frequencies are divided by a factor, for longer texts."""
+    """Return the attention of Llama 3.1 and 3.2, with low RoPE frequencies divided by `factor`."""
     scaling = Llama3Scaling(factor=factor)
     return ROTARY_ATTENTION.replace(positions=Rotary(base=500_000.0, scaling=scaling))
 
@@ -196,14 +198,14 @@ _llama32 = partial(
 
 
 def _windowed(window: int) -> Attention:
-    """Windows here do not count the position itself."""
+    """Return sliding-window attention to the `window` tokens before a token and to itself."""
     return ROTARY_ATTENTION.replace(pattern=Sliding(window=window))
 
 
 _mistral = partial(llama, paper="Jiang et al. 2023 (Mistral 7B)", context=8192)
 _mistral_small = partial(_mistral, num_kv_heads=2, attention=_windowed(63))
-# Norms of what sublayers add, of all queries and of all keys; every matrix starts alike. The widths
-# of feed-forward networks, the base of positions and the rows of tables, which are more than the
+# OLMo 2 has post-sublayer norms, norms over all queries and all keys, and one initialization for
+# all matrices. The feed-forward widths, the RoPE base and the vocabulary size, which exceeds the
 # 100,278 tokens, are those of the released models.
 _olmo2 = partial(
     llama,
@@ -247,7 +249,7 @@ PRESETS: dict[str, Preset] = {
     "opt-tiny": _opt(2, 128),
     "opt-mini": _opt(4, 256),
     "opt-125m": _opt(12, 768, 12, tokens=180e9, lr=6e-4, batch=0.5e6),
-    # Unlike its siblings: post-norm, with token vectors half as wide as the model.
+    # Unlike the other sizes: post-norm, with token embeddings half as wide as the model.
     "opt-350m": _opt(
         24,
         1024,

@@ -19,7 +19,7 @@ _START = Normal(std=0.006, embedding_std=0.006)
 def _attention(
     heads: int, width: int = 128, rank: int = 512, query_rank: int | None = 1536, m: float = 0.707
 ) -> LatentAttention:
-    """The papers do not give the numbers of YaRN: these are those of the released models."""
+    """Return multi-head latent attention with the YaRN settings of the released models."""
     scaling = YarnScaling(factor=40, original_max_length=4096, mscale=m, mscale_all_dim=m)
     return LatentAttention(
         num_heads=heads,
@@ -33,7 +33,7 @@ def _attention(
 
 
 def _experts(d_ff: int, count: int, chosen: int, num_shared: int = 2, **router: Any) -> Experts:
-    """The weight of the balance loss is that of the released configurations."""
+    """Return experts with the auxiliary loss coefficient of the released configurations."""
     router = {"num_experts": count, "top_k": chosen, "aux_loss_coef": 0.001, **router}
     return Experts(expert=swiglu(d_ff), shared=swiglu(num_shared * d_ff), **router)
 
@@ -51,7 +51,7 @@ def _v2(
     context: int = 32_768,
     **published: float,
 ) -> Preset:
-    """The first `num_dense` layers have a dense feed-forward network of `d_ff` hidden units."""
+    """Return a decoder whose first `num_dense` layers have a dense SwiGLU of width `d_ff`."""
     model = decoder(
         num_layers,
         d_model,

@@ -1,4 +1,4 @@
-"""Encoder-decoder models: the first Transformer, T5, BART and Marian."""
+"""Encoder-decoder models: the original Transformer, T5, BART and Marian."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _stack(
     norm_placement: NormPlacement = "post",
     dropout: float = 0.1,
 ) -> Stack:
-    """The encoder or decoder of the first Transformer, BART and Marian."""
+    """Return the encoder or decoder stack of the original Transformer, BART and Marian."""
     return Stack.of_mixers(
         num_layers=num_layers,
         mixer=Attention(num_heads=d_model // 64, head_dim=64, bias=bias),
@@ -44,9 +44,10 @@ def _transformer(
     dropout: float = 0.1,
     norm_placement: NormPlacement = "post",
 ) -> Preset:
-    """The vocabulary is that of English to German, shared by source, target and output.
+    """Return the original Transformer with the shared vocabulary of English to German.
 
-    The paper trains on single sentences and gives no longest one.
+    Source embeddings, target embeddings and output projection share one weight. The paper trains on
+    sentence pairs and gives no maximum length.
     """
     stack = _stack(
         num_layers, d_model, "relu", bias=False, norm_placement=norm_placement, dropout=dropout
@@ -74,7 +75,7 @@ def _t5(
     head_dim: int = 64,
     v11: bool = False,
 ) -> Preset:
-    """Version 1.1 is gated, untied and was pretrained without dropout."""
+    """Return T5; version 1.1 has gated GELU, untied output and no dropout in pretraining."""
     stack = Stack.of_mixers(
         num_layers=num_layers,
         mixer=Attention(
@@ -118,7 +119,7 @@ def _bart(num_layers: int, d_model: int) -> Preset:
 
 
 def _marian(num_layers: int, d_model: int) -> Preset:
-    """OPUS-MT's models, with the vocabulary of English to French; the logits have a bias."""
+    """Return OPUS-MT's model with the vocabulary of English to French and an output bias."""
     stack = _stack(num_layers, d_model, "silu")
     model = TransformerSpec(
         vocab_size=59_514,

@@ -40,9 +40,9 @@ def bert(
     dropout: float = 0.1,
     **published: float,
 ) -> Preset:
-    """Return a post-norm encoder with learned positions: BERT and those that change little of it.
+    """Return a post-norm encoder with learned positions: BERT and models that differ little.
 
-    A `mixer` replaces full attention: Linformer, Longformer and BigBird.
+    `mixer` replaces full attention (Linformer, Longformer, BigBird).
     """
     model = encoder(
         num_layers,
@@ -65,10 +65,12 @@ def bert(
 
 
 def _modernbert(num_layers: int, d_model: int, d_ff: int, *, released: bool = True) -> Preset:
-    """Two of three layers have a window of 64 to each side, and a smaller rotary base.
+    """Return ModernBERT, in which two of three layers have sliding-window attention.
 
-    Our small sizes are for short runs: narrow windows in the first layers, and biases, which the
-    fast initialization needs.
+    Windows have 64 tokens per side, and windowed layers have a smaller RoPE base. Sizes of our own
+    (`released=False`) are for short runs: the first layers have windows of 4 tokens per side, all
+    layers have one RoPE base, and attention and the MLM head have biases, which the fast
+    initialization needs.
     """
     plain = attention(d_model, d_model // 64, bias=not released)
     full = plain.replace(positions=Rotary(base=160_000.0 if released else 10_000.0))
@@ -108,7 +110,7 @@ roberta = partial(
     eps=1e-5,
 )
 _ROBERTA_TOKENS = 500e3 * 8192 * 512  # Liu et al. 2019, section 5: 500,000 steps
-# Version 2, which was trained without dropout.
+# ALBERT version 2 was trained without dropout.
 _albert = partial(
     bert,
     paper="Lan et al. 2019 (ALBERT, version 2)",
@@ -122,7 +124,7 @@ _albert = partial(
     activation="gelu_tanh",
     dropout=0.0,
 )
-# Generator and discriminator share token vectors, as wide as those of the discriminator.
+# Generator and discriminator share token embeddings of the discriminator's embedding width.
 _electra = partial(bert, paper="Clark et al. 2020 (ELECTRA)", heads=(ReplacedTokenHead(),))
 _generator = partial(_electra, heads=(GELU_MLM,))
 

@@ -11,7 +11,7 @@ from trivium.presets.preset import Preset
 
 
 def preset_facts(name: str, preset: Preset) -> dict[str, Any]:
-    """Return all facts of a preset; a number that the preset does not have is None."""
+    """Return all facts of a preset; numbers that the preset does not have are None."""
     spec = preset.spec
     return {
         "name": name,
@@ -28,9 +28,9 @@ def preset_facts(name: str, preset: Preset) -> dict[str, Any]:
 
 
 def shape_facts(spec: Spec) -> dict[str, Any]:
-    """Return the width of a model, and the sizes of its layers.
+    """Return the width of a model and the sizes of its layers.
 
-    The heads are those of the first mixer of the last stack that has heads.
+    In a Transformer the attention heads are those of the first mixer with heads in the last stack.
     """
     if not isinstance(spec, TransformerSpec):
         return {

@@ -26,9 +26,9 @@ def _gemma2(
     window: int = 4095,
     **published: float,
 ) -> Preset:
-    """Sandwich norms, soft caps, a window in every second layer (tables 1 and 2).
+    """Return Gemma 2: sandwich norms, soft-capping, alternating sliding windows (tables 1, 2).
 
-    Windows do not count the position itself here. The paper counts 256,128 token vectors; the
+    `window` does not count the query's own position. The paper counts 256,128 token embeddings; the
     released models have 256,000.
     """
     full = Attention(
@@ -57,10 +57,11 @@ def _gemma2(
 def _gemma3(
     *sizes: int, head_dim: int = 256, local: int = 5, window: int = 511, **published: float
 ) -> Preset:
-    """Gemma 2 with norms of queries and keys in place of soft caps (section 2.1).
+    """Return Gemma 3: Gemma 2 with query-key norms instead of soft-capping (section 2.1).
 
-    `sizes` are those of Gemma 2. After `local` layers with a window there is one without, whose
-    rotary positions have a larger base. Windows do not count the position itself here.
+    `sizes` are the positional arguments of `_gemma2`. Every `local` layers with sliding windows are
+    followed by a layer with full attention and a larger RoPE base. `window` does not count the
+    query's own position.
     """
     spec: Any = _gemma2(*sizes, head_dim=head_dim).spec
     full = spec.decoder.mixers[1].replace(
@@ -80,10 +81,10 @@ PRESETS: dict[str, Preset] = {
     "gemma2-mini": _gemma2(4, 256, 4, 2, 1024, head_dim=64, window=63),
     "gemma2-2b": _gemma2(26, 2304, 8, 4, 9216, tokens=2e12),
     "gemma2-9b": _gemma2(42, 3584, 16, 8, 14_336, tokens=8e12),
-    # Its scores are divided by the root of d_model / num_heads.
+    # Attention scores are divided by sqrt(d_model / num_heads), not by sqrt(head_dim).
     "gemma2-27b": _gemma2(46, 4608, 32, 16, 36_864, head_dim=128, scale=144**-0.5, tokens=13e12),
-    # Small sizes have too few layers for a full one after five with a window. The sizes beyond 1B
-    # also read images.
+    # Small sizes have fewer than five windowed layers per full layer, because they have few layers.
+    # The published sizes above 1B also read images.
     "gemma3-tiny": _gemma3(2, 128, 4, 2, 512, head_dim=32, local=1, window=63),
     "gemma3-mini": _gemma3(4, 256, 4, 2, 1024, head_dim=64, local=3, window=63),
     "gemma3-1b": _gemma3(26, 1152, 4, 1, 6912, tokens=2e12),

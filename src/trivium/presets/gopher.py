@@ -17,11 +17,11 @@ def _gopher(
     paper: str = "Rae et al. 2021 (Gopher)",
     **published: float,
 ) -> Preset:
-    """A decoder that reads 2,048 tokens in training, and longer texts after it.
+    """Return a decoder trained on 2,048 tokens, which can read longer texts after training.
 
-    The paper names what differs from GPT-2 (section 2.1) and is silent about the rest. Attention
-    has no biases but those of its positions, as in Transformer-XL, and each layer a matrix of
-    distances: with it the totals of Hoffmann et al. 2022, table A9, hold to 0.1 %.
+    The paper gives only the differences from GPT-2 (section 2.1). Attention has no biases except
+    those of its relative positions, as in Transformer-XL. Each layer has its own projection of
+    distances; with it the parameter counts match Hoffmann et al. 2022, table A9, to 0.1 %.
     """
     mixer = attention(d_model, num_heads, bias=False, positions=TransformerXLPositions())
     model = decoder(num_layers, d_model, vocab_size=32_000, mixer=mixer, norm=RMSNorm())
@@ -42,7 +42,7 @@ PRESETS: dict[str, Preset] = {
     "gopher-280b": _gopher(80, 16_384, 128, tokens=300e9, lr=4e-5, batch=6e6),
     "chinchilla-tiny": _chinchilla(2, 128, 2),
     "chinchilla-mini": _chinchilla(4, 256, 4),
-    # Some of the models whose losses the paper fits (table A9), and the one that follows (table 4).
+    # Some of the models whose losses the paper fits (table A9), and Chinchilla itself (table 4).
     "chinchilla-74m": _chinchilla(10, 640, 10),
     "chinchilla-425m": _chinchilla(18, 1280, 10),
     "chinchilla-1.3b": _chinchilla(22, 2048, 16),

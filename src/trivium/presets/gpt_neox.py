@@ -23,7 +23,7 @@ def _neox(
     activation: Activation = "gelu",
     **published: float,
 ) -> Preset:
-    """Parallel blocks with two norms, rotary positions of a quarter of every head, untied."""
+    """Return a decoder with parallel blocks, RoPE on a quarter of each head, untied output."""
     model = decoder(
         num_layers,
         d_model,
@@ -37,7 +37,7 @@ def _neox(
     return Preset(model, paper, 2048, **published)
 
 
-# Table 1, and the released configurations. 143 thousand steps.
+# From table 1 and the released configurations: 143 thousand steps.
 _pythia = partial(_neox, tokens=300e9, batch=1024 * 2048)
 
 PRESETS: dict[str, Preset] = {
@@ -48,7 +48,7 @@ PRESETS: dict[str, Preset] = {
         paper="Black et al. 2022 (GPT-NeoX-20B)",
         vocab_size=50_432,
         activation="gelu_tanh",
-        lr=0.97e-4,  # of the released configuration; the paper prints 0.97E-5
+        lr=0.97e-4,  # as in the released configuration; the paper prints 0.97E-5
         batch=1538 * 2048,
         tokens=150e3 * 1538 * 2048,
     ),
@@ -60,7 +60,7 @@ PRESETS: dict[str, Preset] = {
     "pythia-1b": _pythia(16, 2048, 8, lr=3e-4),
     "pythia-1.4b": _pythia(24, 2048, 16, lr=2e-4),
     "pythia-2.8b": _pythia(32, 2560, 32, lr=1.6e-4),
-    # More processes of training padded the vocabulary further.
+    # Training with more processes padded the vocabulary further.
     "pythia-6.9b": _pythia(32, 4096, 32, vocab_size=50_432, lr=1.2e-4),
     "pythia-12b": _pythia(36, 5120, 40, vocab_size=50_688, lr=1.2e-4),
 }

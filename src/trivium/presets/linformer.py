@@ -1,4 +1,4 @@
-"""Linformer: RoBERTa's shape with projected keys and values."""
+"""Linformer: the shape of RoBERTa, with projected keys and values."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from trivium.presets.preset import GELU_MLM, Preset
 
 
 def _linformer(num_layers: int, d_model: int, rank: int) -> Preset:
-    """A post-norm encoder; one projection in all layers (layerwise sharing, section 4).
+    """Return a post-norm encoder; all layers share one projection (layerwise sharing, section 4).
 
-    The paper reads as many tokens with ranks of 128 and 256 (section 5.1).
+    For inputs of 512 tokens the paper uses ranks of 128 and 256 (section 5.1).
     """
     return bert(
         num_layers,

@@ -1,4 +1,4 @@
-"""Longformer: encoders of long texts, by windows and global tokens."""
+"""Longformer: encoders of long texts with sliding windows and global tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _longformer(
     paper: str = "Beltagy et al. 2020 (Longformer)",
     **published: Any,
 ) -> Preset:
-    """RoBERTa for 4,096 tokens, each of which sees `window` others to each side."""
+    """Return RoBERTa for 4,096 tokens with attention to `window` tokens on each side."""
     return roberta(
         num_layers,
         d_model,
@@ -29,7 +29,7 @@ def _longformer(
     )
 
 
-# Of the continued training of a RoBERTa (section 5): 64 rows of 4096 tokens, 65 thousand steps.
+# Continued pretraining of RoBERTa (section 5): 64 rows of 4096 tokens, 65 thousand steps.
 _CONTINUED = {"lr": 3e-5, "batch": 64 * 4096, "tokens": 65e3 * 64 * 4096}
 
 PRESETS: dict[str, Preset] = {

@@ -1,4 +1,4 @@
-"""Decoders with a selective state: Mamba, and small ones that mix it with attention."""
+"""Selective state-space models: Mamba, and a small hybrid of Mamba and attention."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ def _mixer(d_model: int) -> Mamba:
 
 
 def _mamba(num_layers: int, d_model: int, *, tokens: float | None = None) -> Preset:
-    """No attention, no positions, no feed-forward network.
+    """Return a decoder of Mamba layers without attention, positions or feed-forward networks.
 
-    Matrices start normal, not uniform in +-1 / sqrt(inputs), and those that add to the residual
-    stream are divided by the root of 2 layers, not of layers. The vocabulary is GPT-NeoX's 50,277
-    tokens, padded to a multiple of 8. Sizes and tokens are those of the authors' release.
+    Unlike in the authors' code, the initialization of matrices is normal, not uniform in
+    +-1 / sqrt(fan-in), and output matrices of the residual branches are divided by sqrt(2 layers),
+    not by sqrt(layers). The vocabulary is GPT-NeoX's 50,277 tokens, padded to a multiple of 8. The
+    sizes and the numbers of training tokens are those of the authors' release.
     """
     model = decoder(
         num_layers,
@@ -33,10 +34,10 @@ def _mamba(num_layers: int, d_model: int, *, tokens: float | None = None) -> Pre
 
 
 def _hybrid(d_model: int, num_heads: int) -> Preset:
-    """Of eight layers the fifth is attention without positions, all others are Mamba.
+    """Return eight layers: the fifth is attention without positions, all others are Mamba.
 
-    Of Jamba it leaves out the experts, which every second layer has in place of the feed-forward
-    network, and the norms inside of Mamba; its sizes are our own.
+    Unlike Jamba, the model has no experts, which replace the feed-forward network in every second
+    layer of Jamba, and no norms inside Mamba. The sizes are our own.
     """
     full = attention(d_model, num_heads, num_kv_heads=num_heads // 4, bias=False)
     mamba = _mixer(d_model)

@@ -1,4 +1,4 @@
-"""Decoders with mixtures of experts: Mixtral."""
+"""Mixtral: decoders with mixtures of experts."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def _mixtral(
     paper: str = "Jiang et al. 2024 (Mixtral of experts)",
     context: int = 32_768,
 ) -> Preset:
-    """Mistral with eight experts, of which a token takes two, and without a window.
+    """Return Mistral with two of eight experts per token and without a sliding window.
 
-    `aux_loss_coef` is that of the released configurations; no paper says it.
+    `aux_loss_coef` is that of the released configurations; no paper gives the value.
     """
     return llama(
         num_layers,

@@ -1,4 +1,4 @@
-"""PaLM."""
+"""PaLM: decoders with parallel blocks and multi-query attention."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from trivium.presets.preset import Preset, decoder, swiglu
 def _palm(
     num_layers: int, d_model: int, num_heads: int, head_dim: int = 256, **published: float
 ) -> Preset:
-    """Parallel blocks with one norm, one key-value head, SwiGLU, no biases (section 2).
+    """Return PaLM: parallel blocks with one norm, multi-query attention, SwiGLU, no biases.
 
-    Logits of the tied head are divided by the root of d_model, since token vectors start with
-    deviation 1 (section 5).
+    The architecture is from section 2. The logits of the tied head are divided by sqrt(d_model),
+    because token embeddings are initialized with standard deviation 1 (section 5).
     """
     model = decoder(
         num_layers,
@@ -42,7 +42,7 @@ def _palm(
 PRESETS: dict[str, Preset] = {
     "palm-tiny": _palm(2, 128, 2, 64),
     "palm-mini": _palm(4, 256, 4, 64),
-    # Tables 1 and 21. Batches double once or twice; no learning rate of Adam is published.
+    # Tables 1 and 21. The batch size doubles once or twice; no learning rate for Adam is published.
     "palm-8b": _palm(32, 4096, 16, tokens=780e9, batch=512 * 2048),
     "palm-62b": _palm(64, 8192, 32, tokens=795e9, batch=1024 * 2048),
     "palm-540b": _palm(118, 18_432, 48, tokens=780e9, batch=2048 * 2048),

@@ -1,6 +1,6 @@
-"""Performers: GPT-2's shape, and the encoder of proteins, with FAVOR+ in place of attention.
+"""Performers: FAVOR+ instead of softmax attention, in GPT-2's shape and in a protein encoder.
 
-Both have pre-norm blocks: the paper does not say where norms are.
+The paper does not say where norms are; both presets have pre-norm blocks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EMBEDDING = Embedding(positions=Learned(max_length=1024))
 
 
 def _decoder(num_layers: int, d_model: int) -> Preset:
-    """Return a language model of a shape like GPT-2's, with learned positions."""
+    """Return a decoder-only language model with learned positions, shaped like GPT-2."""
     model = decoder(
         num_layers,
         d_model,
@@ -34,9 +34,9 @@ def _decoder(num_layers: int, d_model: int) -> Preset:
 def _protein_encoder() -> Preset:
     """Return the bidirectional model of TrEMBL: 36 layers, 8 heads, widths 512 and 1024.
 
-    These sizes are from section 4.4. The features that worked best for this model in the paper are
-    ReLU features, not those of softmax. Proteins are cut to 1024 letters (appendix C.2). There are
-    25 letters; the other entries of the vocabulary are special tokens.
+    These sizes are from section 4.4. In the paper ReLU features worked best for this model; here
+    the features approximate softmax. Proteins are truncated to 1024 letters (appendix C.2). There
+    are 25 letters; the other entries of the vocabulary are special tokens.
     """
     model = encoder(
         36,

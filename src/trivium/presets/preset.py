@@ -1,4 +1,4 @@
-"""What a preset is: a spec with its name's paper; and what the specs of many presets share."""
+"""The class `Preset`, and functions that build the specs of many presets."""
 
 from __future__ import annotations
 
@@ -21,23 +21,25 @@ SCALED = Normal(residual_init="scaled")
 """GPT-2's initialization, which most decoders follow."""
 
 GELU_MLM = MLMHead(dense=Dense(activation="gelu", norm=True))
-"""The head of BERT and RoBERTa for masked tokens."""
+"""The MLM head of BERT and RoBERTa."""
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A named size of the literature.
+    """A model configuration with its source and the published numbers of its training.
+
+    Numbers that are not published are None.
 
     Args:
-        spec: the model, initialised as published.
-        paper: where it was published.
-        context: longest training input in tokens; None where no length is published.
-        tokens: seen in training, repetitions counted, where published.
-        lr: the peak learning rate, where published.
-        batch: tokens of a step, where published; the last, where it grows.
-        text_bytes: of the text that it was trained on, where published.
-        training: the other keys of a recipe that the paper gives, as a nested dict, where it gives
-            all that matter; else None.
+        spec: the configuration of the model, with the published initialization.
+        paper: the publication of the model.
+        context: the length of the longest training input in tokens.
+        tokens: the number of training tokens, repetitions included.
+        lr: the peak learning rate.
+        batch: the number of tokens per step; the final number if the batch size grows.
+        text_bytes: the size of the training text in bytes.
+        training: the other keys of a training recipe as a nested dict; None if the paper omits
+            settings that matter.
     """
 
     spec: Spec
@@ -51,7 +53,7 @@ class Preset:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """The keys of a recipe that trains it as published; none where the paper lacks some.
+        """The recipe keys that train the model as published; empty if the paper omits some.
 
         >>> from trivium.presets import catalogue
         >>> catalogue["llama-7b"].recipe["optimizer"]["lr"], catalogue["bert-base"].recipe
@@ -83,10 +85,10 @@ def decoder(
     initialization: Initialization = SCALED,
     **stack: Any,
 ) -> TransformerSpec:
-    """Return a decoder-only model that resembles GPT-2 in everything that is not given.
+    """Return the spec of a decoder-only model whose defaults follow GPT-2.
 
-    `stack` contains the other arguments of `Stack.of_mixers`: the mixer, and those that are unlike
-    GPT-2's.
+    There are no absolute positions and no dropout by default, unlike in GPT-2. `stack` contains the
+    other arguments of `Stack.of_mixers`: the mixer, and settings that differ from the defaults.
     """
     return TransformerSpec(
         vocab_size=vocab_size,
@@ -116,10 +118,10 @@ def encoder(
     activation: Activation = "gelu",
     **stack: Any,
 ) -> TransformerSpec:
-    """Return an encoder-only model that has the post-norm blocks of BERT.
+    """Return the spec of an encoder-only model whose defaults follow BERT (post-norm).
 
-    `stack` contains the other arguments of `Stack.of_mixers`: the mixer, the norm and what is
-    unlike BERT's.
+    `stack` contains the other arguments of `Stack.of_mixers`: the mixer, the norm, and settings
+    that differ from the defaults.
     """
     feed_forward = MLP(d_ff=4 * d_model, activation=activation)
     blocks = {"feed_forward": feed_forward, "norm_placement": "post", "dropout": 0.1, **stack}
@@ -133,10 +135,10 @@ def encoder(
 
 
 def attention(d_model: int, num_heads: int, **options: Any) -> Attention:
-    """Return attention whose heads together are as wide as the model."""
+    """Return multi-head attention with head_dim = d_model / num_heads."""
     return Attention(num_heads=num_heads, head_dim=d_model // num_heads, **options)
 
 
 def swiglu(d_ff: int) -> MLP:
-    """Return LLaMA's feed-forward network: gated by SiLU, without biases."""
+    """Return LLaMA's feed-forward network: SwiGLU without biases."""
     return MLP(d_ff=d_ff, activation="silu", gated=True, bias=False)

@@ -9,8 +9,8 @@ from trivium.nn.positions.rotary import Rotary
 from trivium.presets.decoders import ROTARY_ATTENTION, llama
 from trivium.presets.preset import Preset
 
-# LLaMA's parts, with more in attention. Tables have more rows than the 151,646 tokens of Qwen2 and
-# 151,669 of Qwen3, as those released.
+# LLaMA with biases (Qwen2) or query-key norms (Qwen3) in attention. As in the released models, the
+# vocabulary size exceeds the number of tokens (151,646 in Qwen2, 151,669 in Qwen3).
 _qwen = partial(llama, context=32_768, head_dim=128, vocab_size=151_936, eps=1e-6, tied=True)
 _ATTENTION = ROTARY_ATTENTION.replace(positions=Rotary(base=1_000_000.0))
 _qwen2 = partial(

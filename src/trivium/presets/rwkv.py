@@ -1,4 +1,4 @@
-"""Decoders without attention that read the token before, too: RWKV, version 4."""
+"""RWKV, version 4: decoders with time mixing and channel mixing instead of attention."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from trivium.presets.preset import Preset, decoder
 
 
 def _rwkv(num_layers: int, d_model: int, tokens: float | None = None) -> Preset:
-    """No positions; a norm of small token vectors, which are not tied to those of the output."""
+    """Return RWKV, which has no positions, a norm of token embeddings, and an untied output.
+
+    Token embeddings are initialized with the small standard deviation 1e-4.
+    """
     model = decoder(
         num_layers,
         d_model,

@@ -1,7 +1,7 @@
-"""Language models before the Transformer: n-gram, recurrent, and bidirectional ones (ELMo).
+"""Models before the Transformer: n-gram models, RNNs, ELMo, Bahdanau's encoder-decoder.
 
-`-tiny` and `-mini` have about as many parameters between token vectors and vocabulary as the
-Transformers of those names.
+`-tiny` and `-mini` have about as many parameters between token embeddings and output projection as
+Transformers of the same size name.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _elmo(
     vocab_size: int = 16_384,
     length: int = 128,
 ) -> Preset:
-    """Its cells are clipped in the paper's code, and its softmax is sampled; here neither."""
+    """Return ELMo without the cell clipping and the sampled softmax of the authors' code."""
     spec = RNNSpec(
         vocab_size=vocab_size,
         d_model=d_model,
@@ -72,7 +72,7 @@ def _elmo(
 
 
 def _penn_treebank(d_hidden: int, dropout: float) -> Preset:
-    """Word-level language models of the Penn Treebank, unrolled for 35 steps."""
+    """Return a word-level language model of the Penn Treebank, unrolled for 35 steps."""
     spec = RNNSpec(
         vocab_size=10_000,
         d_model=d_hidden,

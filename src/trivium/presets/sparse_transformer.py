@@ -1,4 +1,4 @@
-"""Sparse Transformers: the model of EnWik8, and small sizes."""
+"""Sparse Transformers: the model for EnWik8, and small sizes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def _sparse(
     num_summary: int,
     tokens: float | None = None,
 ) -> Preset:
-    """A byte-level decoder with the fixed pattern, its two sets merged in every head.
+    """Return a byte-level decoder with the fixed pattern, its two sets merged in every head.
 
-    It has learned positions where the paper adds the row and the column of a token in a matrix as
-    wide as the stride, and dropout of attention, which the paper does not. Its scaled start has one
-    deviation for matrices of any width, the head's too, which starts at zero in the paper (section
-    6). All heads see the same summaries. Tokens that are not seen are masked, which saves no time
-    and no memory here.
+    Positions are learned; the paper instead adds embeddings of a token's row and column in a matrix
+    as wide as the stride. Attention has dropout, unlike in the paper. The scaled initialization has
+    one standard deviation for matrices of any width, including the head, which is initialized to
+    zero in the paper (section 6). All heads attend to the same summary positions. Other positions
+    are masked, which saves no time and no memory here.
     """
     std = round(0.125 / d_model**0.5, 5)
     model = decoder(

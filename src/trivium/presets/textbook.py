@@ -1,4 +1,4 @@
-"""Models as textbooks write them, where that is not what the papers say."""
+"""Models as textbooks describe them, where the textbooks differ from the papers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ _TRANSFORMER = "after Vaswani et al. 2017 (Transformer, as a textbook lists it"
 def _transformer(*, pre_norm: bool = False) -> Preset:
     """Return the Transformer of a textbook's PyTorch listings.
 
-    Unlike the paper's it has a vocabulary for each language, biases in attention, an untied output
-    with a bias, norms that divide by the deviation of a sample, one more after each stack, dropout
-    of hidden units, and token embeddings that start uniform as matrices do. With `pre_norm` it has
-    the layers of another textbook: LayerNorm before each sublayer, no dropout of hidden units.
+    Unlike the model of the paper, it has one vocabulary per language, biases in attention, an
+    untied output projection with a bias, LayerNorm with unbiased standard deviation, a final norm
+    after each stack, dropout of hidden units, and token embeddings with the uniform initialization
+    of matrices. `pre_norm` selects the layers of another textbook: pre-norm blocks with standard
+    LayerNorm and no dropout of hidden units.
     """
     d_model = 512
     stack = Stack.of_mixers(
@@ -47,8 +48,10 @@ def _transformer(*, pre_norm: bool = False) -> Preset:
 
 
 def _gpt3() -> Preset:
-    """GPT-3 as a textbook composes it: post-norm blocks on sinusoids, in place of learned
-    positions and pre-norm blocks; dense attention alone, relu.
+    """Return GPT-3 as a textbook composes it.
+
+    Unlike the model of the paper, it has post-norm blocks, sinusoidal positions, only dense
+    attention without biases, and ReLU.
     """
     model = decoder(
         96,

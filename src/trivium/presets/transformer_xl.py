@@ -1,7 +1,7 @@
-"""Transformer-XL: decoders whose layers remember their inputs of earlier segments.
+"""Transformer-XL: decoders with segment-level recurrence.
 
-The sizes of WikiText-103 have all token vectors as wide as the model, where the published large
-model has adaptive ones (Baevski and Auli 2019), so that its 257M parameters are 520M here.
+In the WikiText-103 sizes all token embeddings are as wide as the model. The published large model
+has adaptive embeddings (Baevski and Auli 2019) and 257M parameters; here it has 520M.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _PAPER = "Dai et al. 2019 (Transformer-XL)"
 
 
 def _small(num_layers: int, d_model: int) -> Preset:
-    """Pre-norm blocks, for short runs."""
+    """Return a size of our own with pre-norm blocks, for short runs."""
     return _transformer_xl(
         num_layers,
         d_model,
@@ -69,7 +69,7 @@ def _small(num_layers: int, d_model: int) -> Preset:
 PRESETS: dict[str, Preset] = {
     "transformer-xl-tiny": _small(2, 128),
     "transformer-xl-mini": _small(4, 256),
-    # Rates, batches and steps are of the authors' scripts, run_wt103_base.sh and _large.sh.
+    # Learning rates, batch sizes and steps are from the authors' run_wt103_base.sh and _large.sh.
     "transformer-xl-base": _transformer_xl(
         16, 410, 2100, 10, 150, paper=_PAPER, vocab_size=267_735, dropout=0.1, lr=2.5e-4,
         batch=60 * 150, tokens=2e5 * 60 * 150,

@@ -1,4 +1,4 @@
-"""XLNet: encoders that predict tokens in any order."""
+"""XLNet: encoders for permutation language modelling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _xlnet(
     paper: str = "Yang et al. 2019 (XLNet)",
     **published: float,
 ) -> Preset:
-    """With a memory of 384 tokens, as released, for training with `objective.carry_state`."""
+    """Return XLNet with the released memory of 384 tokens (see `objective.carry_state`)."""
     model = encoder(
         num_layers,
         d_model,
