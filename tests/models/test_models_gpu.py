@@ -22,7 +22,7 @@ def test_hidden_states_with_padding_and_documents(name):
     documents = torch.arange(11)[None].expand(3, -1) // 4 + 1
     inputs = inputs_for(name, random_ids(3, 11), real=real)
     cases = [(inputs, real)]
-    if name not in BOTH and small_model(name).spec.packs:
+    if name not in BOTH and small_model(name).spec.supports_packing:
         packed = {"input_ids": inputs["input_ids"], "document_ids": documents}
         cases.append((packed, torch.ones_like(real)))
     expected = [small_model(name)(**case)[mask] for case, mask in cases]

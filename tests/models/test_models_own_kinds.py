@@ -164,7 +164,11 @@ def described():
 @torch.no_grad()
 def test_a_model_of_ones_own_kinds(described):
     assert spec.Spec.from_dict(json.loads(json.dumps(described.to_dict()))) == described
-    assert (described.attends, described.packs, described.adds_loss) == (False, True, True)
+    assert (described.attends, described.supports_packing, described.adds_loss) == (
+        False,
+        True,
+        True,
+    )
     assert described.activation_bytes(64, 4, on_cpu=True) > 0
     start = build(described, seed=0)
     rows = [block.mixer for block in start.decoder.every_layer if hasattr(block.mixer, "rate")]
@@ -268,8 +272,8 @@ def define_gated() -> spec.Attention:
             super().__init__(part, width, dropout, num_layers)
             self.gate = torch.nn.Linear(width, part.num_heads * part.head_dim)
 
-        def attended(self, x, sequence, state, prepared):
-            return self._heads(self.gate(x).sigmoid()) * super().attended(
+        def head_outputs(self, x, sequence, state, prepared):
+            return self._split_heads(self.gate(x).sigmoid()) * super().head_outputs(
                 x, sequence, state, prepared
             )
 
@@ -290,7 +294,9 @@ def test_gated_attention_is_a_part_of_ten_lines():
         plain = nn.AttentionModule(mixer.part, WIDTH)
         plain.load_state_dict(mixer.state_dict(), strict=False)
         heads = (
-            plain.attended(x, sequence, None, plain.prepare(sequence)).transpose(1, 2).flatten(2)
+            plain.head_outputs(x, sequence, None, plain.prepare(sequence))
+            .transpose(1, 2)
+            .flatten(2)
         )
         expected = mixer.output((x @ mixer.gate.weight.T + mixer.gate.bias).sigmoid() * heads)
         torch.testing.assert_close(mixer(x, sequence), expected, rtol=1e-9, atol=1e-9)

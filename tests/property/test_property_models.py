@@ -109,7 +109,9 @@ def test_padding_of_the_source_changes_nothing(name):
             close(together[one], model(source[one, :length], decoder_input_ids=target[one]))
 
 
-@pytest.mark.parametrize("name", [name for name, each in ALL_SPECS.items() if each.packs])
+@pytest.mark.parametrize(
+    "name", [name for name, each in ALL_SPECS.items() if each.supports_packing]
+)
 def test_packed_documents_equal_separate_ones(name):
     lengths = [3, 7, 1, 8]
     documents = torch.repeat_interleave(torch.arange(1, 5), torch.tensor(lengths))[None]

@@ -55,7 +55,7 @@ def test_losses_and_gradients_are_those_of_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_every_family(tmp_path: Path) -> None:
-    names = [name for name, each in SPECS.items() if all(stack.divided for stack in each.stacks)]
+    names = [name for name, each in SPECS.items() if all(stack.tp_sizes for stack in each.stacks)]
     cases = [Case(name) for name in names]
     cases += [Case(name, True) for name in names if name != "albert"]
     cases += [Case(name, both, lora=True) for name in ("llama", "t5") for both in (False, True)]
@@ -84,7 +84,7 @@ def test_models_that_cannot_be_divided() -> None:
         parallelize(small_model("llama"), three)
     with pytest.raises(RecipeError, match="d_ff = 29"):
         parallelize(small_model("gpt2"), three)
-    with pytest.raises(RecipeError, match="made of attention, mlp, transformer-xl"):
+    with pytest.raises(RecipeError, match="made of attention, mlp, sequential, transformer-xl"):
         parallelize(small_model("TransformerXLPositions"), two)
     with pytest.raises(RecipeError, match="num_layer_groups"):
         parallelize(random_model(divisible(SPECS["albert"])), two, sequence_parallel=True)

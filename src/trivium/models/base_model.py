@@ -105,12 +105,12 @@ class Spec(Choice, Part):
         return False
 
     @property
-    def packs(self) -> bool:
+    def supports_packing(self) -> bool:
         """Whether the model keeps the documents of a packed row separate."""
         return True
 
     @property
-    def carries(self) -> bool:
+    def carries_state(self) -> bool:
         """Whether the model can carry state from one row of a text to the next."""
         return False
 

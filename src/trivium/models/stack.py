@@ -92,12 +92,12 @@ class Stack(Part):
         return tuple(mixer for mixer in self.mixers if isinstance(mixer, Attention))
 
     @property
-    def divided(self) -> list[tuple[str, int]]:
+    def tp_sizes(self) -> list[tuple[str, int]]:
         """Pairs (name, size) of the sizes that tensor parallelism divides.
 
         The list is empty if tensor parallelism cannot divide the stack.
         """
-        sizes = [layer.divided for layer in self.every_layer]
+        sizes = [layer.tp_sizes for layer in self.every_layer]
         return [size for each in sizes for size in each] if all(sizes) else []
 
     @property

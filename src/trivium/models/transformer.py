@@ -115,15 +115,15 @@ class TransformerSpec(Spec):
         return all(len(stack.attentions) == stack.num_layers for stack in self.stacks)
 
     @property
-    def packs(self) -> bool:
+    def supports_packing(self) -> bool:
         """Whether every layer keeps the documents of a packed row separate."""
-        return all(mixer.packs for stack in self.stacks for mixer in stack.mixers)
+        return all(mixer.supports_packing for stack in self.stacks for mixer in stack.mixers)
 
     @property
-    def carries(self) -> bool:
-        """Whether the model is one stack in which every layer carries state (`Mixer.carries`)."""
+    def carries_state(self) -> bool:
+        """Whether the model is one stack in which every layer carries state."""
         one = len(self.stacks) == 1
-        return one and all(mixer.carries for mixer in self.stacks[0].mixers)
+        return one and all(mixer.carries_state for mixer in self.stacks[0].mixers)
 
     @property
     def biases_encoder(self) -> bool:
@@ -283,7 +283,7 @@ class StackInput:
         gather_positions: int64 [M], ascending flat positions in B * T (or B * A). Only their hidden
             states are returned, and the last feed-forward network computes only these.
         cache: the cache of earlier tokens, which is extended in place: of a decoder, or of an
-            encoder that carries state (`Spec.carries`).
+            encoder that carries state (`Spec.carries_state`).
         slots: int64 [B], with a cache: the slot of every row; None: the first B slots. Adjacent
             slots are read without a copy.
         lengths: int64 [B], with a cache: the number of tokens in every row without the padding on
@@ -423,7 +423,7 @@ class Transformer(LanguageModule):
     def new_cache(self, slots: int, slot_length: int) -> Cache:
         """See `LanguageModule.new_cache`."""
         stack = self.decoder or self.encoder
-        if stack is None or not (self.decoder or self.spec.carries):
+        if stack is None or not (self.decoder or self.spec.carries_state):
             return super().new_cache(slots, slot_length)
         check_length(slot_length, self.max_length)
         like, layers = state_like(self.tokens.weight), stack.every_layer
@@ -502,7 +502,7 @@ class Transformer(LanguageModule):
         """
         if self.encoder is None:
             raise SpecError(f"this model is {self.spec.family}: it has no encoder.")
-        if not self.spec.carries:
+        if not self.spec.carries_state:
             refuse("an encoder takes no", cache=inputs.cache)
         table = self.tokens if self.source_tokens is None else self.source_tokens
         tokens, sequence, num_tokens = table(inputs.input_ids), self._sequence_info(inputs), 0
@@ -570,7 +570,7 @@ class Transformer(LanguageModule):
         rows, length = inputs.input_ids.shape
         documents, cache_slice = inputs.document_ids, None
         columns = torch.arange(length, device=inputs.input_ids.device)[None]
-        if documents is not None and not self.spec.packs:
+        if documents is not None and not self.spec.supports_packing:
             raise SpecError(
                 "a layer of this model does not keep packed documents apart: leave document_ids "
                 "out (data.separate_documents = false)."

@@ -48,15 +48,15 @@ def attend(
     for part in mask:
         some, near = part.queries, part.keys
         q, k, v = query[:, :, some], key[:, :, near], value[:, :, near]
-        bias = part.bias if scores is None else _with_scores(part, scores[..., some, near])
+        bias = part.bias if scores is None else _bias_with_scores(part, scores[..., some, near])
         # On a CPU, the backward pass of eager attention is 4 times faster than that of the kernel.
         small = q.shape[:3].numel() * k.shape[2] * len(mask.slices) <= max_scores
         faster = q.device.type == "cpu" and torch.is_grad_enabled() and small
         if faster or soft_cap is not None:
-            weights = _softmax(q, k, part, scale, bias, soft_cap)
+            weights = _eager_probabilities(q, k, part, scale, bias, soft_cap)
             y = F.dropout(weights, dropout) @ _repeat_kv(v, q.shape[1])
         else:
-            y = _by_kernel(q, k, v, part, scale, bias, dropout)
+            y = _sdpa(q, k, v, part, scale, bias, dropout)
         y = y if part.has_keys is None else y.masked_fill(~part.has_keys, 0.0)
         if whole is None:
             mixed.append(y)
@@ -79,15 +79,17 @@ def attention_probabilities(
     whole = query.new_zeros(*query.shape[:3], key.shape[2])
     for part in mask:
         some, near = part.queries, part.keys
-        bias = part.bias if scores is None else _with_scores(part, scores[..., some, near])
-        weights = _softmax(query[:, :, some], key[:, :, near], part, scale, bias, soft_cap)
+        bias = part.bias if scores is None else _bias_with_scores(part, scores[..., some, near])
+        weights = _eager_probabilities(
+            query[:, :, some], key[:, :, near], part, scale, bias, soft_cap
+        )
         if part.has_keys is not None:
             weights = weights.masked_fill(~part.has_keys, 0.0)
         whole[:, :, some, near] = weights
     return whole
 
 
-def _softmax(
+def _eager_probabilities(
     query: Tensor,
     key: Tensor,
     part: MaskPart,
@@ -107,10 +109,10 @@ def _softmax(
         scores = soft_capped(scores, soft_cap)
     if bias is not None:
         return (scores + _cast(bias, scores.dtype)).softmax(-1)
-    return _limited(scores, part).softmax(-1)
+    return _apply_mask(scores, part).softmax(-1)
 
 
-def _by_kernel(
+def _sdpa(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -119,7 +121,7 @@ def _by_kernel(
     bias: Tensor | None,
     dropout: float,
 ) -> Tensor:
-    """Call PyTorch's `scaled_dot_product_attention`; see `_softmax` for the arguments."""
+    """Call PyTorch's `scaled_dot_product_attention`."""
     heads, queries = query.shape[1], query.shape[2]
     is_causal = part.is_plain_causal and bias is None
     mask = part.attention_mask if bias is None else _cast(bias, query.dtype)
@@ -152,12 +154,12 @@ def _cast(bias: Tensor, dtype: torch.dtype) -> Tensor:
     return (bias.clamp(min=lowest(dtype)) if dtype == torch.float16 else bias).to(dtype)
 
 
-def _with_scores(part: MaskPart, scores: Tensor) -> Tensor:
+def _bias_with_scores(part: MaskPart, scores: Tensor) -> Tensor:
     """Return the scores of a layer plus the bias of a mask part, with the mask applied."""
-    return _limited(scores if part.bias is None else scores + part.bias, part)
+    return _apply_mask(scores if part.bias is None else scores + part.bias, part)
 
 
-def _limited(scores: Tensor, part: MaskPart) -> Tensor:
+def _apply_mask(scores: Tensor, part: MaskPart) -> Tensor:
     """Return scores [B, N, T, S] with masked entries set to the lowest value."""
     allowed = part.attention_mask
     if allowed is None and part.is_plain_causal:

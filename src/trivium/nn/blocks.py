@@ -56,7 +56,7 @@ class Residual(nn.Module):
 class BlockKind(Choice, Part):
     """The shape of a block: how its mixer and its feed-forward network are connected."""
 
-    divides: ClassVar[bool] = False
+    supports_tp: ClassVar[bool] = False
     """Whether tensor parallelism can divide it."""
     crosses: ClassVar[bool] = False
     """Whether it can attend to an encoder's output, too."""
@@ -76,7 +76,7 @@ class BlockKind(Choice, Part):
 class SequentialLayers(BlockKind):
     """x + mixer(x), then x + feed_forward(x) (Vaswani et al. 2017, section 3.1)."""
 
-    divides: ClassVar[bool] = True
+    supports_tp: ClassVar[bool] = True
     crosses: ClassVar[bool] = True
     kind: Literal["sequential"] = "sequential"
 
@@ -159,11 +159,11 @@ class Layer(Part):
         return self.feed_forward is not None and self.feed_forward.reads_earlier
 
     @property
-    def divided(self) -> list[tuple[str, int]]:
+    def tp_sizes(self) -> list[tuple[str, int]]:
         """Sizes that tensor parallelism divides, by name; none if it cannot divide the layer."""
-        if not self.block.divides or not all(part.divided for part in self.parts):
+        if not self.block.supports_tp or not all(part.tp_sizes for part in self.parts):
             return []
-        return [size for part in self.parts for size in part.divided.items()]
+        return [size for part in self.parts for size in part.tp_sizes.items()]
 
     def with_dropout(self, dropout: float) -> Self:
         """The same layer with this dropout of hidden units, if its network has such dropout."""

@@ -39,7 +39,7 @@ def token_before(x: Tensor, sequence: SequenceInfo, last: Tensor | None) -> tupl
     return before, row[torch.arange(len(x), device=x.device), sequence.cache_slice.new]
 
 
-def start_of_mixture(width: int, power: float = 0.5) -> Tensor:
+def initial_mixture(width: int, power: float = 0.5) -> Tensor:
     """How much of the token itself a mixture has at first, [D]: (i / D)^power in dimension i.
 
     Source: Peng et al. 2023, appendix on initialization, where the power falls from 1 in the first

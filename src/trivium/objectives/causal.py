@@ -53,7 +53,7 @@ class Carrying(Objective):
     def heads(self, spec: Spec, labels: Sequence[str] = ()) -> tuple[Head, ...]:
         """See `Objective.heads`; `carry_state` also needs a model that keeps a state."""
         heads = super().heads(spec, labels)
-        if self.carry_state and not spec.carries:
+        if self.carry_state and not spec.carries_state:
             raise RecipeError(
                 "objective.carry_state = true needs a model whose state goes on from row to row, "
                 "such as lstm-mini, transformer-xl-mini or xlnet-mini; layers of this model keep "

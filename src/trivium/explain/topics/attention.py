@@ -58,7 +58,10 @@ def explain(
     with torch.no_grad():
         for name, matrix in _MATRICES.items():
             getattr(mixer, name).weight.copy_(torch.tensor(matrix).T)  # y = x W
-        query, (key, value) = mixer.normed(mixer.query_norm, mixer.query(x)), mixer.project(x)
+        query, (key, value) = (
+            mixer.split_and_norm(mixer.query_norm, mixer.query(x)),
+            mixer.project(x),
+        )
         context = SequenceInfo.of_length(4)
         mask = Mask(context, context)
         scaled = attention_probabilities(query, key, mask, mixer.scale)[0]

@@ -28,7 +28,7 @@ class FeedForward(Choice, Part):
     """Whether no shape in it depends on the tokens, so that a whole step can be compiled."""
 
     @property
-    def divided(self) -> dict[str, int]:
+    def tp_sizes(self) -> dict[str, int]:
         """Sizes that tensor parallelism divides, by the names of their fields."""
         return {}
 

@@ -16,7 +16,7 @@ from trivium.nn.feed_forwards import FeedForward, FeedForwardModule
 from trivium.nn.part import Count
 from trivium.nn.sequence_info import SequenceInfo
 from trivium.nn.state import State
-from trivium.nn.token_shift import start_of_mixture, token_before
+from trivium.nn.token_shift import initial_mixture, token_before
 
 
 class ChannelMixing(FeedForward):
@@ -63,8 +63,8 @@ class ChannelMixingNetwork(FeedForwardModule):
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator) -> None:
         """As `TimeMixingModule.reset_parameters`."""
-        self.mix_key.copy_(start_of_mixture(len(self.mix_key)))
-        self.mix_receptance.copy_(start_of_mixture(len(self.mix_key)))
+        self.mix_key.copy_(initial_mixture(len(self.mix_key)))
+        self.mix_receptance.copy_(initial_mixture(len(self.mix_key)))
         for weight in (self.receptance.weight, self.value.weight):
             weight.zero_()
 

@@ -33,8 +33,8 @@ class MLP(FeedForward):
     dropout: DropoutRate = 0.0
 
     @property
-    def divided(self) -> dict[str, int]:
-        """See `FeedForward.divided`."""
+    def tp_sizes(self) -> dict[str, int]:
+        """See `FeedForward.tp_sizes`."""
         return {"d_ff": self.d_ff}
 
     def activation_numel(self, width: int) -> int:

@@ -27,12 +27,12 @@ class Mixer(Choice, Part):
     """Whether the mixer can be bidirectional, as in an encoder."""
     decodes: ClassVar[bool] = True
     """Whether the mixer can be causal and can decode step by step."""
-    packs: ClassVar[bool] = True
+    supports_packing: ClassVar[bool] = True
     """Whether the mixer keeps the documents of a packed row separate."""
     has_global_tokens: ClassVar[bool] = False
     """Whether the mixer has global tokens, which attend to all tokens and are visible to all. Tasks
     select the global tokens."""
-    carries: ClassVar[bool] = False
+    carries_state: ClassVar[bool] = False
     """Whether the state has a fixed size and can be carried from row to row in training. The module
     writes the state detached. Activation checkpointing would write the state twice."""
 
@@ -42,7 +42,7 @@ class Mixer(Choice, Part):
         return None
 
     @property
-    def divided(self) -> dict[str, int]:
+    def tp_sizes(self) -> dict[str, int]:
         """The field names and sizes that tensor parallelism divides; empty: not divisible."""
         return {}
 
@@ -115,12 +115,12 @@ class MixerModule(PartModule):
         """
         return None
 
-    def refuse_limits(self, sequence: SequenceInfo, *, but: set[str]) -> None:
-        """Raise SpecError if the attention mask has conditions other than `but`."""
-        if others := sorted(mask_conditions(sequence, sequence) - but):
+    def check_mask_conditions(self, sequence: SequenceInfo, *, supported: set[str]) -> None:
+        """Raise SpecError if the attention mask has conditions other than `supported`."""
+        if others := sorted(mask_conditions(sequence, sequence) - supported):
             raise SpecError(
                 f"{self.part.kind} cannot keep tokens from each other by {', '.join(others)}, "
-                f"only by {', '.join(sorted(but))}."
+                f"only by {', '.join(sorted(supported))}."
             )
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
@@ -160,14 +160,14 @@ class ProjectingMixer(MixerModule):
         return [each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in projections]
 
 
-class LeftToRightMixer(MixerModule):
+class RecurrentMixer(MixerModule):
     """Recurrent mixer, which reads a text from left to right and has a state of a fixed size."""
 
     def prepare(
         self, sequence: SequenceInfo, state: State | None = None, table: nn.Module | None = None
     ) -> None:
         """Raise SpecError for a pass that is not causal or has unsupported mask conditions."""
-        self.refuse_limits(sequence, but={"causal", "documents", "padding"})
+        self.check_mask_conditions(sequence, supported={"causal", "documents", "padding"})
         if not sequence.causal:
             raise SpecError(
                 f"{self.part.kind} reads from left to right: it cannot be in an encoder."

@@ -92,16 +92,16 @@ class Attention(Mixer):
             )
         if self.positions and (reason := self.positions.refuses(self.head_dim)):
             raise SpecError(f"head_dim={self.head_dim}: {reason}")
-        if self.carries and self.positions and not self.positions.has_scores:
+        if self.carries_state and self.positions and not self.positions.has_scores:
             raise SpecError(
                 f'positions of kind "{self.positions.kind}" are in the keys of attention, which '
                 f"{self.kind} makes anew of what it remembers: give it TransformerXLPositions()."
             )
 
     @property
-    def divided(self) -> dict[str, int]:
-        """See `Mixer.divided`."""
-        if self.qk_norm or (self.positions and not self.positions.divides):
+    def tp_sizes(self) -> dict[str, int]:
+        """See `Mixer.tp_sizes`."""
+        if self.qk_norm or (self.positions and not self.positions.supports_tp):
             return {}
         if self.pattern and len(self.pattern.of_heads) > 1:
             return {}
@@ -125,11 +125,11 @@ class Attention(Mixer):
         keys = heads if explicit else self.kv_heads * self.head_dim
         for_score = (3 if dropout else 1) + (self.soft_cap is not None) if explicit else 0
         scores = self.num_heads * length * for_score
-        normed = heads + self.kv_heads * self.head_dim if self.qk_norm else 0
+        split_and_norm = heads + self.kv_heads * self.head_dim if self.qk_norm else 0
         own = 0
         if self.positions:
             own = self.positions.activation_numel(length, self.num_heads, self.head_dim)
-        return 2 * heads + 2 * keys + normed + scores + own
+        return 2 * heads + 2 * keys + split_and_norm + scores + own
 
     def build(self, d_model: int, **options: Any) -> AttentionModule:
         """See `Mixer.build`."""
@@ -214,7 +214,7 @@ class AttentionModule(MixerModule):
             self.positions.bias(ready),
             num_heads=self.part.num_heads,
             eager=self.soft_cap is not None,
-            always=self.always_seen(sequence),
+            always=self.never_hidden(sequence),
         )
         return Prepared(mask, ready)
 
@@ -222,7 +222,7 @@ class AttentionModule(MixerModule):
         """Return the attention pattern used in a pass; None: no pattern."""
         return self.part.pattern
 
-    def always_seen(self, sequence: SequenceInfo) -> Tensor | None:
+    def never_hidden(self, sequence: SequenceInfo) -> Tensor | None:
         """Return which keys the pattern never hides, bool [B, T]; None: there are none."""
         return None
 
@@ -247,16 +247,18 @@ class AttentionModule(MixerModule):
                 f"x has {x.shape[1]} tokens, and its sequence is of {sequence.columns.shape[1]}: "
                 "give SequenceInfo.of_length(T) of as many."
             )
-        mixed = self.attended(x, sequence, state, prepared or self.prepare(sequence, state))
+        mixed = self.head_outputs(x, sequence, state, prepared or self.prepare(sequence, state))
         return self.output(mixed.to(x.dtype).transpose(1, 2).flatten(2))
 
-    def attended(self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared) -> Tensor:
+    def head_outputs(
+        self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared
+    ) -> Tensor:
         """Return the head outputs before the output projection: [B, T, D] -> [B, N, T, H]."""
         query, key, value = self._query_key_value(x, sequence, state, prepared)
         scores = self._scores(query, key, prepared)
-        return self.attend_with(query, key, value, prepared.mask, scores)
+        return self.attend_heads(query, key, value, prepared.mask, scores)
 
-    def attend_with(
+    def attend_heads(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, scores: Tensor | None = None
     ) -> Tensor:
         """Call `nn.attend.attend` with the scale, the soft cap and the dropout of this module."""
@@ -291,10 +293,10 @@ class AttentionModule(MixerModule):
         Queries and keys are normalised and have RoPE applied. Keys and values include those in the
         cache. Queries have the dtype of the keys.
         """
-        query = self._rotated(self.query_norm, self.query(x), prepared.positions)
+        query = self._split_and_rotate(self.query_norm, self.query(x), prepared.positions)
         seen = x[:, : sequence.num_keys] if prepared.source is None else prepared.source
-        key = self._rotated(self.key_norm, self.key(seen), prepared.positions)
-        value = self._heads(self.value(seen))
+        key = self._split_and_rotate(self.key_norm, self.key(seen), prepared.positions)
+        value = self._split_heads(self.value(seen))
         if sequence.cache_slice is not None and state is not None:
             key, value = state.append(sequence.cache_slice, key, value)
         return query.to(key.dtype), key, value  # a cache may be more precise than the model
@@ -305,26 +307,26 @@ class AttentionModule(MixerModule):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Compute keys, normalised and without RoPE, and values [B, K, S, H] from x [B, S, D]."""
-        return self.normed(self.key_norm, self.key(x)), self._heads(self.value(x))
+        return self.split_and_norm(self.key_norm, self.key(x)), self._split_heads(self.value(x))
 
-    def _rotated(self, norm: nn.Module, x: Tensor, positions: Any) -> Tensor:
+    def _split_and_rotate(self, norm: nn.Module, x: Tensor, positions: Any) -> Tensor:
         """Split a projection into heads, normalise and apply RoPE: [B, T, N H] -> [B, N, T, H]."""
         if self.part.qk_norm_place is None:
-            return self.positions.apply_rotary(self.normed(norm, x), positions)
-        x = self.positions.apply_rotary(self._heads(x), positions)
-        return self.normed(norm, x.transpose(1, 2).flatten(2))
+            return self.positions.apply_rotary(self.split_and_norm(norm, x), positions)
+        x = self.positions.apply_rotary(self._split_heads(x), positions)
+        return self.split_and_norm(norm, x.transpose(1, 2).flatten(2))
 
-    def normed(self, norm: nn.Module, x: Tensor) -> Tensor:
+    def split_and_norm(self, norm: nn.Module, x: Tensor) -> Tensor:
         """Split a projection into heads and normalise: [B, T, N H] -> [B, N, T, H].
 
         The norm is computed in the dtype of the norm's weights. The result has autocast's dtype if
         autocast is on.
         """
         whole, weight = self.part.qk_norm_over == "all-heads", next(norm.parameters(), x)
-        x = norm((x if whole else self._heads(x)).to(weight.dtype))
-        return to_autocast_dtype(self._heads(x) if whole else x)
+        x = norm((x if whole else self._split_heads(x)).to(weight.dtype))
+        return to_autocast_dtype(self._split_heads(x) if whole else x)
 
-    def _heads(self, x: Tensor) -> Tensor:
+    def _split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, N, T, H]
 
 
@@ -358,5 +360,5 @@ class CrossAttention(AttentionModule):
             key, value = self.project(encoder.hidden)
         else:
             key, value = state.read(sequence.cache_slice)
-        query = self.normed(self.query_norm, self.query(x))
+        query = self.split_and_norm(self.query_norm, self.query(x))
         return query.to(key.dtype), key, value

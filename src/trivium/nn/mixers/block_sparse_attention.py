@@ -39,7 +39,7 @@ class BlockSparseAttention(Attention):
     """
 
     decodes: ClassVar[bool] = False
-    packs: ClassVar[bool] = False
+    supports_packing: ClassVar[bool] = False
     kind: Literal["block-sparse-attention"] = "block-sparse-attention"  # type: ignore[assignment]
     block_size: Count
     num_random: Annotated[int, Field(ge=0, lt=2**15)]
@@ -60,8 +60,8 @@ class BlockSparseAttention(Attention):
         return (5 + 2 * self.num_random) * self.block_size
 
     @property
-    def divided(self) -> dict[str, int]:
-        """See `Mixer.divided`. Nothing is divided because heads draw random blocks in turn."""
+    def tp_sizes(self) -> dict[str, int]:
+        """See `Mixer.tp_sizes`. Nothing is divided because heads draw random blocks in turn."""
         return {}
 
     def keys_per_query(self, length: float) -> float:
@@ -153,7 +153,7 @@ class BlockSparseAttentionModule(AttentionModule):
         self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> Prepared:
         """See `AttentionModule.prepare_for`. Raises SpecError for conditions except padding."""
-        self.refuse_limits(sequence, but={"padding"})
+        self.check_mask_conditions(sequence, supported={"padding"})
         columns = keys.columns
         if columns.shape[1] <= self.part.dense_length:
             return super().prepare_for(sequence, keys, table)
@@ -204,10 +204,12 @@ class BlockSparseAttentionModule(AttentionModule):
         blocks = [kind.expand(rows, part.num_heads, count, -1) for kind in kinds]
         return torch.cat(blocks, -1), (neighbours <= 0) | (neighbours >= last)
 
-    def attended(self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared) -> Tensor:
-        """See `AttentionModule.attended`."""
+    def head_outputs(
+        self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared
+    ) -> Tensor:
+        """See `AttentionModule.head_outputs`."""
         if not isinstance(prepared, Blocks):
-            return super().attended(x, sequence, state, prepared)
+            return super().head_outputs(x, sequence, state, prepared)
         return self._mixed(*self._query_key_value(x, sequence, state, prepared), prepared)
 
     def _mixed(self, query: Tensor, key: Tensor, value: Tensor, blocks: Blocks) -> Tensor:
@@ -219,9 +221,9 @@ class BlockSparseAttentionModule(AttentionModule):
         missing = -length % self.part.block_size
         query, key, value = (F.pad(each, (0, 0, 0, missing)) for each in (query, key, value))
         gathered = blocks.gather_key_blocks(key), blocks.gather_key_blocks(value)
-        sparse = self.attend_with(blocks.split_queries(query), *gathered, blocks.mask)
+        sparse = self.attend_heads(blocks.split_queries(query), *gathered, blocks.mask)
         sparse = sparse.unflatten(1, (query.shape[1], -1)).flatten(2, 3)
-        full = self.attend_with(blocks.gather_full(query), key, value, blocks.full_mask)
+        full = self.attend_heads(blocks.gather_full(query), key, value, blocks.full_mask)
         return blocks.scatter_full(sparse, full)[:, :, :length]
 
     def probabilities(

@@ -66,20 +66,20 @@ class GlobalTokens:
 
     Args:
         columns: the column indices, int64 [G].
-        chosen: bool [B, 1, G, 1], True where the token of the row is global.
+        is_global: bool [B, 1, G, 1], True where the token of the row is global.
         mask: the attention mask of the tokens in these columns as queries, without the pattern.
     """
 
     columns: Tensor
-    chosen: Tensor
+    is_global: Tensor
     mask: Mask
 
 
 @dataclass(frozen=True)
 class PreparedGlobal(Prepared):
-    """Prepared values with the global tokens; `of_all` is None if there are no global tokens."""
+    """Prepared values with the global tokens, None if there are none."""
 
-    of_all: GlobalTokens | None = None
+    global_tokens: GlobalTokens | None = None
 
 
 class GlobalAttentionModule(AttentionModule):
@@ -116,26 +116,30 @@ class GlobalAttentionModule(AttentionModule):
         self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> Prepared:
         """See `AttentionModule.prepare_for`. The result includes the global tokens and the mask."""
-        chosen, local = self.always_seen(sequence), super().prepare_for(sequence, keys, table)
+        chosen, local = self.never_hidden(sequence), super().prepare_for(sequence, keys, table)
         if chosen is None or not len(columns := chosen.any(0).nonzero()[:, 0]):
             return PreparedGlobal(local.mask)
-        of_all = GlobalTokens(
+        global_tokens = GlobalTokens(
             columns, chosen[:, None, columns, None], Mask(sequence.subset(columns), keys)
         )
-        return PreparedGlobal(local.mask, of_all=of_all)
+        return PreparedGlobal(local.mask, global_tokens=global_tokens)
 
-    def always_seen(self, sequence: SequenceInfo) -> Tensor | None:
-        """Return the global tokens; see `AttentionModule.always_seen`."""
+    def never_hidden(self, sequence: SequenceInfo) -> Tensor | None:
+        """Return the global tokens; see `AttentionModule.never_hidden`."""
         return sequence.global_tokens if isinstance(sequence, GlobalSequenceInfo) else None
 
-    def attended(self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared) -> Tensor:
-        """See `AttentionModule.attended`."""
-        mixed = super().attended(x, sequence, state, prepared)
+    def head_outputs(
+        self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared
+    ) -> Tensor:
+        """See `AttentionModule.head_outputs`."""
+        mixed = super().head_outputs(x, sequence, state, prepared)
         assert isinstance(prepared, PreparedGlobal)
-        if (of_all := prepared.of_all) is None:
+        if (global_tokens := prepared.global_tokens) is None:
             return mixed
-        query, key, value = self._global_query_key_value(x, of_all.columns)
-        return _with_global(mixed, self.attend_with(query, key, value, of_all.mask), of_all)
+        query, key, value = self._global_query_key_value(x, global_tokens.columns)
+        return _with_global(
+            mixed, self.attend_heads(query, key, value, global_tokens.mask), global_tokens
+        )
 
     def probabilities(
         self, x: Tensor, sequence: SequenceInfo, state: Any = None, prepared: Prepared | None = None
@@ -144,23 +148,23 @@ class GlobalAttentionModule(AttentionModule):
         prepared = prepared or self.prepare(sequence, state)
         weights = super().probabilities(x, sequence, state, prepared)
         assert isinstance(prepared, PreparedGlobal)
-        if (of_all := prepared.of_all) is None:
+        if (global_tokens := prepared.global_tokens) is None:
             return weights
-        query, key, _ = self._global_query_key_value(x, of_all.columns)
+        query, key, _ = self._global_query_key_value(x, global_tokens.columns)
         seen = attention_probabilities(
-            query.float(), key.float(), of_all.mask, self.scale, soft_cap=self.soft_cap
+            query.float(), key.float(), global_tokens.mask, self.scale, soft_cap=self.soft_cap
         )
-        return _with_global(weights, seen, of_all)
+        return _with_global(weights, seen, global_tokens)
 
     def _global_query_key_value(self, x: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return global queries [B, N, G, H] for `columns`, and keys and values for all columns."""
-        query = self.normed(self.query_norm, self.query_global(x[:, columns]))
-        key = self.normed(self.key_norm, self.key_global(x))
-        return query.to(key.dtype), key, self._heads(self.value_global(x))
+        query = self.split_and_norm(self.query_norm, self.query_global(x[:, columns]))
+        key = self.split_and_norm(self.key_norm, self.key_global(x))
+        return query.to(key.dtype), key, self._split_heads(self.value_global(x))
 
 
-def _with_global(local: Tensor, seen: Tensor, of_all: GlobalTokens) -> Tensor:
+def _with_global(local: Tensor, seen: Tensor, global_tokens: GlobalTokens) -> Tensor:
     """Return `local` [B, N, T, ...] with `seen` [B, N, G, ...] at the global tokens."""
-    columns = of_all.columns
-    rows = torch.where(of_all.chosen, seen.to(local.dtype), local[:, :, columns])
+    columns = global_tokens.columns
+    rows = torch.where(global_tokens.is_global, seen.to(local.dtype), local[:, :, columns])
     return local.index_copy(2, columns, rows)

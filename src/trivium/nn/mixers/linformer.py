@@ -26,7 +26,7 @@ class Linformer(Mixer):
     """
 
     decodes: ClassVar[bool] = False
-    packs: ClassVar[bool] = False
+    supports_packing: ClassVar[bool] = False
     kind: Literal["linformer"] = "linformer"
     num_heads: Count
     head_dim: Count
@@ -106,7 +106,7 @@ class LinformerModule(ProjectingMixer):
 
         Raises SpecError for mask conditions other than padding.
         """
-        self.refuse_limits(sequence, but={"padding"})
+        self.check_mask_conditions(sequence, supported={"padding"})
         if self.part.shared != "layerwise":
             return None
         if table is None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trivium.nn.activations import Activation, build_activation
-from trivium.nn.mixers import LeftToRightMixer, Mixer, recompute
+from trivium.nn.mixers import Mixer, RecurrentMixer, recompute
 from trivium.nn.part import Count
 from trivium.nn.sequence_info import SequenceInfo
 from trivium.nn.state import State
@@ -35,7 +35,7 @@ class Mamba(Mixer):
     """
 
     encodes: ClassVar[bool] = False
-    carries: ClassVar[bool] = True
+    carries_state: ClassVar[bool] = True
     kind: Literal["mamba"] = "mamba"
     d_inner: Count
     dt_rank: Count
@@ -72,7 +72,7 @@ class Mamba(Mixer):
 _LEAST_STEP, _LARGEST_STEP = 1e-3, 0.1
 
 
-class MambaModule(LeftToRightMixer):
+class MambaModule(RecurrentMixer):
     """(y * silu(x W_gate)) W_output, where u = act(conv(x W_input)) and, in every channel,
 
         h_t = exp(delta_t A) h_t-1 + delta_t B_t u_t
@@ -140,16 +140,16 @@ class MambaModule(LeftToRightMixer):
         else:
             before, h = state.read(cache_slice)
         inputs = torch.cat((before.to(inputs.dtype), inputs), 1)
-        u = self.activation(self._convolved(inputs, sequence.documents))
+        u = self.activation(self._convolve(inputs, sequence.documents))
         sizes = [part.dt_rank, part.d_state, part.d_state]
         dt, B, C = self.x_proj(u).split(sizes, -1)
-        of_tokens = self.dt_proj(dt), u, B, C, self.gate(x), is_token.expand(*x.shape[:2])
-        y, h = self._select(of_tokens, sequence.document_starts, h)
+        token_inputs = self.dt_proj(dt), u, B, C, self.gate(x), is_token.expand(*x.shape[:2])
+        y, h = self._selective_scan(token_inputs, sequence.document_starts, h)
         if state is not None and cache_slice is not None:
             state.write(cache_slice, cache_slice.last(inputs, part.d_conv - 1), h)
         return self.output(y)
 
-    def _convolved(self, inputs: Tensor, documents: Tensor | None) -> Tensor:
+    def _convolve(self, inputs: Tensor, documents: Tensor | None) -> Tensor:
         """Apply the causal depthwise convolution: [B, K - 1 + T, E] -> [B, T, E].
 
         Inputs of another document in the same row count as 0.
@@ -165,17 +165,20 @@ class MambaModule(LeftToRightMixer):
         assert total is not None
         return total.to(inputs.dtype)
 
-    def _select(
-        self, of_tokens: tuple[Tensor, ...], begins: Tensor | None, h: Tensor | None
+    def _selective_scan(
+        self, token_inputs: tuple[Tensor, ...], document_starts: Tensor | None, h: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Run the state space model segment by segment on tensors [B, T, ...] of the tokens.
 
         All states of a row would take N times the memory of the inputs, so backward recomputes the
         states of each segment. Returns the gated outputs [B, T, E] and the last h.
         """
-        outputs, new_documents = [], None if begins is None else begins.split(SEGMENT, 1)
+        outputs, new_documents = (
+            [],
+            None if document_starts is None else document_starts.split(SEGMENT, 1),
+        )
         # The gradient of a split is one tensor; each slice would have a gradient of a row's length.
-        segments = zip(*(each.split(SEGMENT, 1) for each in of_tokens), strict=True)
+        segments = zip(*(each.split(SEGMENT, 1) for each in token_inputs), strict=True)
         for i, segment in enumerate(segments):
             arguments: tuple[Any, ...] = *segment, h, self.A_log, self.D
             arguments += (None if new_documents is None else new_documents[i],)
@@ -195,7 +198,7 @@ class MambaModule(LeftToRightMixer):
         h: Tensor | None,
         A_log: Tensor,
         D: Tensor,
-        begins: Tensor | None,
+        document_starts: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Return the gated outputs and the last h of one segment, computed in float32 or wider.
 
@@ -205,8 +208,8 @@ class MambaModule(LeftToRightMixer):
         with torch.autocast(u.device.type, enabled=False):
             delta = F.softplus(dt.to(dtype)) * is_token[..., None]  # 0 leaves h as it is
             decay = (delta[:, :, None] * -A_log.to(dtype).exp().T).exp()  # [B, T, N, E]
-            if begins is not None:
-                decay = decay.masked_fill(begins[..., None, None], 0.0)
+            if document_starts is not None:
+                decay = decay.masked_fill(document_starts[..., None, None], 0.0)
             new = B.to(dtype)[..., None] * (delta * u)[:, :, None]
             h = torch.zeros_like(new[:, 0]) if h is None else h
             states, h = scan(decay, new, h)

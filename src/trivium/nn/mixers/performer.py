@@ -34,8 +34,8 @@ class Performer(Mixer):
     with a state do, too, because the state is a sum over features.
     """
 
-    packs: ClassVar[bool] = False
-    carries: ClassVar[bool] = True
+    supports_packing: ClassVar[bool] = False
+    carries_state: ClassVar[bool] = True
     kind: Literal["performer"] = "performer"
     num_heads: Count
     head_dim: Count
@@ -101,7 +101,7 @@ class PerformerModule(ProjectingMixer):
 
         Raises SpecError for mask conditions other than causality and padding.
         """
-        self.refuse_limits(sequence, but={"causal", "padding"})
+        self.check_mask_conditions(sequence, supported={"causal", "padding"})
         is_token = sequence.state_mask
         if is_token is None:
             is_token = torch.ones(1, 1, device=sequence.columns.device)
@@ -130,17 +130,17 @@ class PerformerModule(ProjectingMixer):
         part, features = self.part, self.features
         if part.redraw and self.training and held is None:
             features = orthogonal_features(part.num_features, part.head_dim, device=x.device)
-        scale, directions = part.head_dim**-0.25, features.to(query.dtype)
-        query, _ = positive_features(query * scale, directions, self.part.eps)
-        key, shift = positive_features(key * scale, directions, self.part.eps)
+        scale, projections = part.head_dim**-0.25, features.to(query.dtype)
+        query, _ = positive_features(query * scale, projections, self.part.eps)
+        key, shift = positive_features(key * scale, projections, self.part.eps)
         key, shift = key.where(is_token, 0.0), shift.where(is_token, lowest(shift.dtype))
         value = F.pad(value, (0, 1), value=1.0)
         if sequence.causal:
-            mixed, held = attend_to_earlier(query, key, value, shift, held)
+            mixed, held = causal_linear_attention(query, key, value, shift, held)
             if sequence.cache_slice is not None and state is not None:
                 state.write(sequence.cache_slice, *held)
         else:
-            mixed = attend_to_all(query, key, value, shift)
+            mixed = linear_attention(query, key, value, shift)
         # A sum of weights is below eps only if there are no keys; then the sum is 0.
         y = mixed[..., :-1] / mixed[..., -1:].clamp(min=self.part.eps)
         return self.output(y.to(x.dtype).transpose(1, 2).flatten(2))
@@ -166,7 +166,7 @@ def orthogonal_features(
     return lengths.norm(dim=1, keepdim=True) * torch.cat(blocks)[:count]
 
 
-def positive_features(x: Tensor, directions: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def positive_features(x: Tensor, projections: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return the features exp(w^T x - |x|^2 / 2 - shift) + eps for all w, and the shift.
 
     The shift is the largest exponent over all w. Without eps, the mean over w of the products of
@@ -175,12 +175,12 @@ def positive_features(x: Tensor, directions: Tensor, eps: float) -> tuple[Tensor
 
     Shape: x [..., H]; directions [M, H] -> [..., M], [..., 1].
     """
-    exponents = x @ directions.mT - x.square().sum(-1, keepdim=True) / 2
+    exponents = x @ projections.mT - x.square().sum(-1, keepdim=True) / 2
     largest = exponents.detach().amax(-1, keepdim=True)
     return (exponents - largest).exp() + eps, largest
 
 
-def attend_to_all(query: Tensor, key: Tensor, value: Tensor, shift: Tensor) -> Tensor:
+def linear_attention(query: Tensor, key: Tensor, value: Tensor, shift: Tensor) -> Tensor:
     """Return phi(Q) (phi(K)^T V), up to a factor per head that normalisation cancels.
 
     Shape: features of queries and keys [B, N, T, M], values [B, N, T, V], shifts of the keys
@@ -189,14 +189,14 @@ def attend_to_all(query: Tensor, key: Tensor, value: Tensor, shift: Tensor) -> T
     return query @ (key.mT @ (value * (shift - shift.amax(2, keepdim=True)).exp()))
 
 
-def attend_to_earlier(
+def causal_linear_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     shift: Tensor,
     held: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Compute the causal form of `attend_to_all`, in chunks of `CHUNK` tokens.
+    """Compute the causal form of `linear_attention`, in chunks of `CHUNK` tokens.
 
     Attention weights are computed only inside a chunk. Earlier chunks are summarised by the sums S
     [B, N, M, V], divided by e^c, and c [B, N, 1, 1]. `held` contains S and c of earlier passes.

@@ -12,12 +12,12 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from trivium.nn.mixers import LeftToRightMixer, Mixer, recompute
+from trivium.nn.mixers import Mixer, RecurrentMixer, recompute
 from trivium.nn.mixers.mamba import scan
 from trivium.nn.part import Count
 from trivium.nn.sequence_info import SequenceInfo
 from trivium.nn.state import State
-from trivium.nn.token_shift import start_of_mixture, token_before
+from trivium.nn.token_shift import initial_mixture, token_before
 
 
 class TimeMixing(Mixer):
@@ -29,7 +29,7 @@ class TimeMixing(Mixer):
     """
 
     encodes: ClassVar[bool] = False
-    carries: ClassVar[bool] = True
+    carries_state: ClassVar[bool] = True
     kind: Literal["time-mixing"] = "time-mixing"
     d_inner: Count
 
@@ -51,11 +51,11 @@ class TimeMixing(Mixer):
         return TimeMixingModule(self, d_model, **options)
 
 
-_NEVER = -1e30
+_NO_EXPONENT = -1e30
 """The exponent of a token that adds nothing; it is finite in float32, and so is its double."""
 
 
-class TimeMixingModule(LeftToRightMixer):
+class TimeMixingModule(RecurrentMixer):
     """(sigmoid(r_t) * wkv_t) W_output, where in every channel
 
         wkv_t = (a_t-1 + exp(u + k_t) v_t) / (b_t-1 + exp(u + k_t))
@@ -95,9 +95,9 @@ class TimeMixingModule(LeftToRightMixer):
         layer.
         """
         width, channel = len(self.mix_key), torch.arange(self.part.d_inner)
-        self.mix_key.copy_(start_of_mixture(width))
-        self.mix_value.copy_(start_of_mixture(width) + 0.15)
-        self.mix_receptance.copy_(start_of_mixture(width, 0.25))
+        self.mix_key.copy_(initial_mixture(width))
+        self.mix_value.copy_(initial_mixture(width) + 0.15)
+        self.mix_receptance.copy_(initial_mixture(width, 0.25))
         self.time_decay.copy_(-5.0 + 8.0 * (channel / max(1, len(channel) - 1)) ** 1.35)
         self.time_first.copy_(math.log(0.3) + 0.5 * ((channel + 1) % 3 - 1))
         for matrix in (self.key, self.receptance, self.output):
@@ -115,10 +115,12 @@ class TimeMixingModule(LeftToRightMixer):
         """Return the mixed hidden states: [B, T, D] -> [B, T, D]. Updates `state` in place."""
         self.prepare(sequence)
         cache_slice, last, sums = sequence.cache_slice, None, None
-        p = x.new_full((), _NEVER, dtype=torch.float32)
+        p = x.new_full((), _NO_EXPONENT, dtype=torch.float32)
         if state is not None and cache_slice is not None:
             last, sums, p = state.read(cache_slice)
-            p = p.masked_fill(sums[:, 1] == 0, _NEVER)  # the text begins: there is no exponent yet
+            p = p.masked_fill(
+                sums[:, 1] == 0, _NO_EXPONENT
+            )  # the text begins: there is no exponent yet
         before, last = token_before(x, sequence, last)
         key, value, receptance = (
             torch.lerp(before, x, mix.to(x.dtype))
@@ -142,24 +144,26 @@ class TimeMixingModule(LeftToRightMixer):
         dtype = torch.promote_types(k.dtype, torch.float32)
         with torch.autocast(k.device.type, enabled=False):
             k, w, u = k.to(dtype), self.time_decay.to(dtype).exp(), self.time_first.to(dtype)
-            v_and_1 = torch.stack((v.to(dtype), torch.ones_like(k)), 2)  # for a and b: [B, T, 2, E]
+            value_and_one = torch.stack(
+                (v.to(dtype), torch.ones_like(k)), 2
+            )  # for a and b: [B, T, 2, E]
             added, w = k, w.expand_as(k)
             if sequence.state_mask is not None:  # padding adds nothing, and nothing decays
                 is_token = sequence.state_mask[..., None].bool()
-                added, w = k.where(is_token, 2 * _NEVER), w.where(is_token, 0.0)
+                added, w = k.where(is_token, 2 * _NO_EXPONENT), w.where(is_token, 0.0)
             if sequence.document_starts is not None:
-                w = w.masked_fill(sequence.document_starts[..., None], -_NEVER)
+                w = w.masked_fill(sequence.document_starts[..., None], -_NO_EXPONENT)
             before, after = _largest_exponents(added.detach(), w.detach(), p)
-            terms = (added - after).exp()[:, :, None] * v_and_1
+            terms = (added - after).exp()[:, :, None] * value_and_one
             sums = torch.zeros_like(terms[:, 0]) if sums is None else sums.to(dtype)
             states, last = scan((before - w - after).exp()[:, :, None], terms, sums)
             states = torch.cat((sums[:, None], states[:, :-1]), 1)
             if sequence.document_starts is not None:
-                before = before.masked_fill(sequence.document_starts[..., None], _NEVER)
+                before = before.masked_fill(sequence.document_starts[..., None], _NO_EXPONENT)
             own = u + k
             q = torch.maximum(before, own.detach())
             earlier = (before - q).exp()[:, :, None] * states
-            a, b = (earlier + (own - q).exp()[:, :, None] * v_and_1).unbind(2)
+            a, b = (earlier + (own - q).exp()[:, :, None] * value_and_one).unbind(2)
             return (a / b).to(v.dtype), last, after[:, -1]
 
 

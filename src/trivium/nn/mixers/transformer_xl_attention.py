@@ -30,7 +30,7 @@ class TransformerXLAttention(Attention):
     training an encoder has no memory.
     """
 
-    carries: ClassVar[bool] = True
+    carries_state: ClassVar[bool] = True
     kind: Literal["transformer-xl-attention"] = "transformer-xl-attention"  # type: ignore[assignment]
     memory: Count
 
@@ -49,7 +49,7 @@ class TransformerXLAttention(Attention):
 
 
 # The column of an empty memory position: later than all tokens, so no token attends to it.
-_NEVER = 2**30
+_EMPTY_COLUMN = 2**30
 
 
 class Memory(State):
@@ -64,15 +64,15 @@ class Memory(State):
     def columns(self, cache_slice: CacheSlice, new: Tensor) -> Tensor:
         """Return the columns of the result of `append`: new [1 or B, T] -> [1 or B, M + T]."""
         back = torch.arange(-self.tensors[0].shape[1], 0, device=new.device)
-        remembered = new[:, :1] + back
-        return torch.cat((remembered.where(remembered >= 0, _NEVER), new), 1)
+        memory_columns = new[:, :1] + back
+        return torch.cat((memory_columns.where(memory_columns >= 0, _EMPTY_COLUMN), new), 1)
 
     def append(self, cache_slice: CacheSlice, x: Tensor) -> Tensor:
         """Return the memory followed by x: [B, T, D] -> [B, M + T, D]. Stores the last M inputs."""
         (memory,) = self.read(cache_slice)
-        both = torch.cat((memory.to(x.dtype), x), 1)
-        self.write(cache_slice, cache_slice.last(both, memory.shape[1]))
-        return both
+        memory_and_input = torch.cat((memory.to(x.dtype), x), 1)
+        self.write(cache_slice, cache_slice.last(memory_and_input, memory.shape[1]))
+        return memory_and_input
 
 
 class TransformerXLAttentionModule(AttentionModule):
@@ -122,4 +122,4 @@ class TransformerXLAttentionModule(AttentionModule):
         seen = x[:, : sequence.num_keys]
         if sequence.cache_slice is not None and state is not None:
             seen = state.append(sequence.cache_slice, seen)
-        return self.normed(self.query_norm, self.query(x)), *self.project(seen)
+        return self.split_and_norm(self.query_norm, self.query(x)), *self.project(seen)

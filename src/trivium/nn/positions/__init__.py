@@ -34,7 +34,7 @@ class Positions(Choice, Part):
 
     has_scores: ClassVar[bool] = False
     """Whether the position encoding adds a term to the attention scores."""
-    divides: ClassVar[bool] = False
+    supports_tp: ClassVar[bool] = False
     """Whether tensor parallelism can divide the position encoding by heads."""
 
     num_token_types: ClassVar[int] = 0

@@ -20,7 +20,7 @@ class ALiBi(Positions):
     """ALiBi: a score penalty proportional to distance, one slope per head (Press et al. 2022)."""
 
     has_scores: ClassVar[bool] = True
-    divides: ClassVar[bool] = True
+    supports_tp: ClassVar[bool] = True
     kind: Literal["alibi"] = "alibi"
 
     def build(self, attention: Any, d_model: int) -> LinearBias:

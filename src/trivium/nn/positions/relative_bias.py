@@ -28,7 +28,7 @@ class RelativeBias(Positions):
     """
 
     has_scores: ClassVar[bool] = True
-    divides: ClassVar[bool] = True
+    supports_tp: ClassVar[bool] = True
     kind: Literal["relative-bias"] = "relative-bias"
     num_buckets: Annotated[int, Field(ge=4, lt=2**31, multiple_of=2)] = 32
     max_distance: Count = 128

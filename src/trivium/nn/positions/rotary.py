@@ -197,7 +197,7 @@ class Rotary(Positions):
     rotated, rounded down to the first int(share * head_dim) dimensions (GPT-NeoX: a quarter).
     """
 
-    divides: ClassVar[bool] = True
+    supports_tp: ClassVar[bool] = True
     kind: Literal["rotary"] = "rotary"
     base: Positive = 10_000.0
     layout: Literal["halves", "interleaved"] = "halves"
