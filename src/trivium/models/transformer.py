@@ -179,7 +179,7 @@ class TransformerSpec(Spec):
 
     @property
     def has_optional_weights(self) -> bool:
-        """Whether there are weights for global tokens, a query stream or relative token types."""
+        """Whether weights exist for global tokens, a query stream or relative segment encodings."""
         compares = self.num_token_types > self.embedding.num_token_types
         return self.has_global_tokens or self.query_stream or compares
 
