@@ -172,7 +172,7 @@ class AttentionDecoder(nn.Module):
         return Written(*(torch.stack(parts, 1) for parts in zip(*steps, strict=True)))
 
     def read_out(self, state: Tensor, vectors: Tensor, context: Tensor) -> Tensor:
-        """Return the readouts of states [..., C], embeddings [..., D], contexts [..., 2 C]."""
+        """Return readouts [..., R] of states [..., C], embeddings [..., D], contexts [..., 2 C]."""
         parts = torch.cat((state.to(vectors.dtype), vectors, context.to(vectors.dtype)), -1)
         return self.readout(parts).unflatten(-1, (-1, 2)).amax(-1)
 

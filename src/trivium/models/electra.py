@@ -105,7 +105,7 @@ class DisentangledTable(nn.Embedding):
         return F.embedding(input, self.shared.weight.detach()) + super().forward(input)
 
     def whole(self) -> nn.Embedding:
-        """Return E_D = E_G + E_delta as a plain embedding."""
+        """Return E_D = E_G + E_delta as a plain `nn.Embedding` with detached weights."""
         return nn.Embedding.from_pretrained(
             (self.shared.weight + self.weight).detach(), freeze=not self.weight.requires_grad
         )

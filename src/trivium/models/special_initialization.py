@@ -117,7 +117,7 @@ def _attend_to_offsets(stack: Any, embedding_std: float) -> None:
 
 
 def _copy_tokens(stack: Any, embedding: Any, embedding_std: float) -> None:
-    """Initialize the first layer to add neighbours to tokens, cross-attention to match tokens."""
+    """Let the first layer add neighbouring tokens and cross-attention match equal tokens."""
     positions = stack.embedding.positions
     if isinstance(positions, LearnedPositions):
         # Positions use only as many dimensions as a head reads; tokens use the others.

@@ -100,7 +100,7 @@ class TransformerSpec(Spec):
 
     @property
     def family(self) -> Literal["encoder-only", "decoder-only", "encoder-decoder"]:
-        """The architecture: encoder-only (bidirectional), decoder-only (causal) or both stacks."""
+        """Architecture: encoder-only (bidirectional), decoder-only (causal) or encoder-decoder."""
         # "is None", also below: torch.compile of PyTorch 2.11 does not trace the truth of a spec.
         if self.encoder is not None and self.decoder is not None:
             return "encoder-decoder"
@@ -156,7 +156,7 @@ class TransformerSpec(Spec):
 
     @property
     def reads_token_types(self) -> bool:
-        """Whether token types affect the hidden states: more than one type, or question marking."""
+        """Whether token types affect the hidden states or mark the question as global tokens."""
         return self.num_token_types > 1 or self.global_tokens == "question"
 
     @property
