@@ -72,14 +72,17 @@ def num_parameters(spec: Spec) -> int:
 
 
 def active_parameters(spec: Spec) -> int:
-    """Return the number of active parameters per token, without those of inactive experts."""
+    """Return the number of parameters used per token: all except those of inactive experts."""
     total, idle = _counts(spec)  # type: ignore[arg-type]
     return total - idle
 
 
 @cache
 def _counts(spec: Spec) -> tuple[int, int]:
-    """Return the numbers of all and of inactive parameters; of equal layers, only one is built."""
+    """Return the number of all parameters and the number of inactive ones.
+
+    Equal layers are built only once and then multiplied.
+    """
     if not isinstance(spec, TransformerSpec):
         return _size(build(spec, device="meta")), 0
     encoder, decoder = map(_one_of_each, (spec.encoder, spec.decoder))
@@ -96,9 +99,10 @@ def _counts(spec: Spec) -> tuple[int, int]:
 
 
 def _one_of_each(stack: Stack | None) -> tuple[Stack, list[int]] | None:
-    """Return a stack with the first layer and one of each distinct later layer, and their counts.
+    """Return the stack with equal layers built once, and the number of layers behind each of them.
 
-    With `num_layer_groups`, return the stack itself and a count of 1 for each group.
+    The first layer always counts as distinct, because it may lack a norm (`Stack.first_norm`). With
+    `num_layer_groups`, the result is the stack itself and the number 1 for each group.
     """
     if stack is None:
         return None
@@ -111,6 +115,7 @@ def _one_of_each(stack: Stack | None) -> tuple[Stack, list[int]] | None:
 
 
 def _size(module: nn.Module) -> int:
+    """Return the number of parameters of a module."""
     return sum(weight.numel() for weight in module.parameters())
 
 
@@ -118,10 +123,10 @@ def _size(module: nn.Module) -> int:
 def flops_per_token(spec: Spec, length: int) -> float:
     """Return the training FLOPs per token in a row of `length` tokens.
 
-    The sum has 6 FLOPs per weight that a token is multiplied with (2 forward, 4 backward; Kaplan et
-    al. 2020, section 2.1) and 12 N H per attended position for N heads of width H. Causal attention
-    attends to half of the positions, and a sliding window counts as full attention. For an
-    encoder-decoder, source and target have `length` tokens each, and the result is per source
-    token.
+    The result counts 6 FLOPs per weight that a token is multiplied with (2 forward, 4 backward;
+    Kaplan et al. 2020, section 2.1) and 12 N H per attended position for N heads of width H.
+    Causal attention attends to half of the positions. A sliding window counts as full attention.
+    For an encoder-decoder, source and target have `length` tokens each, and the result is per
+    source token.
     """
     return build(spec, device="meta").flops_per_token(length)

@@ -71,7 +71,7 @@ class AttentionRNNSpec(Spec):
 
     @property
     def family(self) -> Literal["encoder-decoder"]:
-        """The family, always encoder-decoder."""
+        """The architecture, always encoder-decoder."""
         return "encoder-decoder"
 
     @property
@@ -82,7 +82,7 @@ class AttentionRNNSpec(Spec):
     def activation_bytes(
         self, length: int, item: int, *, on_cpu: bool, recompute: bool = False
     ) -> int:
-        """See `Spec.activation_bytes`: RNN gates and states; tanh(W s + U h_j) of token pairs."""
+        """Return the activation bytes per token: gates, states, tanh(W s + U h_j) of pairs."""
         encoder = 2 * (10 * self.d_hidden + self.d_model) + self.d_attention
         decoder = 16 * self.d_hidden + 2 * self.d_model + 6 * self.d_readout
         return 4 * (encoder + decoder + length * (self.d_attention + 3))
@@ -93,12 +93,12 @@ class AttentionRNNSpec(Spec):
         return projecting_head_input(self, self.d_readout, self.dropout)
 
     def build(self) -> AttentionRNN:
-        """See `Spec.build`."""
+        """Return the module without initialized weights (see `Spec.build`)."""
         return AttentionRNN(self)
 
 
 class Attended(NamedTuple):
-    """Source of a decoder's attention: keys U h [B, S, A], values h [B, S, 2 C], mask [B, S]."""
+    """The encoder states as keys U h [B, S, A] and values h [B, S, 2 C]; their mask [B, S]."""
 
     keys: Tensor
     values: Tensor
@@ -138,7 +138,7 @@ class AttentionDecoder(nn.Module):
         self.readout = nn.Linear(cells + model.d_model + both, 2 * model.d_readout)
 
     def first_state(self, source: Attended) -> Tensor:
-        """Return s_0 = tanh(W_s h_1) [B, C], from the backward half of h_1."""
+        """Return the initial state s_0 = tanh(W_s h_1) [B, C], from the backward half of h_1."""
         first = source.real.int().argmax(1)
         ends = source.values[torch.arange(len(first), device=first.device), first]
         state = torch.tanh(self.start(ends[:, self.d_hidden :]))
@@ -172,7 +172,7 @@ class AttentionDecoder(nn.Module):
         return Written(*(torch.stack(parts, 1) for parts in zip(*steps, strict=True)))
 
     def read_out(self, state: Tensor, vectors: Tensor, context: Tensor) -> Tensor:
-        """Return t [..., R] for states [..., C], embeddings [..., D] and contexts [..., 2 C]."""
+        """Return readouts [..., R] of states [..., C], embeddings [..., D], contexts [..., 2 C]."""
         parts = torch.cat((state.to(vectors.dtype), vectors, context.to(vectors.dtype)), -1)
         return self.readout(parts).unflatten(-1, (-1, 2)).amax(-1)
 
@@ -206,7 +206,7 @@ class AttentionRNN(LanguageModule):
         return iter((self.encoder, self.decoder))
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
-        """See `LanguageModule.new_cache`. The decoder state's size is independent of the length."""
+        """Return an empty cache; the size of the decoder state does not depend on `slot_length`."""
         state = state_like(self.tokens.weight).new_zeros(slots, self.spec.d_hidden)
         return Cache(
             slots, slot_length, [State(state)], device=self.device, projections=[self._project]
@@ -284,7 +284,7 @@ class AttentionRNN(LanguageModule):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """Draw all weights; biases and v are 0 (appendix B.1), but "glorot" also draws v."""
+        """Draw all weights at random; biases and v are 0 (appendix B.1), "glorot" also draws v."""
         cells, glorot = self.spec.d_hidden, self.spec.initialization == "glorot"
         tables = {id(table) for table in self.vocabulary_tables}
         recurrent = (".weight_hh_", "decoder.gates.", "decoder.candidate.")
@@ -309,6 +309,7 @@ class AttentionRNN(LanguageModule):
         return keys[:, None], hidden[:, None].to(keys.dtype)  # cast once, not in every step
 
     def _source(self, hidden: Tensor, attention_mask: Tensor | None) -> Attended:
+        """Return the keys, values and mask that the decoder attends to, for encoder states."""
         keys, values = (part[:, 0] for part in self._project(hidden))
         if attention_mask is None:
             attention_mask = torch.ones(hidden.shape[:2], device=hidden.device)
@@ -322,9 +323,10 @@ class AttentionRNN(LanguageModule):
         state: Tensor | None = None,
         begins: Tensor | None = None,
     ) -> Written:
-        """Run the decoder from `state` [B, C], or from s_0 in rows that begin a text.
+        """Run the decoder from `state` [B, C], or from s_0 in rows where a text begins.
 
-        `begins`, bool [B, 1], marks these rows. Without a state, all rows start from s_0.
+        `begins`, bool [B, 1], marks the rows where a text begins. Without a `state`, all rows start
+        from s_0.
         """
         if source is None:
             raise SpecError("input_ids is missing: the model has nothing to read.")

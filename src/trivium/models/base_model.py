@@ -58,9 +58,9 @@ class Spec(Choice, Part):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Return the spec from the data of `to_dict`; without a kind it is a Transformer.
+        """Return the spec from the data of `to_dict`. Without a `kind`, it is a `TransformerSpec`.
 
-        Raises SpecError that names the invalid field.
+        Raises a SpecError that names the invalid field.
         """
         given = {"kind": "transformer", **data} if isinstance(data, Mapping) else data
         try:
@@ -78,9 +78,9 @@ class Spec(Choice, Part):
 
     @property
     def family(self) -> Family:
-        """The family: encoder-only (bidirectional), decoder-only (causal) or encoder-decoder.
+        """The architecture: encoder-only (bidirectional), decoder-only (causal) or encoder-decoder.
 
-        A model that is not made of stacks is decoder-only unless its spec overrides the family.
+        Models without stacks of blocks are decoder-only unless their spec overrides this property.
         """
         return "decoder-only"
 
@@ -96,7 +96,7 @@ class Spec(Choice, Part):
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
-        """The stacks of blocks, encoder first; empty for a model that is not made of blocks."""
+        """The stacks of blocks, encoder first; empty for a model without stacks."""
         return ()
 
     @property
@@ -166,7 +166,7 @@ class Spec(Choice, Part):
 
     @property
     def absolute_positions(self) -> AbsolutePositions | None:
-        """The absolute positions that are added to the token embeddings."""
+        """The absolute position encoding, added to the token embeddings; None if there is none."""
         return None
 
     def activation_bytes(
@@ -189,7 +189,7 @@ class Spec(Choice, Part):
 
 
 def projecting_head_input(spec: Spec, width: int, dropout: float) -> HeadInput:
-    """Return the input for heads on hidden states of `width`; a tied head projects to `d_model`."""
+    """Return the `HeadInput` for hidden states of `width`; a tied LM head projects to `d_model`."""
     tied = any(isinstance(head, LMHead) and head.tied for head in spec.heads)
     return HeadInput(
         vocab_size=spec.vocab_size,
@@ -250,7 +250,7 @@ class LanguageModule(PartModule):
         raise NotImplementedError
 
     def stack_weights(self) -> list[list[list[nn.Parameter]]]:
-        """Return the parameters of every layer, by stack, from the first layer to the last.
+        """Return the parameters of every layer of every stack, from the first layer to the last.
 
         Shared layers count once. A module after the last layer, such as a norm, counts as part of
         the last layer.
@@ -258,7 +258,7 @@ class LanguageModule(PartModule):
         return [[list(block.parameters())] for block in self.blocks]
 
     def layer_depths(self) -> dict[nn.Parameter, int]:
-        """Return the depth of every weight below the heads: heads 0, last layer of a stack 1, ...
+        """Return the depth of every weight: 0 for heads, 1 for the last layer of each stack, ...
 
         Embeddings and all other weights have depth 1 + the number of layers of the deepest stack.
         """
@@ -271,9 +271,9 @@ class LanguageModule(PartModule):
         return {weight: depths.get(weight, deepest) for weight in self.parameters()}
 
     def set_character_ids(self, tokenizer: Any) -> None:
-        """Set the characters of every token from a `Tokenizer`, before training.
+        """Set the character ids of every token from a `Tokenizer`; called before training.
 
-        For models without character embeddings, this does nothing.
+        Does nothing in models without character embeddings.
         """
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
@@ -289,11 +289,11 @@ class LanguageModule(PartModule):
         raise SpecError("an encoder reads every token at once: it has no cache.")
 
     def read(self, *inputs: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        """Return the hidden states from `forward` and the layers' auxiliary loss, None if none."""
+        """Run the model. Returns the hidden states of `forward` and the auxiliary loss or None."""
         return self(*inputs, **options), None
 
     def flops_per_token(self, length: int) -> float:
-        """See `models.flops_per_token`."""
+        """Return the training FLOPs per token (see `models.flops_per_token`)."""
         vocabulary = self.spec.vocab_size * self.spec.head_input.d_embedding
         blocks = sum(map(matrix_weights, self.blocks))
         return 6.0 * (blocks + vocabulary * (2 if self.spec.is_bilm else 1))
@@ -307,7 +307,7 @@ class LanguageModule(PartModule):
         raise SpecError("a layer of this model is no attention: it has no attention weights.")
 
     def compile_blocks(self) -> None:
-        """Compile the blocks for training; does nothing for models that do not gain from it."""
+        """Compile the blocks for training; does nothing in models that would not become faster."""
 
     def logits(
         self, hidden: Tensor, head: str | None = None, attention_mask: Tensor | None = None
@@ -386,7 +386,7 @@ def build_heads(model: Spec) -> nn.ModuleDict:
 
 
 def matrix_weights(module: nn.Module) -> int:
-    """Return the number of weights in a module's linear layers and recurrent cells, no biases."""
+    """Return the number of weights in linear layers and recurrent cells, without biases."""
     layers = (m for m in module.modules() if isinstance(m, nn.Linear | nn.RNNBase))
     return sum(w.numel() for m in layers for w in m.parameters() if w.ndim > 1)
 

@@ -37,8 +37,8 @@ Sharing = Literal["tied", "gradient-disentangled"]
 def generator_spec(discriminator: TransformerSpec, fraction: float = 0.25) -> TransformerSpec:
     """Return the spec of a discriminator's generator: equally deep, `fraction` times as wide.
 
-    The generator's token embeddings have the width of the discriminator's token embeddings, because
-    both are shared. In a normal initialization, the standard deviation grows as the width shrinks.
+    The token embeddings of generator and discriminator have the same width, because they are
+    shared. In a normal initialization, the standard deviation grows as the width shrinks.
 
     Source: Clark et al. 2020, section 3.2 and table 6: the fraction is 1/4 for small and large and
     1/3 for base, for hidden size, feed-forward size and heads.
@@ -53,11 +53,13 @@ def generator_spec(discriminator: TransformerSpec, fraction: float = 0.25) -> Tr
         raise SpecError("a discriminator of replaced tokens is an encoder such as electra-mini.")
 
     def narrower(attention: Attention) -> Attention:
+        """Return the attention with `fraction` of the heads and of the total width (rounded)."""
         heads = max(1, round(attention.num_heads * fraction))
         head_dim = max(2, 2 * round(discriminator.d_model * fraction / heads / 2))
         return attention.replace(num_heads=heads, num_kv_heads=None, head_dim=head_dim)
 
     def narrower_layer(layer: Layer) -> Layer:
+        """Return the layer with a narrower attention and feed-forward network."""
         network = layer.feed_forward and layer.feed_forward.narrower(fraction)
         assert isinstance(layer.mixer, Attention)  # `attends`
         return layer.replace(mixer=narrower(layer.mixer), feed_forward=network)
@@ -103,7 +105,7 @@ class DisentangledTable(nn.Embedding):
         return F.embedding(input, self.shared.weight.detach()) + super().forward(input)
 
     def whole(self) -> nn.Embedding:
-        """Return E_D = E_G + E_delta as a plain embedding."""
+        """Return E_D = E_G + E_delta as a plain `nn.Embedding` with detached weights."""
         return nn.Embedding.from_pretrained(
             (self.shared.weight + self.weight).detach(), freeze=not self.weight.requires_grad
         )
@@ -129,7 +131,7 @@ class GeneratorAndDiscriminator(nn.Module):
         self.join()
 
     def join(self) -> None:
-        """Tie generator and discriminator, which are two standalone models before."""
+        """Share weights between generator and discriminator, which were two standalone models."""
         if self.sharing == "gradient-disentangled":
             tokens = DisentangledTable(self.discriminator.tokens, self.generator.tokens)
             self.discriminator.tokens = tokens
@@ -141,7 +143,7 @@ class GeneratorAndDiscriminator(nn.Module):
                 object.__setattr__(user, name, part)  # not a submodule
 
     def separate(self) -> None:
-        """Untie generator and discriminator into two standalone models with separate weights."""
+        """Stop sharing weights: generator and discriminator become two standalone models."""
         if self.sharing == "gradient-disentangled":
             assert isinstance(self.discriminator.tokens, DisentangledTable)
             self.discriminator.tokens = self.discriminator.tokens.whole()
@@ -194,9 +196,10 @@ def build_with_generator(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> GeneratorAndDiscriminator:
-    """Return a new discriminator, initialised by `build` from `seed`, with its generator.
+    """Return a new discriminator with its generator, both initialized at random from `seed`.
 
-    Both start with the token embeddings of the discriminator.
+    The discriminator is that of `build` with `seed`. The generator starts with the token embeddings
+    of the discriminator.
     """
     generator = build(generator_spec(discriminator, fraction), seed=seed + 1, device=device)
     model = build(discriminator, seed=seed, device=device)
@@ -205,5 +208,6 @@ def build_with_generator(
 
 
 def _encoder(model: Transformer) -> TransformerStack:
+    """Return the encoder of a model that always has one."""
     assert model.encoder is not None  # `generator_spec` has checked it
     return model.encoder

@@ -39,18 +39,18 @@ class Initialization(Choice, Part):
         return Initializer(self, model)
 
     def deviation(self, name: str, weight: Tensor, drawn: Initializer) -> float:
-        """Return the standard deviation of a matrix or an embedding table."""
+        """Return the standard deviation for drawing a matrix or an embedding table."""
         raise NotImplementedError
 
     def draw(
         self, name: str, weight: Tensor, generator: torch.Generator, drawn: Initializer
     ) -> None:
-        """Draw the weights of a matrix or an embedding table."""
+        """Draw the weights of a matrix or an embedding table at random."""
         std = self.deviation(name, weight, drawn)
         weight.copy_(torch.empty(weight.shape).normal_(0.0, std, generator=generator))
 
     def finish(self, model: Any) -> None:
-        """Apply the initialization of attention after all weights were drawn."""
+        """Change weights after all weights were drawn: apply the initialization of attention."""
         initialize_attention(model, self.attention, getattr(self, "embedding_std", 1.0))
 
 
@@ -79,24 +79,24 @@ class Initializer:
         self.attention_of_query = {id(each.query.weight): each for each in attentions}
 
     def draw(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
-        """Draw the weights of a matrix or an embedding table."""
+        """Draw the weights of a matrix or an embedding table at random."""
         self.start.draw(name, weight, generator, self)
 
     def set_vector(self, name: str, weight: Tensor) -> None:
-        """Set a parameter with one axis, such as a bias or a norm weight."""
+        """Initialize a bias to 0 or a norm weight to 1; other vectors are treated as biases."""
         weight.fill_(1.0 if id(weight) in self._scales else 0.0)
 
     def finish(self) -> None:
-        """Apply changes after all weights were drawn."""
+        """Change weights after all weights were drawn (see `Initialization.finish`)."""
         self.start.finish(self.model)
 
 
 @torch.no_grad()
 def initialize(model: LanguageModule, seed: int) -> None:
-    """Initialize the weights of a model.
+    """Initialize the weights of a model at random.
 
-    A drawn weight depends only on the seed and the weight's name, so that the weight is the same on
-    every device and in every layout of processes. Modules with a special initialization set their
+    A random weight depends only on the seed and the name of the weight. It is therefore the same on
+    every device and for every layout of processes. Modules with a special initialization set their
     weights last (`PartModule.reset_parameters`).
     """
     initializer = model.initializer()
@@ -113,7 +113,7 @@ def initialize(model: LanguageModule, seed: int) -> None:
 
 
 def generator_of(seed: int, name: str) -> torch.Generator:
-    """Return the random generator for the weight or module with this name."""
+    """Return the random generator for the weight or module called `name`."""
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
 
@@ -158,7 +158,7 @@ class Normal(Initialization):
     attention: Literal["random", "position_offsets", "copy_heads"] = "random"
 
     def deviation(self, name: str, weight: Tensor, drawn: Initializer) -> float:
-        """See `Initialization.deviation`."""
+        """Return the standard deviation of a weight (see `Initialization.deviation`)."""
         if is_table(name):
             return self.embedding_std
         if id(weight) not in drawn.adding_to_stream:
@@ -168,7 +168,7 @@ class Normal(Initialization):
         return starts[self.residual_init]
 
     def finish(self, model: Any) -> None:
-        """See `Initialization.finish`; "zero" also sets an MLM head's dense layer to identity."""
+        """Apply the attention initialization; "zero" sets an MLM head's dense layer to identity."""
         if self.residual_init == "zero":
             for head in model.heads.values():
                 if isinstance(head, MaskedHead) and isinstance(head.dense, DenseLayer):
@@ -189,7 +189,7 @@ class FanIn(Initialization):
     attention: Literal["random", "copy_heads"] = "random"
 
     def deviation(self, name: str, weight: Tensor, drawn: Initializer) -> float:
-        """See `Initialization.deviation`; relative position biases get d_model^-0.5."""
+        """Return the standard deviation of a weight; relative position biases get d_model^-0.5."""
         if is_table(name):
             return 1.0
         if id(weight) in drawn.shared_tables:
@@ -200,7 +200,7 @@ class FanIn(Initialization):
 
 
 def _size_of_queries(attention: AttentionModule) -> float:
-    """Return the factor that makes up for a score scale other than the default."""
+    """Return the factor on query weights that makes up for a non-default attention scale."""
     return attention.part.replace(scale=None).score_scale / attention.scale
 
 
@@ -221,7 +221,7 @@ class Small(Initialization):
     attention: Literal["random"] = "random"
 
     def deviation(self, name: str, weight: Tensor, drawn: Initializer) -> float:
-        """See `Initialization.deviation`."""
+        """Return the standard deviation of a weight (see `Initialization.deviation`)."""
         model = drawn.model.spec
         if id(weight) in drawn.adding_to_stream:
             return 2.0 / sum(stack.num_layers for stack in model.stacks) / model.d_model**0.5
@@ -243,13 +243,13 @@ class Xavier(Initialization):
     attention: Literal["random", "diagonal"] = "random"
 
     def deviation(self, name: str, weight: Tensor, drawn: Initializer) -> float:
-        """See `Initialization.deviation`; only embedding tables use the value."""
+        """Return the standard deviation of embedding tables; matrices are drawn uniformly."""
         return drawn.model.spec.d_model**-0.5
 
     def draw(
         self, name: str, weight: Tensor, generator: torch.Generator, drawn: Initializer
     ) -> None:
-        """See `Initialization.draw`."""
+        """Draw normal embedding tables (with `tables` "normal") and uniform matrices."""
         if is_table(name) and self.tables == "normal":
             super().draw(name, weight, generator, drawn)
         else:

@@ -29,7 +29,7 @@ class LogitsSpec(Spec):
 
     @property
     def max_length(self) -> int | None:
-        """See `Spec.max_length`."""
+        """Maximum input length in tokens; None if unlimited."""
         return self.end
 
     def to_dict(self) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class LogitsSpec(Spec):
 
 
 class LogitsModel(nn.Module):
-    """Wrapper of any causal module from ids [B, T] to logits [B, T, V], for use in inference.
+    """Wrapper of any causal module that maps ids [B, T] to logits [B, T, V], for inference.
 
     The logits take the place of hidden states. Texts are padded on the right, because a causal
     model does not attend to later positions.
@@ -71,7 +71,7 @@ class LogitsModel(nn.Module):
         return next(self.parameters(), torch.empty(0)).dtype
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
-        """See `LanguageModule.new_cache`. The cache holds token ids."""
+        """Return an empty cache, which holds token ids (see `LanguageModule.new_cache`)."""
         return token_cache(slots, slot_length, self.device)
 
     def forward(
@@ -85,8 +85,9 @@ class LogitsModel(nn.Module):
         lengths: Tensor | None = None,
         **others: Tensor | None,
     ) -> Tensor:
-        """Return logits [B, T, V], or [M, V] with `gather_positions`; see `Transformer.read` for
-        arguments.
+        """Return logits [B, T, V], or [M, V] with `gather_positions`.
+
+        Arguments are as in `Transformer.read`.
 
         Raises:
             SpecError: a row is padded on the left, or an input is not supported.
@@ -109,13 +110,13 @@ class LogitsModel(nn.Module):
         )
 
     def read(self, *inputs: Any, **options: Any) -> tuple[Tensor, None]:
-        """See `LanguageModule.read`; there is no auxiliary loss."""
+        """Return the logits of `forward` and None, because there is no auxiliary loss."""
         return self(*inputs, **options), None
 
     def logits(
         self, hidden: Tensor, head: str | None = None, attention_mask: Tensor | None = None
     ) -> Tensor:
-        """Return `hidden`, which are already logits. Raises SpecError for a head except "lm"."""
+        """Return `hidden`, which is already logits. Raises SpecError for any head except "lm"."""
         if head not in (None, "lm"):
             raise SpecError(f'this model has no head of kind "{head}"; it has: lm.')
         return hidden

@@ -67,7 +67,7 @@ class NGramSpec(Spec):
     def activation_bytes(
         self, length: int, item: int, *, on_cpu: bool, recompute: bool = False
     ) -> int:
-        """See `Spec.activation_bytes`: contexts, the tanh layer and the head's input."""
+        """Return the activation bytes per token: contexts, tanh layer and the input of the head."""
         return 4 * (3 * self.d_context + 3 * self.d_hidden + 2 * self.d_output)
 
     @property
@@ -76,7 +76,7 @@ class NGramSpec(Spec):
         return projecting_head_input(self, self.d_output, self.dropout)
 
     def build(self) -> NGramModel:
-        """See `Spec.build`."""
+        """Return the module without initialized weights (see `Spec.build`)."""
         return NGramModel(self)
 
 
@@ -97,7 +97,7 @@ class NGramModel(LanguageModule):
         self.heads = build_heads(model)
 
     def initializer(self) -> RecurrentInitializer:
-        """See `LanguageModule.initializer`."""
+        """Return the `Initializer` of the weights."""
         return RecurrentInitializer(self)
 
     @property
@@ -106,18 +106,17 @@ class NGramModel(LanguageModule):
         return iter((self.hidden,))
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
-        """See `LanguageModule.new_cache`. The cache holds token ids."""
+        """Return an empty cache, which holds token ids (see `LanguageModule.new_cache`)."""
         return token_cache(slots, slot_length, self.device)
 
     def forward(
         self, input_ids: Tensor, *, gather_positions: Tensor | None = None, **inputs: Any
     ) -> Tensor:
-        """Return hidden states [B, T, W], or [M, W] with `gather_positions`, of the context at each
-        position.
+        """Return the hidden state of each position's n-gram context, [B, T, W].
 
-        `inputs` are keyword arguments of `earlier_tokens`, with the meaning as in
-        `Transformer.read`. Padding and tokens of another document count as positions before the
-        text.
+        With `gather_positions`, the result is [M, W]. `inputs` is passed on to `earlier_tokens`;
+        see `Transformer.read`. Padding and tokens of another document count as positions before
+        the text.
 
         Raises:
             SpecError: a mask or documents together with a cache.

@@ -74,7 +74,7 @@ class NGramCountsSpec(Spec):
         return HeadInput(self.vocab_size, d_model=0, d_embedding=0)
 
     def build(self) -> NGramCounts:
-        """See `Spec.build`."""
+        """Return the module without initialized weights (see `Spec.build`)."""
         return NGramCounts(self)
 
 
@@ -99,7 +99,7 @@ class _Followers(dict[int, int]):
 
 
 class NGramCounts(LanguageModule):
-    """Model of n-gram counts; in training mode, `lm_loss` counts the targets after their loss.
+    """Model of n-gram counts. In training mode, `lm_loss` counts the targets after their loss.
 
     The training loss is therefore the loss on text that is not counted yet (the prequential code
     length, Dawid 1984). There are no weights and no gradients.
@@ -114,11 +114,11 @@ class NGramCounts(LanguageModule):
 
     @property
     def blocks(self) -> Iterator[nn.Module]:
-        """The empty dict of heads, because the model has no weights."""
+        """The empty module dict of the heads, because the model has no weights."""
         return iter((self.heads,))
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
-        """See `LanguageModule.new_cache`. The cache holds token ids."""
+        """Return an empty cache, which holds token ids (see `LanguageModule.new_cache`)."""
         return token_cache(slots, slot_length, self.device)
 
     def forward(self, input_ids: Tensor, **inputs: Any) -> Tensor:
@@ -147,7 +147,7 @@ class NGramCounts(LanguageModule):
             loss -= math.log(self._probability(context, token))
         for context, token in pairs if self.training else ():
             self._count(context, token)
-        return loss + self.tokens.weight.sum()  # 0, of no weights
+        return loss + self.tokens.weight.sum()  # 0, because there are no weights
 
     def get_extra_state(self) -> Tensor:
         """Return the n-grams and counts to save, int32 [N, n + 1].
@@ -168,12 +168,13 @@ class NGramCounts(LanguageModule):
             self._count(tuple(context), token, count)
 
     def _forget(self) -> None:
+        """Set all counts to zero."""
         self._tables: list[dict[tuple[int, ...], _Followers]]
         self._tables = [{} for _ in range(self.spec.order)]
-        self._sizes = [Counter[int]() for _ in self._tables]  # how many n-grams have a count
+        self._sizes = [Counter[int]() for _ in self._tables]  # number of n-grams by count
 
     def _count(self, context: tuple[int, ...], token: int, count: int = 1) -> None:
-        """Count an n-gram; a new n-gram adds 1 to the count of the next lower order."""
+        """Add `count` to an n-gram; a new n-gram adds 1 to its n-gram of the next lower order."""
         for table, sizes in zip(reversed(self._tables), reversed(self._sizes)):
             followers = table.setdefault(context, _Followers())
             before = followers.get(token, 0)
@@ -185,7 +186,7 @@ class NGramCounts(LanguageModule):
             context, count = context[:-1], 1
 
     def _levels(self, context: tuple[int, ...]) -> Iterator[tuple[_Followers, float, float]]:
-        """Yield followers, discount and lower-order weight per order, from the lowest order up."""
+        """Yield follower counts, discount and lower-order weight, from the lowest order up."""
         if self.spec.smoothing == "add-k":
             if followers := self._tables[-1].get(context):
                 yield followers, 0.0, self.spec.k * self.spec.vocab_size
@@ -198,6 +199,7 @@ class NGramCounts(LanguageModule):
             yield followers, discount, discount * len(followers)
 
     def _probability(self, context: tuple[int, ...], token: int) -> float:
+        """Return the smoothed probability of a token after a context."""
         p = 1.0 / self.spec.vocab_size
         for followers, discount, below in self._levels(context):
             counted = max(followers.get(token, 0) - discount, 0.0)
@@ -205,7 +207,7 @@ class NGramCounts(LanguageModule):
         return p
 
     def _distribution(self, context: tuple[int, ...]) -> Tensor:
-        """Return the `_probability` of every token, float64 [V]."""
+        """Return the smoothed probability of every token after a context, float64 [V]."""
         p = torch.full((self.spec.vocab_size,), 1.0 / self.spec.vocab_size, dtype=torch.float64)
         for followers, discount, below in self._levels(context):
             p *= below

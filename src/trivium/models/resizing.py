@@ -11,7 +11,7 @@ from trivium.models.transformer import TransformerSpec
 from trivium.nn.blocks import Layer
 from trivium.nn.part import Part
 
-_MULTIPLE = 8  # of hidden units
+_MULTIPLE = 8  # hidden units are rounded to a multiple of this number
 
 
 def resized(
@@ -33,6 +33,7 @@ def resized(
     old, changes = spec.d_model, dict[str, Any]()
 
     def of_layer(layer: Layer, heads: int | None) -> Layer:
+        """Return the layer resized to the new width and number of heads."""
         mixer, network = layer.mixer, layer.feed_forward
         mixer = mixer.replace(**_heads(mixer, old, d_model, heads), **_units(mixer, old, d_model))
         if network is not None:
@@ -61,7 +62,7 @@ def resized(
 
 
 def _heads(mixer: Any, old: int, d_model: int, num_heads: int | None) -> dict[str, Any]:
-    """Return the fields of a mixer that depend on the width and the number of heads."""
+    """Return the new values of the mixer fields that depend on the width and number of heads."""
     before, width = getattr(mixer, "num_heads", None), getattr(mixer, "head_dim", None)
     if before is None or width is None:
         return {}
@@ -78,7 +79,7 @@ def _heads(mixer: Any, old: int, d_model: int, num_heads: int | None) -> dict[st
 
 
 def _units(part: Part, old: int, d_model: int) -> dict[str, Any]:
-    """Return the fields of a part, also of nested parts, that are in proportion to the width."""
+    """Return the new values of the fields in proportion to the width, also in nested parts."""
     fields: dict[str, Any] = {}
     for name, value in dict(part).items():
         if name in ("d_ff", "d_inner") and old != d_model:
@@ -95,7 +96,7 @@ def _units(part: Part, old: int, d_model: int) -> dict[str, Any]:
 def differences(
     before: Mapping[str, Any], after: Mapping[str, Any], path: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the keys whose values differ between two trees of the same form, with both values."""
+    """Yield (key path, old value, new value) for each key of `after` that differs in `before`."""
     for name, value in after.items():
         old = before.get(name)
         if isinstance(value, Mapping) and isinstance(old, Mapping):

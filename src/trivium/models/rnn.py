@@ -99,7 +99,7 @@ class RNNSpec(Spec):
 
     @property
     def family(self) -> Literal["encoder-only", "decoder-only"]:
-        """The family; a two-way language model is decoder-only: its forward half generates."""
+        """The architecture; a biLM counts as decoder-only, because its forward half generates."""
         encodes = self.direction == "both" or (self.is_bilm and not _is_lm(self.heads))
         return "encoder-only" if encodes else "decoder-only"
 
@@ -109,8 +109,8 @@ class RNNSpec(Spec):
         return self.direction == "bilm"
 
     @property
-    def carries_state(self) -> bool:
-        """Whether the model only reads from left to right and so can carry state between rows."""
+    def carries(self) -> bool:
+        """Whether the model is left-to-right only, so that it can carry state between rows."""
         return self.direction == "forward"
 
     def with_heads(self, heads: tuple[Head, ...]) -> Self:
@@ -133,10 +133,9 @@ class RNNSpec(Spec):
     def activation_bytes(
         self, length: int, item: int, *, on_cpu: bool, recompute: bool = False
     ) -> int:
-        """See `Spec.activation_bytes`: pre- and post-activation gates, states and outputs of the
-        cells.
+        """Return the activation bytes per token: gates (before and after activation) and states.
 
-        Together these are at most 10 numbers per cell.
+        Gates, states and outputs are at most 10 numbers per cell. See `Spec.activation_bytes`.
         """
         directions = 1 if self.direction == "forward" else 2
         numbers = 10 * self.d_hidden * self.num_layers * directions + 6 * self.d_model * directions
@@ -158,11 +157,12 @@ class RNNSpec(Spec):
         )
 
     def build(self) -> RecurrentModel:
-        """See `Spec.build`."""
+        """Return the module without initialized weights (see `Spec.build`)."""
         return RecurrentModel(self)
 
 
 def _is_lm(heads: tuple[Head, ...]) -> bool:
+    """Return whether one of the heads is an LM head."""
     return any(isinstance(head, LMHead) for head in heads)
 
 
@@ -222,7 +222,7 @@ class RecurrentModel(LanguageModule):
         self.heads = build_heads(model)
 
     def initializer(self) -> RecurrentInitializer:
-        """See `LanguageModule.initializer`."""
+        """Return the `Initializer` of the weights."""
         return RecurrentInitializer(self)
 
     @property
@@ -231,19 +231,19 @@ class RecurrentModel(LanguageModule):
         return (part for part in (self.rnn, self.backward_rnn) if part is not None)
 
     def stack_weights(self) -> list[list[list[nn.Parameter]]]:
-        """See `LanguageModule.stack_weights`."""
+        """Return the parameters of every layer of every stack."""
         stacks = [rnn.layers.weights() for rnn in self.blocks]
         for layers, rnn in zip(stacks, self.blocks, strict=True):
             layers[-1] += rnn.project.parameters()
         return stacks
 
     def set_character_ids(self, tokenizer: Any) -> None:
-        """See `LanguageModule.set_character_ids`."""
+        """Set the character ids of every token, if the model has character embeddings."""
         if isinstance(self.tokens, CharacterEmbedding):
             self.tokens.set_character_ids(tokenizer.token_bytes, tokenizer.continues_word())
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
-        """See `LanguageModule.new_cache`. The size of states does not depend on the text length."""
+        """Return an empty cache of states, whose size does not depend on the text length."""
         rnn = self.spec
         if rnn.family == "encoder-only":
             return super().new_cache(slots, slot_length)
@@ -345,6 +345,7 @@ class RecurrentModel(LanguageModule):
         return F.dropout(mixed, self.spec.dropout, self.training)
 
     def _vectors(self, input_ids: Tensor) -> Tensor:
+        """Return token embeddings [B, T, D], multiplied by `scale`."""
         tokens = self.tokens(input_ids)
         return tokens if self.spec.scale == 1.0 else tokens * self.spec.scale
 
@@ -352,7 +353,7 @@ class RecurrentModel(LanguageModule):
 def find_sequences(
     input_ids: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None
 ) -> Sequences | None:
-    """Return the token sequences in a batch [B, T]; None if each row is one unpadded text."""
+    """Return the separate token sequences of a batch [B, T]; None if rows are unpadded texts."""
     if attention_mask is None and document_ids is None:
         return None
     real = torch.ones_like(input_ids, dtype=torch.bool)
@@ -376,14 +377,14 @@ class RecurrentInitializer(Initializer):
         self.tables = {id(table) for table in model.vocabulary_tables}
 
     def set_vector(self, name: str, weight: Tensor) -> None:
-        """See `Initializer.set_vector`."""
+        """Initialize biases to 0, except to 1 for the forget gates of an LSTM."""
         super().set_vector(name, weight)
         if ".bias_ih_" in name and getattr(self.model.spec, "cell", None) == "lstm":
             hidden = self.model.spec.d_hidden
             weight[hidden : 2 * hidden] = 1.0
 
     def draw(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
-        """See `Initializer.draw`."""
+        """Draw a matrix uniformly; the bound depends on the kind of matrix (see the class)."""
         hidden = self.model.spec.d_hidden
         if id(weight) in self.tables:
             bound = 0.1
@@ -395,4 +396,4 @@ class RecurrentInitializer(Initializer):
         draw_uniform(weight, bound, generator)
 
     def finish(self) -> None:
-        """Do nothing: no weights are changed after they were drawn."""
+        """Do nothing, because no weight is changed after all weights were drawn."""

@@ -63,7 +63,7 @@ def check_attention(attention: str, model: Any) -> None:
 
 
 def allowed_attention(model: Any) -> set[str]:
-    """Return the special initializations that fit the positions and family of the model."""
+    """Return the attention initializations that fit the position encoding and architecture."""
     if not model.attends:
         return set()
     embedding, allowed = model.embedding, set[str]()
@@ -85,7 +85,7 @@ def allowed_attention(model: Any) -> set[str]:
 
 
 def initialize_attention(model: Any, attention: str, embedding_std: float) -> None:
-    """Apply an initialization of attention to every stack of a `Transformer` with drawn weights."""
+    """Apply an attention initialization to every stack of an already initialized `Transformer`."""
     for stack in model.stacks:
         if attention == "position_offsets":
             _attend_to_offsets(stack, embedding_std)
@@ -117,7 +117,7 @@ def _attend_to_offsets(stack: Any, embedding_std: float) -> None:
 
 
 def _copy_tokens(stack: Any, embedding: Any, embedding_std: float) -> None:
-    """Initialize the first layer to add neighbours to tokens, cross-attention to match tokens."""
+    """Let the first layer add neighbouring tokens and cross-attention match equal tokens."""
     positions = stack.embedding.positions
     if isinstance(positions, LearnedPositions):
         # Positions use only as many dimensions as a head reads; tokens use the others.
@@ -154,27 +154,33 @@ def _attend_to_diagonal(stack: Any) -> None:
             _read_sinusoids(
                 attention, distances, base=positions.base, in_halves=positions.in_halves
             )
-            # As if divided by the root of head_dim, whatever the spec's scale.
+            # Scores are divided by the root of head_dim, whatever the scale in the spec.
             attention.query.weight.mul_(
                 _DIAGONAL_SCORES * attention.head_dim**-0.5 / attention.scale
             )
 
 
 def _self_attentions(stack: Any) -> list[AttentionModule]:
+    """Return the self-attention module of every distinct layer."""
     return [layer.mixer for layer in stack.layers]  # type: ignore[misc]
 
 
 def _distances(attention: AttentionModule, *, causal: bool) -> list[int]:
+    """Return the relative offset that each head attends to."""
     heads = range(attention.part.num_heads)
     return [_distance_of_head(head, causal=causal) for head in heads]
 
 
 def _distance_of_head(head: int, *, causal: bool) -> int:
-    """Return the offset of a head: -1, -2, -3, ... in a decoder, otherwise -1, +1, -2, +2, ..."""
+    """Return a head's offset: -1, -2, -3, ... if causal, otherwise -1, +1, -2, +2, ..."""
     return -(head + 1) if causal else (head // 2 + 1) * (-1) ** (head + 1)
 
 
 def _write_sinusoids(stack: Any, table: Tensor, std: float, width: int) -> None:
+    """Set the first `width` dimensions of a position table to sinusoids, and all others to 0.
+
+    Token type embeddings are also set to 0.
+    """
     waves = sinusoids(torch.arange(len(table)), _SINUSOID_BASE, table.shape[1])
     table.zero_()
     table[:, :width] = _SINUSOID_AMPLITUDE * std * waves[:, :width]
@@ -193,7 +199,7 @@ def _read_sinusoids(
     width = attention.query.in_features
     pairs = min(attention.head_dim, width) // 2
     frequency, read = frequencies(base, width)[:pairs], 2 * pairs
-    columns = torch.arange(read)  # of sin and cos, pair by pair
+    columns = torch.arange(read)  # columns of sin and cos, pair by pair
     if in_halves:
         columns = torch.stack((columns[:pairs], columns[:pairs] + -(-width // 2)), 1).flatten()
     for weight in (attention.query.weight, attention.key.weight):
@@ -202,17 +208,20 @@ def _read_sinusoids(
         head[:read, columns] = torch.eye(read)
     for n, head in enumerate(attention.query.weight.unflatten(0, (-1, attention.head_dim))):
         angle = frequency * distances[n]
-        # The matrix that takes (sin p, cos p) of each pair to those of p + angle.
+        # The rotation matrix that maps (sin p, cos p) of each pair to (sin, cos) of p + angle.
         turns = torch.stack((angle.cos(), angle.sin(), -angle.sin(), angle.cos()), -1)
         head[:read, columns] = torch.block_diag(*turns.view(-1, 2, 2))
 
 
 def _set_rotary_biases(attention: AttentionModule, rotary: Rotary, *, causal: bool) -> None:
-    """Set query and key biases (zero before) so that with RoPE each head attends to its offset."""
+    """Set query and key biases so that with RoPE each head attends to its own offset.
+
+    The biases are zero before the call.
+    """
     count = min(_ROTARY_PAIRS, attention.head_dim // 2)
     dimension = torch.arange(attention.head_dim)
     pairs = dimension.view(-1, 2).T if rotary.layout == "interleaved" else dimension.view(2, -1)
-    first, second = pairs[:, :count]  # of each pair its two dimensions
+    first, second = pairs[:, :count]  # the two dimensions of each pair
     frequency = frequencies(rotary.base, attention.head_dim)[:count]
     for head in attention.key.bias.unflatten(0, (-1, attention.head_dim)):
         head[first] = _ROTARY_BIAS
@@ -222,6 +231,7 @@ def _set_rotary_biases(attention: AttentionModule, rotary: Rotary, *, causal: bo
 
 
 def _bias_own_distance(table: BucketTable, *, causal: bool) -> None:
+    """Set each head's bias to a large value in the bucket of the head's offset, 0 elsewhere."""
     heads = table.weight.shape[1]
     distances = torch.tensor([_distance_of_head(n, causal=causal) for n in range(heads)])
     buckets = relative_buckets(distances, table.positions, bidirectional=not causal)
@@ -230,19 +240,18 @@ def _bias_own_distance(table: BucketTable, *, causal: bool) -> None:
 
 
 def _find_equal_tokens(attention: AttentionModule) -> None:
-    """Set query and key weights to the same slices of the identity, so that equal tokens match.
+    """Set query and key weights to the same identity slices, so that equal tokens score highest.
 
-    Equal tokens then get the largest scores. Value weights are set to the same slices; the output
-    matrix is not changed.
+    Value weights are set to the same slices; the output matrix is not changed.
     """
     for projection in (attention.query, attention.key, attention.value):
         projection.weight.copy_(_identity_slices(projection.weight))
-    # As if divided by the root of head_dim, whatever the spec's scale.
+    # Scores are divided by the root of head_dim, whatever the scale in the spec.
     attention.query.weight.mul_(attention.head_dim**-0.5 / attention.scale)
 
 
 def _identity_slices(weight: Tensor) -> Tensor:
-    """Return a weight [N H, D] with which head n reads dimensions n H to (n + 1) H, modulo D."""
+    """Return a matrix [N H, D] that maps dimensions n H to (n + 1) H, modulo D, to head n."""
     rows = torch.arange(weight.shape[0])
     slices = torch.zeros_like(weight)
     slices[rows, rows % weight.shape[1]] = 1.0

@@ -23,6 +23,7 @@ from trivium.nn.state import Cache
 
 
 def _as_tuple(layers: Any) -> Any:
+    """Return a single layer as a tuple; other values are returned unchanged."""
     return (layers,) if isinstance(layers, Layer | Mapping) else layers
 
 
@@ -49,6 +50,7 @@ class Stack(Part):
     @model_validator(mode="before")
     @classmethod
     def _fields_of_layers(cls, data: Any) -> Any:
+        """Raise SpecError if a field of `Layer` is given as a field of the stack."""
         moved = [name for name in Layer.model_fields if isinstance(data, Mapping) and name in data]
         if moved:
             raise SpecError(
@@ -68,7 +70,7 @@ class Stack(Part):
 
     @property
     def every_layer(self) -> tuple[Layer, ...]:
-        """The configuration of every layer in turn."""
+        """The configuration of every layer, from the first layer to the last."""
         layers = itertools.chain(self.first_layers, itertools.cycle(self.layers))
         return tuple(itertools.islice(layers, self.num_layers))
 
@@ -78,24 +80,24 @@ class Stack(Part):
         return self.num_layer_groups or self.num_layers
 
     def block_of(self, layer: int) -> int:
-        """Return the index, among the distinct blocks, of the block of layer `layer`."""
+        """Return the index of the block that layer `layer` uses, among the distinct blocks."""
         return layer * self.distinct_layers // self.num_layers
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
-        """The mixer of every layer in turn."""
+        """The mixer of every layer, from the first layer to the last."""
         return tuple(layer.mixer for layer in self.every_layer)
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
-        """The mixers that are attention."""
+        """The attention mixers, in the order of their layers."""
         return tuple(mixer for mixer in self.mixers if isinstance(mixer, Attention))
 
     @property
-    def tp_sizes(self) -> list[tuple[str, int]]:
-        """Pairs (name, size) of the sizes that tensor parallelism divides.
+    def divided(self) -> list[tuple[str, int]]:
+        """The sizes that tensor parallelism divides, as pairs (name, size).
 
-        The list is empty if tensor parallelism cannot divide the stack.
+        The list is empty if the stack does not support tensor parallelism.
         """
         sizes = [layer.tp_sizes for layer in self.every_layer]
         return [size for each in sizes for size in each] if all(sizes) else []
@@ -119,7 +121,7 @@ class Stack(Part):
         )
 
     def with_layers(self, **changes: Any) -> Self:
-        """Return the stack with changed fields of every layer or of the stack.
+        """Return the stack with fields replaced: layer fields in every layer, others in the stack.
 
         A tuple of mixers creates one layer per mixer, with the other fields of the first layer.
         """
@@ -131,12 +133,12 @@ class Stack(Part):
         return stack.map_layers(lambda layer: layer.replace(**of_layers)).replace(**changes)
 
     def with_dropout(self, dropout: float) -> Self:
-        """Return the stack with this dropout, also in feed-forward networks that have dropout."""
+        """Return the stack with this dropout rate, also in feed-forward networks with dropout."""
         changed = self.map_layers(lambda layer: layer.with_dropout(dropout))
         return changed.replace(dropout=dropout)
 
     def check(self) -> None:
-        """Raise SpecError if fields exceed `num_layers` or layers that share weights differ."""
+        """Raise SpecError for more layers or groups than `num_layers`, or unequal shared layers."""
         if len(self.first_layers) > self.num_layers:
             raise SpecError(
                 f"there are {len(self.first_layers)} first_layers, but num_layers="
@@ -213,7 +215,7 @@ class InputEmbedding(nn.Module):
     def forward(
         self, tokens: Tensor, position_ids: Tensor, token_type_ids: Tensor | None = None
     ) -> Tensor:
-        """Return [B, T, D] for [B, T, E]; without token types all tokens get type 0."""
+        """Return block inputs [B, T, D] of token embeddings [B, T, E]; token types default to 0."""
         x = tokens if self.scale == 1.0 else tokens * self.scale
         if self.project_tokens is not None:
             x = self.project_tokens(x)
@@ -262,7 +264,7 @@ class TransformerStack(nn.Module):
 
     @property
     def every_layer(self) -> list[Block]:
-        """The block of every layer in turn; shared blocks occur several times."""
+        """The block of every layer, from first to last; shared blocks occur several times."""
         distinct: list[Block] = list(self.layers)  # type: ignore[assignment]
         return [distinct[self.spec.block_of(i)] for i in range(self.spec.num_layers)]
 
@@ -305,7 +307,7 @@ class TransformerStack(nn.Module):
         return x, self._auxiliary_loss(losses)
 
     def _layer_contexts(self, sequence: SequenceInfo, cache: Cache | None) -> list[LayerContext]:
-        """Return the context of every layer; layers with equal mixers prepare once."""
+        """Return the `LayerContext` of every layer; layers with equal mixers share `prepare`."""
         contexts: list[LayerContext] = []
         for i, block in enumerate(self.every_layer):
             layer, first = _cached(i, cache), self._first_alike[i]
@@ -317,7 +319,7 @@ class TransformerStack(nn.Module):
         return contexts
 
     def _auxiliary_loss(self, losses: Sequence[Tensor | None]) -> Tensor | None:
-        """Return the sum of the auxiliary losses of runs of the layers; None if there is none."""
+        """Return the sum of the auxiliary losses of all layer calls; None if there is none."""
         added: dict[int, Tensor] = {}
         for run, loss in enumerate(losses):
             network = self._first_network[min(run, self.spec.num_layers - 1)]
@@ -331,13 +333,13 @@ class TransformerStack(nn.Module):
         return total
 
     def _table_of(self, layer: int) -> nn.Module | None:
-        """Return the table that a layer shares with other layers; None if the layer has none."""
+        """Return the weights that a layer shares, such as T5's relative bias, or None."""
         table = self._table_of_layer[layer]
         return None if table is None else self.tables[table]
 
 
 def _cached(layer: int, cache: Cache | None) -> LayerContext:
-    """Return a layer's part of the cache as the layer's context."""
+    """Return the `LayerContext` with a layer's part of the cache, or `NO_CACHE`."""
     if cache is None:
         return NO_CACHE
     return LayerContext(

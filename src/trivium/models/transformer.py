@@ -57,6 +57,7 @@ class TransformerSpec(Spec):
         self.initialization.check_model(self)
 
     def _check_stacks(self) -> None:
+        """Raise SpecError if the stacks are missing or a mixer or block does not fit its stack."""
         if self.encoder is None and self.decoder is None:
             raise SpecError(
                 "a TransformerSpec needs an encoder, a decoder, or both; given: neither."
@@ -83,6 +84,7 @@ class TransformerSpec(Spec):
                 )
 
     def _check_mask_decoder(self) -> None:
+        """Raise SpecError if an enhanced mask decoder does not fit the encoder."""
         stack = self.encoder
         if self.mask_decoder_positions and (
             self.family != "encoder-only"
@@ -98,7 +100,7 @@ class TransformerSpec(Spec):
 
     @property
     def family(self) -> Literal["encoder-only", "decoder-only", "encoder-decoder"]:
-        """The family: encoder-only (bidirectional), decoder-only (causal) or encoder-decoder."""
+        """Architecture: encoder-only (bidirectional), decoder-only (causal) or encoder-decoder."""
         # "is None", also below: torch.compile of PyTorch 2.11 does not trace the truth of a spec.
         if self.encoder is not None and self.decoder is not None:
             return "encoder-decoder"
@@ -138,12 +140,12 @@ class TransformerSpec(Spec):
 
     @property
     def source_size(self) -> int:
-        """The vocabulary size of the input: the encoder's, if there is an encoder."""
+        """The vocabulary size of the input, which is the encoder's if there is an encoder."""
         return self.source_vocab_size or self.vocab_size
 
     @property
     def num_token_types(self) -> int:
-        """The number of token types (sentence A and B) that are embedded or that attention uses."""
+        """The number of token types (sentence A and B) in the embedding or in attention."""
         compared = [
             attention.positions.num_token_types
             for stack in self.stacks
@@ -154,7 +156,7 @@ class TransformerSpec(Spec):
 
     @property
     def reads_token_types(self) -> bool:
-        """Whether there is more than one token type, or token types mark a question's tokens."""
+        """Whether token types affect the hidden states or mark the question as global tokens."""
         return self.num_token_types > 1 or self.global_tokens == "question"
 
     @property
@@ -166,7 +168,7 @@ class TransformerSpec(Spec):
 
     @property
     def global_tokens(self) -> Literal["first", "question"] | None:
-        """Which tokens are global, from the first head that defines global tokens; None: none."""
+        """Which tokens are global, from the first head that sets `global_tokens`; None: not set."""
         heads = [head for head in self.heads if head.global_tokens and self.has_global_tokens]
         return heads[0].global_tokens if heads else None
 
@@ -177,18 +179,18 @@ class TransformerSpec(Spec):
 
     @property
     def has_optional_weights(self) -> bool:
-        """Whether there are weights for global tokens, a query stream or comparing token types."""
+        """Whether weights exist for global tokens, a query stream or relative segment encodings."""
         compares = self.num_token_types > self.embedding.num_token_types
         return self.has_global_tokens or self.query_stream or compares
 
     @property
     def absolute_positions(self) -> AbsolutePositions | None:
-        """The absolute positions that are added to the token embeddings."""
+        """The absolute position encoding, added to the token embeddings; None if there is none."""
         return self.embedding.positions
 
     @property
     def mask_decoder_positions(self) -> AbsolutePositions | None:
-        """The absolute positions of the enhanced mask decoder (see `MLMHead`)."""
+        """The absolute position encoding of the enhanced mask decoder (see `MLMHead`), or None."""
         late = (head.mask_decoder_positions for head in self.heads if isinstance(head, MLMHead))
         return next(late, None)
 
@@ -206,7 +208,7 @@ class TransformerSpec(Spec):
 
     @property
     def head_input(self) -> HeadInput:
-        """The input for heads; norm and dropout are taken from the last stack."""
+        """Sizes and settings for building heads; norm and dropout are those of the last stack."""
         last = self.stacks[-1]
         return HeadInput(
             vocab_size=self.vocab_size,
@@ -227,7 +229,7 @@ class TransformerSpec(Spec):
     def activation_bytes(
         self, length: int, item: int, *, on_cpu: bool, recompute: bool = False
     ) -> int:
-        """Return the activation bytes per token, see `Spec.activation_bytes`.
+        """Return the activation bytes per token (see `Spec.activation_bytes`).
 
         A block keeps its residual stream in float32 and the inputs of its matmuls in `item` bytes
         per number (counted as in Korthikanti et al. 2022, section 4.1). On a CPU, a block also
@@ -243,7 +245,7 @@ class TransformerSpec(Spec):
         return sum(blocks) + last_norm.activation_bytes(self.d_model, on_cpu=on_cpu) + head
 
     def _block_bytes(self, length: int, item: int, *, on_cpu: bool) -> Iterator[int]:
-        """Yield the activation bytes per token of each block in turn."""
+        """Yield the activation bytes per token of each block, encoder first."""
         width = self.d_model
         for stack in self.stacks:
             mask = width if stack.dropout else 0
@@ -265,7 +267,7 @@ class TransformerSpec(Spec):
                 yield one * (1 + crosses) + memory + feeding
 
     def build(self) -> Transformer:
-        """See `Spec.build`."""
+        """Return the module without initialized weights (see `Spec.build`)."""
         return Transformer(self)
 
 
@@ -341,7 +343,7 @@ _OF_DECODER = (
 
 
 def _as_input(kind: type[Any], input_ids: Tensor | None, inputs: Mapping[str, Any]) -> Any:
-    """Return an `EncoderInput` or a `DecoderInput`. Raises SpecError for what it cannot take."""
+    """Return the `EncoderInput` or `DecoderInput`. Raises SpecError for an unsupported input."""
     if input_ids is None:
         raise SpecError("input_ids is missing: the model has nothing to read.")
     for name in inputs:
@@ -375,7 +377,7 @@ class Transformer(LanguageModule):
         self.heads = build_heads(model)
 
     def initializer(self) -> Initializer:
-        """See `LanguageModule.initializer`."""
+        """Return the `Initializer` of the weights."""
         return self.spec.initialization.build(self)
 
     @property
@@ -389,7 +391,7 @@ class Transformer(LanguageModule):
         return (layer for stack in self.stacks for layer in stack.layers)  # type: ignore[misc]
 
     def stack_weights(self) -> list[list[list[nn.Parameter]]]:
-        """See `LanguageModule.stack_weights`."""
+        """Return the parameters of every layer of every stack."""
         stacks = [[list(layer.parameters()) for layer in stack.layers] for stack in self.stacks]
         for layers, stack in zip(stacks, self.stacks, strict=True):
             layers[-1] += stack.norm.parameters()
@@ -401,7 +403,7 @@ class Transformer(LanguageModule):
             layer.compile()
 
     def flops_per_token(self, length: int) -> float:
-        """See `models.flops_per_token`."""
+        """Return the training FLOPs per token (see `models.flops_per_token`)."""
         total = 6.0 * self.spec.vocab_size * self.spec.d_embedding
         for stack in self.stacks:
             repeats = stack.spec.num_layers / stack.spec.distinct_layers
@@ -421,7 +423,7 @@ class Transformer(LanguageModule):
         return total
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
-        """See `LanguageModule.new_cache`."""
+        """Return an empty cache (see `LanguageModule.new_cache`)."""
         stack = self.decoder or self.encoder
         if stack is None or not (self.decoder or self.spec.carries_state):
             return super().new_cache(slots, slot_length)
@@ -444,24 +446,24 @@ class Transformer(LanguageModule):
         )
 
     def forward(self, input_ids: Tensor | None = None, **inputs: Any) -> Tensor:
-        """Return the last layer's hidden states, of the decoder if there is one. See `read`."""
+        """Return the final hidden states (of the decoder, if there is one); see `read`."""
         return self.read(input_ids, **inputs)[0]
 
     def read(self, input_ids: Tensor | None = None, **inputs: Any) -> tuple[Tensor, Tensor | None]:
-        """Return the last layer's hidden states, of the decoder if any, and the auxiliary loss.
+        """Return the final hidden states (of the decoder, if there is one) and the auxiliary loss.
 
         Args:
             input_ids: int64 [B, T]; for an encoder-decoder the encoder's input, or None if the
                 cache holds the encoder's output (`Cache.set_encoder_output`).
-            inputs: the other fields of `EncoderInput` or of `DecoderInput`, whichever the model is.
+            inputs: the other fields of `EncoderInput` (encoder) or `DecoderInput` (decoder).
                 An encoder-decoder takes the fields of `EncoderInput` for its encoder, and
                 `decoder_input_ids` (int64 [B, T]), `decoder_attention_mask`, `prefix_lengths`,
                 `gather_positions`, `cache`, `slots` and `lengths` for its decoder. A field that is
                 None counts as not given.
 
         Returns:
-            Hidden states [B, T, D], or [M, D] with `gather_positions`; and the sum of the
-            layers' auxiliary losses, None if no layer has one.
+            Hidden states [B, T, D], or [M, D] with `gather_positions`; and the summed auxiliary
+            loss of the layers, None if no layer has an auxiliary loss.
 
         Raises:
             SpecError: the input is longer than the model's positions or the cache, or an input
@@ -566,7 +568,7 @@ class Transformer(LanguageModule):
         return chosen.bool() & inputs.attention_mask.bool()
 
     def _sequence_info(self, inputs: StackInput, **conditions: Any) -> SequenceInfo:
-        """Return the positions and the conditions of the attention mask of a stack's tokens."""
+        """Return the `SequenceInfo` of a stack's input: positions and attention mask conditions."""
         rows, length = inputs.input_ids.shape
         documents, cache_slice = inputs.document_ids, None
         columns = torch.arange(length, device=inputs.input_ids.device)[None]
@@ -594,7 +596,11 @@ class Transformer(LanguageModule):
         )
 
     def _positions(self, inputs: StackInput, columns: Tensor) -> Tensor:
-        """Return position ids [1 or B, T]: those given, or the number of earlier counted tokens."""
+        """Return position ids [1 or B, T].
+
+        By default, the position id is the column or, if the learned position encoding counts only
+        some tokens, the number of preceding counted tokens (-1 for a token that is not counted).
+        """
         end = self.max_length
         if inputs.position_ids is not None:
             return inputs.position_ids
@@ -606,7 +612,7 @@ class Transformer(LanguageModule):
         return columns if counted is None else counted.cumsum(1) * counted - 1
 
     def _counted(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
-        """Return int64 [B, T], 1 for tokens that position ids count; None: all tokens count."""
+        """Return a mask, int64 [B, T], of tokens that count for position ids; None: all tokens."""
         learned = self.spec.embedding.positions
         if not isinstance(learned, Learned) or learned.counted == "all":
             return None
@@ -616,19 +622,20 @@ class Transformer(LanguageModule):
 
 
 def two_streams(sequence: SequenceInfo, order: Tensor, predicted: Tensor) -> SequenceInfo:
-    """Return the context of T tokens followed by M queries at the positions of predicted tokens.
+    """Return the `SequenceInfo` of T tokens followed by M queries (XLNet's query stream).
 
-    A token attends to tokens of its own or a lower rank in `order`, a query to tokens of a lower
-    rank than its predicted token. Queries are not attended to. Source: Yang et al. 2019, section
-    2.3: the content stream and the query stream.
+    Each query stands at the position of a predicted token. A token attends to tokens of its own or
+    a lower rank in `order`, a query to tokens of a lower rank than the predicted token. Queries are
+    not attended to. Source: Yang et al. 2019, section 2.3: the content stream and the query stream.
 
     Args:
-        context: the context of the tokens.
+        sequence: the `SequenceInfo` of the tokens.
         order: int64 [B, T], the rank of each token in the prediction order.
         predicted: int64 [B, M], the columns of the predicted tokens.
     """
 
     def of_both(x: Tensor | None) -> Tensor | None:
+        """Return the values [B, T + M] of tokens and queries for the values of the tokens."""
         if x is None:
             return None
         x = x.expand(len(predicted), -1)

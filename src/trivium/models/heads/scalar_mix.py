@@ -23,7 +23,7 @@ class ScalarMix(Head):
     num_layers: Count
 
     def build(self, inputs: HeadInput) -> ScalarMixHead:
-        """See `Head.build`."""
+        """Return the module of the head (see `Head.build`)."""
         return ScalarMixHead(self, inputs)
 
 

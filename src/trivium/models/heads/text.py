@@ -22,7 +22,7 @@ class PoolerHead(Head):
     kind: Literal["pooler"] = "pooler"
 
     def build(self, inputs: HeadInput) -> Pooler:
-        """See `Head.build`."""
+        """Return the module of the head (see `Head.build`)."""
         return Pooler(self, inputs)
 
 
@@ -33,7 +33,7 @@ class NSPHead(Head):
     kind: Literal["nsp"] = "nsp"
 
     def build(self, inputs: HeadInput) -> NextSentenceHead:
-        """See `Head.build`."""
+        """Return the module of the head (see `Head.build`)."""
         return NextSentenceHead(self, inputs)
 
 
@@ -57,7 +57,7 @@ class ClassifierHead(Head):
     bias: bool = True
 
     def build(self, inputs: HeadInput) -> TextClassifier:
-        """See `Head.build`."""
+        """Return the module of the head (see `Head.build`)."""
         return TextClassifier(self, inputs)
 
 
@@ -78,7 +78,7 @@ class VectorHead(Head):
     layers: Annotated[tuple[VectorLayer, ...], Field(min_length=1)]
 
     def build(self, inputs: HeadInput) -> VectorLayers:
-        """See `Head.build`."""
+        """Return the module of the head (see `Head.build`)."""
         return VectorLayers(self, inputs)
 
 

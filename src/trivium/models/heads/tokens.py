@@ -22,7 +22,7 @@ class TaggerHead(Head):
     dense: Dense | None = None
 
     def build(self, inputs: HeadInput) -> TokenClassifier:
-        """See `Head.build`."""
+        """Return the module of the head (see `Head.build`)."""
         return TokenClassifier(self.dense, inputs, self.num_labels)
 
 
@@ -34,7 +34,7 @@ class SpanHead(Head):
     dense: Dense | None = None
 
     def build(self, inputs: HeadInput) -> TokenClassifier:
-        """See `Head.build`."""
+        """Return the module of the head (see `Head.build`)."""
         return TokenClassifier(self.dense, inputs, 2)
 
 
@@ -46,7 +46,7 @@ class ReplacedTokenHead(Head):
     activation: Activation = "gelu"
 
     def build(self, inputs: HeadInput) -> TokenClassifier:
-        """See `Head.build`."""
+        """Return the module of the head (see `Head.build`)."""
         return TokenClassifier(Dense(activation=self.activation), inputs, 1)
 
 

@@ -29,7 +29,7 @@ class LMHead(Head):
     soft_cap: Positive | None = None
 
     def build(self, inputs: HeadInput) -> CausalHead:
-        """See `Head.build`."""
+        """Return the module of the head (see `Head.build`)."""
         return CausalHead(self, inputs)
 
 
@@ -51,7 +51,7 @@ class MLMHead(Head):
     mask_decoder_positions: SerializeAsAny[AbsolutePositions] | None = None
 
     def build(self, inputs: HeadInput) -> MaskedHead:
-        """See `Head.build`."""
+        """Return the module of the head (see `Head.build`)."""
         return MaskedHead(self, inputs)
 
 
