@@ -109,7 +109,7 @@ class RNNSpec(Spec):
         return self.direction == "bilm"
 
     @property
-    def carries(self) -> bool:
+    def carries_state(self) -> bool:
         """Whether the model is left-to-right only, so that it can carry state between rows."""
         return self.direction == "forward"
 
