@@ -75,7 +75,7 @@ def _t5(
     head_dim: int = 64,
     v11: bool = False,
 ) -> Preset:
-    """Return a T5 preset. Version 1.1 has gated GELU, untied output and no dropout in pretraining."""
+    """Return a T5 preset; version 1.1 has gated GELU, untied output, no dropout in pretraining."""
     stack = Stack.of_mixers(
         num_layers=num_layers,
         mixer=Attention(
