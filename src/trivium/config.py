@@ -263,7 +263,7 @@ def _without_indices(key: str) -> str:
 def _unknown_key(
     config: type[BaseModel], tree: Any, path: Sequence[str], table: Mapping[str, Any], value: Any
 ) -> str:
-    """Return the message for a key that its table does not have, with the nearest known keys."""
+    """Return the error message for an unknown key, with the most similar known keys."""
     section = path[:-1]
     if isinstance(value, Mapping) and value and not section:  # an unknown section
         path = [*path, *islice(value, 1)]
@@ -282,7 +282,7 @@ def _unknown_key(
 
 
 def _namesakes(config: type[BaseModel], name: str, *, in_mix: bool) -> list[Key]:
-    """Return the keys of any section with this name, or with a name that people use for it."""
+    """Return the keys of any section with this name, else those in `OTHER_NAMES[name]`."""
     keys = [key for key in list_keys(config) if key.name.startswith("mix.") == in_mix]
     for names in ([name], OTHER_NAMES.get(name, [])):
         if found := [key for key in keys if key.name.rpartition(".")[2] in names]:
@@ -291,7 +291,7 @@ def _namesakes(config: type[BaseModel], name: str, *, in_mix: bool) -> list[Key]
 
 
 def _kind_at(tree: Any, key: Key) -> str | None:
-    """Return the kind that a tree sets for the table of a key; None if it sets none."""
+    """Return the `kind` in the table of a key, or None if the nested dict does not set it."""
     *section, _ = key.name.split(".")
     for step in (*section, "kind"):
         tree = tree.get(step) if isinstance(tree, Mapping) else None
@@ -299,7 +299,7 @@ def _kind_at(tree: Any, key: Key) -> str | None:
 
 
 def _keys_of_section(config: type[BaseModel], section: Sequence[str], kind: Any) -> set[str]:
-    """Return the names of the keys in a section of this kind, or of all sections."""
+    """Return the key names of a section of this kind, or of the top level for no section."""
     if not section:
         return {*config.model_fields}
     prefix = _without_indices("".join(f"{step}." for step in section))
@@ -310,7 +310,7 @@ def _keys_of_section(config: type[BaseModel], section: Sequence[str], kind: Any)
 
 
 def _similar_names(name: str, known: Collection[str]) -> list[str]:
-    """Return the known names nearest to a name, then those with the same first word."""
+    """Return the most similar known name, then known names with the same first word."""
     word, _, rest = name.partition("_")
     same_word = sorted(each for each in known if rest and each.startswith(f"{word}_"))
     return [*nearest(name, known), *same_word]

@@ -60,6 +60,7 @@ class MissingExtraError(TriviumError):
     """An optional dependency is not installed."""
 
     def __init__(self, what: str, extra: str) -> None:
+        """Create the message: `what` needs the extra `extra` of the package."""
         super().__init__(
             f"{what} needs an optional part. Install it in the folder of Trivium's code: `make "
             f"setup EXTRAS={extra}`, or in an environment of your own `pip install '.[{extra}]'`."
@@ -76,7 +77,7 @@ def importing_extra(what: str, extra: str) -> Iterator[None]:
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """Return a list of the known name most similar to `name`, or one that starts with it, or [].
+    """Return a list with the most similar known name, or one that starts with `name`, or [].
 
     >>> nearest("act", ["gated", "activation"])
     ['activation']

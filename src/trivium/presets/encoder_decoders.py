@@ -26,7 +26,7 @@ def _stack(
     norm_placement: NormPlacement = "post",
     dropout: float = 0.1,
 ) -> Stack:
-    """Return the stack that encoder and decoder of the original Transformer, BART, Marian share."""
+    """Return the encoder or decoder layers of the original Transformer, BART and Marian."""
     return Stack.of_mixers(
         num_layers=num_layers,
         mixer=Attention(num_heads=d_model // 64, head_dim=64, bias=bias),
@@ -120,7 +120,7 @@ def _bart(num_layers: int, d_model: int) -> Preset:
 
 
 def _marian(num_layers: int, d_model: int) -> Preset:
-    """Return a preset of the Marian models of OPUS-MT (vocabulary of English to French)."""
+    """Return a preset of OPUS-MT's Marian models: English-French vocabulary and an output bias."""
     stack = _stack(num_layers, d_model, "silu")
     model = TransformerSpec(
         vocab_size=59_514,

@@ -17,7 +17,7 @@ def _gopher(
     paper: str = "Rae et al. 2021 (Gopher)",
     **published: float,
 ) -> Preset:
-    """Return a Gopher preset. It is trained on 2,048 tokens and can then read longer texts.
+    """Return a Gopher preset: trained on inputs of 2,048 tokens, usable for longer texts.
 
     The paper gives only the differences from GPT-2 (section 2.1). Attention has no biases except
     those of its relative positions, as in Transformer-XL. Each layer has its own projection of

@@ -18,7 +18,7 @@ def _longformer(
     paper: str = "Beltagy et al. 2020 (Longformer)",
     **published: Any,
 ) -> Preset:
-    """Return a RoBERTa preset for 4,096 tokens that attends to `window` tokens on each side."""
+    """Return a Longformer preset: RoBERTa for 4,096 tokens, with `window` tokens per side."""
     return roberta(
         num_layers,
         d_model,
