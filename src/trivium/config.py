@@ -299,7 +299,7 @@ def _kind_at(tree: Any, key: Key) -> str | None:
 
 
 def _keys_of_section(config: type[BaseModel], section: Sequence[str], kind: Any) -> set[str]:
-    """Return the key names of a section of this kind, or of the top level for no section."""
+    """Return the key names of a section of this kind, or the top-level keys if it is empty."""
     if not section:
         return {*config.model_fields}
     prefix = _without_indices("".join(f"{step}." for step in section))

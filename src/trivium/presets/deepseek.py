@@ -51,7 +51,7 @@ def _v2(
     context: int = 32_768,
     **published: float,
 ) -> Preset:
-    """Return a decoder preset whose first `num_dense` layers have a dense SwiGLU of width d_ff."""
+    """Return a DeepSeek preset; its first `num_dense` layers have a dense SwiGLU of width d_ff."""
     model = decoder(
         num_layers,
         d_model,

@@ -21,7 +21,7 @@ def _sparse(
     num_summary: int,
     tokens: float | None = None,
 ) -> Preset:
-    """Return a byte-level decoder preset with the fixed sparse attention pattern in every head.
+    """Return a Sparse Transformer preset for bytes, with the fixed pattern in every head.
 
     Each head merges both sets of the pattern: the block of a token and the summary positions. All
     heads have the same summary positions. Other positions are masked, which saves no time and no
