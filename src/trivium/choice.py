@@ -16,18 +16,19 @@ from trivium.errors import TriviumError, did_you_mean, shorten
 class Choice(BaseModel):
     """Base class of tagged unions discriminated by `kind`, such as `Mixer` or `Objective`.
 
-    A subclass with `kind: Literal["name"] = "name"` becomes a member of every choice that it
-    inherits from as soon as it is defined. Each kind belongs to one class. A class of kind None is
-    not registered. The type of a field that holds a choice is written `SerializeAsAny[Mixer]`.
+    A subclass with `kind: Literal["name"] = "name"` is registered as a member of every choice that
+    it inherits from. Each kind belongs to one class. A class whose kind is None is not registered.
+    A field for a choice is annotated `SerializeAsAny[Mixer]`.
     """
 
     kind: Any
-    """The name of the kind. In every member it is a literal string."""
+    """The name of the kind: a literal string in every member."""
     kinds: ClassVar[dict[str, type[Any]]]
     """The members of the choice, by kind."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Register a member in its choices. Raises TriviumError if another class has its kind."""
         if not cls.is_member():
             cls.kinds = {}
             return
@@ -44,13 +45,13 @@ class Choice(BaseModel):
 
     @classmethod
     def is_member(cls) -> bool:
-        """Return whether the class has a kind, rather than being a choice of several kinds."""
+        """Return whether the class is one kind, not a choice between kinds."""
         return not cls.model_fields["kind"].is_required()
 
     @model_validator(mode="wrap")
     @classmethod
     def _member(cls, data: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        """Validate a table as the member that its `kind` names."""
+        """Validate a dict with the member class of its `kind`."""
         if cls.is_member() or not isinstance(data, Mapping):
             return validate(data)
         kind = data.get("kind")
@@ -70,6 +71,6 @@ class Choice(BaseModel):
 
 
 def import_members(package: str, path: Iterable[str]) -> list[Any]:
-    """Import and return all modules of a package, which registers the members they define."""
+    """Import and return all modules of a package. Importing registers the members in them."""
     names = sorted(module.name for module in iter_modules(path))
     return [import_module(f"{package}.{name}") for name in names]

@@ -1,4 +1,4 @@
-"""Configuration as classes: the keys of a part are its fields, its behaviour its methods."""
+"""The base class of recipe tables, their error messages, and functions for nested keys."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ OTHER_NAMES = {
     "per_device_train_batch_size": ["batch_tokens", "batch_examples"],
     "warmup_steps": ["warmup"],
 }
-"""Names that `transformers` gives to keys, for suggestions."""
+"""Argument names of `transformers` with the keys that correspond to them, for suggestions."""
 
 
 class Config(BaseModel):
-    """A part of a recipe: frozen, checked, and strict about its keys."""
+    """Base class of the tables of a recipe. Fields are immutable, unknown keys are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     @classmethod
     def parse(cls, tree: Mapping[str, Any], *, where: str = "recipe") -> Self:
-        """An instance from a tree of plain values, as TOML and `--set` give them.
+        """Return an instance made from a nested dict of plain values, as in TOML and `--set`.
 
-        `where` the tree comes from is what errors begin with.
+        `where` names the source of the values; error messages start with it.
 
         Raises:
-            RecipeError: naming every key that is unknown, missing or has a wrong value.
+            RecipeError: keys are unknown or missing, or have wrong values. The message names all.
         """
         if problems := cls.problems(tree):
             raise several_problems(where, problems)
@@ -53,7 +53,7 @@ class Config(BaseModel):
 
     @classmethod
     def problems(cls, tree: Mapping[str, Any], *, partial: bool = False) -> list[str]:
-        """A line for everything wrong in a tree; of a `partial` one nothing is missing."""
+        """Return a message for each wrong key of a nested dict. `partial` allows missing keys."""
         try:
             cls.model_validate(tree)
         except ValidationError as error:
@@ -74,34 +74,35 @@ class Config(BaseModel):
         return []
 
     def to_tree(self) -> dict[str, Any]:
-        """The keys as plain values; those that are None are left out."""
+        """Return the keys and plain values as a nested dict, without keys that are None."""
         return self.model_dump(mode="json", exclude_none=True)
 
     def to_toml(self) -> str:
-        """The keys as TOML; those that are None are left out."""
+        """Return the keys and values as TOML, without keys that are None."""
         return tomli_w.dumps(self.to_tree())
 
     def replace(self, **values: Any) -> Self:
-        """A copy with some fields changed, checked like any other."""
+        """Return a validated copy in which the given fields have new values."""
         return type(self).model_validate({**dict(self), **values})
 
 
 def option(default: Any, description: str, **more: Any) -> Any:
-    """A dataclass field with its description and bounds (`ge`, `gt`, `le`) as metadata.
+    """Return a dataclass field with a description and bounds (`ge`, `gt`, `le`) as metadata.
 
-    For a command line also `min` and `max`, and `unset`: what holds where the option is left out.
+    `min` and `max` are bounds that only the command line uses. `unset` is the text that `--help`
+    shows as the default (False: none).
     """
     return dataclasses.field(default=default, metadata={"description": description, **more})
 
 
 def option_fields(params: type) -> list[dataclasses.Field[Any]]:
-    """The fields of a dataclass in the order that users see: its own, then inherited ones."""
+    """Return the fields of a dataclass in the order for users: its own before inherited ones."""
     fields = dataclasses.fields(params)
     return sorted(fields, key=lambda field: field.name not in params.__annotations__)
 
 
 def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of a tree by their dotted keys.
+    """Return a nested dict as a flat dict with dotted keys.
 
     >>> flattened({"seed": 1, "train": {"steps": 5}})
     {'seed': 1, 'train.steps': 5}
@@ -114,16 +115,17 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def several_problems(where: str, problems: Sequence[str]) -> RecipeError:
-    """One error of all problems, each on a line of its own."""
+    """Return one error that lists all problems. Two or more are on separate lines."""
     if len(problems) == 1:
         return RecipeError(f"{where}: {problems[0]}")
     return RecipeError("".join([f"{where}:", *(f"\n  {problem}" for problem in problems)]))
 
 
 def merge(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Merge changes into a tree, in place; a table that gets another kind starts empty.
+    """Merge changes into a nested dict, in place. A value of None removes the key.
 
-    Changes of a table hold for every table of a list.
+    A table whose `kind` changes loses its other keys. If the old value is a list of tables, a table
+    of changes is merged into each.
     """
     for key, value in changes.items():
         old = tree.get(key)
@@ -141,19 +143,19 @@ def merge(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
 
 
 class Key(NamedTuple):
-    """One key of a configuration, for reference pages and suggestions."""
+    """A key of a configuration class, for reference pages and suggestions."""
 
     name: str
-    """Dotted: "objective.probability"."""
+    """The dotted key, such as "objective.probability"."""
     default: Any
-    """None where the key is required or derived."""
+    """The default value; None if the key is required or its default is derived."""
     description: str
     kind: str = ""
-    """The member of a choice that has this key, such as "masked"; empty where there is none."""
+    """The kind of table that has the key, such as "masked"; empty if there is only one kind."""
 
 
 def list_keys(config: type[BaseModel], prefix: str = "", kind: str = "") -> Iterator[Key]:
-    """All keys of a configuration class and of the parts in it, in the order of the fields."""
+    """Yield all keys of a configuration class and its nested tables, in the order of fields."""
     for name, field in config.model_fields.items():
         members = list(config_classes(field.annotation))
         if not members:
@@ -165,7 +167,7 @@ def list_keys(config: type[BaseModel], prefix: str = "", kind: str = "") -> Iter
 
 
 def config_classes(annotation: Any) -> Iterator[type[Config]]:
-    """The configuration classes in an annotation: of a field, a choice or a list of them."""
+    """Yield the configuration classes in a type annotation, also in unions, lists and choices."""
     if isinstance(annotation, type) and issubclass(annotation, Config):
         if issubclass(annotation, Choice) and not annotation.is_member():
             yield from annotation.kinds.values()
@@ -177,7 +179,7 @@ def config_classes(annotation: Any) -> Iterator[type[Config]]:
 
 
 def _describe(config: type[BaseModel], tree: Any, error: Any) -> tuple[str, str]:
-    """One problem: the key with its value, and what is allowed or what is wrong."""
+    """Return the message for a pydantic error, and separately what value it expects, or ""."""
     path, table, value = _locate(tree, error)
     key, context = ".".join(path), error.get("ctx", {})
     match error["type"]:
@@ -204,7 +206,7 @@ def _describe(config: type[BaseModel], tree: Any, error: Any) -> tuple[str, str]
 
 
 def expected(error: Any) -> str:
-    """What a value must be by one of pydantic's errors: "a number greater than 0"."""
+    """Return what a pydantic error requires of the value, such as "a number greater than 0"."""
     message, context = str(error["msg"]), error.get("ctx", {})
     match error["type"]:
         case "int_type" | "int_parsing" | "int_from_float":
@@ -235,9 +237,10 @@ def expected(error: Any) -> str:
 
 
 def _locate(tree: Any, error: Any) -> tuple[list[str], Any, Any]:
-    """The dotted path of an error in a tree, the table of its last key, and the value there.
+    """Return the path of a pydantic error in a nested dict, the table of its last key, its value.
 
-    Pydantic names the member of a union ("masked", "int") as a step of its own, which no key is.
+    The location of a pydantic error also contains names of union members ("masked", "int"). They
+    are not keys, so the path omits them.
     """
     path: list[str] = []
     table, value = {}, tree
@@ -260,7 +263,7 @@ def _without_indices(key: str) -> str:
 def _unknown_key(
     config: type[BaseModel], tree: Any, path: Sequence[str], table: Mapping[str, Any], value: Any
 ) -> str:
-    """Return the message for a key that its table does not have, with the nearest known keys."""
+    """Return the error message for an unknown key, with the most similar known keys."""
     section = path[:-1]
     if isinstance(value, Mapping) and value and not section:  # an unknown section
         path = [*path, *islice(value, 1)]
@@ -279,7 +282,7 @@ def _unknown_key(
 
 
 def _namesakes(config: type[BaseModel], name: str, *, in_mix: bool) -> list[Key]:
-    """Return the keys of any section with this name, or with a name that people use for it."""
+    """Return the keys of any section with this name, else those in `OTHER_NAMES[name]`."""
     keys = [key for key in list_keys(config) if key.name.startswith("mix.") == in_mix]
     for names in ([name], OTHER_NAMES.get(name, [])):
         if found := [key for key in keys if key.name.rpartition(".")[2] in names]:
@@ -288,7 +291,7 @@ def _namesakes(config: type[BaseModel], name: str, *, in_mix: bool) -> list[Key]
 
 
 def _kind_at(tree: Any, key: Key) -> str | None:
-    """Return the kind that a tree sets for the table of a key; None if it sets none."""
+    """Return the `kind` in the table of a key, or None if the nested dict does not set it."""
     *section, _ = key.name.split(".")
     for step in (*section, "kind"):
         tree = tree.get(step) if isinstance(tree, Mapping) else None
@@ -296,7 +299,7 @@ def _kind_at(tree: Any, key: Key) -> str | None:
 
 
 def _keys_of_section(config: type[BaseModel], section: Sequence[str], kind: Any) -> set[str]:
-    """Return the names of the keys in a section of this kind, or of all sections."""
+    """Return the key names of a section of this kind, or the top-level keys if it is empty."""
     if not section:
         return {*config.model_fields}
     prefix = _without_indices("".join(f"{step}." for step in section))
@@ -307,11 +310,12 @@ def _keys_of_section(config: type[BaseModel], section: Sequence[str], kind: Any)
 
 
 def _similar_names(name: str, known: Collection[str]) -> list[str]:
-    """Return the known names nearest to a name, then those with the same first word."""
+    """Return the most similar known name, then known names with the same first word."""
     word, _, rest = name.partition("_")
     same_word = sorted(each for each in known if rest and each.startswith(f"{word}_"))
     return [*nearest(name, known), *same_word]
 
 
 def _shown(value: Any) -> str:
+    """Return a value as an error message shows it, cut to 200 characters."""
     return shorten(f'"{value}"' if isinstance(value, str) else repr(value), 200)

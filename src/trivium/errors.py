@@ -1,8 +1,8 @@
-"""Errors that a user can fix.
+"""Errors that a user can fix, and suggestions for misspelt names.
 
 Every message names the input, the allowed values and the remedy, in one or two sentences. The
 command line prints the message without a traceback and exits with code 1. Broken invariants in
-Trivium itself are `assert`s, never one of these errors.
+Trivium itself are `assert`s, not these errors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LONGEST_MESSAGE = 4000
 class TriviumError(ValueError):
     """Base class of the errors that a user's input can cause.
 
-    The message is shortened to 4,000 characters, and lone surrogates are escaped for printing.
+    Messages are cut to 4,000 characters. Lone surrogates, which cannot be printed, are escaped.
     """
 
     def __init__(self, message: str) -> None:
@@ -26,40 +26,41 @@ class TriviumError(ValueError):
 
 
 class DataError(TriviumError):
-    """A text source, a shard folder or a split that cannot be used."""
+    """A text source, a folder of shards or a split cannot be used."""
 
 
 class TokenizerError(TriviumError):
-    """A tokenizer that cannot be trained, loaded or used as requested."""
+    """A tokenizer cannot be trained, loaded or used as requested."""
 
 
 class SpecError(TriviumError):
-    """A model description that contradicts itself, or input that the model does not support."""
+    """A model spec contradicts itself, or the model does not support an input."""
 
 
 class RecipeError(TriviumError):
-    """An unknown key or an impossible value in a recipe or in `--set`."""
+    """A recipe or `--set` contains an unknown key or an invalid value."""
 
 
 OLD_RUN = (
     "it was made by version 0.2, whose models this version does not read. Train again, or export "
     "the model with version 0.2 (trivium export) and use the exported folder."
 )
-"""The end of the error message for files of version 0.2."""
+"""The end of the error message for files that version 0.2 wrote."""
 
 
 class CheckpointError(TriviumError):
-    """A run, model or checkpoint that is missing, damaged or incompatible."""
+    """A run, model or checkpoint is missing, damaged or incompatible."""
 
 
 class TrainingError(TriviumError):
-    """Training that cannot continue, for example because the loss is not finite."""
+    """Training cannot continue, for example because the loss is not finite."""
 
 
 class MissingExtraError(TriviumError):
-    """An optional dependency that is not installed."""
+    """An optional dependency is not installed."""
 
     def __init__(self, what: str, extra: str) -> None:
+        """Create the message: `what` needs the extra `extra` of the package."""
         super().__init__(
             f"{what} needs an optional part. Install it in the folder of Trivium's code: `make "
             f"setup EXTRAS={extra}`, or in an environment of your own `pip install '.[{extra}]'`."
@@ -68,7 +69,7 @@ class MissingExtraError(TriviumError):
 
 @contextlib.contextmanager
 def importing_extra(what: str, extra: str) -> Iterator[None]:
-    """Raise MissingExtraError for `what` and its optional part `extra` if an import fails."""
+    """Raise MissingExtraError if an import in the block fails: `what` needs the extra `extra`."""
     try:
         yield
     except ImportError as error:
@@ -76,7 +77,7 @@ def importing_extra(what: str, extra: str) -> Iterator[None]:
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """Return the known name most similar to `name`, else one that starts with it, else [].
+    """Return a list with the most similar known name, or one that starts with `name`, or [].
 
     >>> nearest("act", ["gated", "activation"])
     ['activation']
@@ -87,7 +88,7 @@ def nearest(name: str, known: Iterable[str]) -> list[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a suggestion to append to an error message, empty if no known name is similar.
+    """Return a suggestion to append to an error message, or "" if no known name is similar.
 
     >>> did_you_mean("bert-smal", ["bert-small", "gpt2"])
     ' Did you mean "bert-small"?'
@@ -96,7 +97,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean_size(name: str, known: Iterable[str]) -> str:
-    """Return `did_you_mean` for the known model names of a family similar to that of `name`.
+    """Return `did_you_mean` among known model names whose family is similar to that of `name`.
 
     >>> known = ["llama-7b", "bert-mini"]
     >>> did_you_mean_size("lama-7b", known), did_you_mean_size("pegasus-mini", known)
@@ -105,6 +106,7 @@ def did_you_mean_size(name: str, known: Iterable[str]) -> str:
     name = name.lower()
 
     def is_alike(other: str) -> bool:
+        """Return whether the family of a known name is similar to the start of `name`."""
         family = other.partition("-")[0]
         return difflib.SequenceMatcher(None, family, name[: len(family)]).ratio() > 0.7
 
@@ -112,7 +114,7 @@ def did_you_mean_size(name: str, known: Iterable[str]) -> str:
 
 
 def shorten(text: str, length: int = 60) -> str:
-    """Return a text cut to at most `length` characters, for use in a message.
+    """Return a text cut to at most `length` characters, for an error message.
 
     >>> shorten("a long story", 8)
     'a lon...'

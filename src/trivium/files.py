@@ -47,12 +47,12 @@ _SETTLED_SECONDS = 2.0  # the coarsest time resolution of file systems
 
 
 def written_by() -> dict[str, str]:
-    """Return the version entry of a file: the version of Trivium that writes the file."""
+    """Return the version entry that Trivium writes into its JSON files, as a dict."""
     return {"trivium": version("trivium")}
 
 
 def is_of_this_version(content: Any) -> bool:
-    """Remove the version entry from the content of a file. Returns False for version 0.2 files."""
+    """Remove the version entry of a file's content. Returns False if it has none (version 0.2)."""
     return isinstance(content, dict) and content.pop("trivium", None) is not None
 
 
@@ -85,7 +85,7 @@ def write_file(path: str | Path, data: str | bytes) -> None:
 def replace_folder(path: str | Path) -> Iterator[Path]:
     """Yield a temporary folder that replaces `path` if the block ends without an error.
 
-    After an error the temporary folder is removed.
+    After an error the temporary folder is removed and `path` stays unchanged.
     """
     path = Path(path).resolve()  # A symbolic link stays and points to the new folder.
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,10 +126,11 @@ def move_folder(source: Path, target: Path) -> None:
 def locked(path: Path, *, shared: bool = False) -> Iterator[TextIO]:
     """Hold a lock on a file within the block. A missing file is created, with its folder.
 
-    The kernel releases the lock when the process ends in any way. With `shared`, several processes
-    can hold the lock.
+    The kernel releases the lock when the process ends, also after a crash. Several processes can
+    hold a `shared` lock. Without fcntl (not on Unix), nothing is locked.
 
-    Raises BlockingIOError if another process holds a conflicting lock.
+    Raises:
+        BlockingIOError: another process holds a conflicting lock.
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -148,7 +149,7 @@ def locked(path: Path, *, shared: bool = False) -> Iterator[TextIO]:
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to the disk, if the system supports it."""
+    """Flush a file, or the directory entries of a folder, to disk. Skips folders on Windows."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except PermissionError:
@@ -162,12 +163,12 @@ def sync(path: Path) -> None:
 
 
 def temporary_path(path: Path) -> Path:
-    """Return a random hidden name in the folder of `path`."""
+    """Return a path with a random hidden name in the folder of `path`."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 def is_file_name(name: str) -> bool:
-    """Return whether an untrusted name is a plain file name, which cannot leave its folder.
+    """Return whether an untrusted name is a plain file name, without a path to other folders.
 
     >>> [is_file_name(name) for name in ("a.json", "../a.json", "/etc/passwd", "..")]
     [True, False, False, False]
@@ -176,13 +177,13 @@ def is_file_name(name: str) -> bool:
 
 
 def sha256(path: str | Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal. The file is read as a stream."""
+    """Return the SHA-256 digest of a file in hexadecimal. The file is read in blocks."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def has_sha256(path: str | Path, digest: str) -> bool:
-    """Return whether a file has this SHA-256. A match is cached until the file changes.
+    """Return whether a file has this SHA-256 digest. A match is cached until the file changes.
 
     The cache entry is an empty file whose name depends on path, inode, size, modification time and
     digest. A file that was just written is not cached, because another write might not change its
@@ -203,7 +204,7 @@ def has_sha256(path: str | Path, digest: str) -> bool:
 
 
 def read_json(path: str | Path) -> Any:
-    """Return the value of a JSON file. Raises DataError if it is missing or invalid."""
+    """Return the content of a JSON file. Raises DataError if the file is missing or invalid."""
     try:
         refuse_lfs_pointer(path)
         text = Path(path).read_text(encoding="utf-8")
@@ -218,7 +219,7 @@ def read_json(path: str | Path) -> Any:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSON Lines file up to the first damaged line; [] if it is missing."""
+    """Return the objects of a JSON Lines file, up to a damaged line; [] if the file is missing."""
     records = []
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
@@ -232,7 +233,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def finite(value: Any) -> Any:
-    """Return a JSON value with None in place of infinities and NaN, which JSON does not have.
+    """Return a JSON value in which None replaces infinities and NaN, which JSON does not have.
 
     >>> finite({"auc": math.nan, "losses": [1.5, math.inf]})
     {'auc': None, 'losses': [1.5, None]}
@@ -261,11 +262,11 @@ def refuse_lfs_pointer(path: str | Path) -> None:
 
 @contextlib.contextmanager
 def open_bytes(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a file, an object such as s3://bucket/name, or standard input ("-"), decompressed.
+    """Open a file, an object such as s3://bucket/name, or standard input ("-"), and decompress it.
 
     Raises:
-        DataError: the file cannot be opened, or its compressed data is damaged. This includes
-            errors inside the `with` block.
+        DataError: the file cannot be opened or read, or its compressed data is damaged. Such errors
+            are also converted inside the `with` block.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -284,6 +285,7 @@ def open_bytes(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def _decompressed(stored: BinaryIO, suffix: str) -> io.BufferedIOBase | BinaryIO:
+    """Return a stream that decompresses `stored` by the suffix of its file, or `stored` itself."""
     match suffix:
         case ".gz":
             return gzip.GzipFile(fileobj=stored)
@@ -300,7 +302,7 @@ def _decompressed(stored: BinaryIO, suffix: str) -> io.BufferedIOBase | BinaryIO
 class _ZstandardFile(io.RawIOBase):
     """A stream of the decompressed content of a Zstandard file with any number of frames.
 
-    A truncated file raises EOFError, whereas the library's own reader treats it as complete.
+    A truncated file raises EOFError. The reader of the zstandard library treats it as complete.
     """
 
     def __init__(self, stored: BinaryIO) -> None:
@@ -310,11 +312,11 @@ class _ZstandardFile(io.RawIOBase):
         self._frame: zstandard.ZstdDecompressionObj | None = None
 
     def readable(self) -> bool:
-        """Return True."""
+        """Return True: the stream can be read (`io.RawIOBase`)."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Read bytes into `buffer`. Returns the number of bytes, which is 0 at the end."""
+        """Read decompressed bytes into `buffer`. Returns the number of bytes, 0 at the end."""
         while not self._content and (compressed := self._compressed or self._stored.read(_BLOCK)):
             if self._frame is None:
                 self._frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
@@ -333,14 +335,14 @@ class _ZstandardFile(io.RawIOBase):
 def open_text(
     path: str | Path, *, errors: str = "strict", encoding: str = "utf-8"
 ) -> Iterator[TextIO]:
-    """Open a text file, decompressed by its suffix. "-" is standard input.
+    """Open a text file and decompress it by its suffix. "-" is standard input.
 
     A byte order mark is dropped in UTF-8 and UTF-16. `\\r\\n` and `\\r` become `\\n`.
     `errors="replace"` reads invalid bytes as U+FFFD.
 
     Raises:
         DataError: the file cannot be read, is binary, or has another encoding (the message names
-            the line and the probable encoding). This includes errors inside the `with` block.
+            the line and the probable encoding). Errors inside the `with` block count too.
     """
     with open_bytes(path) as file:
         block = file.peek(1 << 12)[: 1 << 12]  # type: ignore[attr-defined]
@@ -360,7 +362,7 @@ def open_text(
 
 
 def check_encoding(name: str) -> str:
-    """Return the name of a text encoding. Raises DataError if Python does not know the name."""
+    """Return `name` if Python knows a text encoding with this name. Raises DataError otherwise."""
     try:
         "".encode(name)
     except (LookupError, ValueError):
@@ -375,6 +377,7 @@ _NO_TEXT = {b"%PDF-": "a PDF", b"{\\rtf": "RTF", b"PK\x03\x04": "a ZIP archive (
 
 
 def _refuse_binary(block: bytes, path: str | Path) -> None:
+    """Raise DataError if the first bytes of a file have a UTF-16 BOM or a zero byte."""
     if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataError(f"{path} is UTF-16, not UTF-8: {_advice('utf-16')}")
     zero = block.find(b"\0")
@@ -397,7 +400,7 @@ _FREQUENT = {
 
 
 def _probable_encoding(data: bytes) -> str | None:
-    """Return the encoding that decodes `data` to the most characters in `_FREQUENT`, or None."""
+    """Return the encoding with which `data` has the most characters of `_FREQUENT`, or None."""
     counts = {}
     for name, frequent in _FREQUENT.items():
         with contextlib.suppress(UnicodeDecodeError):
@@ -408,11 +411,12 @@ def _probable_encoding(data: bytes) -> str | None:
 
 
 def _advice(encoding: str) -> str:
+    """Return the end of an error message about a wrong encoding."""
     return f"give --encoding {encoding} (of a recipe data.encoding), or convert it to UTF-8."
 
 
 def _invalid_text(path: str | Path, encoding: str) -> DataError | None:
-    """Read the file again and return an error that names the first line with invalid bytes."""
+    """Read the file again. Returns an error that names the first line with invalid bytes."""
     if not encoding.startswith("utf-8"):
         return DataError(f"{path} is not valid {encoding}: give another encoding.")
     single = "Where only single bytes are wrong, --errors replace reads them as U+FFFD."
@@ -434,17 +438,17 @@ def _invalid_text(path: str | Path, encoding: str) -> DataError | None:
 
 
 def folders_beside(path: Path) -> list[Path]:
-    """Return the other folders in the parent folder of a path, without hidden folders."""
+    """Return the other folders in the parent folder of a path, except hidden folders."""
     return [one for one in path.parent.glob("[!.]*") if one.is_dir() and one.name != path.name]
 
 
 def did_you_mean_folder(path: Path) -> str:
-    """Return a suggestion of a folder with a similar name, for an error message, or ""."""
+    """Return a suggestion of a sibling folder with a similar name, for an error message, or ""."""
     beside = {one.name: one for one in folders_beside(path)}
     return "".join(f' Did you mean "{beside[name]}"?' for name in nearest(path.name, beside))
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Return whether a write failed for lack of space or because of a quota or size limit."""
+    """Return whether an error means a full disk or an exceeded quota or size limit."""
     full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return full or "No space left" in str(error) or "os error 28" in str(error)

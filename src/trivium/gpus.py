@@ -1,4 +1,4 @@
-"""GPUs for training: speed, memory and links, from the vendor's data sheets.
+"""GPUs for training: FLOP/s, memory and bandwidths, from the vendor's data sheets.
 
 FLOP/s are those of dense bfloat16 matmuls. GPUs before compute capability 8.0 have no bfloat16 and
 train in float32, so their FLOP/s are those of float32. Link bandwidths are per direction, for
@@ -20,7 +20,7 @@ from trivium.errors import RecipeError, did_you_mean
 
 @dataclass(frozen=True)
 class Gpu:
-    """One kind of GPU.
+    """The specifications of one GPU model.
 
     Args:
         device: a part of the device name that CUDA reports.
@@ -61,7 +61,7 @@ GPUS = {
     "rtx-4090": Gpu("RTX 4090", 165e12, 24 * _GIB, 1.008e12, 32e9, 1.5e9),
     "rtx-3090": Gpu("RTX 3090", 71e12, 24 * _GIB, 0.936e12, 32e9, 1.5e9),
 }
-"""The GPUs that `trivium plan --gpu` knows, by name."""
+"""The GPUs that `trivium plan --gpu` supports, by name."""
 
 
 def find_gpu(name: str) -> Gpu:

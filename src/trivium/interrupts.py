@@ -1,4 +1,4 @@
-"""Handle Ctrl-C while modules are imported. This module is imported before all others."""
+"""Exit on Ctrl-C while modules are imported. This module is imported before all others."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ INTERRUPTED = 130  # the exit code
 
 @contextmanager
 def interrupts_exit() -> Iterator[None]:
-    """Exit at once with 130 on Ctrl-C while modules are imported.
+    """Exit at once with code 130 on Ctrl-C within the block, for blocks that import modules.
 
     A C callback can swallow a KeyboardInterrupt that is raised during an import. The exception can
     also leave a module half imported. In both cases the program would continue and fail later.
     """
 
     def leave(*_: object) -> None:
+        """End the process without cleanup."""
         os.write(2, b"\ninterrupted\n")
         os._exit(INTERRUPTED)
 

@@ -1,9 +1,9 @@
-"""A model on disk: weights, spec, tokenizers and settings in a folder, with their checksums.
+"""Model folders: weights, spec, tokenizers, settings and checksums of a model on disk.
 
     model.safetensors  spec.json  tokenizer.json  source_tokenizer.json  checksums.json
 
-The folder contains up to two tokenizers, and also the files of `Settings`. A finished run has these
-files in its top folder, and every checkpoint has them. Nothing is pickled.
+A folder contains at most two tokenizers. The files of `Settings` are in it too. A finished run has
+these files in its top folder, and every checkpoint has them. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def new_model_folder(folder: str | os.PathLike[str], *, overwrite: bool) -> Iter
     """Yield a temporary folder, which is renamed to `folder` when the block ends.
 
     Raises:
-        CheckpointError: `check_replaceable` refuses, or the folder cannot be written.
+        CheckpointError: `check_replaceable` raises it, or the folder cannot be written.
     """
     path = Path(folder)
     check_replaceable(path, overwrite=overwrite)
@@ -78,11 +78,12 @@ def write_model(
     source_tokenizer: Tokenizer | None = None,
     settings: Settings | None = None,
 ) -> None:
-    """Write the files of a model into an existing folder, each atomically, the checksums last.
+    """Write the files of a model into an existing folder. The checksums are written last.
 
-    To replace a whole folder atomically, pass a `new_model_folder`; a run is written in place,
-    because its folder contains other files too. While the files are written there are no checksums:
-    after a crash a saved model does not load, and a run loads from its last checkpoint.
+    Each file is written atomically. To replace a whole folder atomically, pass the folder that
+    `new_model_folder` yields; a run is written in place, because its folder contains other files
+    too. Old checksums are removed first. After a crash, a saved model therefore does not load, and
+    a run loads from its last checkpoint.
     """
     (folder / CHECKSUMS).unlink(missing_ok=True)
     names = write_description(folder, module.spec, tokenizer, source_tokenizer, settings)
@@ -97,7 +98,7 @@ def write_description(
     source_tokenizer: Tokenizer | None,
     settings: Settings | None,
 ) -> list[str]:
-    """Write all files except the weights. Returns the names of the files that get checksums."""
+    """Write all model files except the weights. Returns the names of files that need checksums."""
     write_json(folder / SPEC, {**written_by(), **spec.to_dict()})
     names = [SPEC]
     for name, one in ((TOKENIZER, tokenizer), (SOURCE_TOKENIZER, source_tokenizer)):
@@ -118,11 +119,11 @@ def write_checksums(folder: Path, names: Iterable[str]) -> None:
 
 
 def check_replaceable(folder: Path, *, overwrite: bool) -> None:
-    """Check that a folder may be written: it is missing, empty, or a model with `overwrite`.
+    """Check that a folder is missing or empty, or contains only a model and `overwrite` is True.
 
     Raises:
-        CheckpointError: the path is a file, a run or a checkpoint of a run, or the folder contains
-            other files, or a model while `overwrite` is False.
+        CheckpointError: the path is a file, a run or a checkpoint of a run; or the folder contains
+            other files; or it contains a model and `overwrite` is False.
     """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
@@ -148,6 +149,7 @@ def check_replaceable(folder: Path, *, overwrite: bool) -> None:
 
 
 def _is_model_file(path: Path) -> bool:
+    """Return whether a path is a model file, or a module folder of sentence-transformers."""
     if path.is_dir():
         known = {each.name for each in path.iterdir()} <= {_CONFIG, WEIGHTS}
         return known and (path.name == POOLING or path.match("[2-9]_Dense"))
@@ -160,9 +162,9 @@ def is_run(folder: Path) -> bool:
 
 
 def is_unfinished(run: Path) -> bool:
-    """Return whether a run is in training or was stopped before its end.
+    """Return whether a run is still in training or was stopped before its end.
 
-    Such a run may still have final weights, from before it was resumed.
+    A finished run that was resumed is unfinished, although it still has its earlier final weights.
     """
     facts = read_json(run / FACTS) if (run / FACTS).is_file() else None
     finished = facts.get("finished") if isinstance(facts, dict) else None
@@ -170,17 +172,17 @@ def is_unfinished(run: Path) -> bool:
 
 
 def find_weights(path: str | os.PathLike[str], *, verify: bool = True) -> Path:
-    """Return the folder with the weights: the path itself, or the last good checkpoint of a run.
+    """Return the folder that contains the weights: the path, or a run's last good checkpoint.
 
-    The checkpoint is used if the run is unfinished (also if a finished run was resumed), or if the
-    final weights of the run are damaged.
+    The checkpoint is used if the run is unfinished (see `is_unfinished`), or if the final weights
+    of the run are damaged.
 
     Args:
         path: a model folder, a run or the `checkpoints` folder of a run.
         verify: compare checksums, which reads all files. Without it, no file counts as damaged.
 
     Raises:
-        CheckpointError: there is no model, or all models there are damaged.
+        CheckpointError: the path contains no model, or only damaged models.
     """
     path = Path(path)
     if not path.is_dir():
@@ -229,7 +231,10 @@ def checkpoints(folder: str | os.PathLike[str]) -> Iterator[Path]:
 def last_good_checkpoint(
     folder: Path, damage: Callable[[Path], str | None], warn: Callable[[str], None]
 ) -> Path | None:
-    """Return the newest undamaged checkpoint, or None. Warns of each newer, damaged checkpoint."""
+    """Return the newest undamaged checkpoint, or None. Warns about newer, damaged checkpoints.
+
+    `damage` returns the problem of a checkpoint, or None.
+    """
     for checkpoint in checkpoints(folder):
         problem = damage(checkpoint)
         if problem is None:
@@ -243,9 +248,9 @@ def find_damage(
     names: Iterable[str] = (SPEC, WEIGHTS, TOKENIZER, SOURCE_TOKENIZER),
     needed: Iterable[str] = (WEIGHTS,),
 ) -> str | None:
-    """Compare files of a folder with its checksums. Returns the first problem, or None.
+    """Compare the named files of a folder with its checksums. Returns the first problem, or None.
 
-    Empty `names` stand for all files with a checksum. `needed` files must have a checksum.
+    If `names` is empty, all files with a checksum are compared. `needed` files must have one.
     """
     try:
         checksums = dict(read_json(folder / CHECKSUMS))
@@ -283,13 +288,13 @@ def read_spec(folder: Path) -> Spec:
 
 
 def read_module(folder: Path) -> LanguageModule:
-    """Return the model of a folder, built from its spec, with memory-mapped weights.
+    """Build the model of a folder from its spec and load the weights, memory-mapped.
 
-    If the folder contains a generator and a discriminator, the result is the discriminator.
+    If the folder contains the generator and discriminator of ELECTRA, the discriminator is loaded.
 
     Raises:
-        CheckpointError: the spec is missing, the weights cannot be read, or names and shapes of
-            the weights do not fit the spec.
+        CheckpointError: the spec is missing, the weights cannot be read, or their names and shapes
+            do not match the spec.
     """
     file, module = folder / WEIGHTS, build(read_spec(folder), device="meta")
     tensors = read_safetensors(file)
@@ -316,7 +321,7 @@ def read_module(folder: Path) -> LanguageModule:
 
 
 def _whole_table(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the discriminator's token embeddings if only the difference (GDES) is stored."""
+    """Return the discriminator's token embeddings: generator + stored difference (GDES), or {}."""
     table = "tokens.weight"
     if _GENERATOR + table not in tensors:
         return {}
@@ -324,6 +329,6 @@ def _whole_table(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_source_tokenizer(folder: Path) -> Tokenizer | None:
-    """Return the tokenizer of source texts, or None if source and target share a tokenizer."""
+    """Return the tokenizer of source texts, or None if the folder has only one tokenizer."""
     file = folder / SOURCE_TOKENIZER
     return Tokenizer.load(file) if file.is_file() else None

@@ -1,4 +1,4 @@
-"""Load a `LanguageModel` from a run, a checkpoint, a saved folder or Hugging Face."""
+"""Load a `LanguageModel` from a run, a checkpoint, a model folder or Hugging Face."""
 
 from __future__ import annotations
 
@@ -47,21 +47,22 @@ def load(
     verify: bool = True,
     allow_unknown_keys: bool = False,
 ) -> LanguageModel:
-    """Load a model from a run, a checkpoint, a saved folder, or Hugging Face.
+    """Load a model from a run, a checkpoint, a model folder, or Hugging Face.
 
     If a run has not finished, its last good checkpoint is loaded, with a warning. A path that is
     not a folder is looked up on the Hugging Face hub, or in the hub's local cache.
 
     Args:
         path: a folder of Trivium or `transformers`, or a hub name such as "org/name", optionally
-            with a revision, "org/name@v1.0".
+            with a revision: "org/name@v1.0".
         checkpoint: the step of the checkpoint to load (only for a run).
         device: the device of the weights. "auto" is a GPU if there is one, else the CPU. "meta"
             loads no weights: the model only describes its capabilities, from its spec.json or the
             headers of its weight files.
         dtype: the dtype of the weights, or its name. By default it is the stored dtype; if a
             Hugging Face folder has several, it is the dtype of most weights.
-        lowercase: whether a `vocab.txt` is lower-cased, if its folder does not say so.
+        lowercase: whether the tokenizer of a `vocab.txt` lower-cases text, if its folder does not
+            contain this setting.
         quantize: quantise the weights to 8 bits, for less memory and, on a CPU, faster generation.
             Such a model cannot be trained or saved.
         pack: store the weights in the memory layout that a CPU reads fastest. Such a model cannot
@@ -69,14 +70,14 @@ def load(
         compile: compile the decode step of `generate` with `torch.compile`. This needs a C++
             compiler and takes a minute at first use, and again for requests of more than 2,048
             tokens. It cannot be combined with `quantize` or `pack`.
-        verify: compare the files of a Trivium folder with their checksums. Each file is read once
-            more for this; the result is cached until the file changes.
-        allow_unknown_keys: warn of options in a Hugging Face `config.json` that `transformers`
+        verify: compare the files of a Trivium folder with their checksums. This reads each file an
+            additional time; the result is cached until the file changes.
+        allow_unknown_keys: warn about options in a Hugging Face `config.json` that `transformers`
             reads for this family and Trivium does not, instead of raising an error. Options that
-            `transformers` does not have only cause a warning in any case.
+            `transformers` does not have never cause more than a warning.
 
     Raises:
-        CheckpointError: there is no model, or it is damaged or not supported.
+        CheckpointError: there is no model, or the model is damaged or not supported.
         SpecError: the model cannot be quantised.
         TriviumError: a name is unknown, options exclude each other, or the device cannot be used.
     """
@@ -111,7 +112,7 @@ def load(
 
 
 def _main_precision(module: torch.nn.Module) -> torch.dtype | None:
-    """Return the dtype of most weights, or None for a model without weights."""
+    """Return the most common dtype of the weights by numel, or None without weights."""
     counts = Counter[torch.dtype]()
     for weight in module.parameters():
         counts[weight.dtype] += weight.numel()
@@ -119,6 +120,7 @@ def _main_precision(module: torch.nn.Module) -> torch.dtype | None:
 
 
 def _read(folder: Path, *, on_meta: bool, verify: bool) -> LanguageModel:
+    """Load a model from a run, a checkpoint or a model folder. On meta, weights are not read."""
     run, folder = folder, find_weights(folder, verify=verify and not on_meta)
     if folder.parent == run / CHECKPOINTS and not on_meta and is_unfinished(run):
         _warn_of_unfinished(run, folder)
@@ -129,6 +131,7 @@ def _read(folder: Path, *, on_meta: bool, verify: bool) -> LanguageModel:
 
 
 def _warn_of_unfinished(run: Path, checkpoint: Path) -> None:
+    """Warn that a checkpoint of an unfinished run is loaded, and at which step."""
     step = int(checkpoint.name.removeprefix("step-"))
     try:
         recipe = tomllib.loads((run / RECIPE).read_text(encoding="utf-8"))
@@ -142,7 +145,7 @@ def _warn_of_unfinished(run: Path, checkpoint: Path) -> None:
 
 
 def find_device(device: str | torch.device) -> torch.device:
-    """Return the device of a name. "auto" is a GPU if there is one, else the CPU.
+    """Return the device with this name. "auto" is a GPU if there is one, else the CPU.
 
     Raises TriviumError if the device cannot be used.
     """

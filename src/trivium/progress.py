@@ -33,7 +33,7 @@ class ProgressLine:
         self._printed = time.monotonic()
 
     def running(self) -> AbstractContextManager[Any]:
-        """Return a context manager that shows the line on a terminal."""
+        """Return a context manager that displays the line while it is active, on a terminal."""
         if not self.console.is_terminal:
             return nullcontext()
         return Live(
@@ -41,50 +41,50 @@ class ProgressLine:
         )
 
     def update(self, text: str) -> None:
-        """Set the text of the line. The text is shown only on a terminal."""
+        """Set the text of the line, which is displayed only on a terminal."""
         self._text, self._updated = text, time.monotonic()
 
     def show(self, text: str) -> None:
-        """Set the text of the line, and print the text if a log line is due (`log_is_due`)."""
+        """Set the text of the line, and print it as a log line if `log_is_due`."""
         self.update(text)
         if self.log_is_due:
             self.say(text)
 
     @property
     def log_is_due(self) -> bool:
-        """Whether to print progress: not on a terminal, and no line was printed for 20 seconds."""
+        """Whether the output is a log in which nothing was printed for 20 seconds."""
         return not self.console.is_terminal and time.monotonic() - self._printed > _LOG_EVERY
 
     def say(self, text: str = "", style: str | None = None) -> None:
-        """Print a permanent line."""
+        """Print a line that stays on the terminal or in the log."""
         self._printed = time.monotonic()
         self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
     def tell(self, label: str, identifier: str, /, **values: object) -> None:
-        """Print a label and a message in the user's language; see `labelled` and `translated`."""
+        """Print a message of the message table in the user's language, after a label."""
         self.say(labelled(label, translated(identifier, **values)))
 
     def warn(self, message: str) -> None:
-        """Print a warning."""
+        """Print a warning in yellow, after the label `warning`."""
         self.say(labelled("warning", message), style="yellow")
 
     def _line(self) -> Text:
-        """Return the line as the terminal shows it, truncated to the width of the terminal."""
+        """Return the line for the terminal, plus the time since its last update if that is long."""
         standing = time.monotonic() - self._updated
         waiting = f"  ({short_duration(standing)})" if self._text and standing > _STANDING else ""
         return Text(self._text + waiting, style="dim", no_wrap=True, overflow="ellipsis")
 
 
 def labelled(label: str, text: str) -> str:
-    """Return a text after a label of the message table `[label]`, in the user's language.
+    """Return a text with a label in front, translated by the message table `[label]`.
 
-    With an empty label, the text is indented and continues the previous line.
+    If the label is empty, the text is indented instead, as a continuation of the previous line.
     """
     return padded(translated(f"label.{label}") if label else "", _LABEL_WIDTH) + text
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its unit, singular or plural, from the message table `[unit]`.
+    """Return a number with its unit, singular or plural, translated by the message table `[unit]`.
 
     >>> counted(1, "step"), counted(2000, "step")
     ('1 step', '2,000 steps')
@@ -93,7 +93,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def short_duration(seconds: float) -> str:
-    """Return a duration in the largest units that fit.
+    """Return a duration as seconds, minutes and seconds, or hours and minutes.
 
     >>> short_duration(42), short_duration(754), short_duration(8000)
     ('42s', '12m34s', '2h13m')
@@ -108,7 +108,10 @@ def short_duration(seconds: float) -> str:
 
 @contextmanager
 def handle_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Handle SIGINT and SIGTERM with `handler`, even in a background job that ignores SIGINT."""
+    """Handle SIGINT and SIGTERM with `handler` within the block, only in the main thread.
+
+    This includes SIGINT in a background job, which shells start with SIGINT ignored.
+    """
     try:
         before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM)}
     except ValueError:  # only the main thread can set signal handlers

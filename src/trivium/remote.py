@@ -1,4 +1,4 @@
-"""Object storage: paths such as s3://bucket/texts, read and written through fsspec."""
+"""Read and write objects in object storage, such as s3://bucket/texts, through fsspec."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trivium.errors import DataError
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is in object storage, that is, a URL with a scheme.
+    """Return whether a path is a URL with a scheme, that is, in object storage.
 
     >>> is_remote("s3://bucket/texts"), is_remote("texts/one.txt")
     (True, False)
@@ -27,10 +27,10 @@ def open_remote(url: str) -> BinaryIO:
 
 
 def list_remote(url: str) -> list[tuple[str, int, int]]:
-    """Return the objects that match a glob, lie under a folder, or have that name, sorted.
+    """Return the sorted objects that a URL names, contains (as a folder) or matches (as a glob).
 
-    Each object is a tuple of URL, size in bytes, and modification time in nanoseconds (0 if
-    unknown).
+    Each object is a tuple of its URL, its size in bytes, and its modification time in nanoseconds
+    (0 if unknown). Raises DataError if the storage cannot be read.
     """
     system = _file_system(url)
     try:
@@ -45,19 +45,19 @@ def list_remote(url: str) -> list[tuple[str, int, int]]:
 
 
 def remote_is_file(url: str) -> bool:
-    """Return whether an object with this name exists."""
+    """Return whether the URL is an existing object, not a folder."""
     return _file_system(url).isfile(url)
 
 
 def upload(folder: Path, url: str, *, last: str) -> None:
-    """Copy the files of a local folder to object storage. The file named `last` is copied last."""
+    """Copy the files of a local folder to object storage, the file named `last` at the end."""
     system = _file_system(url)
     for file in sorted(folder.iterdir(), key=lambda file: (file.name == last, file.name)):
         system.put_file(str(file), f"{url.rstrip('/')}/{file.name}")
 
 
 def download(url: str, folder: Path) -> None:
-    """Copy the objects directly under `url` into a local folder, without subfolders."""
+    """Copy the objects directly under `url` to a local folder. Subfolders are skipped."""
     system = _file_system(url)
     for entry in system.ls(url.rstrip("/"), detail=True):
         name = entry["name"].rpartition("/")[2]
@@ -66,12 +66,13 @@ def download(url: str, folder: Path) -> None:
 
 
 def cache_folder(*keys: str) -> Path:
-    """Return the cache path for some keys, under TRIVIUM_CACHE or ~/.cache/trivium."""
+    """Return the cache path for the given keys, in $TRIVIUM_CACHE or ~/.cache/trivium."""
     root = os.environ.get("TRIVIUM_CACHE") or Path.home() / ".cache" / "trivium"
     return Path(root) / hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]
 
 
 def _file_system(url: str) -> Any:
+    """Return the fsspec file system of a URL. Raises DataError if its scheme is not supported."""
     import fsspec  # slow to import
 
     try:
@@ -81,6 +82,7 @@ def _file_system(url: str) -> Any:
 
 
 def _modified(system: Any, name: str) -> int:
+    """Return the modification time of an object in nanoseconds, or 0 if it is unknown."""
     try:
         return int(system.modified(name).timestamp() * 1e9)
     except (NotImplementedError, KeyError, AttributeError):

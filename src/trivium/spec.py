@@ -1,9 +1,9 @@
-"""All configuration classes of models under one name, for users.
+"""Import all configuration classes of models from one module.
 
 The configuration of a model is its spec, such as `TransformerSpec`. A spec is frozen and made of
 configurations of parts: mixers, positions, patterns, feed-forward networks, norms, blocks, heads
-and an initialization. Each class is defined beside the module that its `build` returns, in a file
-of `trivium.nn` or `trivium.models`. What follows from a spec is a property, such as its family.
+and an initialization. Each class is defined next to the module that its `build` returns, in a file
+of `trivium.nn` or `trivium.models`. Derived values are properties of the spec, such as its family.
 
 >>> from trivium.presets import presets
 >>> presets["gpt2"].family

@@ -17,14 +17,14 @@ _SHORT = ("none", "embeddings", "layers:N", "encoder", "body")
 
 
 class ParameterCounts(NamedTuple):
-    """The numbers of trained and of frozen parameters. Shared parameters count once."""
+    """The numbers of trainable and of frozen parameters. Shared parameters count once."""
 
     trained: int
     frozen: int
 
 
 def count_parameters(module: nn.Module) -> ParameterCounts:
-    """Return the numbers of trained and of frozen parameters."""
+    """Return the numbers of trainable and of frozen parameters of a module."""
     counts = [0, 0]
     for weight in module.parameters():
         counts[not weight.requires_grad] += weight.numel()
@@ -32,7 +32,7 @@ def count_parameters(module: nn.Module) -> ParameterCounts:
 
 
 def train_only(model: nn.Module, names: Collection[str]) -> ParameterCounts:
-    """Make only the named parameters trainable. Returns the numbers of parameters."""
+    """Make the named parameters trainable and freeze all others. Returns the parameter counts."""
     for name, weight in model.named_parameters():
         weight.requires_grad_(name in names)
     return count_parameters(model)
@@ -41,14 +41,14 @@ def train_only(model: nn.Module, names: Collection[str]) -> ParameterCounts:
 def freeze(model: LanguageModule, patterns: str) -> ParameterCounts:
     """Freeze the parameters whose names match, in place, and make all others trainable.
 
-    Returns the numbers of trained and of frozen parameters.
+    Returns the numbers of trainable and of frozen parameters.
 
     Args:
         model: a model without a LoRA adapter. An adapter freezes the base model already.
         patterns: patterns for parameter names in shell syntax, separated by commas. A pattern with
-            "!" excludes names, and the last pattern that matches a name decides:
+            "!" keeps names trainable. The last pattern that matches a name decides:
             "*.weight,!*norm.weight,!heads.*" trains biases, norms and heads (BitFit, Zaken et al.
-            2021). Instead of patterns, one word: "none"; "embeddings"; "layers:N" for the
+            2021). One keyword can replace the patterns: "none"; "embeddings"; "layers:N" for the
             embeddings and the lowest N layers of every stack; "encoder" for the encoder and its
             token embeddings; "body" for everything except the heads.
 
@@ -76,6 +76,7 @@ def freeze(model: LanguageModule, patterns: str) -> ParameterCounts:
 
 
 def _expanded(model: LanguageModule, patterns: str) -> list[str]:
+    """Return the patterns of a keyword of `freeze`, or the comma-separated patterns."""
     layers = re.fullmatch(r"layers:(\d+)", patterns)
     if layers and int(layers[1]):
         parts = [_layer_patterns(model, number) for number in range(int(layers[1]))]

@@ -1,4 +1,4 @@
-"""LoRA (Hu et al. 2021): frozen weight matrices plus trained low-rank updates.
+"""LoRA (Hu et al. 2021): trained low-rank updates of frozen weight matrices.
 
 Shape letters: I input features, O output features, r rank.
 """
@@ -32,14 +32,14 @@ class LoRA(Part):
 
     Args:
         rank: the rank r of each update.
-        alpha: the update is multiplied by alpha / r, so that a larger rank does not need another
-            learning rate.
+        alpha: the update is multiplied by alpha / r. With this factor, the learning rate need not
+            change when the rank changes.
         dropout: the dropout probability for the input of A during training.
-        targets: the linear layers of the blocks to adapt, given by consecutive names of their
+        targets: which linear layers of the blocks are adapted. Each entry is a part of a module
             path, with * for any names: "query", "attention", "layers.3.attention.value",
             "decoder.*.query". "all-linear" adapts all linear layers of the blocks.
-        trained: modules or parameters that are fully trained alongside the adapter and saved with
-            it, named like `targets`. "task-heads" are all heads except vocabulary heads.
+        trained: modules or parameters that are fully trained and saved alongside the adapter,
+            named like `targets`. "task-heads" are all heads except vocabulary heads.
     """
 
     rank: Annotated[int, Field(gt=0)] = 8
@@ -58,8 +58,9 @@ class LoRALinear(nn.Linear):
     """A linear layer with a LoRA update: y = W x + b + alpha / r * B A dropout(x).
 
     W and b are the parameters of `base` and keep their names. A is initialized uniformly in
-    +-I^-0.5 as in the authors' code (in the paper: normal), and B with zeros, so that the layer
-    starts as `base`. A and B are at least float32, because their updates are small.
+    +-I^-0.5 as in the authors' code (in the paper: normal). B is initialized with zeros, so that
+    the layer first computes the same as `base`. A and B have at least float32, because their
+    updates are small.
     Source: Hu et al. 2021, equation 3.
     """
 
@@ -93,15 +94,15 @@ class LoRALinear(nn.Linear):
 
 
 def add_lora(model: LanguageModule, lora: LoRA, *, seed: int = 0) -> ParameterCounts:
-    """Add a LoRA adapter in place and freeze all other parameters except `lora.trained`.
+    """Add a LoRA adapter in place and freeze all other parameters except those in `lora.trained`.
 
     The outputs of the model do not change until the first training step. The names in its
     `state_dict` stay the same, and each adapted layer gains `lora_a` [r, I] and `lora_b` [O, r].
-    Returns the numbers of trained and of frozen parameters.
+    Returns the numbers of trainable and of frozen parameters.
 
     Raises:
-        SpecError: the model does not have a target or a name in `trained`, or it has an adapter
-            already. The model is unchanged then.
+        SpecError: the model does not have a name in `targets` or `trained`, or it already has an
+            adapter. The model is unchanged then.
     """
     layers, trained = target_layers(model, lora), trained_parameters(model, lora)
     generator = torch.Generator().manual_seed(seed)
@@ -125,13 +126,13 @@ def merged_state(model: LanguageModule) -> dict[str, Tensor]:
 
 
 def adapted_layers(model: nn.Module) -> dict[str, LoRALinear]:
-    """Return the layers that have an adapter, as a dict from path to layer."""
+    """Return the linear layers that have a LoRA update, as a dict from module path to layer."""
     return {name: m for name, m in model.named_modules() if isinstance(m, LoRALinear)}
 
 
 @contextmanager
 def without_adapter(model: nn.Module) -> Iterator[None]:
-    """Disable the adapter within the block: the model computes without the LoRA updates."""
+    """Disable the adapter within the `with` block: the model computes without LoRA updates."""
     layers = adapted_layers(model).values()
     scales = [layer.scale for layer in layers]
     try:
@@ -144,7 +145,10 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 
 
 def target_layers(model: LanguageModule, lora: LoRA) -> dict[str, nn.Linear]:
-    """Return the layers that `add_lora` would adapt, by path. Raises SpecError like `add_lora`."""
+    """Return the linear layers that match `lora.targets`, by module path.
+
+    Raises SpecError if a target matches none, or if the model already has an adapter.
+    """
     if adapted_layers(model):
         raise SpecError(
             "this model has a LoRA adapter already: load its merged_state into a new one first."
@@ -160,7 +164,7 @@ def target_layers(model: LanguageModule, lora: LoRA) -> dict[str, nn.Linear]:
 
 
 def trained_parameters(model: LanguageModule, lora: LoRA) -> list[str]:
-    """Return the parameter names that `lora.trained` selects. Raises SpecError like `add_lora`."""
+    """Return the parameter names that match `lora.trained`. Raises SpecError like `add_lora`."""
     names = [n for n, _ in model.named_parameters() if not n.endswith((".lora_a", ".lora_b"))]
     kinds = [k for k, module in model.heads.items() if not isinstance(module, VocabularyHead)]
     heads = [name for name in names if name.startswith(tuple(f"heads.{kind}." for kind in kinds))]
@@ -170,7 +174,11 @@ def trained_parameters(model: LanguageModule, lora: LoRA) -> list[str]:
 def _choose(
     paths: Iterable[str], names: list[str], groups: Mapping[str, list[str]], what: str
 ) -> list[str]:
-    """Return the names that belong to a group in `paths` or contain a path as whole components."""
+    """Return the names that match any of `paths`. Raises SpecError for a path without a match.
+
+    A path is a key of `groups`, or consecutive components of a name in shell syntax. Only
+    "task-heads" may have no match. The error message calls the names `what`.
+    """
     chosen: set[str] = set()
     for path in paths:
         held = [name for name in names if fnmatchcase(f".{name}.", f"*.{path}.*")]
@@ -188,6 +196,6 @@ def _choose(
 
 
 def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Replace the module at path `name` of a model."""
+    """Replace the submodule of a model whose path is `name`."""
     parent, _, last = name.rpartition(".")
     setattr(model.get_submodule(parent), last, module)

@@ -2,10 +2,10 @@
 
 The sizes `-tiny` (2 layers, width 128), `-mini` (4 layers, width 256) and `-midi` are our own, for
 experiments and short runs, unless a paper uses these names. Specs have the initialization of their
-papers, with the exceptions that their modules name. Decoders whose papers do not give one have the
-initialization of GPT-2. Training of our own sizes changes some initializations by default
-(`train/defaults.py`). The vocabulary of a trained model is that of its tokenizer, which is at most
-as large as the preset's unless `tokenizer.vocab_size` is set.
+papers; the modules name the exceptions. Decoders whose papers give no initialization have that of
+GPT-2. Training changes some initializations of our own sizes by default (`train/defaults.py`). A
+trained model has the vocabulary of its tokenizer, which is at most as large as that of the preset
+unless `tokenizer.vocab_size` is set.
 
 >>> presets["llama-7b"].d_model
 4096
@@ -29,9 +29,10 @@ T = TypeVar("T")
 
 
 class _Named(dict[str, T]):
-    """A dict that raises SpecError for an unknown name and suggests the nearest name."""
+    """A dict that raises SpecError for an unknown name and suggests the most similar name."""
 
     def __missing__(self, name: str) -> Never:
+        """Raise SpecError with a suggestion."""
         raise SpecError(
             f'there is no preset "{name}".{did_you_mean_preset(name)} `trivium presets` lists them.'
         )
@@ -47,12 +48,12 @@ presets: dict[str, Spec] = _Named({name: preset.spec for name, preset in catalog
 
 
 def did_you_mean_preset(name: str, others: Iterable[str] = ()) -> str:
-    """Return the suggestion of `did_you_mean_size` among the names of presets and `others`."""
+    """Return a suggestion of a similar name among presets and `others`, for an error message."""
     return did_you_mean_size(name, [*presets, *others])
 
 
 def is_own_size(name: str) -> bool:
-    """Return whether a preset's size is our own, not from a paper.
+    """Return whether the size of a preset is our own instead of published.
 
     >>> [is_own_size(name) for name in ("llama-mini", "bert-mini", "bert-base")]
     [True, False, False]

@@ -1,4 +1,4 @@
-"""BigBird: encoders of long texts with block-sparse attention."""
+"""BigBird: encoders for long texts with block-sparse attention."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _bigbird(
     paper: str = "Zaheer et al. 2020 (BigBird)",
     **published: Any,
 ) -> Preset:
-    """Return BERT with BigBird attention for 4,096 tokens; random blocks differ between layers."""
+    """Return a BigBird preset: BERT for 4,096 tokens, with other random blocks in each layer."""
     mixer = BlockSparseAttention(
         num_heads=d_model // 64, head_dim=64, block_size=block_size, num_random=3
     )

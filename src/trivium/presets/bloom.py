@@ -1,4 +1,4 @@
-"""BLOOM: decoders with ALiBi and a norm of the token embeddings."""
+"""BLOOM: decoders with ALiBi and a norm after the token embeddings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _START = Normal(std=0.0048, embedding_std=0.0048, residual_init="scaled")
 
 
 def _bloom(num_layers: int, d_model: int, num_heads: int, **published: float) -> Preset:
-    """Return BLOOM; only 250,680 of the 250,880 entries of its vocabulary are tokens."""
+    """Return a BLOOM preset; its vocabulary has 250,880 entries for 250,680 tokens."""
     model = decoder(
         num_layers,
         d_model,

@@ -27,7 +27,7 @@ def _deberta(
     positions: Disentangled,
     head: Head,
 ) -> Preset:
-    """Return a post-norm encoder whose layers have only relative positions."""
+    """Return a DeBERTa preset: a post-norm encoder with only relative positions."""
     model = encoder(
         num_layers,
         d_model,
@@ -41,9 +41,9 @@ def _deberta(
 
 
 def _v1(num_layers: int, d_model: int) -> Preset:
-    """Return DeBERTa v1, which has embeddings of 1,024 distances with separate projections.
+    """Return a DeBERTa v1 preset: 1,024 relative position embeddings with separate projections.
 
-    The MLM head is the enhanced mask decoder (EMD), which adds absolute positions.
+    The MLM head has an enhanced mask decoder (EMD), which adds absolute positions.
     """
     return _deberta(
         num_layers,
@@ -57,12 +57,12 @@ def _v1(num_layers: int, d_model: int) -> Preset:
 
 
 def _v3(num_layers: int, d_model: int) -> Preset:
-    """Return DeBERTa v3, which has 256 buckets per direction for distances up to 512.
+    """Return a DeBERTa v3 preset: 256 distance buckets per direction for distances up to 512.
 
     The query and key projections of the content also project the position embeddings. The model is
     trained with replaced-token detection, like ELECTRA. Published generators have the width and
-    half the depth of the discriminator, and an enhanced mask decoder. Generators of the objective
-    here have the same depth and a smaller width, without a mask decoder.
+    half the depth of the discriminator, and an enhanced mask decoder. Here, the objective builds
+    generators with the same depth and a smaller width, without a mask decoder.
     """
     return _deberta(
         num_layers,

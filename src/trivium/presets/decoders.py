@@ -57,7 +57,7 @@ def _gpt(
     dropout: float = 0.1,
     **published: Any,
 ) -> Preset:
-    """Return a decoder with learned positions, LayerNorm and biases: GPT, Jurassic-1, OPT."""
+    """Return a decoder preset with learned positions, LayerNorm, biases: GPT, Jurassic-1, OPT."""
     num_heads = num_heads or d_model // 64
     first, *others = (attention(d_model, num_heads, pattern=pattern) for pattern in patterns)
     model = decoder(
@@ -93,10 +93,10 @@ def llama(
     initialization: Normal = SCALED,
     **published: Any,
 ) -> Preset:
-    """Return a decoder with RoPE, RMSNorm and SwiGLU: LLaMA, Mistral, Mixtral, Qwen, OLMo 2.
+    """Return a decoder preset with RoPE, RMSNorm, SwiGLU: LLaMA, Mistral, Mixtral, Qwen, OLMo 2.
 
-    `attention` contains the attention settings that all sizes share. `feed_forward` replaces
-    SwiGLU.
+    `attention` contains the attention settings that do not depend on the size. `feed_forward`
+    replaces SwiGLU.
     """
     model = decoder(
         num_layers,
@@ -177,7 +177,7 @@ _llama3 = partial(
 
 
 def _llama31_attention(factor: float) -> Attention:
-    """Return the attention of Llama 3.1 and 3.2, with low RoPE frequencies divided by `factor`."""
+    """Return the attention of Llama 3.1 and 3.2, which divides low RoPE frequencies by `factor`."""
     scaling = Llama3Scaling(factor=factor)
     return ROTARY_ATTENTION.replace(positions=Rotary(base=500_000.0, scaling=scaling))
 
@@ -198,7 +198,7 @@ _llama32 = partial(
 
 
 def _windowed(window: int) -> Attention:
-    """Return sliding-window attention to the `window` tokens before a token and to itself."""
+    """Return sliding-window attention: a token attends to itself and `window` earlier tokens."""
     return ROTARY_ATTENTION.replace(pattern=Sliding(window=window))
 
 

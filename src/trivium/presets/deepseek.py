@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and DeepSeek-V3."""
+"""DeepSeek-V2 and DeepSeek-V3: decoders with latent attention and mixtures of experts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _START = Normal(std=0.006, embedding_std=0.006)
 def _attention(
     heads: int, width: int = 128, rank: int = 512, query_rank: int | None = 1536, m: float = 0.707
 ) -> LatentAttention:
-    """Return multi-head latent attention with the YaRN settings of the released models."""
+    """Return multi-head latent attention (MLA) with the YaRN settings of the released models."""
     scaling = YarnScaling(factor=40, original_max_length=4096, mscale=m, mscale_all_dim=m)
     return LatentAttention(
         num_heads=heads,
@@ -33,7 +33,7 @@ def _attention(
 
 
 def _experts(d_ff: int, count: int, chosen: int, num_shared: int = 2, **router: Any) -> Experts:
-    """Return experts with the auxiliary loss coefficient of the released configurations."""
+    """Return a mixture of experts with the released coefficient of the auxiliary loss."""
     router = {"num_experts": count, "top_k": chosen, "aux_loss_coef": 0.001, **router}
     return Experts(expert=swiglu(d_ff), shared=swiglu(num_shared * d_ff), **router)
 
@@ -51,7 +51,7 @@ def _v2(
     context: int = 32_768,
     **published: float,
 ) -> Preset:
-    """Return a decoder whose first `num_dense` layers have a dense SwiGLU of width `d_ff`."""
+    """Return a DeepSeek preset; its first `num_dense` layers have a dense SwiGLU of width d_ff."""
     model = decoder(
         num_layers,
         d_model,

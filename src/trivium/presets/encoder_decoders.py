@@ -26,7 +26,7 @@ def _stack(
     norm_placement: NormPlacement = "post",
     dropout: float = 0.1,
 ) -> Stack:
-    """Return the encoder or decoder stack of the original Transformer, BART and Marian."""
+    """Return the encoder or decoder layers of the original Transformer, BART and Marian."""
     return Stack.of_mixers(
         num_layers=num_layers,
         mixer=Attention(num_heads=d_model // 64, head_dim=64, bias=bias),
@@ -44,10 +44,10 @@ def _transformer(
     dropout: float = 0.1,
     norm_placement: NormPlacement = "post",
 ) -> Preset:
-    """Return the original Transformer with the shared vocabulary of English to German.
+    """Return a preset of the original Transformer, with the vocabulary of English to German.
 
     Source embeddings, target embeddings and output projection share one weight. The paper trains on
-    sentence pairs and gives no maximum length.
+    sentence pairs and does not give a maximum length.
     """
     stack = _stack(
         num_layers, d_model, "relu", bias=False, norm_placement=norm_placement, dropout=dropout
@@ -75,7 +75,7 @@ def _t5(
     head_dim: int = 64,
     v11: bool = False,
 ) -> Preset:
-    """Return T5; version 1.1 has gated GELU, untied output and no dropout in pretraining."""
+    """Return a T5 preset; version 1.1 has gated GELU, untied output, no dropout in pretraining."""
     stack = Stack.of_mixers(
         num_layers=num_layers,
         mixer=Attention(
@@ -106,6 +106,7 @@ def _t5(
 
 
 def _bart(num_layers: int, d_model: int) -> Preset:
+    """Return a BART preset: post-norm blocks, GELU and learned positions."""
     stack = _stack(num_layers, d_model, "gelu")
     model = TransformerSpec(
         vocab_size=50_265,
@@ -119,7 +120,7 @@ def _bart(num_layers: int, d_model: int) -> Preset:
 
 
 def _marian(num_layers: int, d_model: int) -> Preset:
-    """Return OPUS-MT's model with the vocabulary of English to French and an output bias."""
+    """Return a preset of OPUS-MT's Marian models: English-French vocabulary and an output bias."""
     stack = _stack(num_layers, d_model, "silu")
     model = TransformerSpec(
         vocab_size=59_514,

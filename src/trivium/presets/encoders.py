@@ -1,4 +1,4 @@
-"""Encoder-only models: BERT and its descendants."""
+"""Encoder-only models: BERT, RoBERTa, ALBERT, ELECTRA and ModernBERT."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def bert(
     dropout: float = 0.1,
     **published: float,
 ) -> Preset:
-    """Return a post-norm encoder with learned positions: BERT and models that differ little.
+    """Return a preset of BERT or a similar post-norm encoder with learned positions.
 
     `mixer` replaces full attention (Linformer, Longformer, BigBird).
     """
@@ -65,12 +65,12 @@ def bert(
 
 
 def _modernbert(num_layers: int, d_model: int, d_ff: int, *, released: bool = True) -> Preset:
-    """Return ModernBERT, in which two of three layers have sliding-window attention.
+    """Return a ModernBERT preset; two of three layers have sliding-window attention.
 
     Windows have 64 tokens per side, and windowed layers have a smaller RoPE base. Sizes of our own
-    (`released=False`) are for short runs: the first layers have windows of 4 tokens per side, all
-    layers have one RoPE base, and attention and the MLM head have biases, which the fast
-    initialization needs.
+    (`released=False`) are for short runs. In them, the first two of three layers have windows of 4
+    tokens per side, and all layers have the same RoPE base. Their attention and MLM head have
+    biases, which the fast initialization needs.
     """
     plain = attention(d_model, d_model // 64, bias=not released)
     full = plain.replace(positions=Rotary(base=160_000.0 if released else 10_000.0))

@@ -1,4 +1,4 @@
-"""The facts of a preset that `trivium presets` prints."""
+"""The sizes and sources of presets that `trivium presets` prints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trivium.presets.preset import Preset
 
 
 def preset_facts(name: str, preset: Preset) -> dict[str, Any]:
-    """Return all facts of a preset; numbers that the preset does not have are None."""
+    """Return the sizes and the source of a preset as a dict. Unknown numbers are None."""
     spec = preset.spec
     return {
         "name": name,
@@ -28,9 +28,10 @@ def preset_facts(name: str, preset: Preset) -> dict[str, Any]:
 
 
 def shape_facts(spec: Spec) -> dict[str, Any]:
-    """Return the width of a model and the sizes of its layers.
+    """Return the width, the depth and the layer sizes of a model as a dict.
 
-    In a Transformer the attention heads are those of the first mixer with heads in the last stack.
+    For a Transformer, the attention heads and `d_ff` are from the last stack. The heads are from
+    its first mixer with heads.
     """
     if not isinstance(spec, TransformerSpec):
         return {

@@ -1,4 +1,4 @@
-"""Gemma 2 and Gemma 3."""
+"""Gemma 2 and Gemma 3: decoders with sliding-window layers and sandwich norms."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def _gemma2(
     window: int = 4095,
     **published: float,
 ) -> Preset:
-    """Return Gemma 2: sandwich norms, soft-capping, alternating sliding windows (tables 1, 2).
+    """Return a Gemma 2 preset: sandwich norms, soft-capping, a window in every second layer.
 
-    `window` does not count the query's own position. The paper counts 256,128 token embeddings; the
-    released models have 256,000.
+    `window` does not count the query's own position. Sizes are from tables 1 and 2. The paper
+    counts 256,128 token embeddings; the released models have 256,000.
     """
     full = Attention(
         num_heads=num_heads,
@@ -57,10 +57,10 @@ def _gemma2(
 def _gemma3(
     *sizes: int, head_dim: int = 256, local: int = 5, window: int = 511, **published: float
 ) -> Preset:
-    """Return Gemma 3: Gemma 2 with query-key norms instead of soft-capping (section 2.1).
+    """Return a Gemma 3 preset: Gemma 2 with QK-norm instead of soft-capping (section 2.1).
 
-    `sizes` are the positional arguments of `_gemma2`. Every `local` layers with sliding windows are
-    followed by a layer with full attention and a larger RoPE base. `window` does not count the
+    `sizes` are the positional arguments of `_gemma2`. After every `local` layers with sliding
+    windows comes one layer with full attention and a larger RoPE base. `window` does not count the
     query's own position.
     """
     spec: Any = _gemma2(*sizes, head_dim=head_dim).spec

@@ -17,11 +17,12 @@ def _gopher(
     paper: str = "Rae et al. 2021 (Gopher)",
     **published: float,
 ) -> Preset:
-    """Return a decoder trained on 2,048 tokens, which can read longer texts after training.
+    """Return a Gopher preset: trained on inputs of 2,048 tokens, usable for longer texts.
 
     The paper gives only the differences from GPT-2 (section 2.1). Attention has no biases except
     those of its relative positions, as in Transformer-XL. Each layer has its own projection of
-    distances; with it the parameter counts match Hoffmann et al. 2022, table A9, to 0.1 %.
+    distances. With this projection, the parameter counts match table A9 of Hoffmann et al. 2022 to
+    0.1 %.
     """
     mixer = attention(d_model, num_heads, bias=False, positions=TransformerXLPositions())
     model = decoder(num_layers, d_model, vocab_size=32_000, mixer=mixer, norm=RMSNorm())

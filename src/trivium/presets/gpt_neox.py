@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia."""
+"""GPT-NeoX and Pythia: decoders with parallel blocks and partial RoPE."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _neox(
     activation: Activation = "gelu",
     **published: float,
 ) -> Preset:
-    """Return a decoder with parallel blocks, RoPE on a quarter of each head, untied output."""
+    """Return a GPT-NeoX preset: parallel blocks, RoPE on a quarter of each head, untied output."""
     model = decoder(
         num_layers,
         d_model,

@@ -1,4 +1,4 @@
-"""Linformer: the shape of RoBERTa, with projected keys and values."""
+"""Linformer: encoders like RoBERTa, with keys and values projected to a shorter length."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from trivium.presets.preset import GELU_MLM, Preset
 
 
 def _linformer(num_layers: int, d_model: int, rank: int) -> Preset:
-    """Return a post-norm encoder; all layers share one projection (layerwise sharing, section 4).
+    """Return a Linformer preset: a post-norm encoder in which all layers share one projection.
 
-    For inputs of 512 tokens the paper uses ranks of 128 and 256 (section 5.1).
+    This is layerwise sharing (section 4). For inputs of 512 tokens the paper uses ranks of 128 and
+    256 (section 5.1).
     """
     return bert(
         num_layers,

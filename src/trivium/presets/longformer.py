@@ -1,4 +1,4 @@
-"""Longformer: encoders of long texts with sliding windows and global tokens."""
+"""Longformer: encoders for long texts with sliding-window attention and global tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _longformer(
     paper: str = "Beltagy et al. 2020 (Longformer)",
     **published: Any,
 ) -> Preset:
-    """Return RoBERTa for 4,096 tokens with attention to `window` tokens on each side."""
+    """Return a Longformer preset: RoBERTa for 4,096 tokens, with `window` tokens per side."""
     return roberta(
         num_layers,
         d_model,

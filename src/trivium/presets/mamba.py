@@ -11,11 +11,12 @@ _GU_DAO = "Gu and Dao 2023 (Mamba)"
 
 
 def _mixer(d_model: int) -> Mamba:
+    """Return the spec of a Mamba mixer: d_inner = 2 d_model, dt_rank = d_model / 16."""
     return Mamba(d_inner=2 * d_model, dt_rank=d_model // 16)
 
 
 def _mamba(num_layers: int, d_model: int, *, tokens: float | None = None) -> Preset:
-    """Return a decoder of Mamba layers without attention, positions or feed-forward networks.
+    """Return a Mamba preset, without attention, positions or feed-forward networks.
 
     Unlike in the authors' code, the initialization of matrices is normal, not uniform in
     +-1 / sqrt(fan-in), and output matrices of the residual branches are divided by sqrt(2 layers),
@@ -34,10 +35,10 @@ def _mamba(num_layers: int, d_model: int, *, tokens: float | None = None) -> Pre
 
 
 def _hybrid(d_model: int, num_heads: int) -> Preset:
-    """Return eight layers: the fifth is attention without positions, all others are Mamba.
+    """Return a hybrid preset: the fifth of eight layers has attention, all others have Mamba.
 
-    Unlike Jamba, the model has no experts, which replace the feed-forward network in every second
-    layer of Jamba, and no norms inside Mamba. The sizes are our own.
+    There are no positions. Jamba has experts instead of the feed-forward network in every second
+    layer, and norms inside Mamba; this model has neither. The sizes are our own.
     """
     full = attention(d_model, num_heads, num_kv_heads=num_heads // 4, bias=False)
     mamba = _mixer(d_model)

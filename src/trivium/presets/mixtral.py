@@ -1,4 +1,4 @@
-"""Mixtral: decoders with mixtures of experts."""
+"""Mixtral: Mistral with a mixture of experts in every layer."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def _mixtral(
     paper: str = "Jiang et al. 2024 (Mixtral of experts)",
     context: int = 32_768,
 ) -> Preset:
-    """Return Mistral with two of eight experts per token and without a sliding window.
+    """Return a Mixtral preset: Mistral without windows, with two of eight experts per token.
 
-    `aux_loss_coef` is that of the released configurations; no paper gives the value.
+    `aux_loss_coef` is that of the released configurations; the papers do not give the value.
     """
     return llama(
         num_layers,

@@ -14,7 +14,7 @@ from trivium.presets.preset import Preset, decoder, swiglu
 def _palm(
     num_layers: int, d_model: int, num_heads: int, head_dim: int = 256, **published: float
 ) -> Preset:
-    """Return PaLM: parallel blocks with one norm, multi-query attention, SwiGLU, no biases.
+    """Return a PaLM preset: parallel blocks, one norm, multi-query attention, SwiGLU, no biases.
 
     The architecture is from section 2. The logits of the tied head are divided by sqrt(d_model),
     because token embeddings are initialized with standard deviation 1 (section 5).

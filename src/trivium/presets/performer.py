@@ -1,6 +1,6 @@
-"""Performers: FAVOR+ instead of softmax attention, in GPT-2's shape and in a protein encoder.
+"""Performers: FAVOR+ instead of softmax attention, in a decoder and in a protein encoder.
 
-The paper does not say where norms are; both presets have pre-norm blocks.
+The paper does not say where norms are placed; all presets have pre-norm blocks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EMBEDDING = Embedding(positions=Learned(max_length=1024))
 
 
 def _decoder(num_layers: int, d_model: int) -> Preset:
-    """Return a decoder-only language model with learned positions, shaped like GPT-2."""
+    """Return a decoder preset with FAVOR+ attention and learned positions, otherwise like GPT-2."""
     model = decoder(
         num_layers,
         d_model,
@@ -32,11 +32,11 @@ def _decoder(num_layers: int, d_model: int) -> Preset:
 
 
 def _protein_encoder() -> Preset:
-    """Return the bidirectional model of TrEMBL: 36 layers, 8 heads, widths 512 and 1024.
+    """Return the preset of the bidirectional model for proteins of TrEMBL (section 4.4).
 
-    These sizes are from section 4.4. In the paper ReLU features worked best for this model; here
-    the features approximate softmax. Proteins are truncated to 1024 letters (appendix C.2). There
-    are 25 letters; the other entries of the vocabulary are special tokens.
+    It has 36 layers, 8 heads, d_model = 512 and d_ff = 1024. In the paper, ReLU features worked
+    best for this model; here the features approximate softmax. Proteins are truncated to 1024
+    letters (appendix C.2). The vocabulary consists of 25 letters and special tokens.
     """
     model = encoder(
         36,

@@ -1,4 +1,4 @@
-"""The class `Preset`, and functions that build the specs of many presets."""
+"""The class `Preset`, and functions that return specs and parts for many presets."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ GELU_MLM = MLMHead(dense=Dense(activation="gelu", norm=True))
 
 @dataclass(frozen=True)
 class Preset:
-    """A model configuration with its source and the published numbers of its training.
+    """A model spec with its paper and the published training settings.
 
-    Numbers that are not published are None.
+    Settings that are not published are None.
 
     Args:
         spec: the configuration of the model, with the published initialization.
         paper: the publication of the model.
-        context: the length of the longest training input in tokens.
+        context: the maximum length of training inputs in tokens.
         tokens: the number of training tokens, repetitions included.
         lr: the peak learning rate.
-        batch: the number of tokens per step; the final number if the batch size grows.
+        batch: the batch size in tokens; the final batch size if it grows during training.
         text_bytes: the size of the training text in bytes.
         training: the other keys of a training recipe as a nested dict; None if the paper omits
-            settings that matter.
+            important settings.
     """
 
     spec: Spec
@@ -53,7 +53,7 @@ class Preset:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """The recipe keys that train the model as published; empty if the paper omits some.
+        """The recipe of the published training, as a nested dict; {} if the paper omits a setting.
 
         >>> from trivium.presets import catalogue
         >>> catalogue["llama-7b"].recipe["optimizer"]["lr"], catalogue["bert-base"].recipe
@@ -85,10 +85,10 @@ def decoder(
     initialization: Initialization = SCALED,
     **stack: Any,
 ) -> TransformerSpec:
-    """Return the spec of a decoder-only model whose defaults follow GPT-2.
+    """Return the spec of a decoder-only Transformer, with the defaults of GPT-2.
 
-    There are no absolute positions and no dropout by default, unlike in GPT-2. `stack` contains the
-    other arguments of `Stack.of_mixers`: the mixer, and settings that differ from the defaults.
+    Unlike in GPT-2, the defaults have no absolute positions and no dropout. `stack` contains
+    arguments of `Stack.of_mixers`: the mixer, and settings that replace the defaults.
     """
     return TransformerSpec(
         vocab_size=vocab_size,
@@ -118,10 +118,10 @@ def encoder(
     activation: Activation = "gelu",
     **stack: Any,
 ) -> TransformerSpec:
-    """Return the spec of an encoder-only model whose defaults follow BERT (post-norm).
+    """Return the spec of an encoder-only Transformer, with the defaults of BERT (post-norm).
 
-    `stack` contains the other arguments of `Stack.of_mixers`: the mixer, the norm, and settings
-    that differ from the defaults.
+    `stack` contains arguments of `Stack.of_mixers`: the mixer, the norm, and settings that replace
+    the defaults.
     """
     feed_forward = MLP(d_ff=4 * d_model, activation=activation)
     blocks = {"feed_forward": feed_forward, "norm_placement": "post", "dropout": 0.1, **stack}
@@ -135,10 +135,10 @@ def encoder(
 
 
 def attention(d_model: int, num_heads: int, **options: Any) -> Attention:
-    """Return multi-head attention with head_dim = d_model / num_heads."""
+    """Return the spec of multi-head attention with head_dim = d_model / num_heads."""
     return Attention(num_heads=num_heads, head_dim=d_model // num_heads, **options)
 
 
 def swiglu(d_ff: int) -> MLP:
-    """Return LLaMA's feed-forward network: SwiGLU without biases."""
+    """Return the spec of LLaMA's feed-forward network: SwiGLU without biases."""
     return MLP(d_ff=d_ff, activation="silu", gated=True, bias=False)

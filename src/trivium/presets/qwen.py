@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen3."""
+"""Qwen2 and Qwen3: LLaMA with attention biases (Qwen2) or QK-norm (Qwen3)."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ from trivium.presets.preset import Preset, decoder
 
 
 def _rwkv(num_layers: int, d_model: int, tokens: float | None = None) -> Preset:
-    """Return RWKV, which has no positions, a norm of token embeddings, and an untied output.
+    """Return an RWKV preset: no positions, a norm after token embeddings, an untied output.
 
-    Token embeddings are initialized with the small standard deviation 1e-4.
+    Token embeddings are initialized with a small standard deviation, 1e-4.
     """
     model = decoder(
         num_layers,

@@ -1,7 +1,7 @@
 """Models before the Transformer: n-gram models, RNNs, ELMo, Bahdanau's encoder-decoder.
 
-`-tiny` and `-mini` have about as many parameters between token embeddings and output projection as
-Transformers of the same size name.
+Between token embeddings and output projection, the sizes `-tiny` and `-mini` have about as many
+parameters as Transformers of the same size name.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from trivium.presets.preset import Preset
 
 
 def _ngram(order: int, d_model: int, d_hidden: int) -> Preset:
+    """Return a preset of the neural n-gram model; its context has order - 1 tokens."""
     spec = NGramSpec(
         vocab_size=16_384,
         order=order,
@@ -34,6 +35,7 @@ def _rnn(
     *,
     both: bool = False,
 ) -> Preset:
+    """Return a preset of a two-layer RNN; with `both`, a bidirectional RNN with an MLM head."""
     spec = RNNSpec(
         vocab_size=16_384,
         d_model=d_model,
@@ -55,7 +57,7 @@ def _elmo(
     vocab_size: int = 16_384,
     length: int = 128,
 ) -> Preset:
-    """Return ELMo without the cell clipping and the sampled softmax of the authors' code."""
+    """Return an ELMo preset, without the cell clipping and sampled softmax of the authors' code."""
     spec = RNNSpec(
         vocab_size=vocab_size,
         d_model=d_model,
@@ -72,7 +74,7 @@ def _elmo(
 
 
 def _penn_treebank(d_hidden: int, dropout: float) -> Preset:
-    """Return a word-level language model of the Penn Treebank, unrolled for 35 steps."""
+    """Return an LSTM preset for words of the Penn Treebank, unrolled for 35 steps."""
     spec = RNNSpec(
         vocab_size=10_000,
         d_model=d_hidden,
@@ -86,6 +88,7 @@ def _penn_treebank(d_hidden: int, dropout: float) -> Preset:
 
 
 def _bahdanau(d_model: int, d_hidden: int) -> Preset:
+    """Return a preset of Bahdanau's encoder-decoder RNN with attention, with a tied output."""
     spec = AttentionRNNSpec(
         vocab_size=16_384,
         d_model=d_model,

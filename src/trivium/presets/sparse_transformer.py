@@ -21,13 +21,14 @@ def _sparse(
     num_summary: int,
     tokens: float | None = None,
 ) -> Preset:
-    """Return a byte-level decoder with the fixed pattern, its two sets merged in every head.
+    """Return a Sparse Transformer preset for bytes, with the fixed pattern in every head.
 
-    Positions are learned; the paper instead adds embeddings of a token's row and column in a matrix
-    as wide as the stride. Attention has dropout, unlike in the paper. The scaled initialization has
-    one standard deviation for matrices of any width, including the head, which is initialized to
-    zero in the paper (section 6). All heads attend to the same summary positions. Other positions
-    are masked, which saves no time and no memory here.
+    Each head merges both sets of the pattern: the block of a token and the summary positions. All
+    heads have the same summary positions. Other positions are masked, which saves no time and no
+    memory here. Differences from the paper: positions are learned (in the paper, embeddings of a
+    token's row and column in a matrix as wide as the stride are added); attention has dropout; the
+    scaled initialization has the same standard deviation for all matrices, including the head,
+    which the paper initializes to zero (section 6).
     """
     std = round(0.125 / d_model**0.5, 5)
     model = decoder(

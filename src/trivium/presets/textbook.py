@@ -1,4 +1,4 @@
-"""Models as textbooks describe them, where the textbooks differ from the papers."""
+"""Models as textbooks describe them, if the descriptions differ from the papers."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _TRANSFORMER = "after Vaswani et al. 2017 (Transformer, as a textbook lists it"
 
 
 def _transformer(*, pre_norm: bool = False) -> Preset:
-    """Return the Transformer of a textbook's PyTorch listings.
+    """Return a preset of the Transformer in a textbook's PyTorch listings.
 
     Unlike the model of the paper, it has one vocabulary per language, biases in attention, an
     untied output projection with a bias, LayerNorm with unbiased standard deviation, a final norm
-    after each stack, dropout of hidden units, and token embeddings with the uniform initialization
-    of matrices. `pre_norm` selects the layers of another textbook: pre-norm blocks with standard
-    LayerNorm and no dropout of hidden units.
+    after each stack, and dropout of hidden units. Its token embeddings have the uniform
+    initialization of matrices. `pre_norm` selects the layers of another textbook: pre-norm blocks
+    with standard LayerNorm and no dropout of hidden units.
     """
     d_model = 512
     stack = Stack.of_mixers(
@@ -48,10 +48,10 @@ def _transformer(*, pre_norm: bool = False) -> Preset:
 
 
 def _gpt3() -> Preset:
-    """Return GPT-3 as a textbook composes it.
+    """Return a preset of GPT-3 as a textbook describes it.
 
-    Unlike the model of the paper, it has post-norm blocks, sinusoidal positions, only dense
-    attention without biases, and ReLU.
+    Unlike the model of the paper, it has post-norm blocks, sinusoidal positions and ReLU.
+    Attention is dense in all layers and has no biases.
     """
     model = decoder(
         96,

@@ -1,7 +1,7 @@
 """Transformer-XL: decoders with segment-level recurrence.
 
-In the WikiText-103 sizes all token embeddings are as wide as the model. The published large model
-has adaptive embeddings (Baevski and Auli 2019) and 257M parameters; here it has 520M.
+In the sizes for WikiText-103, all token embeddings are as wide as the model. The published large
+model has adaptive embeddings (Baevski and Auli 2019) and 257M parameters; here it has 520M.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ def _transformer_xl(
     dropout: float = 0.0,
     **published: float,
 ) -> Preset:
+    """Return a Transformer-XL preset whose layers attend to `memory` tokens of earlier segments."""
     model = decoder(
         num_layers,
         d_model,
@@ -54,7 +55,7 @@ _PAPER = "Dai et al. 2019 (Transformer-XL)"
 
 
 def _small(num_layers: int, d_model: int) -> Preset:
-    """Return a size of our own with pre-norm blocks, for short runs."""
+    """Return a preset of our own size for short runs, with pre-norm blocks."""
     return _transformer_xl(
         num_layers,
         d_model,

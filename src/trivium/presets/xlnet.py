@@ -1,4 +1,4 @@
-"""XLNet: encoders for permutation language modelling."""
+"""XLNet: encoders with two-stream attention for permutation language modelling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ def _xlnet(
     paper: str = "Yang et al. 2019 (XLNet)",
     **published: float,
 ) -> Preset:
-    """Return XLNet with the released memory of 384 tokens (see `objective.carry_state`)."""
+    """Return an XLNet preset with a memory of 384 tokens, as released.
+
+    The memory is used if `objective.carry_state` is set.
+    """
     model = encoder(
         num_layers,
         d_model,
