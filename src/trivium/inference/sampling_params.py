@@ -2,7 +2,7 @@
 
 `LanguageModel.generate`, the command line, the server's JSON and the playground's controls are
 derived from the fields of `SamplingParams`; `SamplingOptions` repeats the fields for type checkers.
-Only the server's temperature has another default: 1, as in OpenAI's API (`serve/schemas.py`).
+Only the server's temperature has a different default: 1, as in OpenAI's API (`serve/schemas.py`).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class SamplingParams(DecodingParams):
 
     @property
     def greedy(self) -> bool:
-        """Whether the most probable token is always chosen (any temperature below 1e-5)."""
+        """Whether the most probable token is always chosen (temperature below 1e-5)."""
         return self.temperature < 1e-5
 
 
