@@ -168,7 +168,7 @@ def _best_spans(
 ) -> dict[Span, float]:
     """Return the best spans of a window: a dict from character offsets to scores.
 
-    The candidates are all spans of at most _LONGEST tokens, without whitespace at their ends.
+    The candidates are all spans up to the maximum answer length, without whitespace at the ends.
     `starts` and `ends` are the start and end logits, float32 [T] each.
     """
     first = window.context_start

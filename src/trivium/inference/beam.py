@@ -216,7 +216,7 @@ class _Search:
 
 @torch.inference_mode()
 def _run(module: LanguageModule, searches: Sequence[_Search], most: int) -> None:
-    """Run the searches until all are final or have `most` new tokens.
+    """Run the searches until all are final or have generated the maximum number of tokens.
 
     The rows of a decode step are the beams of the unfinished searches, K consecutive rows each.
     """

@@ -43,7 +43,7 @@ def next_tokens(
 
 
 def restrict(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Apply temperature, then top-k, top-p and min-p (`RESTRICTIONS`): [B, V] -> [B, V]."""
+    """Apply temperature, then top-k, top-p and min-p, to logits: [B, V] -> [B, V]."""
     logits = logits / params.temperature
     for name, keep in RESTRICTIONS.items():
         value = getattr(params, name)

@@ -303,7 +303,7 @@ class TextModel:
 
     @property
     def context_length(self) -> int | None:
-        """The maximum number of positions: of the spec, or else `max_length` (encoder-decoder only)."""
+        """The maximum number of positions; None: unlimited (encoder-decoder: then `max_length`)."""
         both = self.spec.family == "encoder-decoder"
         return self.spec.max_length or (self.max_length if both else None)
 
