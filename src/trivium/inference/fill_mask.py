@@ -167,8 +167,8 @@ def fill_gaps(lm: TextModel, text: str, *, top_k: int = 5) -> list[MaskFill]:
 def fill_blanks(lm: TextModel, text: str) -> MaskFill:
     """Fill all blanks of a text with a decoder, one after another, each up to an end token.
 
-    Every token is the most probable one. The contents of several blanks are joined by " | ". The
-    score is that of `fill_gaps`. Source: Du et al. 2022, section 2.1.
+    Decoding is greedy. The contents of several blanks are joined by " | ". The score is defined as
+    in `fill_gaps`. Source: Du et al. 2022, section 2.1.
 
     Raises:
         TokenizerError: the tokenizer lacks a token that masks, starts or ends a blank.

@@ -149,6 +149,7 @@ class TextModel:
         self._special_tokens: SpecialTokens | None = None
 
     def __repr__(self) -> str:
+        """Return the class name, the family and the capabilities."""
         return f"<{type(self).__name__}: {self.spec.family}, {', '.join(self.capabilities)}>"
 
     @property
