@@ -34,9 +34,9 @@ class TaskMixin(TextModel):
         """Return the label of a text or of a pair of texts, with the probability of every label.
 
         A model without a classification head labels pairs with its next-sentence head, if it has
-        one (`next_sentence`). An encoder-decoder that was fine-tuned to generate labels compares the
-        likelihoods of the labels. If a text is longer than the model reads, its end is cut with a
-        warning.
+        one (`next_sentence`). An encoder-decoder that was fine-tuned to generate labels compares
+        the likelihoods of the labels. If a text is longer than the model reads, its end is cut with
+        a warning.
 
         Args:
             text: one text, or a list of texts or of pairs.
