@@ -54,10 +54,10 @@ class ContextWindow:
     question_cut: int = 0
 
     def type_ids(self, spec: Spec) -> list[int]:
-        """Return the token type ids; without two token types: 0 up to the question's end, then 1.
+        """Return the token type ids.
 
-        A model without two token types may use these ids to select global tokens
-        (`Spec.reads_token_types`).
+        For a model without two token types, the ids are 0 up to the end of the question, then 1.
+        Such a model may use them to select global tokens (`Spec.reads_token_types`).
         """
         if spec.num_token_types > 1:
             return self.input.type_ids
@@ -115,7 +115,7 @@ def find_answers(
     """Return the best answers to every question, best first.
 
     The score of a span is the sum of its start logit and its end logit. The score of "no answer" is
-    this sum at position 0, the minimum over all windows.
+    the minimum, over all windows, of this sum at position 0.
 
     Args:
         lm: a model with a span head.
@@ -124,7 +124,7 @@ def find_answers(
         stride: the number of context tokens by which windows overlap.
         top_k: the maximum number of answers per question.
         no_answer_threshold: "no answer" comes first if its score exceeds the score of the best span
-            by more than this threshold (SQuAD 2.0); None: only if there is no span.
+            by more than this threshold (SQuAD 2.0); None: it comes first only if there is no span.
     """
     tokenizer = lm.source_tokenizer
     windows = context_windows(tokenizer, questions, max_length=max_length, stride=stride)
@@ -166,10 +166,10 @@ def find_answers(
 def _best_spans(
     window: ContextWindow, context: str, starts: np.ndarray, ends: np.ndarray, count: int
 ) -> dict[Span, float]:
-    """Return the best spans of a window, as character offsets without outer spaces -> score.
+    """Return the best spans of a window: a dict from character offsets to scores.
 
-    The candidates are all spans of at most _LONGEST tokens. `starts` and `ends` are the start and
-    end logits, float32 [T] each.
+    The candidates are all spans up to the maximum answer length, without whitespace at the ends.
+    `starts` and `ends` are the start and end logits, float32 [T] each.
     """
     first = window.context_start
     size = sum(text == 1 for text in window.input.texts)
@@ -191,7 +191,7 @@ def _best_spans(
 
 
 def _trimmed(context: str, start: int, end: int) -> Span:
-    """Return a span without the whitespace around it, which some tokens include."""
+    """Return a span without leading and trailing whitespace, which some tokens include."""
     text = context[start:end]
     start += len(text) - len(text.lstrip())
     return start, start + len(text.strip())

@@ -62,7 +62,7 @@ def attention_weights(model: LanguageModule, input_ids: Tensor, **inputs: Any) -
     weights: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
 
     def record(stack: str, module: AttentionModule, inputs: tuple[Any, ...]) -> None:
-        """Append the weights of a layer. Layers that share parameters are recorded separately."""
+        """Append the attention weights of a layer. Layers with shared parameters are separate."""
         kind = "cross" if isinstance(module, CrossAttention) else stack
         weights[kind].append(module.probabilities(*inputs))
 

@@ -64,7 +64,7 @@ def beam_search(
     progress: Callable[[int, int], None] | None = None,
     watch: Watch | None = None,
 ) -> list[list[Hypothesis]]:
-    """Return the best continuations of every prompt, or outputs for every source, best first.
+    """Return the best continuations of every prompt (or outputs for every source), best first.
 
     A text ends at a stop id, after `max_new_tokens`, or at the model's context length. As with
     `Engine`, the other prompts of a batch affect a text only through rounding.
@@ -79,8 +79,8 @@ def beam_search(
             every beam.
         progress: called after every batch with the number of finished prompts and of all prompts.
         watch: called after every new token of every prompt with the prompt's unfinished texts and
-            finished texts. If a text is longer than usual, its prompt is searched again, and the
-            calls restart at the first token.
+            finished texts. The first search for a prompt uses a short cache. If the search does not
+            end there, it restarts with a longer cache, and so do the calls.
 
     Returns:
         At most `params.num_return` hypotheses per prompt.
@@ -103,7 +103,7 @@ def beam_search(
     for prompt in prompts:
         check_prompt(lm, prompt)
     results: dict[int, list[Hypothesis]] = {}
-    # Few texts reach the limit: only their prompts are searched again, in a cache of that length.
+    # Few texts reach the limit: only their searches restart, with a cache of that length.
     usual = [min(limit, 2 * len(prompt) + 16) for limit, prompt in zip(limits, prompts)]
     for lengths in (usual, limits):
         rest = [i for i in range(len(prompts)) if i not in results]
@@ -134,14 +134,14 @@ class _Candidate(NamedTuple):
 class _Search:
     """The search for one prompt: K beams, and the best K hypotheses so far.
 
-    As in `transformers`, only the K best candidates may end a text, the K best other candidates
-    become the beams, and the token that ends a text counts towards its length.
+    As in `transformers`, only the K best candidates may end a text. The K best of the candidates
+    that do not end a text become the beams. The token that ends a text counts towards its length.
 
     Args:
         prompt: the ids of the prompt, or of an encoder's source.
         limit: the maximum number of new tokens.
         params: the options of beam search.
-        rules: the rules for the beginnings and ends of texts.
+        rules: stop ids, decoder start and so on.
         watch: a function called after every step.
     """
 
@@ -197,10 +197,10 @@ class _Search:
 
     @property
     def is_final(self) -> bool:
-        """Whether the search has ended, by `early_stopping`.
+        """Whether the search has ended: at the token limit, or according to `early_stopping`.
 
-        With False, the search ends when K hypotheses are finished and no beam at its present length
-        scores better. As in `transformers`, this is an estimate.
+        With False, the search ends when K hypotheses are finished and no beam, scored at its
+        current length, is better. As in `transformers`, this is an estimate.
         """
         params, best, length = self.params, self.beams[0].log_p, self.length
         if length >= self.limit:
@@ -216,7 +216,7 @@ class _Search:
 
 @torch.inference_mode()
 def _run(module: LanguageModule, searches: Sequence[_Search], most: int) -> None:
-    """Run the searches until all are final or have `most` new tokens.
+    """Run the searches until all are final or have generated the maximum number of tokens.
 
     The rows of a decode step are the beams of the unfinished searches, K consecutive rows each.
     """
@@ -253,7 +253,7 @@ def _candidates(
 ) -> Iterator[list[_Candidate]]:
     """Yield the best candidates of each search from hidden states [R, D], best first.
 
-    At least K candidates of each search do not end a text.
+    At least K candidates of each search do not end a text, unless the vocabulary is too small.
     """
     params, rules = searches[0].params, searches[0].rules
     log_p = vocabulary_log_probabilities(module, hidden, rules.vocab_size)

@@ -21,11 +21,11 @@ class Classification:
     """The label of a text.
 
     Args:
-        label: the most probable class. In multi-label classification it is a tuple of the labels
-            whose probability is above one half, in regression it is empty.
-        score: the probability of the class. In multi-label classification it is the smallest
+        label: the most probable class. In multi-label classification, it is a tuple of the labels
+            whose probability is above one half. In regression, it is an empty string.
+        score: the probability of the class. In multi-label classification, it is the smallest
             probability among these labels (or the largest of all labels, if none is above one
-            half), in regression the predicted number.
+            half). In regression, it is the predicted number.
         scores: every label with its probability, most probable first; empty in regression.
     """
 
@@ -48,8 +48,8 @@ def classify_texts(
 ) -> list[Classification]:
     """Return the labels of texts and pairs; see `LanguageModel.classify`.
 
-    `head` "nsp" predicts whether the second text follows the first one. "nsp" is also the default
-    for a model without labels.
+    The next-sentence head (`head="nsp"`) predicts whether the second text follows the first one. It
+    is also the default for a model without labels.
     """
     labels = lm.generates_labels or label_count(lm.module.spec, "classifier")
     if head == "nsp" or not labels:
@@ -133,7 +133,7 @@ def label_count(spec: Spec, kind: str) -> int:
 def to_classifications(
     logits: Tensor, names: Sequence[str], kind: LabelKind
 ) -> list[Classification]:
-    """Return labels and probabilities from logits.
+    """Convert logits to labels and their probabilities.
 
     Args:
         logits: [N, L].

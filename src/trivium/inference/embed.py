@@ -38,7 +38,7 @@ def embed_windows(
     pooling: Pooling | None,
     normalize: bool | None,
 ) -> Tensor:
-    """Return one embedding per text: its pooled hidden states, projected by a vector head if any.
+    """Return one embedding per text: its pooled hidden states, projected by the vector head if any.
 
     If a text has several windows, the pooled states of the windows are averaged, weighted by the
     number of tokens. With mean pooling, the result is the mean over all tokens of the text.
@@ -74,8 +74,9 @@ def embed_windows(
 def embed_tokens(
     lm: TextModel, texts: Sequence[Sequence[TextInput]], *, normalize: bool
 ) -> list[TokenVectors]:
-    """Return the hidden states of the tokens of texts, which are given as windows.
+    """Return the hidden states of each text's tokens, without special tokens.
 
+    `texts`: the windows of every text.
     `normalize`: whether to scale vectors to length 1, so that dot products are cosine similarities.
     """
     windows = [window for text in texts for window in text]
@@ -100,7 +101,7 @@ def embed_tokens(
 def _states(
     lm: TextModel, windows: Sequence[TextInput]
 ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Return the hidden states of windows with their token types; see `hidden_states`."""
+    """Return the batches of `hidden_states` for windows, with token type ids if several exist."""
     compares = lm.spec.num_token_types > 1
     types = [window.type_ids for window in windows] if compares else None
     return hidden_states(lm, [window.ids for window in windows], token_type_ids=types)

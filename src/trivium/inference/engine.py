@@ -1,4 +1,4 @@
-"""Generation of many texts at once: requests take and free the slots of one cache.
+"""Generation of many texts at once: each running request occupies one slot of a shared cache.
 
 Shape letters: B rows of a decode step, T tokens per row, V vocabulary.
 """
@@ -39,8 +39,9 @@ _PREFILL_TOKENS = 2048
 class Engine:
     """Continuous batching (Yu et al. 2022, Orca) over fixed slots.
 
-    A text does not depend on the requests in the same batch, except for rounding: matmuls of other
-    shapes sum in another order. This can matter where two tokens are almost equally probable.
+    A text does not depend on the requests in the same batch, except for rounding: matmuls of
+    different shapes sum in different orders. This can matter if two tokens are almost equally
+    probable.
 
     One thread at a time may use an engine.
 
@@ -49,8 +50,8 @@ class Engine:
         slots: the number of texts generated at the same time; further requests wait.
         slot_length: the number of tokens in a slot, including the prompt; at most the model's
             context length.
-        compile: whether to compile the decode step with `torch.compile`, for all slots at static
-            shapes.
+        compile: whether to compile the decode step with `torch.compile`, with static shapes for
+            all slots.
         draft: a source of draft tokens (speculative decoding); drafts change the speed, not the
             text.
 
@@ -117,7 +118,7 @@ class Engine:
         return bool(self.active or self._waiting)
 
     def add(self, request: GenerationRequest) -> GenerationRequest:
-        """Queue a request.
+        """Queue a request. Returns the same request.
 
         Raises:
             SpecError: a prompt that is empty or longer than a slot, or an id that does not exist.
@@ -171,7 +172,7 @@ class Engine:
             yield from self.step()
 
     def stream(self, request: GenerationRequest) -> Iterator[str]:
-        """Run steps until a request has finished. Yields the request's text in pieces as it grows.
+        """Run steps until a request has finished. Yields the generated text piece by piece.
 
         Raises:
             TriviumError: the request was not added to this engine.
@@ -182,6 +183,7 @@ class Engine:
         return self._pieces(request)
 
     def _pieces(self, request: GenerationRequest) -> Iterator[str]:
+        """Yield the text of a request in pieces, running a step whenever there is no new text."""
         length = 0
         while len(request.text) > length or not request.finished:
             if piece := request.text[length:]:
@@ -191,9 +193,11 @@ class Engine:
                 self.step()
 
     def _running(self) -> list[_RequestState]:
+        """Return the states of the requests that hold a slot."""
         return [state for state in self._states if state is not None]
 
     def _prefill(self) -> None:
+        """Assign free slots to waiting requests, prefill them and generate their first tokens."""
         free = [slot for slot, state in enumerate(self._states) if state is None]
         batch: list[_RequestState] = []
         tokens = 0
@@ -234,7 +238,7 @@ class Engine:
     def _verify(
         self, running: Sequence[_RequestState], drafts: Mapping[int, Sequence[int]]
     ) -> None:
-        """Run the last token and the draft tokens of every text, and keep the accepted tokens."""
+        """Run the model on each text's last token and drafts, and append the accepted tokens."""
         hidden = self._extend_texts(
             {
                 state.slot: [state.request.output_ids[-1], *drafts.get(state.slot, ())]
@@ -286,7 +290,7 @@ class Engine:
                 self._states[slot], state.slot = state, slot
 
     def _drafts(self, running: Sequence[_RequestState]) -> dict[int, list[int]]:
-        """Return the draft tokens per slot, at most one fewer than the tokens left to generate."""
+        """Return the draft tokens per slot, fewer than the number of tokens left to generate."""
         if self._draft is None:
             return {}
         texts, limits = {}, {}
@@ -303,7 +307,7 @@ class Engine:
         }
 
     def _advance(self, hidden: Tensor, states: Sequence[_RequestState]) -> list[int]:
-        """Choose, append and return the next token of each text, from hidden states [B, D]."""
+        """Choose, append and return the next token of each text, given hidden states [B, D]."""
         logits, vocab_size = vocabulary_logits(self._module, hidden), self._rules.vocab_size
         recorded = [
             None if state.request.params.top_logprobs is None else row.log_softmax(-1)[:vocab_size]
@@ -321,6 +325,7 @@ class Engine:
         return ids
 
     def _free(self, state: _RequestState) -> None:
+        """Free the slot of a request, including its cache."""
         self._states[state.slot] = None
         self._cache.free(state.slot)
 
@@ -346,7 +351,7 @@ class _RequestState:
 
     @property
     def cached(self) -> int:
-        """The number of tokens in the cache: all tokens except the last generated token."""
+        """The number of tokens in the cache: all tokens except the last generated one."""
         return len(self.decoding.prompt) + max(0, len(self.request.output_ids) - 1)
 
     def append(self, token_id: int, logprobs: Tensor | None) -> None:
@@ -375,11 +380,12 @@ class _RequestState:
             self.finish("length")
 
     def finish(self, reason: FinishReason) -> None:
-        """End the text, including the characters held back so far."""
+        """End the text: append the characters held back so far, and set the finish reason."""
         self._emit(self._stop.push(self._stream.finish(), last=True))
         self.request.finish_reason = "stop" if self._stop.matched else reason
 
     def _emit(self, piece: str) -> None:
+        """Append a piece to the request's text; an answer loses its leading space."""
         if self.request.answers and not self.request.text:
             piece = piece.removeprefix(" ")
         self.request.text += piece
@@ -391,6 +397,7 @@ def _rows(hidden: Tensor, states: Sequence[_RequestState]) -> Tensor:
 
 
 def _check_choices(choices: Sequence[Sequence[int]], stop_ids: Collection[int]) -> None:
+    """Raise TriviumError if a choice is empty, or, without stop ids, a prefix of another."""
     if not all(choices):
         raise TriviumError("a choice has no tokens: give texts that are not empty.")
     if not stop_ids and any(next_of_choices(choices, one, ()) for one in choices):

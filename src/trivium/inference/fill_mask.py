@@ -95,7 +95,10 @@ def _reader(lm: TextModel) -> Tokenizer:
 
 
 def with_mask_token(tokenizer: Tokenizer, text: str) -> str:
-    """Replace every spelling of a mask in a text by the tokenizer's mask token."""
+    """Replace other spellings of a mask in a text, such as <mask>, with the tokenizer's mask token.
+
+    A spelling that is another special token of the tokenizer is not replaced.
+    """
     mask = tokenizer.roles.get("mask")
     if mask is None:
         return text
@@ -141,10 +144,10 @@ def fill_gaps(lm: TextModel, text: str, *, top_k: int = 5) -> list[MaskFill]:
 
     A model with sentinels (T5) generates each gap's sentinel followed by its content. Gaps are
     written <extra_id_0>, <extra_id_1>, ... or as masks. A model with a mask token (BART) generates
-    the whole text. The content of a gap is then the text between its neighbours, or empty if the
-    model has changed them. The contents of several gaps are joined by " | ". A score is the
-    geometric mean of the probabilities of the generated tokens. Equal texts are returned once, so
-    that there may be fewer than `top_k`.
+    the whole text. The content of a gap is then the generated text between the two pieces of input
+    around the gap, or empty if the model has changed these pieces. The contents of several gaps are
+    joined by " | ". A score is the geometric mean of the probabilities of the generated tokens.
+    Equal texts are returned once, so that there may be fewer than `top_k`.
 
     Raises:
         TriviumError: the text has no gap, or top_k is below 1.
@@ -164,8 +167,8 @@ def fill_gaps(lm: TextModel, text: str, *, top_k: int = 5) -> list[MaskFill]:
 def fill_blanks(lm: TextModel, text: str) -> MaskFill:
     """Fill all blanks of a text with a decoder, one after another, each up to an end token.
 
-    Every token is the most probable one. The contents of several blanks are joined by " | ". The
-    score is that of `fill_gaps`. Source: Du et al. 2022, section 2.1.
+    Decoding is greedy. The contents of several blanks are joined by " | ". The score is defined as
+    in `fill_gaps`. Source: Du et al. 2022, section 2.1.
 
     Raises:
         TokenizerError: the tokenizer lacks a token that masks, starts or ends a blank.
@@ -187,7 +190,7 @@ def fill_blanks(lm: TextModel, text: str) -> MaskFill:
     cache = module.new_cache(1, room)
 
     def extend(ids: Ids, positions: list[tuple[int, int]], **prefix: Tensor) -> Tensor:
-        """Return the log-probabilities of the token after `ids`, [V]."""
+        """Append `ids` to the cache. Returns the log-probabilities of the next token, [V]."""
         inputs = {"input_ids": ids, "position_ids": positions}
         tensors = {name: torch.tensor([x], device=module.device) for name, x in inputs.items()}
         hidden = module(**tensors, **prefix, cache=cache)[0, -1]
@@ -213,6 +216,7 @@ _Fill = tuple[str, list[str], float]
 
 
 def _fill_sentinels(lm: TextModel, text: str, beams: BeamSearchParams) -> Iterator[_Fill]:
+    """Yield the fills by a model with sentinels, which generates only the contents of the gaps."""
     tokenizer, target, rules = _reader(lm), lm.text_tokenizer, lm.generation_rules
     text, names = _with_sentinels(tokenizer, text)
     gaps = [token_id for name in names if (token_id := target.token_to_id(name)) is not None]
@@ -232,6 +236,7 @@ def _fill_sentinels(lm: TextModel, text: str, beams: BeamSearchParams) -> Iterat
 
 
 def _fill_by_rewriting(lm: TextModel, text: str, beams: BeamSearchParams) -> Iterator[_Fill]:
+    """Yield the fills by a model with a mask token, which generates the whole text."""
     tokenizer = _reader(lm)
     mask = tokenizer.roles.get("mask", "")
     text = with_mask_token(tokenizer, text)
@@ -246,7 +251,7 @@ def _fill_by_rewriting(lm: TextModel, text: str, beams: BeamSearchParams) -> Ite
 
 
 def _with_sentinels(tokenizer: Tokenizer, text: str) -> tuple[str, list[str]]:
-    """Return the text with a sentinel for every mask, and its sentinels in their order."""
+    """Replace masks with sentinels. Returns the text, and all its sentinels in their order."""
     names = [tokenizer.tokens[token_id] for token_id in tokenizer.sentinel_ids]
     unused = [name for name in names if name not in text]
     if len(MASK_PATTERN.findall(text)) > len(unused):
@@ -271,7 +276,7 @@ def _contents(tokenizer: Tokenizer, ids: Ids, gaps: Ids) -> list[str]:
 
 
 def _replace_sentinel(text: str, sentinel: str, content: str) -> str:
-    """Replace a sentinel by the content of its gap. An empty content leaves a single space."""
+    """Replace a sentinel with the text of its gap. An empty gap leaves at most one space."""
     before, _, after = text.partition(sentinel)
     if not content:
         return before.rstrip() + (" " if before[-1:].isspace() else "") + after.lstrip()
@@ -279,7 +284,7 @@ def _replace_sentinel(text: str, sentinel: str, content: str) -> str:
 
 
 def texts_between(pieces: Sequence[str], text: str) -> list[str]:
-    """Return the texts between consecutive pieces of a text, or empty texts if one is missing.
+    """Return the texts between consecutive pieces of a text, or empty texts if a piece is missing.
 
     >>> texts_between(["The", "sat on the", "."], "The cat sat on the mat.")
     ['cat', 'mat']

@@ -64,7 +64,7 @@ def pad_rows(rows: Sequence[Ids], device: torch.device) -> tuple[Tensor, Tensor 
 
 
 def padding_mask(lengths: Tensor | None, longest: int) -> Tensor | None:
-    """Return the mask of `longest` positions, bool [B, T], True for tokens; None: no padding."""
+    """Return the padding mask bool [B, T], T = `longest`, True for tokens; None without padding."""
     if lengths is None:
         return None
     return torch.arange(longest, device=lengths.device) < lengths[:, None]
@@ -84,7 +84,8 @@ def hidden_states(
     Args:
         lm: any model.
         inputs: the ids of every input, at least one each.
-        token_type_ids: sentence A or B for every token; ignored by models that do not use them.
+        token_type_ids: the token type (sentence A or B) of every token; ignored by models
+            without token types.
 
     Returns:
         For each batch, the indices of its inputs, the hidden states [B, T, D], and a mask, bool
@@ -113,7 +114,7 @@ def hidden_states(
 def masked_states(
     lm: TextModel, ids: Ids, positions: Sequence[int], max_length: int | None
 ) -> Tensor:
-    """Return the hidden states [M, D] at positions of a text, each masked in a row of its own.
+    """Return the hidden states [M, D] at M positions of a text; each row masks one position.
 
     Args:
         lm: an encoder-only model.
@@ -140,7 +141,7 @@ def masked_states(
         inner, count = starts[:, None] + columns[:width], len(some)
         rows = text[torch.cat((first.expand(count, -1), inner, last.expand(count, -1)), 1)]
         row, column = torch.arange(count, device=device), some - starts + prefix
-        if lm.module.spec.query_stream:  # masked by order: no mask token replaces the token
+        if lm.module.spec.query_stream:  # the order hides the token: no mask token is needed
             masked = (rows == tokenizer.mask_id).index_put((row, column), torch.tensor(True))
             predicted = lm.module(rows, order=masked.long(), predicted=column[:, None])
             hidden.append(predicted[:, 0])

@@ -77,7 +77,7 @@ def penalize(logits: Tensor, state: DecodingState) -> None:
 
 
 def penalize_repetition(logits: Tensor, penalty: float) -> Tensor:
-    """Divide positive logits of tokens that occurred by the penalty, and multiply negative ones.
+    """Divide positive logits by the penalty, multiply negative ones, for tokens that occurred.
 
     Source: Keskar et al. 2019 (CTRL), section 4.1. Unlike in the paper, the sign matters, as in
     `transformers`: dividing a negative logit would make the token more probable.
@@ -86,7 +86,7 @@ def penalize_repetition(logits: Tensor, penalty: float) -> Tensor:
 
 
 def forbidden_ids(state: DecodingState, rules: GenerationRules) -> set[int]:
-    """Return the tokens that may not come next: suppressed, ending too early, repeating n-grams."""
+    """Return the banned ids, stop ids that would come too early, and ids that repeat n-grams."""
     params, length = state.params, len(state.output)
     ids = set(rules.banned_ids)
     if length == len(rules.forced_start):  # the first token that is not forced
@@ -115,7 +115,7 @@ def following_tokens(history: Ids, ids: Ids, size: int) -> set[int]:
 
 
 def next_of_choices(choices: Sequence[Ids], output: Ids, stop_ids: Collection[int]) -> set[int]:
-    """Return the tokens that continue any choice after `output`; none if `output` is complete.
+    """Return the ids that may follow `output` in any choice; none if `output` is complete.
 
     If `output` is a choice and also the beginning of another choice, stop ids are included.
     """

@@ -31,7 +31,7 @@ class TokenLogprob(NamedTuple):
 def token_logprob(
     tokenizer: Tokenizer, previous: int | None, token_id: int, logprobs: Tensor, top: int
 ) -> TokenLogprob:
-    """Return a token with the `top` most probable tokens at its position, from `logprobs`, [V]."""
+    """Return a token's log-probability and the `top` most probable tokens, from `logprobs` [V]."""
     best = logprobs.topk(min(top, len(logprobs)))
     ids = [token_id, *best.indices.tolist()]
     text, *texts = token_texts(tokenizer, [(previous, index) for index in ids])
@@ -52,10 +52,11 @@ class GenerationRequest:
     Attributes:
         output_ids: the generated tokens, without a stop id but including those of a stop string.
         end_id: the stop id that ended the text, if any.
-        text: the final part of the generated text, without stop strings and incomplete characters.
+        text: the text generated so far; it excludes stop strings, a possible start of a stop
+            string, and incomplete characters.
         logprobs: one entry per token of `output_ids` if `params.top_logprobs` is not None.
         finish_reason: None while generating; "stop" (end of text, a stop string or a complete
-            choice), "length" (max_new_tokens or positions used up), "cancelled".
+            choice), "length" (max_new_tokens reached, or no positions left), "cancelled".
         seed: the seed in the parameters, or a random seed.
     """
 

@@ -22,7 +22,7 @@ def next_tokens(
     """Choose the next tokens, int64 [B], from logits [B, V] to which penalties are applied.
 
     Args:
-        params: the sampling parameters of each row; rows with equal temperature and restrictions
+        params: the sampling parameters of each row; rows with the same temperature and filters
             are sampled in one call.
         uniforms: one random number in [0, 1) per row, from the row's own generator, so that a
             text does not depend on the other rows.
@@ -43,7 +43,7 @@ def next_tokens(
 
 
 def restrict(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Apply temperature, then top-k, top-p and min-p (`RESTRICTIONS`): [B, V] -> [B, V]."""
+    """Apply temperature, then top-k, top-p and min-p, to logits: [B, V] -> [B, V]."""
     logits = logits / params.temperature
     for name, keep in RESTRICTIONS.items():
         value = getattr(params, name)

@@ -2,7 +2,7 @@
 
 `LanguageModel.generate`, the command line, the server's JSON and the playground's controls are
 derived from the fields of `SamplingParams`; `SamplingOptions` repeats the fields for type checkers.
-Only the server's temperature has another default: 1, as in OpenAI's API (`serve/schemas.py`).
+Only the server's temperature has a different default: 1, as in OpenAI's API (`serve/schemas.py`).
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class DecodingParams:
     min_new_tokens: int = option(0, "tokens before a text may end", ge=0)
 
     def __post_init__(self) -> None:
+        """Check types and bounds, and store `logit_bias` as a new dict."""
         check_options(self)
         biases = self.logit_bias or {}
         if not isinstance(biases, Mapping):
@@ -105,6 +106,7 @@ class SamplingParams(DecodingParams):
     )
 
     def __post_init__(self) -> None:
+        """Check types and bounds, and store `stop` and `choices` as tuples."""
         super().__post_init__()
         for name in ("stop", "choices"):
             texts = getattr(self, name)
@@ -117,7 +119,7 @@ class SamplingParams(DecodingParams):
 
     @property
     def greedy(self) -> bool:
-        """Whether the most probable token is always chosen (any temperature below 1e-5)."""
+        """Whether the most probable token is always chosen (temperature below 1e-5)."""
         return self.temperature < 1e-5
 
 
@@ -141,6 +143,7 @@ class BeamSearchParams(DecodingParams):
     num_return: int = option(1, "finished texts returned per prompt, at most num_beams", ge=1)
 
     def __post_init__(self) -> None:
+        """Check types and bounds, `early_stopping`, and that `num_return` fits `num_beams`."""
         super().__post_init__()
         if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
             raise TriviumError(

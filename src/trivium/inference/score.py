@@ -1,6 +1,6 @@
 """Log-probabilities of texts as continuations of a context, which may be empty.
 
-A decoder scores items of similar lengths together, so that the other items affect a score, but only
+A decoder scores items of similar lengths in one batch, so that the other items affect a score only
 through rounding.
 
 Shape letters: R rows, L longest continuation, M scored tokens, D d_model, V vocabulary.
@@ -58,7 +58,7 @@ class SequenceScore:
         log_probabilities: log p(token | tokens before) for a decoder, log p(token | all other
             tokens) for an encoder (Salazar et al. 2020). It is None for a first token without any
             token before it.
-        greedy: whether each token is the most probable one of its position.
+        greedy: whether each token is the most probable one at its position.
         num_cut: the number of tokens cut from the left of a context that was too long.
     """
 
@@ -82,7 +82,7 @@ def score_text(lm: TextModel, text: str, context: str | None = None) -> Sequence
     """Return the score of a whole text, which may continue a context.
 
     The end of the text is not scored. Context and text are tokenized as the one string
-    `context + text`: begin the text with a space where the string has one. A token across the
+    `context + text`: start the text with a space if the string has one there. A token across the
     border of context and text is scored with the text. A context that is too long is cut on the
     left. An encoder-decoder reads the context separately, with the encoder.
 
@@ -146,7 +146,7 @@ def score_continuations(
 def encode_item(
     lm: TextModel, context: str, continuations: Sequence[str], *, after: str = ""
 ) -> ScoreItem:
-    """Return the ids of a context and its continuations, encoded as the texts they form together.
+    """Return the ids of a context and its continuations, each tokenized jointly with the context.
 
     Spaces at the end of the context belong to the continuations, because most tokenizers include a
     space in the token after it. The ids of the context are the common prefix of all encodings. A
@@ -158,6 +158,7 @@ def encode_item(
     """
 
     def encoded(tokenizer: Tokenizer, text: str) -> Encoding:
+        """Encode a text without special tokens."""
         return tokenizer.encode(text, add_special_tokens=False)
 
     tokenizer, both = lm.text_tokenizer, lm.module.spec.family == "encoder-decoder"
@@ -217,7 +218,7 @@ class _Group(NamedTuple):
 
 
 def _context(lm: TextModel, item: ScoreItem, truncate: bool) -> tuple[list[int], int]:
-    """Return a decoder's prompt or an encoder's source, and the number of tokens cut from it."""
+    """Return the truncated decoder prompt or encoder source, and the number of tokens cut."""
     module, longest = lm.module, max(map(len, item.continuations))
     if module.spec.family == "encoder-decoder":
         start = lm.generation_rules.target_start
@@ -240,7 +241,7 @@ def _context(lm: TextModel, item: ScoreItem, truncate: bool) -> tuple[list[int],
 def _score_decoded(
     lm: TextModel, items: Sequence[ScoreItem], contexts: Sequence[tuple[list[int], int]]
 ) -> list[list[SequenceScore]]:
-    """Score items with a decoder; continuations of an item share the cache of their context."""
+    """Score items with a decoder. Continuations of the same context share its cache."""
     both = lm.module.spec.family == "encoder-decoder"
     whole: list[_Group] = []
     shared: list[_Group] = []
@@ -269,7 +270,7 @@ def _score_decoded(
 
 
 def _whole_states(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
-    """Return the hidden states that predict the only continuation of each context.
+    """Return the hidden states that predict the tokens of each context's only continuation.
 
     A context and its continuation are read as one row.
     """
@@ -283,9 +284,9 @@ def _whole_states(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
 
 
 def _shared_states(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
-    """Return the hidden states that predict several continuations of each context.
+    """Return the hidden states that predict the tokens of several continuations per context.
 
-    A context is read once, into a slot of the cache that is copied for the other continuations.
+    A context is read once, into a cache slot that is copied for the other continuations.
     """
     module, start = lm.module, lm.generation_rules.target_start
     counts = [len(group.continuations) for group in groups]
@@ -354,7 +355,7 @@ def _scores(
 
 
 def _excess(lm: TextModel, around: int, context: int, continuation: int, truncate: bool) -> int:
-    """Return the number of tokens of the context beyond the model's context length.
+    """Return the number of context tokens to cut, so that the item fits the context length.
 
     Raises:
         SpecError: the continuation alone is too long, or the context is too long and `truncate` is

@@ -1,8 +1,8 @@
 """Speculative decoding: draft tokens that the model verifies in one forward pass.
 
-A draft token is accepted only where the model chooses the same token with its own random number,
-so that texts are the same with and without drafts. For deterministic drafts, the acceptance rate is
-the same as with the rule of Leviathan et al. 2023 (appendix A.2).
+A draft token is accepted only if the model, sampling with the same random number as without drafts,
+picks the same token. Therefore, drafts do not change the text. For deterministic drafts, the
+acceptance rate is the same as with the rule of Leviathan et al. 2023 (appendix A.2).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Draft(Protocol):
 
 
 class PromptLookup:
-    """Prompt lookup: drafts copied from after the last n-gram's previous occurrence (Saxena 2023).
+    """Prompt lookup (Saxena 2023): draft what followed the previous occurrence of the last n-gram.
 
     Prompt lookup costs almost nothing and helps where texts repeat themselves: summaries, edits,
     code.
@@ -66,6 +66,7 @@ class PromptLookup:
         return {slot: self._following(ids, limits[slot]) for slot, ids in texts.items()}
 
     def _following(self, ids: Ids, limit: int) -> list[int]:
+        """Return up to `limit` tokens that follow the last n-gram at its previous occurrence."""
         tokens = np.asarray(ids)
         for size in range(min(self.ngram, len(ids) - 1), 0, -1):
             ngrams = np.lib.stride_tricks.sliding_window_view(tokens[:-1], size)
@@ -128,7 +129,7 @@ class DraftModel:
     def _sync(self, slot: int, ids: Ids) -> list[int]:
         """Crop the cache of a slot to a prefix of the text. Returns the tokens after the prefix.
 
-        The tokens after it are at least the last one, which is always read again.
+        At least the last token is returned, because it is always read again.
         """
         cached = self._cached[slot]
         equal = (a == b for a, b in zip(cached, ids[:-1]))

@@ -88,6 +88,7 @@ def find_words(text: str | Sequence[str], *, by_character: bool = True) -> list[
 
 
 def _split(splitter: Split, text: str) -> list[Word]:
+    """Split a text into words with character offsets; whitespace is dropped."""
     pieces = splitter.pre_tokenize_str(text)
     return [Word(piece, *span) for piece, span in pieces if not piece.isspace()]
 

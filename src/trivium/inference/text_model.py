@@ -95,7 +95,7 @@ class GenerationRules:
         return min(max_new_tokens, context_length - len(self.decoder_start or prompt) + 1)
 
     def check_bias(self, params: DecodingParams) -> None:
-        """Raise SpecError for a bias of an id that does not exist."""
+        """Raise SpecError if `logit_bias` contains an id that does not exist."""
         for token_id in params.logit_bias:
             if not 0 <= token_id < self.vocab_size:
                 raise SpecError(
@@ -149,6 +149,7 @@ class TextModel:
         self._special_tokens: SpecialTokens | None = None
 
     def __repr__(self) -> str:
+        """Return the class name, the family and the capabilities."""
         return f"<{type(self).__name__}: {self.spec.family}, {', '.join(self.capabilities)}>"
 
     @property
@@ -233,13 +234,13 @@ class TextModel:
         )
 
     def reading(self, special_tokens: SpecialTokens | None) -> Self:
-        """Return this model with the given way to tokenize names of special tokens in texts.
+        """Return a copy of this model that parses strings such as `[SEP]` as special tokens or not.
 
         Args:
-            special_tokens: whether `[SEP]` or `<|im_end|>` in a text is "text" like any other, or
-                the "special" token. By default, names are special in the prompt of `generate`, and
-                text elsewhere (except `[MASK]` in `fill_mask`), unless the model was trained with
-                another `data.special_tokens`.
+            special_tokens: whether `[SEP]` or `<|im_end|>` in a text is tokenized as plain "text"
+                or as the "special" token. By default, it is special in the prompt of `generate`,
+                and text elsewhere (except `[MASK]` in `fill_mask`), unless the model was trained
+                with another `data.special_tokens`.
         """
         if special_tokens == self._special_tokens:
             return self
@@ -249,18 +250,18 @@ class TextModel:
 
     @property
     def special_tokens(self) -> SpecialTokens:
-        """How names of special tokens in a text are tokenized: as "text" or "special" tokens."""
+        """How strings such as `[SEP]` in a text are tokenized: as "text" or as "special" tokens."""
         trained = self.settings.config.get("trained_special_tokens") == "special"
         return self._special_tokens or ("special" if trained else "text")
 
     @property
     def prompting(self) -> Self:
-        """This model for prompts, where names of special tokens are read as special by default."""
+        """This model for prompts, in which `[SEP]` and the like are special tokens by default."""
         return self.reading(self._special_tokens or "special")
 
     @property
     def text_tokenizer(self) -> Tokenizer:
-        """The tokenizer, which treats names of special tokens as `special_tokens` says.
+        """The tokenizer, which parses special tokens in texts as `special_tokens` specifies.
 
         Raises TokenizerError if the model has no tokenizer.
         """
@@ -303,7 +304,7 @@ class TextModel:
 
     @property
     def context_length(self) -> int | None:
-        """The number of positions, None if unlimited (but `max_length` for an encoder-decoder)."""
+        """The maximum number of positions; None: unlimited (encoder-decoder: then `max_length`)."""
         both = self.spec.family == "encoder-decoder"
         return self.spec.max_length or (self.max_length if both else None)
 
@@ -329,6 +330,7 @@ class TextModel:
         ends = (tokenizer.eos_id, *tokenizer.suffix_ids, *settings.ids("eos_token_id"))
 
         def known(ids: Iterable[int | None]) -> tuple[int, ...]:
+            """Return the ids that are not None and may be generated."""
             return tuple(i for i in ids if i is not None and 0 <= i < size)
 
         return GenerationRules(
@@ -345,7 +347,7 @@ class TextModel:
         )
 
     def conversation_ids(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids of a conversation up to where the assistant's next message begins.
+        """Return the ids of a conversation, followed by the generation prompt for the assistant.
 
         Raises TokenizerError if the model has no chat template, or the template refuses the
         messages.
@@ -411,7 +413,7 @@ class TextModel:
         return [[each] for each in inputs]
 
     def warn_of_lengths(self, requests: Iterable[GenerationRequest]) -> None:
-        """Warn of texts that end because no positions are left, or are longer than in training."""
+        """Warn about texts that stop at the context length or exceed the training length."""
         start, trained = self.generation_rules.decoder_start, self.trained_length
         notes: list[str] = []
         for one in requests:
@@ -431,7 +433,7 @@ class TextModel:
     def sampling_params(
         self, prompt_ids: Sequence[int], options: Mapping[str, Any], **defaults: Any
     ) -> SamplingParams:
-        """Return the sampling options: `options`, then the model's settings, then `defaults`."""
+        """Return the sampling options; `options` override the model's settings, then `defaults`."""
         check_names(SamplingParams, options)
         length = len(self.generation_rules.decoder_start or prompt_ids)
         settings = options_of_config(self.settings.generation, SamplingParams, length)

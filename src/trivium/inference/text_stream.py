@@ -43,7 +43,7 @@ class TextStream:
         return piece.removeprefix(known)
 
     def finish(self) -> str:
-        """Return the incomplete characters held back, at the end of the text."""
+        """Return the text held back (an incomplete character), when no more tokens follow."""
         return self._tokenizer.decode(self._held).removeprefix(self._known)
 
 
@@ -61,7 +61,7 @@ class StopStrings:
         self._stop, self._held, self.matched = tuple(stop), "", False
 
     def push(self, piece: str, *, last: bool = False) -> str:
-        """Add text. Returns the text that is final, without the start of a possible stop string."""
+        """Add text. Returns the text before any stop string or possible start of a stop string."""
         text = self._held + piece
         matches = [start for stop in self._stop if (start := text.find(stop)) >= 0]
         if matches:
@@ -83,7 +83,7 @@ class StopStrings:
 
 
 def token_texts(tokenizer: Tokenizer, pairs: Sequence[tuple[int | None, int]]) -> list[str]:
-    """Return the text that each token adds after the previous token (or None), for many pairs.
+    """Return the text that each token adds, for pairs of previous token (or None) and token.
 
     A token decoded alone loses the space that many tokenizers put before a word. A token that is
     not complete characters is shown by its bytes, such as "\\xe5\\xa4".

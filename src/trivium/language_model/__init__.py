@@ -23,7 +23,7 @@ class LanguageModel(GenerationMixin, PredictionMixin, TaskMixin, SavingMixin):
     def from_module(
         cls, module: nn.Module, tokenizer: Tokenizer | None = None, *, max_length: int | None = None
     ) -> LanguageModel:
-        """Wrap your own causal module from ids [B, T] to logits [B, T, V], to generate and score.
+        """Wrap your own causal module (ids [B, T] -> logits [B, T, V]) for generation and scoring.
 
         The model can also be served. Generation recomputes the whole text for every new token.
         The model cannot be saved or exported; save the `state_dict` of the module instead.

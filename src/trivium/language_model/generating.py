@@ -105,6 +105,7 @@ class GenerationMixin(TextModel):
         engine = self.engine_for([request], slots=8, draft=draft)
 
         def generated() -> Iterator[str]:
+            """Yield the text in pieces, and cancel the request if the caller stops early."""
             try:
                 yield from engine.stream(engine.add(request))
             finally:
@@ -148,6 +149,7 @@ class GenerationMixin(TextModel):
     def _requests(
         self, prompts: Sequence[str], options: Mapping[str, Any]
     ) -> list[GenerationRequest]:
+        """Return one request per prompt; without a seed, a random first seed is drawn."""
         self.require("generate")
         requests, drawn = [], secrets.randbits(31)
         for i, ids in enumerate(self.prompting.prompts(prompts)):

@@ -101,9 +101,9 @@ class PredictionMixin(TextModel):
         Args:
             text: the text to score.
             context: the text before it. Nothing is inserted between the two: `context + text` is
-                tokenized as one string, and a token across the border is scored with the text. The
-                context is required for an encoder-decoder, whose encoder reads it. If it is too
-                long for the model, its beginning is cut.
+                tokenized as one string, and a token across the border is scored with the text. An
+                encoder-decoder needs a context, which its encoder reads. If the context is too long
+                for the model, its beginning is cut.
         """
         self.require("score")
         return score_text(self, text, context).total

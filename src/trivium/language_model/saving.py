@@ -70,6 +70,7 @@ class SavingMixin(TextModel):
         return Path(folder)
 
     def _check_savable(self) -> None:
+        """Raise SpecError if the model is packed, quantised, without weights, or has an adapter."""
         for module in self.module.modules():
             if isinstance(module, PackedLinear | Int8Linear):
                 raise SpecError(

@@ -33,10 +33,10 @@ class TaskMixin(TextModel):
     ) -> Classification | list[Classification]:
         """Return the label of a text or of a pair of texts, with the probability of every label.
 
-        A model without a head for labels labels pairs with its next-sentence head, if it has one
-        (`next_sentence`). An encoder-decoder that was fine-tuned to generate labels compares the
-        likelihoods of the labels. If a text is longer than the model reads, its end is cut with a
-        warning.
+        A model without a classification head labels pairs with its next-sentence head, if it has
+        one (`next_sentence`). An encoder-decoder that was fine-tuned to generate labels compares
+        the likelihoods of the labels. If a text is longer than the model reads, its end is cut with
+        a warning.
 
         Args:
             text: one text, or a list of texts or of pairs.

@@ -18,9 +18,9 @@ from trivium.text.tokenizer import Tokenizer
 class TextInput:
     """The ids of a text or a pair; every list has one entry per token.
 
-    `type_ids` number the texts as the tokenizer does (0 and 1, or 0 alone); `offsets` are
-    characters of the text a token belongs to, (0, 0) for special tokens; `texts` is the index of
-    that text, None for special tokens. `cut` counts the tokens lost to truncation.
+    `type_ids` are the tokenizer's token type ids (0 and 1, or only 0). `offsets` are character
+    offsets in the text that a token belongs to, (0, 0) for special tokens. `texts` is the index of
+    this text (0 or 1), None for special tokens. `cut` is the number of tokens lost to truncation.
     """
 
     ids: list[int]
@@ -31,18 +31,18 @@ class TextInput:
 
 
 class PlainTokens(NamedTuple):
-    """The ids of a text without special tokens, and the characters of each."""
+    """The ids of a text without special tokens, and the character offsets of each token."""
 
     ids: list[int]
     offsets: list[tuple[int, int]]
 
     def part(self, start: int, stop: int) -> PlainTokens:
-        """The tokens from `start` up to `stop`."""
+        """Return the tokens from `start` up to `stop`, without `stop` itself."""
         return PlainTokens(self.ids[start:stop], self.offsets[start:stop])
 
 
 def encode_plain(tokenizer: Tokenizer, texts: Sequence[str]) -> list[PlainTokens]:
-    """The tokens of many texts, without special tokens."""
+    """Tokenize many texts without special tokens."""
     batch = tokenizer.encode_batch(texts, add_special_tokens=False)
     return [PlainTokens(list(one.ids), list(one.offsets)) for one in batch]
 
@@ -54,18 +54,18 @@ def encode_inputs(
     max_length: int | None = None,
     as_documents: bool = True,
 ) -> list[TextInput]:
-    """Texts and pairs as model inputs, with special tokens such as [CLS] A [SEP] B [SEP].
+    """Encode texts and pairs as model inputs, with special tokens such as [CLS] A [SEP] B [SEP].
 
-    Beyond `max_length`, tokens are cut at the end: of a pair the longer text first, then both in
-    turn.
+    Inputs longer than `max_length` are truncated at the end. In a pair, the longer text is
+    truncated first, then both to about equal lengths.
 
     Args:
-        as_documents: if the tokenizer has no template of its own, add the special tokens of
-            documents in training shards. A template is always followed.
+        as_documents: whether to add the special tokens of documents in training shards if the
+            tokenizer has no template. A template is always applied.
 
     Raises:
-        TokenizerError: an empty text in a vocabulary without special tokens, or a tokenizer that
-            repeats a text.
+        TokenizerError: an empty text with a tokenizer that has no special tokens, or a tokenizer
+            that repeats a text or leaves one out.
     """
     firsts = encode_plain(tokenizer, [a for a, _ in texts])
     seconds = iter(encode_plain(tokenizer, [b for _, b in texts if b is not None]))
@@ -90,9 +90,9 @@ def encode_windows(
     max_length: int | None = None,
     as_documents: bool = True,
 ) -> list[list[TextInput]]:
-    """Texts as `encode_inputs` makes them; a longer one in windows that do not overlap.
+    """Encode each text like `encode_inputs`, but split longer texts into windows without overlap.
 
-    The windows of a text are as few as there can be, and equally long.
+    A text has as few windows as possible, all of about equal length.
     """
     template = SpecialTokenTemplate(tokenizer, as_documents=as_documents)
     windows = []
@@ -106,7 +106,7 @@ def encode_windows(
 
 
 def _truncated_sizes(a: int, b: int, capacity: int) -> tuple[int, int]:
-    """Tokens to keep of two texts of `a` and `b`, as the `tokenizers` library decides it."""
+    """Return how many of `a` and `b` tokens of a pair to keep, as the `tokenizers` library does."""
     if a + b <= capacity:
         return a, b
     short = min(a, b)
@@ -117,7 +117,7 @@ def _truncated_sizes(a: int, b: int, capacity: int) -> tuple[int, int]:
 
 
 class _Slot(NamedTuple):
-    """A place in an input: a special token, or a text by its index; with its type id."""
+    """A place in a template: the id of a special token, or the index of a text; and a type id."""
 
     special: int | None
     type_id: int
@@ -127,8 +127,8 @@ class _Slot(NamedTuple):
 class SpecialTokenTemplate:
     """The special tokens around one text and around a pair; see `encode_inputs`.
 
-    They are those of the tokenizer's own post-processor. Only if it has no template, they are the
-    special tokens of documents in training shards.
+    The special tokens are those of the tokenizer's post-processor. If it has no template, they are
+    the special tokens of documents in training shards (unless `as_documents` is False).
 
     Attributes:
         before: the ids before one text.
@@ -149,15 +149,16 @@ class SpecialTokenTemplate:
         self.after = [slot.special or 0 for slot in single[place + 1 :]]
 
     def num_special(self, paired: bool) -> int:
-        """Return the number of special tokens around one text, or around two."""
+        """Return the number of special tokens around one text, or around a pair if `paired`."""
         return len(self._pair) - 2 if paired else len(self._single) - 1
 
     def join(
         self, first: PlainTokens, second: PlainTokens | None = None, *, cut: int = 0
     ) -> TextInput:
-        """Return one text or two with their special tokens; `cut` is noted in the result.
+        """Return the model input of one text or a pair, with special tokens.
 
-        If there is no token at all, the input is the end-of-text token.
+        `cut` is stored in the result. If there is no token at all, the input is the end-of-text
+        token.
         """
         joined = TextInput([], [], [], [], cut)
         for special, type_id, text in self._single if second is None else self._pair:
@@ -178,7 +179,7 @@ class SpecialTokenTemplate:
 
 
 def _layout(tokenizer: Tokenizer, count: int) -> list[_Slot]:
-    """Return what a tokenizer puts around one text or two, as seen in an example.
+    """Return the template of a tokenizer for `count` texts, derived from an encoded example.
 
     Raises TokenizerError if the tokenizer repeats a text or leaves one out.
     """
@@ -209,8 +210,8 @@ def _layout(tokenizer: Tokenizer, count: int) -> list[_Slot]:
 class WordsInput:
     """The ids of a window of words, from word `start` up to `stop` of their sentence.
 
-    `first_tokens` has, for each word, the position in `ids` of its first sub-token. `cut` counts
-    the tokens of a word that is longer than a window.
+    `first_tokens` contains, for each word, the position in `ids` of its first sub-token. `cut` is
+    the number of tokens cut from a word that is longer than a window.
     """
 
     ids: list[int]
@@ -224,11 +225,11 @@ class WordsInput:
 def encode_words(
     tokenizer: Tokenizer, sentences: Sequence[Sequence[str]], *, max_length: int | None = None
 ) -> list[list[WordsInput]]:
-    """Sentences of words as model inputs: one window each, or several that do not overlap.
+    """Encode each sentence of words as one window, or as several windows without overlap.
 
-    Words are joined to running text, so that their tokens are those the model was trained on; no
-    token is across two words that no space separates. A word without a token of its own, such as
-    spaces alone, shares that of its neighbour.
+    Words are joined to running text, so that they are tokenized as in training. No token crosses
+    the border of two words without a space between them. A word without a token of its own, such as
+    a word of spaces, shares the token of its neighbour.
     """
     joined = [join_words(words) for words in sentences]
     encoded = _encode_apart(tokenizer, joined)
@@ -237,7 +238,7 @@ def encode_words(
         max_length = max(1, max_length - template.num_special(paired=False))
     inputs = []
     for (_, starts), (tokens, stops) in zip(joined, encoded, strict=True):
-        # For the character each word begins at, the first token that ends after it.
+        # The first token of each word: the first token that ends after the word's first character.
         most = max(len(stops) - 1, 0)
         first = [min(bisect.bisect_right(stops, start), most) for start in starts]
         windows, following = [], [*first[1:], len(tokens)]
@@ -258,7 +259,10 @@ def encode_words(
 def _encode_apart(
     tokenizer: Tokenizer, joined: Sequence[tuple[str, list[int]]]
 ) -> list[tuple[list[int], list[int]]]:
-    """The ids of texts, and the character each ends at; words without a space are encoded apart."""
+    """Return the ids of each joined text, and the character offset at which each token ends.
+
+    Words without a space between them are encoded separately.
+    """
     pieces: list[tuple[int, int, str]] = []
     for number, (text, starts) in enumerate(joined):
         cuts = [start for start in starts if start and text[start - 1] != " "]
@@ -277,10 +281,10 @@ def _encode_apart(
 
 
 def join_words(words: Sequence[str]) -> tuple[str, list[int]]:
-    """Words as running text, and the character each begins at.
+    """Join words to running text. Returns the text and the character offset of each word.
 
-    There is a space between two words unless both sides of it are Chinese, Japanese, Thai, Lao,
-    Khmer or Burmese.
+    Two words are separated by a space unless the characters on both sides are Chinese, Japanese,
+    Thai, Lao, Khmer or Burmese.
 
     >>> join_words(["to", "be", "\u4f60", "\u597d"])
     ('to be \u4f60\u597d', [0, 3, 6, 7])
@@ -297,12 +301,15 @@ def join_words(words: Sequence[str]) -> tuple[str, list[int]]:
 def _windows(
     first: list[int], num_tokens: int, max_tokens: int | None
 ) -> list[tuple[int, int, int, int]]:
-    """Ranges of words and of their tokens, each of at most `max_tokens`; a longer word is cut."""
+    """Return the windows of a sentence: start and stop of their words, start and stop of tokens.
+
+    `first` contains the index of each word's first token. A word longer than `max_tokens` is cut.
+    """
     if not first:
         return []
     if max_tokens is None or num_tokens <= max_tokens:
         return [(0, len(first), 0, num_tokens)]
-    # Two words that share a token both need it, in whichever windows they are.
+    # Two words may share a token; if they are in different windows, both windows contain it.
     following = [*first[1:], num_tokens]
     ends = [max(token + 1, after) for token, after in zip(first, following, strict=True)]
     windows, start = [], 0
