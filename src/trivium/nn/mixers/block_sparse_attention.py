@@ -243,10 +243,10 @@ class BlockSparseAttentionModule(AttentionModule):
 def random_blocks(seed: int, num_heads: int, count: int, number: int) -> Tensor:
     """Return the random key blocks of every head and query block: int64 [N, M, R].
 
-    Random blocks are drawn from the first 5 + 2R blocks, where R is the last argument. The first and
-    the last of these blocks, the query block and its neighbours are excluded. The second block and
-    the second to last block also exclude each other. In long texts all random blocks are near the
-    beginning, as in the authors' code.
+    Random blocks are drawn from the first 5 + 2R blocks, where R is the last argument. The first
+    and the last of these blocks, the query block and its neighbours are excluded. The second block
+    and the second to last block also exclude each other. In long texts all random blocks are near
+    the beginning, as in the authors' code.
     """
     generator, choices = np.random.RandomState(seed), 5 + 2 * number
     blocks = torch.zeros(num_heads, count, number, dtype=torch.int64)
