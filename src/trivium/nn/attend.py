@@ -34,8 +34,8 @@ def attend(
 
     The mask includes the position bias. The output is 0 for a query without any visible key.
     `scale` defaults to H^-0.5. With `soft_cap` c, s = Q K^T * scale becomes c tanh(s / c). No
-    PyTorch kernel supports a soft cap, so all scores of a mask part are in memory at once. In eager
-    attention on a CPU, training keeps up to `max_scores` scores.
+    PyTorch kernel supports a soft cap, so all scores of a mask part are in memory at once. Training
+    on a CPU uses eager attention if that keeps at most `max_scores` scores for backward.
 
     Shape: query [B, N, T, H]; key [B, K, S, H], value [B, K, S, V] with N a multiple of K; scores
     [1 or B, N, T, S] -> [B, N, T, V].
@@ -121,7 +121,7 @@ def _sdpa(
     bias: Tensor | None,
     dropout: float,
 ) -> Tensor:
-    """Call PyTorch's `scaled_dot_product_attention`."""
+    """Return the attention output [B, N, T, V] of a mask part, computed by a PyTorch kernel."""
     heads, queries = query.shape[1], query.shape[2]
     is_causal = part.is_plain_causal and bias is None
     mask = part.attention_mask if bias is None else _cast(bias, query.dtype)

@@ -17,7 +17,7 @@ class Norm(Choice, Part):
     """A normalization of the last axis."""
 
     def activation_bytes(self, width: int, *, on_cpu: bool) -> int:
-        """Return the bytes per token kept for backward: three float32 vectors without a kernel."""
+        """Return the bytes per token kept for backward: three float32 vectors if not fused."""
         return 12 * width
 
     def build(self, width: int) -> nn.Module:
@@ -41,7 +41,7 @@ class LayerNorm(Norm):
     bias: bool = True
 
     def activation_bytes(self, width: int, *, on_cpu: bool) -> int:
-        """Return the bytes per token of the input."""
+        """Return the bytes per token of the input in float32."""
         return 4 * width
 
     def build(self, width: int) -> nn.Module:
@@ -52,7 +52,7 @@ class LayerNorm(Norm):
 class UnbiasedLayerNorm(Norm):
     """LayerNorm with unbiased standard deviation (n - 1): (x - mean) / (std + eps) * weight + bias.
 
-    Textbooks use this variant after the Annotated Transformer (Rush 2018).
+    This is the variant of the Annotated Transformer (Rush 2018) and of textbooks based on it.
     """
 
     kind: Literal["unbiased-layer-norm"] = "unbiased-layer-norm"
@@ -66,7 +66,7 @@ class UnbiasedLayerNorm(Norm):
 class RMSNorm(Norm):
     """RMSNorm: x / sqrt(mean(x^2) + eps) * (offset + weight) + bias (Zhang and Sennrich 2019).
 
-    With offset 1 the weight is the difference from 1 and starts at 0 (Gemma). With `weight` False
+    With `offset` 1 the weight is added to 1 and starts at 0 (Gemma). With `weight` False
     there is no weight.
     """
 
@@ -82,7 +82,7 @@ class RMSNorm(Norm):
             raise SpecError("offset=1 is added to the weight, and weight=False: give offset=0.")
 
     def activation_bytes(self, width: int, *, on_cpu: bool) -> int:
-        """Return the bytes per token of the input and, on the CPU, of the normalized input."""
+        """Return the bytes per token of the float32 input and, on a CPU, the normalized input."""
         return (8 if on_cpu else 4) * width
 
     def build(self, width: int) -> nn.Module:
@@ -99,13 +99,14 @@ def build_norm(norm: Norm | None, width: int) -> nn.Module:
 
 
 def _without_weight(norm: LayerNorm | RMSNorm, module: nn.Module) -> nn.Module:
+    """Remove the module's weight if the spec has `weight` False. Returns the module."""
     if norm.weight is False:
         module.register_parameter("weight", None)
     return module
 
 
 class UnbiasedLayerNormModule(nn.LayerNorm):
-    """See `UnbiasedLayerNorm`."""
+    """LayerNorm that divides by the unbiased standard deviation plus eps."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize the last axis: [..., D] -> [..., D]."""

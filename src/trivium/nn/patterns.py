@@ -12,11 +12,11 @@ from trivium.nn.part import Count, Part
 
 
 class Pattern(Choice, Part):
-    """Attention pattern: a rule for two positions, integers or tensors that broadcast."""
+    """Attention pattern: a rule that decides which keys a query may attend to."""
 
     @property
     def reach(self) -> int | None:
-        """The largest allowed distance; None: any. With a `reach`, `allows` receives columns."""
+        """The largest distance between a query and a key it may attend to; None: unlimited."""
         return None
 
     @property
@@ -27,7 +27,8 @@ class Pattern(Choice, Part):
     def allows(self, query: Any, key: Any) -> Any:
         """Return whether a query may attend to a key, given their positions in the text.
 
-        A pattern with a `reach` is given their columns in the row, which have the same distance.
+        Positions are integers or tensors that broadcast. A pattern with a `reach` receives columns
+        in the row instead of positions; distances between columns are the same.
         """
         raise NotImplementedError
 
@@ -53,7 +54,8 @@ class Strided(Pattern):
 
     `seen` selects the near set, the far set or their union "both". A head with the near set and a
     head with the far set together reach every position in two steps. In an encoder the same
-    distances are allowed on the right. The pattern is only a mask: hidden scores are computed too.
+    distances to later keys are allowed. The pattern is only a mask: the scores of masked keys are
+    computed, too.
 
     Source: Child et al. 2019, section 4.3, the sets A^(1) and A^(2).
     """
@@ -73,8 +75,8 @@ class Fixed(Pattern):
     """Fixed pattern: keys in the query's block of `stride` positions, or at the end of any block.
 
     `num_summary` is the paper's c: the last `num_summary` positions of a block are visible outside
-    the block, too. `seen` selects one of the two sets or both, as in `Strided`. Positions count
-    from 0. The pattern is only a mask: hidden scores are computed too.
+    the block, too. `seen` selects one of the two sets or both, as in `Strided`. Positions start at
+    0. The pattern is only a mask: the scores of masked keys are computed, too.
 
     Source: Child et al. 2019, section 4.3.
     """
@@ -85,7 +87,7 @@ class Fixed(Pattern):
     seen: Literal["near", "far", "both"] = "both"
 
     def check(self) -> None:
-        """Raise SpecError for a summary that is longer than a block."""
+        """Raise SpecError if `num_summary` is greater than `stride`."""
         if self.num_summary > self.stride:
             raise SpecError(
                 f"num_summary={self.num_summary} is more than the stride={self.stride} positions "

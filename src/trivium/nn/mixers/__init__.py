@@ -30,11 +30,10 @@ class Mixer(Choice, Part):
     supports_packing: ClassVar[bool] = True
     """Whether the mixer keeps the documents of a packed row separate."""
     has_global_tokens: ClassVar[bool] = False
-    """Whether the mixer has global tokens, which attend to all tokens and are visible to all. Tasks
-    select the global tokens."""
+    """Whether the mixer has global tokens, which the task selects (Longformer)."""
     carries_state: ClassVar[bool] = False
-    """Whether the state has a fixed size and can be carried from row to row in training. The module
-    writes the state detached. Activation checkpointing would write the state twice."""
+    """Whether training can carry the state, of fixed size, from row to row. The state is written
+    detached. With activation checkpointing of the block the state would be written twice."""
 
     @property
     def cross(self) -> Any:
@@ -47,7 +46,7 @@ class Mixer(Choice, Part):
         return {}
 
     def flops(self, attended: float) -> float:
-        """Return the FLOPs per token (forward and backward), not counting 6 per matrix weight.
+        """Return the FLOPs per token, forward and backward, except 6 per weight of a matrix.
 
         `attended`: the average number of positions that a token attends to without a pattern.
         """
@@ -56,9 +55,9 @@ class Mixer(Choice, Part):
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
         """Return the activation numel: the numbers per token that training keeps for backward.
 
-        The block counts the input and the norm of the mixer. `length`: the number of tokens in a
-        row. `item`: the bytes per number in the precision of the run; an element of a tensor that
-        is always float32 counts as `4 / item` numbers.
+        The input and the norm of the mixer are counted by the block instead. `length`: the number
+        of tokens in a row. `item`: the bytes per number in the precision of the run; an element of
+        a tensor that is always float32 counts as `4 / item` numbers.
         """
         raise NotImplementedError
 
@@ -79,7 +78,7 @@ PROJECTIONS: Mapping[str, str] = {
     "value": "column",
     "output": "row",
 }
-"""The value of `PartModule.parallel` for a mixer that has heads."""
+"""`PartModule.parallel` for a mixer with heads: how tensor parallelism divides projections."""
 
 
 class MixerModule(PartModule):
@@ -102,7 +101,7 @@ class MixerModule(PartModule):
         return self.part
 
     def new_table(self) -> nn.Module | None:
-        """Return weights that layers share and the stack owns, such as T5's bias, or None."""
+        """Return the weights that the stack shares among layers (such as T5's bias), or None."""
         return None
 
     def prepare(
@@ -110,8 +109,8 @@ class MixerModule(PartModule):
     ) -> Any:
         """Compute the values that layers with equal specs share in a pass.
 
-        The stack calls `prepare` outside of blocks. Only the weights of `table` may be read.
-        `state` is the state of the first of the layers.
+        The stack calls `prepare` outside of its blocks, so `prepare` may read no weights except
+        those of `table`. `state` is the state of the first layer.
         """
         return None
 
@@ -161,7 +160,7 @@ class ProjectingMixer(MixerModule):
 
 
 class RecurrentMixer(MixerModule):
-    """Recurrent mixer, which reads a text from left to right and has a state of a fixed size."""
+    """Recurrent mixer: processes a text from left to right with a state of fixed size."""
 
     def prepare(
         self, sequence: SequenceInfo, state: State | None = None, table: nn.Module | None = None

@@ -78,7 +78,7 @@ class Attention(Mixer):
         return self.replace(pattern=None, positions=None)
 
     def check(self) -> None:
-        """Raise SpecError if the heads do not fit each other, the pattern or the positions."""
+        """Raise SpecError if head counts, pattern and position encoding are incompatible."""
         if self.num_heads % self.kv_heads:
             raise SpecError(
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.kv_heads}: "
@@ -156,7 +156,7 @@ class AttentionModule(MixerModule):
     """MultiHead(x) = Concat(softmax(Q_n K_n^T * scale) V_n) W_O.
 
     Source: Vaswani et al. 2017, section 3.2, and for grouped-query attention Ainslie et al. 2023.
-    `Attention` describes the scale and the optional changes to queries, keys and scores. All layers
+    The docstring of `Attention` defines the scale and the optional norms and soft cap. All layers
     of a stack together keep at most `MAX_EAGER_SCORES` scores for backward in eager attention
     without a soft cap.
     """
@@ -205,7 +205,7 @@ class AttentionModule(MixerModule):
     def prepare_for(
         self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> Prepared:
-        """Return the result of `prepare` for queries that attend to the given keys."""
+        """Return the mask and the prepared positions of queries that attend to `keys`."""
         ready = self.positions.prepare(sequence, keys, table)
         mask = Mask(
             sequence,
@@ -223,11 +223,11 @@ class AttentionModule(MixerModule):
         return self.part.pattern
 
     def never_hidden(self, sequence: SequenceInfo) -> Tensor | None:
-        """Return which keys the pattern never hides, bool [B, T]; None: there are none."""
+        """Return which keys the pattern never masks, bool [B, T]; None: no such keys."""
         return None
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
-        """Return an empty KV cache: a ring buffer for a short window, otherwise for whole texts."""
+        """Return an empty KV cache of whole texts, or a ring buffer if the window is shorter."""
         shape = self.part.kv_heads, self.head_dim, like
         reach = None if self.part.pattern is None else self.part.pattern.reach
         if reach is not None and reach + Ring.SPARE < length:
@@ -302,6 +302,7 @@ class AttentionModule(MixerModule):
         return query.to(key.dtype), key, value  # a cache may be more precise than the model
 
     def _scores(self, query: Tensor, key: Tensor, prepared: Prepared) -> Tensor | None:
+        """Return the term that the positions add to the scores, [1 or B, N, T, S], or None."""
         ready = self.positions.prepare_layer(prepared.positions, self.query, self.key)
         return self.positions.scores(query, key, ready)
 
@@ -327,11 +328,12 @@ class AttentionModule(MixerModule):
         return to_autocast_dtype(self._split_heads(x) if whole else x)
 
     def _split_heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, N, T, H]
+        """Split a projection into heads: [B, T, N H] -> [B, N, T, H]."""
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
 
 class CrossAttention(AttentionModule):
-    """Cross-attention to an encoder's output; a cache keeps the keys and values of the output."""
+    """Cross-attention to an encoder's output, whose keys and values a cache keeps."""
 
     def prepare(
         self, sequence: SequenceInfo, state: Any = None, table: nn.Module | None = None
@@ -354,6 +356,7 @@ class CrossAttention(AttentionModule):
     def _query_key_value(
         self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries of x, and keys and values of the encoder's output or of the cache."""
         encoder = sequence.encoder
         assert encoder is not None  # `prepare` has checked it
         if encoder.hidden is not None:

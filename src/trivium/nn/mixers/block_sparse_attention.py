@@ -31,8 +31,8 @@ class BlockSparseAttention(Attention):
     random blocks. The first and the last block attend to all tokens. In a text of at most
     `dense_length` tokens all tokens attend to all tokens.
 
-    In training, every head draws random blocks from `seed`, the same blocks in every step. In
-    evaluation the first block takes the place of every random block, as in `transformers`; the
+    In training, every head has its own random blocks, drawn from `seed` and the same in every step.
+    In evaluation every random block is replaced by the first block, as in `transformers`; the
     authors' code keeps the random blocks. Layers with different seeds draw different blocks.
 
     Source: Zaheer et al. 2020, section 2, with global tokens inside of the text (ITC).
@@ -61,13 +61,14 @@ class BlockSparseAttention(Attention):
 
     @property
     def tp_sizes(self) -> dict[str, int]:
-        """See `Mixer.tp_sizes`. Nothing is divided because heads draw random blocks in turn."""
+        """See `Mixer.tp_sizes`. It is empty because all heads share one random generator."""
         return {}
 
     def keys_per_query(self, length: float) -> float:
         """Return the mean number of keys that are computed for a query in a text of this length.
 
-        The first and the last block are computed twice: as any block, and with full attention.
+        The queries of the first and the last block count twice: they attend to their gathered key
+        blocks like any block, and with full attention.
         """
         if length <= self.dense_length:
             return length
@@ -112,11 +113,11 @@ class Blocks(Prepared):
     full_mask: Mask
 
     def split_queries(self, x: Tensor) -> Tensor:
-        """Return queries with blocks as heads: [B, N, L, H] -> [B, N * M, S, H]."""
+        """Split queries into blocks that act as heads: [B, N, L, H] -> [B, N * M, S, H]."""
         return x.unflatten(2, (self.key_blocks.shape[2], -1)).flatten(1, 2)
 
     def gather_key_blocks(self, x: Tensor) -> Tensor:
-        """Return the keys or values of every query block: [B, K, L, H] -> [B, N * M, C * S, H]."""
+        """Gather each query block's keys or values: [B, K, L, H] -> [B, N * M, C * S, H]."""
         (rows, kv_heads), (heads, count) = x.shape[:2], self.key_blocks.shape[1:3]
         blocks = x.unflatten(2, (count, -1)).flatten(0, 2).flatten(1)  # [B * K * M, S * H]
         of_head = torch.arange(rows * kv_heads, device=x.device).view(rows, kv_heads, 1, 1)
@@ -125,11 +126,11 @@ class Blocks(Prepared):
         return gathered.view(rows, heads * count, -1, x.shape[3])
 
     def gather_full(self, x: Tensor) -> Tensor:
-        """Return the vectors in the full columns: [B, N, L, H] -> [B, N, G, H]."""
+        """Gather the vectors in `full_columns`: [B, N, L, H] -> [B, N, G, H]."""
         return x.gather(2, self.full_columns.expand(*x.shape[:2], -1, x.shape[3]))
 
     def scatter_full(self, sparse: Tensor, full: Tensor) -> Tensor:
-        """Return [B, N, L, H] with [B, N, G, H] in the columns that have full attention."""
+        """Replace `sparse` [B, N, L, H] by `full` [B, N, G, H] where attention is full."""
         rows = torch.where(self.has_full, full.to(sparse.dtype), self.gather_full(sparse))
         return sparse.scatter(2, self.full_columns.expand_as(rows), rows)
 
@@ -152,7 +153,7 @@ class BlockSparseAttentionModule(AttentionModule):
     def prepare_for(
         self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> Prepared:
-        """See `AttentionModule.prepare_for`. Raises SpecError for conditions except padding."""
+        """See `AttentionModule.prepare_for`. Raises SpecError if the mask is not only padding."""
         self.check_mask_conditions(sequence, supported={"padding"})
         columns = keys.columns
         if columns.shape[1] <= self.part.dense_length:
@@ -162,7 +163,7 @@ class BlockSparseAttentionModule(AttentionModule):
         return self._blocks(F.pad(is_token, (0, missing)).bool())
 
     def _blocks(self, is_token: Tensor) -> Blocks:
-        """Return the blocks of rows with tokens [B, L], or [1, L] if all rows are alike."""
+        """Return the key blocks and masks of rows with padding mask `is_token` [1 or B, L]."""
         part, size, device = self.part, self.part.block_size, is_token.device
         rows, count = len(is_token), is_token.shape[1] // size
         columns = torch.arange(is_token.shape[1], device=device)
@@ -187,7 +188,7 @@ class BlockSparseAttentionModule(AttentionModule):
         )
 
     def _key_blocks(self, rows: int, count: int, last: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the key blocks [rows, N, M, C] of `count` blocks, and which neighbours repeat.
+        """Return the key blocks [rows, N, M, C] of M query blocks, and which neighbours repeat.
 
         The C blocks are the first block, the last block [rows, 1], three neighbours and the random
         blocks. A neighbour that is the first or the last block is repeated: bool [rows, 1, M, 3].
@@ -213,9 +214,9 @@ class BlockSparseAttentionModule(AttentionModule):
         return self._mixed(*self._query_key_value(x, sequence, state, prepared), prepared)
 
     def _mixed(self, query: Tensor, key: Tensor, value: Tensor, blocks: Blocks) -> Tensor:
-        """Return the weighted values: query [B, N, T, H], key, value [B, K, T, H] -> [B, N, T, H].
+        """Compute the head outputs: query [B, N, T, H], key, value [B, K, T, H] -> [B, N, T, H].
 
-        Values may have any width.
+        The width of values and outputs may differ from H.
         """
         length = query.shape[2]
         missing = -length % self.part.block_size
@@ -229,7 +230,7 @@ class BlockSparseAttentionModule(AttentionModule):
     def probabilities(
         self, x: Tensor, sequence: SequenceInfo, state: Any = None, prepared: Prepared | None = None
     ) -> Tensor:
-        """See `AttentionModule.probabilities`: the output for values that are the unit matrix."""
+        """See `AttentionModule.probabilities`; computed with the identity matrix as values."""
         prepared = prepared or self.prepare(sequence, state)
         if not isinstance(prepared, Blocks):
             return super().probabilities(x, sequence, state, prepared)
@@ -240,11 +241,12 @@ class BlockSparseAttentionModule(AttentionModule):
 
 @lru_cache(maxsize=256)
 def random_blocks(seed: int, num_heads: int, count: int, number: int) -> Tensor:
-    """Return the random key blocks of every head and query block: int64 [N, M, number].
+    """Return the random key blocks of every head and query block: int64 [N, M, R].
 
-    They are drawn from the first 5 + 2 `number` blocks, except the first and the last of these and
-    the block's neighbours. Random blocks are near the beginning of long texts in the authors' code,
-    too.
+    Random blocks are drawn from the first 5 + 2R blocks, where R is the last argument. The first
+    and the last of these blocks, the query block and its neighbours are excluded. The second block
+    and the second to last block also exclude each other. In long texts all random blocks are near
+    the beginning, as in the authors' code.
     """
     generator, choices = np.random.RandomState(seed), 5 + 2 * number
     blocks = torch.zeros(num_heads, count, number, dtype=torch.int64)

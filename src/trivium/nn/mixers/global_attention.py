@@ -22,7 +22,7 @@ from trivium.nn.sequence_info import SequenceInfo
 
 
 class GlobalAttention(Attention):
-    """Attention with a pattern and global tokens (Longformer).
+    """Attention with a pattern for local tokens, plus global tokens (Longformer).
 
     Global tokens attend to all tokens and are visible to all tokens. Attention from global tokens
     uses separate projections (Beltagy et al. 2020, section 3.1). The task selects the global tokens
@@ -77,7 +77,7 @@ class GlobalTokens:
 
 @dataclass(frozen=True)
 class PreparedGlobal(Prepared):
-    """Prepared values with the global tokens, None if there are none."""
+    """The prepared values of local attention, and the global tokens; None: no global tokens."""
 
     global_tokens: GlobalTokens | None = None
 
@@ -86,7 +86,7 @@ class GlobalAttentionModule(AttentionModule):
     """Local tokens attend within the pattern and to global tokens; global tokens attend to all.
 
     Attention from global tokens uses separate projections for the global queries and for the keys
-    and values of all tokens. The separate projections are initialized as copies of the others.
+    and values of all tokens. The separate projections are initialized as copies of the local ones.
 
     Source: Beltagy et al. 2020, section 3.1.
     """
@@ -115,7 +115,7 @@ class GlobalAttentionModule(AttentionModule):
     def prepare_for(
         self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> Prepared:
-        """See `AttentionModule.prepare_for`. The result includes the global tokens and the mask."""
+        """See `AttentionModule.prepare_for`. The result includes the global tokens."""
         chosen, local = self.never_hidden(sequence), super().prepare_for(sequence, keys, table)
         if chosen is None or not len(columns := chosen.any(0).nonzero()[:, 0]):
             return PreparedGlobal(local.mask)
@@ -157,14 +157,14 @@ class GlobalAttentionModule(AttentionModule):
         return _with_global(weights, seen, global_tokens)
 
     def _global_query_key_value(self, x: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return global queries [B, N, G, H] for `columns`, and keys and values for all columns."""
+        """Return queries [B, N, G, H] of `columns`, and keys and values of all columns."""
         query = self.split_and_norm(self.query_norm, self.query_global(x[:, columns]))
         key = self.split_and_norm(self.key_norm, self.key_global(x))
         return query.to(key.dtype), key, self._split_heads(self.value_global(x))
 
 
 def _with_global(local: Tensor, seen: Tensor, global_tokens: GlobalTokens) -> Tensor:
-    """Return `local` [B, N, T, ...] with `seen` [B, N, G, ...] at the global tokens."""
+    """Return `local` [B, N, T, ...] with the rows of global tokens from [B, N, G, ...]."""
     columns = global_tokens.columns
     rows = torch.where(global_tokens.is_global, seen.to(local.dtype), local[:, :, columns])
     return local.index_copy(2, columns, rows)

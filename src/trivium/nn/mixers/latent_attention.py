@@ -51,7 +51,7 @@ class LatentAttention(Mixer):
 
     @property
     def key_dim(self) -> int:
-        """The width of a query or a key: `head_dim` without positions plus `rotary_dim`."""
+        """The width of a query or key: `head_dim` dimensions without RoPE plus `rotary_dim`."""
         return self.head_dim + self.rotary_dim
 
     @property
@@ -74,8 +74,8 @@ class LatentAttention(Mixer):
 
         A norm keeps its input in float32. On a CPU, where norms have no fused kernel, a norm also
         keeps its output before the weight. A CPU keeps the probabilities, with dropout three times,
-        and copies of the values. A GPU keeps each value together with the key that is computed by
-        the same matrix.
+        and copies of the values. A GPU keeps each value together with the non-rotary key that is
+        computed by the same matrix.
         """
         scores = self.num_heads * length * (3 if dropout else 1) if on_cpu else 0
         split_and_norm = 0 if self.norm is None else (8 if on_cpu else 4) // item
@@ -91,7 +91,7 @@ class LatentAttention(Mixer):
 
 
 class LatentCache(KeysValues):
-    """Cache of compressed vectors [slots, 1, length + 1, C] and rotary keys [..., R] of texts."""
+    """Cache of compressed vectors [slots, 1, length + 1, C] and rotary keys [..., R]."""
 
     def __init__(self, slots: int, length: int, part: LatentAttention, like: Tensor) -> None:
         super().__init__(slots, length, 1, part.kv_rank, like)
@@ -103,9 +103,9 @@ class LatentAttentionModule(MixerModule):
 
         [c, k'] = W_DKV x      [k_n, v_n] = W_UKV norm(c)      [q_n, q'_n] = W_UQ norm(W_DQ x)
 
-    `key_value_down` is W_DKV, `key_value_up` W_UKV, `query_down` W_DQ and `query` W_UQ, which
-    reads x itself if queries are not compressed. The paper names the parts of these matrices
-    separately: W^DKV and W^KR, W^UK and W^UV, W^UQ and W^QR.
+    `key_value_down` is W_DKV, `key_value_up` W_UKV, `query_down` W_DQ and `query` W_UQ. If
+    queries are not compressed, W_UQ is applied to x itself. The paper names the parts of these
+    matrices separately: W^DKV and W^KR, W^UK and W^UV, W^UQ and W^QR.
 
     A cache keeps norm(c) and RoPE(k'), C + R numbers per token and layer. Every decoding step
     recomputes the keys and values of all earlier tokens from norm(c). The paper instead absorbs

@@ -43,14 +43,14 @@ class Linformer(Mixer):
             )
 
     def flops(self, attended: float) -> float:
-        """Return 24 N H rank: one half for projecting keys and values, the other for attention."""
+        """Return 24 N H R: half for projecting keys and values, and half for attention."""
         return 24.0 * self.rank * self.num_heads * self.head_dim
 
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
         """Return the numel of queries, keys, values, outputs and probabilities.
 
-        With dropout the probabilities count three times. The projected keys and values of a row
-        are divided by the length of the row.
+        With dropout the probabilities count three times. The projected keys and values exist once
+        per row, so their numel is divided by the length of the row.
         """
         scores = self.num_heads * self.rank * (3 if dropout else 1)
         heads = self.num_heads * self.head_dim
@@ -102,7 +102,7 @@ class LinformerModule(ProjectingMixer):
     def prepare(
         self, sequence: SequenceInfo, state: Any = None, table: nn.Module | None = None
     ) -> Tensor | None:
-        """Return the shared E [R, max_length], or None if layers do not share E.
+        """Return the E [R, max_length] that all layers share, or None if layers do not share E.
 
         Raises SpecError for mask conditions other than padding.
         """

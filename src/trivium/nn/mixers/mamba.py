@@ -26,7 +26,7 @@ SEGMENT = 64
 
 
 class Mamba(Mixer):
-    """Selective state space model, whose decay and input depend on the token (Mamba).
+    """Mamba: a state space model whose decay, input and output matrices depend on the token.
 
     There are `d_inner` channels, each with a state of `d_state` numbers, after a depthwise
     convolution over `d_conv` positions. The step sizes are computed by a projection of rank
@@ -46,7 +46,7 @@ class Mamba(Mixer):
     activation: Activation = "silu"
 
     def flops(self, attended: float) -> float:
-        """Return 6 per convolution weight plus 36 per number of the state.
+        """Return 6 FLOPs per convolution weight plus 36 per number of the state.
 
         A forward pass takes about 9 per number of the state. Recomputation takes as much, and the
         backward pass twice as much.
@@ -73,7 +73,7 @@ _LEAST_STEP, _LARGEST_STEP = 1e-3, 0.1
 
 
 class MambaModule(RecurrentMixer):
-    """(y * silu(x W_gate)) W_output, where u = act(conv(x W_input)) and, in every channel,
+    """Selective SSM: (y * silu(x W_gate)) W_output, with u = act(conv(x W_input)) and per channel
 
         h_t = exp(delta_t A) h_t-1 + delta_t B_t u_t
         y_t = C_t h_t + D u_t
@@ -220,8 +220,8 @@ class MambaModule(RecurrentMixer):
 def scan(decay: Tensor, new: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
     """Compute h_t = decay_t * h_t-1 + new_t step by step.
 
-    Parallel scans compute more intermediate values, and memory traffic limits the speed on a CPU
-    (`benchmarks/scan.py`). Returns all h [B, T, ...] and the last h.
+    A parallel scan would compute more intermediate values, and on a CPU memory traffic limits the
+    speed (`benchmarks/scan.py`). Returns all h [B, T, ...] and the last h.
     """
     states = []
     for each, x in zip(decay.unbind(1), new.unbind(1), strict=True):

@@ -1,7 +1,7 @@
 """Performer attention (FAVOR+): linear complexity, estimated with random features.
 
 Shape letters: B batch, T positions, C positions of a chunk, D width, N heads, H head_dim,
-M features, V = H + 1: a value with a 1 appended, so that the sum of the weights is computed, too.
+M features, V = H + 1: values have a 1 appended, so that the last output is the sum of the weights.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Performer(Mixer):
 
     With `redraw` every training pass draws new random features, so that the model does not rely on
     particular features (section 4.2, whose experiments redraw at an interval of steps). The draw
-    follows from the seed and the step, like dropout. Other passes use the initial features. Passes
-    with a state do, too, because the state is a sum over features.
+    follows from the seed and the step, like dropout. Other passes use the initial features, and so
+    do training passes with a state, because the state is a sum over features.
     """
 
     supports_packing: ClassVar[bool] = False
@@ -44,14 +44,14 @@ class Performer(Mixer):
     redraw: bool = False
 
     def flops(self, attended: float) -> float:
-        """Return 24 N H M: 6 each for query features, key features, the sums and their readout.
+        """Return 24 N H M: 6 N H M each for query features, key features, the sums S and q^T S.
 
-        Attention inside the chunks of the causal form is not counted.
+        In causal attention, the attention inside chunks is not counted.
         """
         return 24.0 * self.num_heads * self.head_dim * self.num_features
 
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
-        """Return the numel of the causal form.
+        """Return the numel of causal attention.
 
         Features of queries and keys and the weights inside a chunk count twice. Every chunk keeps
         the sums S, and every token six vectors of H + 1 numbers per head.
@@ -66,7 +66,7 @@ class Performer(Mixer):
 
 
 class PerformerModule(ProjectingMixer):
-    """head = phi(Q) (phi(K)^T V) / phi(Q) (phi(K)^T 1), if attention is bidirectional. If causal:
+    """Bidirectional: head = phi(Q) (phi(K)^T V) / phi(Q) (phi(K)^T 1). Causal:
 
         S_t = S_t-1 + phi(k_t) [v_t, 1]^T      y_t = phi(q_t)^T S_t, divided by its last number
 
@@ -173,7 +173,7 @@ def positive_features(x: Tensor, projections: Tensor, eps: float) -> tuple[Tenso
     the features of x and y, times e^(shift_x + shift_y), is an unbiased estimate of exp(x^T y).
     Source: Choromanski et al. 2020, lemma 1.
 
-    Shape: x [..., H]; directions [M, H] -> [..., M], [..., 1].
+    Shape: x [..., H]; rows w of `projections` [M, H] -> [..., M], [..., 1].
     """
     exponents = x @ projections.mT - x.square().sum(-1, keepdim=True) / 2
     largest = exponents.detach().amax(-1, keepdim=True)
@@ -199,8 +199,8 @@ def causal_linear_attention(
     """Compute the causal form of `linear_attention`, in chunks of `CHUNK` tokens.
 
     Attention weights are computed only inside a chunk. Earlier chunks are summarised by the sums S
-    [B, N, M, V], divided by e^c, and c [B, N, 1, 1]. `held` contains S and c of earlier passes.
-    Returns the output [B, N, T, V], and S and c after the last token.
+    [B, N, M, V], divided by e^c, and c [B, N, 1, 1]. The last argument contains S and c of earlier
+    passes. Returns the output [B, N, T, V], and S and c after the last token.
     """
     if held is None:
         sums = query.new_zeros(*query.shape[:2], query.shape[3], value.shape[3])

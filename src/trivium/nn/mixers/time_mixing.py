@@ -21,11 +21,12 @@ from trivium.nn.token_shift import initial_mixture, token_before
 
 
 class TimeMixing(Mixer):
-    """RWKV time mixing: a mean of values whose weights decay with distance.
+    """RWKV time mixing: a weighted mean of values, with weights that decay with distance.
 
     Each of the `d_inner` channels has its own decay rate; the paper uses d_inner = d_model. A
-    weight is the exponential of a key, as in attention, but without queries. Source: Peng et al.
-    2023, section 3.1.
+    weight is the exponential of a key; unlike in attention there are no queries.
+
+    Source: Peng et al. 2023, section 3.1.
     """
 
     encodes: ClassVar[bool] = False
@@ -34,7 +35,7 @@ class TimeMixing(Mixer):
     d_inner: Count
 
     def flops(self, attended: float) -> float:
-        """Return 120 per channel: about 30 forward, 30 for recomputation and 60 backward."""
+        """Return 120 FLOPs per channel: 30 forward, 30 for recomputation and 60 backward."""
         return 4 * 30.0 * self.d_inner
 
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
@@ -52,11 +53,11 @@ class TimeMixing(Mixer):
 
 
 _NO_EXPONENT = -1e30
-"""The exponent of a token that adds nothing; it is finite in float32, and so is its double."""
+"""The exponent of a token that adds nothing. Its double is still finite in float32."""
 
 
 class TimeMixingModule(RecurrentMixer):
-    """(sigmoid(r_t) * wkv_t) W_output, where in every channel
+    """RWKV time mixing: (sigmoid(r_t) * wkv_t) W_output, where in every channel
 
         wkv_t = (a_t-1 + exp(u + k_t) v_t) / (b_t-1 + exp(u + k_t))
         a_t = exp(-w) a_t-1 + exp(k_t) v_t
@@ -135,7 +136,7 @@ class TimeMixingModule(RecurrentMixer):
     def _wkv(
         self, k: Tensor, v: Tensor, sequence: SequenceInfo, sums: Tensor | None, p: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return wkv [B, T, E] for keys and values [B, T, E], and the sums and p after the row.
+        """Return wkv of keys and values [B, T, E], and the sums and p after the last token.
 
         `sums` [B, 2, E] contains a and b, both divided by exp(p), with p [B, E]. The computation
         is in float32 or wider because sums of many exponentials lose too much accuracy in half
@@ -169,7 +170,7 @@ class TimeMixingModule(RecurrentMixer):
 
 @torch.no_grad()
 def _largest_exponents(k: Tensor, w: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """Return p_t-1 and p_t, [B, T, E], for keys and decays w [B, T, E] and the initial p [B, E]."""
+    """Return p_t-1 and p_t of all t, [B, T, E], from k and w [B, T, E] and initial p [B, E]."""
     exponents = [p.to(k.dtype).expand_as(k[:, 0])]
     for k_t, w_t in zip(k.unbind(1), w.unbind(1), strict=True):
         exponents.append(torch.maximum(exponents[-1] - w_t, k_t))

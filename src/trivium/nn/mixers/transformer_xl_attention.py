@@ -76,7 +76,7 @@ class Memory(State):
 
 
 class TransformerXLAttentionModule(AttentionModule):
-    """Keys and values are computed from [SG(memory), x], queries from x; SG stops gradients.
+    """Keys and values are computed from [memory, x] and queries from x; the memory is detached.
 
     In a decoder every token attends to the previous M tokens, as in the paper's evaluation. In the
     paper's training a token attends to the whole memory and to all earlier tokens of the segment,
@@ -107,7 +107,7 @@ class TransformerXLAttentionModule(AttentionModule):
         return self.prepare_for(sequence, keys, table)
 
     def _with_memory(self, keys: SequenceInfo, columns: Tensor) -> SequenceInfo:
-        """Return the sequence info of memory and row, M + T positions at `columns`."""
+        """Return the `SequenceInfo` of the memory followed by the row: M + T tokens."""
         before, is_token = (self.part.memory, 0), keys.is_token
         if not keys.causal:
             is_token = columns <= columns[:, -1:]  # empty memory positions have the latest column
@@ -119,6 +119,7 @@ class TransformerXLAttentionModule(AttentionModule):
     def _query_key_value(
         self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries of x, and keys and values of memory and x. Appends x to the memory."""
         seen = x[:, : sequence.num_keys]
         if sequence.cache_slice is not None and state is not None:
             seen = state.append(sequence.cache_slice, seen)

@@ -20,7 +20,7 @@ class AbsolutePositions(Choice, Part):
     """Absolute position encoding: a vector per position, added to the token embedding."""
 
     fills_blanks: ClassVar[bool] = False
-    """Whether the positions tell a decoder which blank of a text its tokens fill."""
+    """Whether position ids tell which blank of a text each generated token fills (GLM)."""
     max_length: Any
     """The number of positions; None: unlimited."""
 
@@ -38,32 +38,32 @@ class Positions(Choice, Part):
     """Whether tensor parallelism can divide the position encoding by heads."""
 
     num_token_types: ClassVar[int] = 0
-    """The number of token types (sentence A and B) that the position encoding compares."""
+    """The number of token types (such as sentence A and B) that attention compares; 0: none."""
 
     @property
     def num_dot_products(self) -> int:
-        """The number of dot products summed in a score, including query times key."""
+        """The number of dot products that add up to one score, including query times key."""
         return 1
 
     def refuses(self, head_dim: int) -> str:
-        """Return the reason why heads of this width cannot have the positions; "" if they can."""
+        """Return why heads of width `head_dim` cannot use these positions; "" if they can."""
         return ""
 
     def flops(self, attended: float, num_heads: int, head_dim: int) -> float:
-        """Return the FLOPs that the positions add to `Mixer.flops` of the attention."""
+        """Return the FLOPs per token that the positions add to the attention's `Mixer.flops`."""
         return 0.0
 
     def activation_numel(self, length: int, num_heads: int, head_dim: int) -> int:
-        """Return the numbers per token that the positions add to `Mixer.activation_numel`."""
+        """Return the numel per token that the positions add to `Mixer.activation_numel`."""
         return 0
 
     def build(self, attention: Any, d_model: int) -> PositionsModule:
-        """Return the module of these positions in `attention`, an `Attention` of width d_model."""
+        """Return the module for `attention`, an `Attention` spec in a model of width d_model."""
         raise NotImplementedError
 
 
 class PositionsModule(PartModule):
-    """Position encoding of an attention module; this base class is for attention without positions.
+    """Position encoding inside attention; the base class itself encodes no positions.
 
     Args:
         attention: the `Attention` spec that the positions belong to.
@@ -88,11 +88,11 @@ class PositionsModule(PartModule):
         return x
 
     def bias(self, prepared: Any) -> Bias | None:
-        """Return the function that computes the bias of the scores, the same in all layers."""
+        """Return the function that computes the score bias, which all layers share, or None."""
         return None
 
     def prepare_layer(self, prepared: Any, query: nn.Linear, key: nn.Linear) -> Any:
-        """Return the last argument of `scores`: `prepared`, with projections by this layer."""
+        """Apply this layer's projections to `prepared`. Returns the last argument of `scores`."""
         return prepared
 
     def scores(self, query: Tensor, key: Tensor, prepared: Any) -> Tensor | None:
@@ -106,7 +106,7 @@ class PositionsModule(PartModule):
 def distances(sequence: SequenceInfo, keys: SequenceInfo) -> Tensor:
     """Return the column of each key minus the column of each query: int64 [1 or B, T, S].
 
-    Columns are used because padding or documents before a text do not change a distance.
+    A difference of columns does not depend on padding or documents before the text.
     """
     return keys.columns[:, None, :] - sequence.columns[..., None]
 

@@ -35,6 +35,7 @@ class LinearBias(PositionsModule):
         """See `PositionsModule.bias`."""
 
         def of(queries: SequenceInfo, keys: SequenceInfo) -> Tensor:
+            """Return -slope * |distance|: float32 [1 or B, N, T, S]."""
             distance = distances(queries, keys)
             slopes = alibi_slopes(self.attention.num_heads, distance.device)[self.heads]
             return -slopes[None, :, None, None] * distance.abs_()[:, None]
@@ -45,8 +46,8 @@ class LinearBias(PositionsModule):
 def alibi_slopes(num_heads: int, device: torch.device | str = "cpu") -> Tensor:
     """Return the slope of each head: float32 [N].
 
-    The slopes are 2^(-8n/N) for n = 1..N. If N is not a power of two, they are the slopes for the
-    next lower power P, followed by every second slope for 2 P, as in the authors' code.
+    The slopes are 2^(-8n/N) for n = 1..N if N is a power of two. Otherwise they are the slopes for
+    the next lower power P, followed by every second slope for 2 P, as in the authors' code.
     """
     power = 2 ** int(math.log2(num_heads))
     n = torch.arange(1, num_heads + 1, device=device, dtype=torch.float32)

@@ -22,11 +22,12 @@ from trivium.nn.sequence_info import SequenceInfo
 class Disentangled(Positions):
     """DeBERTa's disentangled relative position embeddings (He et al. 2020, section 3.1).
 
-    `terms` lists the terms in use: content-to-position ("c2p"), position-to-content ("p2c"). With
-    `max_distance` far distances share buckets (He et al. 2021, as released); without it each of the
-    2 * `span` distances has its own vector. With `shared` the query and key projections of the
+    `terms` lists the score terms: content-to-position ("c2p") and position-to-content ("p2c"). With
+    `max_distance`, large distances share buckets (He et al. 2021, as released). Otherwise each of
+    the 2 * `span` distances has its own vector. With `shared` the query and key projections of the
     content also project the position embeddings (DeBERTa v2 and v3); otherwise the positions have
-    separate projections. `norm` is applied to the embedding table, which a stack's layers share.
+    separate projections. `norm` is applied to the embedding table; a stack has one table for all
+    layers.
     """
 
     has_scores: ClassVar[bool] = True
@@ -64,7 +65,7 @@ class Disentangled(Positions):
 
 
 class DistanceTable(nn.Module):
-    """The relative position embeddings: one vector per distance, [P, D]."""
+    """The relative position embeddings [P, D]: one vector per distance or distance bucket."""
 
     def __init__(self, positions: Disentangled, width: int) -> None:
         super().__init__()
@@ -103,7 +104,7 @@ class DisentangledPositions(PositionsModule):
     def prepare(
         self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the table row of each pair, int64 [1 or B, 1, T, S], and the table [P, D]."""
+        """Return the row of each query-key pair, int64 [1 or B, 1, T, S], and the table [P, D]."""
         if table is None:
             raise SpecError(
                 "vectors of distances are in a table that the layers of a stack share: give "
@@ -146,8 +147,8 @@ class DisentangledPositions(PositionsModule):
 def distance_rows(distance: Tensor, part: Disentangled) -> Tensor:
     """Return the table row of each distance (query - key): int64 [...] -> int64 [...].
 
-    With buckets, each distance up to span / 2 has its own row; buckets of larger distances widen
-    logarithmically.
+    With buckets, each distance up to span / 2 has its own row. Larger distances share buckets that
+    widen logarithmically.
     """
     if part.max_distance is not None:
         middle = part.span // 2

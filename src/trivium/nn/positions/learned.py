@@ -19,11 +19,11 @@ from trivium.nn.positions import AbsolutePositions
 class Learned(AbsolutePositions):
     """Learned absolute position embeddings, added to the token embeddings (BERT, GPT-2).
 
-    The table has `offset` rows before the row of the first position (RoBERTa, BART and OPT, whose
-    first two rows once stood for padding). The position of a token is the number of `counted`
-    tokens before it. `counted` is "all", "attended" (tokens that the attention mask marks as real,
-    as in OPT) or "not-padding" (tokens other than the padding id, `offset` - 1, as in RoBERTa).
-    Tokens that are not counted read the row before the row of the first position.
+    The table has `offset` rows before the row of position 0 (two in RoBERTa, BART and OPT). The
+    position of a token is the number of `counted` tokens before that token. `counted` is "all",
+    "attended" (tokens that the attention mask marks as real, as in OPT) or "not-padding" (tokens
+    other than the padding id, `offset` - 1, as in RoBERTa). Tokens that are not counted use the
+    row directly before the row of position 0.
     """
 
     kind: Literal["learned"] = "learned"

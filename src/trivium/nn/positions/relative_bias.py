@@ -21,7 +21,7 @@ from trivium.nn.sequence_info import SequenceInfo
 
 
 class RelativeBias(Positions):
-    """T5's bias on scores: a learned number per head and distance bucket (T5, section 2.1).
+    """T5's score bias: a learned number per head and distance bucket (Raffel et al. 2019).
 
     Small distances have one bucket each; larger distances share buckets that widen logarithmically
     up to `max_distance`. All layers of a stack share one table.
@@ -60,9 +60,9 @@ class BucketTable(nn.Module):
 class RelativePositionBias(PositionsModule):
     """T5's bias per head and bucket of key position - query position (Raffel et al. 2019).
 
-    Without causality half of the buckets are for later keys; with it all later keys share bucket 0.
-    In each direction the first half of the buckets hold one distance each. The other buckets widen
-    logarithmically, and the last bucket holds all larger distances.
+    In bidirectional attention half of the buckets are for later keys. In causal attention all later
+    keys share bucket 0. In each direction the first half of the buckets hold one distance each. The
+    other buckets widen logarithmically, and the last bucket holds all larger distances.
     """
 
     def new_table(self) -> BucketTable:
@@ -73,7 +73,7 @@ class RelativePositionBias(PositionsModule):
     def prepare(
         self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> Tensor:
-        """Return the bias of each distance, [R, N], up to where the bias no longer changes."""
+        """Return the bias [R, N] of every distance up to the one where the bias stops changing."""
         positions = self.attention.positions
         assert isinstance(positions, RelativeBias)
         if table is None:
@@ -88,10 +88,11 @@ class RelativePositionBias(PositionsModule):
         return table(buckets)[0, :, 0].T
 
     def bias(self, prepared: Tensor) -> Bias:
-        """See `PositionsModule.bias`; keys beyond the last distance have the bias of the last."""
+        """See `PositionsModule.bias`. Larger distances use the last bias in `prepared`."""
         farthest = len(prepared) // 2
 
         def of(queries: SequenceInfo, keys: SequenceInfo) -> Tensor:
+            """Look up the bias of every query-key pair: [1 or B, N, T, S]."""
             rows = distances(queries, keys).clamp_(-farthest, farthest).add_(farthest)
             return F.embedding(rows, prepared).permute(0, 3, 1, 2)
 

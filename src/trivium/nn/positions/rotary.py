@@ -27,22 +27,22 @@ class RotaryScaling(Choice, Part):
 
     @property
     def score_factor(self) -> float:
-        """The factor on the scores of latent attention, where RoPE applies to part of a head."""
+        """The factor by which latent attention multiplies its scores; 1 except with YaRN."""
         return 1.0
 
     def refuses(self, rotary_dim: int) -> str:
-        """Return the reason why `rotary_dim` rotary dimensions cannot be scaled; "" if they can."""
+        """Return why `rotary_dim` rotary dimensions cannot be scaled; "" if they can."""
         return ""
 
     def scaled(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
-        """Return the frequencies and the attention factor.
+        """Return the scaled frequencies and the attention factor.
 
         A frequency is the angle per position, float32 [R / 2], or [..., R / 2] for lengths
         [..., 1]. Rotated queries and keys are multiplied by the attention factor.
 
         Args:
             base: the base of the frequencies without scaling.
-            turned: R.
+            rotary_dim: R.
             length: float32 [..., 1], the lengths of texts; None unless `needs_length`.
         """
         raise NotImplementedError
@@ -62,9 +62,9 @@ class LinearScaling(RotaryScaling):
 class Llama3Scaling(RotaryScaling):
     """Llama 3.1's scaling: low frequencies are divided by `factor`, high frequencies are kept.
 
-    A low frequency has a wavelength above original_max_length / low_frequency_factor, a high
-    frequency one below original_max_length / high_frequency_factor. Frequencies in between are
-    interpolated. Source: Grattafiori et al. 2024.
+    Low frequencies have wavelengths above original_max_length / low_frequency_factor, and high
+    frequencies have wavelengths below original_max_length / high_frequency_factor. Frequencies in
+    between are interpolated. Source: Grattafiori et al. 2024.
     """
 
     kind: Literal["llama3"] = "llama3"
@@ -83,11 +83,13 @@ class Llama3Scaling(RotaryScaling):
 
 
 class DynamicScaling(RotaryScaling):
-    """Dynamic NTK scaling: for a text of length L > `original_max_length` the base grows.
+    """Dynamic NTK scaling: the base grows with the length of texts over `original_max_length`.
 
-    The base is multiplied by (1 + factor * (L / original_max_length - 1))^(R / (R - 2)). The
-    lowest frequency is divided by 1 + factor * (L / original_max_length - 1), and the highest is
-    kept. Source: bloc97 and emozilla 2023, as in `transformers`.
+    For a text of length L > `original_max_length` the base is multiplied by
+    (1 + factor * (L / original_max_length - 1))^(R / (R - 2)). The lowest frequency is
+    divided by 1 + factor * (L / original_max_length - 1), and the highest is kept.
+
+    Source: bloc97 and emozilla 2023, as in `transformers`.
     """
 
     needs_length: ClassVar[bool] = True
@@ -110,10 +112,12 @@ class YarnScaling(RotaryScaling):
 
     A frequency is divided by `factor` if its pair rotates fewer than `beta_slow` times within
     `original_max_length`, and kept if the pair rotates more than `beta_fast` times. Frequencies
-    in between are interpolated linearly in the pair index (with `truncate`, both ends are rounded
-    outwards).
-    `attention_factor` is 0.1 log(factor) + 1 unless set; with `mscale` and `mscale_all_dim` it is
-    the ratio of 0.1 m log(factor) + 1 for the two values (DeepSeek-V2).
+    in between are interpolated linearly in the pair index. With `truncate`, both ends of this range
+    are rounded outwards.
+
+    Unless set, `attention_factor` is 0.1 log(factor) + 1. With `mscale` and `mscale_all_dim` (both
+    used by DeepSeek-V2) the default is f(mscale) / f(mscale_all_dim), where
+    f(m) = 0.1 m log(factor) + 1.
 
     Source: Peng et al. 2023, section 3.
     """
@@ -154,7 +158,7 @@ class YarnScaling(RotaryScaling):
 
 
 class LongRopeScaling(RotaryScaling):
-    """LongRoPE: every frequency is divided by its own factor, which was found by a search.
+    """LongRoPE: every frequency is divided by its own factor, found by a search.
 
     Pair i has the factor long_factor[i] for a text longer than `original_max_length`, otherwise
     short_factor[i]. `attention_factor` is sqrt(1 + log(factor) / log(original_max_length)) unless
@@ -194,7 +198,7 @@ class Rotary(Positions):
     Layout "halves" pairs dimension i of the first half of the rotary dimensions with dimension i of
     the second half, as the LLaMA weights for `transformers` require; "interleaved" pairs
     neighbours, as in the paper. `partial_rotary_factor` is the fraction of head dimensions that are
-    rotated, rounded down to the first int(share * head_dim) dimensions (GPT-NeoX: a quarter).
+    rotated, namely the first int(partial_rotary_factor * head_dim) (GPT-NeoX: a quarter).
     """
 
     supports_tp: ClassVar[bool] = True
@@ -265,6 +269,7 @@ class RotaryPositions(PositionsModule):
         return self._turn(x, prepared)
 
     def _turn(self, x: Tensor, prepared: tuple[Tensor, Tensor]) -> Tensor:
+        """Rotate vectors of rotary dimensions only: [B, N, T, R] -> [B, N, T, R]."""
         # Angles need float32; for sines and cosines the precision of x is enough.
         cosine, sine = (part[:, :, : x.shape[2]].to(x.dtype) for part in prepared)
         if self.rotary.layout == "interleaved":

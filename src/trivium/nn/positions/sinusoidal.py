@@ -18,7 +18,7 @@ class Sinusoidal(AbsolutePositions):
     """Sinusoidal position encoding, added to embeddings (Vaswani et al. 2017, section 3.5).
 
     Layout "interleaved" is the paper's (sine, cosine, sine, ...); "halves" has all sines first
-    (Marian). `max_length` is the maximum length that a model family sets, if any.
+    (Marian). `max_length` is the maximum length of the model, if there is one.
     """
 
     kind: Literal["sinusoidal"] = "sinusoidal"

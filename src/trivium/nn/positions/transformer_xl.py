@@ -30,11 +30,11 @@ class TransformerXLPositions(Positions):
     base: Positive = 10_000.0
 
     def flops(self, attended: float, num_heads: int, head_dim: int) -> float:
-        """Return 6 N H for the distance to each position attended to."""
+        """Return 6 N H per attended position, for the score of its distance."""
         return 6.0 * attended * num_heads * head_dim
 
     def activation_numel(self, length: int, num_heads: int, head_dim: int) -> int:
-        """Return the numel of the queries plus bias, and of the scores."""
+        """Return the numel of the queries with the bias added, and of the scores."""
         return num_heads * (head_dim + length)
 
     def build(self, attention: Any, d_model: int) -> TransformerXLPositionsModule:
@@ -82,7 +82,7 @@ class TransformerXLPositionsModule(PositionsModule):
     def prepare(
         self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> RelativeDistances:
-        """Return the distances of a pass; later keys are included only if they may be visible."""
+        """Return the distances of a pass, including later keys only if they may be visible."""
         distance = -distances(sequence, keys)
         farthest = distance.shape[2] - 1
         later = not sequence.causal or sequence.prefix is not None

@@ -1,4 +1,4 @@
-"""Learned two-dimensional positions: in the text and in a span.
+"""Two learned position embeddings per token: position in the text and position in a span.
 
 Shape letters: B batch, T positions, D width.
 """
@@ -17,8 +17,8 @@ from trivium.nn.positions import AbsolutePositions
 class TwoDimensional(AbsolutePositions):
     """GLM's two learned position embeddings: in the text and within a span (Du et al. 2022).
 
-    Given tokens have their position in the text, and span position 0. Tokens that are generated for
-    a blank have the text position of the blank, and span positions 1, 2, 3, ...
+    Tokens of the given text have their position in the text and span position 0. Tokens generated
+    for a blank have the text position of the blank and span positions 1, 2, 3, ...
     """
 
     fills_blanks: ClassVar[bool] = True
@@ -31,7 +31,7 @@ class TwoDimensional(AbsolutePositions):
 
 
 class TwoDimensionalPositions(PartModule):
-    """The sum of the embeddings of the position in the text and the position in a span.
+    """The sum of two embeddings: of the position in the text and of the position in a span.
 
     Source: Du et al. 2022, section 2.1.2 (2D positional encoding).
     """
@@ -43,9 +43,10 @@ class TwoDimensionalPositions(PartModule):
         self.in_span = nn.Parameter(torch.empty(positions.max_length + 1, width))
 
     def forward(self, position_ids: Tensor) -> Tensor:
-        """Embed positions: int64 [B, T, 2] -> [B, T, D].
+        """Embed (text position, span position): int64 [B, T, 2] -> [B, T, D].
 
-        Positions [B, T] belong to a text that is generated as one span.
+        Position ids [B, T] are for a text generated as one span: text position 0, span position
+        id + 1.
         """
         if position_ids.ndim == 2:
             position_ids = torch.stack((torch.zeros_like(position_ids), position_ids + 1), -1)

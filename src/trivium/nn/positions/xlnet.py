@@ -24,7 +24,7 @@ from trivium.nn.sequence_info import SequenceInfo
 class XLNetPositions(TransformerXLPositions):
     """XLNet's relative positions and segment encodings (Yang et al. 2019, section 2.5).
 
-    Token types are compared, never embedded. The three types are sentence A, sentence B and the
+    Token types are only compared, not embedded. The three types are sentence A, sentence B and the
     token that stands for the text.
     """
 
@@ -47,7 +47,8 @@ class XLNetPositionsModule(TransformerXLPositionsModule):
     """Transformer-XL's relative scores plus (q_i + b)^T s / sqrt(H), where s is one of two vectors.
 
     s is the first vector if both tokens have the same type, and the second if the types differ.
-    Without types all tokens count as one type, which leaves the attention weights unchanged.
+    Without types the term is omitted: equal types would add the same number to all scores of a
+    query, which leaves the attention weights unchanged.
     Source: Yang et al. 2019, section 2.5 (relative segment encodings).
     """
 
