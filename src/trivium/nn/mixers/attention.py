@@ -107,11 +107,11 @@ class Attention(Mixer):
             return {}
         return {"num_heads": self.num_heads, "num_kv_heads": self.kv_heads}
 
-    def flops(self, head_outputs: float) -> float:
+    def flops(self, attended: float) -> float:
         """Return 12 N H per attended position, plus the FLOPs of the position encoding."""
         heads = self.num_heads, self.head_dim
-        own = self.positions.flops(head_outputs, *heads) if self.positions else 0.0
-        return 12.0 * head_outputs * self.num_heads * self.head_dim + own
+        own = self.positions.flops(attended, *heads) if self.positions else 0.0
+        return 12.0 * attended * self.num_heads * self.head_dim + own
 
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
         """Return the numel of queries, keys, values and outputs, and of probabilities on a CPU.

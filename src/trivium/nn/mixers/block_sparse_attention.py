@@ -74,9 +74,9 @@ class BlockSparseAttention(Attention):
             return length
         return (7 + self.num_random) * self.block_size
 
-    def flops(self, head_outputs: float) -> float:
+    def flops(self, attended: float) -> float:
         """See `Attention.flops`; only the keys that are computed count."""
-        return super().flops(self.keys_per_query(head_outputs))
+        return super().flops(self.keys_per_query(attended))
 
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
         """See `Attention.activation_numel`.

@@ -65,9 +65,9 @@ class LatentAttention(Mixer):
         if reason := self.positions.refuses(self.rotary_dim):
             raise SpecError(f"rotary_dim={self.rotary_dim}: {reason}")
 
-    def flops(self, head_outputs: float) -> float:
+    def flops(self, attended: float) -> float:
         """Return 6 N (H + R + V) per attended position."""
-        return 6.0 * head_outputs * self.num_heads * (self.key_dim + self.value_dim)
+        return 6.0 * attended * self.num_heads * (self.key_dim + self.value_dim)
 
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
         """Return the numel of queries, keys, values, outputs, compressed vectors and their norms.
