@@ -288,7 +288,7 @@ class ParallelBlock(Block):
         super().__init__(layer, width, dropout=dropout, **options)
         assert isinstance(layer.block, ParallelLayers)
         self.shares_norm = layer.block.norms == "shared"
-        # Both are added at once: only the mixer's residual has the other norms.
+        # Both outputs are added at once: only the mixer's residual has the norms after that.
         before = {"pre_norm"} & {*layer.norms} if not self.shares_norm else ()
         if self.feed_forward is not None:
             self.feed_forward_residual = Residual(layer, before, width, dropout)

@@ -129,6 +129,7 @@ def token_cross_entropy(
     """
 
     def losses(rows: Tensor, labels: Tensor) -> Tensor:
+        """Return the losses of one chunk."""
         scores = logits(rows)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         return F.cross_entropy(scores, labels, reduction="none")
@@ -168,6 +169,7 @@ def _of_capped(softmax_loss: SoftmaxLoss, cap: float) -> SoftmaxLoss:
     def loss_and_gradient(
         logits: Tensor, targets: Tensor, smoothing: float
     ) -> tuple[Tensor, Tensor]:
+        """Return the loss of the soft-capped logits and its gradient for the logits."""
         capped = soft_capped(logits, cap)
         loss, gradient = softmax_loss(capped.clone(), targets, smoothing)
         return loss, gradient.mul_(1.0 - (capped / cap) ** 2)
