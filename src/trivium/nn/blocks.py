@@ -256,10 +256,10 @@ class Block(PartModule):
     def forward(
         self, x: Tensor, sequence: SequenceInfo, layer: LayerContext = NO_CACHE
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the new hidden states, and the load of experts for the auxiliary loss or None.
+        """Return the new hidden states and a tensor for the auxiliary loss, or None.
 
-        Shape: [B, T, D] -> [B, T, D], or [M, D] with `gather_positions`. See
-        `FeedForwardModule.forward` for the second value.
+        Shape: [B, T, D] -> [B, T, D], or [M, D] with `gather_positions`. The second value is that
+        of `FeedForwardModule.forward`.
         """
         residual = self.mixer_residual
         x = residual(

@@ -105,8 +105,8 @@ class PartModule(nn.Module):
 def empty_table(rows: int, width: int) -> nn.Embedding:
     """Return an uninitialized embedding of shape [rows, width].
 
-    Unlike `nn.Embedding`, it draws no weights. Drawing weights on the meta device would import
-    modules for seconds.
+    Unlike `nn.Embedding`, this function draws no weights: on the meta device, drawing weights
+    triggers an import that takes seconds.
     """
     return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
 

@@ -31,7 +31,7 @@ class CacheSlice:
             slots, else int64 [B].
         length: T, the number of new positions per row, padding included.
         new: int64 [B], the number of new tokens per row, without padding; None: no padding.
-        end: S, the number of positions that are read from each slot.
+        end: S, the number of positions to read from each slot.
         prefill: int64 [B], the number of tokens in the first pass (the prefill) of each slot.
     """
 

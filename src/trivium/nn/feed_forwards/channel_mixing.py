@@ -20,7 +20,10 @@ from trivium.nn.token_shift import initial_mixture, token_before
 
 
 class ChannelMixing(FeedForward):
-    """Spec of RWKV's channel mixing, which also reads the previous token (Peng et al. 2023)."""
+    """Spec of RWKV's channel mixing, a feed-forward network that also reads the previous token.
+
+    Source: Peng et al. 2023, section 3.1.
+    """
 
     reads_earlier: ClassVar[bool] = True
     kind: Literal["channel-mixing"] = "channel-mixing"
