@@ -1,7 +1,7 @@
-"""The parts of models, each with its equation and paper; usable alone.
+"""The parts of models, each with its equation and paper. Every part can be used on its own.
 
-A part has a configuration, whose `build` returns its module. The module of a mixer reads a context,
-which says what is known of its tokens:
+A part has a configuration (spec) with a method `build`, which returns its module. The module of a
+mixer takes hidden states and a `SequenceInfo`, the metadata of the tokens:
 
 >>> import torch
 >>> from trivium import nn, spec
@@ -9,9 +9,9 @@ which says what is known of its tokens:
 >>> attention(torch.zeros(3, 5, 8), nn.SequenceInfo.of_length(5, causal=True)).shape
 torch.Size([3, 5, 8])
 
-A kind of mixer, positions or feed-forward network is a file in the folder of that name. What all of
-them meet: `sequence` (what a pass knows), `mask` (who sees whom), `attend` (which kernel), `state`
-(what is kept between steps), `part` (what is asked of each kind).
+Each kind of mixer, positions or feed-forward network is a file in the folder of that name. All
+kinds use `sequence_info` (the metadata of a forward pass), `mask` (the attention mask), `attend`
+(the attention kernels), `state` (the cache) and `part` (the base classes).
 """
 
 from trivium.nn.activations import ACTIVATIONS as ACTIVATIONS

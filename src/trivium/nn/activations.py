@@ -1,4 +1,4 @@
-"""Activations, by the names that a spec gives them."""
+"""Activation functions by name, as they are written in a spec."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from trivium.nn.part import Part, Positive
 
 
 class Swish(Part):
-    """x * sigmoid(beta x) (Ramachandran et al. 2017); "silu" is the one with beta 1."""
+    """x * sigmoid(beta x) (Ramachandran et al. 2017); with beta = 1 it is the same as "silu"."""
 
     kind: Literal["swish"] = "swish"
     beta: Positive
 
 
 Activation = str
-"""A name in `ACTIVATIONS`, which is checked when a model is built."""
+"""A name in `ACTIVATIONS`; `build_activation` checks it when a model is built."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -32,23 +32,23 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "tanh": torch.tanh,
 }
-"""The activations that a model can have, named as in `transformers`, where it has the function.
+"""The activation functions by name. The names are those of `transformers` where possible.
 
-`interop/family.py` lists the names that are written and read there; "gelu_tanh" has several."""
+"gelu_tanh" has several names in `transformers`; `interop/family.py` maps names in both ways."""
 
 
 def swish(x: Tensor, beta: float) -> Tensor:
-    """x * sigmoid(beta x) (Ramachandran et al. 2017)."""
+    """Return x * sigmoid(beta x) (Ramachandran et al. 2017)."""
     return x * torch.sigmoid(beta * x)
 
 
 def soft_capped(x: Tensor, cap: float) -> Tensor:
-    """cap * tanh(x / cap), between -cap and cap (Gemma Team 2024, section 2)."""
+    """Return cap * tanh(x / cap), logit soft-capping (Gemma Team 2024, section 2)."""
     return cap * torch.tanh(x / cap)
 
 
 def build_activation(activation: Activation | Swish) -> Callable[[Tensor], Tensor]:
-    """The function of a spec's activation. Raises SpecError for an unknown name."""
+    """Return the activation function of a spec. Raises SpecError for an unknown name."""
     if isinstance(activation, Swish):
         return partial(swish, beta=activation.beta)
     if activation not in ACTIVATIONS:

@@ -1,6 +1,6 @@
 """The Transformer block: a mixer and a feed-forward network inside residual connections.
 
-Shape letters: B batch, T positions, M selected positions, D d_model.
+Shape letters: B batch, T positions, M gathered positions, D d_model.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ from trivium.nn.sequence_info import NO_CACHE, LayerContext, SequenceInfo
 
 
 class Residual(nn.Module):
-    """after(x + m dropout(branch(f(before(x))))), for a function f and a multiplier m.
+    """Residual connection around a sublayer f, with norms, dropout and a multiplier m.
 
-    A norm `before` is pre-norm: the residual stream is never normalised (GPT-2, LLaMA). One
-    `after` is post-norm, as first published (Vaswani et al. 2017, BERT). With `branch` and
-    `before` it is the sandwich of Gemma 2 (Gemma Team 2024).
+        post_norm(x + m dropout(post_sublayer_norm(f(pre_norm(x)))))
+
+    Norms that are not in `norms` are left out. With `pre_norm` only, the residual stream is never
+    normalised (GPT-2, LLaMA). `post_norm` is the norm of the original Transformer (Vaswani et al.
+    2017, BERT). `pre_norm` and `post_sublayer_norm` together are the sandwich norm of Gemma 2
+    (Gemma Team 2024).
 
     Args:
-        layer: whose norm and multiplier it has.
-        norms: the places that have one.
+        layer: the spec that sets the kind of norm and the multiplier.
+        norms: the names of the norms, for example {"pre_norm"}.
         width: D.
-        dropout: of what is added to the stream.
+        dropout: the dropout rate of the sublayer's output.
     """
 
     def __init__(self, layer: Layer, norms: Collection[str], width: int, dropout: float) -> None:
@@ -44,37 +47,40 @@ class Residual(nn.Module):
         self.dropout, self.multiplier = dropout, layer.residual_multiplier
 
     def sublayer_input(self, x: Tensor) -> Tensor:
-        """What the function reads: [..., D] -> [..., D]."""
+        """Return the input of the sublayer, pre_norm(x): [..., D] -> [..., D]."""
         return to_autocast_dtype(self.pre_norm(x))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """The stream [..., D] with what the function made of it, y [..., D]."""
+        """Return the residual stream x [..., D] plus the output y [..., D] of the sublayer."""
         y = F.dropout(self.post_sublayer_norm(y), self.dropout, self.training)
         return self.post_norm(x + (y if self.multiplier == 1.0 else y * self.multiplier))
 
 
 class BlockKind(Choice, Part):
-    """The shape of a block: how its mixer and its feed-forward network are connected."""
+    """Spec of the connections in a block: its mixer and feed-forward network in series or parallel.
+
+    A kind builds the module of a `Layer`.
+    """
 
     supports_tp: ClassVar[bool] = False
-    """Whether tensor parallelism can divide it."""
+    """Whether tensor parallelism can divide the block."""
     crosses: ClassVar[bool] = False
-    """Whether it can attend to an encoder's output, too."""
+    """Whether the block can have cross-attention to an encoder's output."""
     additions: ClassVar[int] = 2
-    """How many times a block without cross-attention adds to the residual stream."""
+    """The number of residual additions in a block without cross-attention."""
 
     @property
     def reads(self) -> int:
-        """How many normed copies of the stream such a block makes."""
+        """The number of normalised copies of the residual stream that a block makes."""
         return 2
 
     def build(self, layer: Layer, d_model: int, **options: Any) -> Block:
-        """Return the module of a layer; the options are those of `Block`."""
+        """Return the module of a layer; `options` are the keyword arguments of `Block`."""
         raise NotImplementedError
 
 
 class SequentialLayers(BlockKind):
-    """x + mixer(x), then x + feed_forward(x) (Vaswani et al. 2017, section 3.1)."""
+    """x + mixer(x), followed by x + feed_forward(x) (Vaswani et al. 2017, section 3.1)."""
 
     supports_tp: ClassVar[bool] = True
     crosses: ClassVar[bool] = True
@@ -86,10 +92,10 @@ class SequentialLayers(BlockKind):
 
 
 class ParallelLayers(BlockKind):
-    """x + mixer(norm(x)) + feed_forward(norm(x)).
+    """x + mixer(norm(x)) + feed_forward(norm(x)), known as a parallel block.
 
-    With one norm for both (PaLM, Chowdhery et al. 2022) or each with its own (GPT-NeoX, Black et
-    al. 2022).
+    `norms`: "shared" means that both read the output of one norm (PaLM, Chowdhery et al. 2022);
+    "separate" means that each has its own norm (GPT-NeoX, Black et al. 2022).
     """
 
     additions: ClassVar[int] = 1
@@ -98,7 +104,7 @@ class ParallelLayers(BlockKind):
 
     @property
     def reads(self) -> int:
-        """As `BlockKind.reads`."""
+        """See `BlockKind.reads`."""
         return 1 if self.norms == "shared" else 2
 
     def build(self, layer: Layer, d_model: int, **options: Any) -> ParallelBlock:
@@ -117,13 +123,17 @@ _PLACES: Mapping[str, tuple[str, ...]] = {
 
 
 class Layer(Part):
-    """One block: a mixer and a feed-forward network, each inside a residual connection.
+    """Spec of one block: a mixer and a feed-forward network, each inside a residual connection.
 
-    `norm_placement` says where a residual connection x + f(x) has norms: "pre" norm(x) is read
-    (GPT-2, LLaMA), "post" the sum is normalised (BERT), "post-sublayer" what f adds (OLMo 2),
-    "sandwich" what f reads and what f adds (Gemma 2), "none" nothing. Without a `feed_forward` a
-    block is its mixer alone (Mamba). What is added to the residual stream is multiplied by
-    `residual_multiplier` (Granite).
+    Args:
+        mixer: the token mixer, such as attention.
+        feed_forward: the feed-forward network; None: the block has only a mixer (Mamba).
+        norm: the kind of norm.
+        norm_placement: what is normalised in a residual connection x + f(x): the input of f with
+            "pre" (GPT-2, LLaMA), the sum with "post" (BERT), the output of f with "post-sublayer"
+            (OLMo 2), the input and the output of f with "sandwich" (Gemma 2), nothing with "none".
+        block: how the mixer and the feed-forward network are connected.
+        residual_multiplier: the factor of f(x) in the sum (Granite).
     """
 
     mixer: SerializeAsAny[Mixer]
@@ -135,38 +145,38 @@ class Layer(Part):
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """The norms of a residual connection, by their names in `Residual`."""
+        """The names of the norms in a residual connection, as in `Residual`."""
         return _PLACES[self.norm_placement]
 
     @property
     def parts(self) -> tuple[Mixer | FeedForward, ...]:
-        """The mixer, and the feed-forward network if there is one."""
+        """The mixer and, if there is one, the feed-forward network."""
         return (self.mixer,) if self.feed_forward is None else (self.mixer, self.feed_forward)
 
     @property
     def has_fixed_shapes(self) -> bool:
-        """Whether no shape depends on the tokens, so that a whole step can be compiled."""
+        """Whether no shape depends on the tokens, so that `torch.compile` takes a whole step."""
         return self.feed_forward is None or self.feed_forward.has_fixed_shapes
 
     @property
     def adds_loss(self) -> bool:
-        """Whether its feed-forward network has a loss of its own."""
+        """Whether the feed-forward network has an auxiliary loss."""
         return self.feed_forward is not None and self.feed_forward.adds_loss
 
     @property
     def reads_earlier(self) -> bool:
-        """Whether its feed-forward network reads earlier tokens."""
+        """Whether the feed-forward network reads earlier tokens, and so has a state."""
         return self.feed_forward is not None and self.feed_forward.reads_earlier
 
     @property
     def tp_sizes(self) -> list[tuple[str, int]]:
-        """Sizes that tensor parallelism divides, by name; none if it cannot divide the layer."""
+        """The names and sizes that tensor parallelism divides; empty: not divisible."""
         if not self.block.supports_tp or not all(part.tp_sizes for part in self.parts):
             return []
         return [size for part in self.parts for size in part.tp_sizes.items()]
 
     def with_dropout(self, dropout: float) -> Self:
-        """The same layer with this dropout of hidden units, if its network has such dropout."""
+        """Return the layer with this dropout rate, if its network has dropout of hidden units."""
         if self.feed_forward is None:
             return self
         return self.replace(feed_forward=self.feed_forward.with_dropout(dropout))
@@ -174,23 +184,23 @@ class Layer(Part):
     def build(self, d_model: int, **options: Any) -> Block:
         """Return the module, which maps [B, T, d_model] to [B, T, d_model].
 
-        The options are those of `Block`: dropout, num_layers, first_norm, crosses.
+        `options` are the keyword arguments of `Block`: dropout, num_layers, first_norm, crosses.
         """
         return self.block.build(self, d_model, **options)
 
 
 class Block(PartModule):
-    """Mixer, cross-attention where it `crosses`, and feed-forward network.
+    """Module of a block: mixer, optional cross-attention, and optional feed-forward network.
 
     Each is inside a residual connection.
 
     Args:
-        layer: the configuration.
-        width: of the vectors, D.
-        dropout: of what is added to the residual stream, and of the mixer, while training.
-        num_layers: of the stack, for mixers that keep much for the backward pass.
-        first_norm: whether the mixer of a pre-norm block has its norm.
-        crosses: whether the block attends to an encoder's output, too.
+        layer: the spec of the block.
+        width: the width of the hidden states, D.
+        dropout: the dropout rate of the sublayers' outputs and inside the mixers.
+        num_layers: the number of layers in the stack; the layers share a memory limit.
+        first_norm: whether the mixer has the pre-norm that `layer` specifies.
+        crosses: whether the block has cross-attention to an encoder's output.
 
     >>> import torch
     >>> from trivium import spec
@@ -234,7 +244,11 @@ class Block(PartModule):
     def prepare(
         self, sequence: SequenceInfo, layer: LayerContext, table: nn.Module | None = None
     ) -> tuple[Any, Any]:
-        """What layers with an equal mixer share in a pass: of the mixer, and of cross-attention."""
+        """Compute the values that layers with equal mixers share in a pass.
+
+        Returns the values for the mixer and those for the cross-attention; see
+        `MixerModule.prepare`.
+        """
         cross = self.cross_attention
         of_cross = None if cross is None else cross.prepare(sequence, layer.source)
         return self.mixer.prepare(sequence, layer.state, table), of_cross
@@ -242,7 +256,11 @@ class Block(PartModule):
     def forward(
         self, x: Tensor, sequence: SequenceInfo, layer: LayerContext = NO_CACHE
     ) -> tuple[Tensor, Tensor | None]:
-        """Map [B, T, D] to [B, T, D], or [M, D] with `gather_positions`; and an auxiliary loss."""
+        """Return the new hidden states and a tensor for the auxiliary loss, or None.
+
+        Shape: [B, T, D] -> [B, T, D], or [M, D] with `gather_positions`. The second value is that
+        of `FeedForwardModule.forward`.
+        """
         residual = self.mixer_residual
         x = residual(
             x, self.mixer(residual.sublayer_input(x), sequence, layer.state, layer.prepared)
@@ -261,16 +279,16 @@ class Block(PartModule):
 
 
 class ParallelBlock(Block):
-    """x + mixer(norm(x)) + feed_forward(norm(x)), with one norm for both or each its own.
+    """x + mixer(norm(x)) + feed_forward(norm(x)), with a shared norm or separate norms.
 
-    Source: Chowdhery et al. 2022, section 2 (one norm); Black et al. 2022, section 2.1 (two).
+    Source: Chowdhery et al. 2022, section 2 (shared); Black et al. 2022, section 2.1 (separate).
     """
 
     def __init__(self, layer: Layer, width: int, *, dropout: float = 0.0, **options: Any) -> None:
         super().__init__(layer, width, dropout=dropout, **options)
         assert isinstance(layer.block, ParallelLayers)
         self.shares_norm = layer.block.norms == "shared"
-        # Both are added at once: the norms on the branch and after are the mixer's.
+        # Both outputs are added at once: only the mixer's residual has the norms after that.
         before = {"pre_norm"} & {*layer.norms} if not self.shares_norm else ()
         if self.feed_forward is not None:
             self.feed_forward_residual = Residual(layer, before, width, dropout)
@@ -278,7 +296,7 @@ class ParallelBlock(Block):
     def forward(
         self, x: Tensor, sequence: SequenceInfo, layer: LayerContext = NO_CACHE
     ) -> tuple[Tensor, Tensor | None]:
-        """As `Block.forward`."""
+        """See `Block.forward`."""
         mixing = self.mixer_residual
         entered, chosen = mixing.sublayer_input(x), sequence.gather(x)
         mixed = sequence.gather(self.mixer(entered, sequence, layer.state, layer.prepared))

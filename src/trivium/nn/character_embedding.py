@@ -1,6 +1,6 @@
-"""Token vectors from characters: convolutions, highway layers, a projection.
+"""Token embeddings from characters: convolutions, highway layers and a projection (ELMo).
 
-Shape letters: U tokens, L characters of a token, E width of a character, F filters, D d_model.
+Shape letters: V vocabulary, U tokens, L characters of a token, E d_character, F filters, D d_model.
 """
 
 from __future__ import annotations
@@ -19,16 +19,22 @@ from trivium.nn.part import Count, Part, PartModule
 
 
 class CharacterCNN(Part):
-    """Convolutions over the bytes of a token, highway layers, a projection to d_model (ELMo).
+    """Spec of token embeddings from a character CNN with highway layers (ELMo).
 
-        x = [relu(max_p (C_k * e + b_k))_p for every width k]     e: vectors of the bytes
+        x = [relu(max_p (C_k * e + b_k)_p) for every width k]     e: byte embeddings
         x = g relu(W x + b) + (1 - g) x,  g = sigmoid(V x + c)    `num_highways` times
-        token vector = P x + d
+        token embedding = P x + d
 
-    `filters` are the numbers of filters of widths 1, 2, 3, ... A token is `max_characters` long:
-    its UTF-8 bytes, preceded by a begin mark unless the token continues a word, followed by an end
-    mark, padded. Source: Kim et al. 2016; Peters et al. 2018, section 3.4, in the form of their
-    code.
+    The characters of a token are its UTF-8 bytes. They are preceded by a begin mark unless the
+    token continues a word, followed by an end mark, and padded or cut to `max_characters`.
+
+    Args:
+        d_character: the width of a byte embedding, E.
+        filters: the number of filters of widths 1, 2, 3, ...
+        num_highways: the number of highway layers.
+        max_characters: the number of characters of a token, marks and padding included.
+
+    Source: Kim et al. 2016; Peters et al. 2018, section 3.4, in the form of their code.
     """
 
     d_character: Count = 16
@@ -37,7 +43,7 @@ class CharacterCNN(Part):
     max_characters: Annotated[int, Field(ge=3, lt=2**15)] = 50
 
     def check(self) -> None:
-        """Raise SpecError for filters that are wider than a token."""
+        """Raise SpecError if filters are wider than `max_characters`."""
         if len(self.filters) > self.max_characters:
             raise SpecError(
                 f"filters has {len(self.filters)} widths, and a token has {self.max_characters} "
@@ -45,14 +51,14 @@ class CharacterCNN(Part):
             )
 
 
-_BEGIN, _END, _PADDING = 256, 257, 258  # beside the 256 bytes
+_BEGIN, _END, _PADDING = 256, 257, 258  # ids after those of the 256 bytes
 
 
 class CharacterEmbedding(PartModule):
-    """See `spec.characters.CharacterCNN`. Every token of a batch is computed once.
+    """Module of a `CharacterCNN`. It computes each distinct token of a batch only once.
 
-    `character_ids`, int16 [V, L], has those of every token; `set_character_ids` sets it. Without a
-    tokenizer token 12 is written "12".
+    `character_ids`, int16 [V, L], contains the characters of every token of the vocabulary. It is
+    set by `set_character_ids`; until then, token 12 has the characters "12".
     """
 
     character_ids: Tensor
@@ -73,8 +79,10 @@ class CharacterEmbedding(PartModule):
         self.register_buffer("character_ids", torch.empty(shape, dtype=torch.int16))
 
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """As the authors' code: vectors of characters uniform in +-1, filters in +-0.05 (Kim et al.
-        2016), matrices normal with deviation F^-0.5; biases 0, those of the gates -2.
+        """Initialize the weights as in the authors' code, and reset `character_ids`.
+
+        Byte embeddings are uniform in +-1, filters uniform in +-0.05 (Kim et al. 2016), and
+        matrices normal with standard deviation F^-0.5. The biases of gates are -2, others 0.
         """
         nn.init.uniform_(self.characters.weight, -1.0, 1.0, generator=generator)
         for name, weight in self.named_parameters():
@@ -88,7 +96,12 @@ class CharacterEmbedding(PartModule):
         self.set_character_ids(names, [False] * len(names))
 
     def set_character_ids(self, tokens: Sequence[bytes], continues: Sequence[bool]) -> None:
-        """Set how the first tokens of the vocabulary are written, and which continue a word."""
+        """Set the characters of the first tokens of the vocabulary.
+
+        Args:
+            tokens: the UTF-8 bytes of each token.
+            continues: for each token, whether it continues a word.
+        """
         longest = self.part.max_characters
         rows = np.full((len(tokens), longest), _PADDING, dtype=np.int16)
         for row, data, inside in zip(rows, tokens, continues, strict=True):
@@ -98,13 +111,13 @@ class CharacterEmbedding(PartModule):
         self.character_ids[: len(rows)] = torch.from_numpy(rows)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Int64 [...] -> [..., D]."""
+        """Return the embeddings of token ids, int64 [...] -> [..., D]."""
         ids, place = input_ids.unique(return_inverse=True)
         return F.embedding(place, self.read(self.character_ids[ids]))
 
     def read(self, characters: Tensor) -> Tensor:
-        """Characters of tokens, int16 [U, L] -> [U, D]."""
-        # Windows beyond the longest token see padding only and are all alike: one of them suffices
+        """Return the embeddings of tokens given as characters, int16 [U, L] -> [U, D]."""
+        # Windows after the longest token contain only padding and are equal: one of them suffices
         # for the maximum.
         longest = int((characters != _PADDING).sum(1).max()) + len(self.convolutions)
         letters = self.characters(characters[:, :longest].long()).transpose(1, 2)  # [U, E, L]

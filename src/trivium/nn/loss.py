@@ -1,4 +1,7 @@
-"""Cross-entropy as a sum and a count, which micro-batches add up, without all logits at a time."""
+"""Cross-entropy as a sum and a label count, computed in chunks so that few logits are in memory.
+
+Shape letters: M rows of features, D d_model, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -14,38 +17,42 @@ from torch.utils.checkpoint import checkpoint
 from trivium.nn.activations import soft_capped
 from trivium.nn.part import autocast_dtype
 
-# Logits held at a time, in numbers: enough for full-speed products, too few to fill memory.
+# The maximum numel of the logits in memory: enough for full-speed matmuls, too little to fill it.
 _CPU_CHUNK = 2**22
 _GPU_CHUNK = 2**28
 ROUNDED_ROWS = 64
-"""The rows of features are padded to a multiple of it, and chunks have a multiple where possible.
+"""Features are padded to a multiple of this number of rows, and so are chunks where possible.
 
-For every new shape of a product in bfloat16 oneDNN generates a kernel on a CPU, which takes longer
-than the product.
+On a CPU, oneDNN generates a kernel for every new shape of a bfloat16 matmul, which takes longer
+than the matmul.
 """
 
 SoftmaxLoss = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
-"""Float32 logits [M, V], targets [M], smoothing -> summed loss, gradient of the logits."""
+"""A function of float32 logits [M, V], targets [M], smoothing: returns summed loss, gradient."""
 
 
 class Loss(NamedTuple):
-    """Nats summed over `count` labels. Divide once, by the count of the whole batch."""
+    """A sum of losses in nats over `count` labels.
+
+    Micro-batches add up their sums. Divide the total once, by the count of the whole batch.
+    """
 
     sum: Tensor
     count: int | Tensor  # type: ignore[assignment]
 
     @property
     def mean(self) -> Tensor:
-        """Nats per label."""
+        """The mean loss in nats per label."""
         return self.sum / self.count
 
 
 def cross_entropy(
     logits: Tensor, targets: Tensor, *, smoothing: float = 0.0, ignore_index: int = -100
 ) -> Loss:
-    """-log softmax(logits)[target], summed over the targets that are not `ignore_index`.
+    """Return -log softmax(logits)[target] summed over all targets except `ignore_index`.
 
-    Shape: logits [..., V], targets int64 [...].
+    `smoothing`: the label smoothing of `F.cross_entropy`. Shape: logits [..., V], targets int64
+    [...].
     """
     flat = targets.flatten()
     total = F.cross_entropy(
@@ -69,20 +76,27 @@ def linear_cross_entropy(
     softmax_loss: SoftmaxLoss | None = None,
     max_rows: int | None = None,
 ) -> Tensor:
-    """Sum of -log softmax(features W^T + b)[target], in chunks of a bounded number of logits.
+    """Return the sum of -log softmax(features W^T + b)[target], computed in chunks of rows.
 
-    With `soft_cap` c a logit z is c tanh(z / c) first. With `smoothing` e, 1 - e of every target is
-    its label and e is spread evenly over the V entries (Szegedy et al. 2015, section 7).
+    The gradient is computed in the forward pass, chunk by chunk, while the logits are in memory:
+    d loss / d logits = softmax - onehot. Sums are in float32.
 
-    The gradient is computed in the forward pass, chunk by chunk, while the logits are at hand:
-    d loss / d logits = softmax - onehot. Numbers are summed in float32.
+    Args:
+        features: [M, D]. Features after the last target are padding: they have no loss and a
+            gradient of 0.
+        weight: [V, D], the output matrix W.
+        bias: [V], or None.
+        targets: int64 [M], or fewer if `features` are padded.
+        smoothing: label smoothing e. Each target distribution has 1 - e at its label, and e spread
+            evenly over the V entries (Szegedy et al. 2015, section 7).
+        soft_cap: the cap c of logit soft-capping, which replaces a logit z by c tanh(z / c).
+        softmax_loss: the function that computes the loss and the gradient of logits. If the
+            vocabulary is divided among processes (tensor parallelism), `weight` and `bias` are the
+            rows of this process, and `softmax_loss` combines all processes.
+        max_rows: the maximum number of vocabulary rows of any process; None: the rows of `weight`.
 
-    Where the vocabulary is divided among processes, `weight` and `bias` are the rows of this one,
-    `softmax_loss` is of all of them, and no process has more than `max_rows`.
-
-    Features after the last target are padding: they have no loss and no gradient.
-
-    Shape: features [M, D], weight [V, D], bias [V] or None, targets int64 [M] -> scalar float32.
+    Returns:
+        A float32 scalar.
     """
     dtype, softmax_loss = autocast_dtype(features), softmax_loss or cross_entropy_and_gradient
     if soft_cap is not None:
@@ -106,14 +120,16 @@ def linear_cross_entropy(
 def token_cross_entropy(
     logits: Callable[[Tensor], Tensor], features: Tensor, targets: Tensor, vocab_size: int
 ) -> Tensor:
-    """-log softmax(logits(features))[target] of every target, in chunks as above.
+    """Return -log softmax(logits(features))[target] of each target, computed in chunks of rows.
 
-    Logits are computed again for the gradient, which may differ from target to target.
+    Unlike `linear_cross_entropy`, the losses can be weighted per target. The backward pass computes
+    the logits again (activation checkpointing).
 
-    Shape: features [M, D], targets int64 [M] -> float32 [M], of float64 logits float64.
+    Shape: features [M, D], targets int64 [M] -> float32 [M], or float64 [M] for float64 logits.
     """
 
     def losses(rows: Tensor, labels: Tensor) -> Tensor:
+        """Return the losses of one chunk."""
         scores = logits(rows)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         return F.cross_entropy(scores, labels, reduction="none")
@@ -129,7 +145,7 @@ def token_cross_entropy(
 def cross_entropy_and_gradient(
     logits: Tensor, targets: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """The summed loss of float32 logits [M, V], and its gradient, in place of the logits."""
+    """Return the summed loss of float32 logits [M, V] and its gradient, which overwrites them."""
     target = targets[:, None]
     target_logit, max_logit = logits.gather(1, target), logits.amax(1)
     smoothed_logit = (1.0 - smoothing) * target_logit.sum()
@@ -145,11 +161,15 @@ def cross_entropy_and_gradient(
 
 
 def _of_capped(softmax_loss: SoftmaxLoss, cap: float) -> SoftmaxLoss:
-    """The loss of soft-capped logits z, and its gradient: d capped / d z = 1 - (capped / cap)^2."""
+    """Return `softmax_loss` with soft-capping of the logits z in front.
+
+    The chain rule multiplies the gradient by d capped / d z = 1 - (capped / cap)^2.
+    """
 
     def loss_and_gradient(
         logits: Tensor, targets: Tensor, smoothing: float
     ) -> tuple[Tensor, Tensor]:
+        """Return the loss of the soft-capped logits and its gradient for the logits."""
         capped = soft_capped(logits, cap)
         loss, gradient = softmax_loss(capped.clone(), targets, smoothing)
         return loss, gradient.mul_(1.0 - (capped / cap) ** 2)
@@ -158,6 +178,8 @@ def _of_capped(softmax_loss: SoftmaxLoss, cap: float) -> SoftmaxLoss:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
+    """Autograd function that computes the gradients of `linear_cross_entropy` during forward."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -170,11 +192,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         softmax_loss: SoftmaxLoss,
         chunks: list[tuple[int, int]],
     ) -> Tensor:
+        """Return the summed loss, and save the gradients of features, weight and bias."""
         rows, matrix = features.to(dtype), weight.to(dtype)
         offset = None if bias is None else bias.to(dtype)
         total = features.new_zeros((), dtype=torch.float32)
         d_features = torch.zeros_like(rows)
-        # A frozen matrix, as with LoRA, needs no gradient: the largest product is saved.
+        # A frozen matrix, as with LoRA, needs no gradient, which saves the largest matmul.
         trained = ctx.needs_input_grad[1]
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if trained else None
         d_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
@@ -197,6 +220,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """Return the saved gradients multiplied by the gradient `scale` of the loss."""
         d_features, d_weight, d_bias = ctx.saved_tensors
         features_dtype, weight_dtype = ctx.dtypes
         return (
@@ -208,7 +232,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _chunks(features: Tensor, vocab_size: int) -> list[tuple[int, int]]:
-    """Row ranges whose logits fit the budget."""
+    """Return (start, stop) of row ranges whose logits fit `_CPU_CHUNK` or `_GPU_CHUNK`."""
     size = (_CPU_CHUNK if features.device.type == "cpu" else _GPU_CHUNK) // vocab_size
     if size > ROUNDED_ROWS:
         size -= size % ROUNDED_ROWS

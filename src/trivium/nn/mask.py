@@ -49,6 +49,7 @@ def attention_mask(
     """
 
     def outer(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Add axes so that queries [B, T] and keys [B, S] broadcast to [B, 1, T, S]."""
         return query[:, None, :, None], key[:, None, None, :]
 
     conditions = []
@@ -192,6 +193,7 @@ class Mask:
         self.parts = [self._part(*each) for each in self.slices] if is_small else None
 
     def __iter__(self) -> Iterator[MaskPart]:
+        """Iterate over the parts; large masks without gradients are computed one by one."""
         if self.parts is not None:
             return iter(self.parts)
         return (self._part(*each) for each in self.slices)
@@ -227,6 +229,7 @@ class Mask:
         return torch.cat((near, outside.nonzero()[:, 0]))
 
     def _part(self, some: slice, near: slice | Tensor) -> MaskPart:
+        """Return the mask of the queries in the columns `some`, with keys in the columns `near`."""
         plain, mask = self.is_plain_causal, None
         on_gpu = self.queries.positions.device.type != "cpu"
         if plain and (on_gpu or not torch.is_grad_enabled()):

@@ -1,7 +1,8 @@
-"""Linear layers for inference on a CPU: oneDNN's prepacked order, and 8-bit weights.
+"""Linear layers for inference: weights prepacked for oneDNN (CPU), and weights in int8.
 
-oneDNN reads a matrix fastest in blocks of its own. `nn.Linear` reorders it at every call; packed
-once, two cores decode GPT-2 about twice as fast in float32.
+oneDNN multiplies fastest with weights in its own blocked layout. `nn.Linear` converts the weight to
+this layout at every call. With weights that are packed once, two cores decode GPT-2 about twice as
+fast in float32.
 
 Shape letters: I inputs, O outputs.
 """
@@ -12,18 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-# The int8 kernel reads inputs in whole vectors, is fast in bfloat16 alone (in float32 10 to 50
-# times slower), and for few rows: for more a product of converted integers is faster.
+# The int8 kernel needs a multiple of 32 inputs. It is fast only in bfloat16 (10 to 50 times slower
+# in float32) and only for up to 16 rows: for more, converting the weight first is faster.
 _INT8_MULTIPLE, _INT8_ROWS = 32, 16
-_SMALLEST_SCALE = 1e-7  # of a row of zeros; float16 can hold it
+_SMALLEST_SCALE = 1e-7  # the scale of a row of zeros; representable in float16
 
 
 class PackedLinear(nn.Module):
-    """y = x W^T + b with W in oneDNN's order. Inference on a CPU alone.
+    """y = x W^T + b with W in oneDNN's packed layout, only for inference on a CPU.
 
     Args:
-        weight: [O, I], float32 or bfloat16; x has the same precision.
-        bias: [O].
+        weight: [O, I], float32 or bfloat16; x must have the same dtype.
+        bias: [O], or None.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -33,7 +34,7 @@ class PackedLinear(nn.Module):
 
     @staticmethod
     def supports(weight: Tensor) -> bool:
-        """Whether this PyTorch and this CPU have a packed product for a matrix."""
+        """Return whether this PyTorch and this CPU have a packed matmul for the weight."""
         if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
             return False
         if weight.dtype == torch.bfloat16:
@@ -41,19 +42,20 @@ class PackedLinear(nn.Module):
         return weight.dtype == torch.float32
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., I] -> [..., O]."""
+        """Return x W^T + b: [..., I] -> [..., O]."""
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
 
 class Int8Linear(nn.Module):
-    """y = x W^T + b with W[o, i] = scale[o] q[o, i] and integers |q| <= 127. Inference alone.
+    """y = x W^T + b with weights in int8 and one scale per output, only for inference.
 
-    A CPU has a kernel that reads the integers, for few rows of x, which it rounds to bfloat16;
-    elsewhere they are converted for each product, which saves memory but no time.
+    The weight is W[o, i] = scale[o] q[o, i] with integers |q| <= 127. For few rows of x on a CPU,
+    a kernel multiplies the integers directly, with x rounded to bfloat16. Otherwise the integers
+    are converted to the dtype of x for each matmul, which saves memory but no time.
 
     Args:
-        weight: [O, I], of any precision.
-        bias: [O].
+        weight: [O, I], in any floating-point dtype.
+        bias: [O], or None.
     """
 
     codes: Tensor
@@ -71,7 +73,7 @@ class Int8Linear(nn.Module):
         self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., I] -> [..., O]."""
+        """Return x W^T + b: [..., I] -> [..., O]."""
         rows = x.reshape(-1, x.shape[-1])
         few = len(rows) <= _INT8_ROWS and rows.shape[1] % _INT8_MULTIPLE == 0
         if few and x.device.type == "cpu":

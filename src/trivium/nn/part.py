@@ -1,4 +1,4 @@
-"""What every part is: a configuration that is frozen and checked, and a module."""
+"""Base classes of the parts of models: `Part` for specs and `PartModule` for their modules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from trivium.errors import SpecError, did_you_mean, shorten
 
 
 class FieldError(SpecError):
-    """A field of a part, by its path in the spec ("encoder.num_layers"), and what is wrong."""
+    """Error in a field of a spec, with the path of the field ("encoder.num_layers").
+
+    Args:
+        part: the name of the outermost part.
+        path: the path of the field from that part; empty: the part as a whole.
+        problem: the sentence that says what is wrong.
+    """
 
     def __init__(self, part: str, path: str, problem: str) -> None:
         super().__init__(f"{part}: {path}: {problem}" if path else f"{part}: {problem}")
@@ -22,12 +28,12 @@ class FieldError(SpecError):
 
 
 def field_error(part: str, error: ValidationError, known: Iterable[str] = ()) -> FieldError:
-    """The first error of pydantic, with its path from the outermost part.
+    """Convert the first error of pydantic to a `FieldError` with the path from the outermost part.
 
-    `known` are the fields that an unknown one may have been meant for.
+    `known` contains the names of the existing fields, from which a misspelt name is corrected.
     """
     errors = error.errors()
-    # Of a union such as Attention | tuple, the wrong type is an error of the other member.
+    # For a union such as Attention | tuple, pydantic also reports that the other type is wrong.
     useful = [e for e in errors if e["type"] not in ("model_type", "tuple_type")]
     first = (useful or errors)[0]
     path = shorten(".".join(str(step) for step in first["loc"] if "[" not in str(step)), 100)
@@ -48,14 +54,14 @@ def field_error(part: str, error: ValidationError, known: Iterable[str] = ()) ->
 
 
 Count = Annotated[int, Field(gt=0, lt=2**31)]
-NumLayers = Annotated[int, Field(gt=0, le=1000)]  # more fill the memory without weights
+NumLayers = Annotated[int, Field(gt=0, le=1000)]  # more layers fill the memory even without weights
 DropoutRate = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 Deviation = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
 class Part(BaseModel):
-    """A frozen piece of a spec. Unknown fields are errors."""
+    """Base class of specs: a frozen, validated pydantic model. Unknown fields are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -68,44 +74,49 @@ class Part(BaseModel):
 
     @model_validator(mode="after")
     def _checked(self) -> Self:
+        """Call `check` after pydantic has validated the fields."""
         self.check()
         return self
 
     def check(self) -> None:
-        """Raise SpecError for fields that do not fit each other."""
+        """Raise SpecError if the fields contradict each other; subclasses override this method."""
 
     def replace(self, **changes: Any) -> Self:
-        """The same part with some fields changed, checked again."""
+        """Return a copy of the part with some fields changed, validated again."""
         return type(self)(**{**dict(self), **changes})
 
 
 class PartModule(nn.Module):
-    """A module that is made of a part."""
+    """Base class of modules that are built from a part."""
 
     parallel: ClassVar[Mapping[str, str]] = {}
-    """Linear layers, and weights of its own, that tensor parallelism divides by outputs ("column")
-    or by inputs ("row"). What a "row" matrix makes is added to the residual stream: starts of
-    weights make those smaller, or zero."""
+    """How tensor parallelism divides linear layers and parameters, by attribute name: by outputs
+    ("column") or by inputs ("row"). The outputs of "row" matrices are added to the residual stream,
+    so some initializations scale these matrices down or set them to zero."""
 
     vectors: ClassVar[tuple[str, ...]] = ()
-    """Weights of its own that are no matrices, whatever their shape: optimizers do not let them
-    decay, nor make their steps orthogonal."""
+    """Names of parameters that are not matrices, whatever their shape: optimizers apply neither
+    weight decay nor orthogonalisation (Muon) to them."""
 
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """Set or draw the weights whose start is its own, after all others were drawn."""
+        """Initialize the weights that need a special initialization, after all other weights."""
 
 
 def empty_table(rows: int, width: int) -> nn.Embedding:
-    """A table without numbers: on the meta device drawing some costs an import of seconds."""
+    """Return an uninitialized embedding of shape [rows, width].
+
+    Unlike `nn.Embedding`, this function draws no weights: on the meta device, drawing weights
+    triggers an import that takes seconds.
+    """
     return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:
-    """Autocast's precision where it is on, else that of `x`."""
+    """Return the dtype of autocast on the device of `x` if it is enabled, else the dtype of `x`."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def to_autocast_dtype(x: Tensor) -> Tensor:
-    """`x` as matrix products read it: cast once here, not again by every layer that reads it."""
+    """Cast `x` to the dtype of matmuls, once instead of again in every layer that reads `x`."""
     return x.to(autocast_dtype(x))

@@ -1,7 +1,8 @@
-"""Recurrent layers: PyTorch's own cells, and the sequences of a batch.
+"""Recurrent layers (RNN, LSTM, GRU) made of PyTorch's modules, and the sequences of a batch.
 
-Shape letters: B batch, T positions, M real positions, N sequences, D inputs, C cells, W width of
-an output (C, or 2 C where layers are bidirectional).
+Shape letters: B batch, T positions, M positions without padding, N sequences, D input width,
+C hidden units (after the projection of an LSTM, if it has one), W output width (C, or 2 C in
+bidirectional layers).
 """
 
 from __future__ import annotations
@@ -26,14 +27,20 @@ from torch.nn.utils.rnn import (
 from trivium.errors import SpecError
 
 CellState = tuple[Tensor, ...]
-"""States after the last token of N sequences: [layers, N, C], in an LSTM two of them."""
+"""The states after the last token of N sequences, [layers, N, C]; (h, c) for an LSTM, else (h,)."""
 
 
 class LogisticRNN(nn.RNN):
-    """h_t = 1 / (1 + exp(-(W x_t + U h_t-1 + b))), as `nn.RNN`, which has no such function."""
+    """RNN with the logistic function, which `nn.RNN` does not offer.
+
+    h_t = 1 / (1 + exp(-(W x_t + U h_t-1 + b)))
+    """
 
     def forward(self, input: Any, hx: Tensor | None = None) -> tuple[Any, Tensor]:
-        """Packed sequences or [N, T, D] -> the same of outputs, and [layers, N, C]."""
+        """Return the outputs and the last states [layers, N, C], like `nn.RNN.forward`.
+
+        The input is a PackedSequence or a tensor [N, T, D]; the output has the same type.
+        """
         x, lengths, is_token = input, None, None
         if isinstance(input, PackedSequence):
             x, lengths = pad_packed_sequence(input, batch_first=True)
@@ -76,12 +83,12 @@ _CELLS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Sequences:
-    """Where the texts of a batch are: packed documents, texts beside padding.
+    """The positions of the sequences of a batch, in which rows are padded or contain documents.
 
     Args:
-        flat: int64 [M], the real positions in B * T, text by text.
-        lengths: tokens of each of the N texts.
-        rows: int64 [N], the row of each text.
+        flat: int64 [M], the flat positions in B * T without padding, sequence by sequence.
+        lengths: the number of tokens of each of the N sequences.
+        rows: int64 [N], the row of each sequence.
     """
 
     flat: Tensor
@@ -90,9 +97,13 @@ class Sequences:
 
     @classmethod
     def find(cls, is_token: Tensor, document_ids: Tensor | None = None) -> Sequences:
-        """From the real positions, bool [B, T], and the documents they belong to, [B, T].
+        """Return the sequences of a batch from its padding mask, bool [B, T].
 
-        Padding belongs to no text; the tokens around it are neighbours.
+        `document_ids` [B, T] divides rows into documents; None: each row is one sequence. Padding
+        belongs to no sequence. Tokens before and after padding are adjacent.
+
+        Raises:
+            SpecError: if all tokens are padding.
         """
         flat = is_token.flatten().nonzero()[:, 0]
         if not len(flat):
@@ -109,18 +120,21 @@ class Sequences:
 
 
 class RecurrentLayers(nn.Module):
-    """h_t = f(x_t, h_t-1), layer upon layer; with "both", every layer is bidirectional.
+    """A stack of recurrent layers, h_t = cell(x_t, h_t-1).
 
-    Elman: f(W x + U h + b) (Elman 1990), f tanh, relu or logistic; LSTM with a forget gate (Gers
-    et al. 1999); GRU with the reset gate after the product with U (Cho et al. 2014, in the form
-    that cuDNN computes). The layers are one PyTorch module; with residual connections or in ELMo
-    one module each, since outputs between them are read.
+    The cells are Elman's, f(W x + U h + b) with f = tanh, relu or logistic (Elman 1990); an LSTM
+    with a forget gate (Gers et al. 1999); and a GRU with the reset gate after the product with U
+    (Cho et al. 2014, in the form that cuDNN computes). With direction "both", every layer is
+    bidirectional.
+
+    The layers are one PyTorch module. With residual connections or in a biLM (ELMo) each layer is
+    a module, since the outputs of all layers are needed.
     """
 
     def __init__(self, rnn: Any) -> None:
         super().__init__()
         self.dropout, self.residual = rnn.dropout, rnn.connections == "residual"
-        if rnn.d_projection:  # oneDNN has none, so PyTorch computes them itself
+        if rnn.d_projection:  # oneDNN has no projections, so PyTorch uses its own kernel
             warnings.filterwarnings("ignore", message="LSTM with projections")
         make = partial(
             _CELLS[rnn.cell], batch_first=True, bidirectional=rnn.direction == "both",
@@ -135,7 +149,7 @@ class RecurrentLayers(nn.Module):
             self.cells = make(rnn.d_model, rnn.d_hidden, rnn.num_layers, dropout=dropout)
 
     def weights(self) -> list[list[nn.Parameter]]:
-        """Those of every layer, the lowest first; of both directions together."""
+        """Return the parameters of each layer, the lowest first, both directions together."""
         layers = []
         for cells in self.modules():
             if isinstance(cells, nn.RNNBase):
@@ -144,7 +158,7 @@ class RecurrentLayers(nn.Module):
         return layers
 
     def forward(self, x: Tensor, **options: Any) -> tuple[Tensor, CellState]:
-        """Inputs [B, T, D] -> outputs [B, T, W] of the last layer; see `every_layer`."""
+        """Return the outputs [B, T, W] of the last layer and the last states; see `every_layer`."""
         outputs, after = self.every_layer(x, **options)
         return outputs[-1], after
 
@@ -156,22 +170,22 @@ class RecurrentLayers(nn.Module):
         backward: bool = False,
         state: CellState | None = None,
     ) -> tuple[list[Tensor], CellState]:
-        """Inputs [B, T, D] -> outputs [B, T, W] of every layer, zeros at padding, and the states
-        after each sequence.
+        """Return the outputs [B, T, W] of every layer and the states after each sequence.
 
-        Of layers in one module only the last one's outputs are there.
+        Outputs are zero at padding. If the layers are one PyTorch module, the list contains only
+        the outputs of the last layer.
 
         Args:
-            x: inputs.
-            sequences: where they are; None: one in every row.
-            backward: read every sequence from its end.
-            state: states to continue from; None: zeros.
+            x: the inputs, [B, T, D].
+            sequences: the sequences of the batch; None: every row is one sequence.
+            backward: whether every sequence is read from its end.
+            state: the initial states; None: zeros.
         """
         outputs, after = self._run(_ordered(x, sequences, backward=backward), state)
         return [_in_rows(y, x, sequences, backward=backward) for y in outputs], after
 
     def _run(self, x: Any, state: CellState | None) -> tuple[list[Any], CellState]:
-        """Inputs, packed or not, through the layers."""
+        """Return the outputs of the layers and their last states, for packed or plain inputs."""
         if not isinstance(self.cells, nn.ModuleList):
             y, after = _step(self.cells, x, state)
             return [y], after
@@ -189,7 +203,7 @@ class RecurrentLayers(nn.Module):
 
 
 def _ordered(x: Tensor, sequences: Sequences | None, *, backward: bool) -> Any:
-    """Inputs [B, T, D] in the order in which they are read, packed where sequences are given."""
+    """Return inputs [B, T, D] in reading order, as a PackedSequence if `sequences` is given."""
     if sequences is None:
         return x.flip(1) if backward else x
     parts = x.flatten(0, 1)[sequences.flat].split(sequences.lengths)
@@ -199,7 +213,7 @@ def _ordered(x: Tensor, sequences: Sequences | None, *, backward: bool) -> Any:
 
 
 def _in_rows(y: Any, x: Tensor, sequences: Sequences | None, *, backward: bool) -> Tensor:
-    """The inverse of `_ordered` for outputs of inputs x: [B, T, W], zeros at padding."""
+    """Undo `_ordered` for the outputs y of inputs x. Returns [B, T, W], zero at padding."""
     if sequences is None:
         return y.flip(1) if backward else y
     parts = unpack_sequence(y)
@@ -211,6 +225,7 @@ def _in_rows(y: Any, x: Tensor, sequences: Sequences | None, *, backward: bool) 
 
 
 def _step(cells: nn.Module, x: Any, state: CellState | None) -> tuple[Any, CellState]:
+    """Call a PyTorch module and return its outputs and its last states as a tuple."""
     if isinstance(cells, nn.LSTM):
         return cells(x, state)
     y, after = cells(x, None if state is None else state[0])
@@ -218,8 +233,10 @@ def _step(cells: nn.Module, x: Any, state: CellState | None) -> tuple[Any, CellS
 
 
 def _data(x: Tensor | PackedSequence) -> Tensor:
+    """Return the tensor of a PackedSequence, or a plain tensor unchanged."""
     return x.data if isinstance(x, PackedSequence) else x
 
 
 def _with_data(x: Any, data: Tensor) -> Any:
+    """Replace the tensor of a PackedSequence, or a plain tensor, by `data`."""
     return x._replace(data=data) if isinstance(x, PackedSequence) else data

@@ -115,6 +115,7 @@ class SequenceInfo:
         """Return the metadata of some tokens, with the columns `keys` of `custom` (None: all)."""
 
         def of(x: Tensor | None) -> Tensor | None:
+            """Return the entries of the tokens in a field [B, T], or None if it is not set."""
             return None if x is None else x[:, some]
 
         custom = self.custom
@@ -163,7 +164,7 @@ NO_CACHE = LayerContext()
 
 
 def check_custom(custom: Tensor | None) -> None:
-    """Raise SpecError for a mask of one's own that is no bool tensor of two or four axes."""
+    """Raise SpecError if a custom mask is not a bool tensor with two or four axes."""
     if custom is not None and (custom.dtype != torch.bool or custom.ndim not in (2, 4)):
         raise SpecError(
             f"custom is a mask of {custom.dtype} with shape {list(custom.shape)}: give a bool "
@@ -172,7 +173,7 @@ def check_custom(custom: Tensor | None) -> None:
 
 
 def check_length(length: int, max_length: int | None) -> None:
-    """Raise SpecError for an input longer than the model reads."""
+    """Raise SpecError if the input is longer than the model supports."""
     if max_length is not None and length > max_length:
         raise SpecError(
             f"the input has {length} tokens, but this model reads at most {max_length}: "

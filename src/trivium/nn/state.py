@@ -1,9 +1,10 @@
-"""What a model remembers of texts between steps: states of mixers in the slots of a cache.
+"""The cache of a model for decoding: the states of its layers, in one slot per text.
 
-A text holds one slot from its first token to its last. A slot is filled from the left and never
-moves; what is after its length is never read.
+A text occupies one slot from its first token to its last. A slot is filled from the left and never
+moves. Positions after the length of a slot are never read.
 
-Shape letters: B rows of a call, T new positions, S kept positions, K key-value heads, H head_dim.
+Shape letters: B rows of a forward pass, T new positions, S cached positions, K key-value heads,
+H head_dim.
 """
 
 from __future__ import annotations
@@ -22,15 +23,16 @@ Projection = Callable[[Tensor], Sequence[Tensor]]
 
 @dataclass(frozen=True)
 class CacheSlice:
-    """Where one forward pass writes: which slots, and from which position on.
+    """The slots and positions of a cache that one forward pass writes to.
 
     Args:
-        rows: the slots, int64 [B]; a slice where they are neighbours, which is read without a copy.
-        start: tokens that the slots hold: one number where it is the same for all, else int64 [B].
-        length: T, new positions of every row.
-        new: int64 [B], how many of them are real; None: all.
-        end: S, positions that the longest row needs.
-        prefill: int64 [B], new tokens of the pass that began the text of each slot.
+        rows: the slots, int64 [B]; a slice if the slots are adjacent, which is read without a copy.
+        start: the number of tokens in each slot before the pass: an int if it is equal for all
+            slots, else int64 [B].
+        length: T, the number of new positions per row, padding included.
+        new: int64 [B], the number of new tokens per row, without padding; None: no padding.
+        end: S, the number of positions to read from each slot.
+        prefill: int64 [B], the number of tokens in the first pass (the prefill) of each slot.
     """
 
     rows: slice | Tensor
@@ -42,24 +44,25 @@ class CacheSlice:
 
     @property
     def is_prefill(self) -> bool:
-        """Whether the slots were empty."""
+        """Whether the slots were empty before the pass."""
         return isinstance(self.start, int) and self.start == 0
 
     def columns(self, device: torch.device) -> Tensor:
-        """Where the new positions are in their slots: int64 [1 or B, T]."""
+        """Return the columns of the new positions in their slots: int64 [1 or B, T]."""
         start = self.start if isinstance(self.start, int) else self.start[:, None]
         return start + torch.arange(self.length, device=device)[None]
 
     def is_token(self, device: torch.device) -> Tensor | None:
-        """Which of the new positions are no padding: bool [B, T]; None: all."""
+        """Return the padding mask of the new positions, bool [B, T]; None: no padding."""
         if self.new is None:
             return None
         return torch.arange(self.length, device=device) < self.new[:, None]
 
     def last(self, x: Tensor, count: int) -> Tensor:
-        """Return the last `count` real ones of earlier and new vectors.
+        """Return the vectors of the last `count` tokens of each row, without padding.
 
-        Shape: [B, count + T, ...], the new ones last -> [B, count, ...].
+        `x` contains the vectors of `count` earlier tokens, followed by those of the T new
+        positions. Shape: [B, count + T, D] -> [B, count, D].
         """
         if self.new is None:
             return x[:, x.shape[1] - count :]
@@ -67,7 +70,7 @@ class CacheSlice:
         return x.take_along_dim(at[..., None], 1)
 
     def slots(self, batch: int, device: torch.device) -> Tensor:
-        """The slots as int64 [B]."""
+        """Return the indices of the slots as int64 [B]."""
         if isinstance(self.rows, Tensor):
             return self.rows
         first = self.rows.start or 0
@@ -75,41 +78,44 @@ class CacheSlice:
 
 
 class State:
-    """What a mixer keeps of earlier tokens: tensors [slots, ...], zeros at first."""
+    """The cached state of one layer: tensors [slots, ...], which are zero for an empty slot."""
 
     max_crop = 0
-    """So many last tokens of a slot can be taken back (`Cache.crop`)."""
+    """The maximum number of tokens that `Cache.crop` can remove from the end of a slot."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self.tensors = tensors
 
     def read(self, cache_slice: CacheSlice) -> tuple[Tensor, ...]:
-        """Copies of what the slots of a pass hold, [B, ...]."""
+        """Return copies of the state in the slots of a pass, each [B, ...]."""
         return tuple(kept[cache_slice.rows].clone() for kept in self.tensors)
 
     def write(self, cache_slice: CacheSlice, *new: Tensor) -> None:
-        """Keep these, [B, ...], in the slots of a pass, in the precision of the state.
+        """Write new tensors [B, ...] to the slots of a pass, in the dtype of the state.
 
-        Gradients end here: truncated backpropagation through time.
+        The tensors are detached, as in truncated backpropagation through time.
         """
         for kept, part in zip(self.tensors, new, strict=True):
             kept[cache_slice.rows] = part.detach().to(kept.dtype)
 
     def copy(self, source: Tensor, target: Tensor, length: int) -> None:
-        """Copy slots of at most `length` tokens into others."""
+        """Copy the state of the slots `source` to the slots `target`.
+
+        `length` is the maximum number of tokens in the slots that are copied.
+        """
         for tensor in self.tensors:
             tensor[target] = tensor[source]
 
     def free(self, slot: int) -> None:
-        """Forget the text of a slot."""
+        """Reset the state of a slot to zeros."""
         for tensor in self.tensors:
             tensor[slot] = 0
 
 
 class KeysValues(State):
-    """A KV cache: keys and values of whole texts, [slots, K, length + 1, H].
+    """A KV cache: the keys and values of all tokens, [slots, K, length + 1, H].
 
-    The last position takes what padding would write after the end of a slot.
+    Padding that would be written after the end of a slot is written to the last position.
     """
 
     def __init__(self, slots: int, length: int, heads: int, width: int, like: Tensor) -> None:
@@ -117,7 +123,10 @@ class KeysValues(State):
         self.max_crop = length
 
     def columns(self, cache_slice: CacheSlice, new: Tensor) -> Tensor:
-        """The columns of what `append` returns, of the new ones [1 or B, T]: int64 [1 or B, S]."""
+        """Return the columns of the keys that `append` returns: int64 [1 or B, S].
+
+        `new` contains the columns of the new positions, [1 or B, T].
+        """
         return (
             new
             if cache_slice.is_prefill
@@ -125,11 +134,12 @@ class KeysValues(State):
         )
 
     def append(self, cache_slice: CacheSlice, *new: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values [B, K, T, H] after what the slots hold: all that may be seen.
+        """Append keys and values [B, K, T, H] to the slots.
 
         Returns:
-            Keys and values [B, K, S, H]: the arguments themselves where the slots were empty, else
-            those of the slots, as views where the slots are neighbours.
+            The keys and values [B, K, S, H] that the new tokens can attend to. If the slots were
+            empty, these are the new ones in the dtype of the cache. Otherwise they are read from
+            the slots, as views if the slots are adjacent.
         """
         rows, start = cache_slice.rows, cache_slice.start
         last = self.tensors[0].shape[2] - 1
@@ -160,22 +170,24 @@ class KeysValues(State):
             tensor[target, :, :length] = tensor[source, :, :length]
 
     def free(self, slot: int) -> None:
-        """Nothing: what is after the length of a slot is never read."""
+        """Do nothing: positions after the length of a slot are never read."""
 
 
 class Ring(State):
-    """A ring buffer of keys and values, [slots, K, length + 1, H]: column c is at c mod `length`.
+    """A rolling KV cache for sliding-window attention, [slots, K, length + 1, H].
 
-    It keeps the `window` tokens that are seen and `SPARE` more, which can be taken back. A pass of
-    at most `SPARE` tokens writes them and reads the ring. A longer one would write over what its
-    first tokens see: it reads the ring as it was, unless that is empty, and then its own tokens.
-    The last position takes what is not kept.
+    Column c of a text is stored at index c mod `length`. The buffer holds the last `window` tokens
+    and `SPARE` more, so that `Cache.crop` can remove up to `SPARE` tokens. A pass of at most
+    `SPARE` tokens writes its keys and values first and then reads the buffer. A longer pass would
+    overwrite keys that its first tokens attend to: it reads the old buffer (unless that is empty)
+    followed by its own keys and values, and writes afterwards. Keys and values that are not stored
+    are written to the last position.
 
     Source: Jiang et al. 2023, section 2, the rolling buffer cache.
     """
 
     SPARE = 64
-    """Tokens that can be taken back."""
+    """The maximum number of tokens that `Cache.crop` can remove from the end of a slot."""
 
     def __init__(self, slots: int, window: int, heads: int, width: int, like: Tensor) -> None:
         self.length = window + self.SPARE
@@ -183,7 +195,7 @@ class Ring(State):
         self.max_crop = self.SPARE
 
     def columns(self, cache_slice: CacheSlice, new: Tensor) -> Tensor:
-        """As `KeysValues.columns`; of what is not there one that is later than all."""
+        """See `KeysValues.columns`. Unused entries get a column later than all others (2^30)."""
         is_long = cache_slice.length > self.SPARE
         last = (new[:, :1] if is_long else self._end(cache_slice, new)) - 1
         place = torch.arange(self._places(cache_slice), device=new.device)
@@ -192,7 +204,7 @@ class Ring(State):
         return torch.cat((held, new), 1) if is_long else held
 
     def append(self, cache_slice: CacheSlice, *new: Tensor) -> tuple[Tensor, Tensor]:
-        """As `KeysValues.append`; of more than `SPARE` tokens what is returned is a copy."""
+        """See `KeysValues.append`. After more than `SPARE` new tokens, returns copies."""
         key, value = (part.to(self.tensors[0].dtype) for part in new)
         is_long = cache_slice.length > self.SPARE
         if not is_long:
@@ -206,13 +218,13 @@ class Ring(State):
         return keys, values
 
     def _places(self, cache_slice: CacheSlice) -> int:
-        """So many first places of the ring are read."""
+        """Return how many entries of the buffer a pass reads, counted from the first entry."""
         if cache_slice.is_prefill and cache_slice.length > self.SPARE:
             return 0
         return min(cache_slice.end, self.length)
 
     def _write(self, cache_slice: CacheSlice, key: Tensor, value: Tensor) -> None:
-        """Keep the last tokens of keys and values [B, K, T, H]."""
+        """Write the last `length` tokens of keys and values [B, K, T, H] to the buffer."""
         columns = cache_slice.columns(key.device)
         end = self._end(cache_slice, columns)
         is_kept = (columns < end) & (columns >= end - self.length)
@@ -221,15 +233,15 @@ class Ring(State):
 
     @staticmethod
     def _end(cache_slice: CacheSlice, columns: Tensor) -> Tensor:
-        """The column after the last real token of every row: int64 [1 or B, 1]."""
+        """Return the column after the last new token of every row: int64 [1 or B, 1]."""
         length = cache_slice.length if cache_slice.new is None else cache_slice.new[:, None]
         return columns[:, :1] + length
 
 
 class TokenHistory(State):
-    """The tokens themselves, int64 [slots, length + 1], for models that read them again.
+    """The token ids of all texts, int64 [slots, length + 1], for models that reread all of them.
 
-    The last column takes padding.
+    Padding after the end of a slot is written to the last column.
     """
 
     def __init__(self, slots: int, length: int, device: torch.device) -> None:
@@ -237,7 +249,10 @@ class TokenHistory(State):
         self.max_crop = self.length = length
 
     def append(self, cache_slice: CacheSlice, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Write ids [B, T] after what the slots hold: the texts [B, S], columns of ids [B, T]."""
+        """Append ids [B, T] to the slots.
+
+        Returns the full sequences [B, S] and the column indices of the new ids [B, T].
+        """
         columns = cache_slice.columns(ids.device).expand_as(ids).clamp(max=self.length)
         (texts,) = self.tensors
         texts[cache_slice.slots(len(ids), ids.device)[:, None], columns] = ids
@@ -245,13 +260,19 @@ class TokenHistory(State):
 
 
 class CrossAttentionCache:
-    """Keys and values of encoders' outputs, [slots, K, S, H], for a layer's cross-attention."""
+    """The cross-attention cache of a layer: keys and values of encoder outputs, [slots, K, S, H].
+
+    It is empty until the first encoder output is written.
+    """
 
     def __init__(self) -> None:
         self.tensors: tuple[Tensor, ...] = ()
 
     def write(self, slots: Tensor, new: Sequence[Tensor], num_slots: int, capacity: int) -> None:
-        """Keep keys and values [n, K, S, H] of slots, int64 [n], in so many positions."""
+        """Write keys and values [n, K, S, H] to slots, int64 [n].
+
+        The cache first grows to at least `capacity` positions per slot.
+        """
         if not self.tensors:
             self.tensors = tuple(part.new_zeros(num_slots, *part.shape[1:]) for part in new)
         self.tensors = tuple(_with_columns(kept, capacity, dim=2) for kept in self.tensors)
@@ -259,22 +280,23 @@ class CrossAttentionCache:
             kept[slots, :, : part.shape[2]] = part
 
     def read(self, cache_slice: CacheSlice) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, K, S, H] of the slots of a pass."""
+        """Return the keys and values [B, K, S, H] of the slots of a pass."""
         keys, values = (kept[cache_slice.rows] for kept in self.tensors)
         return keys, values
 
 
 class Cache:
-    """The slots of a model: how many tokens each holds, and what its layers keep of them.
+    """The cache of a model: the number of tokens in each slot, and the states of all layers.
 
     Args:
-        num_slots: texts that it holds at a time.
-        slot_length: tokens of each, prompt included, at most.
-        states: of every layer, what its mixer keeps.
-        device: where `lengths`, int64 [slots], is kept.
-        projections: of every layer that attends to an encoder's output, what makes keys and values
-            [n, K, S, H] of it.
-        feed_forward_states: of every layer, what its feed-forward network keeps, where it does.
+        num_slots: the number of texts that the cache can hold at a time.
+        slot_length: the maximum number of tokens per slot, prompt included.
+        states: the state of the mixer of each layer.
+        device: the device of `lengths`, int64 [slots].
+        projections: for each layer with cross-attention, the function that maps an encoder's
+            output to keys and values [n, K, S, H].
+        feed_forward_states: the state of the feed-forward network of each layer; None for a
+            network that has no state.
     """
 
     def __init__(
@@ -294,21 +316,23 @@ class Cache:
         self.sources = [CrossAttentionCache() for _ in projections]
         self.source_mask: Tensor | None = None  # bool [slots, S]
         self.lengths = torch.zeros(num_slots, dtype=torch.int64, device=device)
-        self._high_water = torch.zeros_like(self.lengths)  # that the text of a slot has been
+        self._high_water = torch.zeros_like(self.lengths)  # the maximum length of each text
         self._prefills = torch.zeros_like(self.lengths)  # see `CacheSlice.prefill`
 
     @property
     def max_crop(self) -> int:
-        """So many last tokens of a slot can be taken back; speculative decoding needs some."""
+        """The maximum number of tokens that `crop` can remove; speculative decoding needs some."""
         return min(state.max_crop for state in self.states)
 
     def begin(
         self, batch: int, length: int, slots: Tensor | None, lengths: Tensor | None
     ) -> CacheSlice:
-        """The span of `batch` rows of `length` positions; see `Transformer.read`.
+        """Start a pass of `batch` rows of `length` positions and return its `CacheSlice`.
+
+        `slots` and `lengths` are those of `Transformer.read`. The pass ends with `advance`.
 
         Raises:
-            SpecError: more tokens than `slot_length`.
+            SpecError: if a slot would hold more than `slot_length` tokens.
         """
         rows = slice(batch) if slots is None else slots
         start = self.lengths[rows].clone()
@@ -333,7 +357,7 @@ class Cache:
         return CacheSlice(rows, first if first == last else start, length, lengths, end, prefill)
 
     def advance(self, cache_slice: CacheSlice) -> None:
-        """Count the new tokens, after all layers have read and written."""
+        """Add the new tokens to `lengths`, after all layers have read and written the cache."""
         self.lengths[cache_slice.rows] += (
             cache_slice.length if cache_slice.new is None else cache_slice.new
         )
@@ -348,11 +372,11 @@ class Cache:
             state.free(slot)
 
     def crop(self, slots: Tensor, lengths: Tensor) -> None:
-        """Take back the last tokens of slots, int64 [n], down to so many, int64 [n].
+        """Shorten slots, int64 [n], to their first `lengths` tokens, int64 [n].
 
         Raises:
-            SpecError: more than a slot holds; back by more tokens than `max_crop`, counted from
-                the longest that the text was.
+            SpecError: if a slot has fewer tokens than its new length, or if a new length is more
+                than `max_crop` tokens below the maximum length that its text has had.
         """
         if bool((lengths > self.lengths[slots]).any()):
             raise SpecError(
@@ -367,13 +391,13 @@ class Cache:
         self.lengths[slots] = lengths
 
     def copy(self, source: Tensor, target: Tensor, *, copy_source: bool = True) -> None:
-        """Copy the texts of slots, int64 [n], into others; both may name the same slots.
+        """Copy the texts and states of some slots to others; the slots may overlap.
 
         Args:
-            source: slots to copy from.
-            target: slots to copy into.
-            copy_source: whether keys and values of the encoder's output are copied too; not
-                needed where both slots have the same source, as beams of one prompt do.
+            source: int64 [n], the slots to copy from.
+            target: int64 [n], the slots to copy to.
+            copy_source: whether the cross-attention cache is copied too. It need not be if both
+                slots have the same encoder output, like the beams of one prompt.
         """
         length = int(self.lengths[source].max()) if len(source) else 0
         for state in self.states:
@@ -389,16 +413,16 @@ class Cache:
     def set_encoder_output(
         self, slots: Tensor, hidden: Tensor, attention_mask: Tensor | None = None
     ) -> None:
-        """Project an encoder's output [n, S, D] once, for all tokens that slots [n] will decode.
+        """Compute and cache the keys and values of an encoder's output for cross-attention.
 
-        All slots take as many positions as the longest source so far: the first source sets the
-        number, a longer one raises it to a power of two, and it never shrinks. Every position
-        takes 2 * K * H numbers per layer: 8 slots of T5-base at 512 tokens take 300 MB in float32.
+        All slots have the same number of positions. The first source sets this number, a longer
+        source raises it to a power of two, and it never shrinks. Every position takes 2 * K * H
+        numbers per layer: 8 slots of T5-base with 512 positions take 300 MB in float32.
 
         Args:
-            slots: int64 [n].
-            hidden: what `Transformer.encode` gives.
-            attention_mask: [n, S], nonzero where a source token is real.
+            slots: int64 [n], the slots that will decode from this output.
+            hidden: [n, S, D], the output of `Transformer.encode`.
+            attention_mask: [n, S], nonzero for source tokens, 0 for padding; None: no padding.
         """
         length = hidden.shape[1]
         mask = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
@@ -416,14 +440,17 @@ class Cache:
 
 
 def token_cache(slots: int, slot_length: int, device: torch.device) -> Cache:
-    """A cache of the tokens themselves."""
+    """Return a cache that holds only the token ids of each slot."""
     return Cache(slots, slot_length, [TokenHistory(slots, slot_length, device)], device=device)
 
 
 def append_tokens(
     cache: Cache, ids: Tensor, slots: Tensor | None, lengths: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Write ids [B, T] into a `token_cache`: the texts [B, S], columns of ids [B, T]."""
+    """Append ids [B, T] to the slots of a `token_cache`.
+
+    Returns the full sequences [B, S] and the column indices of the new ids [B, T].
+    """
     cache_slice = cache.begin(len(ids), ids.shape[1], slots, lengths)
     (tokens,) = cache.states
     assert isinstance(tokens, TokenHistory)
@@ -432,9 +459,10 @@ def append_tokens(
 
 
 def state_like(weight: Tensor) -> Tensor:
-    """An empty tensor of the precision and device of a state.
+    """Return an empty tensor with the dtype and device of states for a model with this weight.
 
-    On a CPU states are float32 at least: attention to bfloat16 takes six times as long there.
+    On a CPU, states are at least float32, since attention to bfloat16 keys is six times slower
+    there.
     """
     dtype = weight.dtype
     if weight.device.type == "cpu":
@@ -445,13 +473,13 @@ def state_like(weight: Tensor) -> Tensor:
 def _write_at(
     tensors: Sequence[Tensor], cache_slice: CacheSlice, columns: Tensor, key: Tensor, value: Tensor
 ) -> None:
-    """Write keys and values [B, K, T, H] at columns, int64 [1 or B, T], of the slots of a pass."""
+    """Write keys and values [B, K, T, H] to the given columns, int64 [1 or B, T], of the slots."""
     slots = cache_slice.slots(len(key), key.device)[:, None]
     for kept, part in zip(tensors, (key, value), strict=True):
         kept[slots, :, columns] = part.transpose(1, 2)
 
 
 def _with_columns(x: Tensor, length: int, *, dim: int) -> Tensor:
-    """`x` with at least `length` positions in axis `dim`; new ones are 0."""
+    """Pad `x` with zeros to at least `length` positions in axis `dim`."""
     missing = length - x.shape[dim]
     return F.pad(x, (0, 0) * (x.ndim - 1 - dim) + (0, missing)) if missing > 0 else x

@@ -1,4 +1,4 @@
-"""The token before each, which RWKV reads beside it.
+"""Token shift (RWKV): each token is mixed with the previous token.
 
 Shape letters: B batch, T positions, D width.
 """
@@ -13,17 +13,21 @@ from trivium.nn.sequence_info import SequenceInfo
 
 
 def token_before(x: Tensor, sequence: SequenceInfo, last: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What is before each of x [B, T, D], 0 at the beginning of a text, and the last [B, D].
+    """Shift hidden states by one token.
 
-    Padding is 0, and left out where it follows the tokens of a cache.
+    The state before the first token of a text or document is 0. Padding counts as 0.
 
     Args:
-        x: vectors of tokens.
-        context: that of the pass.
-        last: [B, D], what a state keeps of tokens before x; None: there are none.
+        x: [B, T, D], the hidden states of the tokens.
+        sequence: the metadata of the forward pass.
+        last: [B, D], the hidden state of the last token before x, from the cache; None: no cache.
+
+    Returns:
+        The hidden states of the previous tokens [B, T, D], and those of the last tokens [B, D].
+        With a cache, padding after the new tokens does not count as the last token.
 
     Raises:
-        SpecError: tokens are read in another order than that of their row.
+        SpecError: if the pass has a custom mask or query-only tokens.
     """
     if sequence.custom is not None or sequence.num_keys is not None:
         raise SpecError("a model that reads the token before another takes no order and no mask.")
@@ -40,9 +44,9 @@ def token_before(x: Tensor, sequence: SequenceInfo, last: Tensor | None) -> tupl
 
 
 def initial_mixture(width: int, power: float = 0.5) -> Tensor:
-    """How much of the token itself a mixture has at first, [D]: (i / D)^power in dimension i.
+    """Return the initial weights of the current token in token shift, [D]: (i / D)^power.
 
-    Source: Peng et al. 2023, appendix on initialization, where the power falls from 1 in the first
-    layer to 0 in the last; here all layers start as that in the middle.
+    Source: Peng et al. 2023, appendix on initialization. There the power falls from 1 in the first
+    layer to 0 in the last layer; here all layers start like the middle layer (power 0.5).
     """
     return (torch.arange(width) / width) ** power

@@ -1,4 +1,4 @@
-"""Kinds of feed-forward networks: what a block does with every token, mostly by itself.
+"""Kinds of feed-forward networks: the sublayer of a block that transforms each token separately.
 
 Shape letters: D width.
 """
@@ -17,34 +17,34 @@ from trivium.nn.state import State
 
 
 class FeedForward(Choice, Part):
-    """A function of one token's vector, [..., D] -> [..., D]."""
+    """Spec of a feed-forward network, which is applied to each token: [..., D] -> [..., D]."""
 
     adds_loss: ClassVar[bool] = False
-    """Whether its module returns a loss of its own, as experts do to stay balanced."""
+    """Whether the network has an auxiliary loss, as experts have for load balancing."""
     reads_earlier: ClassVar[bool] = False
-    """Whether it also reads vectors of earlier tokens, of which its module then has a state. It
-    computes all tokens of its row, also where few are wanted."""
+    """Whether the network also reads earlier tokens, for which its module needs a state. It then
+    computes all tokens, even if only some are gathered (`SequenceInfo.gather_positions`)."""
     has_fixed_shapes: ClassVar[bool] = True
-    """Whether no shape in it depends on the tokens, so that a whole step can be compiled."""
+    """Whether no shape depends on the tokens, so that `torch.compile` can take a whole step."""
 
     @property
     def tp_sizes(self) -> dict[str, int]:
-        """Sizes that tensor parallelism divides, by the names of their fields."""
+        """The field names and sizes that tensor parallelism divides; empty: not divisible."""
         return {}
 
     def activation_numel(self, width: int) -> int:
-        """Numbers that training keeps of a token between forward and backward pass.
+        """Return the activation numel: the numbers per token that training keeps for backward.
 
-        Its input, `width` numbers, and its norm are counted by the block.
+        The block counts the input of the network (`width` numbers) and its norm.
         """
         raise NotImplementedError
 
     def with_dropout(self, dropout: float) -> Self:
-        """The same with this dropout of its hidden units, where it has any."""
+        """Return the spec with this dropout rate of hidden units, if it has such dropout."""
         return self
 
     def narrower(self, fraction: float) -> FeedForward:
-        """The same with this fraction of its hidden units."""
+        """Return the spec with `fraction` times as many hidden units."""
         raise NotImplementedError
 
     def build(self, d_model: int) -> FeedForwardModule:
@@ -53,34 +53,43 @@ class FeedForward(Choice, Part):
 
 
 class FeedForwardModule(PartModule):
-    """A function of one token's vector, or of those before it too, built of a part and a width."""
+    """Module of a feed-forward network.
+
+    Args:
+        part: the spec of the network.
+        width: the width of the hidden states, D.
+    """
 
     def __init__(self, part: Any, width: int) -> None:
         super().__init__()
         self.part = part
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
-        """As `MixerModule.new_state`, where its part `reads_earlier` tokens."""
+        """See `MixerModule.new_state`; only for networks that read earlier tokens."""
         raise NotImplementedError
 
     def forward(
         self, x: Tensor, sequence: SequenceInfo | None = None, state: State | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """[..., D] -> [..., D], and what is added up for `loss` over the layers; None: nothing.
+        """Return the output [..., D] -> [..., D] and a tensor for the auxiliary loss, or None.
 
-        `sequence` is that of the pass; of a block with `gather_positions`, x are the vectors chosen
-        there. Where its part `reads_earlier` tokens x is [B, T, D], and `state` is extended in
-        place.
+        The stack adds up these tensors over all layers and passes the sum to `loss`.
+
+        Args:
+            x: the hidden states [..., D]; only those at `sequence.gather_positions` if it is set.
+                Networks that read earlier tokens get [B, T, D].
+            sequence: the metadata of the forward pass.
+            state: the state of the earlier tokens, which is updated in place.
         """
         raise NotImplementedError
 
     def loss(self, added: Tensor) -> Tensor:
-        """What a stack adds to the loss, a mean per token, of what its layers return, added up."""
+        """Return the auxiliary loss (a mean per token) from the summed tensors of the layers."""
         return added
 
     @property
     def inactive_experts(self) -> Iterable[nn.Module]:
-        """As many of its modules as do not compute for a token (experts that it does not take)."""
+        """As many experts as each token leaves unused, to count the active parameters per token."""
         return ()
 
 

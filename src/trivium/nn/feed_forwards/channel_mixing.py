@@ -1,4 +1,4 @@
-"""The channel mixing of RWKV.
+"""Channel mixing, the feed-forward network of RWKV.
 
 Shape letters: B batch, T positions, D width.
 """
@@ -20,15 +20,21 @@ from trivium.nn.token_shift import initial_mixture, token_before
 
 
 class ChannelMixing(FeedForward):
-    """A network that reads a token and the one before it (Peng et al. 2023, section 3.1)."""
+    """Spec of RWKV's channel mixing, a feed-forward network that also reads the previous token.
+
+    Source: Peng et al. 2023, section 3.1.
+    """
 
     reads_earlier: ClassVar[bool] = True
     kind: Literal["channel-mixing"] = "channel-mixing"
     d_ff: Count
 
     def activation_numel(self, width: int) -> int:
-        """The token before, two mixtures with it, the receptance and what it is multiplied with;
-        hidden units after relu, and their squares."""
+        """See `FeedForward.activation_numel`.
+
+        Counts the previous token, the inputs of key and receptance, both factors of the output
+        (width each), and the hidden units after relu and squared.
+        """
         return 5 * width + 2 * self.d_ff
 
     def narrower(self, fraction: float) -> Self:
@@ -41,13 +47,13 @@ class ChannelMixing(FeedForward):
 
 
 class ChannelMixingNetwork(FeedForwardModule):
-    """sigmoid(r_t W_receptance) * (relu(k_t W_key)^2 W_value), where k_t and r_t are mixtures
+    """Module of RWKV's channel mixing.
 
-        mix * x_t + (1 - mix) * x_t-1
+        output_t = sigmoid(r_t W_receptance) * (relu(k_t W_key)^2 W_value)
+        k_t = mix_key * x_t + (1 - mix_key) * x_t-1
+        r_t = mix_receptance * x_t + (1 - mix_receptance) * x_t-1
 
-    of a token and the one before it, each with a `mix` [D] of its own.
-
-    Source: Peng et al. 2023, section 3.1.
+    `mix_key` and `mix_receptance`, [D], are trained. Source: Peng et al. 2023, section 3.1.
     """
 
     parallel: ClassVar[Mapping[str, str]] = {"value": "row"}
@@ -62,20 +68,23 @@ class ChannelMixingNetwork(FeedForwardModule):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """As `TimeMixingModule.reset_parameters`."""
+        """See `TimeMixingModule.reset_parameters`."""
         self.mix_key.copy_(initial_mixture(len(self.mix_key)))
         self.mix_receptance.copy_(initial_mixture(len(self.mix_key)))
         for weight in (self.receptance.weight, self.value.weight):
             weight.zero_()
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
-        """The last token."""
+        """Return an empty state for the hidden state of the last token, [slots, D]."""
         return State(like.new_zeros(slots, len(self.mix_key)))
 
     def forward(
         self, x: Tensor, sequence: SequenceInfo | None = None, state: State | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """[B, T, D] -> [B, T, D], and no loss; without a context rows are one text each."""
+        """Return the output [B, T, D] -> [B, T, D], and None (no auxiliary loss).
+
+        Without `sequence` each row is one text.
+        """
         sequence = SequenceInfo.of_length(x.shape[1], x.device) if sequence is None else sequence
         cache_slice = sequence.cache_slice
         kept = state.read(cache_slice)[0] if state is not None and cache_slice is not None else None

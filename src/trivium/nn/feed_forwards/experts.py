@@ -1,6 +1,6 @@
-"""Mixtures of experts.
+"""Mixture of experts (MoE).
 
-Shape letters: M tokens, D width, E experts, C experts that a token takes, G groups of experts.
+Shape letters: M tokens, D width, E experts, C chosen experts per token, G groups of experts.
 """
 
 from __future__ import annotations
@@ -23,29 +23,33 @@ _ExpertCount = Annotated[int, Field(ge=1, le=1000)]
 
 
 class Experts(FeedForward):
-    """`num_experts` feed-forward networks, of which a router chooses `top_k` for a token.
+    """Spec of a mixture of experts, in which a router chooses `top_k` experts for each token.
 
     The defaults are Mixtral's router (Jiang et al. 2024, section 2.1): softmax over all experts,
-    and the weights of the chosen experts divided by their sum. A single chosen expert then has the
-    weight 1, and the router learns from the balance loss alone.
+    and the weights of the chosen experts divided by their sum. With `top_k` 1 the weight is then
+    always 1, and only the load-balancing loss trains the router.
 
     Args:
-        aux_loss_coef: the weight of the balance loss, which keeps the load of the experts equal
-            (Fedus et al. 2021, section 2.2; `router_aux_loss_coef` in `transformers`).
-        shared: a network that computes for every token, alongside the chosen experts. Several
-            shared experts are one network with the hidden units of all (DeepSeek-V2, DeepSeek-V3).
+        num_experts: the number of experts.
+        top_k: the number of experts chosen for each token.
+        expert: the spec of each expert.
+        aux_loss_coef: the weight of the load-balancing loss, which keeps the load of the experts
+            equal (Fedus et al. 2021, section 2.2; `router_aux_loss_coef` in `transformers`).
+        shared: the shared expert, a network that is applied to every token alongside the chosen
+            experts. Several shared experts are written as one network with the hidden units of
+            all (DeepSeek-V2, DeepSeek-V3).
         shared_gate: whether the output of the shared network is multiplied by sigmoid(w x)
             (Qwen2-MoE).
         scores: the function that turns the router's logits into scores.
         normalized: whether the scores of the chosen experts are divided by their sum.
         scale: the factor of the weights of the chosen experts (`routed_scaling_factor`).
-        corrected: whether the router has a correction bias, which is added to the scores where
+        corrected: whether the router has a correction bias, which is added to the scores when
             experts are chosen, but not to the weights of the chosen experts (DeepSeek-V3).
-        num_groups: the number of groups of neighbouring experts. A token takes experts of only
-            `top_k_groups` groups, those with the highest score.
-        top_k_groups: the number of groups that a token may take experts of.
-        scores_per_group: a group's score is the sum of this many of its highest scores: 1 in
-            DeepSeek-V2, 2 in DeepSeek-V3.
+        num_groups: the number of groups of adjacent experts. Experts are chosen only from the
+            `top_k_groups` groups with the highest scores.
+        top_k_groups: the number of groups from which experts are chosen for a token.
+        scores_per_group: the number of highest scores in a group that are summed to the score of
+            the group: 1 in DeepSeek-V2, 2 in DeepSeek-V3.
     """
 
     adds_loss: ClassVar[bool] = True
@@ -66,7 +70,7 @@ class Experts(FeedForward):
     scores_per_group: _ExpertCount = 1
 
     def check(self) -> None:
-        """Raise SpecError where more is chosen than there is, or groups are not of equal size."""
+        """Raise SpecError if more is chosen than exists, or if groups are not of equal size."""
         if self.num_experts % self.num_groups:
             raise SpecError(
                 f"num_experts={self.num_experts} is not a multiple of num_groups={self.num_groups}."
@@ -90,12 +94,16 @@ class Experts(FeedForward):
 
     @property
     def d_ff(self) -> int:
-        """Hidden units of one expert."""
+        """The number of hidden units of one expert."""
         return self.expert.d_ff
 
     def activation_numel(self, width: int) -> int:
-        """The scores; for every chosen expert its input, its own numbers, and its output before and
-        after the weighting; for the shared network its own numbers, and its output and gate."""
+        """See `FeedForward.activation_numel`.
+
+        Counts the router's scores; the input, the activations, and the output before and after
+        weighting of each chosen expert; and the activations of the shared network, plus its output
+        and gate value if it has a gate.
+        """
         kept = self.num_experts + self.top_k * (3 * width + self.expert.activation_numel(width))
         if self.shared is not None:
             kept += self.shared.activation_numel(width) + (width + 1 if self.shared_gate else 0)
@@ -117,39 +125,41 @@ class Experts(FeedForward):
 
 
 class ExpertsNetwork(FeedForwardModule):
-    """scale * sum_i g_i FFN_i(x) over the C chosen experts, plus the shared network's output.
+    """Module of a mixture of experts.
 
-    With scores s = softmax(W x) or sigmoid(W x), the C experts of the highest s_i + b_i are chosen,
-    where b is the correction bias (0 without it). With groups only the experts of the best groups
-    are compared. The weight is g_i = s_i / sum s over the chosen experts, or g_i = s_i where the
-    weights are not normalized. The output of the shared network is multiplied by sigmoid(v x) if it
-    has a gate.
+        output = scale * sum_i g_i FFN_i(x) + shared(x)        i: the C chosen experts
 
-    An expert computes the tokens that chose it in one product, however many they are: none is
-    dropped. The loss of a stack is
+    The router's scores are s = softmax(W x) or sigmoid(W x). The C experts with the highest
+    s_i + b_i are chosen, where b is the correction bias (0 without it). With groups, only the
+    experts of the best groups are compared. The weight is g_i = s_i / sum s over the chosen
+    experts, or g_i = s_i if the weights are not normalized. The output of the shared network is
+    multiplied by sigmoid(v x) if it has a gate.
+
+    An expert processes all tokens that are routed to it at once, whatever their number: no token is
+    dropped. The load-balancing loss of a stack is
 
         aux_loss_coef * E * sum_i f_i P_i
 
-    where f_i is how often a token chooses expert i, and P_i its s_i divided by the sum of all s,
-    both means over the tokens of all layers. It is `aux_loss_coef * C` where every expert has an
-    equal load. Padding does not count; of the last layer only the tokens count that its network
-    computes (`SequenceInfo.gather_positions`).
+    where f_i is the fraction of tokens that are routed to expert i, and P_i is the mean of s_i
+    divided by the sum of all s. Both are means over the tokens of all layers. The loss is
+    `aux_loss_coef * C` if all experts have an equal load. Padding does not count. In the last
+    layer, only the gathered tokens count (`SequenceInfo.gather_positions`).
 
-    Both means are of one micro-batch, since f is known only after all of its tokens have chosen. A
-    step's loss is the mean of its micro-batches, each weighted by its tokens: the same for any
-    number of processes, but not that of the whole step at once. Smaller micro-batches balance more
-    strictly (Qiu et al. 2025, section 3).
+    Both means are over one micro-batch, since f is known only when all its tokens are routed. The
+    loss of a step is the mean over its micro-batches, weighted by their numbers of tokens. It does
+    not depend on the number of processes, but differs from the loss of the whole step at once.
+    Smaller micro-batches balance more strictly (Qiu et al. 2025, section 3).
 
-    The correction bias is a buffer: it is saved and exported, but has no gradient. Nothing here
-    changes it in training. (Its update, b_i += u sign(mean load - load_i) after every step, needs
-    the load of a whole step of all processes; Wang et al. 2024, algorithm 1.)
+    The correction bias is a buffer, which is saved and exported but has no gradient. Training does
+    not change it. (Its update, b_i += u sign(mean load - load_i) after every step, needs the load
+    of a whole step of all processes; Wang et al. 2024, algorithm 1.)
 
     Source: Jiang et al. 2024, section 2.1. Shared experts and groups are those of DeepSeek-V2
-    (DeepSeek-AI 2024, arXiv 2405.04434, section 2.2); sigmoid scores and the correction bias are
-    those of DeepSeek-V3 (DeepSeek-AI 2024, arXiv 2412.19437, section 2.1.2); the gate of the shared
+    (DeepSeek-AI 2024, arXiv 2405.04434, section 2.2). Sigmoid scores and the correction bias are
+    those of DeepSeek-V3 (DeepSeek-AI 2024, arXiv 2412.19437, section 2.1.2). The gate of the shared
     network is that of `transformers` (`Qwen2MoeSparseMoeBlock`). The loss is Fedus et al. 2021,
-    equations 4 to 6, there with one choice and for every layer by itself. Means over all layers are
-    those of `transformers` (`load_balancing_loss_func`).
+    equations 4 to 6, where one expert is chosen and each layer has its own loss. Means over all
+    layers are those of `transformers` (`load_balancing_loss_func`).
     """
 
     correction: Tensor | None
@@ -157,7 +167,7 @@ class ExpertsNetwork(FeedForwardModule):
     def __init__(self, part: Experts, width: int) -> None:
         super().__init__(part, width)
         self.router = nn.Linear(width, part.num_experts, bias=False)
-        # Modules of their own: one tensor of all is no faster, and costs a copy of its gradient.
+        # One module per expert: a single tensor is no faster, and costs a copy of its gradient.
         self.experts = nn.ModuleList(MLPModule(part.expert, width) for _ in range(part.num_experts))
         self.shared = None if part.shared is None else MLPModule(part.shared, width)
         self.shared_gate = nn.Linear(width, 1, bias=False) if part.shared_gate else None
@@ -173,7 +183,7 @@ class ExpertsNetwork(FeedForwardModule):
     def forward(
         self, x: Tensor, sequence: SequenceInfo | None = None, state: State | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """[..., D] -> [..., D], and `_load`; None with a cache, where nothing is trained."""
+        """Return the output [..., D] -> [..., D] and the `_load`, or None with a cache."""
         tokens = x.flatten(0, -2)
         logits = self.router(tokens).float()  # [M, E]
         scores = logits.softmax(-1) if self.part.scores == "softmax" else logits.sigmoid()
@@ -187,7 +197,7 @@ class ExpertsNetwork(FeedForwardModule):
         sizes = chosen.flatten().bincount(minlength=self.part.num_experts).tolist()
         parts = tokens.index_select(0, owner).split(sizes)
         outputs = [
-            # In training all have a gradient, as several processes expect; of no token it is 0.
+            # In training every expert needs a gradient, for data parallelism: 0 without tokens.
             expert(part)[0] if len(part) or self.training else part
             for expert, part in zip(self.experts, parts, strict=True)
         ]
@@ -201,7 +211,7 @@ class ExpertsNetwork(FeedForwardModule):
         return y, self._load(scores, chosen, sequence)
 
     def _choose(self, scores: Tensor) -> Tensor:
-        """Return the experts that every token takes [M, C], from the scores [M, E]."""
+        """Return the indices [M, C] of the experts chosen for each token, from scores [M, E]."""
         if self.correction is not None:
             scores = scores + self.correction
         if self.part.num_groups > 1:
@@ -213,7 +223,10 @@ class ExpertsNetwork(FeedForwardModule):
         return scores.topk(self.part.top_k, -1).indices
 
     def _load(self, scores: Tensor, chosen: Tensor, sequence: SequenceInfo | None) -> Tensor:
-        """How often real tokens choose each expert, and the sum of their probabilities: [2, E]."""
+        """Return, for each expert, its number of tokens and the sum of its probabilities: [2, E].
+
+        Padding does not count.
+        """
         probabilities = scores
         if self.part.scores == "sigmoid":
             probabilities = scores / (scores.sum(-1, keepdim=True) + 1e-20)
@@ -226,7 +239,10 @@ class ExpertsNetwork(FeedForwardModule):
         return torch.stack((counts.to(probabilities.dtype), probabilities.sum(0)))
 
     def loss(self, added: Tensor) -> Tensor:
-        """The balance loss, from `_load` of all layers added up [2, E]; 0 of no tokens."""
+        """Return the load-balancing loss from the summed `_load` [2, E] of all layers.
+
+        Without tokens the loss is 0.
+        """
         counts, probabilities = added
         tokens = (counts.sum() / self.part.top_k).clamp(min=1.0)
         shares = (counts / tokens) * (probabilities / tokens)

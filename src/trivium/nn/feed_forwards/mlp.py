@@ -1,4 +1,4 @@
-"""The position-wise feed-forward network.
+"""The position-wise feed-forward network (MLP), plain or gated.
 
 Shape letters: D width.
 """
@@ -21,8 +21,13 @@ from trivium.nn.state import State
 class MLP(FeedForward):
     """act(x W_up) W_down, or with a gate (act(x W_gate) * (x W_up)) W_down (Shazeer 2020).
 
-    `dropout` is that of its hidden units, which most models do not have; where it is not 0, it
-    changes with the model's.
+    Args:
+        d_ff: the number of hidden units.
+        activation: the activation function, act.
+        gated: whether the network has a gate.
+        bias: whether the linear layers have biases.
+        dropout: the dropout rate of the hidden units, which is 0 in most models. If it is not 0,
+            changing the dropout of the model changes it too.
     """
 
     kind: Literal["mlp"] = "mlp"
@@ -38,10 +43,11 @@ class MLP(FeedForward):
         return {"d_ff": self.d_ff}
 
     def activation_numel(self, width: int) -> int:
-        """Hidden units before and after the activation, and the gate's.
+        """See `FeedForward.activation_numel`.
 
-        Of these relu needs one; a Swish with its own beta also keeps its sigmoid. Dropout keeps
-        what it drops, and what is left.
+        Counts the hidden units before and after the activation (relu needs only one of them, a
+        `Swish` also its sigmoid), two more per hidden unit for a gate, and two for dropout (its
+        mask and its output).
         """
         needed = 1 if self.activation == "relu" else 3 if isinstance(self.activation, Swish) else 2
         return self.d_ff * (needed + (2 if self.gated else 0) + (2 if self.dropout else 0))
@@ -60,9 +66,10 @@ class MLP(FeedForward):
 
 
 class MLPModule(FeedForwardModule):
-    """act(x W_up) W_down (Vaswani et al. 2017, equation 2).
+    """Module of an MLP: act(x W_up) W_down (Vaswani et al. 2017, equation 2).
 
-    Gated it is (act(x W_gate) * (x W_up)) W_down; with silu that is SwiGLU (Shazeer 2020).
+    With a gate it computes (act(x W_gate) * (x W_up)) W_down, which is SwiGLU if the activation is
+    silu (Shazeer 2020).
     """
 
     parallel: ClassVar[Mapping[str, str]] = {"up": "column", "gate": "column", "down": "row"}
@@ -77,7 +84,7 @@ class MLPModule(FeedForwardModule):
     def forward(
         self, x: Tensor, sequence: SequenceInfo | None = None, state: State | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """[..., D] -> [..., D], and no loss."""
+        """Return the output [..., D] -> [..., D], and None (no auxiliary loss)."""
         if self.gate is None:
             hidden = self.activation(self.up(x))
         else:
