@@ -162,7 +162,7 @@ def described(size: Size, mixer: Any, positions: Any) -> Any:
         vocab_size=size.vocab_size,
         d_model=size.width,
         embedding=spec.Embedding(positions=positions, scale=scale),
-        decoder=spec.Stack.of_mixers(
+        decoder=spec.Stack.from_mixers(
             num_layers=size.num_layers,
             mixer=mixer,
             feed_forward=spec.MLP(d_ff=4 * size.width, activation="gelu"),

@@ -198,7 +198,7 @@ def measure_partial(options: argparse.Namespace) -> None:
         for slot in range(slots):
             params = SamplingParams(temperature=0.0, max_new_tokens=150 if slot == slots - 1 else 2)
             engine.add(GenerationRequest([5 + slot] * 64, params))
-        while engine.waiting or engine.active > 1:
+        while engine.waiting or engine.num_active > 1:
             engine.step()
         return engine
 

@@ -126,5 +126,5 @@ def test_other_descriptions_that_the_page_names() -> None:
         torch.testing.assert_close(block(x, sequence, ready)[0], y)
     encoded = nn.EncoderOutput(torch.randn(2, 7, 32), is_token=torch.ones(2, 7))
     of_both = nn.SequenceInfo.of_length(5, causal=True, encoder=encoded)
-    assert base.build(32, crosses=True)(x, of_both)[0].shape == x.shape
+    assert base.build(32, has_cross_attention=True)(x, of_both)[0].shape == x.shape
     assert base.feed_forward.build(32)(x)[0].shape == x.shape

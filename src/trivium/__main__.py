@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-from trivium.interrupts import INTERRUPTED, interrupts_exit
+from trivium.interrupts import INTERRUPTED, exit_on_interrupt
 
 
 def main() -> int:
@@ -15,7 +15,7 @@ def main() -> int:
     to import.
     """
     try:
-        with interrupts_exit():
+        with exit_on_interrupt():
             program = importlib.import_module("trivium.cli")
         return program.main()
     except KeyboardInterrupt:

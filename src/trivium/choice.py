@@ -50,7 +50,7 @@ class Choice(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _member(cls, data: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
+    def _validate_member(cls, data: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
         """Validate a dict with the member class of its `kind`."""
         if cls.is_member() or not isinstance(data, Mapping):
             return validate(data)

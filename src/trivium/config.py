@@ -13,11 +13,11 @@ import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trivium.choice import Choice
-from trivium.errors import RecipeError, nearest, shorten
+from trivium.errors import RecipeError, nearest_name, shorten
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
-OTHER_NAMES = {
+HF_KEY_NAMES = {
     "batch_size": ["batch_tokens", "batch_examples"],
     "gradient_accumulation_steps": ["micro_batch_tokens"],
     "hidden_size": ["d_model"],
@@ -48,7 +48,7 @@ class Config(BaseModel):
             RecipeError: keys are unknown or missing, or have wrong values. The message names all.
         """
         if problems := cls.problems(tree):
-            raise several_problems(where, problems)
+            raise problems_to_error(where, problems)
         return cls.model_validate(tree)
 
     @classmethod
@@ -63,7 +63,7 @@ class Config(BaseModel):
                 if one["type"] == "too_short" and len(one["input"]) >= least:
                     continue  # some of its members are wrong, which have errors of their own
                 if not partial or one["type"] not in ("missing", "kind_missing"):
-                    problem, allowed = _describe(cls, tree, one)
+                    problem, allowed = _describe_error(cls, tree, one)
                     lines.setdefault(problem, []).extend([allowed] if allowed else [])
             return [
                 f"{problem}: expected {' or '.join(dict.fromkeys(allowed))}."
@@ -101,7 +101,7 @@ def option_fields(params: type) -> list[dataclasses.Field[Any]]:
     return sorted(fields, key=lambda field: field.name not in params.__annotations__)
 
 
-def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_keys(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a nested dict as a flat dict with dotted keys.
 
     >>> flattened({"seed": 1, "train": {"steps": 5}})
@@ -110,18 +110,18 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, value in tree.items():
         key = prefix + name
-        values |= flattened(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
+        values |= flatten_keys(value, f"{key}.") if isinstance(value, Mapping) else {key: value}
     return values
 
 
-def several_problems(where: str, problems: Sequence[str]) -> RecipeError:
+def problems_to_error(where: str, problems: Sequence[str]) -> RecipeError:
     """Return one error that lists all problems. Two or more are on separate lines."""
     if len(problems) == 1:
         return RecipeError(f"{where}: {problems[0]}")
     return RecipeError("".join([f"{where}:", *(f"\n  {problem}" for problem in problems)]))
 
 
-def merge(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
+def merge_changes(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
     """Merge changes into a nested dict, in place. A value of None removes the key.
 
     A table whose `kind` changes loses its other keys. If the old value is a list of tables, a table
@@ -135,11 +135,11 @@ def merge(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
             tree[key] = value
         elif isinstance(old, list) and old and isinstance(old[0], dict):
             for table in old:
-                merge(table, value)
+                merge_changes(table, value)
         else:
             if not isinstance(old, dict) or value.get("kind") not in (None, old.get("kind")):
                 old = tree[key] = {}
-            merge(old, value)
+            merge_changes(old, value)
 
 
 class Key(NamedTuple):
@@ -178,9 +178,9 @@ def config_classes(annotation: Any) -> Iterator[type[Config]]:
             yield from config_classes(inner)
 
 
-def _describe(config: type[BaseModel], tree: Any, error: Any) -> tuple[str, str]:
+def _describe_error(config: type[BaseModel], tree: Any, error: Any) -> tuple[str, str]:
     """Return the message for a pydantic error, and separately what value it expects, or ""."""
-    path, table, value = _locate(tree, error)
+    path, table, value = _locate_error(tree, error)
     key, context = ".".join(path), error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden":
@@ -197,12 +197,12 @@ def _describe(config: type[BaseModel], tree: Any, error: Any) -> tuple[str, str]
                 one.kind for one in list_keys(config) if one.name == f"{_without_indices(key)}.kind"
             ]
             such = f' of tables, such as [{{kind = "{kinds[0]}"}}]' if kinds else ""
-            return f"{key} = {_shown(value)}", f"a list{such}"
+            return f"{key} = {_quote_value(value)}", f"a list{such}"
         case "value_error":
             message = str(error["msg"]).removeprefix("Value error, ")
             return f"{key}: {message}" if key else message, ""
         case _:
-            return f"{key} = {_shown(value)}", expected(error)
+            return f"{key} = {_quote_value(value)}", expected(error)
 
 
 def expected(error: Any) -> str:
@@ -236,7 +236,7 @@ def expected(error: Any) -> str:
             return message
 
 
-def _locate(tree: Any, error: Any) -> tuple[list[str], Any, Any]:
+def _locate_error(tree: Any, error: Any) -> tuple[list[str], Any, Any]:
     """Return the path of a pydantic error in a nested dict, the table of its last key, its value.
 
     The location of a pydantic error also contains names of union members ("masked", "int"). They
@@ -268,7 +268,7 @@ def _unknown_key(
     if isinstance(value, Mapping) and value and not section:  # an unknown section
         path = [*path, *islice(value, 1)]
     key, kind = shorten(".".join(path), 100), table.get("kind")
-    namesakes = _namesakes(config, path[-1], in_mix=key.startswith("mix["))
+    namesakes = _find_keys_named(config, path[-1], in_mix=key.startswith("mix["))
     if kinds := [each.kind for each in namesakes if each.name == key]:
         where, allowed = ".".join(section), ", ".join(f'"{each}"' for each in kinds)
         return f'{key} is a key of {where}.kind = {allowed}, and this is "{kind}": leave it out.'
@@ -281,10 +281,10 @@ def _unknown_key(
     return f'unknown key "{key}". Known keys there: {", ".join(sorted(known))}.'
 
 
-def _namesakes(config: type[BaseModel], name: str, *, in_mix: bool) -> list[Key]:
+def _find_keys_named(config: type[BaseModel], name: str, *, in_mix: bool) -> list[Key]:
     """Return the keys of any section with this name, else those in `OTHER_NAMES[name]`."""
     keys = [key for key in list_keys(config) if key.name.startswith("mix.") == in_mix]
-    for names in ([name], OTHER_NAMES.get(name, [])):
+    for names in ([name], HF_KEY_NAMES.get(name, [])):
         if found := [key for key in keys if key.name.rpartition(".")[2] in names]:
             return found
     return []
@@ -313,9 +313,9 @@ def _similar_names(name: str, known: Collection[str]) -> list[str]:
     """Return the most similar known name, then known names with the same first word."""
     word, _, rest = name.partition("_")
     same_word = sorted(each for each in known if rest and each.startswith(f"{word}_"))
-    return [*nearest(name, known), *same_word]
+    return [*nearest_name(name, known), *same_word]
 
 
-def _shown(value: Any) -> str:
+def _quote_value(value: Any) -> str:
     """Return a value as an error message shows it, cut to 200 characters."""
     return shorten(f'"{value}"' if isinstance(value, str) else repr(value), 200)

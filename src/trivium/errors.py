@@ -41,7 +41,7 @@ class RecipeError(TriviumError):
     """A recipe or `--set` contains an unknown key or an invalid value."""
 
 
-OLD_RUN = (
+OLD_VERSION_MESSAGE = (
     "it was made by version 0.2, whose models this version does not read. Train again, or export "
     "the model with version 0.2 (trivium export) and use the exported folder."
 )
@@ -76,7 +76,7 @@ def importing_extra(what: str, extra: str) -> Iterator[None]:
         raise MissingExtraError(what, extra) from error
 
 
-def nearest(name: str, known: Iterable[str]) -> list[str]:
+def nearest_name(name: str, known: Iterable[str]) -> list[str]:
     """Return a list with the most similar known name, or one that starts with `name`, or [].
 
     >>> nearest("act", ["gated", "activation"])
@@ -93,7 +93,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     >>> did_you_mean("bert-smal", ["bert-small", "gpt2"])
     ' Did you mean "bert-small"?'
     """
-    return "".join(f' Did you mean "{shorten(near, 100)}"?' for near in nearest(name, known))
+    return "".join(f' Did you mean "{shorten(near, 100)}"?' for near in nearest_name(name, known))
 
 
 def did_you_mean_size(name: str, known: Iterable[str]) -> str:

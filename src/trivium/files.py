@@ -31,8 +31,8 @@ from typing import Any, BinaryIO, TextIO, cast
 
 import zstandard
 
-from trivium.errors import DataError, nearest
-from trivium.remote import cache_folder, is_remote, open_remote
+from trivium.errors import DataError, nearest_name
+from trivium.remote import cache_path, is_remote, open_remote
 
 try:
     import fcntl
@@ -42,16 +42,16 @@ except ImportError:  # not Unix
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 STDIN = "-"
 _BLOCK = 1 << 18
-_LFS = b"version https://git-lfs.github.com/spec/"
+_LFS_HEADER = b"version https://git-lfs.github.com/spec/"
 _SETTLED_SECONDS = 2.0  # the coarsest time resolution of file systems
 
 
-def written_by() -> dict[str, str]:
+def version_entry() -> dict[str, str]:
     """Return the version entry that Trivium writes into its JSON files, as a dict."""
     return {"trivium": version("trivium")}
 
 
-def is_of_this_version(content: Any) -> bool:
+def pop_version(content: Any) -> bool:
     """Remove the version entry of a file's content. Returns False if it has none (version 0.2)."""
     return isinstance(content, dict) and content.pop("trivium", None) is not None
 
@@ -123,7 +123,7 @@ def move_folder(source: Path, target: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, shared: bool = False) -> Iterator[TextIO]:
+def file_lock(path: Path, *, shared: bool = False) -> Iterator[TextIO]:
     """Hold a lock on a file within the block. A missing file is created, with its folder.
 
     The kernel releases the lock when the process ends, also after a crash. Several processes can
@@ -191,7 +191,7 @@ def has_sha256(path: str | Path, digest: str) -> bool:
     """
     stat = os.stat(path)
     keys = (os.path.realpath(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, digest)
-    mark = cache_folder("sha256", *map(str, keys))
+    mark = cache_path("sha256", *map(str, keys))
     if mark.exists():
         return True
     if sha256(path) != digest:
@@ -232,16 +232,16 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def finite(value: Any) -> Any:
+def nan_to_none(value: Any) -> Any:
     """Return a JSON value in which None replaces infinities and NaN, which JSON does not have.
 
     >>> finite({"auc": math.nan, "losses": [1.5, math.inf]})
     {'auc': None, 'losses': [1.5, None]}
     """
     if isinstance(value, dict):
-        return {key: finite(one) for key, one in value.items()}
+        return {key: nan_to_none(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
+        return [nan_to_none(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -253,7 +253,7 @@ def write_json(path: str | Path, value: Any) -> None:
 def refuse_lfs_pointer(path: str | Path) -> None:
     """Raise DataError if a file is a Git LFS pointer instead of the downloaded content."""
     with open(path, "rb") as file:
-        if file.read(len(_LFS)) == _LFS:
+        if file.read(len(_LFS_HEADER)) == _LFS_HEADER:
             raise DataError(
                 f"{path} is a Git LFS pointer, which stands for a file that was not downloaded. "
                 "Run `git lfs pull` in its folder."
@@ -270,33 +270,33 @@ def open_bytes(path: str | Path) -> Iterator[BinaryIO]:
     """
     with contextlib.ExitStack() as stack:
         try:
-            stored: BinaryIO = sys.stdin.buffer
+            raw_file: BinaryIO = sys.stdin.buffer
             if is_remote(path):
-                stored = stack.enter_context(open_remote(str(path)))
+                raw_file = stack.enter_context(open_remote(str(path)))
             elif str(path) != STDIN:
                 if os.path.isfile(path):
                     refuse_lfs_pointer(path)
-                stored = stack.enter_context(open(path, "rb"))
-            yield cast(BinaryIO, _decompressed(stored, Path(path).suffix.lower()))
+                raw_file = stack.enter_context(open(path, "rb"))
+            yield cast(BinaryIO, _decompress(raw_file, Path(path).suffix.lower()))
         except (lzma.LZMAError, zstandard.ZstdError, zlib.error, EOFError) as error:
             raise DataError(f"{path} is damaged or not what its suffix says: {error}.") from error
         except OSError as error:
             raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
-def _decompressed(stored: BinaryIO, suffix: str) -> io.BufferedIOBase | BinaryIO:
-    """Return a stream that decompresses `stored` by the suffix of its file, or `stored` itself."""
+def _decompress(raw_file: BinaryIO, suffix: str) -> io.BufferedIOBase | BinaryIO:
+    """Return a stream that decompresses `raw_file` by its suffix, or `raw_file` itself."""
     match suffix:
         case ".gz":
-            return gzip.GzipFile(fileobj=stored)
+            return gzip.GzipFile(fileobj=raw_file)
         case ".bz2":
-            return bz2.BZ2File(stored)
+            return bz2.BZ2File(raw_file)
         case ".xz":
-            return lzma.LZMAFile(stored)
+            return lzma.LZMAFile(raw_file)
         case ".zst":
-            return io.BufferedReader(_ZstandardFile(stored), _BLOCK)
+            return io.BufferedReader(_ZstandardFile(raw_file), _BLOCK)
         case _:
-            return stored
+            return raw_file
 
 
 class _ZstandardFile(io.RawIOBase):
@@ -305,9 +305,9 @@ class _ZstandardFile(io.RawIOBase):
     A truncated file raises EOFError. The reader of the zstandard library treats it as complete.
     """
 
-    def __init__(self, stored: BinaryIO) -> None:
+    def __init__(self, raw_file: BinaryIO) -> None:
         super().__init__()
-        self._stored = stored
+        self._raw_file = raw_file
         self._compressed, self._content = b"", memoryview(b"")
         self._frame: zstandard.ZstdDecompressionObj | None = None
 
@@ -317,7 +317,7 @@ class _ZstandardFile(io.RawIOBase):
 
     def readinto(self, buffer: Any, /) -> int:
         """Read decompressed bytes into `buffer`. Returns the number of bytes, 0 at the end."""
-        while not self._content and (compressed := self._compressed or self._stored.read(_BLOCK)):
+        while not self._content and (compressed := self._compressed or self._raw_file.read(_BLOCK)):
             if self._frame is None:
                 self._frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
             self._content, self._compressed = memoryview(self._frame.decompress(compressed)), b""
@@ -346,7 +346,7 @@ def open_text(
     """
     with open_bytes(path) as file:
         block = file.peek(1 << 12)[: 1 << 12]  # type: ignore[attr-defined]
-        for signature, kind in _NO_TEXT.items():
+        for signature, kind in _BINARY.items():
             if block.startswith(signature):
                 raise DataError(f"{path} is {kind}, not text: save its text, or its table as CSV.")
         if codecs.lookup(check_encoding(encoding)).name == "utf-8":
@@ -356,7 +356,7 @@ def open_text(
         try:
             yield text
         except UnicodeError as error:
-            raise _invalid_text(path, encoding) or error from error
+            raise _encoding_error(path, encoding) or error from error
         finally:
             text.detach()
 
@@ -367,19 +367,19 @@ def check_encoding(name: str) -> str:
         "".encode(name)
     except (LookupError, ValueError):
         raise DataError(
-            f'there is no encoding "{name}"; some are utf-8, utf-16, {", ".join(_FREQUENT)}.'
+            f'there is no encoding "{name}"; some are utf-8, utf-16, {", ".join(_FREQUENT_CHARS)}.'
         ) from None
     return name
 
 
 # The first bytes of binary formats that may have no zero byte, and would look like text.
-_NO_TEXT = {b"%PDF-": "a PDF", b"{\\rtf": "RTF", b"PK\x03\x04": "a ZIP archive (.docx, .xlsx, ...)"}
+_BINARY = {b"%PDF-": "a PDF", b"{\\rtf": "RTF", b"PK\x03\x04": "a ZIP archive (.docx, .xlsx, ...)"}
 
 
 def _refuse_binary(block: bytes, path: str | Path) -> None:
     """Raise DataError if the first bytes of a file have a UTF-16 BOM or a zero byte."""
     if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DataError(f"{path} is UTF-16, not UTF-8: {_advice('utf-16')}")
+        raise DataError(f"{path} is UTF-16, not UTF-8: {_encoding_advice('utf-16')}")
     zero = block.find(b"\0")
     if zero >= 0:
         raise DataError(f"{path} is a binary file (a zero byte at {zero}), not text.")
@@ -388,7 +388,7 @@ def _refuse_binary(block: bytes, path: str | Path) -> None:
 # Frequent characters of the languages that use an encoding.
 _KANA = "\u306e\u306b\u306f\u3092\u305f\u304c\u3067\u3068\u3057\u3066"
 _HAN = "\u7684\u4e00\u662f\u4e0d\u4e86\u5728\u4eba\u6709\u6211\uff0c\u3002"
-_FREQUENT = {
+_FREQUENT_CHARS = {
     "gb18030": _HAN + "\u56fd\u4e2a\u8fd9",
     "big5": _HAN + "\u570b\u500b\u9019",
     "shift_jis": _KANA,
@@ -400,9 +400,9 @@ _FREQUENT = {
 
 
 def _probable_encoding(data: bytes) -> str | None:
-    """Return the encoding with which `data` has the most characters of `_FREQUENT`, or None."""
+    """Return the encoding with which `data` has the most frequent characters, or None."""
     counts = {}
-    for name, frequent in _FREQUENT.items():
+    for name, frequent in _FREQUENT_CHARS.items():
         with contextlib.suppress(UnicodeDecodeError):
             text = codecs.getincrementaldecoder(name)().decode(data)
             counts[name] = sum(map(text.count, frequent))
@@ -410,18 +410,20 @@ def _probable_encoding(data: bytes) -> str | None:
     return best if best and counts[best] else None
 
 
-def _advice(encoding: str) -> str:
+def _encoding_advice(encoding: str) -> str:
     """Return the end of an error message about a wrong encoding."""
     return f"give --encoding {encoding} (of a recipe data.encoding), or convert it to UTF-8."
 
 
-def _invalid_text(path: str | Path, encoding: str) -> DataError | None:
+def _encoding_error(path: str | Path, encoding: str) -> DataError | None:
     """Read the file again. Returns an error that names the first line with invalid bytes."""
     if not encoding.startswith("utf-8"):
         return DataError(f"{path} is not valid {encoding}: give another encoding.")
     single = "Where only single bytes are wrong, --errors replace reads them as U+FFFD."
     if str(path) == STDIN:
-        return DataError(f"Standard input is not valid UTF-8: convert it, or {_advice('NAME')}")
+        return DataError(
+            f"Standard input is not valid UTF-8: convert it, or {_encoding_advice('NAME')}"
+        )
     with open_bytes(path) as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -432,20 +434,20 @@ def _invalid_text(path: str | Path, encoding: str) -> DataError | None:
                 probably = f"It is probably {name}: " if name else "If it is in another encoding: "
                 return DataError(
                     f"{path}, line {number} is not valid UTF-8 (byte 0x{line[error.start]:02x} at "
-                    f"{error.start}). {probably}{_advice(name or 'NAME')} {single}"
+                    f"{error.start}). {probably}{_encoding_advice(name or 'NAME')} {single}"
                 )
     return None
 
 
-def folders_beside(path: Path) -> list[Path]:
+def sibling_folders(path: Path) -> list[Path]:
     """Return the other folders in the parent folder of a path, except hidden folders."""
     return [one for one in path.parent.glob("[!.]*") if one.is_dir() and one.name != path.name]
 
 
 def did_you_mean_folder(path: Path) -> str:
     """Return a suggestion of a sibling folder with a similar name, for an error message, or ""."""
-    beside = {one.name: one for one in folders_beside(path)}
-    return "".join(f' Did you mean "{beside[name]}"?' for name in nearest(path.name, beside))
+    beside = {one.name: one for one in sibling_folders(path)}
+    return "".join(f' Did you mean "{beside[name]}"?' for name in nearest_name(path.name, beside))
 
 
 def is_disk_full(error: BaseException) -> bool:

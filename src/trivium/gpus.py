@@ -36,10 +36,10 @@ class Gpu:
     device: str
     peak_flops: float
     memory: float
-    bandwidth: float
-    link: float
-    network: float
-    reached: float = 0.45
+    memory_bandwidth: float
+    link_bandwidth: float
+    network_bandwidth: float
+    matmul_efficiency: float = 0.45
     has_bf16: bool = True
 
 

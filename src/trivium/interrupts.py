@@ -12,14 +12,14 @@ INTERRUPTED = 130  # the exit code
 
 
 @contextmanager
-def interrupts_exit() -> Iterator[None]:
+def exit_on_interrupt() -> Iterator[None]:
     """Exit at once with code 130 on Ctrl-C within the block, for blocks that import modules.
 
     A C callback can swallow a KeyboardInterrupt that is raised during an import. The exception can
     also leave a module half imported. In both cases the program would continue and fail later.
     """
 
-    def leave(*_: object) -> None:
+    def exit_now(*_: object) -> None:
         """End the process without cleanup."""
         os.write(2, b"\ninterrupted\n")
         os._exit(INTERRUPTED)
@@ -31,7 +31,7 @@ def interrupts_exit() -> Iterator[None]:
     ):
         yield
         return
-    signal.signal(signal.SIGINT, leave)
+    signal.signal(signal.SIGINT, exit_now)
     try:
         yield
     finally:

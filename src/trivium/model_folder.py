@@ -17,18 +17,18 @@ from pathlib import Path
 from safetensors import SafetensorError
 from torch import Tensor
 
-from trivium.errors import OLD_RUN, CheckpointError, DataError, SpecError
+from trivium.errors import OLD_VERSION_MESSAGE, CheckpointError, DataError, SpecError
 from trivium.files import (
     has_sha256,
     is_file_name,
-    is_of_this_version,
+    pop_version,
     read_json,
     refuse_lfs_pointer,
     replace_folder,
     sha256,
+    version_entry,
     write_file,
     write_json,
-    written_by,
 )
 from trivium.interop.hf_config import read_object
 from trivium.interop.sentence_transformers import POOLING
@@ -42,7 +42,7 @@ SPEC, WEIGHTS, TOKENIZER = "spec.json", "model.safetensors", "tokenizer.json"
 SOURCE_TOKENIZER = "source_tokenizer.json"
 CHECKSUMS, CHECKPOINTS, RECIPE = "checksums.json", "checkpoints", "recipe.toml"
 CHECKPOINT_PATTERN = "step-" + "[0-9]" * 8  # does not match copies that a user made
-FACTS = "run.json"
+RUN_METADATA = "run.json"
 _CONFIG = "config.json"  # in a Hugging Face folder
 
 # Files in a model folder of Trivium or Hugging Face; `overwrite` may replace only these.
@@ -86,12 +86,12 @@ def write_model(
     a run loads from its last checkpoint.
     """
     (folder / CHECKSUMS).unlink(missing_ok=True)
-    names = write_description(folder, module.spec, tokenizer, source_tokenizer, settings)
+    names = write_without_weights(folder, module.spec, tokenizer, source_tokenizer, settings)
     write_safetensors(folder / WEIGHTS, module.state_dict())
     write_checksums(folder, [*names, WEIGHTS])
 
 
-def write_description(
+def write_without_weights(
     folder: Path,
     spec: Spec,
     tokenizer: Tokenizer | None,
@@ -99,7 +99,7 @@ def write_description(
     settings: Settings | None,
 ) -> list[str]:
     """Write all model files except the weights. Returns the names of files that need checksums."""
-    write_json(folder / SPEC, {**written_by(), **spec.to_dict()})
+    write_json(folder / SPEC, {**version_entry(), **spec.to_dict()})
     names = [SPEC]
     for name, one in ((TOKENIZER, tokenizer), (SOURCE_TOKENIZER, source_tokenizer)):
         if one is None:
@@ -166,7 +166,7 @@ def is_unfinished(run: Path) -> bool:
 
     A finished run that was resumed is unfinished, although it still has its earlier final weights.
     """
-    facts = read_json(run / FACTS) if (run / FACTS).is_file() else None
+    facts = read_json(run / RUN_METADATA) if (run / RUN_METADATA).is_file() else None
     finished = facts.get("finished") if isinstance(facts, dict) else None
     return not (run / WEIGHTS).is_file() or finished is False
 
@@ -192,16 +192,16 @@ def find_weights(path: str | os.PathLike[str], *, verify: bool = True) -> Path:
             f"runs/NAME/{CHECKPOINTS}/step-00000500."
         )
     folder = path if path.name == CHECKPOINTS else path / CHECKPOINTS
-    damage = find_damage if verify else lambda _: None
+    find_problem = find_damage if verify else lambda _: None
     has_checkpoints = any(checkpoints(folder))
     if (path / WEIGHTS).is_file() and not (has_checkpoints and is_unfinished(path)):
-        problem = damage(path)
+        problem = find_problem(path)
         if problem is None:
             return path
         if not has_checkpoints:
             raise CheckpointError(f"{path}: {problem}. Write or download the model again.")
         warnings.warn(f"{path}: {problem}; using its last checkpoint.", stacklevel=2)
-    checkpoint = last_good_checkpoint(folder, damage, warnings.warn)
+    checkpoint = last_good_checkpoint(folder, find_problem, warnings.warn)
     if checkpoint is not None:
         return checkpoint
     if has_checkpoints:
@@ -229,14 +229,14 @@ def checkpoints(folder: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def last_good_checkpoint(
-    folder: Path, damage: Callable[[Path], str | None], warn: Callable[[str], None]
+    folder: Path, find_problem: Callable[[Path], str | None], warn: Callable[[str], None]
 ) -> Path | None:
     """Return the newest undamaged checkpoint, or None. Warns about newer, damaged checkpoints.
 
-    `damage` returns the problem of a checkpoint, or None.
+    `find_problem` returns the problem of a checkpoint, or None.
     """
     for checkpoint in checkpoints(folder):
-        problem = damage(checkpoint)
+        problem = find_problem(checkpoint)
         if problem is None:
             return checkpoint
         warn(f"{checkpoint}: {problem}; using the checkpoint before it.")
@@ -246,18 +246,18 @@ def last_good_checkpoint(
 def find_damage(
     folder: Path,
     names: Iterable[str] = (SPEC, WEIGHTS, TOKENIZER, SOURCE_TOKENIZER),
-    needed: Iterable[str] = (WEIGHTS,),
+    required: Iterable[str] = (WEIGHTS,),
 ) -> str | None:
     """Compare the named files of a folder with its checksums. Returns the first problem, or None.
 
-    If `names` is empty, all files with a checksum are compared. `needed` files must have one.
+    If `names` is empty, all files with a checksum are compared. `required` files must have one.
     """
     try:
         checksums = dict(read_json(folder / CHECKSUMS))
         expected = {n: str(checksums[n]) for n in names or checksums if n in checksums}
     except (DataError, TypeError, ValueError):
         return f"{CHECKSUMS} is missing or damaged"
-    if missing := sorted(set(needed) - expected.keys()):
+    if missing := sorted(set(required) - expected.keys()):
         return f"{CHECKSUMS} does not list {missing[0]}"
     for name, digest in expected.items():
         if not is_file_name(name):
@@ -277,8 +277,8 @@ def read_spec(folder: Path) -> Spec:
     """Return the spec of a model folder. Raises CheckpointError if it is missing or invalid."""
     file = folder / SPEC
     described = read_object(file)
-    if not is_of_this_version(described):
-        raise CheckpointError(f"{file}: {OLD_RUN}")
+    if not pop_version(described):
+        raise CheckpointError(f"{file}: {OLD_VERSION_MESSAGE}")
     try:
         return Spec.from_dict(described)
     except SpecError as error:
@@ -287,7 +287,7 @@ def read_spec(folder: Path) -> Spec:
         ) from None
 
 
-def read_module(folder: Path) -> LanguageModule:
+def read_model(folder: Path) -> LanguageModule:
     """Build the model of a folder from its spec and load the weights, memory-mapped.
 
     If the folder contains the generator and discriminator of ELECTRA, the discriminator is loaded.
@@ -303,7 +303,7 @@ def read_module(folder: Path) -> LanguageModule:
             name.removeprefix(_DISCRIMINATOR): tensor
             for name, tensor in tensors.items()
             if name.startswith(_DISCRIMINATOR)
-        } | _whole_table(tensors)
+        } | _merge_embedding_delta(tensors)
     # Weights used only in training: the decoder of TSDAE, the value head of a policy.
     alone = "decoder." if module.spec.family == "encoder-only" else "heads.tagger."
     if "tagger" not in module.heads:
@@ -320,7 +320,7 @@ def read_module(folder: Path) -> LanguageModule:
     return module
 
 
-def _whole_table(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _merge_embedding_delta(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the discriminator's token embeddings: generator + stored difference (GDES), or {}."""
     table = "tokens.weight"
     if _GENERATOR + table not in tensors:

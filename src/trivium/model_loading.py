@@ -25,7 +25,7 @@ from trivium.model_folder import (
     find_checkpoint,
     find_weights,
     is_unfinished,
-    read_module,
+    read_model,
     read_source_tokenizer,
     read_spec,
 )
@@ -100,9 +100,9 @@ def load(
             folder, lowercase=lowercase, on_meta=on_meta, allow_unknown_keys=allow_unknown_keys
         )
         lm = LanguageModel(hf.module.spec, hf.module, hf.tokenizer, hf.settings)
-        dtype = dtype or _main_precision(lm.module)
+        dtype = dtype or _most_common_dtype(lm.module)
     else:
-        lm = _read(folder, on_meta=on_meta, verify=verify)
+        lm = _load_folder(folder, on_meta=on_meta, verify=verify)
     precision = getattr(torch, dtype) if isinstance(dtype, str) else dtype
     lm.module.to(device=target, dtype=precision)
     if quantize is not None or pack:
@@ -111,7 +111,7 @@ def load(
     return lm
 
 
-def _main_precision(module: torch.nn.Module) -> torch.dtype | None:
+def _most_common_dtype(module: torch.nn.Module) -> torch.dtype | None:
     """Return the most common dtype of the weights by numel, or None without weights."""
     counts = Counter[torch.dtype]()
     for weight in module.parameters():
@@ -119,12 +119,12 @@ def _main_precision(module: torch.nn.Module) -> torch.dtype | None:
     return counts.most_common(1)[0][0] if counts else None
 
 
-def _read(folder: Path, *, on_meta: bool, verify: bool) -> LanguageModel:
+def _load_folder(folder: Path, *, on_meta: bool, verify: bool) -> LanguageModel:
     """Load a model from a run, a checkpoint or a model folder. On meta, weights are not read."""
     run, folder = folder, find_weights(folder, verify=verify and not on_meta)
     if folder.parent == run / CHECKPOINTS and not on_meta and is_unfinished(run):
         _warn_of_unfinished(run, folder)
-    module = build(read_spec(folder), device="meta") if on_meta else read_module(folder)
+    module = build(read_spec(folder), device="meta") if on_meta else read_model(folder)
     settings = Settings.read(folder)
     tokenizer, source = read_tokenizer(folder, settings.tokenizer), read_source_tokenizer(folder)
     return LanguageModel(module.spec, module, tokenizer, settings, source_tokenizer=source)
@@ -135,11 +135,11 @@ def _warn_of_unfinished(run: Path, checkpoint: Path) -> None:
     step = int(checkpoint.name.removeprefix("step-"))
     try:
         recipe = tomllib.loads((run / RECIPE).read_text(encoding="utf-8"))
-        of_all = f" of {recipe['train']['steps']:,}"
+        of_steps = f" of {recipe['train']['steps']:,}"
     except (OSError, ValueError, LookupError, TypeError):  # no number of steps, or no recipe
-        of_all = ""
+        of_steps = ""
     warnings.warn(
-        f"{run} is a run that has not finished: this is its checkpoint of step {step:,}{of_all}.",
+        f"{run} is a run that has not finished: this is its checkpoint of step {step:,}{of_steps}.",
         stacklevel=2,
     )
 

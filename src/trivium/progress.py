@@ -37,41 +37,41 @@ class ProgressLine:
         if not self.console.is_terminal:
             return nullcontext()
         return Live(
-            get_renderable=self._line, console=self.console, transient=True, refresh_per_second=4
+            get_renderable=self._render, console=self.console, transient=True, refresh_per_second=4
         )
 
     def update(self, text: str) -> None:
         """Set the text of the line, which is displayed only on a terminal."""
         self._text, self._updated = text, time.monotonic()
 
-    def show(self, text: str) -> None:
+    def update_or_log(self, text: str) -> None:
         """Set the text of the line, and print it as a log line if `log_is_due`."""
         self.update(text)
         if self.log_is_due:
-            self.say(text)
+            self.print_line(text)
 
     @property
     def log_is_due(self) -> bool:
         """Whether the output is a log in which nothing was printed for 20 seconds."""
         return not self.console.is_terminal and time.monotonic() - self._printed > _LOG_EVERY
 
-    def say(self, text: str = "", style: str | None = None) -> None:
+    def print_line(self, text: str = "", style: str | None = None) -> None:
         """Print a line that stays on the terminal or in the log."""
         self._printed = time.monotonic()
         self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
     def tell(self, label: str, identifier: str, /, **values: object) -> None:
         """Print a message of the message table in the user's language, after a label."""
-        self.say(labelled(label, translated(identifier, **values)))
+        self.print_line(labelled(label, translated(identifier, **values)))
 
     def warn(self, message: str) -> None:
         """Print a warning in yellow, after the label `warning`."""
-        self.say(labelled("warning", message), style="yellow")
+        self.print_line(labelled("warning", message), style="yellow")
 
-    def _line(self) -> Text:
+    def _render(self) -> Text:
         """Return the line for the terminal, plus the time since its last update if that is long."""
-        standing = time.monotonic() - self._updated
-        waiting = f"  ({short_duration(standing)})" if self._text and standing > _STANDING else ""
+        idle = time.monotonic() - self._updated
+        waiting = f"  ({short_duration(idle)})" if self._text and idle > _STANDING else ""
         return Text(self._text + waiting, style="dim", no_wrap=True, overflow="ellipsis")
 
 

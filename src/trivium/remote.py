@@ -36,7 +36,7 @@ def list_remote(url: str) -> list[tuple[str, int, int]]:
     try:
         find = system.glob if glob.has_magic(url) else system.find
         return [
-            (system.unstrip_protocol(name), int(info["size"] or 0), _modified(system, name))
+            (system.unstrip_protocol(name), int(info["size"] or 0), _modified_time_ns(system, name))
             for name, info in sorted(find(url, detail=True).items())
             if info["type"] != "directory"
         ]
@@ -65,7 +65,7 @@ def download(url: str, folder: Path) -> None:
             system.get_file(entry["name"], str(folder / name))
 
 
-def cache_folder(*keys: str) -> Path:
+def cache_path(*keys: str) -> Path:
     """Return the cache path for the given keys, in $TRIVIUM_CACHE or ~/.cache/trivium."""
     root = os.environ.get("TRIVIUM_CACHE") or Path.home() / ".cache" / "trivium"
     return Path(root) / hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]
@@ -81,7 +81,7 @@ def _file_system(url: str) -> Any:
         raise DataError(f"{url} cannot be opened: {error}.") from error
 
 
-def _modified(system: Any, name: str) -> int:
+def _modified_time_ns(system: Any, name: str) -> int:
     """Return the modification time of an object in nanoseconds, or 0 if it is unknown."""
     try:
         return int(system.modified(name).timestamp() * 1e9)

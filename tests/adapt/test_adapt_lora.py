@@ -38,7 +38,7 @@ def test_a_layer_is_the_formula_and_starts_as_its_base():
     torch.nn.init.normal_(layer.lora_b)
     expected = base(x) + 3.0 / 2 * x @ layer.lora_a.T @ layer.lora_b.T
     torch.testing.assert_close(layer(x), expected)
-    torch.testing.assert_close(F.linear(x, layer.merged(), base.bias), expected)
+    torch.testing.assert_close(F.linear(x, layer.merged_weight(), base.bias), expected)
 
 
 def test_dropout_is_of_the_update_alone_and_of_training_alone():
@@ -69,10 +69,10 @@ def test_the_base_stays_and_the_merged_model_computes_the_same(name):
     optimizer.step()
     for key, weight in model.state_dict().items():
         assert torch.equal(weight, before[key]) is not (".lora_" in key), key
-    merged = small_model(name)
-    merged.load_state_dict(merged_state(model))
+    merged_weight = small_model(name)
+    merged_weight.load_state_dict(merged_state(model))
     expected = outputs(model, name)
-    torch.testing.assert_close(outputs(merged, name), expected, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(outputs(merged_weight, name), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_targets_and_what_is_trained_beside_them():

@@ -143,7 +143,7 @@ def test_requests_are_added_and_cancelled_between_steps():
     for _ in range(3):
         engine.step()
     later = [engine.add(GenerationRequest(p, SAMPLED.replace(seed=2))) for p in prompts[2:6]]
-    assert (engine.active, engine.waiting) == (2, 4)
+    assert (engine.num_active, engine.waiting) == (2, 4)
     engine.step()
     cancelled, waiting = first[0], later[3]
     before = list(cancelled.output_ids)
@@ -209,7 +209,7 @@ def test_many_prompts_are_read_in_several_steps(monkeypatch):
     engine = Engine(lm, slots=7, slot_length=37)
     requests = [engine.add(GenerationRequest(p, GREEDY)) for p in prompts]
     engine.step()
-    assert engine.active == 2
+    assert engine.num_active == 2
     list(engine.run())
     assert [one.output_ids for one in requests] == [uncached(lm, p, GREEDY) for p in prompts]
 
@@ -352,7 +352,7 @@ def test_a_text_that_ends_early_frees_its_slot_and_disturbs_no_other(name):
     if not ended.finished:
         engine.cancel(ended)
         assert ended.finish_reason == "cancelled"
-    assert engine.active <= 1
+    assert engine.num_active <= 1
     engine.add(later)
     assert {*map(id, engine.run())} <= {id(other), id(later), id(ended)}
     for request, prompt in ((other, prompts[1]), (later, prompts[2])):

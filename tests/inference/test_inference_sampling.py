@@ -57,7 +57,7 @@ def test_truncation_equals_transformers():
             generation.MinPLogitsWarper(0.01),
         ]
     )
-    torch.testing.assert_close(sampling.restrict(logits, params), processors(ids, logits))
+    torch.testing.assert_close(sampling.filter_logits(logits, params), processors(ids, logits))
 
 
 def test_processors_equal_those_of_transformers():

@@ -9,7 +9,7 @@ from generating_models import PROMPTS, VOCAB, hf_pair, until
 from transformers import GenerationConfig
 
 from trivium.inference.beam import beam_search
-from trivium.inference.sampling_params import SamplingParams, options_of_config
+from trivium.inference.sampling_params import SamplingParams, options_from_config
 from trivium.inference.text_model import prompt_ids
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
@@ -124,7 +124,7 @@ def test_ids_that_do_not_exist_are_neither_suppressed_nor_waited_for():
 
 def test_a_max_length_that_the_prompt_fills_is_no_limit():
     for length, expected in ((3, 64), (20, 64), (21, 1), (30, 10)):
-        options = options_of_config({"max_length": length}, SamplingParams, 20)
+        options = options_from_config({"max_length": length}, SamplingParams, 20)
         assert SamplingParams(**options).max_new_tokens == expected
 
 

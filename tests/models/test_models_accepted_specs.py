@@ -44,7 +44,7 @@ def test_a_spec_that_is_accepted_runs(kind):
             {"soft_cap": 1.7},
         ):
             biases = {"bias": bias, "key_bias": key_bias, "output_bias": output_bias}
-            base = SPECS["bert" if not kind.decodes else "gpt2"]
+            base = SPECS["bert" if not kind.supports_decoder else "gpt2"]
             try:
                 mixer = part.replace(**biases, **changes)
                 stack = base.stacks[0].with_layers(mixer=mixer)
@@ -85,7 +85,7 @@ def test_the_bias_of_keys_is_a_choice_of_its_own(kind):
             mixer = small_part(kind).replace(bias=bias, key_bias=key_bias)
         except SpecError:
             continue
-        base = SPECS["bert" if not kind.decodes else "gpt2"]
+        base = SPECS["bert" if not kind.supports_decoder else "gpt2"]
         stack = base.stacks[0].with_layers(mixer=mixer)
         model = random_model(base.replace(**{"decoder" if base.decoder else "encoder": stack}))
         names = {name.partition(".mixer.")[2] for name in model.state_dict()}

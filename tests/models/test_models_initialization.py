@@ -26,7 +26,7 @@ ADDING = "mixer.output.weight", "cross_attention.output.weight", "feed_forward.d
 
 
 def stack(**changes):
-    return spec.Stack.of_mixers(
+    return spec.Stack.from_mixers(
         num_layers=3,
         mixer=ATTENTION,
         feed_forward=spec.MLP(d_ff=199, activation="gelu"),

@@ -25,7 +25,7 @@ def define_fading() -> spec.Mixer:
     class Fading(spec.Mixer):
         """h_t = r h_t-1 + x_t, and an output matrix."""
 
-        encodes: ClassVar[bool] = False
+        supports_encoder: ClassVar[bool] = False
         kind: Literal["fading"] = "fading"
 
         def activation_numel(self, length, *, item, on_cpu, dropout):
@@ -100,7 +100,7 @@ def define_even() -> spec.Pattern:
 
 def define_counted() -> spec.FeedForward:
     class Counted(spec.FeedForward):
-        adds_loss: ClassVar[bool] = True
+        has_aux_loss: ClassVar[bool] = True
         kind: Literal["counted"] = "counted"
         size: float = 3.0
 
@@ -164,7 +164,7 @@ def described():
 @torch.no_grad()
 def test_a_model_of_ones_own_kinds(described):
     assert spec.Spec.from_dict(json.loads(json.dumps(described.to_dict()))) == described
-    assert (described.attends, described.supports_packing, described.adds_loss) == (
+    assert (described.attention_only, described.supports_packing, described.has_aux_loss) == (
         False,
         True,
         True,

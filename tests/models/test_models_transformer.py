@@ -27,7 +27,7 @@ from trivium import spec
 from trivium.errors import SpecError
 from trivium.models import build, flops_per_token, num_parameters
 from trivium.models.electra import build_with_generator, generator_spec
-from trivium.models.transformer import two_streams
+from trivium.models.transformer import add_queries
 from trivium.nn import LayerContext, SequenceInfo
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -248,7 +248,7 @@ def test_a_block_can_be_used_alone():
     prepared = LayerContext(prepared=biased.mixer.prepare(sequence, table=table))
     assert biased(x, sequence, prepared)[0].shape == x.shape
     with pytest.raises(SpecError, match="needs the encoder's output"):
-        layer.build(WIDTH, crosses=True)(x, sequence)
+        layer.build(WIDTH, has_cross_attention=True)(x, sequence)
 
 
 def test_layers_share_tables_and_what_they_prepare():
@@ -280,7 +280,7 @@ def test_two_streams(name):
     windows = (mixer, mixer.replace(pattern=spec.Sliding(window=5)))
     decoder = described.decoder.with_layers(mixer=windows)
     model = random_model(described.replace(decoder=decoder))
-    sequence = two_streams(SequenceInfo.of_length(length), rank[None], torch.arange(length)[None])
+    sequence = add_queries(SequenceInfo.of_length(length), rank[None], torch.arange(length)[None])
     tokens = model.tokens(random_ids(1, length)).detach()
     asking = torch.randn(1, 1, tokens.shape[-1]).expand(-1, length, -1)
     other = tokens.clone()

@@ -106,7 +106,7 @@ def test_cross_attention_is_between_the_mixer_and_the_feed_forward_network():
     encoder = EncoderOutput(torch.randn(ROWS, 7, WIDTH))
     x, sequence = torch.randn(ROWS, LENGTH, WIDTH), SequenceInfo.of_length(LENGTH, encoder=encoder)
     for placement in ("pre", "post"):
-        one = randomised(layer_of(placement).build(WIDTH, crosses=True))
+        one = randomised(layer_of(placement).build(WIDTH, has_cross_attention=True))
         y = x
         for residual, mix in (
             (one.mixer_residual, one.mixer),

@@ -16,7 +16,7 @@ from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBl
 from trivium import spec
 from trivium.adapt.quantize import pack
 from trivium.errors import SpecError
-from trivium.model_folder import read_module, write_model
+from trivium.model_folder import read_model, write_model
 from trivium.models import active_parameters, build, flops_per_token, num_parameters
 from trivium.nn import SequenceInfo
 from trivium.nn.feed_forwards.experts import ExpertsNetwork
@@ -276,8 +276,8 @@ def test_the_shared_network_always_computes_and_changes_with_the_others():
     assert flops == 6 * 2 * per_layer
     kept = shared.activation_numel(WIDTH) - PART.activation_numel(WIDTH)
     assert kept == shared.shared.activation_numel(WIDTH) + WIDTH + 1
-    assert shared.narrower(0.5).shared.d_ff == 7
-    assert PART.narrower(0.5).shared is None
+    assert shared.scale_width(0.5).shared.d_ff == 7
+    assert PART.scale_width(0.5).shared is None
     dropped = shared.replace(shared=EXPERT.replace(dropout=0.1)).with_dropout(0.2)
     assert (dropped.shared.dropout, dropped.expert.dropout) == (0.2, 0.0)
 
@@ -288,7 +288,7 @@ def test_the_correction_is_saved_and_loaded(tmp_path):
     for number, correction in enumerate(corrections, start=1):
         correction.fill_(0.5 * number)
     write_model(tmp_path, model, None)
-    state = read_module(tmp_path).state_dict()
+    state = read_model(tmp_path).state_dict()
     names = [name for name in state if name.endswith("correction")]
     assert [state[name].unique().tolist() for name in names] == [[0.5], [1.0]]
 

@@ -76,7 +76,7 @@ NAMES = {
 
 def model_spec(mixer: LatentAttention) -> spec.TransformerSpec:
     """A small decoder that is LLaMA's except for its mixer."""
-    stack = spec.Stack.of_mixers(
+    stack = spec.Stack.from_mixers(
         num_layers=LAYERS,
         mixer=mixer,
         feed_forward=spec.MLP(d_ff=29, activation="silu", gated=True, bias=False),

@@ -72,7 +72,7 @@ def test_means_of_fewer_neighbours_are_nearer_to_attention():
 @pytest.mark.parametrize("shared", ["headwise", "key-value", "layerwise"])
 def test_flops_are_those_of_the_products(shared):
     """A token is multiplied with no weight of E, and with `rank` keys and values."""
-    stack = spec.Stack.of_mixers(
+    stack = spec.Stack.from_mixers(
         num_layers=2,
         mixer=Linformer(num_heads=3, head_dim=2, rank=5, max_length=13, shared=shared),
         feed_forward=spec.MLP(d_ff=17, activation="relu"),

@@ -10,7 +10,7 @@ import torch
 from trivium import spec
 from trivium.errors import SpecError
 from trivium.nn import mask as mask_module
-from trivium.nn.mask import Mask, attention_mask, lowest
+from trivium.nn.mask import Mask, attention_mask, masked_score
 from trivium.nn.sequence_info import SequenceInfo
 from trivium.nn.state import CacheSlice
 
@@ -117,7 +117,7 @@ def test_a_bias_has_the_limits_in_it(monkeypatch):
     for pattern in (None, spec.Sliding(window=WINDOW)):
         permitted = attention_mask(sequence, sequence, pattern)
         assert permitted is not None
-        expected = bias.masked_fill(~permitted, lowest(bias.dtype))
+        expected = bias.masked_fill(~permitted, masked_score(bias.dtype))
 
         def of(queries, keys):
             return bias[:, :, queries.columns[0]][..., keys.columns[0]]

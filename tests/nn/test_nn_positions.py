@@ -13,7 +13,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from trivium import spec
 from trivium.errors import SpecError
-from trivium.models.transformer import two_streams
+from trivium.models.transformer import add_queries
 from trivium.nn.mixers.attention import AttentionModule
 from trivium.nn.positions.alibi import LinearBias, alibi_slopes
 from trivium.nn.positions.learned import LearnedPositions
@@ -177,7 +177,7 @@ def test_positions_of_an_order_are_those_of_a_plain_pass(kind):
     found, expected = (
         mixer.probabilities(x, sequence, prepared=mixer.prepare(sequence, table=table))
         for sequence in (
-            two_streams(SequenceInfo.of_length(7), order, torch.empty(1, 0, dtype=torch.int64)),
+            add_queries(SequenceInfo.of_length(7), order, torch.empty(1, 0, dtype=torch.int64)),
             SequenceInfo.of_length(7, custom=sees[0]),
         )
     )

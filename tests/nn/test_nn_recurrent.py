@@ -127,19 +127,19 @@ def test_projections_residual_connections_and_what_every_layer_makes():
 
 def test_sequences_of_packed_and_padded_rows():
     documents = torch.tensor([[1, 1, 2, 2, 2], [1, 1, 1, 0, 0], [4, 7, 7, 7, 7]])
-    sequences = Sequences.find(documents != 0, documents)
+    sequences = Sequences.from_mask(documents != 0, documents)
     assert sequences.lengths == [2, 3, 3, 1, 4]
     assert sequences.rows.tolist() == [0, 0, 1, 2, 2]
     real = torch.tensor([[1, 1, 0, 1, 1], [0, 0, 0, 0, 0]]).bool()
-    assert Sequences.find(real).flat.tolist() == [0, 1, 3, 4]
-    assert Sequences.find(real).lengths == [4]
+    assert Sequences.from_mask(real).flat.tolist() == [0, 1, 3, 4]
+    assert Sequences.from_mask(real).lengths == [4]
 
 
 @pytest.mark.parametrize("cell", ["elman", "elman-logistic"])
 def test_sequences_are_read_as_if_alone(cell):
     """PyTorch's cells, and the one that is a loop here: both ways, from states of their own."""
     x = torch.randn(2, 5, WIDTH)
-    sequences = Sequences.find(torch.tensor([[1, 1, 0, 1, 1], [1, 1, 1, 0, 0]]).bool())
+    sequences = Sequences.from_mask(torch.tensor([[1, 1, 0, 1, 1], [1, 1, 1, 0, 0]]).bool())
     state = torch.randn(2 * LAYERS, 2, HIDDEN)
     layers = RecurrentLayers(described(cell, "both"))
     y, after = layers(x, sequences=sequences, state=(state,))

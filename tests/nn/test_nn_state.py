@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trivium.errors import SpecError
-from trivium.nn.state import Cache, KeysValues, Ring, State
+from trivium.nn.state import Cache, KVCache, RollingKVCache, State
 
 SLOTS, LENGTH, WINDOW = 4, 41, 5
 CPU = torch.device("cpu")
@@ -19,12 +19,12 @@ LIKE = torch.empty(0, dtype=torch.float64)
 def read(cache: Cache, held: list[list[int]], slots: list[int], new: list[list[int]], width: int):
     """Append tokens to slots, padded to a width, and compare what every one of them can see."""
     (state,) = cache.states
-    assert isinstance(state, KeysValues | Ring)
+    assert isinstance(state, KVCache | RollingKVCache)
     ids = torch.full((len(new), 1, width, 1), -7, dtype=torch.float64)
     for row, tokens in enumerate(new):
         ids[row, 0, : len(tokens), 0] = torch.tensor(tokens, dtype=torch.float64)
     lengths = [len(tokens) for tokens in new]
-    cache_slice = cache.begin(
+    cache_slice = cache.start_pass(
         len(slots),
         width,
         torch.tensor(slots),
@@ -44,14 +44,14 @@ def read(cache: Cache, held: list[list[int]], slots: list[int], new: list[list[i
             assert near == [*enumerate(held[slot][start : at + 1], start)], (slot, at)
 
 
-@pytest.mark.parametrize(("kind", "length"), [(Ring, WINDOW), (KeysValues, LENGTH)])
+@pytest.mark.parametrize(("kind", "length"), [(RollingKVCache, WINDOW), (KVCache, LENGTH)])
 def test_slots_hold_their_texts_after_any_steps(kind, length, monkeypatch):
     """Rows are appended in any order and width, taken back, copied and freed."""
-    monkeypatch.setattr(Ring, "SPARE", 3)
+    monkeypatch.setattr(RollingKVCache, "SPARE", 3)
     rng, tokens, refused = np.random.default_rng(0), itertools.count(1), 0
     state = kind(SLOTS, length, 1, 1, LIKE)
     cache = Cache(SLOTS, LENGTH, [state], device=CPU)
-    assert cache.max_crop == (3 if isinstance(state, Ring) else LENGTH)
+    assert cache.max_crop == (3 if isinstance(state, RollingKVCache) else LENGTH)
     held: list[list[int]] = [[] for _ in range(SLOTS)]
     longest = [0] * SLOTS
     for _ in range(600):
@@ -85,20 +85,20 @@ def test_slots_hold_their_texts_after_any_steps(kind, length, monkeypatch):
             cache.free(slot)
             held[slot], longest[slot] = [], 0
         assert cache.lengths.tolist() == [len(text) for text in held]
-    assert bool(refused) == (kind is Ring)
+    assert bool(refused) == (kind is RollingKVCache)
 
 
 def test_a_state_that_is_a_sum_cannot_be_taken_back():
     cache = Cache(3, 17, [State(torch.ones(3, 2))], device=CPU)
     slots = torch.tensor([2, 0])
-    cache.advance(cache.begin(2, 5, slots, torch.tensor([5, 3])))
+    cache.advance(cache.start_pass(2, 5, slots, torch.tensor([5, 3])))
     cache.crop(slots, torch.tensor([5, 3]))
     with pytest.raises(SpecError, match="cannot go back by 3 tokens, at most by 0"):
         cache.crop(slots, torch.tensor([5, 0]))
     with pytest.raises(SpecError, match=r"hold \[5, 3\] tokens: .* back to \[5, 4\]"):
         cache.crop(slots, torch.tensor([5, 4]))
     with pytest.raises(SpecError, match="18 tokens, but slot_length is 17"):
-        cache.begin(2, 13, slots, None)
+        cache.start_pass(2, 13, slots, None)
     cache.free(2)
     assert cache.states[0].tensors[0].tolist() == [[1, 1], [1, 1], [0, 0]]
 

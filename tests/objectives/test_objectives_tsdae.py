@@ -14,7 +14,7 @@ from trivium.data.row_order import RowRandom
 from trivium.errors import RecipeError
 from trivium.interop.tensor_files import write_safetensors
 from trivium.language_model import LanguageModel
-from trivium.model_folder import read_module
+from trivium.model_folder import read_model
 from trivium.objectives import to_device
 from trivium.objectives.text_pairs import TextPair
 from trivium.objectives.tsdae import TSDAE
@@ -89,7 +89,7 @@ def test_overfits_and_its_encoder_is_saved_without_the_decoder(tmp_path):
     torch.testing.assert_close(again.embed(TEXTS), lm.embed(TEXTS))
     # A checkpoint of a run has the decoder, too.
     write_safetensors(folder / "model.safetensors", trained.module.state_dict())
-    assert read_module(folder).state_dict().keys() == encoder.state_dict().keys()
+    assert read_model(folder).state_dict().keys() == encoder.state_dict().keys()
 
 
 @pytest.mark.parametrize("name", ["t5-mini", "gpt2-mini", "lstm-mini", "longformer-mini"])

@@ -27,7 +27,7 @@ from trivium import spec
 from trivium.errors import SpecError
 from trivium.inference.forward import prefill
 from trivium.nn import mask as mask_module
-from trivium.nn.state import Ring
+from trivium.nn.state import RollingKVCache
 from trivium.presets import presets
 from trivium.spec import XLNetPositions
 
@@ -196,11 +196,11 @@ def has_window(described):
 def model_with(rings, name, monkeypatch):
     """The model; with rings, those that are kept have only two slots to spare."""
     if rings:
-        monkeypatch.setattr(Ring, "SPARE", 2)
+        monkeypatch.setattr(RollingKVCache, "SPARE", 2)
     model = small_model(name)
     states = model.new_cache(1, LENGTH).states
     if rings:
-        assert any(isinstance(state, Ring) for state in states)
+        assert any(isinstance(state, RollingKVCache) for state in states)
     return model
 
 

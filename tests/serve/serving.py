@@ -63,7 +63,7 @@ def wordpiece_tokenizer() -> Tokenizer:
 
 def transformer(vocab_size: int, slots: str, heads: tuple[Any, ...], length: int) -> LanguageModel:
     """Random weights large enough for clear differences between tokens."""
-    stack = Stack.of_mixers(
+    stack = Stack.from_mixers(
         num_layers=2,
         mixer=Attention(num_heads=2, head_dim=11),
         feed_forward=MLP(d_ff=29, activation="gelu"),

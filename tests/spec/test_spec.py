@@ -158,11 +158,11 @@ def test_a_mixer_is_for_the_stacks_that_it_can_be_in():
     with own_kinds():
 
         class Left(spec.Mixer):
-            encodes: ClassVar[bool] = False
+            supports_encoder: ClassVar[bool] = False
             kind: Literal["left"] = "left"
 
         class Both(spec.Mixer):
-            decodes: ClassVar[bool] = False
+            supports_decoder: ClassVar[bool] = False
             kind: Literal["both"] = "both"
 
         for name, slot, mixer, message in (

@@ -33,7 +33,7 @@ SPECIALS = {
 def counting_model(family: str, logits: dict[str, float]) -> LanguageModel:
     """A model of a family that gives every word its logit; all other tokens have -20."""
     tokenizer = word_tokenizer(list(logits), SPECIALS[family])
-    block = spec.Stack.of_mixers(
+    block = spec.Stack.from_mixers(
         num_layers=1,
         mixer=spec.Attention(num_heads=2, head_dim=3),
         feed_forward=spec.MLP(d_ff=7, activation="gelu"),

@@ -71,7 +71,7 @@ def _rotary(**changes) -> spec.Attention:
 
 def _stack(**changes) -> spec.Stack:
     """GPT-2's: attention and feed-forward with biases, LayerNorm first."""
-    described = spec.Stack.of_mixers(
+    described = spec.Stack.from_mixers(
         num_layers=2,
         mixer=_attention(),
         feed_forward=_GELU_TANH,
@@ -376,7 +376,7 @@ def _spec_of(part: Choice) -> spec.TransformerSpec:
             stack = stack.with_layers(block=part)
         case spec.AbsolutePositions():
             embedding = embedding.replace(positions=part)
-    if all(mixer.decodes for mixer in stack.mixers):
+    if all(mixer.supports_decoder for mixer in stack.mixers):
         return _model(embedding=embedding, decoder=stack, heads=_TIED)
     return _model(embedding=embedding, encoder=stack, heads=(_MASKED,))
 

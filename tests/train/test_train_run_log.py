@@ -55,7 +55,7 @@ def test_a_live_line_stays_one_line(tmp_path, monkeypatch):
     with line.running():
         log.write(STEP, 0.2)
         log.write(STEP, 0.25)
-        line.say("stays")
+        line.print_line("stays")
     shown = output.getvalue()
     assert "stays" in shown
     assert "step 10  25% done, 0s left" in shown  # what matters most is first
@@ -64,7 +64,7 @@ def test_a_live_line_stays_one_line(tmp_path, monkeypatch):
     output.truncate(0)
     with line.running():
         line.update("saving")
-        line.say()
+        line.print_line()
     assert "saving  (0s)" in output.getvalue()
     assert short_duration(42) == "42s"
     assert short_duration(8000) == "2h13m"

@@ -13,7 +13,7 @@ from trivium.errors import SpecError, did_you_mean
 from trivium.models import LanguageModule
 
 _EMBEDDINGS = ("tokens.*", "source_tokens.*", "before", "*coder.embedding.*")
-_SHORT = ("none", "embeddings", "layers:N", "encoder", "body")
+_KEYWORDS = ("none", "embeddings", "layers:N", "encoder", "body")
 
 
 class ParameterCounts(NamedTuple):
@@ -31,7 +31,7 @@ def count_parameters(module: nn.Module) -> ParameterCounts:
     return ParameterCounts(*counts)
 
 
-def train_only(model: nn.Module, names: Collection[str]) -> ParameterCounts:
+def set_trainable(model: nn.Module, names: Collection[str]) -> ParameterCounts:
     """Make the named parameters trainable and freeze all others. Returns the parameter counts."""
     for name, weight in model.named_parameters():
         weight.requires_grad_(name in names)
@@ -60,22 +60,22 @@ def freeze(model: LanguageModule, patterns: str) -> ParameterCounts:
     if any(name.endswith(".lora_a") for name in names):
         raise SpecError("this model has a LoRA adapter, which freezes its base: do not freeze it.")
     frozen: set[str] = set()
-    for pattern in _expanded(model, patterns):
+    for pattern in _expand_patterns(model, patterns):
         plain = pattern.removeprefix("!")
         matches = {name for name in names if fnmatchcase(name, plain)}
         if not matches and pattern == plain and pattern not in _EMBEDDINGS:
             raise SpecError(
                 f'freeze: "{pattern}" matches no parameter of this model; give one of '
-                f"{', '.join(_SHORT)}, or patterns of names such as {names[-1]}."
-                f"{did_you_mean(plain, [*_SHORT, *names])}"
+                f"{', '.join(_KEYWORDS)}, or patterns of names such as {names[-1]}."
+                f"{did_you_mean(plain, [*_KEYWORDS, *names])}"
             )
         frozen = frozen - matches if pattern.startswith("!") else frozen | matches
     if frozen.issuperset(names):
         raise SpecError(f'freeze: "{patterns}" leaves nothing of this model to train.')
-    return train_only(model, set(names) - frozen)
+    return set_trainable(model, set(names) - frozen)
 
 
-def _expanded(model: LanguageModule, patterns: str) -> list[str]:
+def _expand_patterns(model: LanguageModule, patterns: str) -> list[str]:
     """Return the patterns of a keyword of `freeze`, or the comma-separated patterns."""
     layers = re.fullmatch(r"layers:(\d+)", patterns)
     if layers and int(layers[1]):
@@ -104,5 +104,5 @@ def _layer_patterns(model: LanguageModule, number: int) -> list[str]:
         of_layer = re.compile(rf".*\.cells\.({number}\.\w+_l0|\w+_l{number})(_reverse)?")
         names = [name for name, _ in model.named_parameters() if of_layer.fullmatch(name)]
         return names or [f"*.cells.*_l{number}"]
-    blocks = {stack.block_of(number) for stack in model.spec.stacks if number < stack.num_layers}
+    blocks = {stack.block_index(number) for stack in model.spec.stacks if number < stack.num_layers}
     return [f"*coder.layers.{block}.*" for block in sorted(blocks)] or [f"*.layers.{number}.*"]

@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trivium.adapt.freezing import ParameterCounts, train_only
+from trivium.adapt.freezing import ParameterCounts, set_trainable
 from trivium.errors import SpecError, did_you_mean
 from trivium.models import LanguageModule
 from trivium.models.heads.vocabulary import VocabularyHead
@@ -87,7 +87,7 @@ class LoRALinear(nn.Linear):
         update = F.linear(low_rank, self.lora_b.to(low_rank.dtype))
         return F.linear(input, self.weight, self.bias) + update
 
-    def merged(self) -> Tensor:
+    def merged_weight(self) -> Tensor:
         """Return the merged weight W + alpha / r * B A, [O, I], in the dtype of W."""
         update = self.scale * (self.lora_b.detach() @ self.lora_a.detach())
         return (self.weight.detach() + update).to(self.weight.dtype)
@@ -109,7 +109,7 @@ def add_lora(model: LanguageModule, lora: LoRA, *, seed: int = 0) -> ParameterCo
     for name, base in layers.items():
         replace_module(model, name, LoRALinear(base, lora, generator))
     matrices = {f"{name}.lora_{matrix}" for name in layers for matrix in "ab"}
-    return train_only(model, {*trained, *matrices})
+    return set_trainable(model, {*trained, *matrices})
 
 
 def merged_state(model: LanguageModule) -> dict[str, Tensor]:
@@ -120,7 +120,7 @@ def merged_state(model: LanguageModule) -> dict[str, Tensor]:
     """
     state = {name: weight.detach() for name, weight in model.state_dict().items()}
     for name, layer in adapted_layers(model).items():
-        state[f"{name}.weight"] = layer.merged()
+        state[f"{name}.weight"] = layer.merged_weight()
         del state[f"{name}.lora_a"], state[f"{name}.lora_b"]
     return state
 
@@ -131,7 +131,7 @@ def adapted_layers(model: nn.Module) -> dict[str, LoRALinear]:
 
 
 @contextmanager
-def without_adapter(model: nn.Module) -> Iterator[None]:
+def disable_adapter(model: nn.Module) -> Iterator[None]:
     """Disable the adapter within the `with` block: the model computes without LoRA updates."""
     layers = adapted_layers(model).values()
     scales = [layer.scale for layer in layers]
@@ -159,7 +159,7 @@ def target_layers(model: LanguageModule, lora: LoRA) -> dict[str, nn.Linear]:
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear) and id(module) in blocks
     }
-    chosen = _choose(lora.targets, list(layers), {_ALL: list(layers)}, "linear layer")
+    chosen = _select_names(lora.targets, list(layers), {_ALL: list(layers)}, "linear layer")
     return {name: layers[name] for name in chosen}
 
 
@@ -168,10 +168,10 @@ def trained_parameters(model: LanguageModule, lora: LoRA) -> list[str]:
     names = [n for n, _ in model.named_parameters() if not n.endswith((".lora_a", ".lora_b"))]
     kinds = [k for k, module in model.heads.items() if not isinstance(module, VocabularyHead)]
     heads = [name for name in names if name.startswith(tuple(f"heads.{kind}." for kind in kinds))]
-    return _choose(lora.trained, names, {_TASK_HEADS: heads}, "module or parameter")
+    return _select_names(lora.trained, names, {_TASK_HEADS: heads}, "module or parameter")
 
 
-def _choose(
+def _select_names(
     paths: Iterable[str], names: list[str], groups: Mapping[str, list[str]], what: str
 ) -> list[str]:
     """Return the names that match any of `paths`. Raises SpecError for a path without a match.
@@ -181,8 +181,8 @@ def _choose(
     """
     chosen: set[str] = set()
     for path in paths:
-        held = [name for name in names if fnmatchcase(f".{name}.", f"*.{path}.*")]
-        matches = groups.get(path, held)
+        path_matches = [name for name in names if fnmatchcase(f".{name}.", f"*.{path}.*")]
+        matches = groups.get(path, path_matches)
         if not matches and path != _TASK_HEADS:
             known = [*dict.fromkeys(part for name in names for part in name.split(".")), *groups]
             known = [part for part in known if not part.isdecimal()]

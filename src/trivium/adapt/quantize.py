@@ -38,18 +38,18 @@ def pack(model: LanguageModule, quantize: Quantization | None = None) -> Languag
     blocks = {id(module) for block in model.blocks for module in block.modules()}
     for name, layer in list(model.named_modules()):
         if isinstance(layer, nn.Linear) and id(layer) in blocks:
-            packed = _packed(layer.weight, layer.bias, quantize)
+            packed = _pack(layer.weight, layer.bias, quantize)
             if packed is not None:
                 replace_module(model, name, packed)
     for head in model.heads.values():
         if isinstance(head, VocabularyHead):
-            head.packed = _packed(model.matrix_of(head), head.bias, quantize)
+            head.packed = _pack(model.matrix_of(head), head.bias, quantize)
             if head.packed is not None:
                 head.weight = None
     return model
 
 
-def _packed(weight: Tensor, bias: Tensor | None, quantize: Quantization | None) -> nn.Module | None:
+def _pack(weight: Tensor, bias: Tensor | None, quantize: Quantization | None) -> nn.Module | None:
     """Return the packed or quantised layer y = W x + b, or None if it cannot be packed."""
     if quantize == "int8":
         return Int8Linear(weight, bias)

@@ -33,7 +33,7 @@ from typer.core import TyperCommand, TyperGroup
 import trivium
 from trivium.cli._help import HelpContext, translate_help
 from trivium.errors import TriviumError, did_you_mean
-from trivium.interrupts import INTERRUPTED, interrupts_exit
+from trivium.interrupts import INTERRUPTED, exit_on_interrupt
 from trivium.messages import Language
 
 OUTPUT_CLOSED = 141
@@ -143,7 +143,7 @@ class CommandGroup(TyperGroup):
         name, known = args[0], commands()
         if name in known:
             completes = ctx.resilient_parsing
-            with interrupts_exit():
+            with exit_on_interrupt():
                 command = _outline(name) if completes else load_command(name)
             return name, translate_help(command, name), args[1:]
         if not name.startswith("-"):

@@ -20,7 +20,7 @@ from trivium.cli import UsageError
 from trivium.cli._options import only_set
 from trivium.data.python_data import PathList
 from trivium.errors import DataError, shorten
-from trivium.interrupts import interrupts_exit
+from trivium.interrupts import exit_on_interrupt
 from trivium.text import Tokenizer
 from trivium.text.symbols import MASK_PATTERN
 
@@ -33,7 +33,7 @@ BATCH_SIZE = 256
 
 def load(model: str, **options: Any) -> trivium.LanguageModel:
     """Load a model: see `trivium.load`, which is imported here because torch takes seconds."""
-    with interrupts_exit():
+    with exit_on_interrupt():
         load_model = trivium.load
     return load_model(model, **options)
 

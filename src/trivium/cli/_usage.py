@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from trivium.cli import stored
-from trivium.config import OTHER_NAMES
-from trivium.errors import nearest
+from trivium.config import HF_KEY_NAMES
+from trivium.errors import nearest_name
 
 _FILES = {"data", "file", "files", "input", "path"}
 
@@ -29,10 +29,10 @@ def option_advice(option: str, context: Any, similar: Sequence[str] | None) -> s
             keys.setdefault(key.rpartition(".")[2], []).append(key)
     having = [other for other, options in stored("completion").items() if option in options]
     elsewhere = f" {option} is an option of {', '.join(having)}." if having else ""
-    near_options = [] if name in keys else nearest(option, similar or ())
+    near_options = [] if name in keys else nearest_name(option, similar or ())
     if near_options:
         return f". Did you mean {near_options[0]}?{elsewhere}"
-    names = [name] if name in keys else OTHER_NAMES.get(name) or nearest(name, keys)
+    names = [name] if name in keys else HF_KEY_NAMES.get(name) or nearest_name(name, keys)
     if matches := [key for one in names for key in keys.get(one, ())]:
         # Examples are read by their objective.
         labelled = command.name == "finetune"

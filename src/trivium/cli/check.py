@@ -30,7 +30,7 @@ from trivium.data.shards import Shards, are_shards
 from trivium.data.sources import check_libraries, file_format
 from trivium.data.splitting import CorpusOptions
 from trivium.errors import DataError, RecipeError
-from trivium.interrupts import interrupts_exit
+from trivium.interrupts import exit_on_interrupt
 from trivium.messages import padded, translated, translated_english
 from trivium.progress import labelled
 from trivium.text import Tokenizer
@@ -65,7 +65,7 @@ def check(
         strict: Exit with 1 where something is wrong.
         as_json: Print JSON.
     """
-    with interrupts_exit():
+    with exit_on_interrupt():
         from trivium.objectives import task_kinds
         from trivium.objectives.example_checks import check_examples
         from trivium.workflows.evaluate import check_task, data_changes, task_objective

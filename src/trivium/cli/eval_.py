@@ -26,7 +26,7 @@ from trivium.cli._shared import load, show
 from trivium.data.sources import check_libraries, missing_paths
 from trivium.errors import DataError, TriviumError
 from trivium.files import write_json
-from trivium.interrupts import interrupts_exit
+from trivium.interrupts import exit_on_interrupt
 from trivium.messages import padded, translated, translated_english
 from trivium.progress import ProgressLine
 from trivium.workflows.text_options import TextOptions
@@ -78,7 +78,7 @@ def eval_(
     if missing:
         raise DataError("\n".join(missing))
     check_libraries(files or ())
-    with interrupts_exit():
+    with exit_on_interrupt():
         from trivium.evaluate.harness import find_tasks, run_tasks
         from trivium.workflows.evaluate import evaluate
 
@@ -93,7 +93,7 @@ def eval_(
         for file in files or ():
             is_long = Path(file).is_file() and Path(file).stat().st_size > _LONG
             part = translated("eval.long_file") if is_long and not limit else ""
-            line.say(translated("eval.file", file=file, part=part))
+            line.print_line(translated("eval.file", file=file, part=part))
             with line.running():
                 metrics = evaluate(
                     model,

@@ -24,7 +24,7 @@ from trivium.cli import described, stored
 from trivium.cli._shared import print_json
 from trivium.explain import load_topic, topic_names, topic_summary
 from trivium.explain.page import say
-from trivium.interrupts import interrupts_exit
+from trivium.interrupts import exit_on_interrupt
 from trivium.messages import Language, terminal_language
 
 _NAMES = {"Literal": Literal, "pathlib": pathlib}
@@ -87,7 +87,7 @@ def _command(name: str, help: str, parameters: Mapping[str, Any]) -> Callable[..
         as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
         **options: Any,
     ) -> None:
-        with interrupts_exit():
+        with exit_on_interrupt():
             topic = load_topic(name)
         page = topic.explain(**{key: value for key, value in options.items() if value is not None})
         language = language or terminal_language()

@@ -17,7 +17,7 @@ import typer
 from trivium.cli import _options as opt
 from trivium.cli._shared import load
 from trivium.files import read_json
-from trivium.interrupts import interrupts_exit
+from trivium.interrupts import exit_on_interrupt
 from trivium.messages import translated
 
 
@@ -34,7 +34,7 @@ def export(
     Args:
         out: The folder to write.
     """
-    with interrupts_exit():
+    with exit_on_interrupt():
         from trivium.model_folder import check_replaceable
 
     check_replaceable(out, overwrite=overwrite)

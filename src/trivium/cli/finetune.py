@@ -46,7 +46,7 @@ from trivium.cli import stored
 from trivium.cli._shared import fraction_or_paths, recipe_changes, run_folder
 from trivium.data.documents import ReadOptions
 from trivium.data.python_data import PathList
-from trivium.interrupts import interrupts_exit
+from trivium.interrupts import exit_on_interrupt
 from trivium.messages import translated
 
 _TASKS = stored("keys")["tasks"]
@@ -112,7 +112,7 @@ def finetune(
     )
     resumed: bool | Literal["auto"] = "auto" if auto_resume else resume
     out = run_folder(task, out, advice, resume=resumed, overwrite=overwrite)
-    with interrupts_exit():
+    with exit_on_interrupt():
         from trivium.workflows.training import finetune as run_finetuning
 
     run_finetuning(

@@ -18,7 +18,7 @@ import typer
 
 from trivium.cli import _options as opt
 from trivium.cli._shared import load
-from trivium.interrupts import interrupts_exit
+from trivium.interrupts import exit_on_interrupt
 from trivium.messages import padded, translated
 
 
@@ -42,7 +42,7 @@ def import_(
         allow_unknown_keys: Only warn of options in config.json that transformers reads and Trivium
             does not.
     """
-    with interrupts_exit():
+    with exit_on_interrupt():
         from trivium.model_folder import check_replaceable
         from trivium.models import num_parameters
 

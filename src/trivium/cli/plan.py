@@ -25,7 +25,7 @@ from trivium.cli import _options as opt
 from trivium.config import option
 from trivium.errors import RecipeError
 from trivium.gpus import GPUS
-from trivium.interrupts import interrupts_exit
+from trivium.interrupts import exit_on_interrupt
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def plan(
         )
     if data and not this_machine:
         raise RecipeError("--data is for a plan with --this-machine: leave it out.")
-    with interrupts_exit():
+    with exit_on_interrupt():
         from trivium.cli._planning import print_forecast, print_plan
 
     if this_machine:

@@ -18,7 +18,7 @@ import typer
 
 from trivium.cli import _options as opt
 from trivium.data.documents import ReadOptions
-from trivium.interrupts import interrupts_exit
+from trivium.interrupts import exit_on_interrupt
 from trivium.messages import translated
 from trivium.progress import ProgressLine, labelled
 
@@ -48,13 +48,13 @@ def predict(
         below: The prediction where the score is below --threshold.
         prefix: Text before the names of the added columns.
     """
-    with interrupts_exit():
+    with exit_on_interrupt():
         from trivium.workflows.predict import predict as write_predictions
 
     line = ProgressLine()
 
     def progress(done: int, total: int) -> None:
-        line.show(translated("predict.rows", count=done, total=total))
+        line.update_or_log(translated("predict.rows", count=done, total=total))
 
     with line.running():
         result = write_predictions(
@@ -70,7 +70,7 @@ def predict(
             progress=progress,
         )
     for number, columns in enumerate(result.columns):
-        line.say(labelled("" if number else "columns", columns))
-    line.say(translated("predict.written", file=out, count=result.num_rows))
+        line.print_line(labelled("" if number else "columns", columns))
+    line.print_line(translated("predict.written", file=out, count=result.num_rows))
     if below:
-        line.say(translated("predict.below", count=result.num_below, label=below))
+        line.print_line(translated("predict.below", count=result.num_below, label=below))

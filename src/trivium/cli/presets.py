@@ -23,7 +23,7 @@ from trivium.cli import stored
 from trivium.cli._shared import print_json, short_count
 from trivium.cli._tables import add_texts, new_table, print_table
 from trivium.errors import SpecError, did_you_mean_size
-from trivium.interrupts import interrupts_exit
+from trivium.interrupts import exit_on_interrupt
 from trivium.messages import translated
 
 _SMALL = ("-tiny", "-mini")
@@ -71,7 +71,7 @@ def presets(
 
 def _show_spec(name: str) -> None:
     """Print a whole spec as TOML, which needs its classes and with them torch."""
-    with interrupts_exit():
+    with exit_on_interrupt():
         from trivium.models import num_parameters
         from trivium.presets import catalogue
 

@@ -33,7 +33,7 @@ from trivium.cli import _options as opt
 from trivium.cli._shared import recipe_changes, run_folder
 from trivium.data.documents import ReadOptions
 from trivium.data.python_data import PathList
-from trivium.interrupts import interrupts_exit
+from trivium.interrupts import exit_on_interrupt
 
 
 @opt.with_options(ReadOptions, unset="{}")
@@ -74,7 +74,7 @@ def pretrain(
     )
     resumed: bool | Literal["auto"] = "auto" if auto_resume else resume
     out = run_folder(recipe, out, advice, resume=resumed, overwrite=overwrite)
-    with interrupts_exit():
+    with exit_on_interrupt():
         from trivium.explain.show_batch import ShowBatch
         from trivium.workflows.training import pretrain as run_pretraining
 

@@ -24,7 +24,7 @@ from trivium.cli._shared import load, print_json
 from trivium.data.documents import ReadOptions
 from trivium.data.records import RecordOptions, read_records
 from trivium.errors import TriviumError
-from trivium.interrupts import interrupts_exit
+from trivium.interrupts import exit_on_interrupt
 from trivium.messages import translated
 from trivium.progress import ProgressLine, counted
 
@@ -69,7 +69,7 @@ def prompt(
     words = [word.strip() for word in options.split(",")] if options else []
     if not all(words):
         raise TriviumError(f"--options {options!r} has an empty word: write them as bad,good.")
-    with interrupts_exit():
+    with exit_on_interrupt():
         from trivium.evaluate.prompting import few_shot, fill_prompts
 
     how = RecordOptions(**reading)

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import typer
 
 from trivium.cli import _options as opt
-from trivium.interrupts import interrupts_exit
+from trivium.interrupts import exit_on_interrupt
 
 
 def quickstart(
@@ -33,7 +33,7 @@ def quickstart(
         minutes: Wall-clock minutes for both models together.
         out: The folder of the two runs.
     """
-    with interrupts_exit():
+    with exit_on_interrupt():
         from trivium.workflows.quickstart import quickstart as run_quickstart
 
     run_quickstart(language=language, minutes=minutes, out=out, overwrite=overwrite)

@@ -26,7 +26,7 @@ import typer
 from trivium.cli import _options as opt
 from trivium.cli._shared import load
 from trivium.errors import TriviumError
-from trivium.interrupts import interrupts_exit
+from trivium.interrupts import exit_on_interrupt
 from trivium.serve.limits import Limits
 
 _LOG = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def serve(
         quiet: Log only warnings and errors.
         log_config: Where the log goes: a JSON file for logging.config.dictConfig.
     """
-    with interrupts_exit():
+    with exit_on_interrupt():
         from trivium.serve import create_app
         from trivium.serve.models import named_paths
         from trivium.serve.server import address_of, allowed_hosts, listen, run
@@ -90,7 +90,7 @@ def serve(
     paths = {name: _model_folder(path) for name, path in named_paths(models).items()}
     _warn_of_missing(paths)
     _LOG.info("starting ...")  # Gradio takes its time.
-    with interrupts_exit():  # Gradio is imported.
+    with exit_on_interrupt():  # Gradio is imported.
         server_app = create_app(
             paths,
             limits=chosen,

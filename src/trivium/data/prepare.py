@@ -30,9 +30,9 @@ from trivium.data.sources import Paths, Source, path_names
 from trivium.data.splitting import CorpusOptions, SplitSources, plan_corpus, split_sources
 from trivium.data.text_batches import encode_texts, group_sources, read_pieces
 from trivium.errors import DataError, TriviumError
-from trivium.files import locked, move_folder, read_json, replace_folder, sha256, write_json
+from trivium.files import file_lock, move_folder, read_json, replace_folder, sha256, write_json
 from trivium.messages import translated
-from trivium.remote import cache_folder, is_remote, upload
+from trivium.remote import cache_path, is_remote, upload
 from trivium.text import Tokenizer
 
 _INPUTS, _LOCK, _PARTS = "inputs.json", "lock", "parts"
@@ -180,7 +180,7 @@ def texts_changed(shards: Shards, paths: Paths, validation: float | Paths) -> bo
 
 def local_folder(out: str | Path) -> Path:
     """Return the folder in which shards are made: `out`, or the cache for object storage."""
-    return cache_folder("prepare", str(out)) if is_remote(out) else Path(out).absolute()
+    return cache_path("prepare", str(out)) if is_remote(out) else Path(out).absolute()
 
 
 def partial_folder(out: str | Path) -> Path:
@@ -291,7 +291,7 @@ def _locked(work: Path, *, shared: bool = False) -> Iterator[None]:
         raise DataError(f"{work} holds other files; unfinished work would be kept there. Move it.")
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(locked(work / _LOCK, shared=shared))
+            stack.enter_context(file_lock(work / _LOCK, shared=shared))
         except BlockingIOError:
             raise DataError(f"Another process is preparing {work} at the moment.") from None
         yield

@@ -29,10 +29,10 @@ from trivium.files import (
     refuse_lfs_pointer,
     replace_folder,
     sha256,
+    version_entry,
     write_json,
-    written_by,
 )
-from trivium.remote import cache_folder, download, is_remote, remote_is_file
+from trivium.remote import cache_path, download, is_remote, remote_is_file
 
 FORMAT_VERSION = 4
 MANIFEST = "manifest.json"
@@ -129,7 +129,7 @@ class Manifest:
 
     def save(self, folder: Path) -> None:
         """Write `manifest.json` atomically."""
-        write_json(folder / MANIFEST, {**written_by(), **dataclasses.asdict(self)})
+        write_json(folder / MANIFEST, {**version_entry(), **dataclasses.asdict(self)})
 
     @classmethod
     def load(cls, folder: Path) -> Manifest:
@@ -307,7 +307,7 @@ class Shards:
 def _local_copy(url: str) -> Path:
     """Return a local copy of shards in object storage, for which their manifest is the key."""
     with open_bytes(f"{url.rstrip('/')}/{MANIFEST}") as file:
-        folder = cache_folder(url, file.read().decode())
+        folder = cache_path(url, file.read().decode())
     if not folder.is_dir():
         with replace_folder(folder) as temporary:
             download(url, temporary)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from trivium.errors import DataError, MissingExtraError, nearest
+from trivium.errors import DataError, MissingExtraError, nearest_name
 from trivium.files import COMPRESSIONS, STDIN
 from trivium.remote import is_remote, list_remote
 
@@ -122,7 +122,7 @@ def _near_path(path: str) -> str:
     """Return a suggestion of a similar name in the same folder, or an empty text."""
     folder = Path(path).parent
     names = [one.name for one in folder.glob("[!.]*")] if os.path.isdir(folder) else []
-    near = nearest(Path(path).name, names)
+    near = nearest_name(Path(path).name, names)
     return "".join(f" Did you mean {Path(path).with_name(name)}?" for name in near)
 
 

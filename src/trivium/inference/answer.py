@@ -19,8 +19,8 @@ from trivium.models.base_model import Spec
 from trivium.text import Tokenizer
 from trivium.text.inputs import SpecialTokenTemplate, TextInput, encode_plain
 
-_CANDIDATES = 20  # Spans kept per window.
-_LONGEST = 30  # Maximum number of tokens in an answer.
+_SPANS_PER_WINDOW = 20  # Spans kept per window.
+_MAX_ANSWER_TOKENS = 30  # Maximum number of tokens in an answer.
 
 Span = tuple[int, int]
 
@@ -128,7 +128,7 @@ def find_answers(
     """
     tokenizer = lm.source_tokenizer
     windows = context_windows(tokenizer, questions, max_length=max_length, stride=stride)
-    count = max(top_k, _CANDIDATES)
+    count = max(top_k, _SPANS_PER_WINDOW)
     spans: list[dict[Span, float]] = [{} for _ in questions]
     no_answer = [math.inf] * len(questions)
     batches = hidden_states(
@@ -175,22 +175,22 @@ def _best_spans(
     size = sum(text == 1 for text in window.input.texts)
     if not size:
         return {}
-    padding = np.full(_LONGEST - 1, -np.inf, dtype=np.float32)
+    padding = np.full(_MAX_ANSWER_TOKENS - 1, -np.inf, dtype=np.float32)
     padded = np.concatenate((ends[first : first + size], padding))
-    scores = starts[first : first + size, None] + sliding_window_view(padded, _LONGEST)
+    scores = starts[first : first + size, None] + sliding_window_view(padded, _MAX_ANSWER_TOKENS)
     best: dict[Span, float] = {}
     for index in np.argsort(-scores, axis=None, kind="stable").tolist():
-        start, length = divmod(index, _LONGEST)
+        start, length = divmod(index, _MAX_ANSWER_TOKENS)
         if start + length >= size or len(best) == count:
             break
         offsets = window.input.offsets[first + start], window.input.offsets[first + start + length]
-        span = _trimmed(context, offsets[0][0], offsets[1][1])
+        span = _trim_span(context, offsets[0][0], offsets[1][1])
         if span[0] < span[1]:
             best.setdefault(span, float(scores[start, length]))
     return best
 
 
-def _trimmed(context: str, start: int, end: int) -> Span:
+def _trim_span(context: str, start: int, end: int) -> Span:
     """Return a span without leading and trailing whitespace, which some tokens include."""
     text = context[start:end]
     start += len(text) - len(text.lstrip())

@@ -57,7 +57,7 @@ def attention_weights(model: LanguageModule, input_ids: Tensor, **inputs: Any) -
         alignments = model.eval().alignments(input_ids, **inputs)
         model.train(training)
         return AttentionWeights(cross=(alignments[:, None].float(),))
-    if not model.spec.attends:
+    if not model.spec.attention_only:
         raise SpecError("a layer of this model is no attention: it has no attention weights.")
     weights: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
 
@@ -66,12 +66,12 @@ def attention_weights(model: LanguageModule, input_ids: Tensor, **inputs: Any) -
         kind = "cross" if isinstance(module, CrossAttention) else stack
         weights[kind].append(module.probabilities(*inputs))
 
-    with ExitStack() as ended:
-        ended.callback(model.train, model.training)
+    with ExitStack() as cleanup:
+        cleanup.callback(model.train, model.training)
         for name, module in model.named_modules():
             if isinstance(module, AttentionModule):
                 hook = partial(record, name.partition(".")[0])
-                ended.callback(module.register_forward_pre_hook(hook).remove)
+                cleanup.callback(module.register_forward_pre_hook(hook).remove)
         # These calls run neither hooks of the model (a server's hook decodes other requests before
         # a forward pass) nor an enhanced mask decoder.
         model.eval()

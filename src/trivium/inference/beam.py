@@ -113,7 +113,7 @@ def beam_search(
             for i in (rest[row] for row in batch):
                 limit = rules.max_tokens(prompts[i], limits[i], lm.module.spec.max_length)
                 searches[i] = _Search(prompts[i], limit, params, rules, watch=watch)
-            _run(lm.module, list(searches.values()), max(lengths[i] for i in searches))
+            _run_searches(lm.module, list(searches.values()), max(lengths[i] for i in searches))
             for i, search in searches.items():
                 if search.is_final:
                     results[i] = search.finished[: params.num_return]
@@ -163,7 +163,7 @@ class _Search:
         """The number of new tokens so far."""
         return len(self.beams[0].ids)
 
-    def decoding(self) -> list[DecodingState]:
+    def beam_states(self) -> list[DecodingState]:
         """Return the decoding state of every beam."""
         prompts = self.decoder_prompt, self.prompt
         return [DecodingState(self.params, *prompts, beam.ids, self.limit) for beam in self.beams]
@@ -215,23 +215,23 @@ class _Search:
 
 
 @torch.inference_mode()
-def _run(module: LanguageModule, searches: Sequence[_Search], most: int) -> None:
+def _run_searches(module: LanguageModule, searches: Sequence[_Search], max_new: int) -> None:
     """Run the searches until all are final or have generated the maximum number of tokens.
 
     The rows of a decode step are the beams of the unfinished searches, K consecutive rows each.
     """
     params, rules = searches[0].params, searches[0].rules
-    ends = [len(search.decoder_prompt) + min(search.limit, most) for search in searches]
+    ends = [len(search.decoder_prompt) + min(search.limit, max_new) for search in searches]
     cache = module.new_cache(len(searches) * params.num_beams, max(ends) - 1)
     prompts = [search.prompt for search in searches]
     hidden = prefill(module, cache, range(len(searches)), prompts, rules.decoder_start)
     while True:
         width = len(searches[0].beams)
         unfinished, rows = [], []
-        all_candidates = _candidates(module, hidden, searches)
+        all_candidates = _best_candidates(module, hidden, searches)
         for index, (search, candidates) in enumerate(zip(searches, all_candidates, strict=True)):
             origins = search.advance(candidates)
-            if not search.is_final and search.length < most:
+            if not search.is_final and search.length < max_new:
                 unfinished.append(search)
                 rows += [index * width + beam for beam in origins]
         if not unfinished:
@@ -242,13 +242,13 @@ def _run(module: LanguageModule, searches: Sequence[_Search], most: int) -> None
             # All rows of a prompt have the same cross-attention keys and values, which are copied
             # only if rows move to another prompt.
             moved = width == 1 or len(unfinished) != len(searches)
-            cache.copy(source, target, copy_source=moved)
+            cache.copy(source, target, copy_cross_cache=moved)
         searches = unfinished
         tokens = [beam.ids[-1] for search in searches for beam in search.beams]
         hidden = extend(module, cache, torch.tensor(tokens, device=module.device)[:, None])[:, -1]
 
 
-def _candidates(
+def _best_candidates(
     module: LanguageModule, hidden: Tensor, searches: Sequence[_Search]
 ) -> Iterator[list[_Candidate]]:
     """Yield the best candidates of each search from hidden states [R, D], best first.
@@ -257,7 +257,7 @@ def _candidates(
     """
     params, rules = searches[0].params, searches[0].rules
     log_p = vocabulary_log_probabilities(module, hidden, rules.vocab_size)
-    process_logits(log_p, [state for search in searches for state in search.decoding()], rules)
+    process_logits(log_p, [state for search in searches for state in search.beam_states()], rules)
     before = log_p.new_tensor([beam.log_p for search in searches for beam in search.beams])
     sums = (log_p + before[:, None]).unflatten(0, (len(searches), -1))
     count = min((1 + len(rules.stop_ids)) * params.num_beams, sums[0].numel())

@@ -11,7 +11,7 @@ from torch import Tensor
 from trivium.errors import TriviumError, shorten
 from trivium.inference.forward import hidden_states
 from trivium.inference.score import ScoreItem, score_continuations
-from trivium.inference.text_model import TextModel, warn_of_cuts
+from trivium.inference.text_model import TextModel, warn_if_truncated
 from trivium.interop.settings import LabelKind
 from trivium.models.base_model import Spec
 
@@ -118,7 +118,7 @@ def _label_log_likelihoods(lm: TextModel, texts: Sequence[tuple[str, str | None]
     rows = source.encode_ids_batch([prefix + (a if b is None else f"{a} {b}") for a, b in texts])
     if lm.max_length is not None:
         kept = max(1, lm.max_length - lm.source_template.num_special(paired=False))
-        warn_of_cuts(sum(len(ids) > kept for ids in rows), len(rows), lm.max_length)
+        warn_if_truncated(sum(len(ids) > kept for ids in rows), len(rows), lm.max_length)
         rows = [ids[:kept] for ids in rows]
     items = [ScoreItem(ids, names) for ids in rows]
     scores = [[score.total for score in item] for item in score_continuations(lm, items)]

@@ -57,7 +57,7 @@ def embed_windows(
     windows = [window for text in texts for window in text]
     owners = torch.tensor([number for number, text in enumerate(texts) for _ in text])
     vectors = torch.zeros(len(texts), lm.module.spec.head_input.d_model)
-    for batch, hidden, mask in _states(lm, windows):
+    for batch, hidden, mask in _window_states(lm, windows):
         lengths = mask.sum(1, keepdim=True)
         pooled = (pool(hidden.float(), mask, pooling) * lengths).cpu()
         vectors.index_add_(0, owners[batch], pooled)
@@ -81,7 +81,7 @@ def embed_tokens(
     """
     windows = [window for text in texts for window in text]
     states: dict[int, Tensor] = {}
-    for batch, hidden, _ in _states(lm, windows):
+    for batch, hidden, _ in _window_states(lm, windows):
         for number, rows in zip(batch, hidden.float().cpu()):
             own = [i for i, text in enumerate(windows[number].texts) if text is not None]
             states[number] = F.normalize(rows[own], dim=-1) if normalize else rows[own]
@@ -98,7 +98,7 @@ def embed_tokens(
     return results
 
 
-def _states(
+def _window_states(
     lm: TextModel, windows: Sequence[TextInput]
 ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
     """Return the batches of `hidden_states` for windows, with token type ids if several exist."""

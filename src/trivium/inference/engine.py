@@ -22,7 +22,7 @@ from trivium.inference.forward import (
     prefill,
     vocabulary_logits,
 )
-from trivium.inference.logits_processors import DecodingState, next_of_choices, process_logits
+from trivium.inference.logits_processors import DecodingState, next_choice_ids, process_logits
 from trivium.inference.request import FinishReason, GenerationRequest, token_logprob
 from trivium.inference.sampling import next_tokens
 from trivium.inference.sampling_params import check_bounds
@@ -103,7 +103,7 @@ class Engine:
             draft.start(slots, self.slot_length)
 
     @property
-    def active(self) -> int:
+    def num_active(self) -> int:
         """The number of requests that hold a slot."""
         return sum(state is not None for state in self._states)
 
@@ -115,7 +115,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether any request holds or waits for a slot."""
-        return bool(self.active or self._waiting)
+        return bool(self.num_active or self._waiting)
 
     def add(self, request: GenerationRequest) -> GenerationRequest:
         """Queue a request. Returns the same request.
@@ -142,13 +142,13 @@ class Engine:
 
         A request that has already finished stays as it is.
         """
-        for state in [*self._waiting, *self._running()]:
+        for state in [*self._waiting, *self._running_states()]:
             if state.request is request:
                 state.finish("cancelled")
                 if state in self._waiting:
                     self._waiting.remove(state)
                 else:
-                    self._free(state)
+                    self._free_slot(state)
 
     @torch.inference_mode()
     def step(self) -> list[GenerationRequest]:
@@ -159,10 +159,10 @@ class Engine:
         Returns:
             The requests that finished.
         """
-        if self.active:
-            self._decode()
-        if self._waiting and self.active < self.slots:
-            self._prefill()
+        if self.num_active:
+            self._decode_running()
+        if self._waiting and self.num_active < self.slots:
+            self._prefill_waiting()
         finished, self._finished = self._finished, []
         return finished
 
@@ -177,12 +177,12 @@ class Engine:
         Raises:
             TriviumError: the request was not added to this engine.
         """
-        here = [*self._waiting, *self._running()]
+        here = [*self._waiting, *self._running_states()]
         if not request.finished and all(state.request is not request for state in here):
             raise TriviumError("this request was not added to this engine: call add first.")
-        return self._pieces(request)
+        return self._stream_pieces(request)
 
-    def _pieces(self, request: GenerationRequest) -> Iterator[str]:
+    def _stream_pieces(self, request: GenerationRequest) -> Iterator[str]:
         """Yield the text of a request in pieces, running a step whenever there is no new text."""
         length = 0
         while len(request.text) > length or not request.finished:
@@ -192,11 +192,11 @@ class Engine:
             else:
                 self.step()
 
-    def _running(self) -> list[_RequestState]:
+    def _running_states(self) -> list[_RequestState]:
         """Return the states of the requests that hold a slot."""
         return [state for state in self._states if state is not None]
 
-    def _prefill(self) -> None:
+    def _prefill_waiting(self) -> None:
         """Assign free slots to waiting requests, prefill them and generate their first tokens."""
         free = [slot for slot, state in enumerate(self._states) if state is None]
         batch: list[_RequestState] = []
@@ -219,23 +219,23 @@ class Engine:
                 [state.request.prompt_ids for state in group],
                 self._rules.decoder_start,
             )
-            self._advance(hidden, group)
+            self._append_next(hidden, group)
 
-    def _decode(self) -> None:
+    def _decode_running(self) -> None:
         """Generate at least one token for every running text."""
         if not self._compiled and not self._waiting:
-            self._compact()
-        running = self._running()
-        drafts = self._drafts(running)
+            self._compact_slots()
+        running = self._running_states()
+        drafts = self._propose_drafts(running)
         if any(drafts.values()):
-            self._verify(running, drafts)
+            self._verify_drafts(running, drafts)
             return
         hidden = self._extend_texts(
             {state.slot: state.request.output_ids[-1:] for state in running}
         )
-        self._advance(_rows(hidden[:, 0], running), running)
+        self._append_next(_select_slots(hidden[:, 0], running), running)
 
-    def _verify(
+    def _verify_drafts(
         self, running: Sequence[_RequestState], drafts: Mapping[int, Sequence[int]]
     ) -> None:
         """Run the model on each text's last token and drafts, and append the accepted tokens."""
@@ -247,7 +247,7 @@ class Engine:
         )
         texts = running
         for position in range(hidden.shape[1]):
-            ids = self._advance(_rows(hidden[:, position], texts), texts)
+            ids = self._append_next(_select_slots(hidden[:, position], texts), texts)
             # A draft token is accepted if the model chose the same token.
             texts = [
                 state
@@ -279,17 +279,17 @@ class Engine:
             lengths=None if full else torch.tensor(lengths, device=device),
         )
 
-    def _compact(self) -> None:
+    def _compact_slots(self) -> None:
         """Move texts to the lowest slots, since free slots below other texts are decoded, too."""
-        for slot in range(self.active):
+        for slot in range(self.num_active):
             if self._states[slot] is None:
-                state = self._running()[-1]
+                state = self._running_states()[-1]
                 source, target = torch.tensor([[state.slot], [slot]], device=self._module.device)
                 self._cache.copy(source, target)
-                self._free(state)
+                self._free_slot(state)
                 self._states[slot], state.slot = state, slot
 
-    def _drafts(self, running: Sequence[_RequestState]) -> dict[int, list[int]]:
+    def _propose_drafts(self, running: Sequence[_RequestState]) -> dict[int, list[int]]:
         """Return the draft tokens per slot, fewer than the number of tokens left to generate."""
         if self._draft is None:
             return {}
@@ -306,7 +306,7 @@ class Engine:
             for slot, ids in self._draft.propose(texts, limits).items()
         }
 
-    def _advance(self, hidden: Tensor, states: Sequence[_RequestState]) -> list[int]:
+    def _append_next(self, hidden: Tensor, states: Sequence[_RequestState]) -> list[int]:
         """Choose, append and return the next token of each text, given hidden states [B, D]."""
         logits, vocab_size = vocabulary_logits(self._module, hidden), self._rules.vocab_size
         recorded = [
@@ -321,10 +321,10 @@ class Engine:
             state.append(token_id, logprobs)
             if state.request.finished:
                 self._finished.append(state.request)
-                self._free(state)
+                self._free_slot(state)
         return ids
 
-    def _free(self, state: _RequestState) -> None:
+    def _free_slot(self, state: _RequestState) -> None:
         """Free the slot of a request, including its cache."""
         self._states[state.slot] = None
         self._cache.free(state.slot)
@@ -371,27 +371,27 @@ class _RequestState:
             top = request.params.top_logprobs or 0
             request.logprobs.append(token_logprob(self._tokenizer, last, token_id, logprobs, top))
         request.output_ids.append(token_id)
-        self._emit(self._stop.push(self._stream.push(token_id)))
+        self._append_text(self._stop.push(self._stream.push(token_id)))
         if self._stop.matched:
             request.finish_reason = "stop"
-        elif choices and not next_of_choices(choices, request.output_ids, stop_ids):
+        elif choices and not next_choice_ids(choices, request.output_ids, stop_ids):
             self.finish("stop")
         elif len(request.output_ids) >= self.limit:
             self.finish("length")
 
     def finish(self, reason: FinishReason) -> None:
         """End the text: append the characters held back so far, and set the finish reason."""
-        self._emit(self._stop.push(self._stream.finish(), last=True))
+        self._append_text(self._stop.push(self._stream.finish(), last=True))
         self.request.finish_reason = "stop" if self._stop.matched else reason
 
-    def _emit(self, piece: str) -> None:
+    def _append_text(self, piece: str) -> None:
         """Append a piece to the request's text; an answer loses its leading space."""
         if self.request.answers and not self.request.text:
             piece = piece.removeprefix(" ")
         self.request.text += piece
 
 
-def _rows(hidden: Tensor, states: Sequence[_RequestState]) -> Tensor:
+def _select_slots(hidden: Tensor, states: Sequence[_RequestState]) -> Tensor:
     """Return the hidden states of some requests: [slots, D] -> [B, D]."""
     return hidden if len(states) == len(hidden) else hidden[[state.slot for state in states]]
 
@@ -400,7 +400,7 @@ def _check_choices(choices: Sequence[Sequence[int]], stop_ids: Collection[int]) 
     """Raise TriviumError if a choice is empty, or, without stop ids, a prefix of another."""
     if not all(choices):
         raise TriviumError("a choice has no tokens: give texts that are not empty.")
-    if not stop_ids and any(next_of_choices(choices, one, ()) for one in choices):
+    if not stop_ids and any(next_choice_ids(choices, one, ()) for one in choices):
         raise TriviumError(
             "one choice is the beginning of another, and this model has no token that ends a "
             "text: use choices that differ before either ends."

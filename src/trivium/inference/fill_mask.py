@@ -25,7 +25,7 @@ from trivium.text.inputs import SpecialTokenTemplate
 from trivium.text.symbols import MASK_PATTERN, MASK_SPELLINGS, WORDPIECE_PREFIX, is_cjk
 
 # Tokenizer kinds whose tokens do not include the space before a word: the text's spaces stay.
-_SPACES_IN_TEXT = ("wordpiece", "whitespace")
+_SPACELESS_KINDS = ("wordpiece", "whitespace")
 
 _TOKENS_PER_GAP, _MIN_BEAMS = 12, 5
 
@@ -55,13 +55,13 @@ def fill_masks(lm: TextModel, text: str, *, top_k: int = 5) -> list[list[MaskFil
         TokenizerError: the tokenizer has no mask token.
         TriviumError: the text has no mask, or top_k is below 1.
     """
-    tokenizer = _reader(lm)
+    tokenizer = _mask_tokenizer(lm)
     if tokenizer.mask_id is None:
         raise TokenizerError(
             "this tokenizer has no mask token, so the model was not trained to fill masks."
         )
     check_bounds("top_k", top_k, {"ge": 1})
-    text = with_mask_token(tokenizer, text)
+    text = normalize_masks(tokenizer, text)
     ids = encoder_ids(tokenizer, text)
     positions = [i for i, token_id in enumerate(ids) if token_id == tokenizer.mask_id]
     if not positions:
@@ -74,7 +74,7 @@ def fill_masks(lm: TextModel, text: str, *, top_k: int = 5) -> list[list[MaskFil
         fills.append(
             [
                 MaskFill(
-                    _filled(tokenizer, text, ids, position, token_id),
+                    _fill_position(tokenizer, text, ids, position, token_id),
                     _token_text(tokenizer, token_id),
                     score,
                 )
@@ -84,7 +84,7 @@ def fill_masks(lm: TextModel, text: str, *, top_k: int = 5) -> list[list[MaskFil
     return fills
 
 
-def _reader(lm: TextModel) -> Tokenizer:
+def _mask_tokenizer(lm: TextModel) -> Tokenizer:
     """Return the tokenizer of the model's input, with masks and sentinels as special tokens."""
     tokenizer = lm.source_tokenizer
     if not tokenizer.reads_text:
@@ -94,7 +94,7 @@ def _reader(lm: TextModel) -> Tokenizer:
     return tokenizer.reading("text", control=marks)
 
 
-def with_mask_token(tokenizer: Tokenizer, text: str) -> str:
+def normalize_masks(tokenizer: Tokenizer, text: str) -> str:
     """Replace other spellings of a mask in a text, such as <mask>, with the tokenizer's mask token.
 
     A spelling that is another special token of the tokenizer is not replaced.
@@ -116,9 +116,9 @@ def no_mask_error(text: str, mask: str) -> TriviumError:
     )
 
 
-def _filled(tokenizer: Tokenizer, text: str, ids: Ids, position: int, token_id: int) -> str:
+def _fill_position(tokenizer: Tokenizer, text: str, ids: Ids, position: int, token_id: int) -> str:
     """Return the text with a token in place of the mask at `position` of `ids`."""
-    if tokenizer.kind not in _SPACES_IN_TEXT:
+    if tokenizer.kind not in _SPACELESS_KINDS:
         # Keep other masks, which decoding would drop together with the special tokens.
         dropped = {*tokenizer.special_ids} - {tokenizer.mask_id}
         filled = [*ids[:position], token_id, *ids[position + 1 :]]
@@ -175,11 +175,11 @@ def fill_blanks(lm: TextModel, text: str) -> MaskFill:
         TriviumError: the text has no blank.
         SpecError: the text is longer than the model reads.
     """
-    tokenizer, module = _reader(lm), lm.module
+    tokenizer, module = _mask_tokenizer(lm), lm.module
     start, end, mask = tokenizer.vocabulary.start_id, tokenizer.vocabulary.end_id, tokenizer.mask_id
     if start is None or end is None or mask is None:
         raise TokenizerError("blanks need tokens that mask, start and end them.")
-    text = with_mask_token(tokenizer, text)
+    text = normalize_masks(tokenizer, text)
     ids = [*tokenizer.prefix_ids, *tokenizer.encode_ids_batch([text])[0], *tokenizer.suffix_ids]
     blanks = [place for place, token_id in enumerate(ids) if token_id == mask]
     if not blanks:
@@ -217,8 +217,8 @@ _Fill = tuple[str, list[str], float]
 
 def _fill_sentinels(lm: TextModel, text: str, beams: BeamSearchParams) -> Iterator[_Fill]:
     """Yield the fills by a model with sentinels, which generates only the contents of the gaps."""
-    tokenizer, target, rules = _reader(lm), lm.text_tokenizer, lm.generation_rules
-    text, names = _with_sentinels(tokenizer, text)
+    tokenizer, target, rules = _mask_tokenizer(lm), lm.text_tokenizer, lm.generation_rules
+    text, names = _masks_to_sentinels(tokenizer, text)
     gaps = [token_id for name in names if (token_id := target.token_to_id(name)) is not None]
     rules = dataclasses.replace(
         rules,
@@ -228,7 +228,7 @@ def _fill_sentinels(lm: TextModel, text: str, beams: BeamSearchParams) -> Iterat
     ids, limit = encoder_ids(tokenizer, text), 1 + _TOKENS_PER_GAP * len(gaps)
     (hypotheses,) = beam_search(lm, [ids], beams, max_new_tokens=limit, rules=rules)
     for hypothesis in hypotheses:
-        contents = _contents(target, hypothesis.ids, gaps)
+        contents = _gap_contents(target, hypothesis.ids, gaps)
         sequence = text
         for name, content in zip(names, contents):
             sequence = _replace_sentinel(sequence, name, content)
@@ -237,9 +237,9 @@ def _fill_sentinels(lm: TextModel, text: str, beams: BeamSearchParams) -> Iterat
 
 def _fill_by_rewriting(lm: TextModel, text: str, beams: BeamSearchParams) -> Iterator[_Fill]:
     """Yield the fills by a model with a mask token, which generates the whole text."""
-    tokenizer = _reader(lm)
+    tokenizer = _mask_tokenizer(lm)
     mask = tokenizer.roles.get("mask", "")
-    text = with_mask_token(tokenizer, text)
+    text = normalize_masks(tokenizer, text)
     if not mask or mask not in text:
         raise no_mask_error(text, mask or MASK_SPELLINGS[1])
     ids = encoder_ids(tokenizer, text)
@@ -250,7 +250,7 @@ def _fill_by_rewriting(lm: TextModel, text: str, beams: BeamSearchParams) -> Ite
         yield sequence, texts_between(text.split(mask), sequence), hypothesis.score
 
 
-def _with_sentinels(tokenizer: Tokenizer, text: str) -> tuple[str, list[str]]:
+def _masks_to_sentinels(tokenizer: Tokenizer, text: str) -> tuple[str, list[str]]:
     """Replace masks with sentinels. Returns the text, and all its sentinels in their order."""
     names = [tokenizer.tokens[token_id] for token_id in tokenizer.sentinel_ids]
     unused = [name for name in names if name not in text]
@@ -263,7 +263,7 @@ def _with_sentinels(tokenizer: Tokenizer, text: str) -> tuple[str, list[str]]:
     return text, gaps
 
 
-def _contents(tokenizer: Tokenizer, ids: Ids, gaps: Ids) -> list[str]:
+def _gap_contents(tokenizer: Tokenizer, ids: Ids, gaps: Ids) -> list[str]:
     """Return the text after each gap's sentinel, or "" if the sentinel was not generated."""
     contents: dict[int, list[int]] = {}
     current: list[int] = []

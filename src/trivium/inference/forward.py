@@ -96,7 +96,7 @@ def hidden_states(
     """
     module = lm.module
     for row in inputs:
-        check_ids(row, module.spec.source_size)
+        check_ids(row, module.spec.input_vocab_size)
     for batch in length_batches([len(ids) for ids in inputs], _BATCH_TOKENS):
         ids, lengths = pad_rows([inputs[index] for index in batch], module.device)
         mask = padding_mask(lengths, ids.shape[1])
@@ -127,7 +127,7 @@ def masked_states(
         TokenizerError: the tokenizer has no mask token.
     """
     tokenizer, device = lm.source_tokenizer, lm.module.device
-    check_ids(ids, lm.module.spec.source_size)
+    check_ids(ids, lm.module.spec.input_vocab_size)
     if tokenizer.mask_id is None:
         raise TokenizerError("this tokenizer has no mask token, which scoring by an encoder needs.")
     prefix, suffix = len(lm.source_template.before), len(lm.source_template.after)
@@ -214,7 +214,7 @@ def check_prompt(lm: TextModel, prompt: Ids) -> None:
     if not prompt:
         raise SpecError("a prompt has no tokens: start with at least one.")
     check_length(len(prompt), lm.context_length)
-    check_ids(prompt, lm.module.spec.source_size, "the prompt")
+    check_ids(prompt, lm.module.spec.input_vocab_size, "the prompt")
 
 
 def check_ids(ids: Ids, limit: int, what: str = "a text") -> None:

@@ -35,7 +35,7 @@ class DecodingState(NamedTuple):
     choices: Sequence[Ids] = ()
 
     @property
-    def decoded(self) -> list[int]:
+    def decoder_ids(self) -> list[int]:
         """The ids of the decoder's prompt and of all generated tokens."""
         return [*self.prompt, *self.output]
 
@@ -44,13 +44,13 @@ def process_logits(logits: Tensor, states: Sequence[DecodingState], rules: Gener
     """Apply penalties, biases, and forbidden and forced tokens to logits [R, V] in place."""
     forbidden: list[tuple[int, int]] = []
     for row, state in enumerate(states):
-        penalize(logits[row], state)
+        apply_penalties(logits[row], state)
         forced_id = rules.forced_id(len(state.output), state.limit)
         if forced_id is not None:
             logits[row] = -torch.inf
             logits[row, forced_id] = 0.0
         elif state.choices:
-            ids = list(next_of_choices(state.choices, state.output, rules.stop_ids))
+            ids = list(next_choice_ids(state.choices, state.output, rules.stop_ids))
             allowed = logits[row, ids]
             logits[row] = -torch.inf
             logits[row, ids] = allowed
@@ -62,11 +62,11 @@ def process_logits(logits: Tensor, states: Sequence[DecodingState], rules: Gener
         logits[rows, ids] = -torch.inf
 
 
-def penalize(logits: Tensor, state: DecodingState) -> None:
+def apply_penalties(logits: Tensor, state: DecodingState) -> None:
     """Apply the penalties (repetition, presence, frequency) and biases to logits [V] in place."""
     params = state.params
     if params.repetition_penalty != 1.0:
-        ids = [i for i in {*state.decoded} if i < len(logits)]
+        ids = [i for i in {*state.decoder_ids} if i < len(logits)]
         logits[ids] = penalize_repetition(logits[ids], params.repetition_penalty)
     added = defaultdict[int, float](float, params.logit_bias)
     if params.presence_penalty or params.frequency_penalty:
@@ -94,9 +94,9 @@ def forbidden_ids(state: DecodingState, rules: GenerationRules) -> set[int]:
     if length < params.min_new_tokens:
         ids |= rules.stop_ids
     if params.no_repeat_ngram:
-        ids |= following_tokens(state.decoded, state.decoded, params.no_repeat_ngram)
+        ids |= following_tokens(state.decoder_ids, state.decoder_ids, params.no_repeat_ngram)
     if rules.encoder_no_repeat_ngram:
-        ids |= following_tokens(state.source, state.decoded, rules.encoder_no_repeat_ngram)
+        ids |= following_tokens(state.source, state.decoder_ids, rules.encoder_no_repeat_ngram)
     return ids
 
 
@@ -114,7 +114,7 @@ def following_tokens(history: Ids, ids: Ids, size: int) -> set[int]:
     return {ngram[-1] for ngram in ngrams if ngram[:-1] == last}
 
 
-def next_of_choices(choices: Sequence[Ids], output: Ids, stop_ids: Collection[int]) -> set[int]:
+def next_choice_ids(choices: Sequence[Ids], output: Ids, stop_ids: Collection[int]) -> set[int]:
     """Return the ids that may follow `output` in any choice; none if `output` is complete.
 
     If `output` is a choice and also the beginning of another choice, stop ids are included.

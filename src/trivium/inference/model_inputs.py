@@ -16,7 +16,7 @@ from trivium.models import LanguageModule
 Numbers = Tensor | npt.NDArray[np.integer] | Sequence[Sequence[int]]
 
 
-class MoreInputs(TypedDict, total=False):
+class ExtraInputs(TypedDict, total=False):
     """The inputs of a model besides `input_ids` and `attention_mask`, each [B, T]."""
 
     token_type_ids: Numbers | None
@@ -42,7 +42,7 @@ def model_inputs(module: LanguageModule, **values: Any) -> dict[str, Any]:
     if values.get("position_ids") is not None and not spec.stacks:
         raise SpecError("this model has no positions: leave position_ids out.")
     limits = {
-        "input_ids": spec.source_size,
+        "input_ids": spec.input_vocab_size,
         "token_type_ids": num_types,
         "position_ids": spec.max_length or 2**31,
         "decoder_input_ids": spec.vocab_size,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trivium.inference.sampling_params import SamplingParams
 
-_NUCLEUS = 256  # Top-p sorts only this many candidates, unless more are needed.
+_TOP_P_CANDIDATES = 256  # Top-p sorts only this many candidates, unless more are needed.
 
 
 def next_tokens(
@@ -29,7 +29,7 @@ def next_tokens(
     """
     groups: dict[Any, list[int]] = {}
     for row, one in enumerate(params):
-        key = one.temperature, *(getattr(one, name) for name in RESTRICTIONS)
+        key = one.temperature, *(getattr(one, name) for name in LOGITS_FILTERS)
         groups.setdefault(key, []).append(row)
     token_ids = torch.empty(len(params), dtype=torch.int64, device=logits.device)
     for rows in groups.values():
@@ -37,15 +37,15 @@ def next_tokens(
         if one.greedy:
             token_ids[rows] = some.argmax(-1)
         else:
-            probabilities = restrict(some, one).softmax(-1)
+            probabilities = filter_logits(some, one).softmax(-1)
             token_ids[rows] = sample(probabilities, [uniforms[row] for row in rows])
     return token_ids
 
 
-def restrict(logits: Tensor, params: SamplingParams) -> Tensor:
+def filter_logits(logits: Tensor, params: SamplingParams) -> Tensor:
     """Apply temperature, then top-k, top-p and min-p, to logits: [B, V] -> [B, V]."""
     logits = logits / params.temperature
-    for name, keep in RESTRICTIONS.items():
+    for name, keep in LOGITS_FILTERS.items():
         value = getattr(params, name)
         if value is not None:
             logits = keep(logits, value)
@@ -74,7 +74,7 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
     Source: Holtzman et al. 2020, equation 2 (nucleus sampling).
     """
     # Sorting 50,000 logits takes longer than the forward pass of a small model.
-    count = min(_NUCLEUS, logits.shape[-1])
+    count = min(_TOP_P_CANDIDATES, logits.shape[-1])
     logsumexp = logits.logsumexp(-1, keepdim=True)
     best = logits.topk(count).values
     if bool(((best - logsumexp).exp().sum(-1) < p).any()):
@@ -92,7 +92,7 @@ def keep_min_p(logits: Tensor, fraction: float) -> Tensor:
     return logits.masked_fill(probabilities < smallest, -torch.inf)
 
 
-RESTRICTIONS: dict[str, Callable[[Tensor, Any], Tensor]] = {
+LOGITS_FILTERS: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "top_k": keep_top_k,
     "top_p": keep_top_p,
     "min_p": keep_min_p,

@@ -200,7 +200,7 @@ class GenerationOptions(SamplingOptions, total=False):
 _CONFIG_NAMES = {"no_repeat_ngram_size": "no_repeat_ngram", "stop_strings": "stop"}
 
 
-def options_of_config(
+def options_from_config(
     config: Mapping[str, Any], params: type[DecodingParams], prompt_length: int
 ) -> dict[str, Any]:
     """Return the options that a `generation_config.json` sets for a prompt of the given length.
@@ -225,7 +225,7 @@ def options_of_config(
     return {name: options[name] for name in names}
 
 
-def check_names(params: type[DecodingParams], options: Iterable[str]) -> None:
+def check_option_names(params: type[DecodingParams], options: Iterable[str]) -> None:
     """Raise TriviumError for an option name that is not a field of `params`."""
     beams = params is BeamSearchParams
     known = [field.name for field in dataclasses.fields(params)]

@@ -135,12 +135,12 @@ def score_continuations(
             )
         try:
             if masked:
-                scores.append(_score_masked(lm, item, truncate))
+                scores.append(_score_with_encoder(lm, item, truncate))
             else:
-                contexts.append(_context(lm, item, truncate))
+                contexts.append(_truncated_context(lm, item, truncate))
         except SpecError as error:
             raise SpecError(f"item {number}: {error}") from None
-    return scores if masked else _score_decoded(lm, items, contexts)
+    return scores if masked else _score_with_decoder(lm, items, contexts)
 
 
 def encode_item(
@@ -217,7 +217,7 @@ class _Group(NamedTuple):
     num_cut: int
 
 
-def _context(lm: TextModel, item: ScoreItem, truncate: bool) -> tuple[list[int], int]:
+def _truncated_context(lm: TextModel, item: ScoreItem, truncate: bool) -> tuple[list[int], int]:
     """Return the truncated decoder prompt or encoder source, and the number of tokens cut."""
     module, longest = lm.module, max(map(len, item.continuations))
     if module.spec.family == "encoder-decoder":
@@ -230,7 +230,7 @@ def _context(lm: TextModel, item: ScoreItem, truncate: bool) -> tuple[list[int],
         # The last token of a continuation is predicted, but not read.
         after, read = [], longest - 1
     around = len(before) + len(after)
-    excess = _excess(lm, around, len(item.context), read, truncate)
+    excess = _num_cut(lm, around, len(item.context), read, truncate)
     ids = [*before, *item.context[excess:], *after]
     if not ids and module.spec.family == "encoder-decoder":
         raise TokenizerError("the context is empty, so that the encoder has nothing to read.")
@@ -238,7 +238,7 @@ def _context(lm: TextModel, item: ScoreItem, truncate: bool) -> tuple[list[int],
 
 
 @torch.inference_mode()
-def _score_decoded(
+def _score_with_decoder(
     lm: TextModel, items: Sequence[ScoreItem], contexts: Sequence[tuple[list[int], int]]
 ) -> list[list[SequenceScore]]:
     """Score items with a decoder. Continuations of the same context share its cache."""
@@ -254,22 +254,22 @@ def _score_decoded(
             (whole if alone else shared).append(_Group(index, first, some, context, num_cut))
     results: list[list[Any]] = [[None] * len(item.continuations) for item in items]
     for group in (*whole, *shared):
-        check_ids(group.context, lm.module.spec.source_size)
+        check_ids(group.context, lm.module.spec.input_vocab_size)
         for ids in group.continuations:
             check_ids(ids, lm.module.spec.vocab_size)
-    for groups, states_of in ((whole, _whole_states), (shared, _shared_states)):
+    for groups, states_of in ((whole, _states_single_row), (shared, _states_shared_context)):
         lengths = [len(one.context) + max(map(len, one.continuations)) for one in groups]
         counts = [len(one.continuations) for one in groups]
         for batch in length_batches(lengths, _POSITIONS_AT_ONCE, counts=counts):
             some = [groups[i] for i in batch]
-            scores = _scores(lm, some, states_of(lm, some))
+            scores = _sequence_scores(lm, some, states_of(lm, some))
             for group in some:
                 stop = group.first + len(group.continuations)
                 results[group.item][group.first : stop] = islice(scores, stop - group.first)
     return results
 
 
-def _whole_states(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
+def _states_single_row(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
     """Return the hidden states that predict the tokens of each context's only continuation.
 
     A context and its continuation are read as one row.
@@ -283,7 +283,7 @@ def _whole_states(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
     return [hidden[i, start : len(row)] for i, (start, row) in enumerate(zip(starts, rows))]
 
 
-def _shared_states(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
+def _states_shared_context(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
     """Return the hidden states that predict the tokens of several continuations per context.
 
     A context is read once, into a cache slot that is copied for the other continuations.
@@ -312,14 +312,14 @@ def _shared_states(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
 
 
 @torch.inference_mode()
-def _score_masked(lm: TextModel, item: ScoreItem, truncate: bool) -> list[SequenceScore]:
+def _score_with_encoder(lm: TextModel, item: ScoreItem, truncate: bool) -> list[SequenceScore]:
     """Score continuations with an encoder, which masks every token in turn."""
     tokenizer = lm.source_tokenizer
     template, excess = lm.source_template, 0
     if truncate:
         around = template.num_special(paired=False) + len(item.after)
         longest = max(map(len, item.continuations))
-        excess = _excess(lm, around, len(item.context), longest, truncate)
+        excess = _num_cut(lm, around, len(item.context), longest, truncate)
     context = [*template.before, *item.context[excess:]]
     scores = []
     for ids in item.continuations:
@@ -332,7 +332,7 @@ def _score_masked(lm: TextModel, item: ScoreItem, truncate: bool) -> list[Sequen
     return scores
 
 
-def _scores(
+def _sequence_scores(
     lm: TextModel, groups: Sequence[_Group], states: Sequence[Tensor]
 ) -> Iterator[SequenceScore]:
     """Yield the scores of continuations from the states [M, D] that predict their tokens."""
@@ -354,7 +354,7 @@ def _scores(
         yield SequenceScore(tuple(ids), log_p, bool(greedy.all()), num_cut)
 
 
-def _excess(lm: TextModel, around: int, context: int, continuation: int, truncate: bool) -> int:
+def _num_cut(lm: TextModel, around: int, context: int, continuation: int, truncate: bool) -> int:
     """Return the number of context tokens to cut, so that the item fits the context length.
 
     Raises:

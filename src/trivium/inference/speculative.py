@@ -63,9 +63,9 @@ class PromptLookup:
 
     def propose(self, texts: Mapping[int, Ids], limits: Mapping[int, int]) -> dict[int, list[int]]:
         """Return the draft tokens per slot; see `Draft.propose`."""
-        return {slot: self._following(ids, limits[slot]) for slot, ids in texts.items()}
+        return {slot: self._lookup_ngram(ids, limits[slot]) for slot, ids in texts.items()}
 
-    def _following(self, ids: Ids, limit: int) -> list[int]:
+    def _lookup_ngram(self, ids: Ids, limit: int) -> list[int]:
         """Return up to `limit` tokens that follow the last n-gram at its previous occurrence."""
         tokens = np.asarray(ids)
         for size in range(min(self.ngram, len(ids) - 1), 0, -1):
@@ -112,12 +112,12 @@ class DraftModel:
         """Return the draft tokens per slot; see `Draft.propose`."""
         drafts: dict[int, list[int]] = {slot: [] for slot in texts}
         new = {
-            slot: self._sync(slot, ids)
+            slot: self._sync_cache(slot, ids)
             for slot, ids in texts.items()
             if len(ids) <= self._slot_length
         }
         while new:
-            for slot, token_id in self._read(new).items():
+            for slot, token_id in self._predict_next(new).items():
                 drafts[slot].append(token_id)
             new = {
                 slot: drafts[slot][-1:]
@@ -126,7 +126,7 @@ class DraftModel:
             }
         return {slot: ids[: limits[slot]] for slot, ids in drafts.items()}
 
-    def _sync(self, slot: int, ids: Ids) -> list[int]:
+    def _sync_cache(self, slot: int, ids: Ids) -> list[int]:
         """Crop the cache of a slot to a prefix of the text. Returns the tokens after the prefix.
 
         At least the last token is returned, because it is always read again.
@@ -142,7 +142,7 @@ class DraftModel:
         self._cached[slot] = [*ids[:length]]
         return [*ids[length:]]
 
-    def _read(self, new: Mapping[int, Ids]) -> dict[int, int]:
+    def _predict_next(self, new: Mapping[int, Ids]) -> dict[int, int]:
         """Append new tokens to some slots. Returns the most probable next token of each slot."""
         hidden = prefill(self.module, self._cache, list(new), list(new.values()))
         for slot, ids in new.items():

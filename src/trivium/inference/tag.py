@@ -18,7 +18,7 @@ from trivium.text.inputs import encode_words, join_words
 from trivium.text.symbols import UNSPACED
 
 # Maximum number of characters in a Chinese word; a few transliterated names are longer.
-_LONGEST_WORD = 6
+_MAX_WORD_LENGTH = 6
 _CJK = UNSPACED.pattern
 # Letters, numbers and combining characters: vowel signs, accents, joiners.
 _OTHER = rf"(?!{_CJK})[\w\p{{M}}\u200c\u200d]"
@@ -74,9 +74,9 @@ def find_words(text: str | Sequence[str], *, by_character: bool = True) -> list[
     if not isinstance(text, str):
         _, starts = join_words(text)
         return [Word(word, start, start + len(word)) for word, start in zip(text, starts)]
-    words = _split(_WORDS, text)
+    words = _split_words(_WORDS, text)
     if not by_character:
-        if all(len(one.text) <= _LONGEST_WORD for one in words if UNSPACED.match(one.text)):
+        if all(len(one.text) <= _MAX_WORD_LENGTH for one in words if UNSPACED.match(one.text)):
             return words
         warnings.warn(
             f'"{shorten(text, 40)}" has no spaces between its words, which this model was trained '
@@ -84,10 +84,10 @@ def find_words(text: str | Sequence[str], *, by_character: bool = True) -> list[
             "jieba, or give a list of words.",
             stacklevel=4,
         )
-    return _split(_CHARACTERS, text)
+    return _split_words(_CHARACTERS, text)
 
 
-def _split(splitter: Split, text: str) -> list[Word]:
+def _split_words(splitter: Split, text: str) -> list[Word]:
     """Split a text into words with character offsets; whitespace is dropped."""
     pieces = splitter.pre_tokenize_str(text)
     return [Word(piece, *span) for piece, span in pieces if not piece.isspace()]

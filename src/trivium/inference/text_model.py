@@ -15,8 +15,8 @@ from trivium.inference.sampling_params import (
     BeamSearchParams,
     DecodingParams,
     SamplingParams,
-    check_names,
-    options_of_config,
+    check_option_names,
+    options_from_config,
 )
 from trivium.interop.settings import MAX_TARGET, Settings
 from trivium.models import LanguageModule
@@ -158,7 +158,7 @@ class TextModel:
         heads, family = {head.kind for head in self.spec.heads}, self.spec.family
         encodes, decodes = family != "decoder-only", family != "encoder-only"
         both = encodes and decodes
-        positions = self.spec.absolute_positions
+        positions = self.spec.absolute_position_encoding
         blanks = both or (positions is not None and positions.fills_blanks)
         generates = "lm" in heads and decodes
         fills = "mlm" in heads and not decodes
@@ -300,7 +300,7 @@ class TextModel:
             self.settings.tokenizer.get("model_max_length"),
         )
         known = (each for each in lengths if isinstance(each, int) and 1 < each < _NO_LENGTH)
-        return min(known, default=_BIASED_LENGTH if self.spec.biases_encoder else None)
+        return min(known, default=_BIASED_LENGTH if self.spec.has_encoder_bias else None)
 
     @property
     def context_length(self) -> int | None:
@@ -368,7 +368,7 @@ class TextModel:
             long = [ids for ids in prompts if len(ids) > limit]
             for ids in long:
                 ids[limit - len(suffix) :] = suffix
-            warn_of_cuts(len(long), len(texts), limit)
+            warn_if_truncated(len(long), len(texts), limit)
         return prompts
 
     def text_inputs(self, texts: Sequence[tuple[str, str | None]]) -> list[TextInput]:
@@ -377,7 +377,7 @@ class TextModel:
         inputs = encode_inputs(
             self.source_tokenizer, texts, max_length=limit, as_documents=self.reads_documents
         )
-        warn_of_cuts(sum(bool(each.cut) for each in inputs), len(inputs), limit)
+        warn_if_truncated(sum(bool(each.cut) for each in inputs), len(inputs), limit)
         return inputs
 
     def windows(self, texts: Sequence[str]) -> list[list[TextInput]]:
@@ -409,7 +409,7 @@ class TextModel:
             as_documents=self.reads_documents,
         )
         if max_length is None:
-            warn_of_cuts(sum(bool(each.cut) for each in inputs), len(inputs), limit)
+            warn_if_truncated(sum(bool(each.cut) for each in inputs), len(inputs), limit)
         return [[each] for each in inputs]
 
     def warn_of_lengths(self, requests: Iterable[GenerationRequest]) -> None:
@@ -434,9 +434,9 @@ class TextModel:
         self, prompt_ids: Sequence[int], options: Mapping[str, Any], **defaults: Any
     ) -> SamplingParams:
         """Return the sampling options; `options` override the model's settings, then `defaults`."""
-        check_names(SamplingParams, options)
+        check_option_names(SamplingParams, options)
         length = len(self.generation_rules.decoder_start or prompt_ids)
-        settings = options_of_config(self.settings.generation, SamplingParams, length)
+        settings = options_from_config(self.settings.generation, SamplingParams, length)
         return SamplingParams(**{**defaults, **settings, **options})
 
     def target_limit(self, source: Sequence[int]) -> int:
@@ -448,13 +448,13 @@ class TextModel:
         self, prompt_ids: Sequence[int] = (), **options: Unpack[BeamSearchOptions]
     ) -> BeamSearchParams:
         """Return the options of beam search. Options not given come from the model's settings."""
-        check_names(BeamSearchParams, options)
+        check_option_names(BeamSearchParams, options)
         length = len(self.generation_rules.decoder_start or prompt_ids)
-        settings = options_of_config(self.settings.generation, BeamSearchParams, length)
+        settings = options_from_config(self.settings.generation, BeamSearchParams, length)
         return BeamSearchParams(**{**settings, **options})
 
 
-def warn_of_cuts(cut: int, total: int, limit: int | None) -> None:
+def warn_if_truncated(cut: int, total: int, limit: int | None) -> None:
     """Warn if `cut` of `total` texts are truncated to `limit` tokens."""
     if cut:
         warnings.warn(

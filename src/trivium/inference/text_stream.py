@@ -8,7 +8,7 @@ from tokenizers.decoders import DecodeStream
 
 from trivium.text import Tokenizer
 
-_CONTEXT = 16  # tokens
+_CONTEXT_TOKENS = 16  # tokens
 
 
 class TextStream:
@@ -25,7 +25,7 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, context_ids: Sequence[int] = ()) -> None:
         self._tokenizer, self._stream = tokenizer, DecodeStream(skip_special_tokens=True)
         self._held, self._known = list[int](), ""
-        for token_id in context_ids[-_CONTEXT:]:
+        for token_id in context_ids[-_CONTEXT_TOKENS:]:
             self.push(token_id)
         self._known = self.finish().rstrip("\ufffd")  # the context may end within a character
 
@@ -67,11 +67,11 @@ class StopStrings:
         if matches:
             self.matched, self._held = True, ""
             return text[: min(matches)]
-        held = 0 if last else self._possible(text)
+        held = 0 if last else self._stop_prefix_length(text)
         self._held = text[len(text) - held :]
         return text[: len(text) - held]
 
-    def _possible(self, text: str) -> int:
+    def _stop_prefix_length(self, text: str) -> int:
         """Return the number of characters at the end that may begin a stop string."""
         sizes = (
             size
@@ -98,12 +98,12 @@ def token_texts(tokenizer: Tokenizer, pairs: Sequence[tuple[int | None, int]]) -
         for start, text, (_, token_id) in zip(texts, texts[len(pairs) :], pairs)
     )
     return [
-        text if is_text(tokenizer.token_bytes[token_id]) else tokenizer.readable_tokens[token_id]
+        text if is_utf8(tokenizer.token_bytes[token_id]) else tokenizer.readable_tokens[token_id]
         for text, (_, token_id) in zip(added, pairs)
     ]
 
 
-def is_text(data: bytes) -> bool:
+def is_utf8(data: bytes) -> bool:
     """Return whether bytes are complete characters in UTF-8."""
     try:
         data.decode()

@@ -134,8 +134,8 @@ class SpecTree:
                     layer["feed_forward"].setdefault("kind", "mlp")
                 mixer = layer["mixer"]
                 is_table = isinstance(mixer, dict)
-                attends = is_table and mixer.setdefault("kind", "attention") == "attention"
-                if attends and "head_dim" not in mixer:
+                attention_only = is_table and mixer.setdefault("kind", "attention") == "attention"
+                if attention_only and "head_dim" not in mixer:
                     mixer["head_dim"] = head_dim(tree["d_model"], mixer["num_heads"])
         tree["heads"] = [{"kind": kind, **(self.get(f"heads.{kind}") or {})} for kind in self.heads]
         return TransformerSpec.from_dict(tree)
@@ -155,7 +155,7 @@ def head_dim(d_model: int, num_heads: int) -> int:
 
 def attention_of(spec: TransformerSpec) -> Attention:
     """Return the attention of the first layer. Raises SpecError if a layer has another mixer."""
-    if not spec.attends:
+    if not spec.attention_only:
         raise SpecError(f"mixer = {spec.stacks[0].mixers[0].kind!r}")
     return spec.stacks[0].attentions[0]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import huggingface_hub
 
 from trivium.errors import CheckpointError
-from trivium.files import did_you_mean_folder, folders_beside, is_file_name
+from trivium.files import did_you_mean_folder, is_file_name, sibling_folders
 from trivium.interop.sentence_transformers import read_module_paths
 from trivium.presets import did_you_mean_preset, presets
 
@@ -33,7 +33,7 @@ def find_folder(path: str | os.PathLike[str]) -> Path:
     name = _NAME.fullmatch(os.fspath(path))
     if folder.exists():
         return folder
-    beside = folders_beside(folder)
+    beside = sibling_folders(folder)
     if not name or folder.parent.name == "runs" or ("/" in name[1] and beside):
         raise CheckpointError(
             f"{path}: there is no such folder; {folder.parent} has "

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trivium.config import flattened
+from trivium.config import flatten_keys
 from trivium.errors import CheckpointError, SpecError, TriviumError
 from trivium.interop.family import Family, Option, SpecTree
 from trivium.interop.hf_config import ConfigReader
@@ -277,4 +277,4 @@ def _comparable(spec: TransformerSpec) -> dict[str, Any]:
             layers = [each.model_dump(mode="json", exclude_none=True) for each in stack.every_layer]
             tree[slot]["layers"] = {str(number): layer for number, layer in enumerate(layers)}
             del tree[slot]["first_layers"]
-    return flattened({**tree, "heads": {head["kind"]: head for head in tree["heads"]}})
+    return flatten_keys({**tree, "heads": {head["kind"]: head for head in tree["heads"]}})

@@ -51,19 +51,19 @@ class GenerationMixin(TextModel):
         """
         prompts = [prompt] if isinstance(prompt, str) else list(prompt)
         if options.get("num_beams") is not None:
-            texts = self._search(prompts, draft, {**options})
+            texts = self._beam_search(prompts, draft, {**options})
             if isinstance(prompt, str):
                 return texts[0]
             return texts
         options.pop("num_beams", None)
-        requests = self._requests(prompts, options)
+        requests = self._make_requests(prompts, options)
         self.run_requests(requests, slots=8 if self.compile else 16, draft=draft)
         self.warn_of_lengths(requests)
         if isinstance(prompt, str):
             return requests[0].text
         return [one.text for one in requests]
 
-    def _search(
+    def _beam_search(
         self, prompts: Sequence[str], draft: Draft | None, options: dict[str, Any]
     ) -> list[str]:
         """Return the best text that beam search finds for every prompt."""
@@ -101,7 +101,7 @@ class GenerationMixin(TextModel):
 
         No piece ends within a character.
         """
-        (request,) = self._requests([prompt], options)
+        (request,) = self._make_requests([prompt], options)
         engine = self.engine_for([request], slots=8, draft=draft)
 
         def generated() -> Iterator[str]:
@@ -146,7 +146,7 @@ class GenerationMixin(TextModel):
         self._compiled_engine = kept
         return kept
 
-    def _requests(
+    def _make_requests(
         self, prompts: Sequence[str], options: Mapping[str, Any]
     ) -> list[GenerationRequest]:
         """Return one request per prompt; without a seed, a random first seed is drawn."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trivium.inference.attention_weights import AttentionWeights, attention_weights
 from trivium.inference.fill_mask import MaskFill, fill_blanks, fill_gaps, fill_masks
-from trivium.inference.model_inputs import MoreInputs, Numbers, model_inputs
+from trivium.inference.model_inputs import ExtraInputs, Numbers, model_inputs
 from trivium.inference.score import score_text
 from trivium.inference.text_model import TextModel
 
@@ -24,7 +24,7 @@ class PredictionMixin(TextModel):
         attention_mask: Numbers | None = None,
         *,
         head: str | None = None,
-        **inputs: Unpack[MoreInputs],
+        **inputs: Unpack[ExtraInputs],
     ) -> Tensor:
         """Return the float32 logits of every position: int64 [B, T] -> [B, T, V].
 
@@ -59,7 +59,7 @@ class PredictionMixin(TextModel):
         self,
         input_ids: Numbers,
         attention_mask: Numbers | None = None,
-        **inputs: Unpack[MoreInputs],
+        **inputs: Unpack[ExtraInputs],
     ) -> AttentionWeights:
         """Return the attention weights of every layer and head. Arguments are as in `logits`."""
         tensors = model_inputs(

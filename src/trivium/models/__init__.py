@@ -68,37 +68,37 @@ def num_parameters(spec: Spec) -> int:
     >>> num_parameters(presets["gpt2"])
     124439808
     """
-    return _counts(spec)[0]  # type: ignore[arg-type]
+    return _parameter_counts(spec)[0]  # type: ignore[arg-type]
 
 
 def active_parameters(spec: Spec) -> int:
     """Return the number of parameters used per token: all except those of inactive experts."""
-    total, idle = _counts(spec)  # type: ignore[arg-type]
-    return total - idle
+    total, inactive = _parameter_counts(spec)  # type: ignore[arg-type]
+    return total - inactive
 
 
 @cache
-def _counts(spec: Spec) -> tuple[int, int]:
+def _parameter_counts(spec: Spec) -> tuple[int, int]:
     """Return the number of all parameters and the number of inactive ones.
 
     Equal layers are built only once and then multiplied.
     """
     if not isinstance(spec, TransformerSpec):
-        return _size(build(spec, device="meta")), 0
-    encoder, decoder = map(_one_of_each, (spec.encoder, spec.decoder))
+        return _num_parameters(build(spec, device="meta")), 0
+    encoder, decoder = map(_deduplicate_layers, (spec.encoder, spec.decoder))
     few = spec.replace(encoder=encoder and encoder[0], decoder=decoder and decoder[0])
     model = build(few, device="meta")
-    total, idle = _size(model), 0
+    total, inactive = _num_parameters(model), 0
     repeats = [stack[1] for stack in (encoder, decoder) if stack is not None]
     for stack, counts in zip(model.stacks, repeats, strict=True):
         for layer, count in zip(stack.layers, counts, strict=True):
             assert isinstance(layer, Block)
-            total += (count - 1) * _size(layer)
-            idle += count * sum(map(_size, layer.inactive_experts))
-    return total, idle
+            total += (count - 1) * _num_parameters(layer)
+            inactive += count * sum(map(_num_parameters, layer.inactive_experts))
+    return total, inactive
 
 
-def _one_of_each(stack: Stack | None) -> tuple[Stack, list[int]] | None:
+def _deduplicate_layers(stack: Stack | None) -> tuple[Stack, list[int]] | None:
     """Return the stack with equal layers built once, and the number of layers behind each of them.
 
     The first layer always counts as distinct, because it may lack a norm (`Stack.first_norm`). With
@@ -114,7 +114,7 @@ def _one_of_each(stack: Stack | None) -> tuple[Stack, list[int]] | None:
     return few, [1, *kinds.values()]
 
 
-def _size(module: nn.Module) -> int:
+def _num_parameters(module: nn.Module) -> int:
     """Return the number of parameters of a module."""
     return sum(weight.numel() for weight in module.parameters())
 

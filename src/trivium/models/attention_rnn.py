@@ -24,9 +24,9 @@ from trivium.models.base_model import (
 )
 from trivium.models.heads import HeadInput
 from trivium.models.rnn import RNNSpec, find_sequences
-from trivium.nn.part import Count, DropoutRate, empty_table
+from trivium.nn.part import Count, DropoutRate, empty_embedding
 from trivium.nn.recurrent import RecurrentLayers
-from trivium.nn.state import Cache, State, state_like
+from trivium.nn.state import Cache, State, make_state_template
 
 
 class AttentionRNNSpec(Spec):
@@ -63,7 +63,7 @@ class AttentionRNNSpec(Spec):
         """Raise SpecError for a head that needs bidirectional context."""
         super().check()
         for head in self.heads:
-            if head.reads_both_sides:
+            if head.needs_bidirectional:
                 raise SpecError(
                     f"a recurrent encoder-decoder has no {head.kind} head: its decoder predicts "
                     "from the left, with an lm head."
@@ -75,7 +75,7 @@ class AttentionRNNSpec(Spec):
         return "encoder-decoder"
 
     @property
-    def source_size(self) -> int:
+    def input_vocab_size(self) -> int:
         """The vocabulary size of the input."""
         return self.source_vocab_size or self.vocab_size
 
@@ -97,15 +97,15 @@ class AttentionRNNSpec(Spec):
         return AttentionRNN(self)
 
 
-class Attended(NamedTuple):
+class AttentionSource(NamedTuple):
     """The encoder states as keys U h [B, S, A] and values h [B, S, 2 C]; their mask [B, S]."""
 
     keys: Tensor
     values: Tensor
-    real: Tensor
+    is_token: Tensor
 
 
-class Written(NamedTuple):
+class DecoderOutput(NamedTuple):
     """Decoder states [B, T, C], contexts c [B, T, 2 C] and attention weights [B, T, S]."""
 
     states: Tensor
@@ -137,43 +137,43 @@ class AttentionDecoder(nn.Module):
         self.candidate = nn.Linear(cells, cells, bias=False)
         self.readout = nn.Linear(cells + model.d_model + both, 2 * model.d_readout)
 
-    def first_state(self, source: Attended) -> Tensor:
+    def initial_state(self, source: AttentionSource) -> Tensor:
         """Return the initial state s_0 = tanh(W_s h_1) [B, C], from the backward half of h_1."""
-        first = source.real.int().argmax(1)
+        first = source.is_token.int().argmax(1)
         ends = source.values[torch.arange(len(first), device=first.device), first]
         state = torch.tanh(self.start(ends[:, self.d_hidden :]))
         return state.to(torch.promote_types(state.dtype, torch.float32))
 
-    def weights(self, state: Tensor, source: Attended) -> Tensor:
+    def weights(self, state: Tensor, source: AttentionSource) -> Tensor:
         """Return the attention weights a_i [B, S] over the source for the state s_(i-1) [B, C]."""
         features = torch.tanh(self.query(state)[:, None] + source.keys)
         scores = features @ self.score.to(features.dtype)
-        return scores.masked_fill(~source.real, torch.finfo(scores.dtype).min).softmax(-1)
+        return scores.masked_fill(~source.is_token, torch.finfo(scores.dtype).min).softmax(-1)
 
     def forward(
-        self, vectors: Tensor, source: Attended, state: Tensor, real: Tensor | None
-    ) -> Written:
+        self, embeds: Tensor, source: AttentionSource, state: Tensor, is_token: Tensor | None
+    ) -> DecoderOutput:
         """Decode the target's token embeddings [B, T, D], starting from a state [B, C].
 
-        At positions where `real` [B, T] is False (padding), the state does not change.
+        At positions where `is_token` [B, T] is False (padding), the state does not change.
         """
         width, steps = self.d_hidden, []
-        for step, y in enumerate(self.inputs(vectors).unbind(1)):
-            low = state.to(y.dtype)  # matrices are read in the precision of the model
-            weights = self.weights(low, source)
+        for step, y in enumerate(self.inputs(embeds).unbind(1)):
+            rounded_state = state.to(y.dtype)  # matrices are read in the precision of the model
+            weights = self.weights(rounded_state, source)
             context = (weights[:, None].to(source.values.dtype) @ source.values)[:, 0]
             read = y + self.attended(context.to(y.dtype))
             gates, candidate = read.split((2 * width, width), -1)
-            z, r = torch.sigmoid(gates + self.gates(low)).chunk(2, -1)
+            z, r = torch.sigmoid(gates + self.gates(rounded_state)).chunk(2, -1)
             candidate = candidate + self.candidate((r * state).to(y.dtype))
             new = (1 - z) * state + z * torch.tanh(candidate)
-            state = new if real is None else torch.where(real[:, step, None], new, state)
+            state = new if is_token is None else torch.where(is_token[:, step, None], new, state)
             steps.append((state, context, weights))
-        return Written(*(torch.stack(parts, 1) for parts in zip(*steps, strict=True)))
+        return DecoderOutput(*(torch.stack(parts, 1) for parts in zip(*steps, strict=True)))
 
-    def read_out(self, state: Tensor, vectors: Tensor, context: Tensor) -> Tensor:
+    def read_out(self, state: Tensor, embeds: Tensor, context: Tensor) -> Tensor:
         """Return readouts [..., R] of states [..., C], embeddings [..., D], contexts [..., 2 C]."""
-        parts = torch.cat((state.to(vectors.dtype), vectors, context.to(vectors.dtype)), -1)
+        parts = torch.cat((state.to(embeds.dtype), embeds, context.to(embeds.dtype)), -1)
         return self.readout(parts).unflatten(-1, (-1, 2)).amax(-1)
 
 
@@ -183,13 +183,13 @@ class AttentionRNN(LanguageModule):
     def __init__(self, model: AttentionRNNSpec) -> None:
         super().__init__()
         self.spec = model
-        self.tokens = empty_table(model.vocab_size, model.d_model)
+        self.tokens = empty_embedding(model.vocab_size, model.d_model)
         self.source_tokens = None
         if model.source_vocab_size:
-            self.source_tokens = empty_table(model.source_vocab_size, model.d_model)
+            self.source_tokens = empty_embedding(model.source_vocab_size, model.d_model)
         self.encoder = RecurrentLayers(
             RNNSpec(
-                vocab_size=model.source_size,
+                vocab_size=model.input_vocab_size,
                 d_model=model.d_model,
                 cell="gru",
                 d_hidden=model.d_hidden,
@@ -207,7 +207,7 @@ class AttentionRNN(LanguageModule):
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
         """Return an empty cache; the size of the decoder state does not depend on `slot_length`."""
-        state = state_like(self.tokens.weight).new_zeros(slots, self.spec.d_hidden)
+        state = make_state_template(self.tokens.weight).new_zeros(slots, self.spec.d_hidden)
         return Cache(
             slots, slot_length, [State(state)], device=self.device, projections=[self._project]
         )
@@ -222,9 +222,9 @@ class AttentionRNN(LanguageModule):
     ) -> Tensor:
         """Return encoder states h [B, S, 2 C] of both directions; arguments are as in `forward`."""
         table = self.tokens if self.source_tokens is None else self.source_tokens
-        vectors = F.dropout(table(input_ids), self.spec.dropout, self.training)
+        embeds = F.dropout(table(input_ids), self.spec.dropout, self.training)
         sequences = find_sequences(input_ids, attention_mask, document_ids)
-        return self.encoder(vectors, sequences=sequences)[0]
+        return self.encoder(embeds, sequences=sequences)[0]
 
     def forward(
         self,
@@ -253,34 +253,34 @@ class AttentionRNN(LanguageModule):
         source = None
         if input_ids is not None:
             limits = {"attention_mask": attention_mask, "document_ids": document_ids}
-            source = self._source(self.encode(input_ids, **limits), attention_mask)
-        vectors = self.tokens(decoder_input_ids)
-        vectors = F.dropout(vectors, self.spec.dropout, self.training)
+            source = self._attention_source(self.encode(input_ids, **limits), attention_mask)
+        embeds = self.tokens(decoder_input_ids)
+        embeds = F.dropout(embeds, self.spec.dropout, self.training)
         if cache is None:
             refuse("without a cache a model takes no", slots=slots, lengths=lengths)
-            written = self._write(vectors, source, decoder_attention_mask)
+            written = self._decode(embeds, source, decoder_attention_mask)
         else:
             refuse("a cache takes no", decoder_attention_mask=decoder_attention_mask)
             rows, length = decoder_input_ids.shape
-            cache_slice = cache.begin(rows, length, slots, lengths)
+            cache_slice = cache.start_pass(rows, length, slots, lengths)
             if source is None and cache.source_mask is not None:
-                keys, values = (part[:, 0] for part in cache.sources[0].read(cache_slice))
-                source = Attended(keys, values, cache.source_mask[cache_slice.rows])
+                keys, values = (part[:, 0] for part in cache.cross_caches[0].read(cache_slice))
+                source = AttentionSource(keys, values, cache.source_mask[cache_slice.rows])
             (state,) = cache.states[0].read(cache_slice)
-            begins = cache_slice.columns(self.device)[:, :1] == 0
-            written = self._write(vectors, source, cache_slice.is_token(self.device), state, begins)
+            starts = cache_slice.columns(self.device)[:, :1] == 0
+            written = self._decode(embeds, source, cache_slice.is_token(self.device), state, starts)
             cache.states[0].write(cache_slice, written.states[:, -1])
             cache.advance(cache_slice)
-        parts = written.states, vectors, written.contexts
+        parts = written.states, embeds, written.contexts
         if gather_positions is not None:
             parts = tuple(part.flatten(0, 1).index_select(0, gather_positions) for part in parts)
         return F.dropout(self.decoder.read_out(*parts), self.spec.dropout, self.training)
 
     def alignments(self, input_ids: Tensor, **inputs: Any) -> Tensor:
         """Return decoder-to-source attention weights [B, T, S]; arguments are as in `forward`."""
-        real, written = inputs.get("attention_mask"), inputs.get("decoder_attention_mask")
-        source = self._source(self.encode(input_ids, **inputs), real)
-        return self._write(self.tokens(inputs["decoder_input_ids"]), source, written).weights
+        is_token, written = inputs.get("attention_mask"), inputs.get("decoder_attention_mask")
+        source = self._attention_source(self.encode(input_ids, **inputs), is_token)
+        return self._decode(self.tokens(inputs["decoder_input_ids"]), source, written).weights
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator) -> None:
@@ -308,29 +308,29 @@ class AttentionRNN(LanguageModule):
         keys = self.decoder.key(hidden)
         return keys[:, None], hidden[:, None].to(keys.dtype)  # cast once, not in every step
 
-    def _source(self, hidden: Tensor, attention_mask: Tensor | None) -> Attended:
+    def _attention_source(self, hidden: Tensor, attention_mask: Tensor | None) -> AttentionSource:
         """Return the keys, values and mask that the decoder attends to, for encoder states."""
         keys, values = (part[:, 0] for part in self._project(hidden))
         if attention_mask is None:
             attention_mask = torch.ones(hidden.shape[:2], device=hidden.device)
-        return Attended(keys, values, attention_mask.bool())
+        return AttentionSource(keys, values, attention_mask.bool())
 
-    def _write(
+    def _decode(
         self,
-        vectors: Tensor,
-        source: Attended | None,
-        real: Tensor | None,
+        embeds: Tensor,
+        source: AttentionSource | None,
+        is_token: Tensor | None,
         state: Tensor | None = None,
-        begins: Tensor | None = None,
-    ) -> Written:
+        starts: Tensor | None = None,
+    ) -> DecoderOutput:
         """Run the decoder from `state` [B, C], or from s_0 in rows where a text begins.
 
-        `begins`, bool [B, 1], marks the rows where a text begins. Without a `state`, all rows start
+        `starts`, bool [B, 1], marks the rows where a text begins. Without a `state`, all rows start
         from s_0.
         """
         if source is None:
             raise SpecError("input_ids is missing: the model has nothing to read.")
-        first = self.decoder.first_state(source)
-        if state is not None and begins is not None:
-            first = torch.where(begins, first, state.to(first.dtype))
-        return self.decoder(vectors, source, first, None if real is None else real.bool())
+        first = self.decoder.initial_state(source)
+        if state is not None and starts is not None:
+            first = torch.where(starts, first, state.to(first.dtype))
+        return self.decoder(embeds, source, first, None if is_token is None else is_token.bool())

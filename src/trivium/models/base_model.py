@@ -19,9 +19,9 @@ from trivium.models.heads import Head, HeadInput, Heads
 from trivium.models.heads.scalar_mix import ScalarMix
 from trivium.models.heads.vocabulary import LMHead, VocabularyHead
 from trivium.models.stack import Stack
-from trivium.nn.activations import soft_capped
-from trivium.nn.loss import ROUNDED_ROWS, linear_cross_entropy
-from trivium.nn.part import Count, Part, PartModule, field_error
+from trivium.nn.activations import apply_soft_cap
+from trivium.nn.loss import PAD_TO_MULTIPLE_OF, linear_cross_entropy
+from trivium.nn.part import Count, Part, PartModule, to_field_error
 from trivium.nn.positions import AbsolutePositions
 from trivium.nn.state import Cache
 
@@ -35,7 +35,7 @@ class Spec(Choice, Part):
     """Whether the model is recurrent and its decoder attends to the encoder (`alignments`)."""
     counts: ClassVar[bool] = False
     """Whether the model counts the training text in one pass instead of taking gradient steps."""
-    takes_heads: ClassVar[bool] = True
+    supports_task_heads: ClassVar[bool] = True
     """Whether a task-specific head can read the model's hidden states."""
 
     vocab_size: Count
@@ -66,7 +66,7 @@ class Spec(Choice, Part):
         try:
             return cls.model_validate(given)
         except ValidationError as error:
-            raise field_error("model spec", error) from None
+            raise to_field_error("model spec", error) from None
 
     def with_heads(self, heads: tuple[Head, ...]) -> Self:
         """Return the same spec with these heads; a subclass may add its scalar mix to them."""
@@ -100,7 +100,7 @@ class Spec(Choice, Part):
         return ()
 
     @property
-    def attends(self) -> bool:
+    def attention_only(self) -> bool:
         """Whether the mixer of every layer is attention."""
         return False
 
@@ -125,17 +125,17 @@ class Spec(Choice, Part):
         return None
 
     @property
-    def biases_encoder(self) -> bool:
+    def has_encoder_bias(self) -> bool:
         """Whether the encoder's position encoding adds a term to all attention scores."""
         return False
 
     @property
-    def adds_loss(self) -> bool:
+    def has_aux_loss(self) -> bool:
         """Whether a layer adds an auxiliary loss."""
         return False
 
     @property
-    def source_size(self) -> int:
+    def input_vocab_size(self) -> int:
         """The vocabulary size of the input."""
         return self.vocab_size
 
@@ -165,7 +165,7 @@ class Spec(Choice, Part):
         return False
 
     @property
-    def absolute_positions(self) -> AbsolutePositions | None:
+    def absolute_position_encoding(self) -> AbsolutePositions | None:
         """The absolute position encoding, added to the token embeddings; None if there is none."""
         return None
 
@@ -249,7 +249,7 @@ class LanguageModule(PartModule):
         """The modules between token embeddings and heads, whose matrices Muon may train."""
         raise NotImplementedError
 
-    def stack_weights(self) -> list[list[list[nn.Parameter]]]:
+    def layer_parameters(self) -> list[list[list[nn.Parameter]]]:
         """Return the parameters of every layer of every stack, from the first layer to the last.
 
         Shared layers count once. A module after the last layer, such as a norm, counts as part of
@@ -262,7 +262,7 @@ class LanguageModule(PartModule):
 
         Embeddings and all other weights have depth 1 + the number of layers of the deepest stack.
         """
-        stacks = self.stack_weights()
+        stacks = self.layer_parameters()
         depths = dict.fromkeys(self.heads.parameters(), 0)
         for stack in stacks:
             for depth, layer in enumerate(reversed(stack), start=1):
@@ -295,7 +295,7 @@ class LanguageModule(PartModule):
     def flops_per_token(self, length: int) -> float:
         """Return the training FLOPs per token (see `models.flops_per_token`)."""
         vocabulary = self.spec.vocab_size * self.spec.head_input.d_embedding
-        blocks = sum(map(matrix_weights, self.blocks))
+        blocks = sum(map(num_matrix_weights, self.blocks))
         return 6.0 * (blocks + vocabulary * (2 if self.spec.is_bilm else 1))
 
     def encode(self, input_ids: Tensor, **inputs: Any) -> Tensor:
@@ -336,7 +336,7 @@ class LanguageModule(PartModule):
             logits = module.packed(module(hidden))
         else:
             logits = F.linear(module(hidden), self.matrix_of(module), module.bias)
-        return logits if module.soft_cap is None else soft_capped(logits, module.soft_cap)
+        return logits if module.soft_cap is None else apply_soft_cap(logits, module.soft_cap)
 
     def lm_loss(self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
         """Return the summed cross-entropy in nats of `targets` [M] for hidden states [M, D].
@@ -355,7 +355,7 @@ class LanguageModule(PartModule):
             raise SpecError("this model has no head over the vocabulary (lm or mlm).")
         features = head(hidden)
         if head.packed is None:
-            padding = -len(targets) % ROUNDED_ROWS
+            padding = -len(targets) % PAD_TO_MULTIPLE_OF
             if padding:
                 features = F.pad(features, (0, 0, 0, padding))
             return self.linear_cross_entropy(
@@ -370,7 +370,7 @@ class LanguageModule(PartModule):
         for part, target in zip(features.split(_PACKED_ROWS), targets.split(_PACKED_ROWS)):
             logits = head.packed(part).float()
             if head.soft_cap is not None:
-                logits = soft_capped(logits, head.soft_cap)
+                logits = apply_soft_cap(logits, head.soft_cap)
             total += F.cross_entropy(logits, target, reduction="sum", label_smoothing=smoothing)
         return total
 
@@ -385,7 +385,7 @@ def build_heads(model: Spec) -> nn.ModuleDict:
     return nn.ModuleDict({head.kind: head.build(inputs) for head in model.heads})
 
 
-def matrix_weights(module: nn.Module) -> int:
+def num_matrix_weights(module: nn.Module) -> int:
     """Return the number of weights in linear layers and recurrent cells, without biases."""
     layers = (m for m in module.modules() if isinstance(m, nn.Linear | nn.RNNBase))
     return sum(w.numel() for m in layers for w in m.parameters() if w.ndim > 1)

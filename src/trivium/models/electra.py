@@ -27,7 +27,7 @@ from trivium.nn.mixers.attention import Attention
 from trivium.nn.positions.learned import Learned
 
 # The maximum number of token probabilities that are held in memory at a time.
-_PROBABILITIES = 2**24
+_MAX_PROBABILITIES = 2**24
 _SHARED = ("positions", "token_types", "norm")
 
 Sharing = Literal["tied", "gradient-disentangled"]
@@ -48,23 +48,23 @@ def generator_spec(discriminator: TransformerSpec, fraction: float = 0.25) -> Tr
             projects its token embeddings before positions are added.
     """
     stack, embedding = discriminator.encoder, discriminator.embedding
-    early = embedding.factorised is not None and embedding.factorised.projected == "tokens"
-    if stack is None or discriminator.decoder or not discriminator.attends or early:
+    projects_early = embedding.factorised is not None and embedding.factorised.projected == "tokens"
+    if stack is None or discriminator.decoder or not discriminator.attention_only or projects_early:
         raise SpecError("a discriminator of replaced tokens is an encoder such as electra-mini.")
 
-    def narrower(attention: Attention) -> Attention:
+    def scale_width(attention: Attention) -> Attention:
         """Return the attention with `fraction` of the heads and of the total width (rounded)."""
         heads = max(1, round(attention.num_heads * fraction))
         head_dim = max(2, 2 * round(discriminator.d_model * fraction / heads / 2))
         return attention.replace(num_heads=heads, num_kv_heads=None, head_dim=head_dim)
 
-    def narrower_layer(layer: Layer) -> Layer:
+    def narrow_layer(layer: Layer) -> Layer:
         """Return the layer with a narrower attention and feed-forward network."""
-        network = layer.feed_forward and layer.feed_forward.narrower(fraction)
-        assert isinstance(layer.mixer, Attention)  # `attends`
-        return layer.replace(mixer=narrower(layer.mixer), feed_forward=network)
+        network = layer.feed_forward and layer.feed_forward.scale_width(fraction)
+        assert isinstance(layer.mixer, Attention)  # `attention_only`
+        return layer.replace(mixer=scale_width(layer.mixer), feed_forward=network)
 
-    stack = stack.map_layers(narrower_layer)
+    stack = stack.map_layers(narrow_layer)
     first, inner = stack.attentions[0], discriminator.d_embedding
     width = first.num_heads * first.head_dim
     start = discriminator.initialization
@@ -104,7 +104,7 @@ class DisentangledTable(nn.Embedding):
         """Return token embeddings [B, T, E] for ids, int64 [B, T]."""
         return F.embedding(input, self.shared.weight.detach()) + super().forward(input)
 
-    def whole(self) -> nn.Embedding:
+    def merge(self) -> nn.Embedding:
         """Return E_D = E_G + E_delta as a plain `nn.Embedding` with detached weights."""
         return nn.Embedding.from_pretrained(
             (self.shared.weight + self.weight).detach(), freeze=not self.weight.requires_grad
@@ -136,7 +136,7 @@ class GeneratorAndDiscriminator(nn.Module):
             tokens = DisentangledTable(self.discriminator.tokens, self.generator.tokens)
             self.discriminator.tokens = tokens
             return
-        for user, owner, name in self._tied():
+        for user, owner, name in self._shared_modules():
             part = getattr(owner, name)
             if isinstance(part, nn.Module):
                 delattr(user, name)
@@ -146,12 +146,12 @@ class GeneratorAndDiscriminator(nn.Module):
         """Stop sharing weights: generator and discriminator become two standalone models."""
         if self.sharing == "gradient-disentangled":
             assert isinstance(self.discriminator.tokens, DisentangledTable)
-            self.discriminator.tokens = self.discriminator.tokens.whole()
+            self.discriminator.tokens = self.discriminator.tokens.merge()
             return
-        for user, owner, name in self._tied():  # assigned again, it is a submodule
+        for user, owner, name in self._shared_modules():  # assigned again, it is a submodule
             setattr(user, name, copy.deepcopy(getattr(owner, name)))
 
-    def _tied(self) -> Iterator[tuple[nn.Module, nn.Module, str]]:
+    def _shared_modules(self) -> Iterator[tuple[nn.Module, nn.Module, str]]:
         """Yield (generator's module, discriminator's module, name) for each shared submodule."""
         yield self.generator, self.discriminator, "tokens"
         for name in _SHARED:
@@ -179,7 +179,7 @@ class GeneratorAndDiscriminator(nn.Module):
 
         Shape: generator hidden states [M, D], draws float [M] in [0, 1) -> int64 [M].
         """
-        chunks = max(1, -(-len(hidden) * self.spec.vocab_size // _PROBABILITIES))
+        chunks = max(1, -(-len(hidden) * self.spec.vocab_size // _MAX_PROBABILITIES))
         tokens = []
         for part, draw in zip(hidden.chunk(chunks), draws.chunk(chunks), strict=True):
             sums = self.generator.logits(part).float().softmax(-1).cumsum(-1)

@@ -15,12 +15,12 @@ from trivium.models.base_model import LanguageModule
 from trivium.models.heads import DenseLayer
 from trivium.models.heads.vocabulary import MaskedHead
 from trivium.models.special_initialization import (
-    allowed_attention,
-    check_attention,
+    allowed_attention_inits,
+    check_attention_init,
     initialize_attention,
 )
 from trivium.nn.mixers.attention import AttentionModule
-from trivium.nn.part import Deviation, Part, PartModule
+from trivium.nn.part import Part, PartModule, StandardDeviation
 
 
 class Initialization(Choice, Part):
@@ -32,13 +32,13 @@ class Initialization(Choice, Part):
 
     def check_model(self, model: Any) -> None:
         """Raise SpecError if a `TransformerSpec` does not allow this initialization."""
-        check_attention(self.attention, model)
+        check_attention_init(self.attention, model)
 
     def build(self, model: Any) -> Initializer:
         """Return the `Initializer` of the weights of a `Transformer`."""
         return Initializer(self, model)
 
-    def deviation(self, name: str, weight: Tensor, drawn: Initializer) -> float:
+    def weight_std(self, name: str, weight: Tensor, drawn: Initializer) -> float:
         """Return the standard deviation for drawing a matrix or an embedding table."""
         raise NotImplementedError
 
@@ -46,15 +46,15 @@ class Initialization(Choice, Part):
         self, name: str, weight: Tensor, generator: torch.Generator, drawn: Initializer
     ) -> None:
         """Draw the weights of a matrix or an embedding table at random."""
-        std = self.deviation(name, weight, drawn)
+        std = self.weight_std(name, weight, drawn)
         weight.copy_(torch.empty(weight.shape).normal_(0.0, std, generator=generator))
 
-    def finish(self, model: Any) -> None:
+    def post_init(self, model: Any) -> None:
         """Change weights after all weights were drawn: apply the initialization of attention."""
         initialize_attention(model, self.attention, getattr(self, "embedding_std", 1.0))
 
 
-_TABLES = ("tokens", "source_tokens", "positions", "mask_decoder_positions", "token_types")
+_EMBEDDINGS = ("tokens", "source_tokens", "positions", "mask_decoder_positions", "token_types")
 
 
 class Initializer:
@@ -69,8 +69,8 @@ class Initializer:
 
     def __init__(self, start: Any, model: Any) -> None:
         self.start, self.model = start, model
-        rows = (row for module in model.modules() for row in _row_weights(module))
-        self.adding_to_stream = {id(weight) for weight in rows}
+        rows = (row for module in model.modules() for row in _output_matrices(module))
+        self.output_matrices = {id(weight) for weight in rows}
         kinds = nn.LayerNorm | nn.RMSNorm | nn.GroupNorm
         self._scales = {id(norm.weight) for norm in model.modules() if isinstance(norm, kinds)}
         tables = (table for stack in getattr(model, "stacks", ()) for table in stack.tables)
@@ -82,13 +82,13 @@ class Initializer:
         """Draw the weights of a matrix or an embedding table at random."""
         self.start.draw(name, weight, generator, self)
 
-    def set_vector(self, name: str, weight: Tensor) -> None:
+    def init_vector(self, name: str, weight: Tensor) -> None:
         """Initialize a bias to 0 or a norm weight to 1; other vectors are treated as biases."""
         weight.fill_(1.0 if id(weight) in self._scales else 0.0)
 
-    def finish(self) -> None:
-        """Change weights after all weights were drawn (see `Initialization.finish`)."""
-        self.start.finish(self.model)
+    def post_init(self) -> None:
+        """Change weights after all weights were drawn (see `Initialization.post_init`)."""
+        self.start.post_init(self.model)
 
 
 @torch.no_grad()
@@ -103,24 +103,24 @@ def initialize(model: LanguageModule, seed: int) -> None:
     if initializer is not None:
         for name, weight in model.named_parameters():
             if weight.ndim == 1:
-                initializer.set_vector(name, weight)
+                initializer.init_vector(name, weight)
             else:
-                initializer.draw(name, weight, generator_of(seed, name))
-        initializer.finish()
+                initializer.draw(name, weight, weight_generator(seed, name))
+        initializer.post_init()
     for name, module in model.named_modules():
         if isinstance(module, PartModule):
-            module.reset_parameters(generator_of(seed, name))
+            module.reset_parameters(weight_generator(seed, name))
 
 
-def generator_of(seed: int, name: str) -> torch.Generator:
+def weight_generator(seed: int, name: str) -> torch.Generator:
     """Return the random generator for the weight or module called `name`."""
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
 
 
-def is_table(name: str) -> bool:
+def is_embedding(name: str) -> bool:
     """Return whether a parameter is an embedding table of tokens, positions or token types."""
-    return name.removesuffix(".weight").rpartition(".")[2] in _TABLES
+    return name.removesuffix(".weight").rpartition(".")[2] in _EMBEDDINGS
 
 
 def draw_uniform(weight: Tensor, bound: float, generator: torch.Generator) -> None:
@@ -128,7 +128,7 @@ def draw_uniform(weight: Tensor, bound: float, generator: torch.Generator) -> No
     weight.copy_(torch.empty(weight.shape).uniform_(-bound, bound, generator=generator))
 
 
-def _row_weights(module: nn.Module) -> list[Tensor]:
+def _output_matrices(module: nn.Module) -> list[Tensor]:
     """Return the matrices of a module whose outputs are added to the residual stream."""
     if not isinstance(module, PartModule):
         return []
@@ -152,28 +152,28 @@ class Normal(Initialization):
     """
 
     kind: Literal["normal"] = "normal"
-    std: Deviation = 0.02
-    embedding_std: Deviation = 0.02
+    std: StandardDeviation = 0.02
+    embedding_std: StandardDeviation = 0.02
     residual_init: Literal["full", "scaled", "zero"] = "full"
     attention: Literal["random", "position_offsets", "copy_heads"] = "random"
 
-    def deviation(self, name: str, weight: Tensor, drawn: Initializer) -> float:
-        """Return the standard deviation of a weight (see `Initialization.deviation`)."""
-        if is_table(name):
+    def weight_std(self, name: str, weight: Tensor, drawn: Initializer) -> float:
+        """Return the standard deviation of a weight (see `Initialization.weight_std`)."""
+        if is_embedding(name):
             return self.embedding_std
-        if id(weight) not in drawn.adding_to_stream:
+        if id(weight) not in drawn.output_matrices:
             return self.std
         layers = sum(stack.num_layers for stack in drawn.model.spec.stacks)
         starts = {"full": self.std, "scaled": self.std / (2 * layers) ** 0.5, "zero": 0.0}
         return starts[self.residual_init]
 
-    def finish(self, model: Any) -> None:
+    def post_init(self, model: Any) -> None:
         """Apply the attention initialization; "zero" sets an MLM head's dense layer to identity."""
         if self.residual_init == "zero":
             for head in model.heads.values():
                 if isinstance(head, MaskedHead) and isinstance(head.dense, DenseLayer):
                     _set_to_identity(head.dense.linear)
-        super().finish(model)
+        super().post_init(model)
 
 
 class FanIn(Initialization):
@@ -188,18 +188,18 @@ class FanIn(Initialization):
     kind: Literal["fan-in"] = "fan-in"
     attention: Literal["random", "copy_heads"] = "random"
 
-    def deviation(self, name: str, weight: Tensor, drawn: Initializer) -> float:
+    def weight_std(self, name: str, weight: Tensor, drawn: Initializer) -> float:
         """Return the standard deviation of a weight; relative position biases get d_model^-0.5."""
-        if is_table(name):
+        if is_embedding(name):
             return 1.0
         if id(weight) in drawn.shared_tables:
             return drawn.model.spec.d_model**-0.5
         attention = drawn.attention_of_query.get(id(weight))
-        size = 1.0 if attention is None else _size_of_queries(attention)
+        size = 1.0 if attention is None else _query_std_factor(attention)
         return weight.shape[-1] ** -0.5 * size
 
 
-def _size_of_queries(attention: AttentionModule) -> float:
+def _query_std_factor(attention: AttentionModule) -> float:
     """Return the factor on query weights that makes up for a non-default attention scale."""
     return attention.part.replace(scale=None).score_scale / attention.scale
 
@@ -220,10 +220,10 @@ class Small(Initialization):
     kind: Literal["small"] = "small"
     attention: Literal["random"] = "random"
 
-    def deviation(self, name: str, weight: Tensor, drawn: Initializer) -> float:
-        """Return the standard deviation of a weight (see `Initialization.deviation`)."""
+    def weight_std(self, name: str, weight: Tensor, drawn: Initializer) -> float:
+        """Return the standard deviation of a weight (see `Initialization.weight_std`)."""
         model = drawn.model.spec
-        if id(weight) in drawn.adding_to_stream:
+        if id(weight) in drawn.output_matrices:
             return 2.0 / sum(stack.num_layers for stack in model.stacks) / model.d_model**0.5
         return (2.0 / (5.0 * model.d_model)) ** 0.5
 
@@ -242,7 +242,7 @@ class Xavier(Initialization):
     tables: Literal["normal", "uniform"] = "normal"
     attention: Literal["random", "diagonal"] = "random"
 
-    def deviation(self, name: str, weight: Tensor, drawn: Initializer) -> float:
+    def weight_std(self, name: str, weight: Tensor, drawn: Initializer) -> float:
         """Return the standard deviation of embedding tables; matrices are drawn uniformly."""
         return drawn.model.spec.d_model**-0.5
 
@@ -250,7 +250,7 @@ class Xavier(Initialization):
         self, name: str, weight: Tensor, generator: torch.Generator, drawn: Initializer
     ) -> None:
         """Draw normal embedding tables (with `tables` "normal") and uniform matrices."""
-        if is_table(name) and self.tables == "normal":
+        if is_embedding(name) and self.tables == "normal":
             super().draw(name, weight, generator, drawn)
         else:
             draw_uniform(weight, math.sqrt(6.0 / sum(weight.shape)), generator)
@@ -276,7 +276,7 @@ def with_fast_initialization(model: Any) -> Any:
         SpecError: no faster initialization is known for the model: decoders, and models whose
             positions or kind of initialization do not fit.
     """
-    allowed = allowed_attention(model)
+    allowed = allowed_attention_inits(model)
     start, attention = model.initialization, "random"
     if model.family == "encoder-only" and "position_offsets" in allowed:
         attention = "position_offsets"

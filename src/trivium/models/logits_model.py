@@ -15,13 +15,13 @@ from trivium.models.base_model import Spec, refuse
 from trivium.models.heads.vocabulary import LMHead
 from trivium.nn.loss import cross_entropy
 from trivium.nn.sequence_info import check_length
-from trivium.nn.state import Cache, append_tokens, token_cache
+from trivium.nn.state import Cache, append_tokens, build_token_cache
 
 
 class LogitsSpec(Spec):
     """The spec of a user-defined model: its vocabulary size and maximum length, no architecture."""
 
-    takes_heads: ClassVar[bool] = False
+    supports_task_heads: ClassVar[bool] = False
     kind: None = None
     d_model: Any = 0  # it shows no hidden states
     end: int | None = None
@@ -72,7 +72,7 @@ class LogitsModel(nn.Module):
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
         """Return an empty cache, which holds token ids (see `LanguageModule.new_cache`)."""
-        return token_cache(slots, slot_length, self.device)
+        return build_token_cache(slots, slot_length, self.device)
 
     def forward(
         self,

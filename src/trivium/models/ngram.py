@@ -25,8 +25,8 @@ from trivium.models.base_model import (
 from trivium.models.heads import HeadInput
 from trivium.models.heads.vocabulary import LMHead
 from trivium.models.rnn import RecurrentInitializer
-from trivium.nn.part import Count, DropoutRate, empty_table
-from trivium.nn.state import Cache, append_tokens, token_cache
+from trivium.nn.part import Count, DropoutRate, empty_embedding
+from trivium.nn.state import Cache, append_tokens, build_token_cache
 
 
 class NGramSpec(Spec):
@@ -40,7 +40,7 @@ class NGramSpec(Spec):
     matrix. Positions before the text share one trained vector (the paper pads with a token).
     """
 
-    takes_heads: ClassVar[bool] = False  # it sees a few tokens of a text
+    supports_task_heads: ClassVar[bool] = False  # it sees a few tokens of a text
     kind: Literal["n-gram"] = "n-gram"
     order: Annotated[int, Field(ge=2)]
     d_hidden: Count
@@ -90,7 +90,7 @@ class NGramModel(LanguageModule):
     def __init__(self, model: NGramSpec) -> None:
         super().__init__()
         self.spec = model
-        self.tokens = empty_table(model.vocab_size, model.d_model)
+        self.tokens = empty_embedding(model.vocab_size, model.d_model)
         # The vector of every position before a text.
         self.before = nn.Parameter(torch.empty(model.d_model))
         self.hidden = nn.Linear(model.d_context, model.d_hidden)
@@ -107,21 +107,21 @@ class NGramModel(LanguageModule):
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
         """Return an empty cache, which holds token ids (see `LanguageModule.new_cache`)."""
-        return token_cache(slots, slot_length, self.device)
+        return build_token_cache(slots, slot_length, self.device)
 
     def forward(
         self, input_ids: Tensor, *, gather_positions: Tensor | None = None, **inputs: Any
     ) -> Tensor:
         """Return the hidden state of each position's n-gram context, [B, T, W].
 
-        With `gather_positions`, the result is [M, W]. `inputs` is passed on to `earlier_tokens`;
+        With `gather_positions`, the result is [M, W]. `inputs` is passed on to `context_tokens`;
         see `Transformer.read`. Padding and tokens of another document count as positions before
         the text.
 
         Raises:
             SpecError: a mask or documents together with a cache.
         """
-        earlier = earlier_tokens(
+        earlier = context_tokens(
             input_ids, self.spec.order - 1, gather_positions=gather_positions, **inputs
         )
         vectors = self.tokens(earlier.clamp(min=0))
@@ -133,7 +133,7 @@ class NGramModel(LanguageModule):
         return torch.cat((hidden, context.to(hidden.dtype)), -1)
 
 
-def earlier_tokens(
+def context_tokens(
     input_ids: Tensor,
     count: int,
     *,

@@ -18,9 +18,9 @@ from trivium.errors import SpecError
 from trivium.models.base_model import LanguageModule, Spec
 from trivium.models.heads import HeadInput, Heads
 from trivium.models.heads.vocabulary import LMHead
-from trivium.models.ngram import earlier_tokens
-from trivium.nn.part import Positive, empty_table
-from trivium.nn.state import Cache, token_cache
+from trivium.models.ngram import context_tokens
+from trivium.nn.part import Positive, empty_embedding
+from trivium.nn.state import Cache, build_token_cache
 
 
 class NGramCountsSpec(Spec):
@@ -41,7 +41,7 @@ class NGramCountsSpec(Spec):
     """
 
     counts: ClassVar[bool] = True
-    takes_heads: ClassVar[bool] = False  # it has no hidden states
+    supports_task_heads: ClassVar[bool] = False  # it has no hidden states
     kind: Literal["n-gram-counts"] = "n-gram-counts"
     order: Annotated[int, Field(ge=1)]
     smoothing: Literal["kneser-ney", "add-k"] = "kneser-ney"
@@ -90,7 +90,7 @@ class _Followers(dict[int, int]):
         self.total += count
         self._tensors = None
 
-    def tensors(self) -> tuple[Tensor, Tensor]:
+    def as_tensors(self) -> tuple[Tensor, Tensor]:
         """Return tokens, int64, and their counts, float64; cached until a count changes."""
         if self._tensors is None:
             counts = torch.tensor([*self.values()], dtype=torch.float64)
@@ -108,9 +108,9 @@ class NGramCounts(LanguageModule):
     def __init__(self, model: NGramCountsSpec) -> None:
         super().__init__()
         self.spec = model
-        self.tokens = empty_table(model.vocab_size, 0)
+        self.tokens = empty_embedding(model.vocab_size, 0)
         self.heads = nn.ModuleDict()  # logits are the logarithms of probabilities
-        self._forget()
+        self._reset_counts()
 
     @property
     def blocks(self) -> Iterator[nn.Module]:
@@ -119,7 +119,7 @@ class NGramCounts(LanguageModule):
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
         """Return an empty cache, which holds token ids (see `LanguageModule.new_cache`)."""
-        return token_cache(slots, slot_length, self.device)
+        return build_token_cache(slots, slot_length, self.device)
 
     def forward(self, input_ids: Tensor, **inputs: Any) -> Tensor:
         """Return the n-1 tokens up to each position, most recent first, in place of hidden states.
@@ -127,13 +127,13 @@ class NGramCounts(LanguageModule):
         The result is int64 [B, T, n-1], or [M, n-1] with `gather_positions`; -1 is a position
         before the text. Arguments are as in `NGramModel.forward`.
         """
-        return earlier_tokens(input_ids, self.spec.order - 1, **inputs)
+        return context_tokens(input_ids, self.spec.order - 1, **inputs)
 
     def logits(
         self, hidden: Tensor, head: str | None = None, attention_mask: Tensor | None = None
     ) -> Tensor:
         """Return next-token log-probabilities [..., V] for contexts [..., n-1]."""
-        rows = [self._distribution(tuple(context)) for context in hidden.flatten(0, -2).tolist()]
+        rows = [self._probabilities(tuple(context)) for context in hidden.flatten(0, -2).tolist()]
         shape = *hidden.shape[:-1], self.spec.vocab_size
         return torch.stack(rows).log().to(hidden.device, self.dtype).view(shape)
 
@@ -146,7 +146,7 @@ class NGramCounts(LanguageModule):
         for context, token in pairs:
             loss -= math.log(self._probability(context, token))
         for context, token in pairs if self.training else ():
-            self._count(context, token)
+            self._count_ngram(context, token)
         return loss + self.tokens.weight.sum()  # 0, because there are no weights
 
     def get_extra_state(self) -> Tensor:
@@ -163,19 +163,19 @@ class NGramCounts(LanguageModule):
 
     def set_extra_state(self, state: Tensor) -> None:
         """Restore the counts from the n-grams of `get_extra_state`."""
-        self._forget()
+        self._reset_counts()
         for *context, token, count in state.tolist():
-            self._count(tuple(context), token, count)
+            self._count_ngram(tuple(context), token, count)
 
-    def _forget(self) -> None:
+    def _reset_counts(self) -> None:
         """Set all counts to zero."""
         self._tables: list[dict[tuple[int, ...], _Followers]]
         self._tables = [{} for _ in range(self.spec.order)]
-        self._sizes = [Counter[int]() for _ in self._tables]  # number of n-grams by count
+        self._ngrams_by_count = [Counter[int]() for _ in self._tables]  # number of n-grams by count
 
-    def _count(self, context: tuple[int, ...], token: int, count: int = 1) -> None:
+    def _count_ngram(self, context: tuple[int, ...], token: int, count: int = 1) -> None:
         """Add `count` to an n-gram; a new n-gram adds 1 to its n-gram of the next lower order."""
-        for table, sizes in zip(reversed(self._tables), reversed(self._sizes)):
+        for table, sizes in zip(reversed(self._tables), reversed(self._ngrams_by_count)):
             followers = table.setdefault(context, _Followers())
             before = followers.get(token, 0)
             followers.add(token, count)
@@ -185,13 +185,13 @@ class NGramCounts(LanguageModule):
                 return
             context, count = context[:-1], 1
 
-    def _levels(self, context: tuple[int, ...]) -> Iterator[tuple[_Followers, float, float]]:
+    def _order_terms(self, context: tuple[int, ...]) -> Iterator[tuple[_Followers, float, float]]:
         """Yield follower counts, discount and lower-order weight, from the lowest order up."""
         if self.spec.smoothing == "add-k":
             if followers := self._tables[-1].get(context):
                 yield followers, 0.0, self.spec.k * self.spec.vocab_size
             return
-        for size, (table, sizes) in enumerate(zip(self._tables, self._sizes)):
+        for size, (table, sizes) in enumerate(zip(self._tables, self._ngrams_by_count)):
             if (followers := table.get(context[:size])) is None:
                 return
             once, twice = sizes[1], sizes[2]
@@ -201,17 +201,17 @@ class NGramCounts(LanguageModule):
     def _probability(self, context: tuple[int, ...], token: int) -> float:
         """Return the smoothed probability of a token after a context."""
         p = 1.0 / self.spec.vocab_size
-        for followers, discount, below in self._levels(context):
+        for followers, discount, backoff in self._order_terms(context):
             counted = max(followers.get(token, 0) - discount, 0.0)
-            p = (counted + below * p) / (followers.total - discount * len(followers) + below)
+            p = (counted + backoff * p) / (followers.total - discount * len(followers) + backoff)
         return p
 
-    def _distribution(self, context: tuple[int, ...]) -> Tensor:
+    def _probabilities(self, context: tuple[int, ...]) -> Tensor:
         """Return the smoothed probability of every token after a context, float64 [V]."""
         p = torch.full((self.spec.vocab_size,), 1.0 / self.spec.vocab_size, dtype=torch.float64)
-        for followers, discount, below in self._levels(context):
-            p *= below
-            tokens, counts = followers.tensors()
+        for followers, discount, backoff in self._order_terms(context):
+            p *= backoff
+            tokens, counts = followers.as_tensors()
             p[tokens] += counts - discount
-            p /= followers.total - discount * len(followers) + below
+            p /= followers.total - discount * len(followers) + backoff
         return p

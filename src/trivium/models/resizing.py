@@ -14,7 +14,7 @@ from trivium.nn.part import Part
 _MULTIPLE = 8  # hidden units are rounded to a multiple of this number
 
 
-def resized(
+def resize_spec(
     spec: TransformerSpec, d_model: int, num_heads: Mapping[str, int], num_layers: Mapping[str, int]
 ) -> TransformerSpec:
     """Return the spec with another width, number of heads or number of layers.
@@ -32,7 +32,7 @@ def resized(
     """
     old, changes = spec.d_model, dict[str, Any]()
 
-    def of_layer(layer: Layer, heads: int | None) -> Layer:
+    def resize_layer(layer: Layer, heads: int | None) -> Layer:
         """Return the layer resized to the new width and number of heads."""
         mixer, network = layer.mixer, layer.feed_forward
         mixer = mixer.replace(**_heads(mixer, old, d_model, heads), **_units(mixer, old, d_model))
@@ -44,7 +44,7 @@ def resized(
         stack = getattr(spec, slot)
         if stack is not None:
             heads = num_heads.get(slot)
-            stack = stack.map_layers(lambda layer, heads=heads: of_layer(layer, heads))
+            stack = stack.map_layers(lambda layer, heads=heads: resize_layer(layer, heads))
             count = num_layers.get(slot, stack.num_layers)
             if all(hasattr(mixer, "seed") for mixer in stack.mixers):
                 mixers = (stack.mixers[0].replace(seed=number) for number in range(count))
@@ -93,16 +93,16 @@ def _units(part: Part, old: int, d_model: int) -> dict[str, Any]:
     return fields
 
 
-def differences(
+def changed_keys(
     before: Mapping[str, Any], after: Mapping[str, Any], path: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yield (key path, old value, new value) for each key of `after` that differs in `before`."""
     for name, value in after.items():
         old = before.get(name)
         if isinstance(value, Mapping) and isinstance(old, Mapping):
-            yield from differences(old, value, f"{path}{name}.")
+            yield from changed_keys(old, value, f"{path}{name}.")
         elif isinstance(value, list) and value and isinstance(value[0], Mapping):
             for one, other in zip(old or (), value):
-                yield from differences(one, other, f"{path}{name}.")
+                yield from changed_keys(one, other, f"{path}{name}.")
         elif old != value:
             yield path + name, old, value

@@ -27,7 +27,7 @@ from trivium.models.heads.vocabulary import LMHead
 from trivium.models.initialization import Initializer, draw_uniform
 from trivium.nn.character_embedding import CharacterCNN, CharacterEmbedding
 from trivium.nn.norm import LayerNorm
-from trivium.nn.part import Count, DropoutRate, NumLayers, Positive, empty_table
+from trivium.nn.part import Count, DropoutRate, NumLayers, Positive, empty_embedding
 from trivium.nn.recurrent import CellState, RecurrentLayers, Sequences
 from trivium.nn.state import Cache, State
 
@@ -71,7 +71,7 @@ class RNNSpec(Spec):
         """Raise SpecError if heads or the projection do not fit the network."""
         super().check()
         for head in self.heads:
-            if (reason := self._refusal(head)) is not None:
+            if (reason := self._misfit_reason(head)) is not None:
                 raise SpecError(
                     f'an RNN of direction "{self.direction}" has no {head.kind} head{reason}.'
                 )
@@ -86,12 +86,12 @@ class RNNSpec(Spec):
                 f'is "{self.cell}" with {self.d_hidden}: leave it out.'
             )
 
-    def _refusal(self, head: Head) -> str | None:
+    def _misfit_reason(self, head: Head) -> str | None:
         """Return the reason why a head does not fit the direction, None if it fits."""
         is_lm = isinstance(head, LMHead)
         if self.direction == "both":
             return ': it is an encoder; take an mlm head, or direction "forward"' if is_lm else None
-        if head.reads_both_sides:
+        if head.needs_bidirectional:
             return ': it predicts from one side; take an lm head, or direction "both"'
         if self.is_bilm and is_lm and len(self.heads) > 1:
             return " beside others: it has that head alone, or those of tasks"
@@ -100,7 +100,7 @@ class RNNSpec(Spec):
     @property
     def family(self) -> Literal["encoder-only", "decoder-only"]:
         """The architecture; a biLM counts as decoder-only, because its forward half generates."""
-        encodes = self.direction == "both" or (self.is_bilm and not _is_lm(self.heads))
+        encodes = self.direction == "both" or (self.is_bilm and not _has_lm_head(self.heads))
         return "encoder-only" if encodes else "decoder-only"
 
     @property
@@ -115,7 +115,7 @@ class RNNSpec(Spec):
 
     def with_heads(self, heads: tuple[Head, ...]) -> Self:
         """Return the same spec with these heads, plus the scalar mix if they are task heads."""
-        if self.scalar_mix is not None and not _is_lm(heads):
+        if self.scalar_mix is not None and not _has_lm_head(heads):
             heads = (*heads, self.scalar_mix)
         return super().with_heads(heads)
 
@@ -161,7 +161,7 @@ class RNNSpec(Spec):
         return RecurrentModel(self)
 
 
-def _is_lm(heads: tuple[Head, ...]) -> bool:
+def _has_lm_head(heads: tuple[Head, ...]) -> bool:
     """Return whether one of the heads is an LM head."""
     return any(isinstance(head, LMHead) for head in heads)
 
@@ -214,7 +214,7 @@ class RecurrentModel(LanguageModule):
         super().__init__()
         self.spec = model
         if model.characters is None:
-            self.tokens = empty_table(model.vocab_size, model.d_model)
+            self.tokens = empty_embedding(model.vocab_size, model.d_model)
         else:
             self.tokens = CharacterEmbedding(model.characters, model.vocab_size, model.d_model)
         self.rnn = RecurrentStack(model)
@@ -230,7 +230,7 @@ class RecurrentModel(LanguageModule):
         """The RNN, and ELMo's backward RNN if there is one."""
         return (part for part in (self.rnn, self.backward_rnn) if part is not None)
 
-    def stack_weights(self) -> list[list[list[nn.Parameter]]]:
+    def layer_parameters(self) -> list[list[list[nn.Parameter]]]:
         """Return the parameters of every layer of every stack."""
         stacks = [rnn.layers.weights() for rnn in self.blocks]
         for layers, rnn in zip(stacks, self.blocks, strict=True):
@@ -276,11 +276,11 @@ class RecurrentModel(LanguageModule):
         Raises:
             SpecError: a mask or documents together with a cache.
         """
-        tokens = self._vectors(input_ids)
+        tokens = self._token_embeddings(input_ids)
         if cache is None:
             sequences = find_sequences(input_ids, attention_mask, document_ids)
             if self.spec.is_bilm and self.spec.family == "encoder-only":
-                hidden = self._task_states(tokens, sequences)
+                hidden = self._task_hidden_states(tokens, sequences)
                 return (
                     hidden
                     if gather_positions is None
@@ -288,10 +288,10 @@ class RecurrentModel(LanguageModule):
                 )
             return self.rnn(tokens, sequences=sequences, gather_positions=gather_positions)[0]
         refuse("a cache takes no", attention_mask=attention_mask, document_ids=document_ids)
-        cache_slice = cache.begin(len(input_ids), input_ids.shape[1], slots, lengths)
+        cache_slice = cache.start_pass(len(input_ids), input_ids.shape[1], slots, lengths)
         state, read, sequences = cache.states[0], cache_slice, None
         if (real := cache_slice.is_token(input_ids.device)) is not None:
-            sequences = Sequences.find(real)
+            sequences = Sequences.from_mask(real)
             slots = cache_slice.slots(len(input_ids), input_ids.device)
             read = replace(cache_slice, rows=slots[sequences.rows])  # rows with any token
         before = tuple(part.transpose(0, 1).contiguous() for part in state.read(read))
@@ -324,9 +324,9 @@ class RecurrentModel(LanguageModule):
                 'needs direction "bilm".'
             )
         sequences = find_sequences(input_ids, attention_mask, document_ids)
-        return torch.stack(self._two_ways(self._vectors(input_ids), sequences), 1)
+        return torch.stack(self._both_directions(self._token_embeddings(input_ids), sequences), 1)
 
-    def _two_ways(
+    def _both_directions(
         self, tokens: Tensor, sequences: Sequences | None, *, every_layer: bool = False
     ) -> tuple[Any, Any]:
         """Return the outputs of the forward and the backward stack for token embeddings."""
@@ -336,15 +336,15 @@ class RecurrentModel(LanguageModule):
         backward, _ = self.backward_rnn(tokens, backward=True, **options)
         return forward, backward
 
-    def _task_states(self, tokens: Tensor, sequences: Sequences | None) -> Tensor:
+    def _task_hidden_states(self, tokens: Tensor, sequences: Sequences | None) -> Tensor:
         """Return hidden states [B, T, 2D] for task heads, from token embeddings [B, T, D]."""
         if "scalar-mix" not in self.heads:
-            return torch.cat(self._two_ways(tokens, sequences), -1)
-        layers = zip(*self._two_ways(tokens, sequences, every_layer=True))
+            return torch.cat(self._both_directions(tokens, sequences), -1)
+        layers = zip(*self._both_directions(tokens, sequences, every_layer=True))
         mixed = self.heads["scalar-mix"](torch.cat(pair, -1) for pair in layers)
         return F.dropout(mixed, self.spec.dropout, self.training)
 
-    def _vectors(self, input_ids: Tensor) -> Tensor:
+    def _token_embeddings(self, input_ids: Tensor) -> Tensor:
         """Return token embeddings [B, T, D], multiplied by `scale`."""
         tokens = self.tokens(input_ids)
         return tokens if self.spec.scale == 1.0 else tokens * self.spec.scale
@@ -361,7 +361,7 @@ def find_sequences(
         real = attention_mask.bool()
     if document_ids is not None:
         real = real & (document_ids != 0)
-    return Sequences.find(real, document_ids)
+    return Sequences.from_mask(real, document_ids)
 
 
 class RecurrentInitializer(Initializer):
@@ -376,9 +376,9 @@ class RecurrentInitializer(Initializer):
         super().__init__(None, model)
         self.tables = {id(table) for table in model.vocabulary_tables}
 
-    def set_vector(self, name: str, weight: Tensor) -> None:
+    def init_vector(self, name: str, weight: Tensor) -> None:
         """Initialize biases to 0, except to 1 for the forget gates of an LSTM."""
-        super().set_vector(name, weight)
+        super().init_vector(name, weight)
         if ".bias_ih_" in name and getattr(self.model.spec, "cell", None) == "lstm":
             hidden = self.model.spec.d_hidden
             weight[hidden : 2 * hidden] = 1.0
@@ -395,5 +395,5 @@ class RecurrentInitializer(Initializer):
             bound = math.sqrt(6.0 / (outputs + weight.shape[1]))
         draw_uniform(weight, bound, generator)
 
-    def finish(self) -> None:
+    def post_init(self) -> None:
         """Do nothing, because no weight is changed after all weights were drawn."""

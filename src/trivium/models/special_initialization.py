@@ -45,26 +45,26 @@ _SINUSOID_BASE = 10_000.0
 _SINUSOID_AMPLITUDE = 2.0 * 2.0**0.5  # twice the norm of token embeddings
 _ROTARY_BIAS, _ROTARY_PAIRS = 2.5, 8  # size of the biases; number of fastest pairs with a bias
 _NEIGHBOUR_WEIGHT = 0.7  # weight of a neighbour that is added to a token
-_OWN_DISTANCE_BIAS = 5.0  # relative bias at a head's own offset; 0 at all other offsets
+_OWN_OFFSET_BIAS = 5.0  # relative bias at a head's own offset; 0 at all other offsets
 _DIAGONAL_SCORES = 3.0  # factor of the scores of sinusoids
 
 
-def check_attention(attention: str, model: Any) -> None:
+def check_attention_init(attention: str, model: Any) -> None:
     """Raise SpecError if a `TransformerSpec` does not allow this initialization of attention."""
     needs = {
         "position_offsets": "learned positions, or rotary ones in attention with biases",
         "copy_heads": "an encoder and a decoder, with learned positions or relative biases",
         "diagonal": "an encoder and a decoder, with sinusoidal positions",
     }
-    if attention in needs and attention not in allowed_attention(model):
+    if attention in needs and attention not in allowed_attention_inits(model):
         raise SpecError(
             f'initialization.attention="{attention}" needs {needs[attention]}: use "random" here.'
         )
 
 
-def allowed_attention(model: Any) -> set[str]:
+def allowed_attention_inits(model: Any) -> set[str]:
     """Return the attention initializations that fit the position encoding and architecture."""
-    if not model.attends:
+    if not model.attention_only:
         return set()
     embedding, allowed = model.embedding, set[str]()
     attentions = [attention for stack in model.stacks for attention in stack.attentions]
@@ -105,7 +105,7 @@ def _attend_to_offsets(stack: Any, embedding_std: float) -> None:
     """
     positions = stack.embedding.positions
     if isinstance(positions, LearnedPositions):
-        _write_sinusoids(stack, positions.weight, embedding_std, positions.weight.shape[1])
+        _set_sinusoids(stack, positions.weight, embedding_std, positions.weight.shape[1])
     for attention in _self_attentions(stack):
         rotary = attention.part.positions
         if isinstance(rotary, Rotary):
@@ -113,7 +113,7 @@ def _attend_to_offsets(stack: Any, embedding_std: float) -> None:
             attention.key.weight.zero_()
             _set_rotary_biases(attention, rotary, causal=stack.causal)
         else:
-            _read_sinusoids(attention, _distances(attention, causal=stack.causal))
+            _attend_by_sinusoids(attention, _head_offsets(attention, causal=stack.causal))
 
 
 def _copy_tokens(stack: Any, embedding: Any, embedding_std: float) -> None:
@@ -122,14 +122,14 @@ def _copy_tokens(stack: Any, embedding: Any, embedding_std: float) -> None:
     if isinstance(positions, LearnedPositions):
         # Positions use only as many dimensions as a head reads; tokens use the others.
         read = 2 * (_self_attentions(stack)[0].head_dim // 2)
-        _write_sinusoids(stack, positions.weight, embedding_std, read)
+        _set_sinusoids(stack, positions.weight, embedding_std, read)
     for table in stack.tables:
         if isinstance(table, BucketTable):
-            _bias_own_distance(table, causal=stack.causal)
+            _set_offset_biases(table, causal=stack.causal)
     size = 1.0 if embedding.norm else embedding_std * embedding.scale
     for number, attention in enumerate(_self_attentions(stack)):
         if isinstance(positions, LearnedPositions):
-            _read_sinusoids(attention, _distances(attention, causal=stack.causal))
+            _attend_by_sinusoids(attention, _head_offsets(attention, causal=stack.causal))
         else:  # keys stay random: if both were zero, both would never get a gradient
             attention.query.weight.zero_()
         if number == 0:
@@ -140,7 +140,7 @@ def _copy_tokens(stack: Any, embedding: Any, embedding_std: float) -> None:
             output.copy_(share * _identity_slices(output.T).T)
     for layer in stack.layers:
         if isinstance(layer.cross_attention, AttentionModule):
-            _find_equal_tokens(layer.cross_attention)
+            _match_equal_tokens(layer.cross_attention)
 
 
 def _attend_to_diagonal(stack: Any) -> None:
@@ -150,9 +150,9 @@ def _attend_to_diagonal(stack: Any) -> None:
     for layer in stack.layers:
         attention = layer.cross_attention
         if isinstance(attention, AttentionModule):
-            distances = [0, *_distances(attention, causal=False)]
-            _read_sinusoids(
-                attention, distances, base=positions.base, in_halves=positions.in_halves
+            offsets = [0, *_head_offsets(attention, causal=False)]
+            _attend_by_sinusoids(
+                attention, offsets, base=positions.base, in_halves=positions.in_halves
             )
             # Scores are divided by the root of head_dim, whatever the scale in the spec.
             attention.query.weight.mul_(
@@ -165,18 +165,18 @@ def _self_attentions(stack: Any) -> list[AttentionModule]:
     return [layer.mixer for layer in stack.layers]  # type: ignore[misc]
 
 
-def _distances(attention: AttentionModule, *, causal: bool) -> list[int]:
+def _head_offsets(attention: AttentionModule, *, causal: bool) -> list[int]:
     """Return the relative offset that each head attends to."""
     heads = range(attention.part.num_heads)
-    return [_distance_of_head(head, causal=causal) for head in heads]
+    return [_head_offset(head, causal=causal) for head in heads]
 
 
-def _distance_of_head(head: int, *, causal: bool) -> int:
+def _head_offset(head: int, *, causal: bool) -> int:
     """Return a head's offset: -1, -2, -3, ... if causal, otherwise -1, +1, -2, +2, ..."""
     return -(head + 1) if causal else (head // 2 + 1) * (-1) ** (head + 1)
 
 
-def _write_sinusoids(stack: Any, table: Tensor, std: float, width: int) -> None:
+def _set_sinusoids(stack: Any, table: Tensor, std: float, width: int) -> None:
     """Set the first `width` dimensions of a position table to sinusoids, and all others to 0.
 
     Token type embeddings are also set to 0.
@@ -188,9 +188,9 @@ def _write_sinusoids(stack: Any, table: Tensor, std: float, width: int) -> None:
         stack.embedding.token_types.weight.zero_()
 
 
-def _read_sinusoids(
+def _attend_by_sinusoids(
     attention: AttentionModule,
-    distances: Sequence[int],
+    offsets: Sequence[int],
     *,
     base: float = _SINUSOID_BASE,
     in_halves: bool = False,
@@ -207,10 +207,10 @@ def _read_sinusoids(
     for head in attention.key.weight.unflatten(0, (-1, attention.head_dim)):
         head[:read, columns] = torch.eye(read)
     for n, head in enumerate(attention.query.weight.unflatten(0, (-1, attention.head_dim))):
-        angle = frequency * distances[n]
+        angle = frequency * offsets[n]
         # The rotation matrix that maps (sin p, cos p) of each pair to (sin, cos) of p + angle.
-        turns = torch.stack((angle.cos(), angle.sin(), -angle.sin(), angle.cos()), -1)
-        head[:read, columns] = torch.block_diag(*turns.view(-1, 2, 2))
+        rotations = torch.stack((angle.cos(), angle.sin(), -angle.sin(), angle.cos()), -1)
+        head[:read, columns] = torch.block_diag(*rotations.view(-1, 2, 2))
 
 
 def _set_rotary_biases(attention: AttentionModule, rotary: Rotary, *, causal: bool) -> None:
@@ -226,20 +226,20 @@ def _set_rotary_biases(attention: AttentionModule, rotary: Rotary, *, causal: bo
     for head in attention.key.bias.unflatten(0, (-1, attention.head_dim)):
         head[first] = _ROTARY_BIAS
     for n, head in enumerate(attention.query.bias.unflatten(0, (-1, attention.head_dim))):
-        angle = frequency * _distance_of_head(n, causal=causal)
+        angle = frequency * _head_offset(n, causal=causal)
         head[first], head[second] = _ROTARY_BIAS * angle.cos(), _ROTARY_BIAS * angle.sin()
 
 
-def _bias_own_distance(table: BucketTable, *, causal: bool) -> None:
+def _set_offset_biases(table: BucketTable, *, causal: bool) -> None:
     """Set each head's bias to a large value in the bucket of the head's offset, 0 elsewhere."""
     heads = table.weight.shape[1]
-    distances = torch.tensor([_distance_of_head(n, causal=causal) for n in range(heads)])
-    buckets = relative_buckets(distances, table.positions, bidirectional=not causal)
+    offsets = torch.tensor([_head_offset(n, causal=causal) for n in range(heads)])
+    buckets = relative_buckets(offsets, table.positions, bidirectional=not causal)
     table.weight.zero_()
-    table.weight[buckets, torch.arange(heads)] = _OWN_DISTANCE_BIAS
+    table.weight[buckets, torch.arange(heads)] = _OWN_OFFSET_BIAS
 
 
-def _find_equal_tokens(attention: AttentionModule) -> None:
+def _match_equal_tokens(attention: AttentionModule) -> None:
     """Set query and key weights to the same identity slices, so that equal tokens score highest.
 
     Value weights are set to the same slices; the output matrix is not changed.

@@ -16,18 +16,18 @@ from trivium.nn.blocks import Block, Layer
 from trivium.nn.mixers import Mixer
 from trivium.nn.mixers.attention import Attention
 from trivium.nn.norm import Norm, build_norm
-from trivium.nn.part import Count, DropoutRate, NumLayers, Part, Positive, empty_table
+from trivium.nn.part import Count, DropoutRate, NumLayers, Part, Positive, empty_embedding
 from trivium.nn.positions import AbsolutePositions
 from trivium.nn.sequence_info import NO_CACHE, LayerContext, SequenceInfo
 from trivium.nn.state import Cache
 
 
-def _as_tuple(layers: Any) -> Any:
+def _layers_as_tuple(layers: Any) -> Any:
     """Return a single layer as a tuple; other values are returned unchanged."""
     return (layers,) if isinstance(layers, Layer | Mapping) else layers
 
 
-_Layers = Annotated[tuple[Layer, ...], BeforeValidator(_as_tuple)]
+_Layers = Annotated[tuple[Layer, ...], BeforeValidator(_layers_as_tuple)]
 
 
 class Stack(Part):
@@ -49,7 +49,7 @@ class Stack(Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _fields_of_layers(cls, data: Any) -> Any:
+    def _reject_layer_fields(cls, data: Any) -> Any:
         """Raise SpecError if a field of `Layer` is given as a field of the stack."""
         moved = [name for name in Layer.model_fields if isinstance(data, Mapping) and name in data]
         if moved:
@@ -59,7 +59,7 @@ class Stack(Part):
         return data
 
     @classmethod
-    def of_mixers(cls, mixer: Mixer | tuple[Mixer, ...], **fields: Any) -> Self:
+    def from_mixers(cls, mixer: Mixer | tuple[Mixer, ...], **fields: Any) -> Self:
         """Return a stack whose layers differ only in their mixers.
 
         `fields` are fields of `Stack` and of `Layer`.
@@ -75,13 +75,13 @@ class Stack(Part):
         return tuple(itertools.islice(layers, self.num_layers))
 
     @property
-    def distinct_layers(self) -> int:
+    def num_distinct_layers(self) -> int:
         """The number of blocks with separate weights."""
         return self.num_layer_groups or self.num_layers
 
-    def block_of(self, layer: int) -> int:
+    def block_index(self, layer: int) -> int:
         """Return the index of the block that layer `layer` uses, among the distinct blocks."""
-        return layer * self.distinct_layers // self.num_layers
+        return layer * self.num_distinct_layers // self.num_layers
 
     @property
     def mixers(self) -> tuple[Mixer, ...]:
@@ -144,7 +144,7 @@ class Stack(Part):
                 f"there are {len(self.first_layers)} first_layers, but num_layers="
                 f"{self.num_layers}: give fewer, or a larger num_layers."
             )
-        if self.distinct_layers > self.num_layers:
+        if self.num_distinct_layers > self.num_layers:
             raise SpecError(
                 f"num_layer_groups={self.num_layer_groups} is more than "
                 f"num_layers={self.num_layers}."
@@ -208,8 +208,8 @@ class InputEmbedding(nn.Module):
             self.positions = embedding.positions.build(inner)
         self.token_types = None
         if embedding.num_token_types:
-            self.token_types = empty_table(embedding.num_token_types, inner)
-        self.query = empty_table(1, width) if embedding.query_stream else None
+            self.token_types = empty_embedding(embedding.num_token_types, inner)
+        self.query = empty_embedding(1, width) if embedding.query_stream else None
         self.norm = build_norm(embedding.norm, inner)
 
     def forward(
@@ -234,18 +234,18 @@ class TransformerStack(nn.Module):
 
     def __init__(self, model: Any, stack: Stack, *, is_decoder: bool) -> None:
         super().__init__()
-        width, crosses = model.d_model, is_decoder and model.encoder is not None
+        width, has_cross_attention = model.d_model, is_decoder and model.encoder is not None
         self.spec, self.causal, layers = stack, is_decoder, stack.every_layer
         self.embedding = InputEmbedding(model.embedding, width, stack.dropout)
         self.layers = nn.ModuleList(
             layer.build(
                 width,
                 dropout=stack.dropout,
-                num_layers=stack.num_layers * (1 + crosses),
+                num_layers=stack.num_layers * (1 + has_cross_attention),
                 first_norm=stack.first_norm or i > 0,
-                crosses=crosses,
+                has_cross_attention=has_cross_attention,
             )
-            for i, layer in enumerate(layers[: stack.distinct_layers])
+            for i, layer in enumerate(layers[: stack.num_distinct_layers])
         )
         self.norm = build_norm(layers[-1].norm if stack.ends_with_norm else None, width)
         # Layers with equal table keys share one table, if their mixers have a table.
@@ -254,19 +254,19 @@ class TransformerStack(nn.Module):
         owned = [key for key, table in tables.items() if table is not None]
         self.tables = nn.ModuleList(table for table in tables.values() if table is not None)
         keys = [each.mixer.table_key for each in self.every_layer]
-        self._table_of_layer = [owned.index(key) if key in owned else None for key in keys]
+        self._table_index = [owned.index(key) if key in owned else None for key in keys]
         # The first of the layers with equal mixers prepares for all of them. The first of the
         # layers with equal feed-forward networks computes their auxiliary loss.
-        self._first_alike = [stack.mixers.index(mixer) for mixer in stack.mixers]
+        self._first_equal_mixer = [stack.mixers.index(mixer) for mixer in stack.mixers]
         networks = [layer.feed_forward for layer in layers]
-        self._first_network = [networks.index(network) for network in networks]
-        self._computes_all = layers[-1].reads_earlier
+        self._first_equal_network = [networks.index(network) for network in networks]
+        self._needs_all_tokens = layers[-1].reads_earlier_tokens
 
     @property
     def every_layer(self) -> list[Block]:
         """The block of every layer, from first to last; shared blocks occur several times."""
         distinct: list[Block] = list(self.layers)  # type: ignore[assignment]
-        return [distinct[self.spec.block_of(i)] for i in range(self.spec.num_layers)]
+        return [distinct[self.spec.block_index(i)] for i in range(self.spec.num_layers)]
 
     def forward(
         self,
@@ -287,7 +287,7 @@ class TransformerStack(nn.Module):
         x = self.embedding(tokens, sequence.positions, token_type_ids)
         # Only the last layer may skip tokens, and only if its feed-forward network reads no others.
         whole = replace(sequence, gather_positions=None)
-        last_sequence = whole if self._computes_all else sequence
+        last_sequence = whole if self._needs_all_tokens else sequence
         *blocks, last = self.every_layer
         *layers, last_layer = self._layer_contexts(whole, cache)
         losses = []
@@ -303,16 +303,16 @@ class TransformerStack(nn.Module):
         losses.append(loss)
         if cache is not None and sequence.cache_slice is not None:
             cache.advance(sequence.cache_slice)
-        x = self.norm(sequence.gather(x) if self._computes_all else x)
+        x = self.norm(sequence.gather(x) if self._needs_all_tokens else x)
         return x, self._auxiliary_loss(losses)
 
     def _layer_contexts(self, sequence: SequenceInfo, cache: Cache | None) -> list[LayerContext]:
         """Return the `LayerContext` of every layer; layers with equal mixers share `prepare`."""
         contexts: list[LayerContext] = []
         for i, block in enumerate(self.every_layer):
-            layer, first = _cached(i, cache), self._first_alike[i]
+            layer, first = _cached_context(i, cache), self._first_equal_mixer[i]
             if first == i:
-                mixing, crossing = block.prepare(sequence, layer, self._table_of(i))
+                mixing, crossing = block.prepare(sequence, layer, self._shared_table(i))
             else:
                 mixing, crossing = contexts[first].prepared, contexts[first].cross_prepared
             contexts.append(replace(layer, prepared=mixing, cross_prepared=crossing))
@@ -322,7 +322,7 @@ class TransformerStack(nn.Module):
         """Return the sum of the auxiliary losses of all layer calls; None if there is none."""
         added: dict[int, Tensor] = {}
         for run, loss in enumerate(losses):
-            network = self._first_network[min(run, self.spec.num_layers - 1)]
+            network = self._first_equal_network[min(run, self.spec.num_layers - 1)]
             if loss is not None:
                 added[network] = loss + added[network] if network in added else loss
         total = None
@@ -332,18 +332,18 @@ class TransformerStack(nn.Module):
             total = network.loss(one) if total is None else total + network.loss(one)
         return total
 
-    def _table_of(self, layer: int) -> nn.Module | None:
+    def _shared_table(self, layer: int) -> nn.Module | None:
         """Return the weights that a layer shares, such as T5's relative bias, or None."""
-        table = self._table_of_layer[layer]
+        table = self._table_index[layer]
         return None if table is None else self.tables[table]
 
 
-def _cached(layer: int, cache: Cache | None) -> LayerContext:
+def _cached_context(layer: int, cache: Cache | None) -> LayerContext:
     """Return the `LayerContext` with a layer's part of the cache, or `NO_CACHE`."""
     if cache is None:
         return NO_CACHE
     return LayerContext(
         state=cache.states[layer],
-        source=cache.sources[layer] if cache.sources else None,
+        source=cache.cross_caches[layer] if cache.cross_caches else None,
         feed_forward_state=cache.feed_forward_states[layer] if cache.feed_forward_states else None,
     )

@@ -19,7 +19,7 @@ from trivium.models.base_model import (
     LanguageModule,
     Spec,
     build_heads,
-    matrix_weights,
+    num_matrix_weights,
     refuse,
 )
 from trivium.models.heads import HeadInput
@@ -28,11 +28,11 @@ from trivium.models.initialization import Initialization, Initializer, Normal
 from trivium.models.stack import Embedding, Stack, TransformerStack
 from trivium.nn.blocks import Block
 from trivium.nn.mixers.global_attention import GlobalSequenceInfo
-from trivium.nn.part import Count, empty_table
+from trivium.nn.part import Count, empty_embedding
 from trivium.nn.positions import AbsolutePositions
 from trivium.nn.positions.learned import Learned
 from trivium.nn.sequence_info import EncoderOutput, SequenceInfo, check_length
-from trivium.nn.state import Cache, state_like
+from trivium.nn.state import Cache, make_state_template
 
 
 class TransformerSpec(Spec):
@@ -67,14 +67,14 @@ class TransformerSpec(Spec):
                 "source_vocab_size is for a model with an encoder and a decoder: leave it out."
             )
         for layer in self.decoder.every_layer if self.encoder and self.decoder else ():
-            if not layer.block.crosses:
+            if not layer.block.has_cross_attention:
                 block = layer.block.kind
                 raise SpecError(f'decoder.layers.block: "{block}" cannot attend to an encoder.')
         for mixer in self.encoder.mixers if self.encoder else ():
-            if not mixer.encodes:
+            if not mixer.supports_encoder:
                 raise SpecError(f'encoder.layers.mixer: "{mixer.kind}" reads the left side alone.')
         for mixer in self.decoder.mixers if self.decoder else ():
-            if not mixer.decodes:
+            if not mixer.supports_decoder:
                 raise SpecError(
                     f'decoder.layers.mixer: "{mixer.kind}" reads both sides of a token.'
                 )
@@ -112,7 +112,7 @@ class TransformerSpec(Spec):
         return tuple(stack for stack in (self.encoder, self.decoder) if stack is not None)
 
     @property
-    def attends(self) -> bool:
+    def attention_only(self) -> bool:
         """Whether the mixer of every layer is attention."""
         return all(len(stack.attentions) == stack.num_layers for stack in self.stacks)
 
@@ -128,18 +128,18 @@ class TransformerSpec(Spec):
         return one and all(mixer.carries_state for mixer in self.stacks[0].mixers)
 
     @property
-    def biases_encoder(self) -> bool:
+    def has_encoder_bias(self) -> bool:
         """Whether the encoder's position encoding adds a term to all attention scores."""
         attentions = self.encoder.attentions if self.encoder else ()
         return any(each.positions.has_scores for each in attentions if each.positions)
 
     @property
-    def adds_loss(self) -> bool:
-        """Whether a layer adds an auxiliary loss (`FeedForward.adds_loss`)."""
-        return any(layer.adds_loss for stack in self.stacks for layer in stack.every_layer)
+    def has_aux_loss(self) -> bool:
+        """Whether a layer adds an auxiliary loss (`FeedForward.has_aux_loss`)."""
+        return any(layer.has_aux_loss for stack in self.stacks for layer in stack.every_layer)
 
     @property
-    def source_size(self) -> int:
+    def input_vocab_size(self) -> int:
         """The vocabulary size of the input, which is the encoder's if there is an encoder."""
         return self.source_vocab_size or self.vocab_size
 
@@ -184,7 +184,7 @@ class TransformerSpec(Spec):
         return self.has_global_tokens or self.query_stream or compares
 
     @property
-    def absolute_positions(self) -> AbsolutePositions | None:
+    def absolute_position_encoding(self) -> AbsolutePositions | None:
         """The absolute position encoding, added to the token embeddings; None if there is none."""
         return self.embedding.positions
 
@@ -249,22 +249,22 @@ class TransformerSpec(Spec):
         width = self.d_model
         for stack in self.stacks:
             mask = width if stack.dropout else 0
-            crosses = stack is self.decoder and self.encoder is not None
+            has_cross_attention = stack is self.decoder and self.encoder is not None
             # The encoder's output, in another precision for keys and for values.
-            memory = 2 * item * width if crosses and item < 4 else 0
+            memory = 2 * item * width if has_cross_attention and item < 4 else 0
             again = stack.every_layer[-1:] if self.mask_decoder_positions else ()
             for layer in (*stack.every_layer, *again):
                 norms = len(layer.norms) * layer.norm.activation_bytes(width, on_cpu=on_cpu)
                 added, feeding = norms + item * mask, 0
                 if layer.feed_forward is not None:
                     inner = layer.feed_forward.activation_numel(width)
-                    inner += (layer.block.reads - 1) * width
-                    feeding = item * inner + (layer.block.additions - 1) * added
+                    inner += (layer.block.num_norm_outputs - 1) * width
+                    feeding = item * inner + (layer.block.num_residual_adds - 1) * added
                 kept = layer.mixer.activation_numel(
                     length, item=item, on_cpu=on_cpu, dropout=mask > 0
                 )
                 one = added + item * (width + kept)
-                yield one * (1 + crosses) + memory + feeding
+                yield one * (1 + has_cross_attention) + memory + feeding
 
     def build(self) -> Transformer:
         """Return the module without initialized weights (see `Spec.build`)."""
@@ -336,13 +336,13 @@ class DecoderInput(StackInput):
 
 
 # The inputs of an encoder-decoder that belong to its decoder.
-_OF_DECODER = (
+_DECODER_INPUTS = (
     *("decoder_input_ids", "decoder_attention_mask"),
     *("prefix_lengths", "gather_positions", "cache", "slots", "lengths"),
 )
 
 
-def _as_input(kind: type[Any], input_ids: Tensor | None, inputs: Mapping[str, Any]) -> Any:
+def _stack_input(kind: type[Any], input_ids: Tensor | None, inputs: Mapping[str, Any]) -> Any:
     """Return the `EncoderInput` or `DecoderInput`. Raises SpecError for an unsupported input."""
     if input_ids is None:
         raise SpecError("input_ids is missing: the model has nothing to read.")
@@ -365,10 +365,10 @@ class Transformer(LanguageModule):
     def __init__(self, model: TransformerSpec) -> None:
         super().__init__()
         self.spec, self.max_length = model, model.max_length
-        self.tokens = empty_table(model.vocab_size, model.d_embedding)
+        self.tokens = empty_embedding(model.vocab_size, model.d_embedding)
         self.source_tokens = None
         if model.source_vocab_size:
-            self.source_tokens = empty_table(model.source_vocab_size, model.d_embedding)
+            self.source_tokens = empty_embedding(model.source_vocab_size, model.d_embedding)
         self.encoder = self.decoder = None
         if model.encoder:
             self.encoder = TransformerStack(model, model.encoder, is_decoder=False)
@@ -390,7 +390,7 @@ class Transformer(LanguageModule):
         """The blocks of every stack; shared blocks occur once."""
         return (layer for stack in self.stacks for layer in stack.layers)  # type: ignore[misc]
 
-    def stack_weights(self) -> list[list[list[nn.Parameter]]]:
+    def layer_parameters(self) -> list[list[list[nn.Parameter]]]:
         """Return the parameters of every layer of every stack."""
         stacks = [[list(layer.parameters()) for layer in stack.layers] for stack in self.stacks]
         for layers, stack in zip(stacks, self.stacks, strict=True):
@@ -406,15 +406,17 @@ class Transformer(LanguageModule):
         """Return the training FLOPs per token (see `models.flops_per_token`)."""
         total = 6.0 * self.spec.vocab_size * self.spec.d_embedding
         for stack in self.stacks:
-            repeats = stack.spec.num_layers / stack.spec.distinct_layers
+            repeats = stack.spec.num_layers / stack.spec.num_distinct_layers
             for block in stack.layers:
                 assert isinstance(block, Block)
-                weights = matrix_weights(block) - sum(map(matrix_weights, block.inactive_experts))
+                weights = num_matrix_weights(block) - sum(
+                    map(num_matrix_weights, block.inactive_experts)
+                )
                 total += 6.0 * repeats * weights
-            total += 6.0 * matrix_weights(stack.embedding)
+            total += 6.0 * num_matrix_weights(stack.embedding)
             attended, mixers = length / 2 if stack.causal else length, stack.spec.mixers
             if self.spec.mask_decoder_positions:  # the last layer runs once more
-                total += 6.0 * matrix_weights(stack.layers[-1])
+                total += 6.0 * num_matrix_weights(stack.layers[-1])
                 mixers += mixers[-1:]
             for mixer in mixers:
                 total += mixer.flops(attended)
@@ -428,9 +430,9 @@ class Transformer(LanguageModule):
         if stack is None or not (self.decoder or self.spec.carries_state):
             return super().new_cache(slots, slot_length)
         check_length(slot_length, self.max_length)
-        like, layers = state_like(self.tokens.weight), stack.every_layer
+        like, layers = make_state_template(self.tokens.weight), stack.every_layer
         networks = [
-            block.feed_forward if layer.reads_earlier else None
+            block.feed_forward if layer.reads_earlier_tokens else None
             for block, layer in zip(layers, stack.spec.every_layer, strict=True)
         ]
         return Cache(
@@ -438,7 +440,7 @@ class Transformer(LanguageModule):
             slot_length,
             [layer.mixer.new_state(slots, slot_length, like) for layer in layers],
             device=self.device,
-            projections=[each.project for layer in layers if (each := layer.cross_attention)],
+            projections=[each.project_kv for layer in layers if (each := layer.cross_attention)],
             feed_forward_states=[
                 None if network is None else network.new_state(slots, slot_length, like)
                 for network in networks
@@ -475,14 +477,14 @@ class Transformer(LanguageModule):
             raise SpecError(f"this model is {self.spec.family} and {have} decoder_input_ids.")
         if self.decoder is None:
             late = getattr(self.vocabulary_head, "mask_decoder_positions", None)
-            return self.run_encoder(_as_input(EncoderInput, input_ids, inputs), late)
+            return self.run_encoder(_stack_input(EncoderInput, input_ids, inputs), late)
         if self.encoder is None:
-            return self.run_decoder(_as_input(DecoderInput, input_ids, inputs))
-        target = {name: inputs.pop(name) for name in _OF_DECODER if name in inputs}
+            return self.run_decoder(_stack_input(DecoderInput, input_ids, inputs))
+        target = {name: inputs.pop(name) for name in _DECODER_INPUTS if name in inputs}
         target = {name.removeprefix("decoder_"): value for name, value in target.items()}
         output, encoder_loss = None, None
         if input_ids is not None:
-            source = _as_input(EncoderInput, input_ids, inputs)
+            source = _stack_input(EncoderInput, input_ids, inputs)
             hidden, encoder_loss = self.run_encoder(source)
             output = EncoderOutput(hidden, source.attention_mask)
         hidden, loss = self.run_decoder(DecoderInput(**target), output)
@@ -518,7 +520,7 @@ class Transformer(LanguageModule):
             if query is None:
                 raise SpecError("a model without a query stream (Embedding) takes no order.")
             tokens = torch.cat((tokens, query(torch.zeros_like(predicted))), 1)
-            sequence = two_streams(sequence, order, predicted)
+            sequence = add_queries(sequence, order, predicted)
         hidden, loss = self.encoder(
             tokens,
             sequence,
@@ -582,10 +584,10 @@ class Transformer(LanguageModule):
         else:
             mask = inputs.attention_mask
             refuse("a cache takes no", attention_mask=mask, document_ids=documents)
-            cache_slice = inputs.cache.begin(rows, length, inputs.slots, inputs.lengths)
+            cache_slice = inputs.cache.start_pass(rows, length, inputs.slots, inputs.lengths)
             columns = cache_slice.columns(columns.device)
         return SequenceInfo(
-            positions=self._positions(inputs, columns),
+            positions=self._position_ids(inputs, columns),
             columns=columns,
             is_token=inputs.attention_mask,
             documents=documents,
@@ -595,7 +597,7 @@ class Transformer(LanguageModule):
             **conditions,
         )
 
-    def _positions(self, inputs: StackInput, columns: Tensor) -> Tensor:
+    def _position_ids(self, inputs: StackInput, columns: Tensor) -> Tensor:
         """Return position ids [1 or B, T].
 
         By default, the position id is the column or, if the learned position encoding counts only
@@ -608,10 +610,10 @@ class Transformer(LanguageModule):
             # Padding after the tokens of a slot may lie beyond the last position.
             return columns if end is None else columns.clamp(max=end - 1)
         check_length(columns.shape[1], end)
-        counted = self._counted(inputs.input_ids, inputs.attention_mask)
+        counted = self._counted_tokens(inputs.input_ids, inputs.attention_mask)
         return columns if counted is None else counted.cumsum(1) * counted - 1
 
-    def _counted(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
+    def _counted_tokens(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
         """Return a mask, int64 [B, T], of tokens that count for position ids; None: all tokens."""
         learned = self.spec.embedding.positions
         if not isinstance(learned, Learned) or learned.counted == "all":
@@ -621,7 +623,7 @@ class Transformer(LanguageModule):
         return None if attention_mask is None else attention_mask.bool().long()
 
 
-def two_streams(sequence: SequenceInfo, order: Tensor, predicted: Tensor) -> SequenceInfo:
+def add_queries(sequence: SequenceInfo, order: Tensor, predicted: Tensor) -> SequenceInfo:
     """Return the `SequenceInfo` of T tokens followed by M queries (XLNet's query stream).
 
     Each query stands at the position of a predicted token. A token attends to tokens of its own or
@@ -634,7 +636,7 @@ def two_streams(sequence: SequenceInfo, order: Tensor, predicted: Tensor) -> Seq
         predicted: int64 [B, M], the columns of the predicted tokens.
     """
 
-    def of_both(x: Tensor | None) -> Tensor | None:
+    def append_queries(x: Tensor | None) -> Tensor | None:
         """Return the values [B, T + M] of tokens and queries for the values of the tokens."""
         if x is None:
             return None
@@ -647,16 +649,16 @@ def two_streams(sequence: SequenceInfo, order: Tensor, predicted: Tensor) -> Seq
         gathered = gathered + (row + 1) * order.shape[1]
     # A token attends to ranks up to its own, a query to ranks below that of its predicted token.
     known = order[:, None] <= torch.cat((order, order.gather(1, predicted) - 1), 1)[..., None]
-    positions, columns = of_both(sequence.positions), of_both(sequence.columns)
+    positions, columns = append_queries(sequence.positions), append_queries(sequence.columns)
     assert positions is not None
     assert columns is not None
     return replace(
         sequence,
         positions=positions,
         columns=columns,
-        is_token=of_both(sequence.is_token),
-        documents=of_both(sequence.documents),
-        types=of_both(sequence.types),
+        is_token=append_queries(sequence.is_token),
+        documents=append_queries(sequence.documents),
+        types=append_queries(sequence.types),
         custom=known[:, None],
         num_keys=order.shape[1],
         gather_positions=gathered,

@@ -42,7 +42,7 @@ def swish(x: Tensor, beta: float) -> Tensor:
     return x * torch.sigmoid(beta * x)
 
 
-def soft_capped(x: Tensor, cap: float) -> Tensor:
+def apply_soft_cap(x: Tensor, cap: float) -> Tensor:
     """Return cap * tanh(x / cap), logit soft-capping (Gemma Team 2024, section 2)."""
     return cap * torch.tanh(x / cap)
 

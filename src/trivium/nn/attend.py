@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from trivium.nn.activations import soft_capped
-from trivium.nn.mask import Mask, MaskPart, lowest
+from trivium.nn.activations import apply_soft_cap
+from trivium.nn.mask import Mask, MaskPart, masked_score
 
 # The largest number of attention scores that all layers of a stack together keep for backward in
 # eager attention: 4 GiB in float32. Above this limit, memory matters more than time.
@@ -106,9 +106,9 @@ def _eager_probabilities(
     """
     scores = (query * scale) @ _repeat_kv(key, query.shape[1]).transpose(-1, -2)
     if soft_cap is not None:
-        scores = soft_capped(scores, soft_cap)
+        scores = apply_soft_cap(scores, soft_cap)
     if bias is not None:
-        return (scores + _cast(bias, scores.dtype)).softmax(-1)
+        return (scores + _cast_bias(bias, scores.dtype)).softmax(-1)
     return _apply_mask(scores, part).softmax(-1)
 
 
@@ -124,7 +124,7 @@ def _sdpa(
     """Return the attention output [B, N, T, V] of a mask part, computed by a PyTorch kernel."""
     heads, queries = query.shape[1], query.shape[2]
     is_causal = part.is_plain_causal and bias is None
-    mask = part.attention_mask if bias is None else _cast(bias, query.dtype)
+    mask = part.attention_mask if bias is None else _cast_bias(bias, query.dtype)
     mask = None if is_causal else mask
     groups = heads // key.shape[1]
     fold_groups = groups > 1 and queries == 1
@@ -149,9 +149,9 @@ def _sdpa(
     return mixed.reshape(len(mixed), heads, 1, -1) if fold_groups else mixed
 
 
-def _cast(bias: Tensor, dtype: torch.dtype) -> Tensor:
+def _cast_bias(bias: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the bias in another dtype; the lowest values stay finite in float16."""
-    return (bias.clamp(min=lowest(dtype)) if dtype == torch.float16 else bias).to(dtype)
+    return (bias.clamp(min=masked_score(dtype)) if dtype == torch.float16 else bias).to(dtype)
 
 
 def _bias_with_scores(part: MaskPart, scores: Tensor) -> Tensor:
@@ -164,7 +164,7 @@ def _apply_mask(scores: Tensor, part: MaskPart) -> Tensor:
     allowed = part.attention_mask
     if allowed is None and part.is_plain_causal:
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    return scores if allowed is None else scores.masked_fill(~allowed, lowest(scores.dtype))
+    return scores if allowed is None else scores.masked_fill(~allowed, masked_score(scores.dtype))
 
 
 def _repeat_kv(x: Tensor, heads: int) -> Tensor:

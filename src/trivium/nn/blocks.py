@@ -64,13 +64,13 @@ class BlockKind(Choice, Part):
 
     supports_tp: ClassVar[bool] = False
     """Whether tensor parallelism can divide the block."""
-    crosses: ClassVar[bool] = False
+    has_cross_attention: ClassVar[bool] = False
     """Whether the block can have cross-attention to an encoder's output."""
-    additions: ClassVar[int] = 2
+    num_residual_adds: ClassVar[int] = 2
     """The number of residual additions in a block without cross-attention."""
 
     @property
-    def reads(self) -> int:
+    def num_norm_outputs(self) -> int:
         """The number of normalised copies of the residual stream that a block makes."""
         return 2
 
@@ -83,7 +83,7 @@ class SequentialLayers(BlockKind):
     """x + mixer(x), followed by x + feed_forward(x) (Vaswani et al. 2017, section 3.1)."""
 
     supports_tp: ClassVar[bool] = True
-    crosses: ClassVar[bool] = True
+    has_cross_attention: ClassVar[bool] = True
     kind: Literal["sequential"] = "sequential"
 
     def build(self, layer: Layer, d_model: int, **options: Any) -> Block:
@@ -98,13 +98,13 @@ class ParallelLayers(BlockKind):
     "separate" means that each has its own norm (GPT-NeoX, Black et al. 2022).
     """
 
-    additions: ClassVar[int] = 1
+    num_residual_adds: ClassVar[int] = 1
     kind: Literal["parallel"] = "parallel"
     norms: Literal["shared", "separate"] = "shared"
 
     @property
-    def reads(self) -> int:
-        """See `BlockKind.reads`."""
+    def num_norm_outputs(self) -> int:
+        """See `BlockKind.num_norm_outputs`."""
         return 1 if self.norms == "shared" else 2
 
     def build(self, layer: Layer, d_model: int, **options: Any) -> ParallelBlock:
@@ -113,7 +113,7 @@ class ParallelLayers(BlockKind):
 
 
 NormPlacement = Literal["pre", "post", "sandwich", "post-sublayer", "none"]
-_PLACES: Mapping[str, tuple[str, ...]] = {
+_PLACEMENT_NORMS: Mapping[str, tuple[str, ...]] = {
     "pre": ("pre_norm",),
     "post": ("post_norm",),
     "sandwich": ("pre_norm", "post_sublayer_norm"),
@@ -146,7 +146,7 @@ class Layer(Part):
     @property
     def norms(self) -> tuple[str, ...]:
         """The names of the norms in a residual connection, as in `Residual`."""
-        return _PLACES[self.norm_placement]
+        return _PLACEMENT_NORMS[self.norm_placement]
 
     @property
     def parts(self) -> tuple[Mixer | FeedForward, ...]:
@@ -159,14 +159,14 @@ class Layer(Part):
         return self.feed_forward is None or self.feed_forward.has_fixed_shapes
 
     @property
-    def adds_loss(self) -> bool:
+    def has_aux_loss(self) -> bool:
         """Whether the feed-forward network has an auxiliary loss."""
-        return self.feed_forward is not None and self.feed_forward.adds_loss
+        return self.feed_forward is not None and self.feed_forward.has_aux_loss
 
     @property
-    def reads_earlier(self) -> bool:
+    def reads_earlier_tokens(self) -> bool:
         """Whether the feed-forward network reads earlier tokens, and so has a state."""
-        return self.feed_forward is not None and self.feed_forward.reads_earlier
+        return self.feed_forward is not None and self.feed_forward.reads_earlier_tokens
 
     @property
     def tp_sizes(self) -> list[tuple[str, int]]:
@@ -220,7 +220,7 @@ class Block(PartModule):
         dropout: float = 0.0,
         num_layers: int = 1,
         first_norm: bool = True,
-        crosses: bool = False,
+        has_cross_attention: bool = False,
     ) -> None:
         super().__init__()
         mixer, of_mixer = layer.mixer, {"dropout": dropout, "num_layers": num_layers}
@@ -228,7 +228,7 @@ class Block(PartModule):
         self.mixer: MixerModule = mixer.build(width, **of_mixer)
         self.mixer_residual = Residual(layer, norms, width, dropout)
         self.cross_attention = self.cross_residual = None
-        if crosses:
+        if has_cross_attention:
             self.cross_attention = CrossAttention(mixer.cross, width, **of_mixer)
             self.cross_residual = Residual(layer, layer.norms, width, dropout)
         self.feed_forward: FeedForwardModule | None = None

@@ -95,7 +95,7 @@ class CharacterEmbedding(PartModule):
         names = [str(index).encode() for index in range(len(self.character_ids))]
         self.set_character_ids(names, [False] * len(names))
 
-    def set_character_ids(self, tokens: Sequence[bytes], continues: Sequence[bool]) -> None:
+    def set_character_ids(self, tokens: Sequence[bytes], continues_word: Sequence[bool]) -> None:
         """Set the characters of the first tokens of the vocabulary.
 
         Args:
@@ -104,7 +104,7 @@ class CharacterEmbedding(PartModule):
         """
         longest = self.part.max_characters
         rows = np.full((len(tokens), longest), _PADDING, dtype=np.int16)
-        for row, data, inside in zip(rows, tokens, continues, strict=True):
+        for row, data, inside in zip(rows, tokens, continues_word, strict=True):
             begin = [] if inside else [_BEGIN]
             characters = [*begin, *data[: longest - len(begin) - 1], _END]
             row[: len(characters)] = characters

@@ -14,13 +14,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from trivium.nn.activations import soft_capped
+from trivium.nn.activations import apply_soft_cap
 from trivium.nn.part import autocast_dtype
 
 # The maximum numel of the logits in memory: enough for full-speed matmuls, too little to fill it.
 _CPU_CHUNK = 2**22
 _GPU_CHUNK = 2**28
-ROUNDED_ROWS = 64
+PAD_TO_MULTIPLE_OF = 64
 """Features are padded to a multiple of this number of rows, and so are chunks where possible.
 
 On a CPU, oneDNN generates a kernel for every new shape of a bfloat16 matmul, which takes longer
@@ -74,7 +74,7 @@ def linear_cross_entropy(
     smoothing: float = 0.0,
     soft_cap: float | None = None,
     softmax_loss: SoftmaxLoss | None = None,
-    max_rows: int | None = None,
+    max_vocab_rows: int | None = None,
 ) -> Tensor:
     """Return the sum of -log softmax(features W^T + b)[target], computed in chunks of rows.
 
@@ -100,8 +100,8 @@ def linear_cross_entropy(
     """
     dtype, softmax_loss = autocast_dtype(features), softmax_loss or cross_entropy_and_gradient
     if soft_cap is not None:
-        softmax_loss = _of_capped(softmax_loss, soft_cap)
-    chunks = _chunks(features, max_rows or len(weight))
+        softmax_loss = _add_soft_cap(softmax_loss, soft_cap)
+    chunks = _split_rows(features, max_vocab_rows or len(weight))
     chunks = [(start, stop) for start, stop in chunks if start < len(targets)]
     if torch.is_grad_enabled():
         return _LinearCrossEntropy.apply(  # type: ignore[return-value]
@@ -134,7 +134,7 @@ def token_cross_entropy(
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         return F.cross_entropy(scores, labels, reduction="none")
 
-    chunks = _chunks(features, vocab_size) or [(0, 0)]
+    chunks = _split_rows(features, vocab_size) or [(0, 0)]
     parts: list[Any] = [
         checkpoint(losses, features[start:stop], targets[start:stop], use_reentrant=False)
         for start, stop in chunks
@@ -160,7 +160,7 @@ def cross_entropy_and_gradient(
     return loss, probabilities
 
 
-def _of_capped(softmax_loss: SoftmaxLoss, cap: float) -> SoftmaxLoss:
+def _add_soft_cap(softmax_loss: SoftmaxLoss, cap: float) -> SoftmaxLoss:
     """Return `softmax_loss` with soft-capping of the logits z in front.
 
     The chain rule multiplies the gradient by d capped / d z = 1 - (capped / cap)^2.
@@ -170,7 +170,7 @@ def _of_capped(softmax_loss: SoftmaxLoss, cap: float) -> SoftmaxLoss:
         logits: Tensor, targets: Tensor, smoothing: float
     ) -> tuple[Tensor, Tensor]:
         """Return the loss of the soft-capped logits and its gradient for the logits."""
-        capped = soft_capped(logits, cap)
+        capped = apply_soft_cap(logits, cap)
         loss, gradient = softmax_loss(capped.clone(), targets, smoothing)
         return loss, gradient.mul_(1.0 - (capped / cap) ** 2)
 
@@ -203,11 +203,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         d_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
         for start, stop in chunks:
             logits, labels = F.linear(rows[start:stop], matrix, offset).float(), targets[start:stop]
-            loss, d_labelled = softmax_loss(logits[: len(labels)], labels, smoothing)
+            loss, d_label_logits = softmax_loss(logits[: len(labels)], labels, smoothing)
             total += loss
             if d_bias is not None:
-                d_bias += d_labelled.sum(0)
-            d_logits = d_labelled.to(dtype)
+                d_bias += d_label_logits.sum(0)
+            d_logits = d_label_logits.to(dtype)
             if len(labels) < stop - start:
                 d_logits = F.pad(d_logits, (0, 0, 0, stop - start - len(labels)))
             torch.mm(d_logits, matrix, out=d_features[start:stop])
@@ -231,10 +231,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         )
 
 
-def _chunks(features: Tensor, vocab_size: int) -> list[tuple[int, int]]:
+def _split_rows(features: Tensor, vocab_size: int) -> list[tuple[int, int]]:
     """Return (start, stop) of row ranges whose logits fit `_CPU_CHUNK` or `_GPU_CHUNK`."""
     size = (_CPU_CHUNK if features.device.type == "cpu" else _GPU_CHUNK) // vocab_size
-    if size > ROUNDED_ROWS:
-        size -= size % ROUNDED_ROWS
+    if size > PAD_TO_MULTIPLE_OF:
+        size -= size % PAD_TO_MULTIPLE_OF
     rows, size = len(features), max(1, size)
     return [(start, min(start + size, rows)) for start in range(0, rows, size)]

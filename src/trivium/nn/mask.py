@@ -63,11 +63,11 @@ def attention_mask(
         by_column = outer(queries.columns, keys.columns)
         by_position = outer(queries.positions, keys.positions)
         # Distances are differences of columns, whatever the position ids are.
-        of_heads = [
+        per_head = [
             each.allows(*(by_position if each.reach is None else by_column))
-            for each in pattern.of_heads
+            for each in pattern.per_head
         ]
-        in_pattern = torch.cat(torch.broadcast_tensors(*of_heads), 1)
+        in_pattern = torch.cat(torch.broadcast_tensors(*per_head), 1)
         if always is not None:
             in_pattern = in_pattern | always[:, None, None, :]
         conditions.append(in_pattern)
@@ -183,20 +183,20 @@ class Mask:
         self.conditions = mask_conditions(queries, keys, pattern)
         if num_queries == 1 and queries.starts_together and self.conditions == {"causal"}:
             self.conditions = set()  # the last of all tokens attends to them all
-        tiling = self._tiling(num_queries, num_keys)
+        tiling = self._choose_tiling(num_queries, num_keys)
         self.slices = [
-            (rows, self._with_always(columns, num_keys))
+            (rows, self._add_always_columns(columns, num_keys))
             for rows, columns in tiling.parts(num_queries, num_keys)
         ]
         entries = self.num_heads * num_queries * num_keys
         is_small = entries <= _MAX_MASK or torch.is_grad_enabled()
-        self.parts = [self._part(*each) for each in self.slices] if is_small else None
+        self.parts = [self._build_part(*each) for each in self.slices] if is_small else None
 
     def __iter__(self) -> Iterator[MaskPart]:
         """Iterate over the parts; large masks without gradients are computed one by one."""
         if self.parts is not None:
             return iter(self.parts)
-        return (self._part(*each) for each in self.slices)
+        return (self._build_part(*each) for each in self.slices)
 
     @property
     def is_plain_causal(self) -> bool:
@@ -204,7 +204,7 @@ class Mask:
         kernel = self.bias is None and not self.eager
         return self.conditions == {"causal"} and self.queries.is_prefill and kernel
 
-    def _tiling(self, num_queries: int, num_keys: int) -> _Tiling:
+    def _choose_tiling(self, num_queries: int, num_keys: int) -> _Tiling:
         """Return the tiling of local attention, or of all queries with all keys."""
         tiling = _Tiling(num_queries, before=num_queries, after=num_keys)
         reach = None if self.pattern is None else self.pattern.reach
@@ -219,7 +219,7 @@ class Mask:
         width = self.num_heads * min(num_keys, sum(tiling))
         return tiling._replace(rows=max(1, min(tiling.rows, _MAX_MASK // width)))
 
-    def _with_always(self, columns: slice, num_keys: int) -> slice | Tensor:
+    def _add_always_columns(self, columns: slice, num_keys: int) -> slice | Tensor:
         """Return columns and those outside of them in which any row has a key of `always`."""
         if self.always is None or columns == slice(0, num_keys):
             return columns
@@ -228,7 +228,7 @@ class Mask:
         outside[columns] = False
         return torch.cat((near, outside.nonzero()[:, 0]))
 
-    def _part(self, some: slice, near: slice | Tensor) -> MaskPart:
+    def _build_part(self, some: slice, near: slice | Tensor) -> MaskPart:
         """Return the mask of the queries in the columns `some`, with keys in the columns `near`."""
         plain, mask = self.is_plain_causal, None
         on_gpu = self.queries.positions.device.type != "cpu"
@@ -240,13 +240,13 @@ class Mask:
             mask = attention_mask(queries, keys, self.pattern, always)
         bias = None if self.bias is None else self.bias(queries, keys)
         if bias is not None and mask is not None:
-            bias = bias.masked_fill(~mask, lowest(bias.dtype))
+            bias = bias.masked_fill(~mask, masked_score(bias.dtype))
         has_keys = None
         if mask is not None and self.conditions - _ALLOW_SELF:
             has_keys = mask.any(-1, keepdim=True)
         return MaskPart(some, near, plain, mask, bias, has_keys)
 
 
-def lowest(dtype: torch.dtype) -> float:
+def masked_score(dtype: torch.dtype) -> float:
     """Return the number used as -inf in scores; it is finite, so that masked rows have no NaN."""
     return torch.finfo(dtype).min / 2

@@ -46,7 +46,7 @@ class LayerNorm(Norm):
 
     def build(self, width: int) -> nn.Module:
         """See `Norm.build`."""
-        return _without_weight(self, nn.LayerNorm(width, eps=self.eps, bias=self.bias))
+        return _drop_weight(self, nn.LayerNorm(width, eps=self.eps, bias=self.bias))
 
 
 class UnbiasedLayerNorm(Norm):
@@ -90,7 +90,7 @@ class RMSNorm(Norm):
         if self.offset:
             return OffsetRMSNorm(width, self.eps, bias=self.bias)
         kind = BiasedRMSNorm if self.bias else nn.RMSNorm
-        return _without_weight(self, kind(width, eps=self.eps))
+        return _drop_weight(self, kind(width, eps=self.eps))
 
 
 def build_norm(norm: Norm | None, width: int) -> nn.Module:
@@ -98,7 +98,7 @@ def build_norm(norm: Norm | None, width: int) -> nn.Module:
     return nn.Identity() if norm is None else norm.build(width)
 
 
-def _without_weight(norm: LayerNorm | RMSNorm, module: nn.Module) -> nn.Module:
+def _drop_weight(norm: LayerNorm | RMSNorm, module: nn.Module) -> nn.Module:
     """Remove the module's weight if the spec has `weight` False. Returns the module."""
     if norm.weight is False:
         module.register_parameter("weight", None)

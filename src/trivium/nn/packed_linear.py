@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 # The int8 kernel needs a multiple of 32 inputs. It is fast only in bfloat16 (10 to 50 times slower
 # in float32) and only for up to 16 rows: for more, converting the weight first is faster.
-_INT8_MULTIPLE, _INT8_ROWS = 32, 16
-_SMALLEST_SCALE = 1e-7  # the scale of a row of zeros; representable in float16
+_INT8_MULTIPLE, _INT8_MAX_ROWS = 32, 16
+_MIN_SCALE = 1e-7  # the scale of a row of zeros; representable in float16
 
 
 class PackedLinear(nn.Module):
@@ -65,7 +65,7 @@ class Int8Linear(nn.Module):
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
         exact = weight.detach().float()
-        scale = (exact.abs().amax(1) / 127).clamp(min=_SMALLEST_SCALE).to(weight.dtype)
+        scale = (exact.abs().amax(1) / 127).clamp(min=_MIN_SCALE).to(weight.dtype)
         codes = (exact / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
         self.register_buffer("codes", codes)
         self.register_buffer("scale", scale)
@@ -75,7 +75,7 @@ class Int8Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return x W^T + b: [..., I] -> [..., O]."""
         rows = x.reshape(-1, x.shape[-1])
-        few = len(rows) <= _INT8_ROWS and rows.shape[1] % _INT8_MULTIPLE == 0
+        few = len(rows) <= _INT8_MAX_ROWS and rows.shape[1] % _INT8_MULTIPLE == 0
         if few and x.device.type == "cpu":
             kernel = torch.ops.aten._weight_int8pack_mm
             y = kernel(rows.to(torch.bfloat16), self.codes, self.ones).to(x.dtype) * self.scale

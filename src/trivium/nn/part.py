@@ -27,7 +27,7 @@ class FieldError(SpecError):
         self.path, self.problem = path, problem
 
 
-def field_error(part: str, error: ValidationError, known: Iterable[str] = ()) -> FieldError:
+def to_field_error(part: str, error: ValidationError, known: Iterable[str] = ()) -> FieldError:
     """Convert the first error of pydantic to a `FieldError` with the path from the outermost part.
 
     `known` contains the names of the existing fields, from which a misspelt name is corrected.
@@ -57,7 +57,7 @@ Count = Annotated[int, Field(gt=0, lt=2**31)]
 NumLayers = Annotated[int, Field(gt=0, le=1000)]  # more layers fill the memory even without weights
 DropoutRate = Annotated[float, Field(ge=0.0, lt=1.0)]
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
-Deviation = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
+StandardDeviation = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
 class Part(BaseModel):
@@ -70,10 +70,10 @@ class Part(BaseModel):
             super().__init__(**fields)
         except ValidationError as error:
             part = type(self)
-            raise field_error(part.__name__, error, part.model_fields) from None
+            raise to_field_error(part.__name__, error, part.model_fields) from None
 
     @model_validator(mode="after")
-    def _checked(self) -> Self:
+    def _run_check(self) -> Self:
         """Call `check` after pydantic has validated the fields."""
         self.check()
         return self
@@ -94,7 +94,7 @@ class PartModule(nn.Module):
     ("column") or by inputs ("row"). The outputs of "row" matrices are added to the residual stream,
     so some initializations scale these matrices down or set them to zero."""
 
-    vectors: ClassVar[tuple[str, ...]] = ()
+    non_matrices: ClassVar[tuple[str, ...]] = ()
     """Names of parameters that are not matrices, whatever their shape: optimizers apply neither
     weight decay nor orthogonalisation (Muon) to them."""
 
@@ -102,7 +102,7 @@ class PartModule(nn.Module):
         """Initialize the weights that need a special initialization, after all other weights."""
 
 
-def empty_table(rows: int, width: int) -> nn.Embedding:
+def empty_embedding(rows: int, width: int) -> nn.Embedding:
     """Return an uninitialized embedding of shape [rows, width].
 
     Unlike `nn.Embedding`, this function draws no weights: on the meta device, drawing weights

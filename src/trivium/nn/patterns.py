@@ -20,7 +20,7 @@ class Pattern(Choice, Part):
         return None
 
     @property
-    def of_heads(self) -> tuple[Pattern, ...]:
+    def per_head(self) -> tuple[Pattern, ...]:
         """One pattern per head, or a single pattern for all heads."""
         return (self,)
 
@@ -115,6 +115,6 @@ class PerHead(Pattern):
     patterns: Annotated[tuple[SerializeAsAny[Pattern], ...], Field(min_length=1)]
 
     @property
-    def of_heads(self) -> tuple[Pattern, ...]:
-        """See `Pattern.of_heads`."""
+    def per_head(self) -> tuple[Pattern, ...]:
+        """See `Pattern.per_head`."""
         return self.patterns

@@ -96,7 +96,7 @@ class Sequences:
     rows: Tensor
 
     @classmethod
-    def find(cls, is_token: Tensor, document_ids: Tensor | None = None) -> Sequences:
+    def from_mask(cls, is_token: Tensor, document_ids: Tensor | None = None) -> Sequences:
         """Return the sequences of a batch from its padding mask, bool [B, T].
 
         `document_ids` [B, T] divides rows into documents; None: each row is one sequence. Padding
@@ -181,28 +181,30 @@ class RecurrentLayers(nn.Module):
             backward: whether every sequence is read from its end.
             state: the initial states; None: zeros.
         """
-        outputs, after = self._run(_ordered(x, sequences, backward=backward), state)
-        return [_in_rows(y, x, sequences, backward=backward) for y in outputs], after
+        outputs, after = self._run_layers(_pack_sequences(x, sequences, backward=backward), state)
+        return [_unpack_sequences(y, x, sequences, backward=backward) for y in outputs], after
 
-    def _run(self, x: Any, state: CellState | None) -> tuple[list[Any], CellState]:
+    def _run_layers(self, x: Any, state: CellState | None) -> tuple[list[Any], CellState]:
         """Return the outputs of the layers and their last states, for packed or plain inputs."""
         if not isinstance(self.cells, nn.ModuleList):
-            y, after = _step(self.cells, x, state)
+            y, after = _call_cells(self.cells, x, state)
             return [y], after
         outputs, states = [], []
         ways = 1 if state is None else len(state[0]) // len(self.cells)
         for number, cells in enumerate(self.cells):
             own = slice(ways * number, ways * (number + 1))
             if number:
-                x = _with_data(x, F.dropout(_data(x), self.dropout, self.training))
-            y, after = _step(cells, x, None if state is None else tuple(one[own] for one in state))
-            x = _with_data(y, _data(x) + _data(y)) if self.residual and number else y
+                x = _replace_data(x, F.dropout(_get_data(x), self.dropout, self.training))
+            y, after = _call_cells(
+                cells, x, None if state is None else tuple(one[own] for one in state)
+            )
+            x = _replace_data(y, _get_data(x) + _get_data(y)) if self.residual and number else y
             outputs.append(x)
             states.append(after)
         return outputs, tuple(map(torch.cat, zip(*states)))
 
 
-def _ordered(x: Tensor, sequences: Sequences | None, *, backward: bool) -> Any:
+def _pack_sequences(x: Tensor, sequences: Sequences | None, *, backward: bool) -> Any:
     """Return inputs [B, T, D] in reading order, as a PackedSequence if `sequences` is given."""
     if sequences is None:
         return x.flip(1) if backward else x
@@ -212,8 +214,8 @@ def _ordered(x: Tensor, sequences: Sequences | None, *, backward: bool) -> Any:
     return pack_sequence(list(parts), enforce_sorted=False)
 
 
-def _in_rows(y: Any, x: Tensor, sequences: Sequences | None, *, backward: bool) -> Tensor:
-    """Undo `_ordered` for the outputs y of inputs x. Returns [B, T, W], zero at padding."""
+def _unpack_sequences(y: Any, x: Tensor, sequences: Sequences | None, *, backward: bool) -> Tensor:
+    """Undo `_pack_sequences` for the outputs y of inputs x. Returns [B, T, W], zero at padding."""
     if sequences is None:
         return y.flip(1) if backward else y
     parts = unpack_sequence(y)
@@ -224,7 +226,7 @@ def _in_rows(y: Any, x: Tensor, sequences: Sequences | None, *, backward: bool) 
     return rows.view(*x.shape[:2], -1)
 
 
-def _step(cells: nn.Module, x: Any, state: CellState | None) -> tuple[Any, CellState]:
+def _call_cells(cells: nn.Module, x: Any, state: CellState | None) -> tuple[Any, CellState]:
     """Call a PyTorch module and return its outputs and its last states as a tuple."""
     if isinstance(cells, nn.LSTM):
         return cells(x, state)
@@ -232,11 +234,11 @@ def _step(cells: nn.Module, x: Any, state: CellState | None) -> tuple[Any, CellS
     return y, (after,)
 
 
-def _data(x: Tensor | PackedSequence) -> Tensor:
+def _get_data(x: Tensor | PackedSequence) -> Tensor:
     """Return the tensor of a PackedSequence, or a plain tensor unchanged."""
     return x.data if isinstance(x, PackedSequence) else x
 
 
-def _with_data(x: Any, data: Tensor) -> Any:
+def _replace_data(x: Any, data: Tensor) -> Any:
     """Replace the tensor of a PackedSequence, or a plain tensor, by `data`."""
     return x._replace(data=data) if isinstance(x, PackedSequence) else data

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from trivium.errors import SpecError
 
-Projection = Callable[[Tensor], Sequence[Tensor]]
+KeyValueProjection = Callable[[Tensor], Sequence[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class CacheSlice:
     length: int
     new: Tensor | None
     end: int
-    prefill: Tensor | None = None
+    prefill_lengths: Tensor | None = None
 
     @property
     def is_prefill(self) -> bool:
@@ -112,7 +112,7 @@ class State:
             tensor[slot] = 0
 
 
-class KeysValues(State):
+class KVCache(State):
     """A KV cache: the keys and values of all tokens, [slots, K, length + 1, H].
 
     Padding that would be written after the end of a slot is written to the last position.
@@ -152,7 +152,7 @@ class KeysValues(State):
             for kept, part in zip(self.tensors, (key, value), strict=True):
                 kept[rows, :, start : start + cache_slice.length] = part
         else:
-            _write_at(
+            _write_columns(
                 self.tensors,
                 cache_slice,
                 cache_slice.columns(key.device).clamp(max=last),
@@ -173,7 +173,7 @@ class KeysValues(State):
         """Do nothing: positions after the length of a slot are never read."""
 
 
-class Ring(State):
+class RollingKVCache(State):
     """A rolling KV cache for sliding-window attention, [slots, K, length + 1, H].
 
     Column c of a text is stored at index c mod `length`. The buffer holds the last `window` tokens
@@ -195,44 +195,45 @@ class Ring(State):
         self.max_crop = self.SPARE
 
     def columns(self, cache_slice: CacheSlice, new: Tensor) -> Tensor:
-        """See `KeysValues.columns`. Unused entries get a column later than all others (2^30)."""
+        """See `KVCache.columns`. Unused entries get a column later than all others (2^30)."""
         is_long = cache_slice.length > self.SPARE
-        last = (new[:, :1] if is_long else self._end(cache_slice, new)) - 1
-        place = torch.arange(self._places(cache_slice), device=new.device)
+        last = (new[:, :1] if is_long else self._end_columns(cache_slice, new)) - 1
+        place = torch.arange(self._num_entries_read(cache_slice), device=new.device)
         held = last - (last - place) % self.length
         held = torch.where(held < 0, 2**30, held)
         return torch.cat((held, new), 1) if is_long else held
 
     def append(self, cache_slice: CacheSlice, *new: Tensor) -> tuple[Tensor, Tensor]:
-        """See `KeysValues.append`. After more than `SPARE` new tokens, returns copies."""
+        """See `KVCache.append`. After more than `SPARE` new tokens, returns copies."""
         key, value = (part.to(self.tensors[0].dtype) for part in new)
         is_long = cache_slice.length > self.SPARE
         if not is_long:
-            self._write(cache_slice, key, value)
+            self._write_last_tokens(cache_slice, key, value)
         keys, values = (
-            kept[cache_slice.rows, :, : self._places(cache_slice)] for kept in self.tensors
+            kept[cache_slice.rows, :, : self._num_entries_read(cache_slice)]
+            for kept in self.tensors
         )
         if is_long:
             keys, values = torch.cat((keys, key), 2), torch.cat((values, value), 2)
-            self._write(cache_slice, key, value)
+            self._write_last_tokens(cache_slice, key, value)
         return keys, values
 
-    def _places(self, cache_slice: CacheSlice) -> int:
+    def _num_entries_read(self, cache_slice: CacheSlice) -> int:
         """Return how many entries of the buffer a pass reads, counted from the first entry."""
         if cache_slice.is_prefill and cache_slice.length > self.SPARE:
             return 0
         return min(cache_slice.end, self.length)
 
-    def _write(self, cache_slice: CacheSlice, key: Tensor, value: Tensor) -> None:
+    def _write_last_tokens(self, cache_slice: CacheSlice, key: Tensor, value: Tensor) -> None:
         """Write the last `length` tokens of keys and values [B, K, T, H] to the buffer."""
         columns = cache_slice.columns(key.device)
-        end = self._end(cache_slice, columns)
+        end = self._end_columns(cache_slice, columns)
         is_kept = (columns < end) & (columns >= end - self.length)
         places = torch.where(is_kept, columns % self.length, self.length)
-        _write_at(self.tensors, cache_slice, places, key, value)
+        _write_columns(self.tensors, cache_slice, places, key, value)
 
     @staticmethod
-    def _end(cache_slice: CacheSlice, columns: Tensor) -> Tensor:
+    def _end_columns(cache_slice: CacheSlice, columns: Tensor) -> Tensor:
         """Return the column after the last new token of every row: int64 [1 or B, 1]."""
         length = cache_slice.length if cache_slice.new is None else cache_slice.new[:, None]
         return columns[:, :1] + length
@@ -275,7 +276,7 @@ class CrossAttentionCache:
         """
         if not self.tensors:
             self.tensors = tuple(part.new_zeros(num_slots, *part.shape[1:]) for part in new)
-        self.tensors = tuple(_with_columns(kept, capacity, dim=2) for kept in self.tensors)
+        self.tensors = tuple(_pad_to_length(kept, capacity, dim=2) for kept in self.tensors)
         for kept, part in zip(self.tensors, new, strict=True):
             kept[slots, :, : part.shape[2]] = part
 
@@ -306,25 +307,25 @@ class Cache:
         states: Sequence[State],
         *,
         device: torch.device,
-        projections: Sequence[Projection] = (),
+        projections: Sequence[KeyValueProjection] = (),
         feed_forward_states: Sequence[State | None] = (),
     ) -> None:
         self.num_slots, self.slot_length = num_slots, slot_length
         kept = [state for state in feed_forward_states if state is not None]
         self.states, self.projections = [*states, *kept], projections
         self.feed_forward_states = feed_forward_states
-        self.sources = [CrossAttentionCache() for _ in projections]
+        self.cross_caches = [CrossAttentionCache() for _ in projections]
         self.source_mask: Tensor | None = None  # bool [slots, S]
         self.lengths = torch.zeros(num_slots, dtype=torch.int64, device=device)
-        self._high_water = torch.zeros_like(self.lengths)  # the maximum length of each text
-        self._prefills = torch.zeros_like(self.lengths)  # see `CacheSlice.prefill`
+        self._max_lengths = torch.zeros_like(self.lengths)  # the maximum length of each text
+        self._prefill_lengths = torch.zeros_like(self.lengths)  # see `CacheSlice.prefill_lengths`
 
     @property
     def max_crop(self) -> int:
         """The maximum number of tokens that `crop` can remove; speculative decoding needs some."""
         return min(state.max_crop for state in self.states)
 
-    def begin(
+    def start_pass(
         self, batch: int, length: int, slots: Tensor | None, lengths: Tensor | None
     ) -> CacheSlice:
         """Start a pass of `batch` rows of `length` positions and return its `CacheSlice`.
@@ -336,12 +337,14 @@ class Cache:
         """
         rows = slice(batch) if slots is None else slots
         start = self.lengths[rows].clone()
-        prefill = self._prefills[rows]
+        prefill_lengths = self._prefill_lengths[rows]
         if torch.compiler.is_compiling() or not start.all():  # some texts begin
             new = torch.full_like(start, length) if lengths is None else lengths
-            prefill = self._prefills[rows] = torch.where(start == 0, new, prefill)
+            prefill_lengths = self._prefill_lengths[rows] = torch.where(
+                start == 0, new, prefill_lengths
+            )
         if torch.compiler.is_compiling():  # shapes that do not depend on what the slots hold
-            return CacheSlice(rows, start, length, lengths, self.slot_length, prefill)
+            return CacheSlice(rows, start, length, lengths, self.slot_length, prefill_lengths)
         if slots is not None:
             numbers = slots.tolist()
             if numbers == list(range(numbers[0], numbers[0] + batch)):  # neighbours
@@ -354,18 +357,20 @@ class Cache:
                 f"{self.slot_length}: make longer slots, or free the slot."
             )
         end = min(last + length, self.slot_length)
-        return CacheSlice(rows, first if first == last else start, length, lengths, end, prefill)
+        return CacheSlice(
+            rows, first if first == last else start, length, lengths, end, prefill_lengths
+        )
 
     def advance(self, cache_slice: CacheSlice) -> None:
         """Add the new tokens to `lengths`, after all layers have read and written the cache."""
         self.lengths[cache_slice.rows] += (
             cache_slice.length if cache_slice.new is None else cache_slice.new
         )
-        self._high_water.clamp_(min=self.lengths)
+        self._max_lengths.clamp_(min=self.lengths)
 
     def free(self, slot: int) -> None:
         """Make a slot empty."""
-        self.lengths[slot] = self._high_water[slot] = 0
+        self.lengths[slot] = self._max_lengths[slot] = 0
         if self.source_mask is not None:
             self.source_mask[slot] = False
         for state in self.states:
@@ -383,14 +388,14 @@ class Cache:
                 f"slots {slots.tolist()} hold {self.lengths[slots].tolist()} tokens: they cannot "
                 f"be taken back to {lengths.tolist()}."
             )
-        if (most := int((self._high_water[slots] - lengths).max())) > self.max_crop:
+        if (most := int((self._max_lengths[slots] - lengths).max())) > self.max_crop:
             raise SpecError(
                 f"what this model keeps of a text cannot go back by {most} tokens, at most by "
                 f"{self.max_crop}: use no speculative decoding with it."
             )
         self.lengths[slots] = lengths
 
-    def copy(self, source: Tensor, target: Tensor, *, copy_source: bool = True) -> None:
+    def copy(self, source: Tensor, target: Tensor, *, copy_cross_cache: bool = True) -> None:
         """Copy the texts and states of some slots to others; the slots may overlap.
 
         Args:
@@ -402,13 +407,13 @@ class Cache:
         length = int(self.lengths[source].max()) if len(source) else 0
         for state in self.states:
             state.copy(source, target, length)
-        if copy_source and self.source_mask is not None:
+        if copy_cross_cache and self.source_mask is not None:
             self.source_mask[target] = self.source_mask[source]
-            for tensor in (each for state in self.sources for each in state.tensors):
+            for tensor in (each for state in self.cross_caches for each in state.tensors):
                 tensor[target] = tensor[source]
         self.lengths[target] = self.lengths[source]
-        self._high_water[target] = self._high_water[source]
-        self._prefills[target] = self._prefills[source]
+        self._max_lengths[target] = self._max_lengths[source]
+        self._prefill_lengths[target] = self._prefill_lengths[source]
 
     def set_encoder_output(
         self, slots: Tensor, hidden: Tensor, attention_mask: Tensor | None = None
@@ -433,13 +438,13 @@ class Cache:
         capacity = self.source_mask.shape[1]
         if length > capacity:  # powers of two: few shapes for a compiled decode step
             capacity = max(64, 1 << (length - 1).bit_length())
-        self.source_mask = _with_columns(self.source_mask, capacity, dim=1)
+        self.source_mask = _pad_to_length(self.source_mask, capacity, dim=1)
         self.source_mask[slots] = F.pad(mask, (0, capacity - length))
-        for state, project in zip(self.sources, self.projections, strict=True):
+        for state, project in zip(self.cross_caches, self.projections, strict=True):
             state.write(slots, project(hidden), self.num_slots, capacity)
 
 
-def token_cache(slots: int, slot_length: int, device: torch.device) -> Cache:
+def build_token_cache(slots: int, slot_length: int, device: torch.device) -> Cache:
     """Return a cache that holds only the token ids of each slot."""
     return Cache(slots, slot_length, [TokenHistory(slots, slot_length, device)], device=device)
 
@@ -447,18 +452,18 @@ def token_cache(slots: int, slot_length: int, device: torch.device) -> Cache:
 def append_tokens(
     cache: Cache, ids: Tensor, slots: Tensor | None, lengths: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Append ids [B, T] to the slots of a `token_cache`.
+    """Append ids [B, T] to the slots of a `build_token_cache`.
 
     Returns the full sequences [B, S] and the column indices of the new ids [B, T].
     """
-    cache_slice = cache.begin(len(ids), ids.shape[1], slots, lengths)
+    cache_slice = cache.start_pass(len(ids), ids.shape[1], slots, lengths)
     (tokens,) = cache.states
     assert isinstance(tokens, TokenHistory)
     cache.advance(cache_slice)
     return tokens.append(cache_slice, ids)
 
 
-def state_like(weight: Tensor) -> Tensor:
+def make_state_template(weight: Tensor) -> Tensor:
     """Return an empty tensor with the dtype and device of states for a model with this weight.
 
     On a CPU, states are at least float32, since attention to bfloat16 keys is six times slower
@@ -470,7 +475,7 @@ def state_like(weight: Tensor) -> Tensor:
     return torch.empty(0, dtype=dtype, device=weight.device)
 
 
-def _write_at(
+def _write_columns(
     tensors: Sequence[Tensor], cache_slice: CacheSlice, columns: Tensor, key: Tensor, value: Tensor
 ) -> None:
     """Write keys and values [B, K, T, H] to the given columns, int64 [1 or B, T], of the slots."""
@@ -479,7 +484,7 @@ def _write_at(
         kept[slots, :, columns] = part.transpose(1, 2)
 
 
-def _with_columns(x: Tensor, length: int, *, dim: int) -> Tensor:
+def _pad_to_length(x: Tensor, length: int, *, dim: int) -> Tensor:
     """Pad `x` with zeros to at least `length` positions in axis `dim`."""
     missing = length - x.shape[dim]
     return F.pad(x, (0, 0) * (x.ndim - 1 - dim) + (0, missing)) if missing > 0 else x

@@ -12,7 +12,7 @@ from trivium.errors import SpecError
 from trivium.nn.sequence_info import SequenceInfo
 
 
-def token_before(x: Tensor, sequence: SequenceInfo, last: Tensor | None) -> tuple[Tensor, Tensor]:
+def shift_tokens(x: Tensor, sequence: SequenceInfo, last: Tensor | None) -> tuple[Tensor, Tensor]:
     """Shift hidden states by one token.
 
     The state before the first token of a text or document is 0. Padding counts as 0.
@@ -43,7 +43,7 @@ def token_before(x: Tensor, sequence: SequenceInfo, last: Tensor | None) -> tupl
     return before, row[torch.arange(len(x), device=x.device), sequence.cache_slice.new]
 
 
-def initial_mixture(width: int, power: float = 0.5) -> Tensor:
+def initial_mix_weights(width: int, power: float = 0.5) -> Tensor:
     """Return the initial weights of the current token in token shift, [D]: (i / D)^power.
 
     Source: Peng et al. 2023, appendix on initialization. There the power falls from 1 in the first

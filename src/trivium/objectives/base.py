@@ -680,5 +680,5 @@ def positions_in_documents(document_ids: np.ndarray) -> np.ndarray:
 
 def check_example_ids(examples: EncodedExamples, spec: Spec) -> None:
     """Raise SpecError for an example with an id that the model does not have."""
-    check_ids([examples.largest_id("input_ids")], spec.source_size, "an example")
+    check_ids([examples.largest_id("input_ids")], spec.input_vocab_size, "an example")
     check_ids([examples.largest_id("decoder_input_ids")], spec.vocab_size, "an example")

@@ -90,7 +90,7 @@ class BlankFilling(LeftToRight):
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
         """Return whether the model is a decoder whose positions are two numbers."""
-        return is_causal(spec) and isinstance(spec.absolute_positions, TwoDimensional)
+        return is_causal(spec) and isinstance(spec.absolute_position_encoding, TwoDimensional)
 
     @classmethod
     def tokenizer_defaults(cls, spec: Spec) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class BlankFilling(LeftToRight):
 
     def fits(self, spec: Spec) -> bool:
         """Return whether the model is a Transformer with such positions."""
-        return self.is_default_for(spec) and spec.attends
+        return self.is_default_for(spec) and spec.attention_only
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:
         """Take spans out: int64 [B, T] -> input_ids and labels [B, U], position_ids [B, U, 2]."""

@@ -124,7 +124,7 @@ class Causal(Carrying, LeftToRight):
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
         """Decoders, n-gram models and RNNs that read one way; GLM's positions are for blanks."""
-        fills_blanks = isinstance(spec.absolute_positions, TwoDimensional)
+        fills_blanks = isinstance(spec.absolute_position_encoding, TwoDimensional)
         predicts = any(head.kind == "lm" for head in spec.heads)
         return is_causal(spec) and predicts and not fills_blanks
 

@@ -327,7 +327,7 @@ class TextClassification(ReadsStates):
 
     def fits(self, spec: Spec) -> bool:
         """Return whether the model has hidden states of a text."""
-        return spec.takes_heads
+        return spec.supports_task_heads
 
     def encode(self, examples: Sequence[LabelledText], lm: LanguageModel) -> EncodedExamples:
         """Return texts with their labels; for a decoder also with the next tokens."""

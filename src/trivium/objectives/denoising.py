@@ -64,7 +64,7 @@ class Denoising(EncoderDecoderObjective):
     @classmethod
     def is_default_for(cls, spec: Spec) -> bool:
         """Encoder-decoders with learned positions."""
-        learned = isinstance(spec.absolute_positions, Learned)
+        learned = isinstance(spec.absolute_position_encoding, Learned)
         return spec.family == "encoder-decoder" and learned
 
     @classmethod

@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, PrivateAttr, SerializeAsAny, model_validator
 from torch import Tensor, nn
 
-from trivium.adapt.lora import adapted_layers, without_adapter
+from trivium.adapt.lora import adapted_layers, disable_adapter
 from trivium.data.batch import IGNORE_INDEX, Batch, Floats, length_mask
 from trivium.data.encoded import EncodedExamples
 from trivium.data.records import Record
@@ -392,7 +392,7 @@ class PolicyGradient(Alignment):
                 base = lm.module
                 if self._reference is not None:
                     base = self._reference.to(model.device)
-                with without_adapter(base):
+                with disable_adapter(base):
                     reference[real], _ = self._measured(base, batch, divided)
                 if self.kl == "reward":
                     rewards[real] -= self.beta * (logp - reference[real])

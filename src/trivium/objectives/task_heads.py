@@ -22,7 +22,7 @@ class ReadsStates(LabelledObjective):
 
     def fits(self, spec: Spec) -> bool:
         """Return whether one stack reads a text, and has hidden states that a head can read."""
-        return spec.takes_heads and spec.family != "encoder-decoder"
+        return spec.supports_task_heads and spec.family != "encoder-decoder"
 
 
 def default_pooling(spec: Spec) -> ClassifierPooling:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trivium.errors import DataError, RecipeError, did_you_mean, shorten
-from trivium.files import finite, write_file, write_json
+from trivium.files import nan_to_none, write_file, write_json
 from trivium.objectives.calibration import Calibration
 
 EVALUATION, PREDICTIONS = "evaluation.json", "predictions.jsonl"
@@ -118,7 +118,7 @@ class Metrics:
         A value that is not finite is null.
         """
         tree = dataclasses.asdict(dataclasses.replace(self, predictions=()))
-        values = finite(self.values)
+        values = nan_to_none(self.values)
         details = {name: v for name, v in tree.items() if v and name != "lower_is_better"}
         return {
             **details,
@@ -155,7 +155,7 @@ def mixed_metrics(results: Mapping[str, Metrics]) -> Metrics:
 def write_metrics(folder: str | Path, task: str, metrics: Metrics) -> None:
     """Write `evaluation.json` (with the name of the task) and `predictions.jsonl` to a run."""
     write_json(Path(folder) / EVALUATION, {"task": task, **metrics.to_dict()})
-    predictions = map(finite, metrics.predictions)
+    predictions = map(nan_to_none, metrics.predictions)
     lines = (json.dumps(one, ensure_ascii=False) + "\n" for one in predictions)
     write_file(Path(folder) / PREDICTIONS, "".join(lines))
 

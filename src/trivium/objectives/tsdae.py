@@ -119,7 +119,11 @@ class TSDAE(TextPairs):
         return {"loss": model.lm_loss(hidden, batch.targets)}
 
     def _with_decoder(self, spec: Spec) -> TransformerSpec:
-        if not isinstance(spec, TransformerSpec) or spec.family != "encoder-only" or spec.adds_loss:
+        if (
+            not isinstance(spec, TransformerSpec)
+            or spec.family != "encoder-only"
+            or spec.has_aux_loss
+        ):
             raise RecipeError(
                 f'objective.kind = "{self.kind}" is for Transformer encoders such as bert-mini.'
             )

@@ -175,7 +175,7 @@ def say_forecast(
         if parallel.size > 1:  # the others wait for this one inside the step
             raise
         return {}  # the run itself then takes smaller micro-batches
-    line.say(labelled("forecast", forecast.line))
+    line.print_line(labelled("forecast", forecast.line))
     if parallel.is_main and not (trainer.recipe.labelled or trainer.recipe.mix):
         _say_passes(trainer, forecast, facts["num_parameters"], line)
     if forecast.warning is not None:
@@ -200,7 +200,7 @@ def _say_passes(trainer: Trainer, forecast: Forecast, parameters: int, line: Pro
             parameters=float(f"{parameters:.3g}"),
             useful=useful,
         )
-    line.say(labelled("passes", message))
+    line.print_line(labelled("passes", message))
 
 
 def useful_passes(tokens: float, parameters: int) -> int:
@@ -248,7 +248,7 @@ def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
         vocabulary,
         rows_per_step=rows,
         separate_documents=recipe.data.separate_documents,
-        adds_loss=spec.adds_loss,
+        has_aux_loss=spec.has_aux_loss,
     )
 
     def built(device: torch.device) -> Any:

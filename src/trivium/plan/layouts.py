@@ -200,9 +200,9 @@ class Step:
         state_bytes = _STATE_BYTES[0] + _STATE_BYTES[1] * work.moments
         state = state_bytes * work.trained * parameters / shards
         return {
-            "products": flops / layout.tensor / (gpu.reached * gpu.peak_flops),
-            "memory": (moved / layout.tensor + state) / gpu.bandwidth,
-            "tensor links": self._tensor_bytes / (LINKS * gpu.link),
+            "products": flops / layout.tensor / (gpu.matmul_efficiency * gpu.peak_flops),
+            "memory": (moved / layout.tensor + state) / gpu.memory_bandwidth,
+            "tensor links": self._tensor_bytes / (LINKS * gpu.link_bandwidth),
             "data links": self._data_bytes / (LINKS * self._data_bandwidth),
         }
 
@@ -277,6 +277,6 @@ class Step:
         has a share of the network.
         """
         if self.work.gpus <= NODE:
-            return self.work.gpu.link
+            return self.work.gpu.link_bandwidth
         ring_in_node = max(1, NODE // self.layout.tensor)
-        return min(self.work.gpu.link, self.work.gpu.network * ring_in_node)
+        return min(self.work.gpu.link_bandwidth, self.work.gpu.network_bandwidth * ring_in_node)

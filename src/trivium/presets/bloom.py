@@ -9,7 +9,7 @@ from trivium.nn.positions.alibi import ALiBi
 from trivium.presets.preset import Preset, attention, decoder
 
 # sqrt(1 / (3 d_model)) for the largest size; BigScience's training scripts use it for all sizes.
-_START = Normal(std=0.0048, embedding_std=0.0048, residual_init="scaled")
+_INIT = Normal(std=0.0048, embedding_std=0.0048, residual_init="scaled")
 
 
 def _bloom(num_layers: int, d_model: int, num_heads: int, **published: float) -> Preset:
@@ -21,7 +21,7 @@ def _bloom(num_layers: int, d_model: int, num_heads: int, **published: float) ->
         embedding=Embedding(norm=LayerNorm()),
         mixer=attention(d_model, num_heads, positions=ALiBi()),
         dropout=0.1,  # Megatron's default, which the training scripts keep; 0 in the release
-        initialization=_START,
+        initialization=_INIT,
     )
     return Preset(model, "Le Scao et al. 2022 (BLOOM)", 2048, **published)
 

@@ -40,7 +40,7 @@ def _deberta(
     return Preset(model, paper, 512)
 
 
-def _v1(num_layers: int, d_model: int) -> Preset:
+def _deberta_v1(num_layers: int, d_model: int) -> Preset:
     """Return a DeBERTa v1 preset: 1,024 relative position embeddings with separate projections.
 
     The MLM head has an enhanced mask decoder (EMD), which adds absolute positions.
@@ -56,7 +56,7 @@ def _v1(num_layers: int, d_model: int) -> Preset:
     )
 
 
-def _v3(num_layers: int, d_model: int) -> Preset:
+def _deberta_v3(num_layers: int, d_model: int) -> Preset:
     """Return a DeBERTa v3 preset: 256 distance buckets per direction for distances up to 512.
 
     The query and key projections of the content also project the position embeddings. The model is
@@ -76,14 +76,14 @@ def _v3(num_layers: int, d_model: int) -> Preset:
 
 
 PRESETS: dict[str, Preset] = {
-    "deberta-tiny": _v1(2, 128),
-    "deberta-mini": _v1(4, 256),
-    "deberta-base": _v1(12, 768),
-    "deberta-large": _v1(24, 1024),
-    "deberta-v3-tiny": _v3(2, 128),
-    "deberta-v3-mini": _v3(4, 256),
-    "deberta-v3-xsmall": _v3(12, 384),
-    "deberta-v3-small": _v3(6, 768),
-    "deberta-v3-base": _v3(12, 768),
-    "deberta-v3-large": _v3(24, 1024),
+    "deberta-tiny": _deberta_v1(2, 128),
+    "deberta-mini": _deberta_v1(4, 256),
+    "deberta-base": _deberta_v1(12, 768),
+    "deberta-large": _deberta_v1(24, 1024),
+    "deberta-v3-tiny": _deberta_v3(2, 128),
+    "deberta-v3-mini": _deberta_v3(4, 256),
+    "deberta-v3-xsmall": _deberta_v3(12, 384),
+    "deberta-v3-small": _deberta_v3(6, 768),
+    "deberta-v3-base": _deberta_v3(12, 768),
+    "deberta-v3-large": _deberta_v3(24, 1024),
 }

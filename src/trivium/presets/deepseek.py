@@ -13,7 +13,7 @@ from trivium.nn.norm import RMSNorm
 from trivium.nn.positions.rotary import Rotary, YarnScaling
 from trivium.presets.preset import Preset, decoder, swiglu
 
-_START = Normal(std=0.006, embedding_std=0.006)
+_INIT = Normal(std=0.006, embedding_std=0.006)
 
 
 def _attention(
@@ -32,9 +32,9 @@ def _attention(
     )
 
 
-def _experts(d_ff: int, count: int, chosen: int, num_shared: int = 2, **router: Any) -> Experts:
+def _experts(d_ff: int, count: int, top_k: int, num_shared: int = 2, **router: Any) -> Experts:
     """Return a mixture of experts with the released coefficient of the auxiliary loss."""
-    router = {"num_experts": count, "top_k": chosen, "aux_loss_coef": 0.001, **router}
+    router = {"num_experts": count, "top_k": top_k, "aux_loss_coef": 0.001, **router}
     return Experts(expert=swiglu(d_ff), shared=swiglu(num_shared * d_ff), **router)
 
 
@@ -60,7 +60,7 @@ def _v2(
         feed_forward=experts,
         norm=RMSNorm(),
         head=LMHead(tied=False),
-        initialization=_START,
+        initialization=_INIT,
     )
     stack = model.stacks[0]
     first = (stack.layers[0].replace(feed_forward=swiglu(d_ff)),) * num_dense
@@ -71,10 +71,10 @@ def _v2(
 _v2_experts = partial(_experts, normalized=False)
 _v3 = partial(_v2, vocab_size=129_280, paper="DeepSeek-AI 2024b (DeepSeek-V3)", context=131_072)
 _v3_experts = partial(_experts, num_shared=1, scores="sigmoid", corrected=True, scale=2.5)
-_FEW = {"num_groups": 4, "top_k_groups": 2, "scores_per_group": 2}
-_MANY = {"num_groups": 8, "top_k_groups": 4, "scores_per_group": 2}
+_FEW_GROUPS = {"num_groups": 4, "top_k_groups": 2, "scores_per_group": 2}
+_MANY_GROUPS = {"num_groups": 8, "top_k_groups": 4, "scores_per_group": 2}
 _V2 = _v2_experts(1536, 160, 6, num_groups=8, top_k_groups=3, scale=16.0)
-_V3 = _v3_experts(2048, 256, 8, **_MANY)
+_V3 = _v3_experts(2048, 256, 8, **_MANY_GROUPS)
 
 PRESETS: dict[str, Preset] = {
     "deepseek-v2-tiny": _v2(2, 128, 344, _attention(4, 16, 32, 48), _v2_experts(64, 8, 2)),
@@ -84,10 +84,10 @@ PRESETS: dict[str, Preset] = {
     ),
     "deepseek-v2": _v2(60, 5120, 12_288, _attention(128), _V2, tokens=8.1e12),
     "deepseek-v3-tiny": _v3(
-        2, 128, 344, _attention(4, 16, 32, 48, 1.0), _v3_experts(64, 8, 2, **_FEW)
+        2, 128, 344, _attention(4, 16, 32, 48, 1.0), _v3_experts(64, 8, 2, **_FEW_GROUPS)
     ),
     "deepseek-v3-mini": _v3(
-        4, 256, 688, _attention(4, 32, 64, 96, 1.0), _v3_experts(128, 8, 2, **_FEW)
+        4, 256, 688, _attention(4, 32, 64, 96, 1.0), _v3_experts(128, 8, 2, **_FEW_GROUPS)
     ),
     "deepseek-v3": _v3(61, 7168, 18_432, _attention(128, m=1.0), _V3, num_dense=3, tokens=14.8e12),
 }

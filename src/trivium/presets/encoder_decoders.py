@@ -17,7 +17,7 @@ from trivium.nn.positions.sinusoidal import Sinusoidal
 from trivium.presets.preset import Preset
 
 
-def _stack(
+def _build_stack(
     num_layers: int,
     d_model: int,
     activation: Activation,
@@ -27,7 +27,7 @@ def _stack(
     dropout: float = 0.1,
 ) -> Stack:
     """Return the encoder or decoder layers of the original Transformer, BART and Marian."""
-    return Stack.of_mixers(
+    return Stack.from_mixers(
         num_layers=num_layers,
         mixer=Attention(num_heads=d_model // 64, head_dim=64, bias=bias),
         feed_forward=MLP(d_ff=4 * d_model, activation=activation),
@@ -49,7 +49,7 @@ def _transformer(
     Source embeddings, target embeddings and output projection share one weight. The paper trains on
     sentence pairs and does not give a maximum length.
     """
-    stack = _stack(
+    stack = _build_stack(
         num_layers, d_model, "relu", bias=False, norm_placement=norm_placement, dropout=dropout
     )
     model = TransformerSpec(
@@ -76,7 +76,7 @@ def _t5(
     v11: bool = False,
 ) -> Preset:
     """Return a T5 preset; version 1.1 has gated GELU, untied output, no dropout in pretraining."""
-    stack = Stack.of_mixers(
+    stack = Stack.from_mixers(
         num_layers=num_layers,
         mixer=Attention(
             num_heads=num_heads,
@@ -107,7 +107,7 @@ def _t5(
 
 def _bart(num_layers: int, d_model: int) -> Preset:
     """Return a BART preset: post-norm blocks, GELU and learned positions."""
-    stack = _stack(num_layers, d_model, "gelu")
+    stack = _build_stack(num_layers, d_model, "gelu")
     model = TransformerSpec(
         vocab_size=50_265,
         d_model=d_model,
@@ -121,7 +121,7 @@ def _bart(num_layers: int, d_model: int) -> Preset:
 
 def _marian(num_layers: int, d_model: int) -> Preset:
     """Return a preset of OPUS-MT's Marian models: English-French vocabulary and an output bias."""
-    stack = _stack(num_layers, d_model, "silu")
+    stack = _build_stack(num_layers, d_model, "silu")
     model = TransformerSpec(
         vocab_size=59_514,
         d_model=d_model,

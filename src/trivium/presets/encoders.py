@@ -18,7 +18,7 @@ from trivium.nn.norm import LayerNorm
 from trivium.nn.patterns import Sliding
 from trivium.nn.positions.learned import Learned
 from trivium.nn.positions.rotary import Rotary
-from trivium.presets.preset import GELU_MLM, SCALED, Preset, attention, encoder
+from trivium.presets.preset import GELU_MLM, GPT2_INIT, Preset, attention, encoder
 
 
 def bert(
@@ -81,7 +81,7 @@ def _modernbert(num_layers: int, d_model: int, d_ff: int, *, released: bool = Tr
         vocab_size=50_368,
         d_model=d_model,
         embedding=Embedding(norm=norm),
-        encoder=Stack.of_mixers(
+        encoder=Stack.from_mixers(
             num_layers=num_layers,
             mixer=(full, local, local) if released else (local, local, full),
             feed_forward=MLP(d_ff=d_ff, activation="gelu", gated=True, bias=False),
@@ -90,7 +90,7 @@ def _modernbert(num_layers: int, d_model: int, d_ff: int, *, released: bool = Tr
             first_norm=False,
         ),
         heads=(MLMHead(dense=Dense(activation="gelu", bias=not released, norm=True)),),
-        initialization=SCALED,
+        initialization=GPT2_INIT,
     )
     if released:
         return Preset(model, "Warner et al. 2024 (ModernBERT)", 8192, 2e12)

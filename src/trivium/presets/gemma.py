@@ -55,11 +55,11 @@ def _gemma2(
 
 
 def _gemma3(
-    *sizes: int, head_dim: int = 256, local: int = 5, window: int = 511, **published: float
+    *sizes: int, head_dim: int = 256, num_local: int = 5, window: int = 511, **published: float
 ) -> Preset:
     """Return a Gemma 3 preset: Gemma 2 with QK-norm instead of soft-capping (section 2.1).
 
-    `sizes` are the positional arguments of `_gemma2`. After every `local` layers with sliding
+    `sizes` are the positional arguments of `_gemma2`. After every `num_local` layers with sliding
     windows comes one layer with full attention and a larger RoPE base. `window` does not count the
     query's own position.
     """
@@ -70,7 +70,7 @@ def _gemma3(
     sliding = full.replace(pattern=Sliding(window=window), positions=Rotary())
     model = spec.replace(
         vocab_size=262_144,
-        decoder=spec.decoder.with_layers(mixer=(*[sliding] * local, full)),
+        decoder=spec.decoder.with_layers(mixer=(*[sliding] * num_local, full)),
         heads=(LMHead(tied=True),),
     )
     return Preset(model, "Gemma Team 2025 (Gemma 3)", 32_768, **published)
@@ -85,7 +85,7 @@ PRESETS: dict[str, Preset] = {
     "gemma2-27b": _gemma2(46, 4608, 32, 16, 36_864, head_dim=128, scale=144**-0.5, tokens=13e12),
     # Small sizes have fewer than five windowed layers per full layer, because they have few layers.
     # The published sizes above 1B also read images.
-    "gemma3-tiny": _gemma3(2, 128, 4, 2, 512, head_dim=32, local=1, window=63),
-    "gemma3-mini": _gemma3(4, 256, 4, 2, 1024, head_dim=64, local=3, window=63),
+    "gemma3-tiny": _gemma3(2, 128, 4, 2, 512, head_dim=32, num_local=1, window=63),
+    "gemma3-mini": _gemma3(4, 256, 4, 2, 1024, head_dim=64, num_local=3, window=63),
     "gemma3-1b": _gemma3(26, 1152, 4, 1, 6912, tokens=2e12),
 }

@@ -13,7 +13,7 @@ from trivium.nn.positions.rotary import Rotary
 from trivium.presets.preset import Preset, attention, decoder
 
 
-def _neox(
+def _gpt_neox(
     num_layers: int,
     d_model: int,
     num_heads: int,
@@ -38,10 +38,10 @@ def _neox(
 
 
 # From table 1 and the released configurations: 143 thousand steps.
-_pythia = partial(_neox, tokens=300e9, batch=1024 * 2048)
+_pythia = partial(_gpt_neox, tokens=300e9, batch=1024 * 2048)
 
 PRESETS: dict[str, Preset] = {
-    "gpt-neox-20b": _neox(
+    "gpt-neox-20b": _gpt_neox(
         44,
         6144,
         64,
@@ -52,8 +52,8 @@ PRESETS: dict[str, Preset] = {
         batch=1538 * 2048,
         tokens=150e3 * 1538 * 2048,
     ),
-    "pythia-tiny": _neox(2, 128, 2),
-    "pythia-mini": _neox(4, 256, 4),
+    "pythia-tiny": _gpt_neox(2, 128, 2),
+    "pythia-mini": _gpt_neox(4, 256, 4),
     "pythia-70m": _pythia(6, 512, 8, lr=1e-3),
     "pythia-160m": _pythia(12, 768, 12, lr=6e-4),
     "pythia-410m": _pythia(24, 1024, 16, lr=3e-4),

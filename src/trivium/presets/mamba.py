@@ -10,7 +10,7 @@ from trivium.presets.preset import Preset, attention, decoder, swiglu
 _GU_DAO = "Gu and Dao 2023 (Mamba)"
 
 
-def _mixer(d_model: int) -> Mamba:
+def _mamba_mixer(d_model: int) -> Mamba:
     """Return the spec of a Mamba mixer: d_inner = 2 d_model, dt_rank = d_model / 16."""
     return Mamba(d_inner=2 * d_model, dt_rank=d_model // 16)
 
@@ -27,21 +27,21 @@ def _mamba(num_layers: int, d_model: int, *, tokens: float | None = None) -> Pre
         num_layers,
         d_model,
         vocab_size=50_280,
-        mixer=_mixer(d_model),
+        mixer=_mamba_mixer(d_model),
         feed_forward=None,
         norm=RMSNorm(eps=1e-5),
     )
     return Preset(model, _GU_DAO, 2048, tokens)
 
 
-def _hybrid(d_model: int, num_heads: int) -> Preset:
+def _jamba(d_model: int, num_heads: int) -> Preset:
     """Return a hybrid preset: the fifth of eight layers has attention, all others have Mamba.
 
     There are no positions. Jamba has experts instead of the feed-forward network in every second
     layer, and norms inside Mamba; this model has neither. The sizes are our own.
     """
     full = attention(d_model, num_heads, num_kv_heads=num_heads // 4, bias=False)
-    mamba = _mixer(d_model)
+    mamba = _mamba_mixer(d_model)
     model = decoder(
         8,
         d_model,
@@ -62,5 +62,5 @@ PRESETS: dict[str, Preset] = {
     "mamba-790m": _mamba(48, 1536, tokens=300e9),
     "mamba-1.4b": _mamba(48, 2048, tokens=300e9),
     "mamba-2.8b": _mamba(64, 2560, tokens=300e9),
-    "jamba-mini": _hybrid(256, 4),
+    "jamba-mini": _jamba(256, 4),
 }

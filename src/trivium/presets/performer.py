@@ -17,7 +17,7 @@ _PAPER = "Choromanski et al. 2020 (Performer)"
 _EMBEDDING = Embedding(positions=Learned(max_length=1024))
 
 
-def _decoder(num_layers: int, d_model: int) -> Preset:
+def _performer_decoder(num_layers: int, d_model: int) -> Preset:
     """Return a decoder preset with FAVOR+ attention and learned positions, otherwise like GPT-2."""
     model = decoder(
         num_layers,
@@ -53,7 +53,7 @@ def _protein_encoder() -> Preset:
 
 
 PRESETS: dict[str, Preset] = {
-    "performer-tiny": _decoder(2, 128),
-    "performer-mini": _decoder(4, 256),
+    "performer-tiny": _performer_decoder(2, 128),
+    "performer-mini": _performer_decoder(4, 256),
     "performer-protein": _protein_encoder(),
 }

@@ -17,7 +17,7 @@ from trivium.nn.feed_forwards.mlp import MLP
 from trivium.nn.mixers.attention import Attention
 from trivium.nn.norm import LayerNorm
 
-SCALED = Normal(residual_init="scaled")
+GPT2_INIT = Normal(residual_init="scaled")
 """GPT-2's initialization, which most decoders follow."""
 
 GELU_MLM = MLMHead(dense=Dense(activation="gelu", norm=True))
@@ -82,19 +82,19 @@ def decoder(
     vocab_size: int,
     embedding: Embedding = _PLAIN,
     head: Head = _TIED,
-    initialization: Initialization = SCALED,
+    initialization: Initialization = GPT2_INIT,
     **stack: Any,
 ) -> TransformerSpec:
     """Return the spec of a decoder-only Transformer, with the defaults of GPT-2.
 
     Unlike in GPT-2, the defaults have no absolute positions and no dropout. `stack` contains
-    arguments of `Stack.of_mixers`: the mixer, and settings that replace the defaults.
+    arguments of `Stack.from_mixers`: the mixer, and settings that replace the defaults.
     """
     return TransformerSpec(
         vocab_size=vocab_size,
         d_model=d_model,
         embedding=embedding,
-        decoder=Stack.of_mixers(
+        decoder=Stack.from_mixers(
             num_layers=num_layers,
             **{
                 "feed_forward": MLP(d_ff=4 * d_model, activation="gelu_tanh"),
@@ -120,8 +120,8 @@ def encoder(
 ) -> TransformerSpec:
     """Return the spec of an encoder-only Transformer, with the defaults of BERT (post-norm).
 
-    `stack` contains arguments of `Stack.of_mixers`: the mixer, the norm, and settings that replace
-    the defaults.
+    `stack` contains arguments of `Stack.from_mixers`: the mixer, the norm, and settings that
+    replace the defaults.
     """
     feed_forward = MLP(d_ff=4 * d_model, activation=activation)
     blocks = {"feed_forward": feed_forward, "norm_placement": "post", "dropout": 0.1, **stack}
@@ -129,7 +129,7 @@ def encoder(
         vocab_size=vocab_size,
         d_model=d_model,
         embedding=embedding,
-        encoder=Stack.of_mixers(num_layers=num_layers, **blocks),
+        encoder=Stack.from_mixers(num_layers=num_layers, **blocks),
         heads=heads,
     )
 

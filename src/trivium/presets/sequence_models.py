@@ -33,18 +33,18 @@ def _rnn(
     d_hidden: int,
     paper: str,
     *,
-    both: bool = False,
+    bidirectional: bool = False,
 ) -> Preset:
-    """Return a preset of a two-layer RNN; with `both`, a bidirectional RNN with an MLM head."""
+    """Return a preset of a two-layer RNN; `bidirectional` RNNs have an MLM head."""
     spec = RNNSpec(
         vocab_size=16_384,
         d_model=d_model,
         cell=cell,
         d_hidden=d_hidden,
         num_layers=2,
-        direction="both" if both else "forward",
+        direction="both" if bidirectional else "forward",
         scale=float(d_model**0.5),
-        heads=(MLMHead() if both else LMHead(tied=True, bias=True),),
+        heads=(MLMHead() if bidirectional else LMHead(tied=True, bias=True),),
     )
     return Preset(spec, f"after {paper}", 128)
 
@@ -107,7 +107,7 @@ _COUNTS = "Chen and Goodman 1998 (An Empirical Study of Smoothing Techniques)"
 _ELMAN = "Elman 1990 and Mikolov et al. 2010 (RNNLM)"
 _LSTM = "Hochreiter and Schmidhuber 1997 (LSTM)"
 _GRU = "Cho et al. 2014 (GRU)"
-_BOTH = "Schuster and Paliwal 1997 (bidirectional RNN)"
+_BIRNN = "Schuster and Paliwal 1997 (bidirectional RNN)"
 _ELMO = "Peters et al. 2018 (ELMo)"
 
 _FEW_FILTERS = CharacterCNN(filters=(16, 32, 64, 128), max_characters=24)
@@ -154,12 +154,12 @@ PRESETS: dict[str, Preset] = {
     "lstm-large": _penn_treebank(1500, 0.65),
     "gru-tiny": _rnn("gru", 128, 208, _GRU),
     "gru-mini": _rnn("gru", 256, 512, _GRU),
-    "birnn-tiny": _rnn("elman", 128, 224, _BOTH, both=True),
-    "birnn-mini": _rnn("elman", 256, 576, _BOTH, both=True),
-    "bilstm-tiny": _rnn("lstm", 128, 104, _BOTH, both=True),
-    "bilstm-mini": _rnn("lstm", 256, 272, _BOTH, both=True),
-    "bigru-tiny": _rnn("gru", 128, 120, _BOTH, both=True),
-    "bigru-mini": _rnn("gru", 256, 320, _BOTH, both=True),
+    "birnn-tiny": _rnn("elman", 128, 224, _BIRNN, bidirectional=True),
+    "birnn-mini": _rnn("elman", 256, 576, _BIRNN, bidirectional=True),
+    "bilstm-tiny": _rnn("lstm", 128, 104, _BIRNN, bidirectional=True),
+    "bilstm-mini": _rnn("lstm", 256, 272, _BIRNN, bidirectional=True),
+    "bigru-tiny": _rnn("gru", 128, 120, _BIRNN, bidirectional=True),
+    "bigru-mini": _rnn("gru", 256, 320, _BIRNN, bidirectional=True),
     "elmo-tiny": _elmo(128, 128, _FEW_FILTERS, f"after {_ELMO}"),
     "elmo-mini": _elmo(256, 256, _FEW_FILTERS, f"after {_ELMO}"),
     "elmo": _elmo(512, 4096, CharacterCNN(), _ELMO, 793_471, length=20),

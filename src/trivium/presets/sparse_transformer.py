@@ -12,7 +12,7 @@ from trivium.nn.positions.learned import Learned
 from trivium.presets.preset import Preset, attention, decoder
 
 
-def _sparse(
+def _sparse_transformer(
     num_layers: int,
     d_model: int,
     num_heads: int,
@@ -46,8 +46,8 @@ def _sparse(
 
 
 PRESETS: dict[str, Preset] = {
-    "sparse-transformer-tiny": _sparse(2, 128, 2, 512, 32, 8),
-    "sparse-transformer-mini": _sparse(4, 256, 4, 512, 32, 8),
+    "sparse-transformer-tiny": _sparse_transformer(2, 128, 2, 512, 32, 8),
+    "sparse-transformer-mini": _sparse_transformer(4, 256, 4, 512, 32, 8),
     # Section 7.2: 80 epochs of 90 million bytes.
-    "sparse-transformer-enwik8": _sparse(30, 512, 8, 12_288, 128, 32, tokens=80 * 90e6),
+    "sparse-transformer-enwik8": _sparse_transformer(30, 512, 8, 12_288, 128, 32, tokens=80 * 90e6),
 }

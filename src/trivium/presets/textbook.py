@@ -15,7 +15,7 @@ from trivium.presets.preset import Preset, decoder
 _TRANSFORMER = "after Vaswani et al. 2017 (Transformer, as a textbook lists it"
 
 
-def _transformer(*, pre_norm: bool = False) -> Preset:
+def _textbook_transformer(*, pre_norm: bool = False) -> Preset:
     """Return a preset of the Transformer in a textbook's PyTorch listings.
 
     Unlike the model of the paper, it has one vocabulary per language, biases in attention, an
@@ -25,7 +25,7 @@ def _transformer(*, pre_norm: bool = False) -> Preset:
     with standard LayerNorm and no dropout of hidden units.
     """
     d_model = 512
-    stack = Stack.of_mixers(
+    stack = Stack.from_mixers(
         num_layers=6,
         mixer=Attention(num_heads=8, head_dim=64),
         feed_forward=MLP(d_ff=4 * d_model, activation="relu", dropout=0.0 if pre_norm else 0.1),
@@ -47,7 +47,7 @@ def _transformer(*, pre_norm: bool = False) -> Preset:
     return Preset(model, f"{_TRANSFORMER}{', pre-norm' if pre_norm else ''})", None)
 
 
-def _gpt3() -> Preset:
+def _textbook_gpt3() -> Preset:
     """Return a preset of GPT-3 as a textbook describes it.
 
     Unlike the model of the paper, it has post-norm blocks, sinusoidal positions and ReLU.
@@ -69,7 +69,7 @@ def _gpt3() -> Preset:
 
 
 PRESETS: dict[str, Preset] = {
-    "textbook-transformer-base": _transformer(),
-    "textbook-transformer-base-pre-norm": _transformer(pre_norm=True),
-    "gpt3-175b-textbook": _gpt3(),
+    "textbook-transformer-base": _textbook_transformer(),
+    "textbook-transformer-base-pre-norm": _textbook_transformer(pre_norm=True),
+    "gpt3-175b-textbook": _textbook_gpt3(),
 }

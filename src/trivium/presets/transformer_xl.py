@@ -13,7 +13,7 @@ from trivium.nn.blocks import NormPlacement
 from trivium.nn.feed_forwards.mlp import MLP
 from trivium.nn.mixers.transformer_xl_attention import TransformerXLAttention
 from trivium.nn.positions.transformer_xl import TransformerXLPositions
-from trivium.presets.preset import SCALED, Preset, decoder
+from trivium.presets.preset import GPT2_INIT, Preset, decoder
 
 
 def _transformer_xl(
@@ -46,7 +46,7 @@ def _transformer_xl(
         norm_placement=norm_placement,
         dropout=dropout,
         head=LMHead(tied=True, bias=True),
-        initialization=SCALED if norm_placement == "pre" else Normal(),
+        initialization=GPT2_INIT if norm_placement == "pre" else Normal(),
     )
     return Preset(model, paper, memory, **published)
 
@@ -54,7 +54,7 @@ def _transformer_xl(
 _PAPER = "Dai et al. 2019 (Transformer-XL)"
 
 
-def _small(num_layers: int, d_model: int) -> Preset:
+def _small_transformer_xl(num_layers: int, d_model: int) -> Preset:
     """Return a preset of our own size for short runs, with pre-norm blocks."""
     return _transformer_xl(
         num_layers,
@@ -68,8 +68,8 @@ def _small(num_layers: int, d_model: int) -> Preset:
 
 
 PRESETS: dict[str, Preset] = {
-    "transformer-xl-tiny": _small(2, 128),
-    "transformer-xl-mini": _small(4, 256),
+    "transformer-xl-tiny": _small_transformer_xl(2, 128),
+    "transformer-xl-mini": _small_transformer_xl(4, 256),
     # Learning rates, batch sizes and steps are from the authors' run_wt103_base.sh and _large.sh.
     "transformer-xl-base": _transformer_xl(
         16, 410, 2100, 10, 150, paper=_PAPER, vocab_size=267_735, dropout=0.1, lr=2.5e-4,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from trivium.config import flattened
+from trivium.config import flatten_keys
 from trivium.report.run_files import RunFiles
 
 
@@ -20,7 +20,7 @@ def different_settings(runs: Sequence[RunFiles]) -> dict[str, list[Any]]:
 
     The value of a run whose recipe lacks the key is None.
     """
-    recipes = [flattened(run.recipe) for run in runs]
+    recipes = [flatten_keys(run.recipe) for run in runs]
     keys = dict.fromkeys(key for one in recipes for key in one)
     rows = {key: [one.get(key) for one in recipes] for key in keys}
     return {key: values for key, values in rows.items() if len(set(map(str, values))) > 1}

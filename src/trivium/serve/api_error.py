@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from trivium.config import expected
-from trivium.errors import TriviumError, nearest, shorten
+from trivium.errors import TriviumError, nearest_name, shorten
 from trivium.serve.schemas import NOT_SUPPORTED, ErrorBody, ErrorDetail
 
 CLIENT_CLOSED = 499
@@ -130,7 +130,7 @@ def _invalid(errors: Sequence[Any], known: Mapping[str, Any] | None = None) -> A
                 message += f"there is no field {other_name}, did you mean {path[-1]}? "
             message += "/docs has an example of every endpoint."
         case "extra_forbidden":
-            similar = nearest(name, known) if len(path) == 1 else []
+            similar = nearest_name(name, known) if len(path) == 1 else []
             hint = f"did you mean {similar[0]}? " if similar else ""
             message = f"there is no field {name}; {hint}/docs lists the fields of every endpoint."
         case "none_required":

@@ -17,7 +17,7 @@ from trivium.errors import TokenizerError
 from trivium.inference.forward import vocabulary_log_probabilities
 from trivium.inference.request import GenerationRequest, TokenLogprob, token_logprob
 from trivium.inference.text_model import prompt_ids
-from trivium.inference.text_stream import is_text, token_texts
+from trivium.inference.text_stream import is_utf8, token_texts
 from trivium.language_model import LanguageModel
 from trivium.serve.api_error import ApiError
 from trivium.serve.limits import Limits
@@ -329,5 +329,5 @@ def _chat_token(tokenizer: Tokenizer, score: TokenLogprob) -> Json:
 
 def _chat_logprob(tokenizer: Tokenizer, score: TokenLogprob) -> Json:
     data = tokenizer.token_bytes[score.id]
-    data = score.text.encode() if is_text(data) else data
+    data = score.text.encode() if is_utf8(data) else data
     return {"token": score.text, "logprob": _finite(score.logprob), "bytes": list(data)}

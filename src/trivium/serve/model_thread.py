@@ -133,7 +133,7 @@ class ModelThread:
     @property
     def running(self) -> int:
         """Texts in a slot and items in a batch."""
-        return (self._engine.active if self._engine else 0) + sum(map(len, self._batches))
+        return (self._engine.num_active if self._engine else 0) + sum(map(len, self._batches))
 
     @property
     def busy(self) -> bool:

@@ -136,7 +136,7 @@ class SpecialTokenTemplate:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, as_documents: bool = True) -> None:
-        single, pair = _layout(tokenizer, 1), _layout(tokenizer, 2)
+        single, pair = _template_slots(tokenizer, 1), _template_slots(tokenizer, 2)
         if as_documents and not tokenizer.has_template:
             after = tokenizer.suffix_ids
             before = [_Slot(token, 0) for token in tokenizer.prefix_ids]
@@ -178,7 +178,7 @@ class SpecialTokenTemplate:
         return TextInput([*self._end_of_text], [0], [(0, 0)], [None], cut)
 
 
-def _layout(tokenizer: Tokenizer, count: int) -> list[_Slot]:
+def _template_slots(tokenizer: Tokenizer, count: int) -> list[_Slot]:
     """Return the template of a tokenizer for `count` texts, derived from an encoded example.
 
     Raises TokenizerError if the tokenizer repeats a text or leaves one out.
@@ -232,7 +232,7 @@ def encode_words(
     a word of spaces, shares the token of its neighbour.
     """
     joined = [join_words(words) for words in sentences]
-    encoded = _encode_apart(tokenizer, joined)
+    encoded = _encode_separately(tokenizer, joined)
     template = SpecialTokenTemplate(tokenizer)
     if max_length is not None:
         max_length = max(1, max_length - template.num_special(paired=False))
@@ -242,7 +242,7 @@ def encode_words(
         most = max(len(stops) - 1, 0)
         first = [min(bisect.bisect_right(stops, start), most) for start in starts]
         windows, following = [], [*first[1:], len(tokens)]
-        for start, stop, begin, end in _windows(first, len(tokens), max_length):
+        for start, stop, begin, end in _word_windows(first, len(tokens), max_length):
             part = tokens[begin:end]
             if not part and not template.num_special(paired=False):
                 part = [tokenizer.unk_id or 0]
@@ -256,7 +256,7 @@ def encode_words(
     return inputs
 
 
-def _encode_apart(
+def _encode_separately(
     tokenizer: Tokenizer, joined: Sequence[tuple[str, list[int]]]
 ) -> list[tuple[list[int], list[int]]]:
     """Return the ids of each joined text, and the character offset at which each token ends.
@@ -298,7 +298,7 @@ def join_words(words: Sequence[str]) -> tuple[str, list[int]]:
     return text, starts
 
 
-def _windows(
+def _word_windows(
     first: list[int], num_tokens: int, max_tokens: int | None
 ) -> list[tuple[int, int, int, int]]:
     """Return the windows of a sentence: start and stop of their words, start and stop of tokens.

@@ -35,14 +35,14 @@ from torch.distributed.checkpoint.hf_storage import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
-from trivium.errors import OLD_RUN, CheckpointError
+from trivium.errors import OLD_VERSION_MESSAGE, CheckpointError
 from trivium.files import (
     is_disk_full,
-    is_of_this_version,
+    pop_version,
     read_json,
     replace_folder,
+    version_entry,
     write_json,
-    written_by,
 )
 from trivium.interop.tensor_files import read_safetensors, write_safetensors
 from trivium.model_folder import (
@@ -109,7 +109,7 @@ def checkpoint_to_resume(folder: Path, warn: Callable[[str], None], *, verify: b
 
 def damage(checkpoint: Path) -> str | None:
     """Return what is wrong with a checkpoint, or None, by reading and comparing every file."""
-    return find_damage(checkpoint, names=(), needed=(WEIGHTS, OPTIMIZER, STATE))
+    return find_damage(checkpoint, names=(), required=(WEIGHTS, OPTIMIZER, STATE))
 
 
 def restore(
@@ -259,7 +259,7 @@ class Checkpoints:
                 yield partial
                 if carried:
                     write_safetensors(partial / CARRIED, carried)
-                content = {**written_by(), "format": FORMAT_VERSION, **dataclasses.asdict(state)}
+                content = {**version_entry(), "format": FORMAT_VERSION, **dataclasses.asdict(state)}
                 write_json(partial / STATE, content)
                 for file in self.files:
                     if file.is_file():
@@ -296,8 +296,8 @@ class Checkpoints:
 def read_state(checkpoint: Path) -> TrainState:
     """Return the state in a checkpoint. Raises CheckpointError for another format version."""
     data = read_json(checkpoint / STATE)
-    if isinstance(data, dict) and not is_of_this_version(data):
-        raise CheckpointError(f"{checkpoint}: {OLD_RUN}")
+    if isinstance(data, dict) and not pop_version(data):
+        raise CheckpointError(f"{checkpoint}: {OLD_VERSION_MESSAGE}")
     version = data.pop("format", None) if isinstance(data, dict) else None
     if version != FORMAT_VERSION:
         raise CheckpointError(

@@ -56,7 +56,7 @@ class BatchStream:
     seed: int = 0
     rows_per_step: int = 1
     separate_documents: bool = False
-    adds_loss: bool = False
+    has_aux_loss: bool = False
     num_taken: int | None = None
 
     @property
@@ -183,7 +183,7 @@ class BatchStream:
             num_tokens += int(weight) * part.num_tokens
             for term, count in self.objective.label_counts(batch).items():
                 label_counts[term] += int(weight) * count
-            if self.adds_loss:
+            if self.has_aux_loss:
                 label_counts[BALANCE] += int(weight) * batch.num_tokens
         return GlobalBatch(
             self, tuple(batches), tuple(shares), micro_batch_tokens, dict(label_counts), num_tokens

@@ -23,14 +23,14 @@ from pydantic import (
 )
 
 from trivium.adapt import add_lora, freeze
-from trivium.config import Config, merge
+from trivium.config import Config, merge_changes
 from trivium.errors import RecipeError, SpecError
 from trivium.files import check_encoding
 from trivium.interop.peft_format import check_adapter
 from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.initialization import with_fast_initialization
-from trivium.models.resizing import differences, resized
+from trivium.models.resizing import changed_keys, resize_spec
 from trivium.models.transformer import TransformerSpec
 from trivium.nn.blocks import Layer
 from trivium.nn.part import FieldError
@@ -145,14 +145,14 @@ class ModelConfig(Config):
                     sizes[slot] = number
         if not isinstance(spec, TransformerSpec) or not (heads or layers or self.d_model):
             return spec.to_dict()
-        return resized(spec, self.d_model or spec.d_model, heads, layers).to_dict()
+        return resize_spec(spec, self.d_model or spec.d_model, heads, layers).to_dict()
 
     def derived_sizes(self) -> list[tuple[str, Any, Any]]:
         """The sizes of the preset that follow from changed ones: key, value before, and now."""
         if self.preset is None:
             return []
         given = {".".join(path) for path, _ in _leaves(self._changes())}
-        changed = differences(presets[self.preset].to_dict(), self._resized_preset())
+        changed = changed_keys(presets[self.preset].to_dict(), self._resized_preset())
         return list(dict.fromkeys(each for each in changed if each[0] not in given))
 
     def build_spec(self) -> Spec | None:
@@ -168,7 +168,7 @@ class ModelConfig(Config):
                 layers = tree.get(stack, {}).get(name)
                 if isinstance(layers, list) and isinstance(changes.get(stack, {}).get(name), dict):
                     _change_layers(layers, changes[stack].pop(name))
-        merge(tree, changes)
+        merge_changes(tree, changes)
         try:
             spec = Spec.from_dict(tree)
         except FieldError as error:
@@ -210,7 +210,7 @@ def _change_layers(layers: list[dict[str, Any]], changes: Mapping[str, Any]) -> 
             tree = value
             for name in reversed(path):
                 tree = {name: tree}
-            merge(layers[number], copy.deepcopy(tree))
+            merge_changes(layers[number], copy.deepcopy(tree))
 
 
 def _leaves(changes: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[Any, Any]]:

@@ -17,11 +17,11 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from trivium.config import list_keys, merge, several_problems
+from trivium.config import list_keys, merge_changes, problems_to_error
 from trivium.data.shards import are_shards
 from trivium.data.sources import PYTHON
 from trivium.errors import RecipeError
-from trivium.files import STDIN, written_by
+from trivium.files import STDIN, version_entry
 from trivium.model_loading import load
 from trivium.models.base_model import Spec
 from trivium.models.transformer import TransformerSpec
@@ -56,7 +56,7 @@ def read_recipe(path: str | os.PathLike[str]) -> dict[str, Any]:
     file = shipped_recipes().get(name, Path(name))
     try:
         tree = tomllib.loads(file.read_text(encoding="utf-8"))
-        return {name: value for name, value in tree.items() if name not in written_by()}
+        return {name: value for name, value in tree.items() if name not in version_entry()}
     except FileNotFoundError:
         known = ", ".join(shipped_recipes())
         raise RecipeError(f"{name}: no such recipe file. Shipped recipes: {known}.") from None
@@ -123,7 +123,7 @@ def apply_changes(tree: dict[str, Any], changes: Changes) -> None:
         tree.get("data", {}).pop("paths", None)
     elif "objective" in new or "paths" in (new.get("data") or {}):
         tree.pop("mix", None)
-    merge(tree, new)
+    merge_changes(tree, new)
 
 
 def check_tables(tree: Mapping[str, Any], where: str) -> None:
@@ -231,7 +231,7 @@ def absolute_paths(tree: dict[str, Any]) -> dict[str, Any]:
 def recipe_file(recipe: Recipe) -> str:
     """Return the content of a run's `recipe.toml`, by which it is resumed from any directory."""
     tree = Recipe.parse(absolute_paths(recipe.to_tree())).to_tree()
-    text = tomli_w.dumps({**written_by(), **tree})
+    text = tomli_w.dumps({**version_entry(), **tree})
     note = (
         "# The data was given from Python. The run has stored it; this file alone does not repeat "
         "the run.\n"
@@ -248,7 +248,7 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
     try:
         model = ModelConfig.model_validate(tree.setdefault("model", {}))
     except ValidationError:
-        raise several_problems(where, Recipe.problems(tree, partial=True)) from None
+        raise problems_to_error(where, Recipe.problems(tree, partial=True)) from None
     _refuse_second_tokenizer(tree, model)
     spec = model.build_spec()
     if spec is None:

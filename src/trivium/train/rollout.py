@@ -61,7 +61,7 @@ class RolloutLoader(Loader):
         size = equal_parts(-(-samples.num_rows // self.parallel.data_size), most)
         parts = [*self.parallel.share(range(0, samples.num_rows, size))]
         counts = objective.label_counts(samples)
-        if batch.stream.adds_loss:
+        if batch.stream.has_aux_loss:
             counts[BALANCE] = samples.num_tokens
         return dataclasses.replace(
             batch,

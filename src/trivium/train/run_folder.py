@@ -52,7 +52,7 @@ class RunFolder:
         self.texts = self.path / "texts"
         self.examples = self.path / "examples"
         self.metrics_file = self.path / "metrics.jsonl"
-        self.facts = self.path / model_folder.FACTS
+        self.facts = self.path / model_folder.RUN_METADATA
         self.report = self.path / "report.html"
         self.checkpoints = self.path / model_folder.CHECKPOINTS
         self.training = False
@@ -215,7 +215,7 @@ class RunFolder:
         file = self.path / _LOCK
         with ExitStack() as stack:
             try:
-                lock = stack.enter_context(files.locked(file))
+                lock = stack.enter_context(files.file_lock(file))
             except BlockingIOError:
                 holder = [*file.read_text(encoding="utf-8").splitlines(), "unknown"][0]
                 raise RecipeError(
@@ -276,7 +276,7 @@ def _ignore(number: int, frame: Any) -> None:
 
 
 def _json_line(record: dict[str, Any]) -> str:
-    known = {name: value for name, value in files.finite(record).items() if value is not None}
+    known = {name: value for name, value in files.nan_to_none(record).items() if value is not None}
     return json.dumps(known, allow_nan=False) + "\n"
 
 

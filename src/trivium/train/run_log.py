@@ -101,7 +101,7 @@ class RunLog:
         every = self.config.log_every is not None and not self.line.console.is_terminal
         if (self.line.log_is_due or every) and not evaluated:
             if self.metric == "":  # the table begins when its columns are known
-                self.line.say("  ".join((_step(record["step"]), done, *self._measured)))
+                self.line.print_line("  ".join((_step(record["step"]), done, *self._measured)))
             else:
                 self._show_row(record, done)
 
@@ -117,14 +117,14 @@ class RunLog:
         heading = " | ".join((padded(translated("report.step"), 8, right=True), *columns))
         if heading != self._heading:
             self._heading = heading
-            self.line.say(heading)
+            self.line.print_line(heading)
         return columns
 
     def _show_row(self, record: dict[str, Any], note: str = "") -> None:
         values = self._train_loss, record.get("valid_loss"), record.get(f"valid_{self.metric}")
         cells = ("-" if value is None else f"{value:.4f}" for value in values)
         row = (cell.rjust(display_width(name)) for name, cell in zip(self.show_heading(), cells))
-        self.line.say(" | ".join((f"{record['step']:>8}", *row)) + (note and f"   {note}"))
+        self.line.print_line(" | ".join((f"{record['step']:>8}", *row)) + (note and f"   {note}"))
 
     def _seconds_left(self, progress: float) -> float | None:
         """Seconds to the end of the budget at the speed since the first step, None for that."""

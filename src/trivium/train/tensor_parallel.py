@@ -111,7 +111,7 @@ def _check_sizes(model: Transformer, processes: int, *, sequence_parallel: bool)
                 f"parallel.tensor = {processes} does not divide {name} = {size} of this model: "
                 f"set parallel.tensor to one of {divisors}."
             )
-    vocab_sizes = [model.spec.vocab_size, model.spec.source_size]
+    vocab_sizes = [model.spec.vocab_size, model.spec.input_vocab_size]
     if min(vocab_sizes) < processes**2:  # else every process has rows
         raise RecipeError(
             f"parallel.tensor = {processes} is too much for a vocabulary of {min(vocab_sizes)} "
@@ -253,11 +253,11 @@ def vocabulary_parallel_cross_entropy(
     Three numbers for each row of logits are reduced over the processes, never logits
     (Shoeybi et al. 2019, section 3).
     """
-    mesh, max_rows = weight.device_mesh, -(-len(weight) // weight.device_mesh.size())
+    mesh, max_vocab_rows = weight.device_mesh, -(-len(weight) // weight.device_mesh.size())
     whole = DTensor.from_local(features, mesh, [Replicate()], run_check=False)
 
     def softmax_loss(logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
-        row = (targets - mesh.get_local_rank() * max_rows)[:, None]
+        row = (targets - mesh.get_local_rank() * max_vocab_rows)[:, None]
         is_local = (row >= 0) & (row < logits.shape[1])
         row = torch.where(is_local, row, 0)
         max_logit = logits.amax(1, keepdim=True)
@@ -282,5 +282,5 @@ def vocabulary_parallel_cross_entropy(
         smoothing=smoothing,
         soft_cap=soft_cap,
         softmax_loss=softmax_loss,
-        max_rows=max_rows,
+        max_vocab_rows=max_vocab_rows,
     )

@@ -416,7 +416,7 @@ def _tell_columns(
     """Tell the user which columns are read; in a mix, with the name of the source."""
     for number, line in enumerate(lines):
         source = f"{config.name}: " if len(recipe.sources) > 1 else ""
-        progress.say(labelled("" if number else "columns", source + line))
+        progress.print_line(labelled("" if number else "columns", source + line))
 
 
 def _read_examples(
@@ -530,7 +530,7 @@ def _train_tokenizer(
     )
     line.update(translated("tokenizer.in_training"))
     texts = itertools.chain.from_iterable(source.texts(side) for source in raw)
-    tokenizer = config.train(texts, progress=lambda note: line.say(labelled("", note)))
+    tokenizer = config.train(texts, progress=lambda note: line.print_line(labelled("", note)))
     line.update("")
     return tokenizer
 
@@ -547,11 +547,11 @@ def _encode(
     Documents that other sources of a mix hold out, with another `validation`, are not trained on.
     """
 
-    def show(progress: PrepareProgress) -> None:
+    def update_or_log(progress: PrepareProgress) -> None:
         if progress.note:
-            line.say(progress.note)
+            line.print_line(progress.note)
         else:
-            line.show(labelled("encoding", str(progress)))
+            line.update_or_log(labelled("encoding", str(progress)))
 
     config, paths = source.config, list(source.config.paths)
     out = run.shards / config.name
@@ -572,7 +572,7 @@ def _encode(
             tokenizer,
             out,
             options=source.options,
-            progress=show,
+            progress=update_or_log,
             not_in_training=set().union(*elsewhere),
         )
         if source.keep:

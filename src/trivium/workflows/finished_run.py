@@ -213,12 +213,12 @@ class FinishedRun:
             for note in mixed.notes:
                 tell("", "run.note", note=translated_english(note))
             for number, text in enumerate(mixed.calibration.lines() if mixed.calibration else ()):
-                self.line.say(labelled("" if number else "certainty", text))
+                self.line.print_line(labelled("" if number else "certainty", text))
         write_report(run.path)
         summary = summarize(read_run(run.path))
         if summary.stuck:
             self.line.warn(summary.verdict)
-        self.line.say(labelled("report", str(run.report)))
+        self.line.print_line(labelled("report", str(run.report)))
 
     def suggest(self) -> None:
         """Show a command that uses the model, for each kind of objective."""
@@ -227,7 +227,7 @@ class FinishedRun:
         run, known = str(self.run.path), reversed(first.items())
         commands = dict.fromkeys(one.try_it(run, self.lm, texts.get(k, "")) for k, one in known)
         for number, command in enumerate(commands):
-            self.line.say(labelled("" if number else "try_it", f"trivium {command}"))
+            self.line.print_line(labelled("" if number else "try_it", f"trivium {command}"))
 
     def _choose_weights(self) -> dict[str, Metrics]:
         """Put the weights that the run keeps, an adapter merged, into a plain model; evaluate it.
@@ -287,7 +287,7 @@ class FinishedRun:
             note += (
                 translated("run.evaluating_time", time=short_duration(seconds)) if seconds else ""
             )
-            self.line.say(note + translated("run.evaluating_can_stop"))
+            self.line.print_line(note + translated("run.evaluating_can_stop"))
 
     def _write_model(self) -> None:
         """Write the model as users load it; only the first process writes."""

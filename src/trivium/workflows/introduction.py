@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from trivium.config import flattened
+from trivium.config import flatten_keys
 from trivium.data.documents import LONG_BYTES
 from trivium.data.encoded import has_target
 from trivium.data.shards import TRAIN, VALIDATION
@@ -273,7 +273,7 @@ def _tell_weights(line: ProgressLine, recipe: Recipe, corpus: Corpus, setup: Mod
         heads = ", ".join(setup.new_heads)
         line.tell("weights", "run.new_heads", name=name, heads=heads)
     for sentence in setup.labels.sentences():
-        line.say(labelled("labels", sentence))
+        line.print_line(labelled("labels", sentence))
 
 
 def _tell_published(line: ProgressLine, recipe: Recipe) -> None:
@@ -281,8 +281,8 @@ def _tell_published(line: ProgressLine, recipe: Recipe) -> None:
     preset = recipe.model.preset
     if recipe.defaults != "published" or preset is None or is_own_size(preset):
         return
-    tree, paper = flattened(recipe.to_tree()), catalogue[preset]
-    keys = [key for key, value in flattened(paper.recipe).items() if tree.get(key) == value]
+    tree, paper = flatten_keys(recipe.to_tree()), catalogue[preset]
+    keys = [key for key, value in flatten_keys(paper.recipe).items() if tree.get(key) == value]
     if keys:
         line.tell("", "run.as_published", paper=paper.paper, keys=", ".join(keys))
     line.tell("", "run.fast_defaults")

@@ -300,7 +300,7 @@ def _with_padding(spec: Spec, tokenizer: Tokenizer) -> dict[str, Any]:
 
     Such positions recognize padding by its id, and their offset is that id plus one.
     """
-    positions = spec.absolute_positions
+    positions = spec.absolute_position_encoding
     if not isinstance(positions, Learned) or positions.counted != "not-padding":
         return {}
     positions = positions.replace(offset=(tokenizer.pad_id or 0) + 1)

@@ -16,7 +16,7 @@ from trivium.data.documents import ReadOptions
 from trivium.data.records import ReadReport, Record, RecordOptions
 from trivium.data.sources import Paths, file_format, path_names
 from trivium.errors import DataError, RecipeError, TriviumError, importing_extra
-from trivium.files import STDIN, finite, replace_file
+from trivium.files import STDIN, nan_to_none, replace_file
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
 from trivium.objectives import LabelledObjective
@@ -196,7 +196,7 @@ def _tsv_line(row: Row, columns: Sequence[str]) -> str:
 
 def _json_line(row: Row, _: Sequence[str]) -> str:
     """Return a row as an object; numbers that are not finite, which JSON lacks, become null."""
-    return json.dumps(finite(row), ensure_ascii=False, default=_plain) + "\n"
+    return json.dumps(nan_to_none(row), ensure_ascii=False, default=_plain) + "\n"
 
 
 _LINES: dict[str, Line] = {".csv": _csv_line, ".tsv": _tsv_line, ".jsonl": _json_line}

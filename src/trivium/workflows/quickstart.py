@@ -73,31 +73,31 @@ def quickstart(
         "suggest": False,  # the last lines do, with prompts that suit the bundled text
         "console": console,
     }
-    line.say(translated("quickstart.text", name=text.name))
-    line.say(translated("quickstart.encoder", each=each))
+    line.print_line(translated("quickstart.text", name=text.name))
+    line.print_line(translated("quickstart.encoder", each=each))
     encoder = pretrain("modernbert-mini", out=folder / "encoder", **options)
-    line.say(translated("quickstart.predictions"))
+    line.print_line(translated("quickstart.predictions"))
     model = load(encoder.path)
     for prompt in _MASKED[language]:
         fills = ", ".join(f"{fill.token} {fill.score:.0%}" for fill in model.fill_mask(prompt))
-        line.say(f"   {prompt}\n      {fills}")
-    line.say(translated("quickstart.decoder", each=each))
+        line.print_line(f"   {prompt}\n      {fills}")
+    line.print_line(translated("quickstart.decoder", each=each))
     decoder = pretrain("llama-mini", out=folder / "decoder", **options)
-    line.say(translated("quickstart.generated"))
+    line.print_line(translated("quickstart.generated"))
     model = load(decoder.path)
     for prompt in _OPENINGS[language]:
         continued = model.generate(prompt, max_new_tokens=40, temperature=0.8, top_k=40, seed=0)
-        line.say(f"   {prompt} ...\n      {continued}")
-    line.say(translated("quickstart.losses"))
+        line.print_line(f"   {prompt} ...\n      {continued}")
+    line.print_line(translated("quickstart.losses"))
     for name, run in (("encoder", encoder), ("decoder", decoder)):
         losses = [r["valid_loss"] for r in run.read_metrics() if "valid_loss" in r]
         values = {"loss": losses[-1], "unigram_loss": run.read_facts()["unigram_loss"]}
         name = translated(f"quickstart.name_{name}")
-        line.say(translated("quickstart.loss", name=name, report=run.report, **values))
+        line.print_line(translated("quickstart.loss", name=name, report=run.report, **values))
     activate = ""
     if shutil.which("trivium") is None:  # it was started by its path
         activate = f"   . {Path(sys.prefix, 'bin', 'activate')}\n"
-    line.say(
+    line.print_line(
         f"\n{translated('quickstart.next')}\n{activate}"
         f'   trivium fill-mask {encoder.path} "{_MASKED[language][0]}"\n'
         f'   trivium generate {decoder.path} "{_OPENINGS[language][0]}"\n'

@@ -86,7 +86,7 @@ def build_streams(
                 seed=seed if split == TRAIN else 0,
                 rows_per_step=rows_per_step,
                 separate_documents=recipe.data.separate_documents,
-                adds_loss=setup.lm.spec.adds_loss,
+                has_aux_loss=setup.lm.spec.has_aux_loss,
                 num_taken=_num_taken(recipe, len(data)) if split == TRAIN else None,
             )
             if split == TRAIN and source.objective.carries_state and stream.lane_steps == 1:

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from safetensors import SafetensorError
 
-from trivium.config import flattened
+from trivium.config import flatten_keys
 from trivium.data.prepare import texts_changed
 from trivium.data.python_data import Data, PathList, named_data, write_data
 from trivium.data.shards import Shards, are_shards, holds_shards
@@ -438,7 +438,7 @@ def _refuse_change(run: Run, key: str, old: Any, new: Any) -> NoReturn:
 
 def _differences(before: Any, after: Any) -> Iterator[tuple[str, Any, Any]]:
     """Yield (dotted key, value before, value after) of all keys that differ; None is unset."""
-    old, new = flattened(before), flattened(after)
+    old, new = flatten_keys(before), flatten_keys(after)
     for key in {**old, **new}:
         if old.get(key) != new.get(key):
             yield key, old.get(key), new.get(key)

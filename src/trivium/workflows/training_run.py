@@ -16,7 +16,7 @@ from trivium.errors import RecipeError
 from trivium.files import sync, write_file
 from trivium.interop import tensor_files
 from trivium.messages import translated
-from trivium.model_folder import checkpoints, write_description
+from trivium.model_folder import checkpoints, write_without_weights
 from trivium.plan.forecast import say_forecast
 from trivium.progress import ProgressLine
 from trivium.train import defaults, hardware
@@ -358,7 +358,7 @@ def _open_log(
     run, before = context.run, context.run.read_facts()
     write_file(run.recipe, recipe_file(recipe))
     tokenizers = corpus.tokenizer, corpus.source_tokenizer
-    write_description(run.path, setup.lm.spec, *tokenizers, setup.lm.settings)
+    write_without_weights(run.path, setup.lm.spec, *tokenizers, setup.lm.settings)
     facts["preparation_seconds"] = round(time.monotonic() - context.started, 3)
     kept = ("metric", "higher_is_better", "gflops")
     facts |= {key: before[key] for key in kept if key in before}

@@ -60,7 +60,7 @@ def explain(
             getattr(mixer, name).weight.copy_(torch.tensor(matrix).T)  # y = x W
         query, (key, value) = (
             mixer.split_and_norm(mixer.query_norm, mixer.query(x)),
-            mixer.project(x),
+            mixer.project_kv(x),
         )
         context = SequenceInfo.of_length(4)
         mask = Mask(context, context)

@@ -10,7 +10,7 @@ from torch import Tensor
 from trivium.errors import TriviumError
 from trivium.explain.page import Formula, Grid, Page, Table, bilingual
 from trivium.inference.logits_processors import DecodingState, process_logits
-from trivium.inference.sampling import RESTRICTIONS, restrict, sample
+from trivium.inference.sampling import LOGITS_FILTERS, filter_logits, sample
 from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.text_model import GenerationRules, prompt_ids
 from trivium.model_loading import load
@@ -57,12 +57,12 @@ def explain(
     names, scores = [names[i] for i in order.tolist()], scores[order]
     stages = {"T = 1": scores[None].softmax(-1)[0]}
     setting = SamplingParams(temperature=temperature)
-    for name in ("temperature", *RESTRICTIONS):
+    for name in ("temperature", *LOGITS_FILTERS):
         value = getattr(params, name)
         if value is not None:
             setting = setting.replace(**{name: value})
             label = f"{name.replace('_', '-')} {value:g}".replace("temperature", "T =")
-            stages[label] = restrict(scores[None], setting).softmax(-1)[0]
+            stages[label] = filter_logits(scores[None], setting).softmax(-1)[0]
     final, chance = [*stages.values()][-1], random.Random(seed)
     uniforms = [chance.random() for _ in range(_DRAWS)]
     drawn = sample(final.expand(_DRAWS, -1), uniforms).bincount(minlength=len(names)).tolist()

@@ -20,7 +20,7 @@ class Head(Choice, Part):
 
     predicts: ClassVar[bool] = True
     """Whether the head returns logits (`ScalarMix` and `VectorHead` do not)."""
-    reads_both_sides: ClassVar[bool] = False
+    needs_bidirectional: ClassVar[bool] = False
     """Whether the head needs bidirectional context, so that a causal model cannot have the head."""
     global_tokens: ClassVar[Literal["first", "question"] | None] = None
     """Which tokens are global for the head's task, in a model with `Mixer.has_global_tokens`: the
@@ -39,7 +39,7 @@ class Dense(Part):
     norm: bool = False
 
 
-def one_of_each_kind(heads: tuple[Head, ...]) -> tuple[Head, ...]:
+def check_distinct_kinds(heads: tuple[Head, ...]) -> tuple[Head, ...]:
     """Return the heads unchanged. Raises SpecError if two heads have the same kind."""
     kinds = [head.kind for head in heads]
     if len(set(kinds)) < len(kinds):
@@ -47,7 +47,7 @@ def one_of_each_kind(heads: tuple[Head, ...]) -> tuple[Head, ...]:
     return heads
 
 
-Heads = Annotated[tuple[SerializeAsAny[Head], ...], AfterValidator(one_of_each_kind)]
+Heads = Annotated[tuple[SerializeAsAny[Head], ...], AfterValidator(check_distinct_kinds)]
 
 
 @dataclass(frozen=True)

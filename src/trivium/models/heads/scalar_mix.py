@@ -45,5 +45,5 @@ class ScalarMixHead(PartModule):
 
     def forward(self, layers: Iterable[Tensor]) -> Tensor:
         """Return the mix [..., D] of layers that are [..., D] each."""
-        shares = self.gamma * self.weights.softmax(0)
-        return sum(share * layer for share, layer in zip(shares, layers, strict=True))  # type: ignore[return-value]
+        factors = self.gamma * self.weights.softmax(0)
+        return sum(factor * layer for factor, layer in zip(factors, layers, strict=True))  # type: ignore[return-value]

@@ -29,7 +29,7 @@ class PoolerHead(Head):
 class NSPHead(Head):
     """Two logits per text pair: whether B follows A (BERT) or the order is right (ALBERT)."""
 
-    reads_both_sides: ClassVar[bool] = True
+    needs_bidirectional: ClassVar[bool] = True
     kind: Literal["nsp"] = "nsp"
 
     def build(self, inputs: HeadInput) -> NextSentenceHead:
@@ -144,23 +144,23 @@ def pool(hidden: Tensor, attention_mask: Tensor | None, pooling: ClassifierPooli
     """
     if pooling == "concat":
         last, mean = (pool(hidden, attention_mask, one) for one in ("last", "mean"))
-        return torch.cat([last, _maximum(hidden, attention_mask), mean], dim=-1)
+        return torch.cat([last, _max_pool(hidden, attention_mask), mean], dim=-1)
     if pooling == "first":
         return hidden[:, 0]
     if attention_mask is None:
         return hidden[:, -1] if pooling == "last" else hidden.mean(1)
-    real = attention_mask.bool()
+    is_token = attention_mask.bool()
     if pooling == "last":
         columns = torch.arange(hidden.shape[1], device=hidden.device)
-        last = (columns * real).argmax(1)
+        last = (columns * is_token).argmax(1)
         return hidden[torch.arange(len(hidden), device=hidden.device), last]
-    weights = real.to(hidden.dtype)[..., None]
+    weights = is_token.to(hidden.dtype)[..., None]
     return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1.0)
 
 
-def _maximum(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
+def _max_pool(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
     """Return the maximum of each dimension, ignoring padding; 0 if a text has only padding."""
     if attention_mask is None:
         return hidden.amax(1)
-    real = attention_mask.bool()[..., None]
-    return hidden.masked_fill(~real, -torch.inf).amax(1).masked_fill(~real.any(1), 0.0)
+    is_token = attention_mask.bool()[..., None]
+    return hidden.masked_fill(~is_token, -torch.inf).amax(1).masked_fill(~is_token.any(1), 0.0)

@@ -41,7 +41,7 @@ class SpanHead(Head):
 class ReplacedTokenHead(Head):
     """One logit for every position: whether the token was replaced (ELECTRA)."""
 
-    reads_both_sides: ClassVar[bool] = True
+    needs_bidirectional: ClassVar[bool] = True
     kind: Literal["replaced-token"] = "replaced-token"
     activation: Activation = "gelu"
 

@@ -43,7 +43,7 @@ class MLMHead(Head):
     the paper, the first queries are positions only; the released code adds the input, as here.
     """
 
-    reads_both_sides: ClassVar[bool] = True
+    needs_bidirectional: ClassVar[bool] = True
     kind: Literal["mlm"] = "mlm"
     dense: Dense | None = None
     tied: bool = True

@@ -19,9 +19,9 @@ from trivium.nn.state import State
 class FeedForward(Choice, Part):
     """Spec of a feed-forward network, which is applied to each token: [..., D] -> [..., D]."""
 
-    adds_loss: ClassVar[bool] = False
+    has_aux_loss: ClassVar[bool] = False
     """Whether the network has an auxiliary loss, as experts have for load balancing."""
-    reads_earlier: ClassVar[bool] = False
+    reads_earlier_tokens: ClassVar[bool] = False
     """Whether the network also reads earlier tokens, for which its module needs a state. It then
     computes all tokens, even if only some are gathered (`SequenceInfo.gather_positions`)."""
     has_fixed_shapes: ClassVar[bool] = True
@@ -43,7 +43,7 @@ class FeedForward(Choice, Part):
         """Return the spec with this dropout rate of hidden units, if it has such dropout."""
         return self
 
-    def narrower(self, fraction: float) -> FeedForward:
+    def scale_width(self, fraction: float) -> FeedForward:
         """Return the spec with `fraction` times as many hidden units."""
         raise NotImplementedError
 
@@ -83,9 +83,9 @@ class FeedForwardModule(PartModule):
         """
         raise NotImplementedError
 
-    def loss(self, added: Tensor) -> Tensor:
+    def loss(self, layer_sum: Tensor) -> Tensor:
         """Return the auxiliary loss (a mean per token) from the summed tensors of the layers."""
-        return added
+        return layer_sum
 
     @property
     def inactive_experts(self) -> Iterable[nn.Module]:

@@ -16,7 +16,7 @@ from trivium.nn.feed_forwards import FeedForward, FeedForwardModule
 from trivium.nn.part import Count
 from trivium.nn.sequence_info import SequenceInfo
 from trivium.nn.state import State
-from trivium.nn.token_shift import initial_mixture, token_before
+from trivium.nn.token_shift import initial_mix_weights, shift_tokens
 
 
 class ChannelMixing(FeedForward):
@@ -25,7 +25,7 @@ class ChannelMixing(FeedForward):
     Source: Peng et al. 2023, section 3.1.
     """
 
-    reads_earlier: ClassVar[bool] = True
+    reads_earlier_tokens: ClassVar[bool] = True
     kind: Literal["channel-mixing"] = "channel-mixing"
     d_ff: Count
 
@@ -37,8 +37,8 @@ class ChannelMixing(FeedForward):
         """
         return 5 * width + 2 * self.d_ff
 
-    def narrower(self, fraction: float) -> Self:
-        """See `FeedForward.narrower`."""
+    def scale_width(self, fraction: float) -> Self:
+        """See `FeedForward.scale_width`."""
         return self.replace(d_ff=max(1, round(self.d_ff * fraction)))
 
     def build(self, d_model: int) -> ChannelMixingNetwork:
@@ -69,8 +69,8 @@ class ChannelMixingNetwork(FeedForwardModule):
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator) -> None:
         """See `TimeMixingModule.reset_parameters`."""
-        self.mix_key.copy_(initial_mixture(len(self.mix_key)))
-        self.mix_receptance.copy_(initial_mixture(len(self.mix_key)))
+        self.mix_key.copy_(initial_mix_weights(len(self.mix_key)))
+        self.mix_receptance.copy_(initial_mix_weights(len(self.mix_key)))
         for weight in (self.receptance.weight, self.value.weight):
             weight.zero_()
 
@@ -88,7 +88,7 @@ class ChannelMixingNetwork(FeedForwardModule):
         sequence = SequenceInfo.of_length(x.shape[1], x.device) if sequence is None else sequence
         cache_slice = sequence.cache_slice
         kept = state.read(cache_slice)[0] if state is not None and cache_slice is not None else None
-        before, last = token_before(x, sequence, kept)
+        before, last = shift_tokens(x, sequence, kept)
         key, receptance = (
             torch.lerp(before, x, mix.to(x.dtype)) for mix in (self.mix_key, self.mix_receptance)
         )

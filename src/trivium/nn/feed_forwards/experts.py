@@ -52,7 +52,7 @@ class Experts(FeedForward):
             the group: 1 in DeepSeek-V2, 2 in DeepSeek-V3.
     """
 
-    adds_loss: ClassVar[bool] = True
+    has_aux_loss: ClassVar[bool] = True
     has_fixed_shapes: ClassVar[bool] = False
     kind: Literal["experts"] = "experts"
     num_experts: _ExpertCount
@@ -114,10 +114,10 @@ class Experts(FeedForward):
         shared = self.shared and self.shared.with_dropout(dropout)
         return self.replace(expert=self.expert.with_dropout(dropout), shared=shared)
 
-    def narrower(self, fraction: float) -> Self:
-        """See `FeedForward.narrower`."""
-        shared = self.shared and self.shared.narrower(fraction)
-        return self.replace(expert=self.expert.narrower(fraction), shared=shared)
+    def scale_width(self, fraction: float) -> Self:
+        """See `FeedForward.scale_width`."""
+        shared = self.shared and self.shared.scale_width(fraction)
+        return self.replace(expert=self.expert.scale_width(fraction), shared=shared)
 
     def build(self, d_model: int) -> ExpertsNetwork:
         """See `FeedForward.build`."""
@@ -183,11 +183,11 @@ class ExpertsNetwork(FeedForwardModule):
     def forward(
         self, x: Tensor, sequence: SequenceInfo | None = None, state: State | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output [..., D] -> [..., D] and the `_load`, or None with a cache."""
+        """Return the output [..., D] -> [..., D] and the `_compute_load`, or None with a cache."""
         tokens = x.flatten(0, -2)
         logits = self.router(tokens).float()  # [M, E]
         scores = logits.softmax(-1) if self.part.scores == "softmax" else logits.sigmoid()
-        chosen = self._choose(scores.detach())
+        chosen = self._choose_experts(scores.detach())
         gates = scores.gather(-1, chosen)  # [M, C]
         if self.part.normalized:
             gates = gates / (gates.sum(-1, keepdim=True) + 1e-20)  # sigmoids may underflow to 0
@@ -208,9 +208,9 @@ class ExpertsNetwork(FeedForwardModule):
             y = y + (shared if self.shared_gate is None else self.shared_gate(x).sigmoid() * shared)
         if sequence is not None and sequence.cache_slice is not None:
             return y, None
-        return y, self._load(scores, chosen, sequence)
+        return y, self._compute_load(scores, chosen, sequence)
 
-    def _choose(self, scores: Tensor) -> Tensor:
+    def _choose_experts(self, scores: Tensor) -> Tensor:
         """Return the indices [M, C] of the experts chosen for each token, from scores [M, E]."""
         if self.correction is not None:
             scores = scores + self.correction
@@ -222,7 +222,9 @@ class ExpertsNetwork(FeedForwardModule):
             scores = groups.masked_fill(left[..., None], -torch.inf).flatten(-2)
         return scores.topk(self.part.top_k, -1).indices
 
-    def _load(self, scores: Tensor, chosen: Tensor, sequence: SequenceInfo | None) -> Tensor:
+    def _compute_load(
+        self, scores: Tensor, chosen: Tensor, sequence: SequenceInfo | None
+    ) -> Tensor:
         """Return, for each expert, its number of tokens and the sum of its probabilities: [2, E].
 
         Padding does not count.
@@ -238,12 +240,12 @@ class ExpertsNetwork(FeedForwardModule):
         counts = chosen.flatten().bincount(minlength=self.part.num_experts)
         return torch.stack((counts.to(probabilities.dtype), probabilities.sum(0)))
 
-    def loss(self, added: Tensor) -> Tensor:
-        """Return the load-balancing loss from the summed `_load` [2, E] of all layers.
+    def loss(self, layer_sum: Tensor) -> Tensor:
+        """Return the load-balancing loss from the summed `_compute_load` [2, E] of all layers.
 
         Without tokens the loss is 0.
         """
-        counts, probabilities = added
+        counts, probabilities = layer_sum
         tokens = (counts.sum() / self.part.top_k).clamp(min=1.0)
         shares = (counts / tokens) * (probabilities / tokens)
         return self.part.aux_loss_coef * self.part.num_experts * shares.sum()

@@ -56,8 +56,8 @@ class MLP(FeedForward):
         """See `FeedForward.with_dropout`."""
         return self.replace(dropout=dropout) if self.dropout else self
 
-    def narrower(self, fraction: float) -> Self:
-        """See `FeedForward.narrower`."""
+    def scale_width(self, fraction: float) -> Self:
+        """See `FeedForward.scale_width`."""
         return self.replace(d_ff=max(1, round(self.d_ff * fraction)))
 
     def build(self, d_model: int) -> MLPModule:

@@ -23,9 +23,9 @@ from trivium.nn.state import State
 class Mixer(Choice, Part):
     """Spec of a token mixer, such as attention or a state space model: [B, T, D] -> [B, T, D]."""
 
-    encodes: ClassVar[bool] = True
+    supports_encoder: ClassVar[bool] = True
     """Whether the mixer can be bidirectional, as in an encoder."""
-    decodes: ClassVar[bool] = True
+    supports_decoder: ClassVar[bool] = True
     """Whether the mixer can be causal and can decode step by step."""
     supports_packing: ClassVar[bool] = True
     """Whether the mixer keeps the documents of a packed row separate."""
@@ -72,7 +72,7 @@ class Mixer(Choice, Part):
         raise NotImplementedError
 
 
-PROJECTIONS: Mapping[str, str] = {
+TP_PLAN: Mapping[str, str] = {
     "query": "column",
     "key": "column",
     "value": "column",
@@ -143,7 +143,7 @@ class MixerModule(PartModule):
 class ProjectingMixer(MixerModule):
     """Mixer with query, key, value and output projections, all of them with biases."""
 
-    parallel: ClassVar[Mapping[str, str]] = PROJECTIONS
+    parallel: ClassVar[Mapping[str, str]] = TP_PLAN
 
     def __init__(self, part: Any, width: int, dropout: float = 0.0, num_layers: int = 1) -> None:
         super().__init__(part, width)

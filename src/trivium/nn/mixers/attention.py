@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from trivium.errors import SpecError
 from trivium.nn.attend import MAX_EAGER_SCORES, attend, attention_probabilities
 from trivium.nn.mask import Mask
-from trivium.nn.mixers import PROJECTIONS, Mixer, MixerModule
+from trivium.nn.mixers import TP_PLAN, Mixer, MixerModule
 from trivium.nn.norm import Norm, build_norm
 from trivium.nn.part import Count, Positive, to_autocast_dtype
 from trivium.nn.patterns import Pattern
 from trivium.nn.positions import Positions, PositionsModule
 from trivium.nn.sequence_info import SequenceInfo
-from trivium.nn.state import KeysValues, Ring, State
+from trivium.nn.state import KVCache, RollingKVCache, State
 
 
 class Attention(Mixer):
@@ -84,13 +84,13 @@ class Attention(Mixer):
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.kv_heads}: "
                 "every key-value head serves the same number of query heads."
             )
-        num_patterns = 1 if self.pattern is None else len(self.pattern.of_heads)
+        num_patterns = 1 if self.pattern is None else len(self.pattern.per_head)
         if num_patterns not in (1, self.num_heads):
             raise SpecError(
                 f"num_heads={self.num_heads}, and the pattern is of {num_patterns} heads: give "
                 "one pattern for every head."
             )
-        if self.positions and (reason := self.positions.refuses(self.head_dim)):
+        if self.positions and (reason := self.positions.unsupported_reason(self.head_dim)):
             raise SpecError(f"head_dim={self.head_dim}: {reason}")
         if self.carries_state and self.positions and not self.positions.has_scores:
             raise SpecError(
@@ -103,7 +103,7 @@ class Attention(Mixer):
         """See `Mixer.tp_sizes`."""
         if self.qk_norm or (self.positions and not self.positions.supports_tp):
             return {}
-        if self.pattern and len(self.pattern.of_heads) > 1:
+        if self.pattern and len(self.pattern.per_head) > 1:
             return {}
         return {"num_heads": self.num_heads, "num_kv_heads": self.kv_heads}
 
@@ -161,7 +161,7 @@ class AttentionModule(MixerModule):
     without a soft cap.
     """
 
-    parallel: ClassVar[Mapping[str, str]] = PROJECTIONS
+    parallel: ClassVar[Mapping[str, str]] = TP_PLAN
 
     def __init__(
         self, part: Attention, width: int, dropout: float = 0.0, num_layers: int = 1
@@ -210,7 +210,7 @@ class AttentionModule(MixerModule):
         mask = Mask(
             sequence,
             keys,
-            self.pattern_of(sequence),
+            self.get_pattern(sequence),
             self.positions.bias(ready),
             num_heads=self.part.num_heads,
             eager=self.soft_cap is not None,
@@ -218,7 +218,7 @@ class AttentionModule(MixerModule):
         )
         return Prepared(mask, ready)
 
-    def pattern_of(self, sequence: SequenceInfo) -> Pattern | None:
+    def get_pattern(self, sequence: SequenceInfo) -> Pattern | None:
         """Return the attention pattern used in a pass; None: no pattern."""
         return self.part.pattern
 
@@ -230,9 +230,9 @@ class AttentionModule(MixerModule):
         """Return an empty KV cache of whole texts, or a ring buffer if the window is shorter."""
         shape = self.part.kv_heads, self.head_dim, like
         reach = None if self.part.pattern is None else self.part.pattern.reach
-        if reach is not None and reach + Ring.SPARE < length:
-            return Ring(slots, reach, *shape)
-        return KeysValues(slots, length, *shape)
+        if reach is not None and reach + RollingKVCache.SPARE < length:
+            return RollingKVCache(slots, reach, *shape)
+        return KVCache(slots, length, *shape)
 
     def forward(
         self,
@@ -255,7 +255,7 @@ class AttentionModule(MixerModule):
     ) -> Tensor:
         """Return the head outputs before the output projection: [B, T, D] -> [B, N, T, H]."""
         query, key, value = self._query_key_value(x, sequence, state, prepared)
-        scores = self._scores(query, key, prepared)
+        scores = self._position_scores(query, key, prepared)
         return self.attend_heads(query, key, value, prepared.mask, scores)
 
     def attend_heads(
@@ -280,7 +280,7 @@ class AttentionModule(MixerModule):
         """Return the attention probabilities of `forward` in float32: [B, T, D] -> [B, N, T, S]."""
         prepared = prepared or self.prepare(sequence, state)
         query, key, _ = self._query_key_value(x, sequence, state, prepared)
-        scores = self._scores(query, key, prepared)
+        scores = self._position_scores(query, key, prepared)
         return attention_probabilities(
             query.float(), key.float(), prepared.mask, self.scale, scores, self.soft_cap
         )
@@ -301,12 +301,12 @@ class AttentionModule(MixerModule):
             key, value = state.append(sequence.cache_slice, key, value)
         return query.to(key.dtype), key, value  # a cache may be more precise than the model
 
-    def _scores(self, query: Tensor, key: Tensor, prepared: Prepared) -> Tensor | None:
+    def _position_scores(self, query: Tensor, key: Tensor, prepared: Prepared) -> Tensor | None:
         """Return the term that the positions add to the scores, [1 or B, N, T, S], or None."""
         ready = self.positions.prepare_layer(prepared.positions, self.query, self.key)
         return self.positions.scores(query, key, ready)
 
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def project_kv(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Compute keys, normalised and without RoPE, and values [B, K, S, H] from x [B, S, D]."""
         return self.split_and_norm(self.key_norm, self.key(x)), self._split_heads(self.value(x))
 
@@ -360,7 +360,7 @@ class CrossAttention(AttentionModule):
         encoder = sequence.encoder
         assert encoder is not None  # `prepare` has checked it
         if encoder.hidden is not None:
-            key, value = self.project(encoder.hidden)
+            key, value = self.project_kv(encoder.hidden)
         else:
             key, value = state.read(sequence.cache_slice)
         query = self.split_and_norm(self.query_norm, self.query(x))

@@ -38,7 +38,7 @@ class BlockSparseAttention(Attention):
     Source: Zaheer et al. 2020, section 2, with global tokens inside of the text (ITC).
     """
 
-    decodes: ClassVar[bool] = False
+    supports_decoder: ClassVar[bool] = False
     supports_packing: ClassVar[bool] = False
     kind: Literal["block-sparse-attention"] = "block-sparse-attention"  # type: ignore[assignment]
     block_size: Count
@@ -96,7 +96,7 @@ class BlockSparseAttention(Attention):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blocks(Prepared):
+class KeyBlocks(Prepared):
     """The key blocks of every query block, and the tokens with full attention.
 
     Args:
@@ -118,12 +118,12 @@ class Blocks(Prepared):
 
     def gather_key_blocks(self, x: Tensor) -> Tensor:
         """Gather each query block's keys or values: [B, K, L, H] -> [B, N * M, C * S, H]."""
-        (rows, kv_heads), (heads, count) = x.shape[:2], self.key_blocks.shape[1:3]
-        blocks = x.unflatten(2, (count, -1)).flatten(0, 2).flatten(1)  # [B * K * M, S * H]
+        (rows, kv_heads), (heads, num_blocks) = x.shape[:2], self.key_blocks.shape[1:3]
+        blocks = x.unflatten(2, (num_blocks, -1)).flatten(0, 2).flatten(1)  # [B * K * M, S * H]
         of_head = torch.arange(rows * kv_heads, device=x.device).view(rows, kv_heads, 1, 1)
         of_head = of_head.repeat_interleave(heads // kv_heads, 1)  # [B, N, 1, 1]
-        gathered = blocks.index_select(0, (of_head * count + self.key_blocks).flatten())
-        return gathered.view(rows, heads * count, -1, x.shape[3])
+        gathered = blocks.index_select(0, (of_head * num_blocks + self.key_blocks).flatten())
+        return gathered.view(rows, heads * num_blocks, -1, x.shape[3])
 
     def gather_full(self, x: Tensor) -> Tensor:
         """Gather the vectors in `full_columns`: [B, N, L, H] -> [B, N, G, H]."""
@@ -160,18 +160,18 @@ class BlockSparseAttentionModule(AttentionModule):
             return super().prepare_for(sequence, keys, table)
         is_token = torch.ones_like(columns) if keys.is_token is None else keys.is_token
         missing = -columns.shape[1] % self.part.block_size
-        return self._blocks(F.pad(is_token, (0, missing)).bool())
+        return self._build_blocks(F.pad(is_token, (0, missing)).bool())
 
-    def _blocks(self, is_token: Tensor) -> Blocks:
+    def _build_blocks(self, is_token: Tensor) -> KeyBlocks:
         """Return the key blocks and masks of rows with padding mask `is_token` [1 or B, L]."""
         part, size, device = self.part, self.part.block_size, is_token.device
-        rows, count = len(is_token), is_token.shape[1] // size
+        rows, num_blocks = len(is_token), is_token.shape[1] // size
         columns = torch.arange(is_token.shape[1], device=device)
         end = ((columns + 1) * is_token).amax(1, keepdim=True)  # [B, 1]
         last = (end - 1).clamp(min=0) // size
-        key_blocks, is_repeated = self._key_blocks(rows, count, last)
+        key_blocks, is_repeated = self._select_key_blocks(rows, num_blocks, last)
         row = torch.arange(rows, device=device)[:, None, None, None]
-        attends = is_token.unflatten(1, (count, size))[row, key_blocks]  # [B, N, M, C, S]
+        attends = is_token.unflatten(1, (num_blocks, size))[row, key_blocks]  # [B, N, M, C, S]
         attends[:, :, :, 2:5] &= ~is_repeated[..., None]
         attends = attends.flatten(3).flatten(1, 2)[:, :, None]  # [B, N * M, 1, C * S]
         in_end_blocks = (columns < size) | (columns // size == last)
@@ -179,7 +179,7 @@ class BlockSparseAttentionModule(AttentionModule):
         most = max(1, int(has_full.sum(1).max()))
         full = has_full.int().argsort(dim=1, descending=True, stable=True)[:, :most]
         of_length = partial(SequenceInfo.of_length, device=device)
-        return Blocks(
+        return KeyBlocks(
             key_blocks=key_blocks,
             mask=Mask(of_length(size, custom=attends), of_length(attends.shape[-1])),
             full_columns=full[:, None, :, None],
@@ -187,33 +187,33 @@ class BlockSparseAttentionModule(AttentionModule):
             full_mask=Mask(of_length(most), of_length(len(columns), is_token=is_token)),
         )
 
-    def _key_blocks(self, rows: int, count: int, last: Tensor) -> tuple[Tensor, Tensor]:
+    def _select_key_blocks(self, rows: int, num_blocks: int, last: Tensor) -> tuple[Tensor, Tensor]:
         """Return the key blocks [rows, N, M, C] of M query blocks, and which neighbours repeat.
 
         The C blocks are the first block, the last block [rows, 1], three neighbours and the random
         blocks. A neighbour that is the first or the last block is repeated: bool [rows, 1, M, 3].
         """
         part, device = self.part, last.device
-        neighbours = torch.arange(count, device=device)[:, None] + torch.arange(
+        neighbours = torch.arange(num_blocks, device=device)[:, None] + torch.arange(
             -1, 2, device=device
         )
-        random = torch.zeros(part.num_heads, count, part.num_random, dtype=torch.int64)
+        random = torch.zeros(part.num_heads, num_blocks, part.num_random, dtype=torch.int64)
         if self.training:
-            random = random_blocks(part.seed, part.num_heads, count, part.num_random)
+            random = random_blocks(part.seed, part.num_heads, num_blocks, part.num_random)
         first, last = neighbours.new_zeros(1, 1), last[..., None, None]
-        kinds = first, last, neighbours.clamp(0, count - 1), random.to(device)
-        blocks = [kind.expand(rows, part.num_heads, count, -1) for kind in kinds]
+        kinds = first, last, neighbours.clamp(0, num_blocks - 1), random.to(device)
+        blocks = [kind.expand(rows, part.num_heads, num_blocks, -1) for kind in kinds]
         return torch.cat(blocks, -1), (neighbours <= 0) | (neighbours >= last)
 
     def head_outputs(
         self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared
     ) -> Tensor:
         """See `AttentionModule.head_outputs`."""
-        if not isinstance(prepared, Blocks):
+        if not isinstance(prepared, KeyBlocks):
             return super().head_outputs(x, sequence, state, prepared)
-        return self._mixed(*self._query_key_value(x, sequence, state, prepared), prepared)
+        return self._attend(*self._query_key_value(x, sequence, state, prepared), prepared)
 
-    def _mixed(self, query: Tensor, key: Tensor, value: Tensor, blocks: Blocks) -> Tensor:
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, blocks: KeyBlocks) -> Tensor:
         """Compute the head outputs: query [B, N, T, H], key, value [B, K, T, H] -> [B, N, T, H].
 
         The width of values and outputs may differ from H.
@@ -232,15 +232,15 @@ class BlockSparseAttentionModule(AttentionModule):
     ) -> Tensor:
         """See `AttentionModule.probabilities`; computed with the identity matrix as values."""
         prepared = prepared or self.prepare(sequence, state)
-        if not isinstance(prepared, Blocks):
+        if not isinstance(prepared, KeyBlocks):
             return super().probabilities(x, sequence, state, prepared)
         query, key, _ = self._query_key_value(x, sequence, state, prepared)
         units = torch.eye(key.shape[2], device=key.device).expand(*key.shape[:2], -1, -1)
-        return self._mixed(query.float(), key.float(), units.float(), prepared)
+        return self._attend(query.float(), key.float(), units.float(), prepared)
 
 
 @lru_cache(maxsize=256)
-def random_blocks(seed: int, num_heads: int, count: int, number: int) -> Tensor:
+def random_blocks(seed: int, num_heads: int, num_blocks: int, num_random: int) -> Tensor:
     """Return the random key blocks of every head and query block: int64 [N, M, R].
 
     Random blocks are drawn from the first 5 + 2R blocks, where R is the last argument. The first
@@ -248,12 +248,12 @@ def random_blocks(seed: int, num_heads: int, count: int, number: int) -> Tensor:
     and the second to last block also exclude each other. In long texts all random blocks are near
     the beginning, as in the authors' code.
     """
-    generator, choices = np.random.RandomState(seed), 5 + 2 * number
-    blocks = torch.zeros(num_heads, count, number, dtype=torch.int64)
-    for block in range(1, count):
+    generator, choices = np.random.RandomState(seed), 5 + 2 * num_random
+    blocks = torch.zeros(num_heads, num_blocks, num_random, dtype=torch.int64)
+    for block in range(1, num_blocks):
         others = {0, block - 1, block, block + 1, choices - 1}
         others |= {choices - 2} if block == 1 else {1} if block == choices - 2 else set()
         for head in range(num_heads):
             drawn = [int(each) for each in generator.permutation(choices) if each not in others]
-            blocks[head, block] = torch.tensor(drawn[:number])
+            blocks[head, block] = torch.tensor(drawn[:num_random])
     return blocks

@@ -29,7 +29,7 @@ class GlobalAttention(Attention):
     (`Head.global_tokens`).
     """
 
-    decodes: ClassVar[bool] = False
+    supports_decoder: ClassVar[bool] = False
     has_global_tokens: ClassVar[bool] = True
     kind: Literal["global-attention"] = "global-attention"  # type: ignore[assignment]
     pattern: SerializeAsAny[Pattern]  # type: ignore[reportGeneralTypeIssues]
@@ -137,7 +137,7 @@ class GlobalAttentionModule(AttentionModule):
         if (global_tokens := prepared.global_tokens) is None:
             return mixed
         query, key, value = self._global_query_key_value(x, global_tokens.columns)
-        return _with_global(
+        return _merge_global(
             mixed, self.attend_heads(query, key, value, global_tokens.mask), global_tokens
         )
 
@@ -151,10 +151,10 @@ class GlobalAttentionModule(AttentionModule):
         if (global_tokens := prepared.global_tokens) is None:
             return weights
         query, key, _ = self._global_query_key_value(x, global_tokens.columns)
-        seen = attention_probabilities(
+        global_rows = attention_probabilities(
             query.float(), key.float(), global_tokens.mask, self.scale, soft_cap=self.soft_cap
         )
-        return _with_global(weights, seen, global_tokens)
+        return _merge_global(weights, global_rows, global_tokens)
 
     def _global_query_key_value(self, x: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries [B, N, G, H] of `columns`, and keys and values of all columns."""
@@ -163,8 +163,8 @@ class GlobalAttentionModule(AttentionModule):
         return query.to(key.dtype), key, self._split_heads(self.value_global(x))
 
 
-def _with_global(local: Tensor, seen: Tensor, global_tokens: GlobalTokens) -> Tensor:
+def _merge_global(local: Tensor, global_rows: Tensor, global_tokens: GlobalTokens) -> Tensor:
     """Return `local` [B, N, T, ...] with the rows of global tokens from [B, N, G, ...]."""
     columns = global_tokens.columns
-    rows = torch.where(global_tokens.is_global, seen.to(local.dtype), local[:, :, columns])
+    rows = torch.where(global_tokens.is_global, global_rows.to(local.dtype), local[:, :, columns])
     return local.index_copy(2, columns, rows)

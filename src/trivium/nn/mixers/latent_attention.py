@@ -21,7 +21,7 @@ from trivium.nn.norm import Norm, RMSNorm, build_norm
 from trivium.nn.part import Count, Positive
 from trivium.nn.positions.rotary import Rotary
 from trivium.nn.sequence_info import SequenceInfo
-from trivium.nn.state import KeysValues
+from trivium.nn.state import KVCache
 
 
 class LatentAttention(Mixer):
@@ -62,7 +62,7 @@ class LatentAttention(Mixer):
 
     def check(self) -> None:
         """Raise SpecError if RoPE does not support `rotary_dim`."""
-        if reason := self.positions.refuses(self.rotary_dim):
+        if reason := self.positions.unsupported_reason(self.rotary_dim):
             raise SpecError(f"rotary_dim={self.rotary_dim}: {reason}")
 
     def flops(self, attended: float) -> float:
@@ -90,7 +90,7 @@ class LatentAttention(Mixer):
         return LatentAttentionModule(self, d_model, **options)
 
 
-class LatentCache(KeysValues):
+class LatentCache(KVCache):
     """Cache of compressed vectors [slots, 1, length + 1, C] and rotary keys [..., R]."""
 
     def __init__(self, slots: int, length: int, part: LatentAttention, like: Tensor) -> None:
@@ -156,8 +156,8 @@ class LatentAttentionModule(MixerModule):
     ) -> Tensor:
         """Return the attention output: [B, T, D] -> [B, T, D]. Appends to the cache `state`."""
         prepared = prepared or self.prepare(sequence, state)
-        query = self._queries(x, prepared)
-        key, value = self._keys_values(x, sequence, state, prepared)
+        query = self._project_queries(x, prepared)
+        key, value = self._project_kv(x, sequence, state, prepared)
         mixed = attend(
             query,
             key,
@@ -169,13 +169,13 @@ class LatentAttentionModule(MixerModule):
         )
         return self.output(mixed.to(x.dtype).transpose(1, 2).flatten(2))
 
-    def _queries(self, x: Tensor, prepared: Prepared) -> Tensor:
+    def _project_queries(self, x: Tensor, prepared: Prepared) -> Tensor:
         """Return queries [B, N, T, H + R] with RoPE applied."""
-        compressed = _normed(self.query_norm, self.query_down(x))
+        compressed = _apply_norm(self.query_norm, self.query_down(x))
         plain, rotary = self._split_heads(self.query(compressed))
         return torch.cat((plain, self.positions.apply_rotary(rotary, prepared.positions)), -1)
 
-    def _keys_values(
+    def _project_kv(
         self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared
     ) -> tuple[Tensor, Tensor]:
         """Return keys [B, N, S, H + R] with RoPE applied and values [B, N, S, V].
@@ -184,7 +184,7 @@ class LatentAttentionModule(MixerModule):
         """
         down = self.key_value_down(x[:, : sequence.num_keys])[:, None]
         compressed, rotary = down.tensor_split((self.part.kv_rank,), -1)
-        compressed = _normed(self.key_value_norm, compressed)
+        compressed = _apply_norm(self.key_value_norm, compressed)
         rotary = self.positions.apply_rotary(rotary, prepared.positions)
         if sequence.cache_slice is not None and state is not None:
             compressed, rotary = state.append(sequence.cache_slice, compressed, rotary)
@@ -202,7 +202,7 @@ class LatentAttentionModule(MixerModule):
         return heads.tensor_split((self.part.head_dim,), -1)
 
 
-def _normed(norm: nn.Module, x: Tensor) -> Tensor:
+def _apply_norm(norm: nn.Module, x: Tensor) -> Tensor:
     """Return norm(x), computed in the dtype of the norm's weights and cast to the dtype of x."""
     weight = next(norm.parameters(), x)
     return norm(x.to(weight.dtype)).to(x.dtype)

@@ -25,7 +25,7 @@ class Linformer(Mixer):
     share one matrix E = F.
     """
 
-    decodes: ClassVar[bool] = False
+    supports_decoder: ClassVar[bool] = False
     supports_packing: ClassVar[bool] = False
     kind: Literal["linformer"] = "linformer"
     num_heads: Count

@@ -34,7 +34,7 @@ class Mamba(Mixer):
     gives the input, gate and output projections a bias. Source: Gu and Dao 2023, section 3.
     """
 
-    encodes: ClassVar[bool] = False
+    supports_encoder: ClassVar[bool] = False
     carries_state: ClassVar[bool] = True
     kind: Literal["mamba"] = "mamba"
     d_inner: Count
@@ -69,7 +69,7 @@ class Mamba(Mixer):
         return MambaModule(self, d_model, **options)
 
 
-_LEAST_STEP, _LARGEST_STEP = 1e-3, 0.1
+_DT_MIN, _DT_MAX = 1e-3, 0.1
 
 
 class MambaModule(RecurrentMixer):
@@ -86,7 +86,7 @@ class MambaModule(RecurrentMixer):
     """
 
     parallel: ClassVar[Mapping[str, str]] = {"output": "row"}
-    vectors: ClassVar[tuple[str, ...]] = ("A_log",)
+    non_matrices: ClassVar[tuple[str, ...]] = ("A_log",)
 
     def __init__(self, part: Mamba, width: int, dropout: float = 0.0, num_layers: int = 1) -> None:
         super().__init__(part, width)
@@ -113,7 +113,7 @@ class MambaModule(RecurrentMixer):
         for linear, inputs in ((self.conv, part.d_conv), (self.dt_proj, part.dt_rank)):
             uniform = torch.empty(linear.weight.shape).uniform_(-1.0, 1.0, generator=generator)
             linear.weight.copy_(uniform * inputs**-0.5)
-        ends = math.log(_LEAST_STEP), math.log(_LARGEST_STEP)
+        ends = math.log(_DT_MIN), math.log(_DT_MAX)
         steps = torch.empty(part.d_inner).uniform_(*ends, generator=generator).exp()
         self.dt_proj.bias.copy_(steps + (-torch.expm1(-steps)).log())  # softplus(bias) = steps
 
@@ -182,12 +182,12 @@ class MambaModule(RecurrentMixer):
         for i, segment in enumerate(segments):
             arguments: tuple[Any, ...] = *segment, h, self.A_log, self.D
             arguments += (None if new_documents is None else new_documents[i],)
-            y, h = recompute(self._segment, *arguments)
+            y, h = recompute(self._scan_segment, *arguments)
             outputs.append(y)
         assert h is not None  # there is a token
         return torch.cat(outputs, 1), h
 
-    def _segment(
+    def _scan_segment(
         self,
         dt: Tensor,
         u: Tensor,

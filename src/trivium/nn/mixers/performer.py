@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from trivium.nn.mask import lowest
+from trivium.nn.mask import masked_score
 from trivium.nn.mixers import Mixer, ProjectingMixer
 from trivium.nn.part import Count, Positive
 from trivium.nn.sequence_info import SequenceInfo
@@ -121,24 +121,24 @@ class PerformerModule(ProjectingMixer):
         """Return the attention output: [B, T, D] -> [B, T, D]. Updates `state` in place."""
         is_token = self.prepare(sequence) if prepared is None else prepared
         query, key, value = self.split_heads(self.query(x), self.key(x), self.value(x))
-        held = None
+        past_sums = None
         if sequence.cache_slice is not None and state is not None:
             sums, shift = state.read(sequence.cache_slice)
             is_new = sequence.columns[:, :1, None, None] == 0
-            held = sums, shift.masked_fill(is_new, lowest(shift.dtype))
+            past_sums = sums, shift.masked_fill(is_new, masked_score(shift.dtype))
             query, key, value = (each.to(sums.dtype) for each in (query, key, value))
         part, features = self.part, self.features
-        if part.redraw and self.training and held is None:
+        if part.redraw and self.training and past_sums is None:
             features = orthogonal_features(part.num_features, part.head_dim, device=x.device)
         scale, projections = part.head_dim**-0.25, features.to(query.dtype)
         query, _ = positive_features(query * scale, projections, self.part.eps)
         key, shift = positive_features(key * scale, projections, self.part.eps)
-        key, shift = key.where(is_token, 0.0), shift.where(is_token, lowest(shift.dtype))
+        key, shift = key.where(is_token, 0.0), shift.where(is_token, masked_score(shift.dtype))
         value = F.pad(value, (0, 1), value=1.0)
         if sequence.causal:
-            mixed, held = causal_linear_attention(query, key, value, shift, held)
+            mixed, past_sums = causal_linear_attention(query, key, value, shift, past_sums)
             if sequence.cache_slice is not None and state is not None:
-                state.write(sequence.cache_slice, *held)
+                state.write(sequence.cache_slice, *past_sums)
         else:
             mixed = linear_attention(query, key, value, shift)
         # A sum of weights is below eps only if there are no keys; then the sum is 0.
@@ -147,7 +147,7 @@ class PerformerModule(ProjectingMixer):
 
 
 def orthogonal_features(
-    count: int,
+    num_features: int,
     width: int,
     generator: torch.Generator | None = None,
     device: torch.device | None = None,
@@ -158,12 +158,12 @@ def orthogonal_features(
     Source: Choromanski et al. 2020, section 2.4.
     """
     blocks = []
-    for _ in range(0, count, width):
+    for _ in range(0, num_features, width):
         # With the signs of R's diagonal Q is uniform among rotations and reflections.
         q, r = torch.linalg.qr(torch.randn(width, width, generator=generator, device=device))
         blocks.append(q * r.diagonal().sign())
-    lengths = torch.randn(count, width, generator=generator, device=device)
-    return lengths.norm(dim=1, keepdim=True) * torch.cat(blocks)[:count]
+    lengths = torch.randn(num_features, width, generator=generator, device=device)
+    return lengths.norm(dim=1, keepdim=True) * torch.cat(blocks)[:num_features]
 
 
 def positive_features(x: Tensor, projections: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -194,7 +194,7 @@ def causal_linear_attention(
     key: Tensor,
     value: Tensor,
     shift: Tensor,
-    held: tuple[Tensor, Tensor] | None = None,
+    past_sums: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Compute the causal form of `linear_attention`, in chunks of `CHUNK` tokens.
 
@@ -202,10 +202,10 @@ def causal_linear_attention(
     [B, N, M, V], divided by e^c, and c [B, N, 1, 1]. The last argument contains S and c of earlier
     passes. Returns the output [B, N, T, V], and S and c after the last token.
     """
-    if held is None:
+    if past_sums is None:
         sums = query.new_zeros(*query.shape[:2], query.shape[3], value.shape[3])
-        held = sums, shift.new_full((*query.shape[:2], 1, 1), lowest(shift.dtype))
-    sums, before = held
+        past_sums = sums, shift.new_full((*query.shape[:2], 1, 1), masked_score(shift.dtype))
+    sums, before = past_sums
     mixed = []
     for q, k, v, s in zip(*(each.split(CHUNK, 2) for each in (query, key, value, shift))):
         largest = torch.maximum(before, s.cummax(2).values)  # c_t [B, N, C, 1]

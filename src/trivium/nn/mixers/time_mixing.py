@@ -17,7 +17,7 @@ from trivium.nn.mixers.mamba import scan
 from trivium.nn.part import Count
 from trivium.nn.sequence_info import SequenceInfo
 from trivium.nn.state import State
-from trivium.nn.token_shift import initial_mixture, token_before
+from trivium.nn.token_shift import initial_mix_weights, shift_tokens
 
 
 class TimeMixing(Mixer):
@@ -29,7 +29,7 @@ class TimeMixing(Mixer):
     Source: Peng et al. 2023, section 3.1.
     """
 
-    encodes: ClassVar[bool] = False
+    supports_encoder: ClassVar[bool] = False
     carries_state: ClassVar[bool] = True
     kind: Literal["time-mixing"] = "time-mixing"
     d_inner: Count
@@ -96,9 +96,9 @@ class TimeMixingModule(RecurrentMixer):
         layer.
         """
         width, channel = len(self.mix_key), torch.arange(self.part.d_inner)
-        self.mix_key.copy_(initial_mixture(width))
-        self.mix_value.copy_(initial_mixture(width) + 0.15)
-        self.mix_receptance.copy_(initial_mixture(width, 0.25))
+        self.mix_key.copy_(initial_mix_weights(width))
+        self.mix_value.copy_(initial_mix_weights(width) + 0.15)
+        self.mix_receptance.copy_(initial_mix_weights(width, 0.25))
         self.time_decay.copy_(-5.0 + 8.0 * (channel / max(1, len(channel) - 1)) ** 1.35)
         self.time_first.copy_(math.log(0.3) + 0.5 * ((channel + 1) % 3 - 1))
         for matrix in (self.key, self.receptance, self.output):
@@ -122,7 +122,7 @@ class TimeMixingModule(RecurrentMixer):
             p = p.masked_fill(
                 sums[:, 1] == 0, _NO_EXPONENT
             )  # the text begins: there is no exponent yet
-        before, last = token_before(x, sequence, last)
+        before, last = shift_tokens(x, sequence, last)
         key, value, receptance = (
             torch.lerp(before, x, mix.to(x.dtype))
             for mix in (self.mix_key, self.mix_value, self.mix_receptance)

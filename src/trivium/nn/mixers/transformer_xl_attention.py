@@ -88,7 +88,7 @@ class TransformerXLAttentionModule(AttentionModule):
 
     part: TransformerXLAttention
 
-    def pattern_of(self, sequence: SequenceInfo) -> Pattern | None:
+    def get_pattern(self, sequence: SequenceInfo) -> Pattern | None:
         """Return a sliding window of the memory's size for a causal pass, otherwise None."""
         return Sliding(window=self.part.memory) if sequence.causal else None
 
@@ -100,13 +100,13 @@ class TransformerXLAttentionModule(AttentionModule):
         """See `AttentionModule.prepare`; `state` is a `Memory`."""
         keys = sequence.keys
         if sequence.cache_slice is not None and state is not None:
-            keys = self._with_memory(keys, state.columns(sequence.cache_slice, keys.columns))
+            keys = self._prepend_memory(keys, state.columns(sequence.cache_slice, keys.columns))
             if sequence.custom is not None:
                 custom = F.pad(sequence.custom, (self.part.memory, 0), value=True)
                 sequence = replace(sequence, custom=custom)
         return self.prepare_for(sequence, keys, table)
 
-    def _with_memory(self, keys: SequenceInfo, columns: Tensor) -> SequenceInfo:
+    def _prepend_memory(self, keys: SequenceInfo, columns: Tensor) -> SequenceInfo:
         """Return the `SequenceInfo` of the memory followed by the row: M + T tokens."""
         before, is_token = (self.part.memory, 0), keys.is_token
         if not keys.causal:
@@ -123,4 +123,4 @@ class TransformerXLAttentionModule(AttentionModule):
         seen = x[:, : sequence.num_keys]
         if sequence.cache_slice is not None and state is not None:
             seen = state.append(sequence.cache_slice, seen)
-        return self.split_and_norm(self.query_norm, self.query(x)), *self.project(seen)
+        return self.split_and_norm(self.query_norm, self.query(x)), *self.project_kv(seen)

@@ -45,7 +45,7 @@ class Positions(Choice, Part):
         """The number of dot products that add up to one score, including query times key."""
         return 1
 
-    def refuses(self, head_dim: int) -> str:
+    def unsupported_reason(self, head_dim: int) -> str:
         """Return why heads of width `head_dim` cannot use these positions; "" if they can."""
         return ""
 

@@ -34,13 +34,13 @@ class LinearBias(PositionsModule):
     def bias(self, prepared: None) -> Bias:
         """See `PositionsModule.bias`."""
 
-        def of(queries: SequenceInfo, keys: SequenceInfo) -> Tensor:
+        def alibi_bias(queries: SequenceInfo, keys: SequenceInfo) -> Tensor:
             """Return -slope * |distance|: float32 [1 or B, N, T, S]."""
             distance = distances(queries, keys)
             slopes = alibi_slopes(self.attention.num_heads, distance.device)[self.heads]
             return -slopes[None, :, None, None] * distance.abs_()[:, None]
 
-        return of
+        return alibi_bias
 
 
 def alibi_slopes(num_heads: int, device: torch.device | str = "cpu") -> Tensor:

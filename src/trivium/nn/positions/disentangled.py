@@ -110,7 +110,7 @@ class DisentangledPositions(PositionsModule):
                 "vectors of distances are in a table that the layers of a stack share: give "
                 "`prepare` what the mixer's `new_table` made."
             )
-        return distance_rows(-distances(sequence, keys), self.part)[:, None], table()
+        return relative_indices(-distances(sequence, keys), self.part)[:, None], table()
 
     def prepare_layer(
         self, prepared: tuple[Tensor, Tensor], query: nn.Linear, key: nn.Linear
@@ -119,8 +119,8 @@ class DisentangledPositions(PositionsModule):
         rows, table = prepared
         return (
             rows,
-            self._heads((self.key or key)(table)),
-            self._heads((self.query or query)(table)),
+            self._split_heads((self.key or key)(table)),
+            self._split_heads((self.query or query)(table)),
         )
 
     def scores(self, query: Tensor, key: Tensor, prepared: tuple[Tensor, Tensor, Tensor]) -> Tensor:
@@ -138,13 +138,13 @@ class DisentangledPositions(PositionsModule):
             total = total + scores.gather(-1, rows.transpose(-1, -2)).transpose(-1, -2)
         return total * self.scale
 
-    def _heads(self, x: Tensor) -> Tensor:
+    def _split_heads(self, x: Tensor) -> Tensor:
         """Split the heads, [P, heads * H] -> [N, P, H], and repeat key-value heads."""
         split = x.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
         return split.repeat_interleave(self.attention.num_heads // len(split), dim=0)
 
 
-def distance_rows(distance: Tensor, part: Disentangled) -> Tensor:
+def relative_indices(distance: Tensor, part: Disentangled) -> Tensor:
     """Return the table row of each distance (query - key): int64 [...] -> int64 [...].
 
     With buckets, each distance up to span / 2 has its own row. Larger distances share buckets that

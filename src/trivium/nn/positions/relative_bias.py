@@ -91,12 +91,12 @@ class RelativePositionBias(PositionsModule):
         """See `PositionsModule.bias`. Larger distances use the last bias in `prepared`."""
         farthest = len(prepared) // 2
 
-        def of(queries: SequenceInfo, keys: SequenceInfo) -> Tensor:
+        def bucket_bias(queries: SequenceInfo, keys: SequenceInfo) -> Tensor:
             """Look up the bias of every query-key pair: [1 or B, N, T, S]."""
             rows = distances(queries, keys).clamp_(-farthest, farthest).add_(farthest)
             return F.embedding(rows, prepared).permute(0, 3, 1, 2)
 
-        return of
+        return bucket_bias
 
 
 def relative_buckets(distance: Tensor, bias: RelativeBias, *, bidirectional: bool) -> Tensor:

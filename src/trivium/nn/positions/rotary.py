@@ -30,7 +30,7 @@ class RotaryScaling(Choice, Part):
         """The factor by which latent attention multiplies its scores; 1 except with YaRN."""
         return 1.0
 
-    def refuses(self, rotary_dim: int) -> str:
+    def unsupported_reason(self, rotary_dim: int) -> str:
         """Return why `rotary_dim` rotary dimensions cannot be scaled; "" if they can."""
         return ""
 
@@ -175,8 +175,8 @@ class LongRopeScaling(RotaryScaling):
     long_factor: tuple[Positive, ...]
     attention_factor: Positive | None = None
 
-    def refuses(self, rotary_dim: int) -> str:
-        """See `RotaryScaling.refuses`."""
+    def unsupported_reason(self, rotary_dim: int) -> str:
+        """See `RotaryScaling.unsupported_reason`."""
         pairs, counts = rotary_dim // 2, (len(self.short_factor), len(self.long_factor))
         if counts == (pairs, pairs):
             return ""
@@ -212,8 +212,8 @@ class Rotary(Positions):
         """Return the number of rotary dimensions of a head."""
         return int(head_dim * self.partial_rotary_factor)
 
-    def refuses(self, head_dim: int) -> str:
-        """See `Positions.refuses`."""
+    def unsupported_reason(self, head_dim: int) -> str:
+        """See `Positions.unsupported_reason`."""
         rotary_dim = self.rotary_dim(head_dim)
         if rotary_dim % 2 or not rotary_dim:
             which = (
@@ -222,7 +222,7 @@ class Rotary(Positions):
                 else f"partial_rotary_factor={self.partial_rotary_factor} of it, {rotary_dim},"
             )
             return f"rotary positions turn pairs of dimensions, so {which} must be even."
-        return self.scaling.refuses(rotary_dim) if self.scaling else ""
+        return self.scaling.unsupported_reason(rotary_dim) if self.scaling else ""
 
     def build(self, attention: Any, d_model: int) -> RotaryPositions:
         """See `Positions.build`."""
@@ -250,7 +250,7 @@ class RotaryPositions(PositionsModule):
     ) -> tuple[Tensor, Tensor]:
         """Return cosines and signed sines, [1 or B, 1, T, R]; half of the sines are negated."""
         rotary, position = self.rotary, sequence.positions
-        length = _lengths(sequence)[..., None].float() if self.scaling.needs_length else None
+        length = _text_lengths(sequence)[..., None].float() if self.scaling.needs_length else None
         frequency, factor = self.scaling.scaled(rotary.base, self.rotary_dim, length)
         angle = (position[..., None].float() * frequency.to(position.device))[:, None]
         cosine, sine = factor * angle.cos(), factor * angle.sin()  # [1 or B, 1, T, R / 2]
@@ -265,10 +265,10 @@ class RotaryPositions(PositionsModule):
         """Apply RoPE to queries or keys: [B, N, T, H] -> [B, N, T, H]."""
         if self.rotary_dim < x.shape[-1]:
             first, rest = x[..., : self.rotary_dim], x[..., self.rotary_dim :]
-            return torch.cat((self._turn(first, prepared), rest), -1)
-        return self._turn(x, prepared)
+            return torch.cat((self._rotate_pairs(first, prepared), rest), -1)
+        return self._rotate_pairs(x, prepared)
 
-    def _turn(self, x: Tensor, prepared: tuple[Tensor, Tensor]) -> Tensor:
+    def _rotate_pairs(self, x: Tensor, prepared: tuple[Tensor, Tensor]) -> Tensor:
         """Rotate vectors of rotary dimensions only: [B, N, T, R] -> [B, N, T, R]."""
         # Angles need float32; for sines and cosines the precision of x is enough.
         cosine, sine = (part[:, :, : x.shape[2]].to(x.dtype) for part in prepared)
@@ -279,14 +279,14 @@ class RotaryPositions(PositionsModule):
         return torch.addcmul(x * cosine, swapped, sine)
 
 
-def _lengths(sequence: SequenceInfo) -> Tensor:
+def _text_lengths(sequence: SequenceInfo) -> Tensor:
     """Return the length of the text that each token is in: int64 [1 or B, 1 or T].
 
     With a cache, all tokens of a slot get the length of the prefill, because the cached keys were
     rotated with the frequencies for that length.
     """
-    if sequence.cache_slice is not None and sequence.cache_slice.prefill is not None:
-        return sequence.cache_slice.prefill[:, None]
+    if sequence.cache_slice is not None and sequence.cache_slice.prefill_lengths is not None:
+        return sequence.cache_slice.prefill_lengths[:, None]
     last, documents = sequence.positions, sequence.documents
     if sequence.is_token is not None:
         last = last * sequence.is_token.bool()

@@ -116,7 +116,7 @@ def build_page(registry: ModelRegistry, runs: Path | None) -> gr.Blocks:
     for name, _, able in tabs:
         if name == "translate":  # one that was only pretrained has not learned it: last
             able.sort(key=lambda each: outlines[each].settings.task is None)
-    with_attention = [name for name, lm in outlines.items() if lm.spec.attends]
+    with_attention = [name for name, lm in outlines.items() if lm.spec.attention_only]
     tabs += [("attention", attention_tab, with_attention), ("learn", learn_tab, [*outlines])]
     first = True
     with _Page(title="Trivium", analytics_enabled=False) as page:

@@ -100,7 +100,7 @@ class Optimizer(Choice, Config, ABC):
         return 2 * sum(weight.numel() for weight in trained(model).values())
 
     def _groups(
-        self, parameters: Mapping[str, nn.Parameter], vectors: set[int]
+        self, parameters: Mapping[str, nn.Parameter], non_matrices: set[int]
     ) -> list[dict[str, Any]]:
         """Matrices decay, vectors do not; token embeddings may have a rate of their own."""
         tokens: list[nn.Parameter] = []
@@ -112,9 +112,9 @@ class Optimizer(Choice, Config, ABC):
             (tokens if own_rate else others).append(weight)
         decayed = {"weight_decay": self.initial_weight_decay}
         groups: list[dict[str, Any]] = [
-            {"params": [p for p in others if p.ndim > 1 and id(p) not in vectors], **decayed},
+            {"params": [p for p in others if p.ndim > 1 and id(p) not in non_matrices], **decayed},
             {
-                "params": [p for p in others if p.ndim <= 1 or id(p) in vectors],
+                "params": [p for p in others if p.ndim <= 1 or id(p) in non_matrices],
                 "weight_decay": 0.0,
             },
         ]
@@ -215,9 +215,9 @@ def block_matrices(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def _vectors(model: nn.Module) -> set[int]:
-    """The weights that parts call vectors (`PartModule.vectors`)."""
+    """The weights that parts call vectors (`PartModule.non_matrices`)."""
     parts = (module for module in model.modules() if isinstance(module, PartModule))
-    return {id(getattr(part, name)) for part in parts for name in part.vectors}
+    return {id(getattr(part, name)) for part in parts for name in part.non_matrices}
 
 
 import_members(__name__, __path__)
