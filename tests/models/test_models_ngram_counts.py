@@ -97,7 +97,7 @@ def test_kneser_ney_equals_the_formula_and_nltk_above_unigrams():
     # D = n1 / (n1 + 2 n2) of every order, which Ney et al. estimate.
     grams = ngrams(ORDER)
     once, twice = (sum(grams.count(one) == n for one in {*grams}) for n in (1, 2))
-    assert [*counted()._levels((2, 1))][-1][1] == once / (once + 2 * twice)
+    assert [*counted()._order_terms((2, 1))][-1][1] == once / (once + 2 * twice)
 
 
 def test_a_text_is_predicted_before_it_is_counted_and_counted_once():
