@@ -69,10 +69,7 @@ def reference() -> ModuleType:
 
 
 def test_reference_pages_are_up_to_date(reference: ModuleType) -> None:
-    for page, make in (
-        (DOCS / "cli.md", "command_line"),
-        (DOCS / "recipe.md", "recipe_keys"),
-    ):
+    for page, make in ((DOCS / "cli.md", "command_line"), (DOCS / "recipe.md", "recipe_keys")):
         written = page.read_text(encoding="utf-8")
         assert written == getattr(reference, make)(), f"{page} is out of date: `make docs`"
     for name, make in reference.STORED.items():

@@ -212,15 +212,7 @@ def test_published_totals_that_are_rounded(name):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "jamba-mini",
-        "modernbert-base",
-        "gpt3-125m",
-        "albert-base",
-        "t5-small",
-        "bert-base",
-    ],
+    "name", ["jamba-mini", "modernbert-base", "gpt3-125m", "albert-base", "t5-small", "bert-base"]
 )
 def test_parameters_of_layers_alike_are_counted_once_each(name):
     model = build(presets[name], device="meta")

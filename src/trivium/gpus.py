@@ -26,10 +26,10 @@ class Gpu:
         device: a part of the device name that CUDA reports.
         peak_flops: the peak FLOP/s of dense matmuls.
         memory: the memory in bytes.
-        bandwidth: the memory bandwidth in bytes per second.
-        link: the bandwidth to another GPU of the same machine in bytes per second.
-        network: the bandwidth to other machines in bytes per second, for each GPU.
-        reached: the fraction of the peak that the matmuls of a training step reach.
+        memory_bandwidth: the memory bandwidth in bytes per second.
+        link_bandwidth: the bandwidth to another GPU of the same machine in bytes per second.
+        network_bandwidth: the bandwidth to other machines in bytes per second, for each GPU.
+        matmul_efficiency: the fraction of the peak that the matmuls of a training step reach.
         has_bf16: whether matmuls run in bfloat16 (otherwise in float32).
     """
 

@@ -213,10 +213,7 @@ def test_attention(monkeypatch):
 
 @pytest.mark.parametrize(
     ("task", "name", "lines"),
-    [
-        ("classification", "movies.jsonl", 23),
-        ("translation", "english-french.tsv", 200),
-    ],
+    [("classification", "movies.jsonl", 23), ("translation", "english-french.tsv", 200)],
 )
 @pytest.mark.slow
 def test_finetune(task, name, lines, tmp_path):

@@ -14,10 +14,7 @@ LABELS = [[7, 11, IGNORE_INDEX], [IGNORE_INDEX], [4, 5, 6, 7, IGNORE_INDEX], [],
 
 
 @settings(derandomize=True, max_examples=60, deadline=None)
-@given(
-    st.lists(st.lists(st.integers(0, 99_999), max_size=7), min_size=1, max_size=11),
-    st.data(),
-)
+@given(st.lists(st.lists(st.integers(0, 99_999), max_size=7), min_size=1, max_size=11), st.data())
 def test_every_row_comes_back_padded_on_the_right(rows, data):
     examples = EncodedExamples({"input_ids": rows, "labels": rows}, pad_id=13)
     chosen = data.draw(st.lists(st.integers(0, len(rows) - 1), min_size=1, max_size=13))

@@ -187,13 +187,7 @@ def test_duplicates_are_dropped_and_counted(tmp_path, documents, tokenizer):
     assert sum(info.documents for info in kept.values()) == 803
     assert sum(info.duplicates for info in kept.values()) == 0
     # Repeats are equal to the last visible character.
-    other = [
-        "One text.",
-        "one text.",
-        "One  text.",
-        "One text",
-        "One t\u00e9xt.",
-    ]
+    other = ["One text.", "one text.", "One  text.", "One text", "One t\u00e9xt."]
     near = write(tmp_path / "near.txt", [*other, other[0]])
     read = [text for _, text in read_splits(near, CorpusOptions(validation=0.0))]
     assert read == other

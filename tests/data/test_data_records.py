@@ -105,10 +105,7 @@ def test_hub(monkeypatch):
     records = list(read_records(["hf:org/set@abc:en:valid", "hf:set"]))
     assert [record["body"] for record in records] == ["one", "two"] * 2
     assert records[1].where == "hf:org/set@abc:en:valid, row 2"
-    assert calls == [
-        ("org/set", "en", "valid", "abc", True),
-        ("set", None, "train", None, True),
-    ]
+    assert calls == [("org/set", "en", "valid", "abc", True), ("set", None, "train", None, True)]
     message = "hf:script cannot be read: Dataset scripts are no longer.*hf:script@refs/convert"
     with pytest.raises(DataError, match=message):
         list(read_records("hf:script"))
@@ -159,11 +156,7 @@ def test_broken_files_give_one_clear_error(tmp_path):
         ("a.csv", b"a,b\n1\n", r"line 2 has 1 cells, the header has 2 \(a, b\)"),
         ("a.csv", b"a,a\n1,2\n", 'line 1: the header has the column "a" twice.*add a header'),
         ("a.csv", b"text\n", "holds no record"),
-        (
-            "a.csv",
-            b"a\n1,2\n",
-            r"header has 1 \(a\)\. .*Cells of a table are separated by commas",
-        ),
+        ("a.csv", b"a\n1,2\n", r"header has 1 \(a\)\. .*Cells of a table are separated by commas"),
         (
             "a.csv",
             "a,b\n\u6211\u4eec\u7684,1\n".encode("gb18030"),

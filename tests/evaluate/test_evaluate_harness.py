@@ -80,11 +80,7 @@ def harness():
 @pytest.fixture(scope="module")
 def decoder():
     tokenizer = Tokenizer.train(
-        "byte-bpe",
-        texts=TEXT * 5,
-        vocab_size=300,
-        special_tokens=["<|endoftext|>"],
-        progress=False,
+        "byte-bpe", texts=TEXT * 5, vocab_size=300, special_tokens=["<|endoftext|>"], progress=False
     )
     spec = presets["gpt2-tiny"].replace(vocab_size=300).with_dropout(0.0)
     return LanguageModel(spec, shaken(spec), tokenizer)

@@ -178,13 +178,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "Mixtral": {**_LLAMA, "num_local_experts": 5, "experts_implementation": "eager"},
     "DeepseekV2": {**_DEEPSEEK, "qk_nope_head_dim": 6},
     "DeepseekV3": {**_DEEPSEEK, "n_group": 3, "topk_group": 2},
-    "Bloom": {
-        "vocab_size": VOCABULARY,
-        "hidden_size": 21,
-        "n_layer": 2,
-        "n_head": 3,
-        **_TOKENS,
-    },
+    "Bloom": {"vocab_size": VOCABULARY, "hidden_size": 21, "n_layer": 2, "n_head": 3, **_TOKENS},
     "GPTNeoX": {
         "vocab_size": VOCABULARY,
         "hidden_size": 36,
@@ -358,9 +352,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
         {"use_bias": True, "use_conv_bias": False, "hidden_act": "gelu", "conv_kernel": 3},
         {"expand": 3, "tie_word_embeddings": False, "time_step_rank": "auto"},
     ],
-    "RwkvForCausalLM": [
-        {"intermediate_size": 29, "tie_word_embeddings": True},
-    ],
+    "RwkvForCausalLM": [{"intermediate_size": 29, "tie_word_embeddings": True}],
     "T5ForConditionalGeneration": [
         {"feed_forward_proj": "gated-gelu", "scale_decoder_outputs": False},
         {"feed_forward_proj": "gelu"},

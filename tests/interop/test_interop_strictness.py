@@ -59,7 +59,7 @@ REFUSED = {
         ({"pos_att_type": ["p2p"]}, "p2p"),
     ],
     "LongformerModel": [
-        ({"architectures": ["LongformerForMultipleChoice"]}, "'LongformerForMultipleChoice'"),
+        ({"architectures": ["LongformerForMultipleChoice"]}, "'LongformerForMultipleChoice'")
     ],
     "ElectraModel": [({"summary_type": "last"}, '"summary_type"')],
     "ModernBertModel": [
@@ -437,10 +437,7 @@ def test_what_no_family_expresses_is_named(monkeypatch):
             r"gpt2, which does not have: decoder\.layers\.mixer that differs between layers\.",
         ),
         ("deberta-v3-tiny", r"deberta-v2 .* no head for replaced tokens.*: fine-tune it on a task"),
-        (
-            "jamba-mini",
-            r"mamba, which does not have: decoder\.layers\.feed_forward\.kind = 'mlp'",
-        ),
+        ("jamba-mini", r"mamba, which does not have: decoder\.layers\.feed_forward\.kind = 'mlp'"),
     ):
         with pytest.raises(SpecError, match=message):
             config_of(presets[name])

@@ -215,7 +215,7 @@ def test_added_tokens(tmp_path):
         "added_tokens_decoder": {
             str(size): {"content": "<tool>", "special": True},
             str(size + 1): {"content": "waffles", "special": False, "normalized": True},
-        },
+        }
     }
     read = read_tokenizer(tmp_path, options)
     ids = read.encode("a<tool>waffles").ids

@@ -154,9 +154,7 @@ def described():
         attention = decoder.mixers[0].replace(positions=define_lean(), pattern=define_even())
         yield SPECS["gpt2"].replace(
             decoder=decoder.with_layers(
-                num_layers=3,
-                mixer=(define_fading(), attention),
-                feed_forward=define_counted(),
+                num_layers=3, mixer=(define_fading(), attention), feed_forward=define_counted()
             )
         )
 

@@ -202,11 +202,7 @@ def test_the_module_is_multi_head_attention():
     Both with a mask of one's own, which is different for every head.
     """
     described = spec.Attention(
-        num_heads=6,
-        num_kv_heads=2,
-        head_dim=HEAD_DIM,
-        scale=0.7,
-        positions=spec.Rotary(base=50.0),
+        num_heads=6, num_kv_heads=2, head_dim=HEAD_DIM, scale=0.7, positions=spec.Rotary(base=50.0)
     )
     module = AttentionModule(described, WIDTH)
     x, source = torch.randn(ROWS, QUERIES, WIDTH), torch.randn(ROWS, KEYS, WIDTH)

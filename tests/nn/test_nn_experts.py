@@ -297,10 +297,7 @@ def test_the_correction_is_saved_and_loaded(tmp_path):
     ("changes", "message"),
     [
         ({"num_groups": 5}, "num_experts=12 is not a multiple of num_groups=5"),
-        (
-            {"num_groups": 4, "top_k_groups": 5},
-            "top_k_groups=5 is more than num_groups=4",
-        ),
+        ({"num_groups": 4, "top_k_groups": 5}, "top_k_groups=5 is more than num_groups=4"),
         ({**GROUPS, "scores_per_group": 4}, r"scores_per_group=4 is more than .*=3"),
         ({**GROUPS, "top_k": 7}, "top_k=7 is more than the 6 experts in .* groups of 3"),
         ({"top_k": 13}, "top_k=13 is more than num_experts=12"),

@@ -85,11 +85,7 @@ def model_spec(mixer: LatentAttention) -> spec.TransformerSpec:
     )
     heads = (spec.LMHead(tied=True),)
     return spec.TransformerSpec(
-        vocab_size=VOCABULARY,
-        d_model=WIDTH,
-        embedding=spec.Embedding(),
-        decoder=stack,
-        heads=heads,
+        vocab_size=VOCABULARY, d_model=WIDTH, embedding=spec.Embedding(), decoder=stack, heads=heads
     )
 
 

@@ -15,11 +15,7 @@ from trivium.nn.state import CacheSlice
 from trivium.spec import TransformerXLAttention, TransformerXLPositions
 
 PART = TransformerXLAttention(
-    num_heads=3,
-    head_dim=10,
-    bias=False,
-    positions=TransformerXLPositions(),
-    memory=5,
+    num_heads=3, head_dim=10, bias=False, positions=TransformerXLPositions(), memory=5
 )
 
 

@@ -346,10 +346,7 @@ def test_losses_equal_the_definitions():
             np.array([[1, 0], [1, 1], [0, 0]], dtype=np.float32),
             lambda y: F.binary_cross_entropy_with_logits(logits, y, reduction="none").mean(1).sum(),
         ),
-        (
-            np.array([0.5, -1, 2], dtype=np.float32),
-            lambda y: ((logits[:, 0] - y) ** 2).sum(),
-        ),
+        (np.array([0.5, -1, 2], dtype=np.float32), lambda y: ((logits[:, 0] - y) ** 2).sum()),
         (np.array([0, 1, 1]), lambda y: F.cross_entropy(logits, y, reduction="sum")),
     ):
         batch = Batch(ids, sequence_labels=labels)

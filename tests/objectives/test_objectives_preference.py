@@ -67,10 +67,7 @@ def test_reads_texts_and_messages(tmp_path):
         ({"prompt": "q", "chosen": "a", "rejected": "a"}, "are the same: .*bad_records=skip"),
         ({"prompt": "q", "chosen": "a", "rejected": " "}, '"rejected" of .*line 1 is blank'),
         ({"prompt": 3, "chosen": "a", "rejected": "b"}, "is a number, not a list of messages"),
-        (
-            {"prompt": "q", "chosen": "a", "rejected": "b", "margin": "x"},
-            "a string, not a finite",
-        ),
+        ({"prompt": "q", "chosen": "a", "rejected": "b", "margin": "x"}, "a string, not a finite"),
     ):
         with pytest.raises(DataError, match=problem):
             read(tmp_path, record)

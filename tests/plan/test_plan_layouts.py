@@ -121,10 +121,7 @@ def test_a_plan_has_the_heads_of_the_objective(name, heads):
 
 
 def test_a_plan_has_the_vocabularies_of_the_run():
-    for changes, source in (
-        ({}, None),
-        ({"model.separate_vocabularies": True}, 1024),
-    ):
+    for changes, source in (({}, None), ({"model.separate_vocabularies": True}, 1024)):
         changes |= {"objective.kind": "translation", "tokenizer.vocab_size": 1000}
         for name in ("transformer-tiny", "textbook-transformer-base", "bahdanau-rnnsearch"):
             spec, _ = planned_model(load_recipe(name, changes))

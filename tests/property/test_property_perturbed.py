@@ -93,9 +93,7 @@ def relative_change(moved: Tensor, exact: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", ONE_PRODUCT)
 @pytest.mark.parametrize(
-    ("dtype", "size"),
-    [(torch.float64, 1e-15), (torch.float32, 1e-6)],
-    ids=["float64", "float32"],
+    ("dtype", "size"), [(torch.float64, 1e-15), (torch.float32, 1e-6)], ids=["float64", "float32"]
 )
 def test_a_product_moves_by_its_size_and_repeats_are_equal(name, dtype, size, exactly):
     function, (x, matrix) = ONE_PRODUCT[name], operands(dtype)

@@ -119,11 +119,7 @@ def test_errors_name_the_field_what_was_given_and_what_is_allowed(served):
     image = {"role": "user", "content": [{"type": "image_url"}]}
     for path, body, message in (
         ("completions", {"prompt": "a"}, "model is missing; "),
-        (
-            "completions",
-            {**completion, "max_tokens": "5"},
-            'max_tokens is "5", but must be a',
-        ),
+        ("completions", {**completion, "max_tokens": "5"}, 'max_tokens is "5", but must be a'),
         (
             "completions",
             {**completion, "top_p": 1.5},
@@ -144,11 +140,7 @@ def test_errors_name_the_field_what_was_given_and_what_is_allowed(served):
         ),
         ("completions", [7], "the body must be a JSON object; "),
         ("chat/completions", chat, "messages[0].content is missing; "),
-        (
-            "chat/completions",
-            {**chat, "messages": [image]},
-            "messages[0].content[0].type is ",
-        ),
+        ("chat/completions", {**chat, "messages": [image]}, "messages[0].content[0].type is "),
     ):
         error = check_error(served.post(path, body), 400)
         assert error["message"].startswith(message)

@@ -58,10 +58,7 @@ PRODUCTS: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (Tensor, (*_OF_TWO, *_WITH_SUM, "__matmul__", *(f"{name}_" for name in _WITH_SUM))),
     (torch.linalg, ("matmul", "multi_dot", "vecdot")),
     (torch._VF, _RECURRENT),
-    (
-        torch.nn.functional,
-        (*_CONVOLUTIONS, "linear", "bilinear", "scaled_dot_product_attention"),
-    ),
+    (torch.nn.functional, (*_CONVOLUTIONS, "linear", "bilinear", "scaled_dot_product_attention")),
 )
 
 

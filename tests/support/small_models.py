@@ -191,15 +191,13 @@ SPECS = {
     "gpt3": _model(
         embedding=spec.Embedding(positions=_POSITIONS),
         decoder=_stack(
-            num_layers=3,
-            mixer=(_attention(), _attention(pattern=spec.Sliding(window=3))),
+            num_layers=3, mixer=(_attention(), _attention(pattern=spec.Sliding(window=3)))
         ),
         heads=_TIED,
     ),
     "opt": _model(
         embedding=spec.Embedding(
-            factorised=spec.Factorised(width=13, bias=False, projected="tokens"),
-            positions=_OFFSET,
+            factorised=spec.Factorised(width=13, bias=False, projected="tokens"), positions=_OFFSET
         ),
         decoder=_stack(feed_forward=_RELU, norm_placement="post"),
         heads=_TIED,
@@ -209,9 +207,7 @@ SPECS = {
         embedding=spec.Embedding(),
         decoder=_LLAMA.with_layers(
             mixer=_rotary(
-                num_heads=6,
-                num_kv_heads=2,
-                positions=spec.Rotary(base=500.0, scaling=_LLAMA3),
+                num_heads=6, num_kv_heads=2, positions=spec.Rotary(base=500.0, scaling=_LLAMA3)
             )
         ),
         heads=_TIED,
@@ -283,12 +279,10 @@ SPECS = {
     "transformer-pre": _transformer("pre"),
     "transformer-two-vocabularies": _transformer("post", source_vocab_size=SOURCE_VOCABULARY),
     "t5": _t5(
-        spec.MLP(d_ff=29, activation="relu", bias=False),
-        spec.LMHead(tied=True, scale=WIDTH**-0.5),
+        spec.MLP(d_ff=29, activation="relu", bias=False), spec.LMHead(tied=True, scale=WIDTH**-0.5)
     ),
     "t511": _t5(
-        spec.MLP(d_ff=29, activation="gelu_tanh", gated=True, bias=False),
-        spec.LMHead(tied=False),
+        spec.MLP(d_ff=29, activation="gelu_tanh", gated=True, bias=False), spec.LMHead(tied=False)
     ),
     "bart": _model(
         embedding=spec.Embedding(positions=_OFFSET, norm=spec.LayerNorm()),
@@ -413,11 +407,7 @@ _GROUPED_EXPERTS = spec.Experts(
     scores_per_group=2,
 )
 
-TRANSFORMERS = {
-    **SPECS,
-    **specs_of_other_kinds(),
-    "grouped-experts": _spec_of(_GROUPED_EXPERTS),
-}
+TRANSFORMERS = {**SPECS, **specs_of_other_kinds(), "grouped-experts": _spec_of(_GROUPED_EXPERTS)}
 BIDIRECTIONAL = [name for name, each in TRANSFORMERS.items() if each.family == "encoder-only"]
 CAUSAL = [name for name, each in TRANSFORMERS.items() if each.family == "decoder-only"]
 ONE_STACK = BIDIRECTIONAL + CAUSAL

@@ -192,11 +192,7 @@ def test_words_of_bert_as_transformers_aligns_them(words):
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(
-    st.sampled_from(FAMILIES),
-    st.lists(st.sampled_from(WORDS), max_size=23),
-    st.integers(3, 19),
-)
+@given(st.sampled_from(FAMILIES), st.lists(st.sampled_from(WORDS), max_size=23), st.integers(3, 19))
 def test_windows_hold_every_word_once_within_the_length(family, words, limit):
     tokenizer = ours(family)
     (windows,) = encode_words(tokenizer, [words], max_length=limit)

@@ -12,14 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.distributed as dist
-from small_models import (
-    ALL_SPECS,
-    SPECS,
-    inputs_for,
-    random_ids,
-    random_model,
-    small_model,
-)
+from small_models import ALL_SPECS, SPECS, inputs_for, random_ids, random_model, small_model
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard

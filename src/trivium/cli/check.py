@@ -43,8 +43,7 @@ _WIDTH = 60  # characters of a sample in the table
 def check(
     data: list[str],
     task: Annotated[
-        str | None,
-        typer.Option(help=f"The examples are for this task: {_TASKS}."),
+        str | None, typer.Option(help=f"The examples are for this task: {_TASKS}.")
     ] = None,
     validation: Annotated[list[str] | None, typer.Option(show_default="0.1")] = None,
     tokenizer: Path | None = None,

@@ -53,8 +53,7 @@ app = typer.Typer(
 )
 
 _LANGUAGE = Annotated[
-    Language | None,
-    typer.Option(help="English or Chinese.", show_default="the terminal's"),
+    Language | None, typer.Option(help="English or Chinese.", show_default="the terminal's")
 ]
 _HTML = Annotated[
     pathlib.Path | None, typer.Option(help="Write the page with pictures to this file.")

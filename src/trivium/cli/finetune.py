@@ -75,10 +75,7 @@ class Command(TyperCommand):
 def finetune(
     task: Annotated[
         str | None,
-        typer.Argument(
-            metavar="TASK",
-            help=f"One of {', '.join(_TASKS)}, or a recipe file.",
-        ),
+        typer.Argument(metavar="TASK", help=f"One of {', '.join(_TASKS)}, or a recipe file."),
     ] = None,
     model: str = "",
     data: list[str] | None = None,

@@ -18,9 +18,7 @@ from trivium.data.samples import copy_samples
 from trivium.messages import translated
 
 
-def samples(
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]")] = Path("samples"),
-) -> None:
+def samples(folder: Annotated[Path, typer.Argument(metavar="[FOLDER]")] = Path("samples")) -> None:
     """Unpack the bundled texts and labelled examples, to try things with.
 
     Articles in English and Chinese, sentences of film reviews, names in social media, English

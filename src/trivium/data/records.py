@@ -249,11 +249,7 @@ class Record(dict[str, Any]):
         return self.untyped and list(self) == [str(number) for number in range(len(self))]
 
     def no_column(
-        self,
-        missing: Sequence[str],
-        options: Sequence[str],
-        *,
-        if_data: str = "add a header line",
+        self, missing: Sequence[str], options: Sequence[str], *, if_data: str = "add a header line"
     ) -> DataError:
         """Return the error for a record that lacks columns.
 

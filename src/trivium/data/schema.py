@@ -34,12 +34,7 @@ class Fields:
             takes the only other column, or the first other column of a table without a header.
     """
 
-    def __init__(
-        self,
-        names: str,
-        *usual: Sequence[Usual],
-        both_in: str | None = None,
-    ) -> None:
+    def __init__(self, names: str, *usual: Sequence[Usual], both_in: str | None = None) -> None:
         self.names = tuple(name.removesuffix("?") for name in names.split())
         self.required = {name for name in names.split() if not name.endswith("?")}
         self.usual = [

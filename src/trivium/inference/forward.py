@@ -71,10 +71,7 @@ def padding_mask(lengths: Tensor | None, longest: int) -> Tensor | None:
 
 
 def hidden_states(
-    lm: TextModel,
-    inputs: Sequence[Ids],
-    *,
-    token_type_ids: Sequence[Ids] | None = None,
+    lm: TextModel, inputs: Sequence[Ids], *, token_type_ids: Sequence[Ids] | None = None
 ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
     """Yield the hidden states of inputs of any lengths, batch by batch.
 

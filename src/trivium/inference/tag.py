@@ -149,9 +149,7 @@ def tag_words(
     parts = [(number, part) for number, of_one in enumerate(encoded) for part in of_one]
     tags: dict[int, list[tuple[float, int]]] = {}
     for batch, hidden, _ in hidden_states(
-        lm,
-        [part.ids for _, part in parts],
-        token_type_ids=[part.type_ids for _, part in parts],
+        lm, [part.ids for _, part in parts], token_type_ids=[part.type_ids for _, part in parts]
     ):
         best = lm.module.logits(hidden, head="tagger").float().softmax(-1).max(-1)
         probabilities, labels = best.values.tolist(), best.indices.tolist()

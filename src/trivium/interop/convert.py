@@ -19,10 +19,7 @@ from trivium.models.transformer import TransformerSpec
 
 
 def from_hugging_face(
-    options: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-    *,
-    allow_unknown_keys: bool = False,
+    options: Mapping[str, Any], tensors: Mapping[str, Tensor], *, allow_unknown_keys: bool = False
 ) -> Transformer:
     """Return the model that a `config.json` and the tensors of its weight files describe.
 

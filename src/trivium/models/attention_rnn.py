@@ -26,6 +26,7 @@ from trivium.models.heads import HeadInput
 from trivium.models.rnn import RNNSpec, find_sequences
 from trivium.nn.part import Count, DropoutRate, empty_embedding
 from trivium.nn.recurrent import RecurrentLayers
+from trivium.nn.sequence_info import gather
 from trivium.nn.state import Cache, State, make_state_template
 
 
@@ -271,9 +272,8 @@ class AttentionRNN(LanguageModule):
             written = self._decode(embeds, source, cache_slice.is_token(self.device), state, starts)
             cache.states[0].write(cache_slice, written.states[:, -1])
             cache.advance(cache_slice)
-        parts = written.states, embeds, written.contexts
-        if gather_positions is not None:
-            parts = tuple(part.flatten(0, 1).index_select(0, gather_positions) for part in parts)
+        parts = (written.states, embeds, written.contexts)
+        parts = (gather(part, gather_positions) for part in parts)
         return F.dropout(self.decoder.read_out(*parts), self.spec.dropout, self.training)
 
     def alignments(self, input_ids: Tensor, **inputs: Any) -> Tensor:

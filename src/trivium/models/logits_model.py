@@ -14,7 +14,7 @@ from trivium.errors import SpecError
 from trivium.models.base_model import Spec, refuse
 from trivium.models.heads.vocabulary import LMHead
 from trivium.nn.loss import cross_entropy
-from trivium.nn.sequence_info import check_length
+from trivium.nn.sequence_info import check_length, gather
 from trivium.nn.state import Cache, append_tokens, build_token_cache
 
 
@@ -103,11 +103,7 @@ class LogitsModel(nn.Module):
             texts, columns = append_tokens(cache, input_ids, slots, lengths)
             row = torch.arange(len(texts), device=columns.device)[:, None]
             logits = self.module(texts)[row, columns.clamp(max=texts.shape[1] - 1)]
-        return (
-            logits
-            if gather_positions is None
-            else logits.flatten(0, 1).index_select(0, gather_positions)
-        )
+        return gather(logits, gather_positions)
 
     def read(self, *inputs: Any, **options: Any) -> tuple[Tensor, None]:
         """Return the logits of `forward` and None, because there is no auxiliary loss."""

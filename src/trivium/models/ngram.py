@@ -26,6 +26,7 @@ from trivium.models.heads import HeadInput
 from trivium.models.heads.vocabulary import LMHead
 from trivium.models.rnn import RecurrentInitializer
 from trivium.nn.part import Count, DropoutRate, empty_embedding
+from trivium.nn.sequence_info import gather
 from trivium.nn.state import Cache, append_tokens, build_token_cache
 
 
@@ -166,9 +167,4 @@ def context_tokens(
     if document_ids is not None:
         theirs = document_ids.gather(1, inside).view_as(place)
         outside |= theirs != document_ids[..., None]
-    earlier = earlier.masked_fill(outside, -1)
-    return (
-        earlier
-        if gather_positions is None
-        else earlier.flatten(0, 1).index_select(0, gather_positions)
-    )
+    return gather(earlier.masked_fill(outside, -1), gather_positions)

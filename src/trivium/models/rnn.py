@@ -15,12 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from trivium.errors import SpecError
-from trivium.models.base_model import (
-    LanguageModule,
-    Spec,
-    build_heads,
-    refuse,
-)
+from trivium.models.base_model import LanguageModule, Spec, build_heads, refuse
 from trivium.models.heads import Head, HeadInput
 from trivium.models.heads.scalar_mix import ScalarMix
 from trivium.models.heads.vocabulary import LMHead
@@ -29,6 +24,7 @@ from trivium.nn.character_embedding import CharacterCNN, CharacterEmbedding
 from trivium.nn.norm import LayerNorm
 from trivium.nn.part import Count, DropoutRate, NumLayers, Positive, empty_embedding
 from trivium.nn.recurrent import CellState, RecurrentLayers, Sequences
+from trivium.nn.sequence_info import gather
 from trivium.nn.state import Cache, State
 
 Cell = Literal["elman", "elman-relu", "elman-logistic", "lstm", "gru"]
@@ -198,9 +194,8 @@ class RecurrentStack(nn.Module):
             outputs, after = self.layers.every_layer(x, **options)
             return [tokens, *outputs], after
         x, after = self.layers(x, **options)
-        if gather_positions is not None:
-            x = x.flatten(0, 1).index_select(0, gather_positions)
-        return self.project(F.dropout(x, self.dropout, self.training)), after
+        x = F.dropout(gather(x, gather_positions), self.dropout, self.training)
+        return self.project(x), after
 
 
 class RecurrentModel(LanguageModule):
@@ -281,11 +276,7 @@ class RecurrentModel(LanguageModule):
             sequences = find_sequences(input_ids, attention_mask, document_ids)
             if self.spec.is_bilm and self.spec.family == "encoder-only":
                 hidden = self._task_hidden_states(tokens, sequences)
-                return (
-                    hidden
-                    if gather_positions is None
-                    else hidden.flatten(0, 1).index_select(0, gather_positions)
-                )
+                return gather(hidden, gather_positions)
             return self.rnn(tokens, sequences=sequences, gather_positions=gather_positions)[0]
         refuse("a cache takes no", attention_mask=attention_mask, document_ids=document_ids)
         cache_slice = cache.start_pass(len(input_ids), input_ids.shape[1], slots, lengths)

@@ -15,13 +15,7 @@ from pydantic import SerializeAsAny
 from torch import Tensor, nn
 
 from trivium.errors import SpecError
-from trivium.models.base_model import (
-    LanguageModule,
-    Spec,
-    build_heads,
-    num_matrix_weights,
-    refuse,
-)
+from trivium.models.base_model import LanguageModule, Spec, build_heads, num_matrix_weights, refuse
 from trivium.models.heads import HeadInput
 from trivium.models.heads.vocabulary import MLMHead
 from trivium.models.initialization import Initialization, Initializer, Normal

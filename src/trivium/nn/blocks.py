@@ -200,7 +200,7 @@ class Block(PartModule):
         dropout: the dropout rate of the sublayers' outputs and inside the mixers.
         num_layers: the number of layers in the stack; the layers share a memory limit.
         first_norm: whether the mixer has the pre-norm that `layer` specifies.
-        crosses: whether the block has cross-attention to an encoder's output.
+        has_cross_attention: whether the block has cross-attention to an encoder's output.
 
     >>> import torch
     >>> from trivium import spec

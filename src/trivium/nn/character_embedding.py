@@ -100,7 +100,7 @@ class CharacterEmbedding(PartModule):
 
         Args:
             tokens: the UTF-8 bytes of each token.
-            continues: for each token, whether it continues a word.
+            continues_word: for each token, whether it continues a word.
         """
         longest = self.part.max_characters
         rows = np.full((len(tokens), longest), _PADDING, dtype=np.int16)

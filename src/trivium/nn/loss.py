@@ -93,7 +93,8 @@ def linear_cross_entropy(
         softmax_loss: the function that computes the loss and the gradient of logits. If the
             vocabulary is divided among processes (tensor parallelism), `weight` and `bias` are the
             rows of this process, and `softmax_loss` combines all processes.
-        max_rows: the maximum number of vocabulary rows of any process; None: the rows of `weight`.
+        max_vocab_rows: the maximum number of vocabulary rows of any process; None: the rows of
+            `weight`.
 
     Returns:
         A float32 scalar.

@@ -135,9 +135,7 @@ class SequenceInfo:
 
     def gather(self, x: Tensor) -> Tensor:
         """Return the vectors at `gather_positions`, [B, T, D] -> [M, D]; None: all vectors."""
-        if self.gather_positions is None:
-            return x
-        return x.flatten(0, 1).index_select(0, self.gather_positions)
+        return gather(x, self.gather_positions)
 
 
 @dataclass(frozen=True)
@@ -161,6 +159,11 @@ class LayerContext:
 
 NO_CACHE = LayerContext()
 """The context of a layer without a cache that prepares for itself."""
+
+
+def gather(x: Tensor, positions: Tensor | None) -> Tensor:
+    """Return the vectors at flat positions, int64 [M]: [B, T, D] -> [M, D]; None: all vectors."""
+    return x if positions is None else x.flatten(0, 1).index_select(0, positions)
 
 
 def check_custom(custom: Tensor | None) -> None:

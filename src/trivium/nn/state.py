@@ -32,7 +32,8 @@ class CacheSlice:
         length: T, the number of new positions per row, padding included.
         new: int64 [B], the number of new tokens per row, without padding; None: no padding.
         end: S, the number of positions to read from each slot.
-        prefill: int64 [B], the number of tokens in the first pass (the prefill) of each slot.
+        prefill_lengths: int64 [B], the number of tokens in the first pass (the prefill) of each
+            slot.
     """
 
     rows: slice | Tensor
@@ -127,11 +128,9 @@ class KVCache(State):
 
         `new` contains the columns of the new positions, [1 or B, T].
         """
-        return (
-            new
-            if cache_slice.is_prefill
-            else torch.arange(cache_slice.end, device=new.device)[None]
-        )
+        if cache_slice.is_prefill:
+            return new
+        return torch.arange(cache_slice.end, device=new.device)[None]
 
     def append(self, cache_slice: CacheSlice, *new: Tensor) -> tuple[Tensor, Tensor]:
         """Append keys and values [B, K, T, H] to the slots.
@@ -141,24 +140,15 @@ class KVCache(State):
             empty, these are the new ones in the dtype of the cache. Otherwise they are read from
             the slots, as views if the slots are adjacent.
         """
-        rows, start = cache_slice.rows, cache_slice.start
+        rows, start, length = cache_slice.rows, cache_slice.start, cache_slice.length
         last = self.tensors[0].shape[2] - 1
         key, value = (part.to(self.tensors[0].dtype) for part in new)
-        if (
-            isinstance(start, int)
-            and isinstance(rows, slice)
-            and start + cache_slice.length <= last
-        ):
+        if isinstance(start, int) and isinstance(rows, slice) and start + length <= last:
             for kept, part in zip(self.tensors, (key, value), strict=True):
-                kept[rows, :, start : start + cache_slice.length] = part
+                kept[rows, :, start : start + length] = part
         else:
-            _write_columns(
-                self.tensors,
-                cache_slice,
-                cache_slice.columns(key.device).clamp(max=last),
-                key,
-                value,
-            )
+            columns = cache_slice.columns(key.device).clamp(max=last)
+            _write_columns(self.tensors, cache_slice, columns, key, value)
         if cache_slice.is_prefill:
             return key, value
         keys, values = (kept[rows, :, : cache_slice.end] for kept in self.tensors)
@@ -209,10 +199,8 @@ class RollingKVCache(State):
         is_long = cache_slice.length > self.SPARE
         if not is_long:
             self._write_last_tokens(cache_slice, key, value)
-        keys, values = (
-            kept[cache_slice.rows, :, : self._num_entries_read(cache_slice)]
-            for kept in self.tensors
-        )
+        entries = slice(self._num_entries_read(cache_slice))
+        keys, values = (kept[cache_slice.rows, :, entries] for kept in self.tensors)
         if is_long:
             keys, values = torch.cat((keys, key), 2), torch.cat((values, value), 2)
             self._write_last_tokens(cache_slice, key, value)
@@ -363,9 +351,8 @@ class Cache:
 
     def advance(self, cache_slice: CacheSlice) -> None:
         """Add the new tokens to `lengths`, after all layers have read and written the cache."""
-        self.lengths[cache_slice.rows] += (
-            cache_slice.length if cache_slice.new is None else cache_slice.new
-        )
+        new = cache_slice.new
+        self.lengths[cache_slice.rows] += cache_slice.length if new is None else new
         self._max_lengths.clamp_(min=self.lengths)
 
     def free(self, slot: int) -> None:
@@ -401,8 +388,8 @@ class Cache:
         Args:
             source: int64 [n], the slots to copy from.
             target: int64 [n], the slots to copy to.
-            copy_source: whether the cross-attention cache is copied too. It need not be if both
-                slots have the same encoder output, like the beams of one prompt.
+            copy_cross_cache: whether the cross-attention cache is copied too. It need not be if
+                both slots have the same encoder output, like the beams of one prompt.
         """
         length = int(self.lengths[source].max()) if len(source) else 0
         for state in self.states:

@@ -44,9 +44,7 @@ def read_examples(
 
 
 def split_examples(
-    examples: Sequence[Any],
-    validation: float,
-    labels: Sequence[Sequence[str]] | None = None,
+    examples: Sequence[Any], validation: float, labels: Sequence[Sequence[str]] | None = None
 ) -> tuple[list[Any], list[Any]]:
     """Split the examples of any task into training and validation, each in their order.
 

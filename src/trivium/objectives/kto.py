@@ -40,10 +40,7 @@ from trivium.objectives.task_metrics import Metrics, perplexity_of
 from trivium.text.vocabulary import Vocabulary
 
 RESPONSE = Fields(
-    "response",
-    ("response",),
-    ("completion", "answer", "output"),
-    ("messages", "conversations"),
+    "response", ("response",), ("completion", "answer", "output"), ("messages", "conversations")
 )
 LABEL = Fields("label", ("label",), ("desirable", "thumbs_up", "kto_tag"))
 _GOOD, _BAD = ("true", "1", "1.0", "yes"), ("false", "0", "0.0", "-1", "no")
@@ -190,9 +187,7 @@ class KTO(AgainstReference):
         """
         gain = self.beta * (ratio - other.mean().clamp(min=0))
         return torch.where(
-            good,
-            self.good_weight * (1 - gain.sigmoid()),
-            self.bad_weight * (1 - (-gain).sigmoid()),
+            good, self.good_weight * (1 - gain.sigmoid()), self.bad_weight * (1 - (-gain).sigmoid())
         )
 
     def monitor(self) -> KTOMonitor | None:

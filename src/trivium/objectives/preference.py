@@ -144,8 +144,7 @@ class PreferenceOptimization(AgainstReference, PreferencePairs):
     kind: Literal["preference"] = "preference"
     rate_factor: ClassVar[float] = 0.1
     loss_type: LossType = Field(
-        "sigmoid",
-        description="sigmoid (DPO), ipo, hinge, or without a reference simpo or orpo",
+        "sigmoid", description="sigmoid (DPO), ipo, hinge, or without a reference simpo or orpo"
     )
     beta: float | None = Field(
         None, gt=0, description="how strongly the reference holds the model; default: 0.1, simpo 2"

@@ -39,9 +39,7 @@ from trivium.text.symbols import is_unspaced
 OPTIONAL_PROMPT = Fields("prompt? input?", *PROMPTS)
 _PROMPT = Fields("prompt? input?", *PROMPTS, ("conversations", "messages"))  # LLaMA-Factory's
 CHOSEN = Fields(
-    "chosen",
-    ("chosen",),
-    ("preferred", "chosen_response", "response_chosen", "preferred_output"),
+    "chosen", ("chosen",), ("preferred", "chosen_response", "response_chosen", "preferred_output")
 )
 REJECTED = Fields(
     "rejected",

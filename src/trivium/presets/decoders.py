@@ -142,11 +142,7 @@ _gpt3_published = partial(_gpt3, tokens=300e9, text_bytes=570e9, training=_GPT3_
 # GPT-3 with only dense attention and a larger vocabulary. Jumbo is wider and shallower than GPT-3
 # 175B (sections 2.1 to 2.3).
 _jurassic = partial(
-    _gpt,
-    paper="Lieber et al. 2021 (Jurassic-1)",
-    vocab_size=256_000,
-    max_length=2048,
-    dropout=0.0,
+    _gpt, paper="Lieber et al. 2021 (Jurassic-1)", vocab_size=256_000, max_length=2048, dropout=0.0
 )
 _opt = partial(
     _gpt,
@@ -182,11 +178,7 @@ def _llama31_attention(factor: float) -> Attention:
     return ROTARY_ATTENTION.replace(positions=Rotary(base=500_000.0, scaling=scaling))
 
 
-_llama31 = partial(
-    _llama3,
-    context=131_072,
-    attention=_llama31_attention(factor=8.0),
-)
+_llama31 = partial(_llama3, context=131_072, attention=_llama31_attention(factor=8.0))
 _llama32 = partial(
     _llama3,
     paper="Meta 2024 (Llama 3.2, model card)",

@@ -38,11 +38,7 @@ def _build_stack(
 
 
 def _transformer(
-    num_layers: int,
-    d_model: int,
-    *,
-    dropout: float = 0.1,
-    norm_placement: NormPlacement = "post",
+    num_layers: int, d_model: int, *, dropout: float = 0.1, norm_placement: NormPlacement = "post"
 ) -> Preset:
     """Return a preset of the original Transformer, with the vocabulary of English to German.
 

@@ -114,10 +114,7 @@ _ROBERTA_TOKENS = 500e3 * 8192 * 512  # Liu et al. 2019, section 5: 500,000 step
 _albert = partial(
     bert,
     paper="Lan et al. 2019 (ALBERT, version 2)",
-    heads=(
-        MLMHead(dense=Dense(activation="gelu_tanh", norm=True)),
-        NSPHead(),
-    ),
+    heads=(MLMHead(dense=Dense(activation="gelu_tanh", norm=True)), NSPHead()),
     vocab_size=30_000,
     d_embedding=128,
     num_layer_groups=1,

@@ -24,11 +24,7 @@ def _palm(
         d_model,
         vocab_size=256_000,
         mixer=Attention(
-            num_heads=num_heads,
-            head_dim=head_dim,
-            num_kv_heads=1,
-            bias=False,
-            positions=Rotary(),
+            num_heads=num_heads, head_dim=head_dim, num_kv_heads=1, bias=False, positions=Rotary()
         ),
         feed_forward=swiglu(4 * d_model),
         norm=LayerNorm(bias=False),

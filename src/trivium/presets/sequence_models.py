@@ -28,12 +28,7 @@ def _ngram(order: int, d_model: int, d_hidden: int) -> Preset:
 
 
 def _rnn(
-    cell: Cell,
-    d_model: int,
-    d_hidden: int,
-    paper: str,
-    *,
-    bidirectional: bool = False,
+    cell: Cell, d_model: int, d_hidden: int, paper: str, *, bidirectional: bool = False
 ) -> Preset:
     """Return a preset of a two-layer RNN; `bidirectional` RNNs have an MLM head."""
     spec = RNNSpec(

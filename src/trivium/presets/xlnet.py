@@ -11,11 +11,7 @@ from trivium.presets.preset import Preset, encoder
 
 
 def _xlnet(
-    num_layers: int,
-    d_model: int,
-    *,
-    paper: str = "Yang et al. 2019 (XLNet)",
-    **published: float,
+    num_layers: int, d_model: int, *, paper: str = "Yang et al. 2019 (XLNet)", **published: float
 ) -> Preset:
     """Return an XLNet preset with a memory of 384 tokens, as released.
 
@@ -27,11 +23,7 @@ def _xlnet(
         vocab_size=32_000,
         embedding=Embedding(query_stream=True),
         mixer=TransformerXLAttention(
-            num_heads=d_model // 64,
-            head_dim=64,
-            bias=False,
-            positions=XLNetPositions(),
-            memory=384,
+            num_heads=d_model // 64, head_dim=64, bias=False, positions=XLNetPositions(), memory=384
         ),
         norm=LayerNorm(eps=1e-12),
         heads=(MLMHead(),),

@@ -407,11 +407,7 @@ def _score(lm: LanguageModel, texts: Sequence[str], *, context: str | None) -> l
             {"token": tokenizer.readable_tokens[token_id], "id": token_id, "log_probability": value}
             for token_id, value in zip(score.ids, score.log_probabilities, strict=True)
         ]
-        counts = {
-            "num_tokens": score.num_tokens,
-            "num_cut": score.num_cut,
-            "greedy": score.greedy,
-        }
+        counts = {"num_tokens": score.num_tokens, "num_cut": score.num_cut, "greedy": score.greedy}
         results.append({"log_probability": score.total, **counts, "tokens": tokens})
     return results
 
@@ -428,9 +424,7 @@ async def tokenize(model: ServedModel, request: TokenizeRequest) -> Reply:
     """Encode texts as tokens, with their offsets in characters."""
     tokenizer = _tokenizer(model, request)
     encodings = await asyncio.to_thread(
-        tokenizer.encode_batch,
-        as_list(request.text),
-        add_special_tokens=request.add_special_tokens,
+        tokenizer.encode_batch, as_list(request.text), add_special_tokens=request.add_special_tokens
     )
     data = [
         {

@@ -107,8 +107,7 @@ class CompletionRequest(GenerateRequest):
 
     prompt: Prompt = Field(description=PROMPT_DESCRIPTION)
     max_tokens: Annotated[int, Field(ge=0)] | None = Field(
-        None,
-        description="Number of tokens to generate, at most the server's limit; 16 by default.",
+        None, description="Number of tokens to generate, at most the server's limit; 16 by default."
     )
     echo: bool | None = Field(None, description="Put the prompt before the generated text.")
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(

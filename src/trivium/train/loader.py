@@ -44,7 +44,7 @@ class BatchStream:
         seed: the seed of order and noise.
         rows_per_step: the number of rows or examples in a global batch.
         separate_documents: whether documents in a row do not attend to each other.
-        adds_loss: whether layers of the model add an auxiliary loss per token (`BALANCE`).
+        has_aux_loss: whether layers of the model add an auxiliary loss per token (`BALANCE`).
         num_taken: the number of rows or examples that the whole run takes, so that the last step
             may be smaller; None if every step is full.
     """

@@ -68,10 +68,7 @@ class ModelSetup:
 
 
 def set_up_model(
-    corpus: Corpus,
-    spec: Spec,
-    base: LanguageModel | None,
-    device: torch.device,
+    corpus: Corpus, spec: Spec, base: LanguageModel | None, device: torch.device
 ) -> ModelSetup:
     """Build the model for the objectives and tokenizer of a run.
 

@@ -27,12 +27,7 @@ _EXAMPLES_AT_ONCE = 1 << 14
 
 
 def build_streams(
-    recipe: Recipe,
-    corpus: Corpus,
-    setup: ModelSetup,
-    split: str,
-    folder: Path,
-    parallel: Parallel,
+    recipe: Recipe, corpus: Corpus, setup: ModelSetup, split: str, folder: Path, parallel: Parallel
 ) -> list[BatchStream]:
     """Return the batches of every source that has data in a split.
 

@@ -75,9 +75,7 @@ def train_run(
     run, line, device, parallel = context.run, context.line, context.device, context.parallel
     module, lm, before = setup.module, setup.lm, run.read_facts()
     recipe = defaults.complete(
-        setup.recipe,
-        lm.spec,
-        num_examples=sum(one.num_train for one in corpus.examples),
+        setup.recipe, lm.spec, num_examples=sum(one.num_train for one in corpus.examples)
     )
     arithmetic = hardware.choose_arithmetic(recipe.train.precision, device, module, before)
     [slower] = parallel.all_reduce_max(arithmetic.precision is torch.float32)

@@ -85,8 +85,5 @@ OPT = Family(
     expected={"layer_norm_elementwise_affine": True},
     ignored="activation_dropout layerdrop init_std classifier_dropout",
     tied_aliases={"lm_head.weight": "model.decoder.embed_tokens.weight"},
-    hooks=(
-        Hook(_read_projection, _write_projection),
-        Hook(read=_read_final_norm),
-    ),
+    hooks=(Hook(_read_projection, _write_projection), Hook(read=_read_final_norm)),
 )

@@ -159,9 +159,6 @@ T5 = Family(
         r"(transformer\.)?decoder\.block\.0\.layer\.1\.EncDecAttention"
         r"\.relative_attention_bias\.weight",
     ),
-    hooks=(
-        Hook(_read_projection, _write_projection),
-        Hook(_read_lm_head, _write_lm_head),
-    ),
+    hooks=(Hook(_read_projection, _write_projection), Hook(_read_lm_head, _write_lm_head)),
     tokenizer_class="T5Tokenizer",
 )

@@ -235,11 +235,7 @@ class AttentionModule(MixerModule):
         return KVCache(slots, length, *shape)
 
     def forward(
-        self,
-        x: Tensor,
-        sequence: SequenceInfo,
-        state: Any = None,
-        prepared: Prepared | None = None,
+        self, x: Tensor, sequence: SequenceInfo, state: Any = None, prepared: Prepared | None = None
     ) -> Tensor:
         """Return the attention output: [B, T, D] -> [B, T, D]. Appends to the KV cache `state`."""
         if sequence.columns.shape[1] != x.shape[1]:

@@ -60,11 +60,7 @@ _MAX_DESCRIBED = 4  # Models whose description is open at first.
 
 
 def mount_playground(
-    app: FastAPI,
-    registry: ModelRegistry,
-    *,
-    runs: Path | None,
-    root_path: str,
+    app: FastAPI, registry: ModelRegistry, *, runs: Path | None, root_path: str
 ) -> None:
     """Put the playground at /, after all other routes of the app.
 
