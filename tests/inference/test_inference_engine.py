@@ -323,7 +323,7 @@ def test_what_cannot_be_done_is_refused():
     with pytest.raises(TriviumError, match="slots"):
         Engine(lm, slots=0)
     for options, what in (
-        ({"draft": PromptLookup()}, "go back by 0 tokens"),
+        ({"draft": PromptLookup()}, "rolled back by 0 tokens"),
         ({"compile": True}, "needs a Transformer"),
     ):
         with pytest.raises(SpecError, match=what):
@@ -332,7 +332,7 @@ def test_what_cannot_be_done_is_refused():
         Engine(text_model(small_model("Experts")), compile=True)
     with pytest.raises(SpecError, match="must be a decoder"):
         DraftModel(both.module)
-    with pytest.raises(SpecError, match="must take back 4 tokens"):
+    with pytest.raises(SpecError, match="must roll back 4 tokens"):
         Engine(lm, draft=DraftModel(made("lstm")))
     with pytest.raises(TriviumError, match="compiled"):
         Engine(lm, compile=True, draft=PromptLookup())

@@ -27,10 +27,10 @@ def paper_sets(i):
 def test_every_head_sees_its_set_of_the_paper():
     fixed = {"stride": STRIDE, "num_summary": SUMMARY}
     heads = (
-        Strided(stride=STRIDE, seen="near"),
-        Strided(stride=STRIDE, seen="far"),
-        Fixed(**fixed, seen="near"),
-        Fixed(**fixed, seen="far"),
+        Strided(stride=STRIDE, visible="near"),
+        Strided(stride=STRIDE, visible="far"),
+        Fixed(**fixed, visible="near"),
+        Fixed(**fixed, visible="far"),
         Strided(stride=STRIDE),
         Fixed(**fixed),
         spec.Sliding(window=3),

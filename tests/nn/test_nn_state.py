@@ -73,7 +73,7 @@ def test_slots_hold_their_texts_after_any_steps(kind, length, monkeypatch):
             back = torch.tensor([slot]), torch.tensor([length])
             if longest[slot] - length > cache.max_crop:
                 refused += 1
-                with pytest.raises(SpecError, match=r"cannot go back .* at most by 3"):
+                with pytest.raises(SpecError, match=r"cannot be rolled back .* at most by 3"):
                     cache.crop(*back)
             else:
                 cache.crop(*back)
@@ -93,9 +93,9 @@ def test_a_state_that_is_a_sum_cannot_be_taken_back():
     slots = torch.tensor([2, 0])
     cache.advance(cache.start_pass(2, 5, slots, torch.tensor([5, 3])))
     cache.crop(slots, torch.tensor([5, 3]))
-    with pytest.raises(SpecError, match="cannot go back by 3 tokens, at most by 0"):
+    with pytest.raises(SpecError, match="cannot be rolled back by 3 tokens, at most by 0"):
         cache.crop(slots, torch.tensor([5, 0]))
-    with pytest.raises(SpecError, match=r"hold \[5, 3\] tokens: .* back to \[5, 4\]"):
+    with pytest.raises(SpecError, match=r"hold \[5, 3\] tokens: .* cropped to \[5, 4\]"):
         cache.crop(slots, torch.tensor([5, 4]))
     with pytest.raises(SpecError, match="18 tokens, but slot_length is 17"):
         cache.start_pass(2, 13, slots, None)

@@ -89,7 +89,7 @@ class Engine:
         self._cache = module.new_cache(slots, self.slot_length)
         if draft is not None and draft.num_tokens > self._cache.max_crop:
             raise SpecError(
-                f"what this model keeps of a text can go back by {self._cache.max_crop} tokens, "
+                f"the cache of this model can be rolled back by {self._cache.max_crop} tokens, "
                 f"but drafts have up to {draft.num_tokens}: leave draft out."
             )
         self._states: list[_RequestState | None] = [None] * slots

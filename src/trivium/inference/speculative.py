@@ -102,8 +102,8 @@ class DraftModel:
         self._cache = self.module.new_cache(slots, self._slot_length)
         if self._cache.max_crop < self.num_tokens:
             raise SpecError(
-                f"a draft model must take back {self.num_tokens} tokens, and what this one keeps "
-                f"of a text can go back by {self._cache.max_crop}."
+                f"the cache of a draft model must roll back {self.num_tokens} tokens, but the "
+                f"cache of this model can roll back {self._cache.max_crop}."
             )
         self._cached: list[list[int]] = [[] for _ in range(slots)]
 

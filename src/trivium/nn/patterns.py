@@ -52,8 +52,8 @@ class Sliding(Pattern):
 class Strided(Pattern):
     """Strided pattern: keys at most `stride` positions away, or a multiple of `stride` away.
 
-    `seen` selects the near set, the far set or their union "both". A head with the near set and a
-    head with the far set together reach every position in two steps. In an encoder the same
+    `visible` selects the near set, the far set or their union "both". A head with the near set and
+    a head with the far set together reach every position in two steps. In an encoder the same
     distances to later keys are allowed. The pattern is only a mask: the scores of masked keys are
     computed, too.
 
@@ -62,21 +62,21 @@ class Strided(Pattern):
 
     kind: Literal["strided"] = "strided"
     stride: Count
-    seen: Literal["near", "far", "both"] = "both"
+    visible: Literal["near", "far", "both"] = "both"
 
     def allows(self, query: Any, key: Any) -> Any:
         """Return |query - key| <= stride (near), (query - key) mod stride = 0 (far), or either."""
         near = abs(query - key) <= self.stride
         far = (query - key) % self.stride == 0
-        return {"near": near, "far": far, "both": near | far}[self.seen]
+        return {"near": near, "far": far, "both": near | far}[self.visible]
 
 
 class Fixed(Pattern):
     """Fixed pattern: keys in the query's block of `stride` positions, or at the end of any block.
 
     `num_summary` is the paper's c: the last `num_summary` positions of a block are visible outside
-    the block, too. `seen` selects one of the two sets or both, as in `Strided`. Positions start at
-    0. The pattern is only a mask: the scores of masked keys are computed, too.
+    the block, too. `visible` selects one of the two sets or both, as in `Strided`. Positions start
+    at 0. The pattern is only a mask: the scores of masked keys are computed, too.
 
     Source: Child et al. 2019, section 4.3.
     """
@@ -84,7 +84,7 @@ class Fixed(Pattern):
     kind: Literal["fixed"] = "fixed"
     stride: Count
     num_summary: Count
-    seen: Literal["near", "far", "both"] = "both"
+    visible: Literal["near", "far", "both"] = "both"
 
     def check(self) -> None:
         """Raise SpecError if `num_summary` is greater than `stride`."""
@@ -101,7 +101,7 @@ class Fixed(Pattern):
         """
         near = query // self.stride == key // self.stride
         far = key % self.stride >= self.stride - self.num_summary
-        return {"near": near, "far": far, "both": near | far}[self.seen]
+        return {"near": near, "far": far, "both": near | far}[self.visible]
 
 
 class PerHead(Pattern):

@@ -373,12 +373,12 @@ class Cache:
         if bool((lengths > self.lengths[slots]).any()):
             raise SpecError(
                 f"slots {slots.tolist()} hold {self.lengths[slots].tolist()} tokens: they cannot "
-                f"be taken back to {lengths.tolist()}."
+                f"be cropped to {lengths.tolist()}."
             )
         if (most := int((self._max_lengths[slots] - lengths).max())) > self.max_crop:
             raise SpecError(
-                f"what this model keeps of a text cannot go back by {most} tokens, at most by "
-                f"{self.max_crop}: use no speculative decoding with it."
+                f"this cache cannot be rolled back by {most} tokens, at most by {self.max_crop}: "
+                "leave speculative decoding out."
             )
         self.lengths[slots] = lengths
 

@@ -290,9 +290,9 @@ class AttentionModule(MixerModule):
         cache. Queries have the dtype of the keys.
         """
         query = self._split_and_rotate(self.query_norm, self.query(x), prepared.positions)
-        seen = x[:, : sequence.num_keys] if prepared.source is None else prepared.source
-        key = self._split_and_rotate(self.key_norm, self.key(seen), prepared.positions)
-        value = self._split_heads(self.value(seen))
+        key_value_states = x[:, : sequence.num_keys] if prepared.source is None else prepared.source
+        key = self._split_and_rotate(self.key_norm, self.key(key_value_states), prepared.positions)
+        value = self._split_heads(self.value(key_value_states))
         if sequence.cache_slice is not None and state is not None:
             key, value = state.append(sequence.cache_slice, key, value)
         return query.to(key.dtype), key, value  # a cache may be more precise than the model

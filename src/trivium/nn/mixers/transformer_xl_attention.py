@@ -120,7 +120,9 @@ class TransformerXLAttentionModule(AttentionModule):
         self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries of x, and keys and values of memory and x. Appends x to the memory."""
-        seen = x[:, : sequence.num_keys]
+        key_value_states = x[:, : sequence.num_keys]
         if sequence.cache_slice is not None and state is not None:
-            seen = state.append(sequence.cache_slice, seen)
-        return self.split_and_norm(self.query_norm, self.query(x)), *self.project_kv(seen)
+            key_value_states = state.append(sequence.cache_slice, key_value_states)
+        return self.split_and_norm(self.query_norm, self.query(x)), *self.project_kv(
+            key_value_states
+        )
