@@ -297,12 +297,13 @@ class ParallelBlock(Block):
         self, x: Tensor, sequence: SequenceInfo, layer: LayerContext = NO_CACHE
     ) -> tuple[Tensor, Tensor | None]:
         """See `Block.forward`."""
-        mixing = self.mixer_residual
-        entered, chosen = mixing.sublayer_input(x), sequence.gather(x)
-        mixed = sequence.gather(self.mixer(entered, sequence, layer.state, layer.prepared))
+        normed, gathered = self.mixer_residual.sublayer_input(x), sequence.gather(x)
+        mixed = sequence.gather(self.mixer(normed, sequence, layer.state, layer.prepared))
         if self.feed_forward is None:
-            return mixing(chosen, mixed), None
-        feeding = self.feed_forward_residual
-        read = sequence.gather(entered) if self.shares_norm else feeding.sublayer_input(chosen)
-        y, loss = self.feed_forward(read, sequence, layer.feed_forward_state)
-        return mixing(chosen, mixed + y), loss
+            return self.mixer_residual(gathered, mixed), None
+        if self.shares_norm:
+            feed_forward_input = sequence.gather(normed)
+        else:
+            feed_forward_input = self.feed_forward_residual.sublayer_input(gathered)
+        y, loss = self.feed_forward(feed_forward_input, sequence, layer.feed_forward_state)
+        return self.mixer_residual(gathered, mixed + y), loss
