@@ -105,3 +105,33 @@ def test_direct_dependencies_are_pinned():
     pinned = [Requirement(line) for line in lines if line and not line.startswith("#")]
     assert needed - {canonicalize_name(one.name) for one in pinned} == {"trivium"}
     assert {operator.operator for one in pinned for operator in one.specifier} == {"=="}
+
+
+def test_docstrings_name_arguments_that_exist():
+    """`Args:` of a function names its parameters; of a class, its fields or those of __init__."""
+    wrong = []
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                described = described_arguments(ast.get_docstring(node) or "")
+                for name in described - parameters(node):
+                    wrong.append(f"{file.relative_to(ROOT)}:{node.lineno} {node.name}: {name}")
+    assert not wrong, wrong
+
+
+def described_arguments(docstring: str) -> set[str]:
+    """The names before a colon in the section `Args:`."""
+    section = re.search(r"^Args:\n((?: {4}.*\n?)+)", docstring, re.MULTILINE)
+    entries = re.findall(r"^ {4}(\*{0,2}\w[\w, *]*):", section[1] if section else "", re.MULTILINE)
+    return {name.strip().lstrip("*") for entry in entries for name in entry.split(",")}
+
+
+def parameters(node: ast.AST) -> set[str]:
+    """The parameters of a function; the fields of a class and the parameters of its methods."""
+    if isinstance(node, ast.ClassDef):
+        names = {each.target.id for each in node.body if isinstance(each, ast.AnnAssign)}  # type: ignore
+        init = [each for each in node.body if getattr(each, "name", "") == "__init__"]
+        return names.union(*map(parameters, init))
+    arguments = node.args  # type: ignore[attr-defined]
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return {each.arg for each in [*every, arguments.vararg, arguments.kwarg] if each is not None}
