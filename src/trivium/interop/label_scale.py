@@ -36,7 +36,7 @@ def rescale_numbers(
 def fold_numbers(
     weights: Mapping[str, Tensor], settings: Settings
 ) -> tuple[Mapping[str, Tensor], Settings]:
-    """Fold the label scale into the head's weights, so that the logit is the predicted label.
+    """Fold the label scale into the weights, so that the logit is the predicted label.
 
     If the head has no bias, the bias of the final norm absorbs the mean (GPT-2). If the final norm
     has no bias either (LLaMA), the mean stays in the settings, with a warning.
