@@ -44,7 +44,7 @@ def find_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def _newest_snapshot(folder: Path) -> Path:
-    """Return the current snapshot in a cache folder `models--ORG--NAME`, or any other folder."""
+    """Return the current snapshot of a cache folder `models--ORG--NAME`; else return the folder."""
     head = folder / "refs" / "main"
     if not (folder / "snapshots").is_dir() or not head.is_file():
         return folder
