@@ -218,7 +218,7 @@ def _surround(
 
 
 def add_document_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer with a special-token template; by default, the tokens around documents.
+    """Give a tokenizer without a special-token template one that adds the tokens around documents.
 
     With this template, `transformers` adds the special tokens that an encoder was trained on, such
     as T5's `</s>`.
