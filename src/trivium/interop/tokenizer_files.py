@@ -185,7 +185,7 @@ def _apply_class(backend: tokenizers.Tokenizer, kind: str, options: Mapping[str,
 def _apply_bert_options(
     backend: tokenizers.Tokenizer, options: Mapping[str, Any], usual: normalizers.BertNormalizer
 ) -> None:
-    """Set BERT's normalizer from the options; options that are unset are taken from `usual`."""
+    """Set BERT's normalizer from the options and, for unset options, from the usual normalizer."""
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=usual.clean_text,
         lowercase=options.get("do_lower_case", usual.lowercase),
