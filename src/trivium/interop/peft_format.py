@@ -41,7 +41,7 @@ def save_adapter(
         base: path or hub name of the base model.
 
     Raises:
-        SpecError: for the reasons of `check_adapter`, before anything is written.
+        SpecError: an adapter that PEFT cannot represent; raised before anything is written.
     """
     config, tensors = check_adapter(model, lora)
     folder.mkdir(parents=True, exist_ok=True)
