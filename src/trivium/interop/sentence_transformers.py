@@ -25,7 +25,7 @@ from trivium.models.heads.text import Pooling, VectorHead, VectorLayer
 
 MODULES, POOLING = "modules.json", "1_Pooling"
 _TRANSFORMER, _CONFIG = "sentence_bert_config.json", "config.json"
-# Without a maximum length, transformers writes a number larger than `_NO_LENGTH`.
+# Without a maximum length, transformers writes a number larger than this one.
 _TOKENIZER, _NO_LENGTH = "tokenizer_config.json", 10**9
 _PROMPTS = "config_sentence_transformers.json"
 _KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
@@ -46,7 +46,7 @@ def write_modules(
 ) -> None:
     """Write the `sentence-transformers` files next to the files of the Transformer.
 
-    `options` has the keys that `read_modules` returns; `model` may have a `VectorHead`.
+    `options` has "pooling" and may have "normalize" and "prompt"; `model` may have a `VectorHead`.
     `max_length` is the maximum number of tokens of a text; None uses that of the tokenizer.
     """
     layers = [
