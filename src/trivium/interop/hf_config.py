@@ -130,7 +130,7 @@ class ConfigReader:
     """The options of a `config.json`, read one by one by name; null counts as missing.
 
     `weights` are the names of the tensors in the weight files, which some options depend on.
-    `named` are the names of all options in the file, including those that are null.
+    `named` contains the names of all options in the file, including those that are null.
 
     >>> config = ConfigReader({"model_type": "t5", "d_model": 256, "hidden_size": 384})
     >>> config.require("d_model")
