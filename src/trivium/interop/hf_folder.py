@@ -192,7 +192,7 @@ def _config(
 
 
 def _special_ids(tokenizer: Tokenizer | None, ids: Mapping[str, str]) -> dict[str, int | None]:
-    """Return option -> id or None for the pairs option -> `Tokenizer` attribute in `ids`."""
+    """Return option -> token id or None; `ids` maps options to attributes of a `Tokenizer`."""
     return {option: getattr(tokenizer, name, None) for option, name in ids.items()}
 
 
@@ -247,7 +247,7 @@ def _with_folded_numbers(module: Transformer, settings: Settings) -> tuple[Trans
 
 
 def _rebuilt(spec: TransformerSpec, weights: Mapping[str, Tensor]) -> Transformer:
-    """Build the model of a spec with the entries of `weights` that it has; ignore other entries."""
+    """Build the model of a spec and load its weights from `weights`; other entries are ignored."""
     module = build(spec, device="meta")
     module.load_state_dict({name: weights[name] for name in module.state_dict()}, assign=True)
     return module.eval()
