@@ -52,7 +52,7 @@ def save_adapter(
 def check_adapter(model: LanguageModule, lora: LoRA) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Convert an adapter to PEFT. Returns its configuration and its tensors by PEFT name.
 
-    Heads that no Hugging Face class has (see `exported_spec`) have no such names.
+    Heads that no Hugging Face class has (see `exported_spec`) have no PEFT name.
 
     Raises:
         SpecError: no adapter, an adapted matrix that PEFT cannot adapt in the family, or a trained
