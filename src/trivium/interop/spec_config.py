@@ -124,7 +124,7 @@ def _heads(family: Family, architecture: str, weights: Collection[str]) -> tuple
 
 
 def _write_as(family: Family, architecture: str, spec: TransformerSpec) -> HFConfig:
-    """Return a spec's config for one class; fields that differ when read back are `differences`."""
+    """Return a spec's config for one class, with the differences found when it is read back."""
     options, differences = _options(family, architecture, spec)
     weights, is_unreadable = _deciding_weights(family, architecture, spec), False
     try:
