@@ -55,7 +55,7 @@ class _GenerationTypes(BaseModel):
 
 
 class _Types(_GenerationTypes):
-    """The types of the options kept in `Settings`; options not listed here are not checked."""
+    """The types of the options in `Settings` that are checked; other options are kept unchecked."""
 
     id2label: dict[Annotated[str, Field(pattern=r"^[0-9]+$")], str] | None = None
     task_specific_params: dict[str, dict[str, Any]] | None = None
@@ -180,7 +180,7 @@ class ConfigReader:
         return self._options.get(name, default)
 
     def require(self, name: str, default: Any = None) -> Any:
-        """Return the value of an option, or the default. Raises CheckpointError if it is None."""
+        """Return an option's value, or the default. Raises CheckpointError if there is neither."""
         value = self.get(name, default)
         if value is None:
             raise CheckpointError(
