@@ -65,14 +65,14 @@ def activation(default: str, *parts: str) -> Option:
 
 
 def num_kv_heads(missing: int | None = None, num_heads: int | None = None) -> Option:
-    """Return the option for the number of key and value heads; null: as many as query heads.
+    """Return the option for the number of key-value heads; null means as many as query heads.
 
     `missing` is the number of key and value heads if the file does not contain the option (None: as
     many as query heads). `num_heads` is the number of query heads if the file does not set it.
     """
 
     def default(config: ConfigReader) -> int:
-        """Return `missing` for a file without the option, otherwise the number of query heads."""
+        """Return `missing` (if set) if the option is absent, else the number of query heads."""
         heads = config.require("num_attention_heads", num_heads)
         return missing if missing and "num_key_value_heads" not in config.named else heads
 
@@ -195,7 +195,7 @@ QKV = ("mixer.query", "mixer.key", "mixer.value")
 
 
 def in_layers(hf: str, stack: str, layer: Weights) -> dict[str, str | tuple[str, ...]]:
-    """Return the weights of all layers of a stack, from those of one layer and its file prefix."""
+    """Return the weights of all layers of a stack: one layer's weights with both prefixes added."""
 
     def local(name: str) -> str:
         """Return the `state_dict` name for a name inside a layer."""
