@@ -1,4 +1,4 @@
-"""Convert options and tensors of a Hugging Face model into a module, and a module into them."""
+"""Convert the options and tensors of a Hugging Face model to a `Transformer`, and back."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from trivium.models.transformer import TransformerSpec
 def from_hugging_face(
     options: Mapping[str, Any], tensors: Mapping[str, Tensor], *, allow_unknown_keys: bool = False
 ) -> Transformer:
-    """Return the model that a `config.json` and the tensors of its weight files describe.
+    """Return the model described by a `config.json` and the tensors of its weight files.
 
     Published files often have one head more than the class in their config (`bert-base-uncased`
-    has a next-sentence head), and files without a head often name a class with one. If the tensors
-    do not fit the class in the config, the first class of the family that fits is used. The tensors
-    become the parameters without a copy, except fused and transposed tensors. Tensors on the meta
-    device give a model on the meta device. With `allow_unknown_keys`, an option that `transformers`
-    reads for this family but Trivium does not read causes a warning instead of an error.
+    has a next-sentence head), and files without heads often name a class with a head. If the
+    tensors do not fit the class in the config, the first class of the family that fits is used. The
+    tensors become the parameters without a copy, except fused and transposed tensors. If the
+    tensors are on the meta device, so is the model. With `allow_unknown_keys`, an option that
+    `transformers` reads for this family but Trivium does not read causes a warning, not an error.
 
     Raises:
         CheckpointError: a model type, class or option that is not supported, or a tensor that is
-            missing, unknown, not finite or of another shape than the config describes.
+            missing, unknown, not finite or not of the shape that the config describes.
     """
     family = family_of(options, tensors.keys())
     errors: list[TriviumError] = []
@@ -107,7 +107,7 @@ def exported_spec(spec: TransformerSpec) -> TransformerSpec:
 
 
 def hf_weights(spec: TransformerSpec) -> list[HFWeight]:
-    """Return names and layouts of a model's weights in the family it is exported as (for PEFT).
+    """Return the names and layouts that a model's weights have in its Hugging Face family.
 
     Raises SpecError as `to_hugging_face` does.
     """
@@ -116,9 +116,9 @@ def hf_weights(spec: TransformerSpec) -> list[HFWeight]:
 
 
 def family_of(options: Mapping[str, Any], names: Collection[str] = ()) -> Family:
-    """Return the family of a `config.json`, by `model_type` or, in old files, by `architectures`.
+    """Return the family that `model_type` or, in old files, `architectures` of a config names.
 
-    If the file has neither, the family is the one whose `model_type` is a prefix of tensor `names`.
+    If the config has neither, the family is the one whose `model_type` begins a tensor name.
 
     Raises:
         CheckpointError: a family that is not supported.
@@ -163,6 +163,7 @@ def _read_as(
     tensors: Mapping[str, Tensor],
     allow_unknown: bool,
 ) -> Transformer:
+    """Return the model that the options and tensors describe when read as this class."""
     base = missing_base(family, architecture, tensors.keys())
     # Tensors that a class always saves, as zeros, are no evidence for a field of the spec.
     zeros = {
@@ -181,11 +182,12 @@ def _read_as(
 
 
 def _is_zero_or_meta(tensor: Tensor) -> bool:
+    """Return whether all values of a tensor are 0, or unknown because it is on the meta device."""
     return tensor.is_meta or not tensor.any()
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
-    """Raise CheckpointError if a tensor contains infinity or NaN, a sign of a damaged file."""
+    """Raise CheckpointError if a tensor contains infinity or NaN (the file is damaged)."""
     if tensor.is_meta:
         return
     least, most = torch.aminmax(tensor)

@@ -1,8 +1,7 @@
-"""A Hugging Face family: a table of options, a table of weights, and hooks for the rest.
+"""A Hugging Face family: a mapping of options, a mapping of weight names, and hooks for the rest.
 
-The left side of every table has Hugging Face's names (`hf`), the right side the names of a
-`TransformerSpec` or of a Trivium `state_dict` (`local`). Import and export both follow from the
-tables.
+The mappings go from Hugging Face's names (`hf`) to the names in a `TransformerSpec` or in the
+`state_dict` of a Trivium module (`local`). Import and export use the same mappings.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "swish": "silu",
 }
-"""hf -> local. Export writes the first hf name of a local one; other activations are refused."""
+"""Hugging Face name -> name here. Export writes the first match; other names are refused."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Option:
             lacks are skipped.
         default: the value if the file does not set the option, or a function that computes this
             value from the other options. Without a default the option is required.
-        values: hf value -> local value; export writes the first match.
+        values: Hugging Face value -> value in the spec; export writes the first match.
         write_only: the option is written but not read (several dropouts of a family are one
             `dropout` here).
     """
@@ -52,27 +51,28 @@ class Option:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """`fields` as a tuple."""
+        """The value of `fields` as a tuple."""
         return (self.fields,) if isinstance(self.fields, str) else self.fields
 
     def default_in(self, config: ConfigReader) -> Any:
-        """Return the default, given the other options."""
+        """Return the default; if it is a function, compute the default from the other options."""
         return self.default(config) if callable(self.default) else self.default
 
 
 def activation(default: str, *parts: str) -> Option:
-    """Return the option that sets the activation of the modules at these dotted paths."""
+    """Return the option that sets the activation function of the modules at these dotted paths."""
     return Option(tuple(f"{part}.activation" for part in parts), default, ACTIVATIONS)
 
 
 def num_kv_heads(missing: int | None = None, num_heads: int | None = None) -> Option:
-    """Return the option for the number of key and value heads; null means that of query heads.
+    """Return the option for the number of key-value heads; null means as many as query heads.
 
-    `missing` is the number of key and value heads if a file does not name their option (None: that
-    of query heads), `num_heads` the number of query heads if the file does not set it.
+    `missing` is the number of key and value heads if the file does not contain the option (None: as
+    many as query heads). `num_heads` is the number of query heads if the file does not set it.
     """
 
     def default(config: ConfigReader) -> int:
+        """Return `missing` (if set) if the option is absent, else the number of query heads."""
         heads = config.require("num_attention_heads", num_heads)
         return missing if missing and "num_key_value_heads" not in config.named else heads
 
@@ -80,8 +80,7 @@ def num_kv_heads(missing: int | None = None, num_heads: int | None = None) -> Op
 
 
 class SpecTree:
-    """A `TransformerSpec` under construction: nested dictionaries whose fields are set by dotted
-    paths.
+    """A `TransformerSpec` under construction, whose fields are set by their dotted paths.
 
     >>> tree = SpecTree(stacks=("decoder",), heads=("lm",))
     >>> tree.set("decoder.layers.norm.eps", 1e-6)
@@ -94,7 +93,7 @@ class SpecTree:
         self._root: dict[str, Any] = {"embedding": {}}
 
     def set(self, path: str, value: Any) -> None:
-        """Set a field; a path that begins with "stacks" sets it in the encoder and the decoder."""
+        """Set a field; "stacks" at the start of a path stands for both encoder and decoder."""
         slot, _, rest = path.partition(".")
         if slot == "stacks":
             self.set(f"encoder.{rest}", value)
@@ -107,19 +106,19 @@ class SpecTree:
         node[name] = value
 
     def set_mixers(self, stack: str, mixers: Sequence[Any]) -> None:
-        """Replace the single layer of a stack by one copy per mixer, each with its mixer."""
+        """Replace a stack's single layer with one copy of it for each mixer, using that mixer."""
         layer = self._root[stack]["layers"]
         self._root[stack]["layers"] = [{**layer, "mixer": mixer} for mixer in mixers]
 
     def get(self, path: str) -> Any:
-        """Return the value of a field, or None."""
+        """Return the value of a field, or None if it is not set."""
         node: Any = self._root
         for name in path.split("."):
             node = node.get(name) if isinstance(node, dict) else None
         return node
 
     def build(self) -> TransformerSpec:
-        """Return the spec of the stacks and heads; `head_dim` defaults to d_model / num_heads.
+        """Return the finished spec; `head_dim` defaults to d_model / num_heads.
 
         Raises SpecError for invalid values, CheckpointError if that quotient is not an integer.
         """
@@ -142,7 +141,7 @@ class SpecTree:
 
 
 def head_dim(d_model: int, num_heads: int) -> int:
-    """Return the width of a head, d_model / num_heads.
+    """Return the dimension of an attention head, d_model / num_heads.
 
     Raises CheckpointError if `d_model` is not a multiple of `num_heads`.
     """
@@ -169,12 +168,12 @@ def feed_forward_of(spec: TransformerSpec) -> MLP:
 
 
 def _nothing(*_: object) -> None:
-    """Do nothing: the unused direction of a hook."""
+    """Do nothing (for the unused direction of a hook)."""
 
 
 @dataclass(frozen=True)
 class Hook:
-    """A conversion that no table can express: one function for each direction.
+    """A conversion that no mapping can express: one function for each direction.
 
     Args:
         read: a function that reads options and sets fields of a spec. May raise CheckpointError.
@@ -186,19 +185,20 @@ class Hook:
 
 
 Weights = Mapping[str, str | tuple[str, ...]]
-"""hf -> local names of modules or tensors. `{i}` is the index of a layer (or of a layer group if
-layers share weights), `{e}` the index of an expert, and `{norm}` the place of norms in residual
+"""Hugging Face -> local names of modules or tensors. `{i}` is the index of a layer (a layer group
+if layers share weights), `{e}` the index of an expert, and `{norm}` the place of norms in residual
 connections. A tuple is a fused matrix with the rows of its parts one after the other."""
 
 
 QKV = ("mixer.query", "mixer.key", "mixer.value")
-"""The parts of a fused QKV projection, by their names inside a layer."""
+"""The names that the parts of a fused QKV projection have inside a layer."""
 
 
 def in_layers(hf: str, stack: str, layer: Weights) -> dict[str, str | tuple[str, ...]]:
-    """Return the weights of every layer of a stack, given a layer's hf prefix and its weights."""
+    """Return the weights of all layers of a stack: one layer's weights with both prefixes added."""
 
     def local(name: str) -> str:
+        """Return the `state_dict` name for a name inside a layer."""
         return f"{stack}.layers.{{i}}.{name}"
 
     return {
@@ -208,7 +208,7 @@ def in_layers(hf: str, stack: str, layer: Weights) -> dict[str, str | tuple[str,
 
 
 HeadWeights = Mapping[str, str]
-"""hf -> local names inside a head; the local name "" is the head itself."""
+"""Hugging Face name -> name inside a head; the name "" is the head itself."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +248,7 @@ _CLASSES = {
 
 
 def classes(family: str, names: str) -> dict[str, Architecture]:
-    """Return the usual classes named `family` + suffix, for suffixes separated by spaces."""
+    """Return the classes named `family` + suffix, for each of the suffixes separated by spaces."""
     return {family + name: _CLASSES[name] for name in names.split()}
 
 
@@ -287,7 +287,7 @@ class Family:
         stacks: "encoder", "decoder" or both.
         config: option -> fields of the spec.
         fixed: fields of the spec that no option sets, the same in every model of the family.
-        weights: all weights except heads, or a function of the spec that returns their table.
+        weights: all weights except heads, or a function that returns their mapping for a spec.
         aliases: alternative names of weights in files; for heads, the local names are complete.
             If only the local name has `{e}`, the file's tensor has an additional axis of experts.
         heads: kind of head -> its weights, if their names differ from those in most families.
@@ -311,7 +311,7 @@ class Family:
             equal.
         buffers: regular expressions for names of tensors that the model does not use.
         must_be_zero: tensors without a counterpart here, refused unless all their values are 0.
-        hooks: conversions that the tables cannot express.
+        hooks: conversions that the mappings cannot express.
         tokenizer_class: the tokenizer class if `tokenizer_config.json` names none;
             `tokenizer_files.py` implements the rules of a class that its files do not contain.
         is_variant: whether the family comes after all others in export, so that a spec that
@@ -345,19 +345,19 @@ class Family:
 
     @property
     def options(self) -> Mapping[str, Option]:
-        """The table `config` with every row as an `Option`."""
+        """The mapping `config` with every value as an `Option`."""
         return {n: Option(row) if isinstance(row, str) else row for n, row in self.config.items()}
 
     def stacks_of(self, architecture: str) -> tuple[str, ...]:
-        """Return the stacks of a class."""
+        """Return the stacks ("encoder", "decoder" or both) of a class."""
         return self.architectures[architecture].stacks or self.stacks
 
     def base_of(self, architecture: str) -> str:
-        """Return the prefix of all weights except heads in files of a class."""
+        """Return the prefix that all weights except heads have in the files of a class."""
         return self.architectures[architecture].base or self.base
 
     def head_weights(self, architecture: str, kind: str) -> HeadWeights:
-        """Return the weights of a head of a class: hf -> local names in full."""
+        """Return a head's weights in a class: Hugging Face name -> full name in the module."""
         own = self.architectures[architecture].weights
         table = own.get(kind) or self.heads.get(kind, _HEADS.get(kind, {}))
         return {hf: f"heads.{kind}.{local}".removesuffix(".") for hf, local in table.items()}

@@ -1,4 +1,4 @@
-"""Read the options of a `config.json` strictly: none that `transformers` reads is skipped silently.
+"""Read a `config.json` strictly: an unknown option causes a warning or an error.
 
 `spec_config` translates the options into a `TransformerSpec`.
 """
@@ -55,7 +55,7 @@ class _GenerationTypes(BaseModel):
 
 
 class _Types(_GenerationTypes):
-    """The types of all options used here, in any file; other options are kept unchecked."""
+    """The types of the options in `Settings` that are checked; other options are kept unchecked."""
 
     id2label: dict[Annotated[str, Field(pattern=r"^[0-9]+$")], str] | None = None
     task_specific_params: dict[str, dict[str, Any]] | None = None
@@ -130,7 +130,7 @@ class ConfigReader:
     """The options of a `config.json`, read one by one by name; null counts as missing.
 
     `weights` are the names of the tensors in the weight files, which some options depend on.
-    `named` are the names of all options in the file, including those that are null.
+    `named` contains the names of all options in the file, including those that are null.
 
     >>> config = ConfigReader({"model_type": "t5", "d_model": 256, "hidden_size": 384})
     >>> config.require("d_model")
@@ -164,8 +164,8 @@ class ConfigReader:
     ) -> list[str]:
         """Return `FULL` or `SLIDING` for each layer.
 
-        If the file has no "layer_types", `slides` returns whether the layer with an index (from 0)
-        uses sliding-window attention. `num_layers` is the default number of layers.
+        `slides(i)` says whether layer i (from 0) uses sliding-window attention; it decides if the
+        file has no "layer_types". `num_layers` is the default number of layers.
         """
         count = self.num_layers(num_layers)
         kinds = self.require("layer_types", [SLIDING if slides(i) else FULL for i in range(count)])
@@ -180,7 +180,7 @@ class ConfigReader:
         return self._options.get(name, default)
 
     def require(self, name: str, default: Any = None) -> Any:
-        """Return the value of an option, or the default. Raises CheckpointError if it is None."""
+        """Return an option's value, or the default. Raises CheckpointError if there is neither."""
         value = self.get(name, default)
         if value is None:
             raise CheckpointError(
@@ -189,7 +189,7 @@ class ConfigReader:
         return value
 
     def choose(self, name: str, values: Mapping[Any, Any], default: Any = None) -> Any:
-        """Translate the value of an option. Raises CheckpointError for a value not in `values`."""
+        """Translate the value of an option by `values`. Raises CheckpointError for other values."""
         value = self.require(name, default)
         if not isinstance(value, str | bool | int) or value not in values:
             raise self.unsupported(name, *values)
@@ -201,11 +201,11 @@ class ConfigReader:
             raise self.unsupported(name, *allowed)
 
     def ignore(self, *names: str) -> None:
-        """Mark options as known to have no effect on the logits."""
+        """Mark options without effect on the logits as known, so that `finish` accepts them."""
         self._known.update(names)
 
     def unsupported(self, name: str, *allowed: Any, expected: str = "") -> CheckpointError:
-        """Return the error for an unsupported value; it lists the allowed ones, or `expected`."""
+        """Return the error for an unsupported value; it lists the allowed values, or `expected`."""
         expected = expected or ", ".join(map(repr, allowed))
         known = f"; supported: {expected}" if expected else ""
         return CheckpointError(
@@ -214,7 +214,7 @@ class ConfigReader:
         )
 
     def finish(self, *, allow_unknown: bool = False) -> None:
-        """Warn of options that were not read.
+        """Warn about options that were not read.
 
         Raises CheckpointError for an unread option that `transformers` reads for this model type,
         unless `allow_unknown` is set.
@@ -233,11 +233,12 @@ class ConfigReader:
 
     @property
     def _model_type(self) -> str:
+        """The model type as named in error messages."""
         return str(self._options.get("model_type", "this model"))
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises CheckpointError if the file does not contain one."""
+    """Return the object in a JSON file. Raises CheckpointError if there is no valid object."""
     try:
         value = read_json(file)
     except DataError as error:

@@ -1,4 +1,4 @@
-"""Read Hugging Face folders, without a second copy of the weights, and write them."""
+"""Read and write Hugging Face folders; reading makes no second copy of the weights."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class HFModel:
 
 
 def is_hf_folder(folder: Path) -> bool:
-    """Return whether a folder has a Hugging Face `config.json` and no `spec.json` of Trivium."""
+    """Return whether a folder has Hugging Face's `config.json` and not Trivium's `spec.json`."""
     return (folder / CONFIG).is_file() and not (folder / SPEC).is_file()
 
 
@@ -67,11 +67,11 @@ def read_folder(
     on_meta: bool = False,
     allow_unknown_keys: bool = False,
 ) -> HFModel:
-    """Return the model of a folder with `config.json`; its weights stay mapped to their files.
+    """Return the model in a folder with `config.json`; its weights are memory-mapped if possible.
 
     Args:
         folder: a folder with `config.json`, weights and, optionally, a tokenizer.
-        lowercase: whether a `vocab.txt` is lower-cased, if no file says so.
+        lowercase: whether the text is lower-cased for a `vocab.txt`, if no file says so.
         on_meta: create the weights on the meta device, with names and shapes but no values.
         allow_unknown_keys: as in `trivium.load`.
 
@@ -156,7 +156,7 @@ def write_folder(
 
 @contextmanager
 def _naming(folder: Path) -> Iterator[None]:
-    """Prefix the messages of CheckpointErrors with the folder."""
+    """Prefix the messages of CheckpointErrors with the path of the folder."""
     try:
         yield
     except CheckpointError as error:
@@ -164,6 +164,7 @@ def _naming(folder: Path) -> Iterator[None]:
 
 
 def _generates(spec: TransformerSpec) -> bool:
+    """Return whether a model generates text, that is, has a decoder and an LM head."""
     return spec.decoder is not None and any(head.kind == "lm" for head in spec.heads)
 
 
@@ -173,7 +174,11 @@ def _config(
     tokenizer: Tokenizer | None,
     settings: Settings,
 ) -> dict[str, Any]:
-    """Return `config.json`; imported ids and (if equally many) label names take precedence."""
+    """Return the content of `config.json`.
+
+    Ids in the settings take precedence over the tokenizer's ids, and label names in the settings
+    over those in `options` if both have the same number of labels.
+    """
     kept = dict(settings.config)
     names = {name: kept.pop(name) for name in ("id2label", "label2id") if name in kept}
     precision = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
@@ -187,13 +192,14 @@ def _config(
 
 
 def _special_ids(tokenizer: Tokenizer | None, ids: Mapping[str, str]) -> dict[str, int | None]:
-    """Return option -> id or None, given option -> `Tokenizer` attribute in `ids`."""
+    """Return option -> token id or None; `ids` maps options to attributes of a `Tokenizer`."""
     return {option: getattr(tokenizer, name, None) for option, name in ids.items()}
 
 
 def _write_tokenizer(
     folder: Path, tokenizer: Tokenizer, settings: Settings, spec: TransformerSpec
 ) -> None:
+    """Write the files of the tokenizer, its options and the chat template."""
     if spec.family != "decoder-only" or settings.reads_documents:
         tokenizer = add_document_tokens(tokenizer)
     tokenizer.save(folder)
@@ -210,7 +216,7 @@ def _write_tokenizer(
 
 
 def export_problem(spec: Spec) -> str | None:
-    """Return the reason why no Hugging Face family can express a model, or None if one can."""
+    """Return the reason why a model cannot be exported to Hugging Face, or None if it can."""
     if not isinstance(spec, TransformerSpec):
         return "only Transformers can be exported"
     nearest = nearest_config(exported_spec(spec))
@@ -220,7 +226,7 @@ def export_problem(spec: Spec) -> str | None:
 
 
 def _with_known_heads(module: Transformer) -> Transformer:
-    """Return the module without heads that no class has; warn if an LM or MLM head is dropped."""
+    """Drop heads that no Hugging Face class has; warn if an LM or MLM head is among them."""
     spec = exported_spec(module.spec)
     if spec == module.spec:
         return module
@@ -235,13 +241,13 @@ def _with_known_heads(module: Transformer) -> Transformer:
 
 
 def _with_folded_numbers(module: Transformer, settings: Settings) -> tuple[Transformer, Settings]:
-    """Return the module and settings with the label scale of a regression folded into the head."""
+    """Fold the mean and standard deviation of a regression's labels into the classifier head."""
     weights, folded = fold_numbers(module.state_dict(), settings)
     return (module if folded is settings else _rebuilt(module.spec, weights)), folded
 
 
 def _rebuilt(spec: TransformerSpec, weights: Mapping[str, Tensor]) -> Transformer:
-    """Build the model of a spec with its entries of `weights`; other entries are ignored."""
+    """Build the model of a spec and load its weights from `weights`; other entries are ignored."""
     module = build(spec, device="meta")
     module.load_state_dict({name: weights[name] for name in module.state_dict()}, assign=True)
     return module.eval()

@@ -1,4 +1,4 @@
-"""Find a model: a local folder, a folder of the Hugging Face cache, or a name on the hub."""
+"""Find a model in a local folder, in the Hugging Face cache, or by name on the hub."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _TEXTS = ["*.json", "*.txt", "*.model", "*.jinja"]
 
 
 def find_folder(path: str | os.PathLike[str]) -> Path:
-    """Return the local folder of a model, downloaded from the hub if the path does not exist.
+    """Return the local folder of a model; download the model if the path does not exist.
 
     A hub name may end with the revision (branch, tag or commit) to use: "org/name@v1.0". Paths
-    directly under runs/ are runs and are never looked up on the hub, nor is "org/name" if a local
-    folder "org" contains other folders.
+    directly under runs/ are never looked up on the hub, nor is "org/name" if a local folder "org"
+    contains other folders.
 
     Raises:
-        CheckpointError: neither a local folder nor a model on the hub, or the hub is out of reach.
+        CheckpointError: neither a local folder nor a model on the hub, or no access to the hub.
     """
     folder = Path(path)
     if folder.is_dir():
@@ -44,7 +44,7 @@ def find_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def _newest_snapshot(folder: Path) -> Path:
-    """Return the current snapshot of a cache folder `models--ORG--NAME`; other folders as given."""
+    """Return the current snapshot of a cache folder `models--ORG--NAME`; else return the folder."""
     head = folder / "refs" / "main"
     if not (folder / "snapshots").is_dir() or not head.is_file():
         return folder
@@ -55,6 +55,7 @@ def _newest_snapshot(folder: Path) -> Path:
 
 
 def _download(name: str, revision: str | None) -> Path:
+    """Download a model's files from the hub. Returns their folder; raises CheckpointError."""
     try:
         # Pickles are downloaded only without safetensors; subfolders contain other formats.
         for weights in ("*.safetensors*", "pytorch_model*"):

@@ -1,11 +1,11 @@
 """Save LoRA adapters in PEFT's format: `adapter_config.json`, `adapter_model.safetensors`.
 
 Weights have the names of the Hugging Face family that the model is exported as, so that `peft`
-can load the adapter. A model that no family can express keeps its local names, and `auto_mapping`
-in the configuration names its class.
+can load the adapter. A model that no family can express keeps its own weight names, and
+`auto_mapping` in the configuration names its class.
 
-A fused matrix of the family (GPT-2's QKV) consists of several local matrices: their LoRA matrices A
-are stacked, and the fused B is block-diagonal.
+A matrix that the family fuses (GPT-2's QKV) consists of several matrices of the module: their LoRA
+matrices A are stacked, and the fused B is block-diagonal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PREFIX = "base_model.model."
 def save_adapter(
     folder: Path, model: LanguageModule, lora: LoRA, *, base: str | None = None
 ) -> None:
-    """Write the adapter of a model, and the parameters trained in full alongside the adapter.
+    """Write a model's adapter, and the parameters that are fully trained alongside the adapter.
 
     Args:
         folder: the folder to write to, created if missing.
@@ -41,7 +41,7 @@ def save_adapter(
         base: path or hub name of the base model.
 
     Raises:
-        SpecError: for the reasons of `check_adapter`, before anything is written.
+        SpecError: an adapter that PEFT cannot represent; raised before anything is written.
     """
     config, tensors = check_adapter(model, lora)
     folder.mkdir(parents=True, exist_ok=True)
@@ -50,9 +50,9 @@ def save_adapter(
 
 
 def check_adapter(model: LanguageModule, lora: LoRA) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the configuration and the tensors of an adapter, with the names that PEFT reads.
+    """Convert an adapter to PEFT. Returns its configuration and its tensors by PEFT name.
 
-    Heads that no Hugging Face class has (see `exported_spec`) have no such names.
+    Heads that no Hugging Face class has (see `exported_spec`) have no PEFT name.
 
     Raises:
         SpecError: no adapter, an adapted matrix that PEFT cannot adapt in the family, or a trained
@@ -88,6 +88,7 @@ def check_adapter(model: LanguageModule, lora: LoRA) -> tuple[dict[str, Any], di
 def _to_peft(
     model: LanguageModule, lora: LoRA, weights: list[HFWeight]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return PEFT's configuration and tensors for an adapter of these weights."""
     layers = {f"{name}.weight": layer for name, layer in adapted_layers(model).items()}
     if not layers:
         raise SpecError("the adapter of this model cannot be saved: it has none.")
@@ -125,7 +126,7 @@ def _to_peft(
 def _fused(
     model: LanguageModule, weight: HFWeight, layers: Mapping[str, LoRALinear]
 ) -> tuple[Tensor, Tensor]:
-    """Return A [k r, I] and B [O, k r] of a fused matrix that contains k adapted local ones."""
+    """Return LoRA's A [k r, I] and B [O, k r] for a fused matrix of which k parts are adapted."""
     a = torch.cat([layers[name].lora_a.detach() for name in weight.local if name in layers])
     blocks = [
         layers[name].lora_b.detach()
@@ -140,7 +141,7 @@ def _fused(
 def _trained_in_full(
     model: LanguageModule, lora: LoRA, weights: list[HFWeight]
 ) -> dict[str, Tensor]:
-    """Return the parameters trained in full alongside the adapter, under the family's names."""
+    """Return the fully trained parameters (PEFT's `modules_to_save`) by the family's names."""
     left = set(trained_parameters(model, lora))
     state = {name: tensor.detach() for name, tensor in model.named_parameters()}
     written = [weight for weight in weights if left.issuperset(weight.local)]
@@ -154,7 +155,10 @@ def _trained_in_full(
 
 
 def _target_modules(chosen: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Return the last parts of the chosen paths if no other known path has one; else the paths."""
+    """Return the last components of the chosen paths if no other known path ends with them.
+
+    Otherwise, returns the full paths.
+    """
     paths = set(chosen)
     last = {path.rpartition(".")[2] for path in paths}
     matches = {path for path in known if path.rpartition(".")[2] in last}

@@ -1,10 +1,10 @@
-"""Read and write the files that make a Hugging Face folder a `sentence-transformers` model.
+"""Read and write the `sentence-transformers` files in a Hugging Face folder.
 
     modules.json  sentence_bert_config.json  1_Pooling/config.json  2_Dense/model.safetensors
 
-`modules.json` lists the steps that map a text to a vector: the Transformer in the folder itself,
-pooling, dense layers and scaling to length 1. Dense layers and scaling are optional; scaling has no
-options.
+`modules.json` lists the modules that embed a text: the Transformer in the folder itself, pooling,
+dense layers and normalization (scaling to length 1). Dense layers and normalization are optional;
+normalization has no options.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from trivium.models.heads.text import Pooling, VectorHead, VectorLayer
 
 MODULES, POOLING = "modules.json", "1_Pooling"
 _TRANSFORMER, _CONFIG = "sentence_bert_config.json", "config.json"
-# Without a maximum length, transformers writes a number larger than `_NO_LENGTH`.
+# Without a maximum length, transformers writes a number larger than this one.
 _TOKENIZER, _NO_LENGTH = "tokenizer_config.json", 10**9
 _PROMPTS = "config_sentence_transformers.json"
 _KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
@@ -46,8 +46,8 @@ def write_modules(
 ) -> None:
     """Write the `sentence-transformers` files next to the files of the Transformer.
 
-    `options` has the keys that `read_modules` returns; `model` may have a `VectorHead`.
-    `max_length` is the maximum number of tokens of a text, None for that of tokenizer_config.json.
+    `options` has "pooling" and may have "normalize" and "prompt"; `model` may have a `VectorHead`.
+    `max_length` is the maximum number of tokens of a text; None uses that of the tokenizer.
     """
     layers = [
         one for head in model.spec.heads if isinstance(head, VectorHead) for one in head.layers
@@ -78,7 +78,7 @@ def write_modules(
 
 
 def read_dense(folder: Path, width: int) -> tuple[list[VectorLayer], dict[str, Tensor]]:
-    """Return the dense layers of a folder for pooled vectors [N, width], and their weights.
+    """Return the dense layers applied to pooled vectors [N, width], and their `state_dict`.
 
     Raises:
         CheckpointError: an option that is not supported, or weights with wrong names or shapes.
@@ -107,7 +107,7 @@ def read_dense(folder: Path, width: int) -> tuple[list[VectorLayer], dict[str, T
 
 
 def read_module_paths(folder: Path) -> list[tuple[str, str]]:
-    """Return the kind and the path of each module of `modules.json`; [] without that file.
+    """Return the kind and path of each module in `modules.json`, or [] if there is no such file.
 
     Raises:
         CheckpointError: a damaged file, or a module that is not supported in this order.
@@ -131,11 +131,11 @@ def read_module_paths(folder: Path) -> list[tuple[str, str]]:
 
 
 def read_modules(folder: Path) -> dict[str, Any]:
-    """Return the options of a `sentence-transformers` folder; {} for any other folder.
+    """Return the embedding options of a `sentence-transformers` folder; {} for any other folder.
 
     The keys are "pooling" and, if set, "max_seq_length", the number of tokens to which texts are
-    truncated, and "prompt", the text that is put before every text. "normalize" is False if
-    `modules.json` lists no Normalize, and not set otherwise.
+    truncated, and "prompt", which is prepended to every text. "normalize" is False if
+    `modules.json` lists no Normalize module, and not set otherwise.
 
     Raises:
         CheckpointError: a module, a pooling or an option that is not supported.

@@ -1,6 +1,6 @@
 """The settings in a model folder: generation and tokenizer options, labels and tasks.
 
-The files are those of `transformers`. A folder of Trivium also has `hugging_face.json` with the
+The files are those of `transformers`. A Trivium folder also has `hugging_face.json` with the
 settings that `transformers` keeps in `config.json`.
 """
 
@@ -31,7 +31,7 @@ MAX_TARGET = 256
 """The maximum number of tokens that an encoder-decoder generates, unless another limit is set."""
 
 TEXT_TASKS = ("classification", "contrastive", "reward")
-"""Tasks on whole texts, for which decoders read the tokens that begin and end documents."""
+"""Tasks on whole texts, which decoders read with the tokens that begin and end documents."""
 
 LabelKind = Literal["classes", "multi-label", "numbers"]
 
@@ -44,7 +44,7 @@ _PROBLEM_TYPES: dict[LabelKind, str] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings in a model folder besides weights, spec and tokenizer: generation, labels, task.
+    """A model's settings for generation, tokenizer options, labels, tasks and chat template.
 
     Args:
         generation: the content of `generation_config.json`.
@@ -60,7 +60,7 @@ class Settings:
 
     @classmethod
     def read(cls, folder: Path) -> Settings:
-        """Read the settings in a folder of Trivium."""
+        """Read the settings in a Trivium model folder."""
         return cls._read_files(folder, config=read_object_if_exists(folder / _MODEL_OPTIONS))
 
     @classmethod
@@ -90,6 +90,7 @@ class Settings:
 
     @classmethod
     def _read_files(cls, folder: Path, *, config: dict[str, Any]) -> Settings:
+        """Read the settings files that both kinds of folders have; `config` is kept as given."""
         tokenizer = {
             **read_object_if_exists(folder / SPECIAL_TOKENS),
             **read_object_if_exists(folder / TOKENIZER_OPTIONS),
@@ -107,7 +108,7 @@ class Settings:
         return cls(generation, tokenizer, config, chat_template)
 
     def write(self, folder: Path) -> None:
-        """Write the files of settings that are not empty, and remove the other files."""
+        """Write a file for each non-empty setting; delete the files of empty settings."""
         folder.mkdir(parents=True, exist_ok=True)
         contents = {
             GENERATION: self.generation,
@@ -131,7 +132,7 @@ class Settings:
 
     @property
     def label_kind(self) -> LabelKind:
-        """The kind of labels; without `problem_type`, one label means regression, else classes."""
+        """The kind of labels by `problem_type`; if unset, a single label means regression."""
         for kind, problem in _PROBLEM_TYPES.items():
             if self.config.get("problem_type") == problem:
                 return kind
@@ -139,19 +140,19 @@ class Settings:
 
     @property
     def label_scale(self) -> tuple[float, float]:
-        """Mean and standard deviation of a regression: label = mean + deviation * logit."""
+        """Mean and standard deviation of regression labels: label = mean + deviation * logit."""
         options = self.task_options("classification") if self.task == "classification" else {}
         scale = options.get("label_mean"), options.get("label_deviation")
         known = all(isinstance(one, int | float) for one in scale)
         return (float(scale[0]), float(scale[1])) if known else (0.0, 1.0)  # type: ignore[arg-type]
 
     def with_label_scale(self, mean: float, deviation: float) -> Settings:
-        """Return the settings with the mean and standard deviation of a regression's labels."""
+        """Return the settings with this mean and standard deviation of regression labels."""
         options = {**self.task_options("classification"), "label_mean": mean}
         return self.with_task("classification", **options | {"label_deviation": deviation})
 
     def with_labels(self, names: Sequence[str], kind: LabelKind = "classes") -> Settings:
-        """Return the settings with these label names and this kind of labels."""
+        """Return the settings with label names and their kind (one class, several, or numbers)."""
         labels = {
             "id2label": {str(number): name for number, name in enumerate(names)},
             "label2id": {name: number for number, name in enumerate(names)},
@@ -171,30 +172,30 @@ class Settings:
 
     @property
     def pooling(self) -> Any:
-        """The pooling of hidden states to a vector; None for a model not trained for vectors."""
+        """The pooling of hidden states to an embedding; None if the task is not contrastive."""
         task = "contrastive"
         return self.task_options(task).get("pooling") if self.task == task else None
 
     @property
     def normalizes(self) -> bool:
-        """Whether `embed` scales vectors to length 1 by default."""
+        """Whether `embed` normalizes embeddings to length 1 by default."""
         return self.pooling is None or self.task_options("contrastive").get("normalize", True)
 
     @property
     def task(self) -> str | None:
-        """The name in `trivium finetune` of the task that the model was fine-tuned for, or None."""
+        """The task that the model was fine-tuned for, as `trivium finetune` names it, or None."""
         task = self.config.get("finetuning_task")
         return task if task in (self.config.get("task_specific_params") or {}) else None
 
     @property
     def reads_documents(self) -> bool:
-        """Whether Trivium fine-tuned a decoder with the tokens that begin and end documents."""
+        """Whether Trivium fine-tuned the model on texts with the tokens around documents."""
         task = self.task
         return task in TEXT_TASKS and self.task_options(task).get("as_documents") is not False
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """The task prefixes, one of which begins every source text; ("",) if there are none."""
+        """The task prefixes; every source text begins with one of them. ("",) if there are none."""
         prefixes = self.task_options(self.task or "").get("prefixes")
         return tuple(map(str, prefixes)) if isinstance(prefixes, list) else ("",)
 
@@ -206,7 +207,7 @@ class Settings:
 
     @property
     def banned_ids(self) -> frozenset[int]:
-        """The token ids that are never generated: `bad_words_ids` and `suppress_tokens`.
+        """The token ids that are never generated (`bad_words_ids` and `suppress_tokens`).
 
         Raises CheckpointError if a word in `bad_words_ids` has more than one token.
         """
@@ -223,18 +224,18 @@ class Settings:
 
     @property
     def decoder_start(self) -> tuple[int, ...]:
-        """The id of the decoder start token of an encoder-decoder (else BOS); empty if unset."""
+        """The id of the decoder start token (else of BOS) as a tuple; empty if both are unset."""
         return (self.ids("decoder_start_token_id") or self.ids("bos_token_id"))[:1]
 
     def ids(self, name: str) -> tuple[int, ...]:
-        """Return the ids of an option such as eos_token_id, which is one id, a list or unset."""
+        """Return the token ids of an option such as eos_token_id: none, one or several."""
         value = self.generation.get(name)
         value = self.config.get(name) if value is None else value
         return () if value is None else tuple(value) if isinstance(value, list) else (value,)
 
 
 def _older_template(tokenizer: Mapping[str, Any]) -> str | None:
-    """Return the chat template in tokenizer options; of several named templates, the default."""
+    """Return the chat template in the tokenizer options, or the default of several templates."""
     template = tokenizer.get("chat_template")
     if isinstance(template, list):
         each_with_name = [each for each in template if isinstance(each, Mapping)]

@@ -1,4 +1,4 @@
-"""Convert the options of a `config.json` <-> `TransformerSpec`, by a family's tables.
+"""Convert a `config.json` to a `TransformerSpec` and back, using a family's mappings.
 
 No separate rules decide whether a family can express a spec: the spec is written as a config and
 read back, and the family cannot express the fields whose values differ.
@@ -72,7 +72,7 @@ def read_spec(
 
 @dataclass(frozen=True)
 class HFConfig:
-    """A spec as the config of one class.
+    """The config of one `transformers` class that comes closest to a spec.
 
     Args:
         family: the family of the class.
@@ -91,7 +91,7 @@ class HFConfig:
 
 
 def write_config(family: Family, spec: TransformerSpec) -> HFConfig:
-    """Return a spec's config in the family: that of the closest class with its heads and stacks."""
+    """Return a spec's config for the closest class of a family with the spec's heads and stacks."""
     kinds = {head.kind for head in spec.heads}
     stacks = tuple(slot for slot in ("encoder", "decoder") if getattr(spec, slot))
     configs = []
@@ -113,7 +113,7 @@ def simplify(spec: TransformerSpec) -> TransformerSpec:
 
 
 def _heads(family: Family, architecture: str, weights: Collection[str]) -> tuple[str, ...]:
-    """Return a class's heads and the optional ones with weights in the file that no head uses."""
+    """Return a class's heads and the optional heads whose weights the file has and no head uses."""
     kinds = family.architectures[architecture].heads
     used = {hf for kind in kinds for hf in family.head_weights(architecture, kind)}
     for kind in family.optional_heads:
@@ -124,7 +124,7 @@ def _heads(family: Family, architecture: str, weights: Collection[str]) -> tuple
 
 
 def _write_as(family: Family, architecture: str, spec: TransformerSpec) -> HFConfig:
-    """Return a spec as the config of one class, with the fields that differ when read back."""
+    """Return a spec's config for one class, with the differences found when it is read back."""
     options, differences = _options(family, architecture, spec)
     weights, is_unreadable = _deciding_weights(family, architecture, spec), False
     try:
@@ -141,12 +141,12 @@ def _write_as(family: Family, architecture: str, spec: TransformerSpec) -> HFCon
 
 
 def _kinds_first(path: str) -> tuple[bool, int, str]:
-    """Sort key: kinds before other fields, outer parts before their inner parts."""
+    """Return a sort key that puts kinds before other fields, and outer parts before inner parts."""
     return not path.endswith(".kind"), path.count("."), path
 
 
 def _shown(path: str, own: Mapping[str, Any]) -> str:
-    """Return a difference as text: a field with its value, or a part that varies by layer."""
+    """Format a difference for a message: a field with its value, or a part that varies by layer."""
     part, layer, field = re.fullmatch(r"(.*?)(?:\.(\d+)\.(.*))?", path).groups()  # type: ignore
     if layer is not None:
         layers = {key.removeprefix(f"{part}.").partition(".")[0] for key in own if part in key}
@@ -160,6 +160,7 @@ def _shown(path: str, own: Mapping[str, Any]) -> str:
 
 
 def _read_option(config: ConfigReader, tree: SpecTree, name: str, option: Option) -> None:
+    """Set the fields of a spec that an option of the config determines."""
     if option.write_only:
         config.ignore(name)
         return
@@ -177,7 +178,7 @@ def _read_option(config: ConfigReader, tree: SpecTree, name: str, option: Option
 def _options(
     family: Family, architecture: str, spec: TransformerSpec
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the content of `config.json`, and messages for fields that it cannot express."""
+    """Return the content of `config.json`, and messages for fields that the file cannot express."""
     config: dict[str, Any] = {"model_type": family.model_type, "architectures": [architecture]}
     differences: list[str] = []
     for name, option in family.options.items():
@@ -198,7 +199,7 @@ def _options(
 
 
 def _write_option(config: dict[str, Any], option: Option, spec: TransformerSpec) -> Any:
-    """Return the option's value from its first field that the spec has; otherwise the default."""
+    """Return the option's value from the first of its fields that the spec sets, or the default."""
     value = next((v for v in (_field(spec, path) for path in option.paths) if v is not None), None)
     for hf, local in (option.values or {}).items():
         if local == value:
@@ -214,7 +215,7 @@ def _write_option(config: dict[str, Any], option: Option, spec: TransformerSpec)
 
 
 def _field(spec: TransformerSpec, path: str) -> Any:
-    """Return the value at a dotted path, or None; for layers that differ, that of the first."""
+    """Return the value at a dotted path, or None; for several layers, that of the first layer."""
     node: Any = spec
     for name in path.split("."):
         if isinstance(node, tuple):
@@ -229,7 +230,7 @@ def _field(spec: TransformerSpec, path: str) -> Any:
 
 
 def _deciding_weights(family: Family, architecture: str, spec: TransformerSpec) -> set[str]:
-    """Return the weight names that options depend on: optional heads, and biases of heads."""
+    """Return the weight names by which `read_spec` detects optional heads and biases of heads."""
     names = set()
     for head in spec.heads:
         for hf, local in family.head_weights(architecture, head.kind).items():
@@ -252,10 +253,12 @@ def _simple_stack(stack: Stack) -> Stack:
 
 
 def _simple_layer(layer: Layer) -> Layer:
+    """Return an equivalent layer with a simplified mixer."""
     return layer.replace(mixer=_simple(layer.mixer))
 
 
 def _simple(attention: Mixer) -> Mixer:
+    """Return an equivalent mixer; in attention, fields equal to their default values are unset."""
     if not isinstance(attention, Attention):
         return attention
     usual_scale = attention.score_scale == attention.replace(scale=None).score_scale
@@ -268,7 +271,7 @@ def _simple(attention: Mixer) -> Mixer:
 
 
 def _comparable(spec: TransformerSpec) -> dict[str, Any]:
-    """Return the fields of a simplified spec that change logits, by dotted path, layer by layer."""
+    """Return dotted path -> value for the fields of a simplified spec that affect the logits."""
     spec = spec.with_dropout(0.0).replace(initialization=Normal())
     tree = spec.to_dict()
     for slot in ("encoder", "decoder"):

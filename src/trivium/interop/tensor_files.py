@@ -1,7 +1,7 @@
-"""Read and write the weight files of a Hugging Face folder: memory-mapped reading, sharded writing.
+"""Read weight files of a Hugging Face folder memory-mapped, and write them in shards.
 
 The first of these that exists is read: `model.safetensors`, the shards in its index,
-`pytorch_model.bin`, the shards in its index. Only tensors are unpickled: a pickle that contains
+`pytorch_model.bin`, the shards in its index. Only tensors are unpickled; a pickle that contains
 code is refused.
 """
 
@@ -34,7 +34,7 @@ _OTHERS = ("tf_model.h5", "flax_model.msgpack", "model.ckpt.index", "adapter_mod
 
 
 def read_tensors(folder: Path, *, on_meta: bool = False) -> dict[str, Tensor]:
-    """Return every tensor of a folder by its name, memory-mapped if the format allows it.
+    """Return name -> tensor for all weights in a folder, memory-mapped if the format allows it.
 
     Only a `pytorch_model.bin` in the format before PyTorch 1.6 is read into memory as a whole.
 
@@ -67,7 +67,7 @@ def write_tensors(
 def write_safetensors(
     file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
 ) -> None:
-    """Write tensors atomically as one safetensors file, with permissions that follow the umask."""
+    """Write tensors to a safetensors file atomically; its permissions follow the umask."""
     partial = temporary_path(file)
     try:
         partial.touch()
@@ -81,6 +81,7 @@ def write_safetensors(
 
 
 def _files(folder: Path) -> list[Path]:
+    """Return the weight files to read in a folder. Raises CheckpointError if there are none."""
     for name in (SAFETENSORS, PICKLED):
         if (folder / name).is_file():
             return [folder / name]
@@ -95,7 +96,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _indexed(index: Path) -> Iterator[Path]:
-    """Yield the shards that an index names; each must be a file in the folder of the index."""
+    """Yield the shards that an index lists. Raises CheckpointError for a bad or missing file."""
     weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f'{index}: no "weight_map" of tensors to files.')
@@ -111,7 +112,7 @@ def _indexed(index: Path) -> Iterator[Path]:
 
 
 def read_safetensors(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file, memory-mapped. Raises CheckpointError if it is damaged."""
+    """Return the memory-mapped tensors of a file. Raises CheckpointError if it is damaged."""
     try:
         refuse_lfs_pointer(file)
         return load_file(file)
@@ -120,6 +121,7 @@ def read_safetensors(file: Path) -> dict[str, Tensor]:
 
 
 def _read_pickle(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of a pickled file. Raises CheckpointError for anything but tensors."""
     # Not to the meta device: PyTorch 2.13 then divides by a number in the file, which may be 0.
     refuse_lfs_pointer(file)
     try:
@@ -153,7 +155,7 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
 
 
 def _modern(name: str) -> str:
-    """Return the current name of a LayerNorm tensor, called gamma or beta in TensorFlow files."""
+    """Replace gamma and beta in the names of LayerNorm tensors (from TensorFlow)."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
         "LayerNorm.beta", "LayerNorm.bias"
     )

@@ -1,4 +1,4 @@
-"""Read the tokenizer of a Hugging Face folder in any format, and apply its options."""
+"""Read the tokenizer of a Hugging Face folder in any format, and apply the options of its class."""
 
 from __future__ import annotations
 
@@ -69,9 +69,9 @@ def read_tokenizer(
             `*.model` or `*.tiktoken`.
         options: the options in `tokenizer_config.json` and `special_tokens_map.json`.
         tokenizer_class: the class of the model's family, used if the options name no class.
-        lowercase: whether a `vocab.txt` is lower-cased, if the options do not say so.
-        for_encoder: give a `tokenizer.json` without a special-token template an empty template, so
-            that the ids are those of `transformers`, without the tokens around documents.
+        lowercase: whether the text is lower-cased for a `vocab.txt`, if the options do not say so.
+        for_encoder: whether a `tokenizer.json` without a special-token template gets an empty
+            template, so that no special tokens are added, as in `transformers`.
 
     Raises:
         TokenizerError: a file that cannot be read, or that does not contain all rules of its class.
@@ -123,7 +123,7 @@ def read_tokenizer(
 
 
 def _added(folder: Path, options: Mapping[str, Any]) -> dict[int, AddedToken]:
-    """Return id -> token for the tokens that were added to the vocabulary later."""
+    """Return id -> token for the tokens added to the vocabulary after the tokenizer was trained."""
     added = {
         int(index): AddedToken(token, special=False, normalized=False)
         for token, index in read_object_if_exists(folder / "added_tokens.json").items()
@@ -136,7 +136,7 @@ def _added(folder: Path, options: Mapping[str, Any]) -> dict[int, AddedToken]:
 
 
 def _more_special(options: Mapping[str, Any]) -> list[str]:
-    """Return the special tokens without a standard role (BOS, EOS, ...)."""
+    """Return the additional special tokens, which have no standard role such as BOS or EOS."""
     more: list[Any] = []
     for name in ("additional_special_tokens", "extra_special_tokens"):
         value = options.get(name) or []
@@ -147,7 +147,7 @@ def _more_special(options: Mapping[str, Any]) -> list[str]:
 def _add_tokens(
     backend: tokenizers.Tokenizer, added: Mapping[int, AddedToken], options: Mapping[str, Any]
 ) -> None:
-    """Add the missing tokens, and apply `added_tokens_decoder` flags to existing tokens too."""
+    """Add missing tokens, and apply the flags in `added_tokens_decoder` to existing tokens too."""
     flagged, present = options.get("added_tokens_decoder") or {}, backend.get_added_tokens_decoder()
     for index in sorted(added):
         token = added[index]
@@ -163,7 +163,7 @@ def _add_tokens(
 
 
 def _apply_class(backend: tokenizers.Tokenizer, kind: str, options: Mapping[str, Any]) -> None:
-    """Apply the rules that a `transformers` class adds to its SentencePiece file."""
+    """Apply the rules of a tokenizer class that its SentencePiece file does not contain."""
     if kind == "T5Tokenizer":
         count = int(options.get("extra_ids", len(SENTINELS)))
         if count > _MOST_SENTINELS:
@@ -185,7 +185,7 @@ def _apply_class(backend: tokenizers.Tokenizer, kind: str, options: Mapping[str,
 def _apply_bert_options(
     backend: tokenizers.Tokenizer, options: Mapping[str, Any], usual: normalizers.BertNormalizer
 ) -> None:
-    """Set BERT's normalizer from the options; `usual` has the defaults."""
+    """Set BERT's normalizer from the options and, for unset options, from the usual normalizer."""
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=usual.clean_text,
         lowercase=options.get("do_lower_case", usual.lowercase),
@@ -200,7 +200,7 @@ def _surround(
     roles: Mapping[str, str],
     usual: tuple[str | None, str | None],
 ) -> None:
-    """Add special tokens before and after a text if the options or the class ask for them."""
+    """Set the special-token template as the options or, if they are unset, the class require."""
     flags = (options.get("add_bos_token"), options.get("add_eos_token"))
     if usual == _NONE and not any(flags):
         return
@@ -218,10 +218,10 @@ def _surround(
 
 
 def add_document_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """Return the tokenizer; if it has no template, add one with the tokens around documents.
+    """Give a tokenizer without a special-token template one that adds the tokens around documents.
 
-    With this template, `transformers` gives an encoder the special tokens that the encoder was
-    trained on, such as T5's `</s>`.
+    With this template, `transformers` adds the special tokens that an encoder was trained on, such
+    as T5's `</s>`.
     """
     before = [tokenizer.tokens[index] for index in tokenizer.prefix_ids]
     after = [tokenizer.tokens[index] for index in tokenizer.suffix_ids]
@@ -233,7 +233,7 @@ def add_document_tokens(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _surroundings(backend: tokenizers.Tokenizer) -> tuple[list[str], list[str]]:
-    """Return the special tokens that the tokenizer already adds before and after a text."""
+    """Return the special tokens that the tokenizer's template adds before and after a text."""
     plain = backend.encode("a", add_special_tokens=False).tokens
     whole = backend.encode("a").tokens
     starts = range(len(whole) - len(plain) + 1)

@@ -1,4 +1,4 @@
-"""Convert names and layouts of weights, Hugging Face <-> `state_dict`, by a family's tables."""
+"""Convert names and layouts of weights between Hugging Face files and a `state_dict`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from trivium.models.transformer import TransformerSpec
 
 @dataclass(frozen=True)
 class HFWeight:
-    """One tensor of a Hugging Face file and the local tensors that it contains.
+    """A tensor of a Hugging Face file and the tensors of the module that it contains.
 
-    `join` makes the file's tensor in four steps: fuse the rows of the local tensors, transpose the
-    matrix, give the experts an axis, and reshape. `split` takes the same steps back.
+    `join` makes the file's tensor in four steps: fuse the rows of the module's tensors, transpose
+    the matrix, give the experts an axis, and reshape. `split` reverses these steps.
 
     Args:
         hf: the name in the file.
-        local: names in the `state_dict`; the file has the rows of several tensors one after the
-            other.
-        groups: the number of heads by which the rows of several local tensors are interleaved: all
-            parts of head 0, then all parts of head 1, ... (BLOOM, GPT-NeoX); 1: not interleaved.
+        local: names in the module's `state_dict`; the rows of several tensors are concatenated in
+            the file.
+        groups: the number of heads by which the rows of several tensors are interleaved: all parts
+            of head 0, then all parts of head 1, ... (BLOOM, GPT-NeoX); 1: not interleaved.
         transposed: whether the file stores a matrix as [in, out].
         experts: the number of experts on the first axis of the file's tensor; 0: no such axis.
         hf_shape: the shape in the file, if the file's tensor has other axes.
@@ -40,17 +40,17 @@ class HFWeight:
     hf_shape: tuple[int, ...] | None = None
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return the file's tensor, which contains these local tensors."""
+        """Merge the module's tensors into the single tensor stored in the file."""
         x = self.fuse([tensors[name] for name in self.local])
         x = x.T.contiguous() if self.transposed else x
         x = x.unflatten(0, (self.experts, -1)) if self.experts else x
         return x if self.hf_shape is None else x.reshape(self.hf_shape)
 
     def split(self, tensor: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-        """Return the local tensors in the file's tensor.
+        """Split the tensor stored in the file into the module's tensors.
 
         Raises:
-            CheckpointError: the shape is not the one that follows from the local `shapes`.
+            CheckpointError: the shape does not follow from the `shapes` of the module's tensors.
         """
         empty = {name: torch.empty(shapes[name], device="meta") for name in self.local}
         shape = replace(self, hf_shape=None).join(empty).shape
@@ -70,7 +70,7 @@ class HFWeight:
         }
 
     def fuse(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return the rows of the parts in the file's order: [O_i, ...] -> [sum of O_i, ...]."""
+        """Concatenate the parts' rows in the file's order: [O_i, ...] -> [sum of O_i, ...]."""
         if len(parts) == 1:
             return parts[0]
         grouped = [part.unflatten(0, (self.groups, -1)) for part in parts]
@@ -85,7 +85,7 @@ def weight_map(
     *,
     reading: bool = False,
 ) -> list[HFWeight]:
-    """Return the names and layouts in a file of the `state_dict` tensors with these names.
+    """Map each `state_dict` name in `names` to its name(s) and layout in a Hugging Face file.
 
     With `reading`, the result includes all alternative names that a file may use; otherwise only
     the names that are written.
@@ -124,14 +124,15 @@ def to_local(
     *,
     base: str = "",
 ) -> dict[str, Tensor]:
-    """Return the tensors of a file as a `state_dict`. On the meta device no values are compared.
+    """Convert the tensors of a file to a `state_dict`. Values on the meta device are not checked.
 
     Args:
-        base: the prefix that the names in the file lack; see `missing_base`.
+        base: the base prefix if it is missing from the names in the file, else "".
 
     Raises:
-        CheckpointError: a tensor that is missing, unknown, not of the shape that the config
-            describes or, for the family's `must_be_zero`, not 0; or two tied weights that differ.
+        CheckpointError: a tensor that is missing, unknown, of a shape that the config does not
+            describe, or nonzero although it is in the family's `must_be_zero`; or two tied weights
+            that differ.
     """
     tensors = {base + name: tensor for name, tensor in tensors.items()}
     known = {weight.hf for weight in weights}
@@ -165,6 +166,7 @@ def to_local(
 
 
 def _check_tied(name: str, tensor: Tensor, original: str, tied: Tensor) -> None:
+    """Raise CheckpointError if a tensor differs from the weight that it must be tied to."""
     if not tied.is_meta and not torch.equal(tied, tensor.to(tied.dtype)):
         raise CheckpointError(
             f"{name} differs from {original}, but config.json says that they are tied."
@@ -172,6 +174,7 @@ def _check_tied(name: str, tensor: Tensor, original: str, tied: Tensor) -> None:
 
 
 def _check_zero(name: str, tensor: Tensor) -> None:
+    """Raise CheckpointError if a tensor contains a value other than 0."""
     if not tensor.is_meta and tensor.any():
         raise CheckpointError(f"{name} is not 0 everywhere, which is not supported.")
 
@@ -179,7 +182,7 @@ def _check_zero(name: str, tensor: Tensor) -> None:
 def to_hf(
     family: Family, weights: list[HFWeight], state: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return the tensors of a file, converted from a `state_dict`.
+    """Convert a `state_dict` to the tensors of a Hugging Face file.
 
     Raises:
         SpecError: one tensor with two names in the file that the family's `tied_aliases` do not
@@ -202,7 +205,7 @@ def to_hf(
 
 
 def missing_base(family: Family, architecture: str, names: Collection[str]) -> str:
-    """Return the prefix that the names in a file of a model without heads lack; "" if none."""
+    """Return the base prefix if it is missing from all names in a file (no heads), else ""."""
     base = family.base_of(architecture)
     return "" if any(name.startswith(base) for name in names) else base
 
@@ -213,7 +216,7 @@ _Row = tuple[str, tuple[str, ...], int]
 def _table(
     family: Family, architecture: str, spec: TransformerSpec, *, reading: bool
 ) -> Iterator[_Row]:
-    """Yield hf name, local names and `HFWeight.experts` of each tensor that a model can have."""
+    """Yield (Hugging Face name, module names, `HFWeight.experts`) for all possible tensors."""
     body = family.weights(spec) if callable(family.weights) else family.weights
     layers = max(stack.num_layers for stack in spec.stacks)
     every_layer = [layer for stack in spec.stacks for layer in stack.every_layer]
@@ -235,14 +238,14 @@ def _table(
 
 
 def _tensors(hf: str, local: list[str], experts: int = 0) -> Iterator[_Row]:
-    """Yield rows for the tensor `hf` and for the weight and bias of the module `hf`."""
+    """Yield rows for a tensor named `hf`, and for the weight and bias of a module named `hf`."""
     yield hf, tuple(local), experts
     for kind in ("weight", "bias"):
         yield f"{hf}.{kind}", tuple(f"{name}.{kind}" for name in local), experts
 
 
 def _some(what: str, names: list[str], base: str) -> str:
-    """Return a list of the first names as text, without the prefix that the file lacks."""
+    """Format the first names for a message, without the base prefix that the file lacks."""
     if not names:
         return ""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -250,7 +253,7 @@ def _some(what: str, names: list[str], base: str) -> str:
 
 
 def _original(family: Family, name: str, names: Collection[str]) -> str | None:
-    """Return the weight in `names` that `name` is a copy of, or None."""
+    """Return the weight in `names` that `name` is a tied copy of, or None."""
     original = family.tied_aliases.get(name)
     while original is not None and original not in names:
         original = family.tied_aliases.get(original)
