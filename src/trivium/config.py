@@ -104,7 +104,7 @@ def option_fields(params: type) -> list[dataclasses.Field[Any]]:
 def flatten_keys(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a nested dict as a flat dict with dotted keys.
 
-    >>> flattened({"seed": 1, "train": {"steps": 5}})
+    >>> flatten_keys({"seed": 1, "train": {"steps": 5}})
     {'seed': 1, 'train.steps': 5}
     """
     values: dict[str, Any] = {}

@@ -79,7 +79,7 @@ def importing_extra(what: str, extra: str) -> Iterator[None]:
 def nearest_name(name: str, known: Iterable[str]) -> list[str]:
     """Return a list with the most similar known name, or one that starts with `name`, or [].
 
-    >>> nearest("act", ["gated", "activation"])
+    >>> nearest_name("act", ["gated", "activation"])
     ['activation']
     """
     known = sorted(filter(None, known))

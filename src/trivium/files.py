@@ -235,7 +235,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 def nan_to_none(value: Any) -> Any:
     """Return a JSON value in which None replaces infinities and NaN, which JSON does not have.
 
-    >>> finite({"auc": math.nan, "losses": [1.5, math.inf]})
+    >>> nan_to_none({"auc": math.nan, "losses": [1.5, math.inf]})
     {'auc': None, 'losses': [1.5, None]}
     """
     if isinstance(value, dict):

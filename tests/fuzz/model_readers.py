@@ -94,8 +94,8 @@ def _load_tokenizer(folder: Path) -> None:
 
 
 for _kind in ("byte-bpe", "bpe", "unigram", "wordpiece", "whitespace"):
-    _files = made(lambda folder, kind=_kind: small_tokenizer(kind).save(folder))
-    reader(f"tokenizer-{_kind}", _files)(_load_tokenizer)
+    _weight_files = made(lambda folder, kind=_kind: small_tokenizer(kind).save(folder))
+    reader(f"tokenizer-{_kind}", _weight_files)(_load_tokenizer)
 reader("tokenizer-vocab-merges", _vocab_and_merges)(_load_tokenizer)
 reader(
     "tokenizer-vocab-txt",
@@ -147,8 +147,8 @@ for _name, _kind in {
     "llama": "unigram",
     "t5": "unigram",
 }.items():
-    _files = made(functools.partial(_save_hf, name=_name, kind=_kind))
-    reader(f"hf-{_name}", _files)(_load_model)
+    _weight_files = made(functools.partial(_save_hf, name=_name, kind=_kind))
+    reader(f"hf-{_name}", _weight_files)(_load_model)
 
 
 def _save_configs(folder: Path) -> None:

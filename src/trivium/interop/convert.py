@@ -12,7 +12,13 @@ from trivium.errors import CheckpointError, SpecError, TriviumError, shorten
 from trivium.interop.families import FAMILIES
 from trivium.interop.family import Family
 from trivium.interop.spec_config import HFConfig, read_spec, write_config
-from trivium.interop.weight_map import HFWeight, missing_base, to_hf, to_local, weight_map
+from trivium.interop.weight_map import (
+    HFWeight,
+    missing_base_prefix,
+    to_hf,
+    to_state_dict,
+    weight_map,
+)
 from trivium.models import Transformer, build
 from trivium.models.base_model import Spec
 from trivium.models.transformer import TransformerSpec
@@ -36,9 +42,9 @@ def from_hugging_face(
     """
     family = family_of(options, tensors.keys())
     errors: list[TriviumError] = []
-    for architecture in _candidates(family, options):
+    for architecture in _candidate_classes(family, options):
         try:
-            return _read_as(family, architecture, options, tensors, allow_unknown_keys)
+            return _build_as_class(family, architecture, options, tensors, allow_unknown_keys)
         except TriviumError as error:
             errors.append(error)
     raise CheckpointError(str(errors[0])) from None
@@ -142,7 +148,7 @@ def family_of(options: Mapping[str, Any], names: Collection[str] = ()) -> Family
     )
 
 
-def _candidates(family: Family, options: Mapping[str, Any]) -> Iterator[str]:
+def _candidate_classes(family: Family, options: Mapping[str, Any]) -> Iterator[str]:
     """Yield the class that the config names, then the family's classes with other heads."""
     first = (options.get("architectures") or [next(iter(family.architectures))])[0]
     if first not in family.architectures:
@@ -156,7 +162,7 @@ def _candidates(family: Family, options: Mapping[str, Any]) -> Iterator[str]:
             yield name
 
 
-def _read_as(
+def _build_as_class(
     family: Family,
     architecture: str,
     options: Mapping[str, Any],
@@ -164,7 +170,7 @@ def _read_as(
     allow_unknown: bool,
 ) -> Transformer:
     """Return the model that the options and tensors describe when read as this class."""
-    base = missing_base(family, architecture, tensors.keys())
+    base = missing_base_prefix(family, architecture, tensors.keys())
     # Tensors that a class always saves, as zeros, are no evidence for a field of the spec.
     zeros = {
         name for name in family.must_be_zero if name in tensors and _is_zero_or_meta(tensors[name])
@@ -174,7 +180,7 @@ def _read_as(
     model = build(spec, device="meta")
     shapes = {name: weight.shape for name, weight in model.state_dict().items()}
     weights = weight_map(family, architecture, spec, shapes.keys(), reading=True)
-    state = to_local(family, weights, tensors, shapes, base=base)
+    state = to_state_dict(family, weights, tensors, shapes, base=base)
     for name, tensor in state.items():
         check_finite(name, tensor)
     model.load_state_dict(state, assign=True)

@@ -54,7 +54,7 @@ class Option:
         """The value of `fields` as a tuple."""
         return (self.fields,) if isinstance(self.fields, str) else self.fields
 
-    def default_in(self, config: ConfigReader) -> Any:
+    def resolve_default(self, config: ConfigReader) -> Any:
         """Return the default; if it is a function, compute the default from the other options."""
         return self.default(config) if callable(self.default) else self.default
 
@@ -74,7 +74,7 @@ def num_kv_heads(missing: int | None = None, num_heads: int | None = None) -> Op
     def default(config: ConfigReader) -> int:
         """Return `missing` (if set) if the option is absent, else the number of query heads."""
         heads = config.require("num_attention_heads", num_heads)
-        return missing if missing and "num_key_value_heads" not in config.named else heads
+        return missing if missing and "num_key_value_heads" not in config.file_keys else heads
 
     return Option("decoder.layers.mixer.num_kv_heads", default)
 
@@ -167,7 +167,7 @@ def feed_forward_of(spec: TransformerSpec) -> MLP:
     return network
 
 
-def _nothing(*_: object) -> None:
+def _do_nothing(*_: object) -> None:
     """Do nothing (for the unused direction of a hook)."""
 
 
@@ -180,8 +180,8 @@ class Hook:
         write: a function that adds the options for a spec. May raise SpecError.
     """
 
-    read: Callable[[ConfigReader, SpecTree], None] = _nothing
-    write: Callable[[TransformerSpec, dict[str, Any]], None] = _nothing
+    read: Callable[[ConfigReader, SpecTree], None] = _do_nothing
+    write: Callable[[TransformerSpec, dict[str, Any]], None] = _do_nothing
 
 
 Weights = Mapping[str, str | tuple[str, ...]]
@@ -194,7 +194,7 @@ QKV = ("mixer.query", "mixer.key", "mixer.value")
 """The names that the parts of a fused QKV projection have inside a layer."""
 
 
-def in_layers(hf: str, stack: str, layer: Weights) -> dict[str, str | tuple[str, ...]]:
+def layer_weights(hf: str, stack: str, layer: Weights) -> dict[str, str | tuple[str, ...]]:
     """Return the weights of all layers of a stack: one layer's weights with both prefixes added."""
 
     def local(name: str) -> str:
@@ -252,12 +252,12 @@ def classes(family: str, names: str) -> dict[str, Architecture]:
     return {family + name: _CLASSES[name] for name in names.split()}
 
 
-_TASKS = "ForSequenceClassification ForTokenClassification ForQuestionAnswering"
+_TASK_SUFFIXES = "ForSequenceClassification ForTokenClassification ForQuestionAnswering"
 
 
 def encoder_classes(family: str, others: str = "") -> dict[str, Architecture]:
     """Return the classes that most encoders have, and `others` (suffixes separated by spaces)."""
-    return classes(family, f"Model ForMaskedLM {_TASKS} {others}")
+    return classes(family, f"Model ForMaskedLM {_TASK_SUFFIXES} {others}")
 
 
 def decoder_classes(family: str, span_base: str = "") -> dict[str, Architecture]:
@@ -267,10 +267,10 @@ def decoder_classes(family: str, span_base: str = "") -> dict[str, Architecture]
     it differs from that of the family.
     """
     span = {f"{family}ForQuestionAnswering": Architecture(("span",), base=span_base)}
-    return classes(family, f"ForCausalLM Model {_TASKS}") | span
+    return classes(family, f"ForCausalLM Model {_TASK_SUFFIXES}") | span
 
 
-_HEADS: Mapping[str, HeadWeights] = {
+_HEAD_WEIGHTS: Mapping[str, HeadWeights] = {
     "lm": {"lm_head": ""},
     "tagger": {"classifier": "classifier"},
     "span": {"qa_outputs": "classifier"},
@@ -298,12 +298,12 @@ class Family:
         ignored: options without effect on the logits, separated by spaces.
         num_labels: the number of labels if the config does not set it.
         transposed: last parts of the names of matrices stored as [in, out] (GPT's Conv1D).
-        unadapted: last parts of the names of matrices that PEFT or the released code does not
-            use as linear layers, so that PEFT cannot adapt these matrices.
+        peft_unsupported: last parts of the names of matrices that PEFT or the released code does
+            not use as linear layers, so that PEFT cannot adapt these matrices.
         adapted_together: last parts of the names of matrices that `transformers` fuses, so that
             PEFT adapts all or none of them.
-        by_heads: whether the rows of fused matrices are grouped by head (Q, K, V of head 0, then of
-            head 1, ...).
+        fused_per_head: whether the rows of fused matrices are grouped by head (Q, K, V of head 0,
+            then of head 1, ...).
         hf_shapes: a function of the spec that returns last parts of the names of tensors -> shapes
             in files, if these have other axes. For `transposed` matrices such a shape splits [in,
             out] (XLNet's [in, heads, head_dim]).
@@ -332,9 +332,9 @@ class Family:
     ignored: str = ""
     num_labels: int = 2
     transposed: tuple[str, ...] = ()
-    unadapted: tuple[str, ...] = ()
+    peft_unsupported: tuple[str, ...] = ()
     adapted_together: tuple[str, ...] = ()
-    by_heads: bool = False
+    fused_per_head: bool = False
     hf_shapes: Callable[[TransformerSpec], Mapping[str, tuple[int, ...]]] = lambda _: {}
     tied_aliases: Mapping[str, str] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
@@ -352,12 +352,12 @@ class Family:
         """Return the stacks ("encoder", "decoder" or both) of a class."""
         return self.architectures[architecture].stacks or self.stacks
 
-    def base_of(self, architecture: str) -> str:
+    def base_prefix_of(self, architecture: str) -> str:
         """Return the prefix that all weights except heads have in the files of a class."""
         return self.architectures[architecture].base or self.base
 
     def head_weights(self, architecture: str, kind: str) -> HeadWeights:
         """Return a head's weights in a class: Hugging Face name -> full name in the module."""
         own = self.architectures[architecture].weights
-        table = own.get(kind) or self.heads.get(kind, _HEADS.get(kind, {}))
+        table = own.get(kind) or self.heads.get(kind, _HEAD_WEIGHTS.get(kind, {}))
         return {hf: f"heads.{kind}.{local}".removesuffix(".") for hf, local in table.items()}

@@ -54,7 +54,7 @@ class _GenerationTypes(BaseModel):
     stop_strings: str | list[str] | None = None
 
 
-class _Types(_GenerationTypes):
+class _SettingsTypes(_GenerationTypes):
     """The types of the options in `Settings` that are checked; other options are kept unchecked."""
 
     id2label: dict[Annotated[str, Field(pattern=r"^[0-9]+$")], str] | None = None
@@ -78,12 +78,12 @@ NOT_APPLIED = {
 GENERATION_KEYS = frozenset([*_GenerationTypes.model_fields, *NOT_APPLIED])
 # Options of `config.json` for label names, tasks, and the row length and special tokens used in
 # training with Trivium.
-_MODEL = """
+_MODEL_KEYS = """
 finetuning_task id2label label2id problem_type task_specific_params trained_length
 trained_special_tokens
 """
 # Options of `tokenizer_config.json` with the same meaning in every class for `tokenizer.json`.
-_TOKENIZER = """
+_TOKENIZER_KEYS = """
 additional_special_tokens chat_template clean_up_tokenization_spaces extra_special_tokens
 model_max_length padding_side truncation_side
 """
@@ -97,10 +97,10 @@ prefix_token_id pretraining_tp pruned_heads remove_invalid_values return_dict
 return_dict_in_generate sep_token_id tf_legacy_loss tie_encoder_decoder tokenizer_class torch_dtype
 torchscript transformers.js_config transformers_version use_bfloat16 use_cache
 """
-TOKENIZER_KEYS = frozenset(_TOKENIZER.split())
+TOKENIZER_KEYS = frozenset(_TOKENIZER_KEYS.split())
 MODEL_KEYS = frozenset(
     [
-        *_MODEL.split(),
+        *_MODEL_KEYS.split(),
         "max_position_embeddings",  # the context of a model with rotary positions
         *(name for name in GENERATION_KEYS if name.endswith("_token_id")),
     ]
@@ -119,7 +119,7 @@ _ALIASES = {
     "t5": f"{_SIZES} head_dim",
     "xlnet": f"{_SIZES} n_token",
 }
-_NOT_READ = GENERATION_KEYS | {*_MODEL.split(), *_WITHOUT_EFFECT.split()}
+_IGNORED_KEYS = GENERATION_KEYS | {*_MODEL_KEYS.split(), *_WITHOUT_EFFECT.split()}
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -130,7 +130,7 @@ class ConfigReader:
     """The options of a `config.json`, read one by one by name; null counts as missing.
 
     `weights` are the names of the tensors in the weight files, which some options depend on.
-    `named` contains the names of all options in the file, including those that are null.
+    `file_keys` contains the names of all options in the file, including those that are null.
 
     >>> config = ConfigReader({"model_type": "t5", "d_model": 256, "hidden_size": 384})
     >>> config.require("d_model")
@@ -142,9 +142,9 @@ class ConfigReader:
 
     def __init__(self, options: Mapping[str, Any], weights: Collection[str] = ()) -> None:
         self.weights = weights
-        self.named = options.keys()
+        self.file_keys = options.keys()
         self._options = {name: value for name, value in options.items() if value is not None}
-        self._known: set[str] = set()
+        self._known_keys: set[str] = set()
 
     @property
     def num_labels(self) -> int | None:
@@ -176,7 +176,7 @@ class ConfigReader:
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return the value of an option, or the default."""
-        self._known.add(name)
+        self._known_keys.add(name)
         return self._options.get(name, default)
 
     def require(self, name: str, default: Any = None) -> Any:
@@ -202,7 +202,7 @@ class ConfigReader:
 
     def ignore(self, *names: str) -> None:
         """Mark options without effect on the logits as known, so that `finish` accepts them."""
-        self._known.update(names)
+        self._known_keys.update(names)
 
     def unsupported(self, name: str, *allowed: Any, expected: str = "") -> CheckpointError:
         """Return the error for an unsupported value; it lists the allowed values, or `expected`."""
@@ -219,7 +219,7 @@ class ConfigReader:
         Raises CheckpointError for an unread option that `transformers` reads for this model type,
         unless `allow_unknown` is set.
         """
-        unread = sorted(self._options.keys() - self._known - _NOT_READ)
+        unread = sorted(self._options.keys() - self._known_keys - _IGNORED_KEYS)
         aliases = _ALIASES.get(self._model_type, "").split()
         for name in unread:
             if name in aliases and not allow_unknown:
@@ -256,7 +256,7 @@ def read_object_if_exists(file: Path) -> dict[str, Any]:
 def check_types(options: Mapping[str, Any], where: Path) -> None:
     """Raise CheckpointError if the value of an option has the wrong type or range."""
     try:
-        _Types.model_validate(options)
+        _SettingsTypes.model_validate(options)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])

@@ -21,8 +21,8 @@ from trivium.interop.convert import (
     to_hugging_face,
 )
 from trivium.interop.hf_config import TOKENIZER_KEYS, read_object
-from trivium.interop.label_scale import fold_numbers
-from trivium.interop.sentence_transformers import read_dense, read_modules, write_modules
+from trivium.interop.label_scale import fold_label_scale
+from trivium.interop.sentence_transformers import read_dense, read_embedding_options, write_modules
 from trivium.interop.settings import (
     CHAT_TEMPLATE,
     GENERATION,
@@ -81,22 +81,22 @@ def read_folder(
         TokenizerError: a tokenizer that cannot be read.
     """
     options = read_object(folder / CONFIG)
-    with _naming(folder):
+    with _prefix_errors(folder):
         if options.get("model_type") or options.get("architectures"):
             family_of(options)  # an error before the weights are read
     tensors = read_tensors(folder, on_meta=on_meta)
-    with _naming(folder):
+    with _prefix_errors(folder):
         family = family_of(options, tensors.keys())
         module = from_hugging_face(options, tensors, allow_unknown_keys=allow_unknown_keys)
-    settings = Settings.read_hf(folder, options, generates=_generates(module.spec))
-    vectors = read_modules(folder)
+    settings = Settings.read_hf(folder, options, generates=_is_generative(module.spec))
+    vectors = read_embedding_options(folder)
     if vectors and settings.task is None:
         settings = settings.with_task("contrastive", **vectors, as_documents=False)
     if settings.pooling is not None:
         layers, weights = read_dense(folder, module.spec.d_model)
         if layers:
             spec = module.spec.with_heads((*module.spec.heads, VectorHead(layers=tuple(layers))))
-            module = _rebuilt(spec, {**module.state_dict(), **weights})
+            module = _rebuild(spec, {**module.state_dict(), **weights})
     kind, encodes = family.tokenizer_class, module.spec.family != "decoder-only"
     tokenizer = read_tokenizer(
         folder, settings.tokenizer, tokenizer_class=kind, lowercase=lowercase, for_encoder=encodes
@@ -128,16 +128,16 @@ def write_folder(
         raise SpecError(
             f"Hugging Face has no {type(module).__name__}: only Transformers can be exported."
         )
-    whole, module = module, _with_known_heads(module)
-    module, settings = _with_folded_numbers(module, settings)
+    whole, module = module, _drop_unknown_heads(module)
+    module, settings = _fold_label_scale(module, settings)
     options, tensors = to_hugging_face(module)
     write_tensors(folder, tensors, max_shard_bytes=max_shard_bytes)
-    config = _config(options, tensors, tokenizer, settings)
+    config = _make_config(options, tensors, tokenizer, settings)
     context = settings.config.get("max_position_embeddings")
     if context is not None and module.spec.max_length is None:  # no position embedding sets it
         config["max_position_embeddings"] = context
-    if _generates(module.spec):
-        generation = {**_special_ids(tokenizer, _IDS), **settings.generation}
+    if _is_generative(module.spec):
+        generation = {**_special_token_ids(tokenizer, _IDS), **settings.generation}
         # The loss of `transformers` reads these ids in config.json, `generate` in GENERATION.
         config |= {name: generation[name] for name in _GENERATION_IDS & generation.keys()}
         limits = {"max_length", "max_new_tokens"}
@@ -155,7 +155,7 @@ def write_folder(
 
 
 @contextmanager
-def _naming(folder: Path) -> Iterator[None]:
+def _prefix_errors(folder: Path) -> Iterator[None]:
     """Prefix the messages of CheckpointErrors with the path of the folder."""
     try:
         yield
@@ -163,12 +163,12 @@ def _naming(folder: Path) -> Iterator[None]:
         raise CheckpointError(f"{folder}: {error}") from None
 
 
-def _generates(spec: TransformerSpec) -> bool:
+def _is_generative(spec: TransformerSpec) -> bool:
     """Return whether a model generates text, that is, has a decoder and an LM head."""
     return spec.decoder is not None and any(head.kind == "lm" for head in spec.heads)
 
 
-def _config(
+def _make_config(
     options: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     tokenizer: Tokenizer | None,
@@ -182,16 +182,18 @@ def _config(
     kept = dict(settings.config)
     names = {name: kept.pop(name) for name in ("id2label", "label2id") if name in kept}
     precision = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
-    ids = _special_ids(tokenizer, _IDS)
+    ids = _special_token_ids(tokenizer, _IDS)
     if tokenizer is not None and "cls" in tokenizer.roles:
-        ids |= _special_ids(tokenizer, _ENCODER_IDS)
+        ids |= _special_token_ids(tokenizer, _ENCODER_IDS)
     config = {**ids, **kept, **options, "torch_dtype": precision}
     if len(names.get("id2label", ())) == len(options.get("id2label", ())):
         config |= names
     return config
 
 
-def _special_ids(tokenizer: Tokenizer | None, ids: Mapping[str, str]) -> dict[str, int | None]:
+def _special_token_ids(
+    tokenizer: Tokenizer | None, ids: Mapping[str, str]
+) -> dict[str, int | None]:
     """Return option -> token id or None; `ids` maps options to attributes of a `Tokenizer`."""
     return {option: getattr(tokenizer, name, None) for option, name in ids.items()}
 
@@ -225,28 +227,28 @@ def export_problem(spec: Spec) -> str | None:
     return None
 
 
-def _with_known_heads(module: Transformer) -> Transformer:
+def _drop_unknown_heads(module: Transformer) -> Transformer:
     """Drop heads that no Hugging Face class has; warn if an LM or MLM head is among them."""
     spec = exported_spec(module.spec)
     if spec == module.spec:
         return module
     if len(spec.heads) + ("vector" in module.heads) == len(module.heads):
-        return _rebuilt(spec, module.state_dict())
+        return _rebuild(spec, module.state_dict())
     lost, left = "a mask decoder", "is the encoder, to be fine-tuned, and fills no masks"
     if spec.family == "decoder-only":
         lost = f"a {spec.heads[0].kind} and a head over the vocabulary"
         left = "predicts labels, no longer the next token"
     warnings.warn(f"no Hugging Face class has {lost}: the exported model {left}.", stacklevel=4)
-    return _rebuilt(spec, module.state_dict())
+    return _rebuild(spec, module.state_dict())
 
 
-def _with_folded_numbers(module: Transformer, settings: Settings) -> tuple[Transformer, Settings]:
+def _fold_label_scale(module: Transformer, settings: Settings) -> tuple[Transformer, Settings]:
     """Fold the mean and standard deviation of a regression's labels into the classifier head."""
-    weights, folded = fold_numbers(module.state_dict(), settings)
-    return (module if folded is settings else _rebuilt(module.spec, weights)), folded
+    weights, folded = fold_label_scale(module.state_dict(), settings)
+    return (module if folded is settings else _rebuild(module.spec, weights)), folded
 
 
-def _rebuilt(spec: TransformerSpec, weights: Mapping[str, Tensor]) -> Transformer:
+def _rebuild(spec: TransformerSpec, weights: Mapping[str, Tensor]) -> Transformer:
     """Build the model of a spec and load its weights from `weights`; other entries are ignored."""
     module = build(spec, device="meta")
     module.load_state_dict({name: weights[name] for name in module.state_dict()}, assign=True)

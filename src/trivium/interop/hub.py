@@ -13,8 +13,8 @@ from trivium.files import did_you_mean_folder, is_file_name, sibling_folders
 from trivium.interop.sentence_transformers import read_module_paths
 from trivium.presets import did_you_mean_preset, presets
 
-_NAME = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w./-]+))?")
-_TEXTS = ["*.json", "*.txt", "*.model", "*.jinja"]
+_HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?:@([\w./-]+))?")
+_TEXT_PATTERNS = ["*.json", "*.txt", "*.model", "*.jinja"]
 
 
 def find_folder(path: str | os.PathLike[str]) -> Path:
@@ -30,7 +30,7 @@ def find_folder(path: str | os.PathLike[str]) -> Path:
     folder = Path(path)
     if folder.is_dir():
         return _newest_snapshot(folder)
-    name = _NAME.fullmatch(os.fspath(path))
+    name = _HUB_NAME.fullmatch(os.fspath(path))
     if folder.exists():
         return folder
     beside = sibling_folders(folder)
@@ -63,7 +63,7 @@ def _download(name: str, revision: str | None) -> Path:
                 huggingface_hub.snapshot_download(
                     name,
                     revision=revision,
-                    allow_patterns=[*_TEXTS, weights],
+                    allow_patterns=[*_TEXT_PATTERNS, weights],
                     ignore_patterns=["*/*"],
                 )
             )

@@ -12,10 +12,10 @@ from trivium.interop.settings import Settings
 Scale = tuple[float, float]
 """Mean and standard deviation of labels: prediction = mean + deviation * output of the head."""
 
-_HEAD, _NORM = "heads.classifier.classifier", "decoder.norm.bias"
+_CLASSIFIER, _FINAL_NORM_BIAS = "heads.classifier.classifier", "decoder.norm.bias"
 
 
-def rescale_numbers(
+def rescale_labels(
     weights: Mapping[str, Tensor], before: Scale, after: Scale
 ) -> tuple[dict[str, Tensor], Scale]:
     """Change the scale of regression labels and adjust the head so that predictions do not change.
@@ -24,16 +24,16 @@ def rescale_numbers(
     head has no bias, only the deviation changes and the mean is that of `before`.
     """
     (mean, deviation), (new_mean, new_deviation) = before, after
-    weight, bias = weights[f"{_HEAD}.weight"], weights.get(f"{_HEAD}.bias")
+    weight, bias = weights[f"{_CLASSIFIER}.weight"], weights.get(f"{_CLASSIFIER}.bias")
     ratio = deviation / new_deviation
-    changed = {**weights, f"{_HEAD}.weight": (weight.double() * ratio).to(weight.dtype)}
+    changed = {**weights, f"{_CLASSIFIER}.weight": (weight.double() * ratio).to(weight.dtype)}
     if bias is None:
         return changed, (mean, new_deviation)
     moved = bias.double() * ratio + (mean - new_mean) / new_deviation
-    return changed | {f"{_HEAD}.bias": moved.to(bias.dtype)}, after
+    return changed | {f"{_CLASSIFIER}.bias": moved.to(bias.dtype)}, after
 
 
-def fold_numbers(
+def fold_label_scale(
     weights: Mapping[str, Tensor], settings: Settings
 ) -> tuple[Mapping[str, Tensor], Settings]:
     """Fold the label scale into the weights, so that the logit is the predicted label.
@@ -43,11 +43,11 @@ def fold_numbers(
     """
     if settings.label_scale == (0.0, 1.0):
         return weights, settings
-    weights, (mean, _) = rescale_numbers(weights, settings.label_scale, (0.0, 1.0))
-    direction, norm = weights[f"{_HEAD}.weight"][0].double(), weights.get(_NORM)
+    weights, (mean, _) = rescale_labels(weights, settings.label_scale, (0.0, 1.0))
+    direction, norm = weights[f"{_CLASSIFIER}.weight"][0].double(), weights.get(_FINAL_NORM_BIAS)
     if mean and norm is not None and direction.count_nonzero():
         shift = mean * direction / (direction @ direction)
-        weights, mean = weights | {_NORM: (norm.double() + shift).to(norm.dtype)}, 0.0
+        weights, mean = weights | {_FINAL_NORM_BIAS: (norm.double() + shift).to(norm.dtype)}, 0.0
     if mean:
         warnings.warn(
             f"no Hugging Face class of this family has a bias in its classifier: add {mean:g}, the "

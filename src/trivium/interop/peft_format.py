@@ -43,13 +43,13 @@ def save_adapter(
     Raises:
         SpecError: an adapter that PEFT cannot represent; raised before anything is written.
     """
-    config, tensors = check_adapter(model, lora)
+    config, tensors = adapter_to_peft(model, lora)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / CONFIG, {**config, "base_model_name_or_path": base})
     write_safetensors(folder / WEIGHTS, tensors, {"format": "pt"})
 
 
-def check_adapter(model: LanguageModule, lora: LoRA) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def adapter_to_peft(model: LanguageModule, lora: LoRA) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Convert an adapter to PEFT. Returns its configuration and its tensors by PEFT name.
 
     Heads that no Hugging Face class has (see `exported_spec`) have no PEFT name.
@@ -67,7 +67,7 @@ def check_adapter(model: LanguageModule, lora: LoRA) -> tuple[dict[str, Any], di
         for weight in adapted:
             name = weight.hf.removesuffix(".weight")
             end, problem = name.split(".")[-1], ""
-            if name == weight.hf or end in family.unadapted:
+            if name == weight.hf or end in family.peft_unsupported:
                 problem = "transformers does not use it as a linear layer"
             elif end in family.adapted_together and not ends.issuperset(family.adapted_together):
                 problem = f"PEFT adapts all of {', '.join(family.adapted_together)} or none"
@@ -81,11 +81,11 @@ def check_adapter(model: LanguageModule, lora: LoRA) -> tuple[dict[str, Any], di
         own = {"base_model_class": type(model).__name__, "parent_library": "trivium"}
         names = [name for name in model.state_dict() if not name.endswith((".lora_a", ".lora_b"))]
         weights, extra = [HFWeight(name, (name,)) for name in names], {"auto_mapping": own}
-    config, tensors = _to_peft(model, lora, weights)
+    config, tensors = _weights_to_peft(model, lora, weights)
     return {**config, **extra}, tensors
 
 
-def _to_peft(
+def _weights_to_peft(
     model: LanguageModule, lora: LoRA, weights: list[HFWeight]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return PEFT's configuration and tensors for an adapter of these weights."""
@@ -97,11 +97,11 @@ def _to_peft(
     for weight in weights:
         if any(name in layers for name in weight.local):
             module = weight.hf.removesuffix(".weight")
-            a, b = _fused(model, weight, layers)
+            a, b = _fuse_lora(model, weight, layers)
             ranks[module] = len(a)
             tensors[f"{_PREFIX}{module}.lora_A.weight"] = a
             tensors[f"{_PREFIX}{module}.lora_B.weight"] = b
-    whole = _trained_in_full(model, lora, weights)
+    whole = _modules_to_save(model, lora, weights)
     tensors |= {f"{_PREFIX}{name}": tensor for name, tensor in whole.items()}
     rank = min(ranks.values())
     larger = {module: own for module, own in ranks.items() if own != rank}
@@ -123,7 +123,7 @@ def _to_peft(
     return config, tensors
 
 
-def _fused(
+def _fuse_lora(
     model: LanguageModule, weight: HFWeight, layers: Mapping[str, LoRALinear]
 ) -> tuple[Tensor, Tensor]:
     """Return LoRA's A [k r, I] and B [O, k r] for a fused matrix of which k parts are adapted."""
@@ -138,7 +138,7 @@ def _fused(
     return a, weight.fuse(rows)
 
 
-def _trained_in_full(
+def _modules_to_save(
     model: LanguageModule, lora: LoRA, weights: list[HFWeight]
 ) -> dict[str, Tensor]:
     """Return the fully trained parameters (PEFT's `modules_to_save`) by the family's names."""

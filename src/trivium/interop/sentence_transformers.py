@@ -26,19 +26,25 @@ from trivium.models.heads.text import Pooling, VectorHead, VectorLayer
 MODULES, POOLING = "modules.json", "1_Pooling"
 _TRANSFORMER, _CONFIG = "sentence_bert_config.json", "config.json"
 # Without a maximum length, transformers writes a number larger than this one.
-_TOKENIZER, _NO_LENGTH = "tokenizer_config.json", 10**9
+_TOKENIZER, _MAX_LENGTH_LIMIT = "tokenizer_config.json", 10**9
 _PROMPTS = "config_sentence_transformers.json"
-_KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
-_LAYERS = nn.Tanh, nn.Identity, nn.ReLU, nn.GELU, nn.SiLU
-_ACTIVATIONS = {f"{one.__module__}.{one.__name__}": one.__name__.lower() for one in _LAYERS}
-_DENSE = {"bias": True, "activation_function": next(iter(_ACTIVATIONS))}
-_NEUTRAL = None, False, "sentence_embedding"  # supported values of a dense layer's other options
-_MODES: dict[str, Pooling] = {
+_MODULE_KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
+_ACTIVATION_CLASSES = nn.Tanh, nn.Identity, nn.ReLU, nn.GELU, nn.SiLU
+_ACTIVATIONS = {
+    f"{one.__module__}.{one.__name__}": one.__name__.lower() for one in _ACTIVATION_CLASSES
+}
+_DENSE_DEFAULTS = {"bias": True, "activation_function": next(iter(_ACTIVATIONS))}
+_NEUTRAL_VALUES = (
+    None,
+    False,
+    "sentence_embedding",
+)  # supported values of a dense layer's other options
+_POOLING_MODES: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "first",
     "pooling_mode_lasttoken": "last",
 }
-_SUFFIXES = {"pooling_mode_mean": "_tokens", "pooling_mode_cls": "_token"}  # not in version 6
+_MODE_SUFFIXES = {"pooling_mode_mean": "_tokens", "pooling_mode_cls": "_token"}  # not in version 6
 
 
 def write_modules(
@@ -62,7 +68,7 @@ def write_modules(
     write_json(folder / _TRANSFORMER, {"max_seq_length": max_length, "do_lower_case": False})
     if prompt := options.get("prompt"):
         write_json(folder / _PROMPTS, {"prompts": {"text": prompt}, "default_prompt_name": "text"})
-    modes = {mode: kind == options["pooling"] for mode, kind in _MODES.items()}
+    modes = {mode: kind == options["pooling"] for mode, kind in _POOLING_MODES.items()}
     (folder / POOLING).mkdir()
     size = {"word_embedding_dimension": model.spec.d_model}
     write_json(folder / POOLING / _CONFIG, {**size, **modes})
@@ -85,9 +91,9 @@ def read_dense(folder: Path, width: int) -> tuple[list[VectorLayer], dict[str, T
     """
     layers, weights = [], {}
     for path in [folder / path for kind, path in read_module_paths(folder) if kind == "Dense"]:
-        options = {**_DENSE, **read_object(path / _CONFIG)}
+        options = {**_DENSE_DEFAULTS, **read_object(path / _CONFIG)}
         for name in sorted(options.keys() - {"in_features", "out_features", "bias"}):
-            known = [*_ACTIVATIONS] if name == "activation_function" else _NEUTRAL
+            known = [*_ACTIVATIONS] if name == "activation_function" else _NEUTRAL_VALUES
             if options[name] not in known:
                 raise CheckpointError(
                     f"{path / _CONFIG}: {name} = {options[name]!r} is not supported; supported: "
@@ -119,7 +125,7 @@ def read_module_paths(folder: Path) -> list[tuple[str, str]]:
         paths = [(str(one["type"]).rpartition(".")[2], str(one["path"])) for one in modules]
     except (DataError, TypeError, KeyError) as error:
         raise CheckpointError(f"{folder / MODULES}: not a list of modules: {error}") from None
-    known = _KINDS
+    known = _MODULE_KINDS
     for kind, path in paths:
         if kind not in known or not re.fullmatch(r"[\w-]*", path):
             raise CheckpointError(
@@ -130,7 +136,7 @@ def read_module_paths(folder: Path) -> list[tuple[str, str]]:
     return paths
 
 
-def read_modules(folder: Path) -> dict[str, Any]:
+def read_embedding_options(folder: Path) -> dict[str, Any]:
     """Return the embedding options of a `sentence-transformers` folder; {} for any other folder.
 
     The keys are "pooling" and, if set, "max_seq_length", the number of tokens to which texts are
@@ -149,13 +155,13 @@ def read_modules(folder: Path) -> dict[str, Any]:
     named = pooling.get("pooling_mode")
     if named is not None:
         modes = [f"pooling_mode_{each}" for each in (named if isinstance(named, list) else [named])]
-    modes = [mode + _SUFFIXES.get(mode, "") for mode in modes]
-    if len(modes) != 1 or modes[0] not in _MODES:
+    modes = [mode + _MODE_SUFFIXES.get(mode, "") for mode in modes]
+    if len(modes) != 1 or modes[0] not in _POOLING_MODES:
         raise CheckpointError(
             f"{file}: {', '.join(modes) or 'no pooling'} is not supported; supported: one of "
-            f"{', '.join(_MODES)}."
+            f"{', '.join(_POOLING_MODES)}."
         )
-    options: dict[str, Any] = {"pooling": _MODES[modes[0]]}
+    options: dict[str, Any] = {"pooling": _POOLING_MODES[modes[0]]}
     if paths and "Normalize" not in paths:
         options["normalize"] = False
     transformer = read_object_if_exists(folder / _TRANSFORMER)
@@ -164,7 +170,7 @@ def read_modules(folder: Path) -> dict[str, Any]:
     length = transformer.get("max_seq_length")
     if length is None:  # version 6 writes the length to tokenizer_config.json
         length = read_object_if_exists(folder / _TOKENIZER).get("model_max_length")
-    if isinstance(length, int) and 0 < length < _NO_LENGTH:
+    if isinstance(length, int) and 0 < length < _MAX_LENGTH_LIMIT:
         options["max_seq_length"] = length
     prompts = read_object_if_exists(folder / _PROMPTS)
     name, texts = prompts.get("default_prompt_name"), prompts.get("prompts") or {}

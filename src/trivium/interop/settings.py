@@ -24,8 +24,8 @@ from trivium.interop.hf_config import (
 
 GENERATION, CHAT_TEMPLATE = "generation_config.json", "chat_template.jinja"
 TOKENIZER_OPTIONS, SPECIAL_TOKENS = "tokenizer_config.json", "special_tokens_map.json"
-_MODEL_OPTIONS = "hugging_face.json"
-FILES = (GENERATION, TOKENIZER_OPTIONS, CHAT_TEMPLATE, _MODEL_OPTIONS)
+_CONFIG_OPTIONS = "hugging_face.json"
+FILES = (GENERATION, TOKENIZER_OPTIONS, CHAT_TEMPLATE, _CONFIG_OPTIONS)
 """The files that `Settings.write` may write."""
 MAX_TARGET = 256
 """The maximum number of tokens that an encoder-decoder generates, unless another limit is set."""
@@ -61,7 +61,7 @@ class Settings:
     @classmethod
     def read(cls, folder: Path) -> Settings:
         """Read the settings in a Trivium model folder."""
-        return cls._read_files(folder, config=read_object_if_exists(folder / _MODEL_OPTIONS))
+        return cls._read_files(folder, config=read_object_if_exists(folder / _CONFIG_OPTIONS))
 
     @classmethod
     def read_hf(cls, folder: Path, options: Mapping[str, Any], *, generates: bool) -> Settings:
@@ -96,7 +96,7 @@ class Settings:
             **read_object_if_exists(folder / TOKENIZER_OPTIONS),
         }
         template = folder / CHAT_TEMPLATE
-        chat_template = _older_template(tokenizer)
+        chat_template = _legacy_template(tokenizer)
         if template.is_file():
             try:
                 chat_template = template.read_text(encoding="utf-8")
@@ -113,7 +113,7 @@ class Settings:
         contents = {
             GENERATION: self.generation,
             TOKENIZER_OPTIONS: self.tokenizer,
-            _MODEL_OPTIONS: self.config,
+            _CONFIG_OPTIONS: self.config,
             CHAT_TEMPLATE: self.chat_template,
         }
         for name, content in contents.items():
@@ -234,7 +234,7 @@ class Settings:
         return () if value is None else tuple(value) if isinstance(value, list) else (value,)
 
 
-def _older_template(tokenizer: Mapping[str, Any]) -> str | None:
+def _legacy_template(tokenizer: Mapping[str, Any]) -> str | None:
     """Return the chat template in the tokenizer options, or the default of several templates."""
     template = tokenizer.get("chat_template")
     if isinstance(template, list):

@@ -47,7 +47,7 @@ def read_spec(
             and Trivium does not.
     """
     config = ConfigReader(options, weights)
-    tree = SpecTree(family.stacks_of(architecture), _heads(family, architecture, weights))
+    tree = SpecTree(family.stacks_of(architecture), _heads_in_file(family, architecture, weights))
     for path, value in family.fixed.items():
         tree.set(path, value)
     for name, option in family.options.items():
@@ -99,7 +99,7 @@ def write_config(family: Family, spec: TransformerSpec) -> HFConfig:
         heads = {*architecture.heads}
         has_heads = heads <= kinds and kinds - heads <= {*family.optional_heads}
         if family.stacks_of(name) == stacks and has_heads:
-            configs.append(_write_as(family, name, spec))
+            configs.append(_config_for_class(family, name, spec))
     has_stacks = any(family.stacks_of(name) == stacks for name in family.architectures)
     lacks = f"the heads {', '.join(sorted(kinds))} in one model" if has_stacks else "these stacks"
     none = HFConfig(family, "", {}, (lacks,), (3 - has_stacks, 0))
@@ -109,10 +109,10 @@ def write_config(family: Family, spec: TransformerSpec) -> HFConfig:
 def simplify(spec: TransformerSpec) -> TransformerSpec:
     """Return an equivalent spec without fields whose values follow from other fields."""
     stacks = {"encoder": spec.encoder, "decoder": spec.decoder}
-    return spec.replace(**{slot: _simple_stack(stack) for slot, stack in stacks.items() if stack})
+    return spec.replace(**{slot: _simplify_stack(stack) for slot, stack in stacks.items() if stack})
 
 
-def _heads(family: Family, architecture: str, weights: Collection[str]) -> tuple[str, ...]:
+def _heads_in_file(family: Family, architecture: str, weights: Collection[str]) -> tuple[str, ...]:
     """Return a class's heads and the optional heads whose weights the file has and no head uses."""
     kinds = family.architectures[architecture].heads
     used = {hf for kind in kinds for hf in family.head_weights(architecture, kind)}
@@ -123,29 +123,31 @@ def _heads(family: Family, architecture: str, weights: Collection[str]) -> tuple
     return kinds
 
 
-def _write_as(family: Family, architecture: str, spec: TransformerSpec) -> HFConfig:
+def _config_for_class(family: Family, architecture: str, spec: TransformerSpec) -> HFConfig:
     """Return a spec's config for one class, with the differences found when it is read back."""
-    options, differences = _options(family, architecture, spec)
-    weights, is_unreadable = _deciding_weights(family, architecture, spec), False
+    options, differences = _write_options(family, architecture, spec)
+    weights, is_unreadable = _optional_weights(family, architecture, spec), False
     try:
-        again = _comparable(read_spec(family, architecture, options, weights))
+        again = _comparable_fields(read_spec(family, architecture, options, weights))
     except TriviumError as error:
         differences.append(str(error).rstrip("."))
         is_unreadable = True
     else:
-        own = _comparable(simplify(spec))
-        paths = sorted(own.keys() | again.keys(), key=_kinds_first)
-        differences += [_shown(path, own) for path in paths if own.get(path) != again.get(path)]
+        own = _comparable_fields(simplify(spec))
+        paths = sorted(own.keys() | again.keys(), key=_difference_key)
+        differences += [
+            _format_difference(path, own) for path in paths if own.get(path) != again.get(path)
+        ]
     unique = tuple(dict.fromkeys(differences))
     return HFConfig(family, architecture, options, unique, (int(is_unreadable), len(unique)))
 
 
-def _kinds_first(path: str) -> tuple[bool, int, str]:
+def _difference_key(path: str) -> tuple[bool, int, str]:
     """Return a sort key that puts kinds before other fields, and outer parts before inner parts."""
     return not path.endswith(".kind"), path.count("."), path
 
 
-def _shown(path: str, own: Mapping[str, Any]) -> str:
+def _format_difference(path: str, own: Mapping[str, Any]) -> str:
     """Format a difference for a message: a field with its value, or a part that varies by layer."""
     part, layer, field = re.fullmatch(r"(.*?)(?:\.(\d+)\.(.*))?", path).groups()  # type: ignore
     if layer is not None:
@@ -164,7 +166,7 @@ def _read_option(config: ConfigReader, tree: SpecTree, name: str, option: Option
     if option.write_only:
         config.ignore(name)
         return
-    default = option.default_in(config) if config.get(name) is None else None
+    default = option.resolve_default(config) if config.get(name) is None else None
     if option.values is not None:
         value = config.choose(name, option.values, default)
     else:
@@ -175,7 +177,7 @@ def _read_option(config: ConfigReader, tree: SpecTree, name: str, option: Option
         tree.set(path, value)
 
 
-def _options(
+def _write_options(
     family: Family, architecture: str, spec: TransformerSpec
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the content of `config.json`, and messages for fields that the file cannot express."""
@@ -200,12 +202,14 @@ def _options(
 
 def _write_option(config: dict[str, Any], option: Option, spec: TransformerSpec) -> Any:
     """Return the option's value from the first of its fields that the spec sets, or the default."""
-    value = next((v for v in (_field(spec, path) for path in option.paths) if v is not None), None)
+    value = next(
+        (v for v in (_get_field(spec, path) for path in option.paths) if v is not None), None
+    )
     for hf, local in (option.values or {}).items():
         if local == value:
             return hf
     if value is None:
-        default = option.default_in(ConfigReader(config))
+        default = option.resolve_default(ConfigReader(config))
         if default is None and not option.write_only:
             raise SpecError(f"{option.paths[0]} = None")
         return default
@@ -214,7 +218,7 @@ def _write_option(config: dict[str, Any], option: Option, spec: TransformerSpec)
     return value
 
 
-def _field(spec: TransformerSpec, path: str) -> Any:
+def _get_field(spec: TransformerSpec, path: str) -> Any:
     """Return the value at a dotted path, or None; for several layers, that of the first layer."""
     node: Any = spec
     for name in path.split("."):
@@ -229,7 +233,7 @@ def _field(spec: TransformerSpec, path: str) -> Any:
     return node
 
 
-def _deciding_weights(family: Family, architecture: str, spec: TransformerSpec) -> set[str]:
+def _optional_weights(family: Family, architecture: str, spec: TransformerSpec) -> set[str]:
     """Return the weight names by which `read_spec` detects optional heads and biases of heads."""
     names = set()
     for head in spec.heads:
@@ -241,9 +245,9 @@ def _deciding_weights(family: Family, architecture: str, spec: TransformerSpec) 
     return names
 
 
-def _simple_stack(stack: Stack) -> Stack:
+def _simplify_stack(stack: Stack) -> Stack:
     """Return an equivalent stack that lists only the shortest repeating sequence of layers."""
-    first, layers = stack.first_layers, [*stack.map_layers(_simple_layer).every_layer]
+    first, layers = stack.first_layers, [*stack.map_layers(_simplify_layer).every_layer]
     if stack.num_layer_groups:
         return stack.replace(layers=layers[0])
     rest = layers[len(first) :] or layers[-1:]
@@ -252,12 +256,12 @@ def _simple_stack(stack: Stack) -> Stack:
     return stack.replace(first_layers=tuple(layers[: len(first)]), layers=tuple(rest[:period]))
 
 
-def _simple_layer(layer: Layer) -> Layer:
+def _simplify_layer(layer: Layer) -> Layer:
     """Return an equivalent layer with a simplified mixer."""
-    return layer.replace(mixer=_simple(layer.mixer))
+    return layer.replace(mixer=_simplify_mixer(layer.mixer))
 
 
-def _simple(attention: Mixer) -> Mixer:
+def _simplify_mixer(attention: Mixer) -> Mixer:
     """Return an equivalent mixer; in attention, fields equal to their default values are unset."""
     if not isinstance(attention, Attention):
         return attention
@@ -270,7 +274,7 @@ def _simple(attention: Mixer) -> Mixer:
     )
 
 
-def _comparable(spec: TransformerSpec) -> dict[str, Any]:
+def _comparable_fields(spec: TransformerSpec) -> dict[str, Any]:
     """Return dotted path -> value for the fields of a simplified spec that affect the logits."""
     spec = spec.with_dropout(0.0).replace(initialization=Normal())
     tree = spec.to_dict()

@@ -30,7 +30,12 @@ MAX_SHARD_BYTES = 5_000_000_000
 
 _INDEX = ".index.json"
 _METADATA = {"format": "pt"}  # without it `transformers` refuses a file
-_OTHERS = ("tf_model.h5", "flax_model.msgpack", "model.ckpt.index", "adapter_model.safetensors")
+_UNREAD_FORMATS = (
+    "tf_model.h5",
+    "flax_model.msgpack",
+    "model.ckpt.index",
+    "adapter_model.safetensors",
+)
 
 
 def read_tensors(folder: Path, *, on_meta: bool = False) -> dict[str, Tensor]:
@@ -46,10 +51,10 @@ def read_tensors(folder: Path, *, on_meta: bool = False) -> dict[str, Tensor]:
         CheckpointError: no weights, a missing shard, a damaged file, or a pickle with code.
     """
     tensors: dict[str, Tensor] = {}
-    for file in _files(folder):
+    for file in _weight_files(folder):
         read = read_safetensors(file) if file.suffix == ".safetensors" else _read_pickle(file)
         tensors |= {name: tensor.to("meta" if on_meta else "cpu") for name, tensor in read.items()}
-    return {_modern(name): tensor for name, tensor in tensors.items()}
+    return {_rename_gamma_beta(name): tensor for name, tensor in tensors.items()}
 
 
 def write_tensors(
@@ -80,22 +85,22 @@ def write_safetensors(
         partial.unlink(missing_ok=True)
 
 
-def _files(folder: Path) -> list[Path]:
+def _weight_files(folder: Path) -> list[Path]:
     """Return the weight files to read in a folder. Raises CheckpointError if there are none."""
     for name in (SAFETENSORS, PICKLED):
         if (folder / name).is_file():
             return [folder / name]
         index = folder / f"{name}{_INDEX}"
         if index.is_file():
-            return list(_indexed(index))
-    other = next((name for name in _OTHERS if (folder / name).is_file()), None)
+            return list(_list_shards(index))
+    other = next((name for name in _UNREAD_FORMATS if (folder / name).is_file()), None)
     also = f" ({other} is in a format that is not read)" if other else ""
     raise CheckpointError(
         f"{folder}: no weights: neither {SAFETENSORS} nor {PICKLED}, nor an index of shards{also}."
     )
 
 
-def _indexed(index: Path) -> Iterator[Path]:
+def _list_shards(index: Path) -> Iterator[Path]:
     """Yield the shards that an index lists. Raises CheckpointError for a bad or missing file."""
     weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -154,7 +159,7 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
     return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
-def _modern(name: str) -> str:
+def _rename_gamma_beta(name: str) -> str:
     """Replace gamma and beta in the names of LayerNorm tensors (from TensorFlow)."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
         "LayerNorm.beta", "LayerNorm.bias"

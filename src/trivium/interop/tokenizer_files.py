@@ -24,7 +24,7 @@ from trivium.text.roles import (
 
 # A SentencePiece file does not say which special tokens surround a text; the tokenizer class does:
 # role of the token before a text, role of the token after it.
-_SURROUNDINGS: Mapping[str, tuple[str | None, str | None]] = {
+_TEMPLATE_ROLES: Mapping[str, tuple[str | None, str | None]] = {
     "AlbertTokenizer": ("cls", "sep"),
     "BigBirdTokenizer": ("cls", "sep"),
     "LlamaTokenizer": ("bos", None),
@@ -43,15 +43,15 @@ BERT_CLASSES = (
 )
 # Classes that read texts with the template of a `tokenizer.json`, also where it has none; other
 # classes have their own template.
-_GENERIC = ("GPT2Tokenizer", "LlamaTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
+_GENERIC_CLASSES = ("GPT2Tokenizer", "LlamaTokenizer", "PreTrainedTokenizer", "TokenizersBackend")
 # Classes fully described by these files; others split text or number tokens by their own rules.
-_KNOWN_CLASSES = {"vocab.txt": BERT_CLASSES, ".model": (*_SURROUNDINGS,)}
+_KNOWN_CLASSES = {"vocab.txt": BERT_CLASSES, ".model": (*_TEMPLATE_ROLES,)}
 # Classes that split text into words by a program or a dictionary that a `tokenizer.json` lacks.
 _SEGMENTERS = frozenset(
     f"{name}Tokenizer" for name in ("BertJapanese", "CpmAnt", "Cpm", "Flaubert", "RoFormer", "XLM")
 )
-_NONE = (None, None)
-_MOST_SENTINELS = 10_000
+_NO_ROLES = (None, None)
+_MAX_SENTINELS = 10_000
 
 
 def read_tokenizer(
@@ -89,12 +89,12 @@ def read_tokenizer(
             "transformers and give the ids."
         )
     backend = Tokenizer.load(source, lowercase=lowercase).backend
-    usual = _NONE
+    defaults = _NO_ROLES
     try:
         if source.suffix == ".model":
-            usual = _SURROUNDINGS.get(kind, _NONE)
-            _apply_class(backend, kind, options)
-        _add_tokens(backend, _added(folder, options), options)
+            defaults = _TEMPLATE_ROLES.get(kind, _NO_ROLES)
+            _apply_class_rules(backend, kind, options)
+        _add_tokens(backend, _added_tokens(folder, options), options)
         roles = named_roles(options, backend.token_to_id)
         if source.name == "vocab.txt":
             _apply_bert_options(backend, options, backend.normalizer)
@@ -106,11 +106,15 @@ def read_tokenizer(
         backend.add_special_tokens(sorted({*roles.values()} - special_names(backend)))
         # Special tokens that are not in the vocabulary get the next ids, as in `transformers`.
         special = special_names(backend)
-        backend.add_special_tokens([one for one in _more_special(options) if one not in special])
+        backend.add_special_tokens(
+            [one for one in _extra_special_tokens(options) if one not in special]
+        )
         # A `tokenizer.json` has the tokens around texts, as in `transformers` 5.
         if source.name != "tokenizer.json":
-            _surround(backend, options, {**role_tokens(special_names(backend)), **roles}, usual)
-        elif for_encoder and kind in _GENERIC and not Tokenizer(backend).has_template:
+            _set_template(
+                backend, options, {**role_tokens(special_names(backend)), **roles}, defaults
+            )
+        elif for_encoder and kind in _GENERIC_CLASSES and not Tokenizer(backend).has_template:
             add_template(backend, [], [])
         return Tokenizer(backend, roles)
     except TriviumError:
@@ -122,7 +126,7 @@ def read_tokenizer(
         ) from error
 
 
-def _added(folder: Path, options: Mapping[str, Any]) -> dict[int, AddedToken]:
+def _added_tokens(folder: Path, options: Mapping[str, Any]) -> dict[int, AddedToken]:
     """Return id -> token for the tokens added to the vocabulary after the tokenizer was trained."""
     added = {
         int(index): AddedToken(token, special=False, normalized=False)
@@ -135,7 +139,7 @@ def _added(folder: Path, options: Mapping[str, Any]) -> dict[int, AddedToken]:
     return added
 
 
-def _more_special(options: Mapping[str, Any]) -> list[str]:
+def _extra_special_tokens(options: Mapping[str, Any]) -> list[str]:
     """Return the additional special tokens, which have no standard role such as BOS or EOS."""
     more: list[Any] = []
     for name in ("additional_special_tokens", "extra_special_tokens"):
@@ -162,12 +166,14 @@ def _add_tokens(
             )
 
 
-def _apply_class(backend: tokenizers.Tokenizer, kind: str, options: Mapping[str, Any]) -> None:
+def _apply_class_rules(
+    backend: tokenizers.Tokenizer, kind: str, options: Mapping[str, Any]
+) -> None:
     """Apply the rules of a tokenizer class that its SentencePiece file does not contain."""
     if kind == "T5Tokenizer":
         count = int(options.get("extra_ids", len(SENTINELS)))
-        if count > _MOST_SENTINELS:
-            raise TokenizerError(f"extra_ids is {count}; at most {_MOST_SENTINELS} can be read.")
+        if count > _MAX_SENTINELS:
+            raise TokenizerError(f"extra_ids is {count}; at most {_MAX_SENTINELS} can be read.")
         backend.add_special_tokens([f"<extra_id_{n}>" for n in reversed(range(count))])
     if kind == "AlbertTokenizer":
         # Quotes, accents and case first (Lan et al. 2019, as released).
@@ -183,30 +189,30 @@ def _apply_class(backend: tokenizers.Tokenizer, kind: str, options: Mapping[str,
 
 
 def _apply_bert_options(
-    backend: tokenizers.Tokenizer, options: Mapping[str, Any], usual: normalizers.BertNormalizer
+    backend: tokenizers.Tokenizer, options: Mapping[str, Any], defaults: normalizers.BertNormalizer
 ) -> None:
     """Set BERT's normalizer from the options and, for unset options, from the usual normalizer."""
     backend.normalizer = normalizers.BertNormalizer(
-        clean_text=usual.clean_text,
-        lowercase=options.get("do_lower_case", usual.lowercase),
-        strip_accents=options.get("strip_accents", usual.strip_accents),
-        handle_chinese_chars=options.get("tokenize_chinese_chars", usual.handle_chinese_chars),
+        clean_text=defaults.clean_text,
+        lowercase=options.get("do_lower_case", defaults.lowercase),
+        strip_accents=options.get("strip_accents", defaults.strip_accents),
+        handle_chinese_chars=options.get("tokenize_chinese_chars", defaults.handle_chinese_chars),
     )
 
 
-def _surround(
+def _set_template(
     backend: tokenizers.Tokenizer,
     options: Mapping[str, Any],
     roles: Mapping[str, str],
-    usual: tuple[str | None, str | None],
+    defaults: tuple[str | None, str | None],
 ) -> None:
     """Set the special-token template as the options or, if they are unset, the class require."""
     flags = (options.get("add_bos_token"), options.get("add_eos_token"))
-    if usual == _NONE and not any(flags):
+    if defaults == _NO_ROLES and not any(flags):
         return
-    current = _surroundings(backend)
+    current = _template_tokens(backend)
     wanted: list[list[str]] = []
-    for flag, end, role, tokens in zip(flags, ("bos", "eos"), usual, current, strict=True):
+    for flag, end, role, tokens in zip(flags, ("bos", "eos"), defaults, current, strict=True):
         role = role if flag is None else end if flag else None
         kept = tokens if flag is None else []
         wanted.append([roles[role]] if role is not None and role in roles else kept)
@@ -214,7 +220,7 @@ def _surround(
     if (before, after) == current:
         return
     # [CLS] comes once before a pair of texts; the first token of other classes precedes each text.
-    add_template(backend, before, after, again=[] if usual[0] == "cls" else before)
+    add_template(backend, before, after, again=[] if defaults[0] == "cls" else before)
 
 
 def add_document_tokens(tokenizer: Tokenizer) -> Tokenizer:
@@ -232,7 +238,7 @@ def add_document_tokens(tokenizer: Tokenizer) -> Tokenizer:
     return Tokenizer(backend, tokenizer.roles)
 
 
-def _surroundings(backend: tokenizers.Tokenizer) -> tuple[list[str], list[str]]:
+def _template_tokens(backend: tokenizers.Tokenizer) -> tuple[list[str], list[str]]:
     """Return the special tokens that the tokenizer's template adds before and after a text."""
     plain = backend.encode("a", add_special_tokens=False).tokens
     whole = backend.encode("a").tokens

@@ -98,12 +98,12 @@ def weight_map(
         HFWeight(
             hf=hf,
             local=local,
-            groups=attention_of(spec).num_heads if len(local) > 1 and family.by_heads else 1,
+            groups=attention_of(spec).num_heads if len(local) > 1 and family.fused_per_head else 1,
             transposed=hf.removesuffix(".weight").split(".")[-1] in family.transposed,
             experts=experts,
             hf_shape=hf_shapes.get(hf.split(".")[-1]),
         )
-        for hf, local, experts in _table(family, architecture, spec, reading=reading)
+        for hf, local, experts in _weight_rows(family, architecture, spec, reading=reading)
         if local[0] in names
     ]
     unnamed = names - {name for weight in weights for name in weight.local}
@@ -116,7 +116,7 @@ def weight_map(
     return weights
 
 
-def to_local(
+def to_state_dict(
     family: Family,
     weights: list[HFWeight],
     tensors: Mapping[str, Tensor],
@@ -138,7 +138,7 @@ def to_local(
     known = {weight.hf for weight in weights}
     values = {name: tensor for name, tensor in tensors.items() if name in known}
     others = sorted(tensors.keys() - known)
-    originals = {name: _original(family, name, known) for name in others}
+    originals = {name: _tied_original(family, name, known) for name in others}
     for name, original in originals.items():
         if original is not None:  # a file may have a tied weight only under the name of a copy
             _check_tied(name, tensors[name], original, values.setdefault(original, tensors[name]))
@@ -159,8 +159,8 @@ def to_local(
     if unknown or missing:
         raise CheckpointError(
             "the weights are not those of the model that config.json describes."
-            + _some("Not part of it", unknown, base)
-            + _some("Missing", missing, base)
+            + _format_names("Not part of it", unknown, base)
+            + _format_names("Missing", missing, base)
         )
     return state
 
@@ -193,7 +193,7 @@ def to_hf(
     for weight in weights:
         whole = weight.join(state)
         first = next((written[name] for name in weight.local if name in written), None)
-        if first is not None and _original(family, weight.hf, {first}) is None:
+        if first is not None and _tied_original(family, weight.hf, {first}) is None:
             raise SpecError(
                 f"{family.model_type} has two names for {weight.local[0]}, {first} and "
                 f"{weight.hf}: remove one from the family's weights, or declare it in tied_aliases."
@@ -204,16 +204,16 @@ def to_hf(
     return tensors
 
 
-def missing_base(family: Family, architecture: str, names: Collection[str]) -> str:
+def missing_base_prefix(family: Family, architecture: str, names: Collection[str]) -> str:
     """Return the base prefix if it is missing from all names in a file (no heads), else ""."""
-    base = family.base_of(architecture)
+    base = family.base_prefix_of(architecture)
     return "" if any(name.startswith(base) for name in names) else base
 
 
 _Row = tuple[str, tuple[str, ...], int]
 
 
-def _table(
+def _weight_rows(
     family: Family, architecture: str, spec: TransformerSpec, *, reading: bool
 ) -> Iterator[_Row]:
     """Yield (Hugging Face name, module names, `HFWeight.experts`) for all possible tensors."""
@@ -221,7 +221,7 @@ def _table(
     layers = max(stack.num_layers for stack in spec.stacks)
     every_layer = [layer for stack in spec.stacks for layer in stack.every_layer]
     count = max(getattr(layer.feed_forward, "num_experts", 1) for layer in every_layer)
-    base, norm = family.base_of(architecture), (*every_layer[0].norms, "pre_norm")[0]
+    base, norm = family.base_prefix_of(architecture), (*every_layer[0].norms, "pre_norm")[0]
     for hf, local in [*body.items(), *(family.aliases.items() if reading else ())]:
         parts = (local,) if isinstance(local, str) else local
         in_head = parts[0].startswith("heads.")
@@ -231,20 +231,20 @@ def _table(
             for expert in range(count if "{e}" in name else 1):
                 of = range(fused) if fused else [expert]
                 here = [part.format(i=layer, e=e, norm=norm) for e in of for part in parts]
-                yield from _tensors(name.format(i=layer, e=expert), here, fused)
+                yield from _tensor_rows(name.format(i=layer, e=expert), here, fused)
     for head in spec.heads:
         for hf, local in family.head_weights(architecture, head.kind).items():
-            yield from _tensors(hf, [local])
+            yield from _tensor_rows(hf, [local])
 
 
-def _tensors(hf: str, local: list[str], experts: int = 0) -> Iterator[_Row]:
+def _tensor_rows(hf: str, local: list[str], experts: int = 0) -> Iterator[_Row]:
     """Yield rows for a tensor named `hf`, and for the weight and bias of a module named `hf`."""
     yield hf, tuple(local), experts
     for kind in ("weight", "bias"):
         yield f"{hf}.{kind}", tuple(f"{name}.{kind}" for name in local), experts
 
 
-def _some(what: str, names: list[str], base: str) -> str:
+def _format_names(what: str, names: list[str], base: str) -> str:
     """Format the first names for a message, without the base prefix that the file lacks."""
     if not names:
         return ""
@@ -252,7 +252,7 @@ def _some(what: str, names: list[str], base: str) -> str:
     return f" {what}: {', '.join(name.removeprefix(base) for name in names[:3])}{more}."
 
 
-def _original(family: Family, name: str, names: Collection[str]) -> str | None:
+def _tied_original(family: Family, name: str, names: Collection[str]) -> str | None:
     """Return the weight in `names` that `name` is a tied copy of, or None."""
     original = family.tied_aliases.get(name)
     while original is not None and original not in names:

@@ -26,7 +26,7 @@ from trivium.adapt import add_lora, freeze
 from trivium.config import Config, merge_changes
 from trivium.errors import RecipeError, SpecError
 from trivium.files import check_encoding
-from trivium.interop.peft_format import check_adapter
+from trivium.interop.peft_format import adapter_to_peft
 from trivium.models import LanguageModule
 from trivium.models.base_model import Spec
 from trivium.models.initialization import with_fast_initialization
@@ -581,6 +581,6 @@ class Recipe(Config):
         if self.adapter.rank:
             add_lora(model, self.adapter.lora, seed=self.seed)
             if self.adapter.save_separately:
-                check_adapter(model, self.adapter.lora)
+                adapter_to_peft(model, self.adapter.lora)
         else:
             freeze(model, self.model.freeze)

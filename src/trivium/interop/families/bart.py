@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from trivium.interop.family import Family, Hook, Option, SpecTree, activation, classes, in_layers
+from trivium.interop.family import (
+    Family,
+    Hook,
+    Option,
+    SpecTree,
+    activation,
+    classes,
+    layer_weights,
+)
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
 
@@ -78,8 +86,8 @@ _CROSS = {
 }
 
 LAYERS = {
-    **in_layers("model.encoder.layers.{i}", "encoder", LAYER),
-    **in_layers("model.decoder.layers.{i}", "decoder", {**LAYER, **_CROSS}),
+    **layer_weights("model.encoder.layers.{i}", "encoder", LAYER),
+    **layer_weights("model.decoder.layers.{i}", "decoder", {**LAYER, **_CROSS}),
 }
 
 

@@ -9,7 +9,7 @@ from trivium.interop.family import (
     Weights,
     activation,
     encoder_classes,
-    in_layers,
+    layer_weights,
 )
 
 CONFIG = {
@@ -47,7 +47,7 @@ def body(layer: Weights, prefix: str, layers: str) -> Weights:
         f"{prefix}.embeddings.position_embeddings": "encoder.embedding.positions",
         f"{prefix}.embeddings.token_type_embeddings": "encoder.embedding.token_types",
         f"{prefix}.embeddings.LayerNorm": "encoder.embedding.norm",
-        **in_layers(layers, "encoder", layer),
+        **layer_weights(layers, "encoder", layer),
     }
 
 

@@ -12,7 +12,7 @@ from trivium.interop.family import (
     SpecTree,
     Weights,
     decoder_classes,
-    in_layers,
+    layer_weights,
 )
 from trivium.interop.hf_config import ConfigReader
 
@@ -72,12 +72,12 @@ BLOOM = Family(
     weights={
         "transformer.word_embeddings": "tokens",
         "transformer.word_embeddings_layernorm": "decoder.embedding.norm",
-        **in_layers("transformer.h.{i}", "decoder", _LAYER),
+        **layer_weights("transformer.h.{i}", "decoder", _LAYER),
         "transformer.ln_f": "decoder.norm",
     },
     heads={"classifier": {"score": "classifier"}},
     base="transformer.",
-    by_heads=True,
+    fused_per_head=True,
     expected={"apply_residual_connection_post_layernorm": False, "skip_bias_add_qkv": False},
     # Training options of the first releases; `slow_but_exact` only changes the order of sums.
     ignored="slow_but_exact offset_alibi seq_length skip_bias_add attention_softmax_in_fp32 "

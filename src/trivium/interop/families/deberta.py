@@ -26,7 +26,7 @@ DEBERTA = replace(
         **body(_LAYER, "deberta", "deberta.encoder.layer.{i}"),
         "deberta.encoder.rel_embeddings": "encoder.tables.0",
     },
-    by_heads=True,
+    fused_per_head=True,
     expected={"talking_head": False},
     ignored="pooler_dropout cls_dropout",
     hooks=(DISTANCES,),

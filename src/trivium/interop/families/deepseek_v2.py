@@ -27,7 +27,7 @@ def _read(config: ConfigReader, tree: SpecTree) -> None:
     """Read RoPE, the query rank, the shared experts and the first dense layers."""
     read_rotary(config, tree)
     config.expect("num_key_value_heads", tree.get(f"{_MIXER}.num_heads"))
-    rank = config.get("q_lora_rank", None if "q_lora_rank" in config.named else 1536)
+    rank = config.get("q_lora_rank", None if "q_lora_rank" in config.file_keys else 1536)
     tree.set(f"{_MIXER}.query_rank", rank)
     expert = {**tree.get(f"{_EXPERTS}.expert"), "kind": "mlp"}
     shared = tree.get(f"{_EXPERTS}.shared.d_ff") * expert["d_ff"]  # one network for all

@@ -14,7 +14,7 @@ from trivium.interop.family import (
     activation,
     attention_of,
     classes,
-    in_layers,
+    layer_weights,
     num_kv_heads,
 )
 from trivium.interop.hf_config import ConfigReader
@@ -45,7 +45,7 @@ def _read(config: ConfigReader, tree: SpecTree) -> None:
         ("attn_logit_softcapping", "decoder.layers.mixer.soft_cap", 50.0),
         ("final_logit_softcapping", "heads.lm.soft_cap", 30.0),
     ):
-        tree.set(path, config.get(name, None if name in config.named else default))
+        tree.set(path, config.get(name, None if name in config.file_keys else default))
     window = config.require("sliding_window", 4096)
     read_layer_types(config, tree, window, lambda layer: layer % 2 == 0)
 
@@ -92,7 +92,7 @@ GEMMA2 = replace(
     },
     weights={
         **LLAMA.weights,  # type: ignore[dict-item]
-        **in_layers("model.layers.{i}", "decoder", _LAYER),
+        **layer_weights("model.layers.{i}", "decoder", _LAYER),
     },
     expected={"use_bidirectional_attention": False},
     # The first releases set the activation twice; the value of `hidden_act` is wrong.

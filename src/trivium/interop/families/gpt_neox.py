@@ -15,7 +15,7 @@ from trivium.interop.family import (
     activation,
     attention_of,
     classes,
-    in_layers,
+    layer_weights,
 )
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
@@ -87,12 +87,12 @@ GPT_NEOX = Family(
     },
     weights={
         "gpt_neox.embed_in": "tokens",
-        **in_layers("gpt_neox.layers.{i}", "decoder", _LAYER),
+        **layer_weights("gpt_neox.layers.{i}", "decoder", _LAYER),
         "gpt_neox.final_layer_norm": "decoder.norm",
     },
     heads={"classifier": {"score": "classifier"}},
     base="gpt_neox.",
-    by_heads=True,
+    fused_per_head=True,
     ignored="is_decoder classifier_dropout",
     # Before transformers 5 the head was `embed_out`.
     tied_aliases={

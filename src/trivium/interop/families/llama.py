@@ -15,7 +15,7 @@ from trivium.interop.family import (
     attention_of,
     decoder_classes,
     head_dim,
-    in_layers,
+    layer_weights,
     num_kv_heads,
 )
 from trivium.interop.hf_config import ConfigReader
@@ -164,7 +164,7 @@ def body(feed_forward: Weights) -> Weights:
     """Return all weights except the heads; `feed_forward` has those of a layer's FFN."""
     return {
         "model.embed_tokens": "tokens",
-        **in_layers("model.layers.{i}", "decoder", {**_LAYER, **feed_forward}),
+        **layer_weights("model.layers.{i}", "decoder", {**_LAYER, **feed_forward}),
         "model.norm": "decoder.norm",
     }
 

@@ -6,7 +6,15 @@ import math
 from typing import Any
 
 from trivium.errors import SpecError
-from trivium.interop.family import Family, Hook, Option, SpecTree, activation, classes, in_layers
+from trivium.interop.family import (
+    Family,
+    Hook,
+    Option,
+    SpecTree,
+    activation,
+    classes,
+    layer_weights,
+)
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
 from trivium.nn.mixers.mamba import Mamba
@@ -47,7 +55,7 @@ MAMBA = Family(
     "mamba",
     architectures=classes("Mamba", "ForCausalLM Model"),
     stacks=("decoder",),
-    unadapted=("dt_proj", "out_proj"),
+    peft_unsupported=("dt_proj", "out_proj"),
     config={
         "vocab_size": Option("vocab_size", 50_280),
         "hidden_size": Option("d_model", 768),
@@ -69,7 +77,7 @@ MAMBA = Family(
     },
     weights={
         "backbone.embeddings": "tokens",
-        **in_layers("backbone.layers.{i}", "decoder", _LAYER),
+        **layer_weights("backbone.layers.{i}", "decoder", _LAYER),
         "backbone.norm_f": "decoder.norm",
     },
     heads={},

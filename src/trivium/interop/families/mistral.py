@@ -17,7 +17,7 @@ def read_window(config: ConfigReader, tree: SpecTree, default: int | None = 4096
 
     Null means no window. If the file does not set the window, `default` is used.
     """
-    window = config.get("sliding_window", None if "sliding_window" in config.named else default)
+    window = config.get("sliding_window", None if "sliding_window" in config.file_keys else default)
     if window is not None and window < 2:
         raise config.unsupported("sliding_window", expected="2 or more")
     if window is not None:

@@ -10,7 +10,14 @@ from dataclasses import replace
 
 from trivium.interop.families.llama import FIXED, ROTARY, body
 from trivium.interop.families.mistral import MISTRAL, read_window, write_window
-from trivium.interop.family import Hook, Option, SpecTree, activation, decoder_classes, in_layers
+from trivium.interop.family import (
+    Hook,
+    Option,
+    SpecTree,
+    activation,
+    decoder_classes,
+    layer_weights,
+)
 from trivium.interop.hf_config import ConfigReader
 
 _EXPERT = "feed_forward.experts.{e}"
@@ -19,7 +26,7 @@ _EXPERT = "feed_forward.experts.{e}"
 def _read_defaults(config: ConfigReader, tree: SpecTree) -> None:
     """Read the window and RoPE base, whose defaults are not Mistral's: no window, base 1e6."""
     read_window(config, tree, default=None)
-    if "rope_theta" not in {*config.named, *config.get("rope_parameters", {})}:
+    if "rope_theta" not in {*config.file_keys, *config.get("rope_parameters", {})}:
         tree.set("decoder.layers.mixer.positions.base", 1e6)
 
 
@@ -53,7 +60,7 @@ MIXTRAL = replace(
         }
     ),
     # The names in memory in `transformers` 5, which `save_original_format=False` also writes.
-    aliases=in_layers(
+    aliases=layer_weights(
         "model.layers.{i}",
         "decoder",
         {

@@ -15,7 +15,7 @@ from trivium.interop.family import (
     Weights,
     activation,
     encoder_classes,
-    in_layers,
+    layer_weights,
 )
 from trivium.interop.hf_config import FULL, SLIDING, ConfigReader
 from trivium.models.transformer import TransformerSpec
@@ -122,7 +122,7 @@ MODERNBERT = Family(
     weights={
         "model.embeddings.tok_embeddings": "tokens",
         "model.embeddings.norm": "encoder.embedding.norm",
-        **in_layers("model.layers.{i}", "encoder", _LAYER),
+        **layer_weights("model.layers.{i}", "encoder", _LAYER),
         "model.final_norm": "encoder.norm",
     },
     heads={

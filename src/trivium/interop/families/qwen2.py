@@ -50,7 +50,7 @@ def write_layer_types(spec: TransformerSpec, config: dict[str, Any]) -> int | No
 
 
 def _read_window(config: ConfigReader, tree: SpecTree) -> None:
-    window = config.get("sliding_window", None if "sliding_window" in config.named else 4096)
+    window = config.get("sliding_window", None if "sliding_window" in config.file_keys else 4096)
     window = window if config.get("use_sliding_window", False) else None
     first = config.get("max_window_layers", 28)
     read_layer_types(config, tree, window, lambda layer: window is not None and layer >= first)

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from trivium.interop.families.llama import FIXED
 from trivium.interop.families.qwen2 import QWEN2
-from trivium.interop.family import Option, decoder_classes, in_layers
+from trivium.interop.family import Option, decoder_classes, layer_weights
 
 NORM_EPS = ("decoder.layers.norm.eps", "decoder.layers.mixer.qk_norm.eps")
 """The fields that "rms_norm_eps" sets."""
 
-QK_NORMS = in_layers(
+QK_NORMS = layer_weights(
     "model.layers.{i}",
     "decoder",
     {"self_attn.q_norm": "mixer.query_norm", "self_attn.k_norm": "mixer.key_norm"},

@@ -17,7 +17,7 @@ from trivium.interop.family import (
     Weights,
     classes,
     feed_forward_of,
-    in_layers,
+    layer_weights,
 )
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.heads.vocabulary import LMHead
@@ -93,7 +93,7 @@ def _weights(spec: TransformerSpec) -> Weights:
         layer = {**attention, **(cross if side == "decoder" else {}), **forward}
         bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
         weights |= {bias: f"{side}.tables.0", f"{side}.final_layer_norm": f"{side}.norm"}
-        weights |= in_layers(f"{side}.block.{{i}}", side, layer)
+        weights |= layer_weights(f"{side}.block.{{i}}", side, layer)
     return weights
 
 

@@ -19,7 +19,7 @@ from trivium.interop.family import (
     attention_of,
     classes,
     head_dim,
-    in_layers,
+    layer_weights,
 )
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
@@ -28,7 +28,7 @@ _SUMMARY = {"sequence_summary.summary": "dense.linear", "logits_proj": "classifi
 
 
 def _read_memory(config: ConfigReader, tree: SpecTree) -> None:
-    length = config.get("mem_len", None if "mem_len" in config.named else 512)
+    length = config.get("mem_len", None if "mem_len" in config.file_keys else 512)
     if length:
         tree.set("encoder.layers.mixer.kind", "transformer-xl-attention")
         tree.set("encoder.layers.mixer.memory", length)
@@ -104,7 +104,7 @@ XLNET = Family(
     weights={
         "transformer.word_embedding": "tokens",
         "transformer.mask_emb": "encoder.embedding.query.weight",
-        **in_layers("transformer.layer.{i}", "encoder", _LAYER),
+        **layer_weights("transformer.layer.{i}", "encoder", _LAYER),
     },
     heads={"mlm": {"lm_loss": ""}, "classifier": _SUMMARY},
     base="transformer.",

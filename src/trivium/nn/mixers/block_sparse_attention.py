@@ -99,8 +99,9 @@ class BlockSparseAttention(Attention):
 class KeyBlocks(Prepared):
     """The key blocks of every query block, and the tokens with full attention.
 
+    `mask` is the mask between the queries of a block and its gathered keys, for N * M heads.
+
     Args:
-        mask: the mask between queries of a block and its gathered keys, for N * M heads.
         key_blocks: int64 [1 or B, N, M, C], the key blocks of every query block.
         full_columns: int64 [1 or B, 1, G, 1], columns of tokens that may have full attention.
         has_full: bool [1 or B, 1, G, 1], whether the token in this column has full attention.
