@@ -1,4 +1,4 @@
-"""Convert options and tensors of a Hugging Face model into a module, and a module into them."""
+"""Convert Hugging Face options and tensors into a model, and a model into options and tensors."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def from_hugging_face(
     *,
     allow_unknown_keys: bool = False,
 ) -> Transformer:
-    """Return the model that a `config.json` and the tensors of its weight files describe.
+    """Return the model that the options of a `config.json` and the tensors of its files describe.
 
-    Published files often have one head more than the class in their config (`bert-base-uncased`
-    has a next-sentence head), and files without a head often name a class with one. If the tensors
-    do not fit the class in the config, the first class of the family that fits is used. The tensors
-    become the parameters without a copy, except fused and transposed tensors. Tensors on the meta
-    device give a model on the meta device. With `allow_unknown_keys`, an option that `transformers`
-    reads for this family but Trivium does not read causes a warning instead of an error.
+    The weights of published models often have an additional head that the class in the config lacks
+    (`bert-base-uncased` has a next-sentence head), or lack a head that this class has. If the
+    tensors do not fit this class, the first class of the family that they fit is used. The model
+    uses the tensors without a copy, except fused and transposed tensors. Tensors on the meta device
+    give a model on the meta device. With `allow_unknown_keys`, an option that `transformers` reads
+    for this family but Trivium does not read causes a warning instead of an error.
 
     Raises:
         CheckpointError: a model type, class or option that is not supported, or a tensor that is
-            missing, unknown, not finite or of another shape than the config describes.
+            missing, unexpected, not finite or of the wrong shape.
     """
     family = family_of(options, tensors.keys())
     errors: list[TriviumError] = []
@@ -48,7 +48,7 @@ def from_hugging_face(
 
 
 def to_hugging_face(model: Transformer) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the options of a `config.json` and the named tensors of a model.
+    """Return a model as the options of a `config.json` and tensors with Hugging Face names.
 
     Raises:
         SpecError: no family can express the model; the message says why.
@@ -84,7 +84,7 @@ def config_of(spec: TransformerSpec) -> HFConfig:
 
 
 def nearest_config(spec: TransformerSpec) -> HFConfig:
-    """Return the config of the family that differs least from a spec."""
+    """Return the config of the Hugging Face family that is closest to a spec."""
     configs = (write_config(family, spec) for family in FAMILIES.values())
     return min(configs, key=lambda each: each.rank)
 
@@ -110,7 +110,7 @@ def exported_spec(spec: TransformerSpec) -> TransformerSpec:
 
 
 def hf_weights(spec: TransformerSpec) -> list[HFWeight]:
-    """Return names and layouts of a model's weights in the family it is exported as (for PEFT).
+    """Return the names and layouts of a model's weights in the family that it is exported as.
 
     Raises SpecError as `to_hugging_face` does.
     """
@@ -119,9 +119,10 @@ def hf_weights(spec: TransformerSpec) -> list[HFWeight]:
 
 
 def family_of(options: Mapping[str, Any], names: Collection[str] = ()) -> Family:
-    """Return the family of a `config.json`, by `model_type` or, in old files, by `architectures`.
+    """Return the family of a `config.json`: by `model_type` or, in old files, by `architectures`.
 
-    If the file has neither, the family is the one whose `model_type` is a prefix of tensor `names`.
+    If the file has neither, the family is the one whose `model_type` is the first component of
+    tensor `names` ("bert" in "bert.pooler.dense.bias").
 
     Raises:
         CheckpointError: a family that is not supported.
@@ -146,7 +147,7 @@ def family_of(options: Mapping[str, Any], names: Collection[str] = ()) -> Family
 
 
 def _candidates(family: Family, options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the class that the config names, then the family's classes with other heads."""
+    """Yield the class that the config names, then all classes of the family with other heads."""
     first = (options.get("architectures") or [next(iter(family.architectures))])[0]
     if first not in family.architectures:
         raise CheckpointError(
@@ -166,6 +167,7 @@ def _read_as(
     tensors: Mapping[str, Tensor],
     allow_unknown: bool,
 ) -> Transformer:
+    """Return the model, read as one class of its family. Raises TriviumError if it does not fit."""
     base = missing_base(family, architecture, tensors.keys())
     # Tensors that a class always saves, as zeros, are no evidence for a field of the spec.
     zeros = {
@@ -184,11 +186,12 @@ def _read_as(
 
 
 def _is_zero_or_meta(tensor: Tensor) -> bool:
+    """Return whether all values are 0, or unknown because the tensor is on the meta device."""
     return tensor.is_meta or not tensor.any()
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
-    """Raise CheckpointError if a tensor contains infinity or NaN, a sign of a damaged file."""
+    """Raise CheckpointError if a tensor contains infinity or NaN: the file is damaged."""
     if tensor.is_meta:
         return
     least, most = torch.aminmax(tensor)

@@ -1,8 +1,8 @@
 """A Hugging Face family: a table of options, a table of weights, and hooks for the rest.
 
-The left side of every table has Hugging Face's names (`hf`), the right side the names of a
-`TransformerSpec` or of a Trivium `state_dict` (`local`). Import and export both follow from the
-tables.
+Every table maps Hugging Face names (`hf` in the code) to names of fields in a `TransformerSpec` or
+of tensors in a Trivium `state_dict` (`local` in the code). The same tables serve both import and
+export.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "swish": "silu",
 }
-"""hf -> local. Export writes the first hf name of a local one; other activations are refused."""
+"""Hugging Face -> Trivium activation. Export writes the first match; others are refused."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """An option of `config.json` and the fields of a spec that it sets.
+    """An option of `config.json` and the spec fields that it sets.
 
     Args:
         fields: dotted paths, such as "decoder.layers.feed_forward.d_ff", "heads.mlm.tied" or, for
@@ -40,9 +40,9 @@ class Option:
             lacks are skipped.
         default: the value if the file does not set the option, or a function that computes this
             value from the other options. Without a default the option is required.
-        values: hf value -> local value; export writes the first match.
-        write_only: the option is written but not read (several dropouts of a family are one
-            `dropout` here).
+        values: Hugging Face value -> value of the spec field; export writes the first match.
+        write_only: whether the option is only written, not read (a family may have several dropout
+            options, but a stack has one `dropout` field).
     """
 
     fields: str | tuple[str, ...]
@@ -56,20 +56,21 @@ class Option:
         return (self.fields,) if isinstance(self.fields, str) else self.fields
 
     def default_in(self, config: ConfigReader) -> Any:
-        """Return the default, given the other options."""
+        """Return the default value, computed from the other options if it depends on them."""
         return self.default(config) if callable(self.default) else self.default
 
 
 def activation(default: str, *parts: str) -> Option:
-    """Return the option that sets the activation of the modules at these dotted paths."""
+    """Return the `Option` that sets the activation of the modules at these dotted paths."""
     return Option(tuple(f"{part}.activation" for part in parts), default, ACTIVATIONS)
 
 
 def num_kv_heads(missing: int | None = None, num_heads: int | None = None) -> Option:
-    """Return the option for the number of key and value heads; null means that of query heads.
+    """Return the `Option` for the number of key and value heads.
 
-    `missing` is the number of key and value heads if a file does not name their option (None: that
-    of query heads), `num_heads` the number of query heads if the file does not set it.
+    If a file sets the option to null, there are as many key and value heads as query heads.
+    `missing` is the number of key and value heads if a file lacks the option (None: as many as
+    query heads). `num_heads` is the number of query heads if the file does not set it.
     """
 
     def default(config: ConfigReader) -> int:
@@ -94,7 +95,7 @@ class SpecTree:
         self._root: dict[str, Any] = {"embedding": {}}
 
     def set(self, path: str, value: Any) -> None:
-        """Set a field; a path that begins with "stacks" sets it in the encoder and the decoder."""
+        """Set the field at a path; "stacks" as its first part means both encoder and decoder."""
         slot, _, rest = path.partition(".")
         if slot == "stacks":
             self.set(f"encoder.{rest}", value)
@@ -107,21 +108,22 @@ class SpecTree:
         node[name] = value
 
     def set_mixers(self, stack: str, mixers: Sequence[Any]) -> None:
-        """Replace the single layer of a stack by one copy per mixer, each with its mixer."""
+        """Replace the only layer of a stack with one copy per mixer that uses this mixer."""
         layer = self._root[stack]["layers"]
         self._root[stack]["layers"] = [{**layer, "mixer": mixer} for mixer in mixers]
 
     def get(self, path: str) -> Any:
-        """Return the value of a field, or None."""
+        """Return the value of the field at a dotted path, or None if it is not set."""
         node: Any = self._root
         for name in path.split("."):
             node = node.get(name) if isinstance(node, dict) else None
         return node
 
     def build(self) -> TransformerSpec:
-        """Return the spec of the stacks and heads; `head_dim` defaults to d_model / num_heads.
+        """Return the finished spec. If `head_dim` is not set, it is d_model / num_heads.
 
-        Raises SpecError for invalid values, CheckpointError if that quotient is not an integer.
+        Raises SpecError for invalid values, and CheckpointError if d_model is not a multiple of
+        num_heads.
         """
         tree = {
             name: node for name, node in self._root.items() if name not in ("encoder", "decoder")
@@ -142,7 +144,7 @@ class SpecTree:
 
 
 def head_dim(d_model: int, num_heads: int) -> int:
-    """Return the width of a head, d_model / num_heads.
+    """Return the width of an attention head, d_model / num_heads.
 
     Raises CheckpointError if `d_model` is not a multiple of `num_heads`.
     """
@@ -154,14 +156,14 @@ def head_dim(d_model: int, num_heads: int) -> int:
 
 
 def attention_of(spec: TransformerSpec) -> Attention:
-    """Return the attention of the first layer. Raises SpecError if a layer has another mixer."""
+    """Return the first layer's attention. Raises SpecError if any layer has no attention."""
     if not spec.attends:
         raise SpecError(f"mixer = {spec.stacks[0].mixers[0].kind!r}")
     return spec.stacks[0].attentions[0]
 
 
 def feed_forward_of(spec: TransformerSpec) -> MLP:
-    """Return the feed-forward network of the first layer. Raises SpecError for any other kind."""
+    """Return the first layer's MLP. Raises SpecError if its feed-forward network is not an MLP."""
     network = spec.stacks[0].every_layer[0].feed_forward
     if not isinstance(network, MLP):
         raise SpecError(f"feed_forward = {network and network.kind!r}")
@@ -169,7 +171,7 @@ def feed_forward_of(spec: TransformerSpec) -> MLP:
 
 
 def _nothing(*_: object) -> None:
-    """Do nothing: the unused direction of a hook."""
+    """Do nothing. This is the default for a direction that a hook does not need."""
 
 
 @dataclass(frozen=True)
@@ -177,8 +179,9 @@ class Hook:
     """A conversion that no table can express: one function for each direction.
 
     Args:
-        read: a function that reads options and sets fields of a spec. May raise CheckpointError.
-        write: a function that adds the options for a spec. May raise SpecError.
+        read: a function that reads options and sets spec fields (import). May raise
+            CheckpointError.
+        write: a function that writes the options of a spec (export). May raise SpecError.
     """
 
     read: Callable[[ConfigReader, SpecTree], None] = _nothing
@@ -186,17 +189,17 @@ class Hook:
 
 
 Weights = Mapping[str, str | tuple[str, ...]]
-"""hf -> local names of modules or tensors. `{i}` is the index of a layer (or of a layer group if
-layers share weights), `{e}` the index of an expert, and `{norm}` the place of norms in residual
-connections. A tuple is a fused matrix with the rows of its parts one after the other."""
+"""Hugging Face name -> Trivium name of a module or tensor. `{i}` is a layer index (or layer-group
+index if layers share weights), `{e}` an expert index, `{norm}` the norm's name in residual
+connections. A tuple means that the file stores these matrices as one, fused along the rows."""
 
 
 QKV = ("mixer.query", "mixer.key", "mixer.value")
-"""The parts of a fused QKV projection, by their names inside a layer."""
+"""The names, inside a layer, of the matrices in a fused QKV projection."""
 
 
 def in_layers(hf: str, stack: str, layer: Weights) -> dict[str, str | tuple[str, ...]]:
-    """Return the weights of every layer of a stack, given a layer's hf prefix and its weights."""
+    """Return the weights of every layer of a stack, given one layer's weights and file prefix."""
 
     def local(name: str) -> str:
         return f"{stack}.layers.{{i}}.{name}"
@@ -208,19 +211,19 @@ def in_layers(hf: str, stack: str, layer: Weights) -> dict[str, str | tuple[str,
 
 
 HeadWeights = Mapping[str, str]
-"""hf -> local names inside a head; the local name "" is the head itself."""
+"""Hugging Face name -> Trivium name inside a head; the Trivium name "" is the head itself."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A class of `transformers`, e.g. BertForMaskedLM.
+    """A model class of `transformers`, e.g. BertForMaskedLM.
 
     Args:
-        heads: the kinds of its heads.
-        stacks: its stacks, if they differ from those of the family.
+        heads: the kinds of heads that the class has.
+        stacks: the stacks that the class has, if they differ from those of the family.
         base: the prefix of all weights except heads, if it differs from that of the family.
-        fixed: fields of the spec that have the same value in every model of this class.
-        weights: kind of head -> its weights, if their names differ from those of the family.
+        fixed: spec fields that have the same value in every model of this class.
+        weights: kind of head -> names of its weights, if they differ from those of the family.
     """
 
     heads: tuple[str, ...] = ()
@@ -248,7 +251,7 @@ _CLASSES = {
 
 
 def classes(family: str, names: str) -> dict[str, Architecture]:
-    """Return the usual classes named `family` + suffix, for suffixes separated by spaces."""
+    """Return the model classes of a family, given their suffixes, such as "Model ForMaskedLM"."""
     return {family + name: _CLASSES[name] for name in names.split()}
 
 
@@ -256,15 +259,15 @@ _TASKS = "ForSequenceClassification ForTokenClassification ForQuestionAnswering"
 
 
 def encoder_classes(family: str, others: str = "") -> dict[str, Architecture]:
-    """Return the classes that most encoders have, and `others` (suffixes separated by spaces)."""
+    """Return the model classes of most encoders, and classes with the suffixes in `others`."""
     return classes(family, f"Model ForMaskedLM {_TASKS} {others}")
 
 
 def decoder_classes(family: str, span_base: str = "") -> dict[str, Architecture]:
-    """Return the classes that most decoders have.
+    """Return the model classes that most decoders have.
 
-    `span_base` is the prefix of all weights except heads in the class for question answering, if
-    it differs from that of the family.
+    `span_base` is the prefix of all weights except heads in the question-answering class, if it
+    differs from that of the family.
     """
     span = {f"{family}ForQuestionAnswering": Architecture(("span",), base=span_base)}
     return classes(family, f"ForCausalLM Model {_TASKS}") | span
@@ -285,36 +288,38 @@ class Family:
         model_type: the value in `config.json`.
         architectures: class name -> its description.
         stacks: "encoder", "decoder" or both.
-        config: option -> fields of the spec.
-        fixed: fields of the spec that no option sets, the same in every model of the family.
-        weights: all weights except heads, or a function of the spec that returns their table.
-        aliases: alternative names of weights in files; for heads, the local names are complete.
-            If only the local name has `{e}`, the file's tensor has an additional axis of experts.
-        heads: kind of head -> its weights, if their names differ from those in most families.
+        config: option of `config.json` -> the spec fields that it sets.
+        fixed: spec fields that no option sets and that are the same in every model of the family.
+        weights: the table of all weights except heads, or a function that returns it for a spec.
+        aliases: alternative names of weights in files; Trivium names inside heads are complete.
+            If only the Trivium name has `{e}`, the file's tensor has an additional expert axis.
+        heads: kind of head -> names of its weights, if they differ from those in most families.
         base: prefix of all weights except heads in files of models with a head; files of a model
             without heads lack the prefix.
-        optional_heads: kinds that a file may have besides those of its class (BERT's pooler).
-        expected: options of `config.json` that set no field, with the one value supported.
+        optional_heads: kinds of heads that a file may contain although its class lacks them (BERT's
+            pooler).
+        expected: options that set no spec field, each with the only value that is supported.
         ignored: options without effect on the logits, separated by spaces.
         num_labels: the number of labels if the config does not set it.
-        transposed: last parts of the names of matrices stored as [in, out] (GPT's Conv1D).
-        unadapted: last parts of the names of matrices that PEFT or the released code does not
-            use as linear layers, so that PEFT cannot adapt these matrices.
-        adapted_together: last parts of the names of matrices that `transformers` fuses, so that
-            PEFT adapts all or none of them.
+        transposed: matrices stored as [in, out] (GPT's Conv1D), by the last part of their names.
+        unadapted: matrices that PEFT cannot adapt because PEFT or the released code does not use
+            them as linear layers, by the last part of their names.
+        adapted_together: matrices of which PEFT must adapt all or none because `transformers` fuses
+            them, by the last part of their names.
         by_heads: whether the rows of fused matrices are grouped by head (Q, K, V of head 0, then of
             head 1, ...).
-        hf_shapes: a function of the spec that returns last parts of the names of tensors -> shapes
-            in files, if these have other axes. For `transposed` matrices such a shape splits [in,
-            out] (XLNet's [in, heads, head_dim]).
-        tied_aliases: tied weights that files may repeat: name -> the name of the weight it must
-            equal.
-        buffers: regular expressions for names of tensors that the model does not use.
-        must_be_zero: tensors without a counterpart here, refused unless all their values are 0.
+        hf_shapes: a function that returns, for a spec, the shapes of tensors that have other axes
+            in files, by the last part of their names. For `transposed` matrices such a shape splits
+            [in, out] (XLNet's [in, heads, head_dim]).
+        tied_aliases: tied weights that files may repeat: the name of the copy -> the name of the
+            weight that the copy must equal.
+        buffers: regular expressions for names of tensors in files that the model does not use.
+        must_be_zero: tensors that Trivium models lack; a file may contain them only if all values
+            are 0.
         hooks: conversions that the tables cannot express.
-        tokenizer_class: the tokenizer class if `tokenizer_config.json` names none;
-            `tokenizer_files.py` implements the rules of a class that its files do not contain.
-        is_variant: whether the family comes after all others in export, so that a spec that
+        tokenizer_class: the tokenizer class if `tokenizer_config.json` names none.
+            `tokenizer_files.py` implements the rules that the files of a class do not contain.
+        is_variant: whether export considers this family only after all others, so that a spec that
             another family can express is written as that family.
     """
 
@@ -345,11 +350,11 @@ class Family:
 
     @property
     def options(self) -> Mapping[str, Option]:
-        """The table `config` with every row as an `Option`."""
+        """The table `config`, with plain field paths converted to `Option`s."""
         return {n: Option(row) if isinstance(row, str) else row for n, row in self.config.items()}
 
     def stacks_of(self, architecture: str) -> tuple[str, ...]:
-        """Return the stacks of a class."""
+        """Return the stacks ("encoder", "decoder") that a class has."""
         return self.architectures[architecture].stacks or self.stacks
 
     def base_of(self, architecture: str) -> str:
@@ -357,7 +362,7 @@ class Family:
         return self.architectures[architecture].base or self.base
 
     def head_weights(self, architecture: str, kind: str) -> HeadWeights:
-        """Return the weights of a head of a class: hf -> local names in full."""
+        """Return Hugging Face name -> complete Trivium name for the weights of a class's head."""
         own = self.architectures[architecture].weights
         table = own.get(kind) or self.heads.get(kind, _HEADS.get(kind, {}))
         return {hf: f"heads.{kind}.{local}".removesuffix(".") for hf, local in table.items()}

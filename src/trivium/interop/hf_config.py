@@ -1,4 +1,4 @@
-"""Read the options of a `config.json` strictly: none that `transformers` reads is skipped silently.
+"""Read the options of a `config.json` strictly: no option that matters is silently ignored.
 
 `spec_config` translates the options into a `TransformerSpec`.
 """
@@ -55,7 +55,7 @@ class _GenerationTypes(BaseModel):
 
 
 class _Types(_GenerationTypes):
-    """The types of all options used here, in any file; other options are kept unchecked."""
+    """The types of the options that Trivium uses; the types of other options are not checked."""
 
     id2label: dict[Annotated[str, Field(pattern=r"^[0-9]+$")], str] | None = None
     task_specific_params: dict[str, dict[str, Any]] | None = None
@@ -74,7 +74,7 @@ NOT_APPLIED = {
     "encoder_repetition_penalty": 1.0,
     "exponential_decay_length_penalty": None,
 }
-"""Generation options that are kept but not applied, with the value that has no effect."""
+"""Generation options that are saved but not applied -> the value that has no effect."""
 GENERATION_KEYS = frozenset([*_GenerationTypes.model_fields, *NOT_APPLIED])
 # Options of `config.json` for label names, tasks, and the row length and special tokens used in
 # training with Trivium.
@@ -127,7 +127,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 class ConfigReader:
-    """The options of a `config.json`, read one by one by name; null counts as missing.
+    """A reader of the options of a `config.json` that records which were read; null is missing.
 
     `weights` are the names of the tensors in the weight files, which some options depend on.
     `named` are the names of all options in the file, including those that are null.
@@ -148,7 +148,7 @@ class ConfigReader:
 
     @property
     def num_labels(self) -> int | None:
-        """The number of labels: `num_labels`, else the number of `id2label` entries, else None."""
+        """The option `num_labels`, or else the number of `id2label` entries, or else None."""
         count = self._options.get("num_labels") or len(self._options.get("id2label") or {})
         return int(count) or None
 
@@ -164,8 +164,8 @@ class ConfigReader:
     ) -> list[str]:
         """Return `FULL` or `SLIDING` for each layer.
 
-        If the file has no "layer_types", `slides` returns whether the layer with an index (from 0)
-        uses sliding-window attention. `num_layers` is the default number of layers.
+        If the file has no "layer_types", the function `slides` decides whether a layer, given its
+        0-based index, uses sliding-window attention. `num_layers` is the default number of layers.
         """
         count = self.num_layers(num_layers)
         kinds = self.require("layer_types", [SLIDING if slides(i) else FULL for i in range(count)])
@@ -175,12 +175,12 @@ class ConfigReader:
         return kinds
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the value of an option, or the default."""
+        """Return the value of an option, or the default if it is missing or null."""
         self._known.add(name)
         return self._options.get(name, default)
 
     def require(self, name: str, default: Any = None) -> Any:
-        """Return the value of an option, or the default. Raises CheckpointError if it is None."""
+        """Return an option or the default. Raises CheckpointError if neither has a value."""
         value = self.get(name, default)
         if value is None:
             raise CheckpointError(
@@ -189,23 +189,23 @@ class ConfigReader:
         return value
 
     def choose(self, name: str, values: Mapping[Any, Any], default: Any = None) -> Any:
-        """Translate the value of an option. Raises CheckpointError for a value not in `values`."""
+        """Return the entry of `values` for an option. Raises CheckpointError if there is none."""
         value = self.require(name, default)
         if not isinstance(value, str | bool | int) or value not in values:
             raise self.unsupported(name, *values)
         return values[value]
 
     def expect(self, name: str, *allowed: Any) -> None:
-        """Raise CheckpointError if an option is set to a value that is not allowed."""
+        """Raise CheckpointError if an option is set to a value that is not in `allowed`."""
         if self.get(name, allowed[0]) not in allowed:
             raise self.unsupported(name, *allowed)
 
     def ignore(self, *names: str) -> None:
-        """Mark options as known to have no effect on the logits."""
+        """Mark options as read without using them, since they do not change the logits."""
         self._known.update(names)
 
     def unsupported(self, name: str, *allowed: Any, expected: str = "") -> CheckpointError:
-        """Return the error for an unsupported value; it lists the allowed ones, or `expected`."""
+        """Return the error for an unsupported value. Its message lists `allowed`, or `expected`."""
         expected = expected or ", ".join(map(repr, allowed))
         known = f"; supported: {expected}" if expected else ""
         return CheckpointError(
@@ -214,7 +214,7 @@ class ConfigReader:
         )
 
     def finish(self, *, allow_unknown: bool = False) -> None:
-        """Warn of options that were not read.
+        """Warn about options that were not read.
 
         Raises CheckpointError for an unread option that `transformers` reads for this model type,
         unless `allow_unknown` is set.

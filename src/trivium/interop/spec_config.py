@@ -1,7 +1,7 @@
-"""Convert the options of a `config.json` <-> `TransformerSpec`, by a family's tables.
+"""Convert between the options of a `config.json` and a `TransformerSpec`, using a family's tables.
 
-No separate rules decide whether a family can express a spec: the spec is written as a config and
-read back, and the family cannot express the fields whose values differ.
+No separate rules decide whether a family can express a spec. Instead, the spec is written as a
+config and read back: the family cannot express the fields whose values differ.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def read_spec(
     *,
     allow_unknown: bool = False,
 ) -> TransformerSpec:
-    """Return the spec that a config describes.
+    """Return the spec that the options of a `config.json` describe.
 
     Args:
         family: the family of the config's `model_type`.
         architecture: one of the family's classes.
         options: the content of `config.json`.
         weights: names of the tensors in the file, with the base prefix.
-        allow_unknown: only warn of options that `transformers` reads and Trivium does not.
+        allow_unknown: only warn about options that `transformers` reads and Trivium does not.
 
     Raises:
         CheckpointError: an option that is missing or not supported, or that `transformers` reads
@@ -72,15 +72,16 @@ def read_spec(
 
 @dataclass(frozen=True)
 class HFConfig:
-    """A spec as the config of one class.
+    """A spec written as the config of a Hugging Face class, and what is lost by that.
 
     Args:
         family: the family of the class.
-        architecture: the name of the class; "" if no class has the heads and stacks of the spec.
+        architecture: the name of the class, or "" if no class has the heads and stacks of the spec.
         options: the content of `config.json`.
         differences: the parts of the spec that the class cannot express.
-        rank: the distance to the spec, smallest first: whether heads or stacks are missing or the
-            config cannot be read back; then the number of differences.
+        rank: the distance to the spec; smaller is closer. First, 0 for a config that can be read
+            back, 1 for one that cannot, 2 or 3 if heads or stacks are missing; then the number of
+            differences.
     """
 
     family: Family
@@ -91,7 +92,7 @@ class HFConfig:
 
 
 def write_config(family: Family, spec: TransformerSpec) -> HFConfig:
-    """Return a spec's config in the family: that of the closest class with its heads and stacks."""
+    """Write a spec as a config of the family, for the closest class with its heads and stacks."""
     kinds = {head.kind for head in spec.heads}
     stacks = tuple(slot for slot in ("encoder", "decoder") if getattr(spec, slot))
     configs = []
@@ -107,13 +108,13 @@ def write_config(family: Family, spec: TransformerSpec) -> HFConfig:
 
 
 def simplify(spec: TransformerSpec) -> TransformerSpec:
-    """Return an equivalent spec without fields whose values follow from other fields."""
+    """Return an equivalent spec in which redundant fields are unset and layers are not repeated."""
     stacks = {"encoder": spec.encoder, "decoder": spec.decoder}
     return spec.replace(**{slot: _simple_stack(stack) for slot, stack in stacks.items() if stack})
 
 
 def _heads(family: Family, architecture: str, weights: Collection[str]) -> tuple[str, ...]:
-    """Return a class's heads and the optional ones with weights in the file that no head uses."""
+    """Return the kinds of a class's heads, and optional ones whose own weights are in the file."""
     kinds = family.architectures[architecture].heads
     used = {hf for kind in kinds for hf in family.head_weights(architecture, kind)}
     for kind in family.optional_heads:
@@ -124,7 +125,7 @@ def _heads(family: Family, architecture: str, weights: Collection[str]) -> tuple
 
 
 def _write_as(family: Family, architecture: str, spec: TransformerSpec) -> HFConfig:
-    """Return a spec as the config of one class, with the fields that differ when read back."""
+    """Write a spec as the config of one class, and list what differs when it is read back."""
     options, differences = _options(family, architecture, spec)
     weights, is_unreadable = _deciding_weights(family, architecture, spec), False
     try:
@@ -141,12 +142,12 @@ def _write_as(family: Family, architecture: str, spec: TransformerSpec) -> HFCon
 
 
 def _kinds_first(path: str) -> tuple[bool, int, str]:
-    """Sort key: kinds before other fields, outer parts before their inner parts."""
+    """Return a sort key: kinds come before other fields, and parts before their inner parts."""
     return not path.endswith(".kind"), path.count("."), path
 
 
 def _shown(path: str, own: Mapping[str, Any]) -> str:
-    """Return a difference as text: a field with its value, or a part that varies by layer."""
+    """Describe a difference: a field with its value, or a part that differs between layers."""
     part, layer, field = re.fullmatch(r"(.*?)(?:\.(\d+)\.(.*))?", path).groups()  # type: ignore
     if layer is not None:
         layers = {key.removeprefix(f"{part}.").partition(".")[0] for key in own if part in key}
@@ -160,6 +161,7 @@ def _shown(path: str, own: Mapping[str, Any]) -> str:
 
 
 def _read_option(config: ConfigReader, tree: SpecTree, name: str, option: Option) -> None:
+    """Read an option, or its default, and set its spec fields."""
     if option.write_only:
         config.ignore(name)
         return
@@ -177,7 +179,7 @@ def _read_option(config: ConfigReader, tree: SpecTree, name: str, option: Option
 def _options(
     family: Family, architecture: str, spec: TransformerSpec
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the content of `config.json`, and messages for fields that it cannot express."""
+    """Return the content of `config.json`, and messages about fields that cannot be expressed."""
     config: dict[str, Any] = {"model_type": family.model_type, "architectures": [architecture]}
     differences: list[str] = []
     for name, option in family.options.items():
@@ -198,7 +200,7 @@ def _options(
 
 
 def _write_option(config: dict[str, Any], option: Option, spec: TransformerSpec) -> Any:
-    """Return the option's value from its first field that the spec has; otherwise the default."""
+    """Return an option's value for a spec, or its default if the spec has none of its fields."""
     value = next((v for v in (_field(spec, path) for path in option.paths) if v is not None), None)
     for hf, local in (option.values or {}).items():
         if local == value:
@@ -214,7 +216,7 @@ def _write_option(config: dict[str, Any], option: Option, spec: TransformerSpec)
 
 
 def _field(spec: TransformerSpec, path: str) -> Any:
-    """Return the value at a dotted path, or None; for layers that differ, that of the first."""
+    """Return the value at a dotted path, or None; in a list of layers, the first layer's value."""
     node: Any = spec
     for name in path.split("."):
         if isinstance(node, tuple):
@@ -229,7 +231,7 @@ def _field(spec: TransformerSpec, path: str) -> Any:
 
 
 def _deciding_weights(family: Family, architecture: str, spec: TransformerSpec) -> set[str]:
-    """Return the weight names that options depend on: optional heads, and biases of heads."""
+    """Return the names of weights that `read_spec` looks for: optional heads and head biases."""
     names = set()
     for head in spec.heads:
         for hf, local in family.head_weights(architecture, head.kind).items():
@@ -241,7 +243,7 @@ def _deciding_weights(family: Family, architecture: str, spec: TransformerSpec) 
 
 
 def _simple_stack(stack: Stack) -> Stack:
-    """Return an equivalent stack that lists only the shortest repeating sequence of layers."""
+    """Return an equivalent stack whose layers are only the shortest repeating sequence."""
     first, layers = stack.first_layers, [*stack.map_layers(_simple_layer).every_layer]
     if stack.num_layer_groups:
         return stack.replace(layers=layers[0])
@@ -252,10 +254,12 @@ def _simple_stack(stack: Stack) -> Stack:
 
 
 def _simple_layer(layer: Layer) -> Layer:
+    """Return a layer with its mixer's redundant fields unset."""
     return layer.replace(mixer=_simple(layer.mixer))
 
 
 def _simple(attention: Mixer) -> Mixer:
+    """Return an equivalent attention in which fields with their default values are unset."""
     if not isinstance(attention, Attention):
         return attention
     usual_scale = attention.score_scale == attention.replace(scale=None).score_scale
@@ -268,7 +272,7 @@ def _simple(attention: Mixer) -> Mixer:
 
 
 def _comparable(spec: TransformerSpec) -> dict[str, Any]:
-    """Return the fields of a simplified spec that change logits, by dotted path, layer by layer."""
+    """Return dotted path -> value for all spec fields that affect logits, separately per layer."""
     spec = spec.with_dropout(0.0).replace(initialization=Normal())
     tree = spec.to_dict()
     for slot in ("encoder", "decoder"):

@@ -1,4 +1,4 @@
-"""Convert names and layouts of weights, Hugging Face <-> `state_dict`, by a family's tables."""
+"""Convert weights between Hugging Face files and `state_dict`s, using a family's tables."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from trivium.models.transformer import TransformerSpec
 
 @dataclass(frozen=True)
 class HFWeight:
-    """One tensor of a Hugging Face file and the local tensors that it contains.
+    """One tensor of a Hugging Face file and the `state_dict` tensors that it contains.
 
-    `join` makes the file's tensor in four steps: fuse the rows of the local tensors, transpose the
-    matrix, give the experts an axis, and reshape. `split` takes the same steps back.
+    `join` makes the file's tensor in four steps: concatenate the rows of the `state_dict` tensors,
+    transpose the matrix, add an axis for the experts, and reshape. `split` is the inverse.
 
     Args:
         hf: the name in the file.
-        local: names in the `state_dict`; the file has the rows of several tensors one after the
-            other.
-        groups: the number of heads by which the rows of several local tensors are interleaved: all
-            parts of head 0, then all parts of head 1, ... (BLOOM, GPT-NeoX); 1: not interleaved.
+        local: the names in the `state_dict`. If there are several, the file's tensor contains
+            their rows.
+        groups: the number of heads if the file's rows are grouped by head: the rows of all tensors
+            for head 0, then those for head 1, ... (BLOOM, GPT-NeoX). 1: no grouping.
         transposed: whether the file stores a matrix as [in, out].
         experts: the number of experts on the first axis of the file's tensor; 0: no such axis.
         hf_shape: the shape in the file, if the file's tensor has other axes.
@@ -40,17 +40,17 @@ class HFWeight:
     hf_shape: tuple[int, ...] | None = None
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Return the file's tensor, which contains these local tensors."""
+        """Merge the `state_dict` tensors into the one tensor that the file stores."""
         x = self.fuse([tensors[name] for name in self.local])
         x = x.T.contiguous() if self.transposed else x
         x = x.unflatten(0, (self.experts, -1)) if self.experts else x
         return x if self.hf_shape is None else x.reshape(self.hf_shape)
 
     def split(self, tensor: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-        """Return the local tensors in the file's tensor.
+        """Split the file's tensor into the `state_dict` tensors that it contains.
 
         Raises:
-            CheckpointError: the shape is not the one that follows from the local `shapes`.
+            CheckpointError: the file's tensor does not fit the `shapes` of the `state_dict`.
         """
         empty = {name: torch.empty(shapes[name], device="meta") for name in self.local}
         shape = replace(self, hf_shape=None).join(empty).shape
@@ -70,7 +70,7 @@ class HFWeight:
         }
 
     def fuse(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return the rows of the parts in the file's order: [O_i, ...] -> [sum of O_i, ...]."""
+        """Concatenate the rows of tensors in the file's order: [O_i, ...] -> [sum of O_i, ...]."""
         if len(parts) == 1:
             return parts[0]
         grouped = [part.unflatten(0, (self.groups, -1)) for part in parts]
@@ -85,13 +85,13 @@ def weight_map(
     *,
     reading: bool = False,
 ) -> list[HFWeight]:
-    """Return the names and layouts in a file of the `state_dict` tensors with these names.
+    """Map `state_dict` names to their names and layouts in a Hugging Face file.
 
-    With `reading`, the result includes all alternative names that a file may use; otherwise only
-    the names that are written.
+    With `reading`, the result includes all alternative names that a file may use; otherwise it has
+    only the names that export writes.
 
     Raises:
-        SpecError: a tensor that the family has no name for.
+        SpecError: the family has no name for one of the tensors.
     """
     names, hf_shapes = {*names}, family.hf_shapes(spec)
     weights = [
@@ -124,14 +124,14 @@ def to_local(
     *,
     base: str = "",
 ) -> dict[str, Tensor]:
-    """Return the tensors of a file as a `state_dict`. On the meta device no values are compared.
+    """Convert the tensors of a file to a `state_dict`. Values on the meta device are not compared.
 
     Args:
-        base: the prefix that the names in the file lack; see `missing_base`.
+        base: the prefix that all names in the file lack ("" if they have it).
 
     Raises:
-        CheckpointError: a tensor that is missing, unknown, not of the shape that the config
-            describes or, for the family's `must_be_zero`, not 0; or two tied weights that differ.
+        CheckpointError: a tensor that is missing, unexpected, of the wrong shape, or nonzero
+            although the family lists it in `must_be_zero`; or two tied weights that differ.
     """
     tensors = {base + name: tensor for name, tensor in tensors.items()}
     known = {weight.hf for weight in weights}
@@ -165,6 +165,7 @@ def to_local(
 
 
 def _check_tied(name: str, tensor: Tensor, original: str, tied: Tensor) -> None:
+    """Raise CheckpointError if a tensor differs from the weight that it should be tied to."""
     if not tied.is_meta and not torch.equal(tied, tensor.to(tied.dtype)):
         raise CheckpointError(
             f"{name} differs from {original}, but config.json says that they are tied."
@@ -172,6 +173,7 @@ def _check_tied(name: str, tensor: Tensor, original: str, tied: Tensor) -> None:
 
 
 def _check_zero(name: str, tensor: Tensor) -> None:
+    """Raise CheckpointError if a tensor is not 0 everywhere."""
     if not tensor.is_meta and tensor.any():
         raise CheckpointError(f"{name} is not 0 everywhere, which is not supported.")
 
@@ -179,11 +181,11 @@ def _check_zero(name: str, tensor: Tensor) -> None:
 def to_hf(
     family: Family, weights: list[HFWeight], state: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return the tensors of a file, converted from a `state_dict`.
+    """Convert a `state_dict` to the tensors of a file.
 
     Raises:
-        SpecError: one tensor with two names in the file that the family's `tied_aliases` do not
-            declare.
+        SpecError: the family's tables give one tensor two names in the file, and `tied_aliases`
+            does not declare these names as tied.
     """
     tensors: dict[str, Tensor] = {}
     written: dict[str, str] = {}
@@ -202,7 +204,7 @@ def to_hf(
 
 
 def missing_base(family: Family, architecture: str, names: Collection[str]) -> str:
-    """Return the prefix that the names in a file of a model without heads lack; "" if none."""
+    """Return the prefix that a file lacks if it contains a model without heads; otherwise ""."""
     base = family.base_of(architecture)
     return "" if any(name.startswith(base) for name in names) else base
 
@@ -213,7 +215,7 @@ _Row = tuple[str, tuple[str, ...], int]
 def _table(
     family: Family, architecture: str, spec: TransformerSpec, *, reading: bool
 ) -> Iterator[_Row]:
-    """Yield hf name, local names and `HFWeight.experts` of each tensor that a model can have."""
+    """Yield `hf`, `local` and `experts` of an `HFWeight` for each tensor that a model can have."""
     body = family.weights(spec) if callable(family.weights) else family.weights
     layers = max(stack.num_layers for stack in spec.stacks)
     every_layer = [layer for stack in spec.stacks for layer in stack.every_layer]
@@ -235,14 +237,14 @@ def _table(
 
 
 def _tensors(hf: str, local: list[str], experts: int = 0) -> Iterator[_Row]:
-    """Yield rows for the tensor `hf` and for the weight and bias of the module `hf`."""
+    """Yield rows for a name as a tensor, and for its weight and bias as a module."""
     yield hf, tuple(local), experts
     for kind in ("weight", "bias"):
         yield f"{hf}.{kind}", tuple(f"{name}.{kind}" for name in local), experts
 
 
 def _some(what: str, names: list[str], base: str) -> str:
-    """Return a list of the first names as text, without the prefix that the file lacks."""
+    """List the first three names for an error message, without the prefix that the file lacks."""
     if not names:
         return ""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -250,7 +252,7 @@ def _some(what: str, names: list[str], base: str) -> str:
 
 
 def _original(family: Family, name: str, names: Collection[str]) -> str | None:
-    """Return the weight in `names` that `name` is a copy of, or None."""
+    """Return the tied weight in `names` of which the tensor `name` is a copy, or None."""
     original = family.tied_aliases.get(name)
     while original is not None and original not in names:
         original = family.tied_aliases.get(original)
