@@ -1,4 +1,4 @@
-"""Read Hugging Face folders, without a second copy of the weights, and write them."""
+"""Read and write Hugging Face model folders; weights are memory-mapped, not copied."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class HFModel:
 
 
 def is_hf_folder(folder: Path) -> bool:
-    """Return whether a folder has a Hugging Face `config.json` and no `spec.json` of Trivium."""
+    """Return whether a folder has the `config.json` of Hugging Face but no Trivium `spec.json`."""
     return (folder / CONFIG).is_file() and not (folder / SPEC).is_file()
 
 
@@ -67,17 +67,17 @@ def read_folder(
     on_meta: bool = False,
     allow_unknown_keys: bool = False,
 ) -> HFModel:
-    """Return the model of a folder with `config.json`; its weights stay mapped to their files.
+    """Return the model in a Hugging Face folder, with its weights memory-mapped from the files.
 
     Args:
         folder: a folder with `config.json`, weights and, optionally, a tokenizer.
-        lowercase: whether a `vocab.txt` is lower-cased, if no file says so.
+        lowercase: whether the tokenizer of a `vocab.txt` lower-cases text, if no file says so.
         on_meta: create the weights on the meta device, with names and shapes but no values.
         allow_unknown_keys: as in `trivium.load`.
 
     Raises:
         CheckpointError: a file that is missing or damaged, a model that is not supported, weights
-            that do not fit the configuration, or a pickle that contains code.
+            that do not fit the config, or a pickle that contains code.
         TokenizerError: a tokenizer that cannot be read.
     """
     options = read_object(folder / CONFIG)
@@ -119,7 +119,7 @@ def write_folder(
     *,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write a model into an empty folder, as files that `transformers` loads.
+    """Write a model to an empty folder, in the files that `transformers` loads.
 
     Raises:
         SpecError: no Hugging Face family can express this model.
@@ -156,7 +156,7 @@ def write_folder(
 
 @contextmanager
 def _naming(folder: Path) -> Iterator[None]:
-    """Prefix the messages of CheckpointErrors with the folder."""
+    """Prefix the messages of CheckpointErrors in a `with` block with the folder's path."""
     try:
         yield
     except CheckpointError as error:
@@ -164,6 +164,7 @@ def _naming(folder: Path) -> Iterator[None]:
 
 
 def _generates(spec: TransformerSpec) -> bool:
+    """Return whether a model has a decoder with an LM head, so that it can generate text."""
     return spec.decoder is not None and any(head.kind == "lm" for head in spec.heads)
 
 
@@ -173,7 +174,7 @@ def _config(
     tokenizer: Tokenizer | None,
     settings: Settings,
 ) -> dict[str, Any]:
-    """Return `config.json`; imported ids and (if equally many) label names take precedence."""
+    """Return the content of `config.json`, with the settings' ids and, if they fit, label names."""
     kept = dict(settings.config)
     names = {name: kept.pop(name) for name in ("id2label", "label2id") if name in kept}
     precision = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
@@ -187,13 +188,14 @@ def _config(
 
 
 def _special_ids(tokenizer: Tokenizer | None, ids: Mapping[str, str]) -> dict[str, int | None]:
-    """Return option -> id or None, given option -> `Tokenizer` attribute in `ids`."""
+    """Return the ids of special tokens; `ids` maps each option to a `Tokenizer` attribute."""
     return {option: getattr(tokenizer, name, None) for option, name in ids.items()}
 
 
 def _write_tokenizer(
     folder: Path, tokenizer: Tokenizer, settings: Settings, spec: TransformerSpec
 ) -> None:
+    """Write the tokenizer, `tokenizer_config.json` and the chat template."""
     if spec.family != "decoder-only" or settings.reads_documents:
         tokenizer = add_document_tokens(tokenizer)
     tokenizer.save(folder)
@@ -220,7 +222,7 @@ def export_problem(spec: Spec) -> str | None:
 
 
 def _with_known_heads(module: Transformer) -> Transformer:
-    """Return the module without heads that no class has; warn if an LM or MLM head is dropped."""
+    """Drop the heads that no Hugging Face class has; warn if that is an LM or MLM head."""
     spec = exported_spec(module.spec)
     if spec == module.spec:
         return module
@@ -235,13 +237,13 @@ def _with_known_heads(module: Transformer) -> Transformer:
 
 
 def _with_folded_numbers(module: Transformer, settings: Settings) -> tuple[Transformer, Settings]:
-    """Return the module and settings with the label scale of a regression folded into the head."""
+    """Fold the label scale of a regression head from the settings into the module's weights."""
     weights, folded = fold_numbers(module.state_dict(), settings)
     return (module if folded is settings else _rebuilt(module.spec, weights)), folded
 
 
 def _rebuilt(spec: TransformerSpec, weights: Mapping[str, Tensor]) -> Transformer:
-    """Build the model of a spec with its entries of `weights`; other entries are ignored."""
+    """Build the model of a spec, in eval mode, from `weights`, which may have other entries too."""
     module = build(spec, device="meta")
     module.load_state_dict({name: weights[name] for name in module.state_dict()}, assign=True)
     return module.eval()

@@ -1,4 +1,4 @@
-"""Find a model: a local folder, a folder of the Hugging Face cache, or a name on the hub."""
+"""Find a model: a local folder, a folder in the Hugging Face cache, or a name on the hub."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def find_folder(path: str | os.PathLike[str]) -> Path:
     folder "org" contains other folders.
 
     Raises:
-        CheckpointError: neither a local folder nor a model on the hub, or the hub is out of reach.
+        CheckpointError: neither a local folder nor a model on the hub, or the hub is unreachable.
     """
     folder = Path(path)
     if folder.is_dir():
@@ -44,7 +44,7 @@ def find_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def _newest_snapshot(folder: Path) -> Path:
-    """Return the current snapshot of a cache folder `models--ORG--NAME`; other folders as given."""
+    """Return the current snapshot in a hub cache folder; return any other folder unchanged."""
     head = folder / "refs" / "main"
     if not (folder / "snapshots").is_dir() or not head.is_file():
         return folder
@@ -55,6 +55,7 @@ def _newest_snapshot(folder: Path) -> Path:
 
 
 def _download(name: str, revision: str | None) -> Path:
+    """Download a model from the hub. Raises CheckpointError if it cannot be downloaded."""
     try:
         # Pickles are downloaded only without safetensors; subfolders contain other formats.
         for weights in ("*.safetensors*", "pytorch_model*"):

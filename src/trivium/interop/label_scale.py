@@ -1,4 +1,4 @@
-"""Move the scale of a regression's labels between a model's settings and its head."""
+"""Move the label mean and deviation of a regression model between its settings and its head."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from trivium.interop.settings import Settings
 
 Scale = tuple[float, float]
-"""The mean and standard deviation of labels: prediction = mean + deviation * output of the head."""
+"""Mean and standard deviation of the labels: prediction = mean + deviation * head output."""
 
 _HEAD, _NORM = "heads.classifier.classifier", "decoder.norm.bias"
 
@@ -18,10 +18,11 @@ _HEAD, _NORM = "heads.classifier.classifier", "decoder.norm.bias"
 def rescale_numbers(
     weights: Mapping[str, Tensor], before: Scale, after: Scale
 ) -> tuple[dict[str, Tensor], Scale]:
-    """Change the scale of a regression and adapt its head, so that predictions stay the same.
+    """Replace a regression model's label scale, and adapt its head so that predictions stay equal.
 
-    Returns the weights with an adapted head, and the scale that they need. This scale is `after`,
-    but with the mean of `before` if the head has no bias to absorb the difference.
+    Returns the weights with the adapted head, and the scale to use with these weights. This is the
+    scale `after`. However, a head without bias cannot absorb a change of the mean, so its scale
+    keeps the mean of `before`.
     """
     (mean, deviation), (new_mean, new_deviation) = before, after
     weight, bias = weights[f"{_HEAD}.weight"], weights.get(f"{_HEAD}.bias")
@@ -36,7 +37,7 @@ def rescale_numbers(
 def fold_numbers(
     weights: Mapping[str, Tensor], settings: Settings
 ) -> tuple[Mapping[str, Tensor], Settings]:
-    """Fold the scale of a regression into the weights, so that the logit is in the label's units.
+    """Fold a regression model's label scale into its weights, so that logits equal predictions.
 
     If the head has no bias, the bias of the final norm absorbs the mean (GPT-2). If the final norm
     has no bias either (LLaMA), the mean stays in the settings, with a warning.

@@ -1,11 +1,11 @@
 """Save LoRA adapters in PEFT's format: `adapter_config.json`, `adapter_model.safetensors`.
 
 Weights have the names of the Hugging Face family that the model is exported as, so that `peft`
-can load the adapter. A model that no family can express keeps its local names, and `auto_mapping`
+can load the adapter. A model that no family can express keeps its Trivium names, and `auto_mapping`
 in the configuration names its class.
 
-A fused matrix of the family (GPT-2's QKV) consists of several local matrices: their LoRA matrices A
-are stacked, and the fused B is block-diagonal.
+A fused matrix of the family (GPT-2's QKV) consists of several matrices of the model: their LoRA
+matrices A are stacked, and the fused B is block-diagonal.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _PREFIX = "base_model.model."
 def save_adapter(
     folder: Path, model: LanguageModule, lora: LoRA, *, base: str | None = None
 ) -> None:
-    """Write the adapter of a model, and the parameters trained in full alongside the adapter.
+    """Write a model's LoRA adapter, and the parameters fully trained alongside the adapter.
 
     Args:
         folder: the folder to write to, created if missing.
-        model: a model that `add_lora(model, lora)` has adapted.
-        lora: the `LoRA` that the model was adapted with.
+        model: a model to which `add_lora(model, lora)` has added an adapter.
+        lora: the settings of this adapter.
         base: path or hub name of the base model.
 
     Raises:
-        SpecError: for the reasons of `check_adapter`, before anything is written.
+        SpecError: the adapter cannot be saved for PEFT; nothing has been written.
     """
     config, tensors = check_adapter(model, lora)
     folder.mkdir(parents=True, exist_ok=True)
@@ -50,13 +50,13 @@ def save_adapter(
 
 
 def check_adapter(model: LanguageModule, lora: LoRA) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the configuration and the tensors of an adapter, with the names that PEFT reads.
+    """Convert an adapter to PEFT's format. Returns the content of its config and its tensors.
 
-    Heads that no Hugging Face class has (see `exported_spec`) have no such names.
+    Heads that no Hugging Face class has (see `exported_spec`) have no names in this format.
 
     Raises:
-        SpecError: no adapter, an adapted matrix that PEFT cannot adapt in the family, or a trained
-            tensor that the family lacks or has only as a part of another tensor.
+        SpecError: the model has no adapter, PEFT cannot adapt one of the adapted matrices, or a
+            trained tensor is missing in the family or only a part of another tensor there.
     """
     spec = exported_spec(model.spec) if isinstance(model, Transformer) else None
     if spec is not None and is_expressible(spec):
@@ -88,6 +88,7 @@ def check_adapter(model: LanguageModule, lora: LoRA) -> tuple[dict[str, Any], di
 def _to_peft(
     model: LanguageModule, lora: LoRA, weights: list[HFWeight]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return the content of `adapter_config.json`, and tensors under their PEFT names."""
     layers = {f"{name}.weight": layer for name, layer in adapted_layers(model).items()}
     if not layers:
         raise SpecError("the adapter of this model cannot be saved: it has none.")
@@ -125,7 +126,7 @@ def _to_peft(
 def _fused(
     model: LanguageModule, weight: HFWeight, layers: Mapping[str, LoRALinear]
 ) -> tuple[Tensor, Tensor]:
-    """Return A [k r, I] and B [O, k r] of a fused matrix that contains k adapted local ones."""
+    """Return the LoRA A [k r, I] and B [O, k r] of a fused matrix with k adapted parts."""
     a = torch.cat([layers[name].lora_a.detach() for name in weight.local if name in layers])
     blocks = [
         layers[name].lora_b.detach()
@@ -140,7 +141,7 @@ def _fused(
 def _trained_in_full(
     model: LanguageModule, lora: LoRA, weights: list[HFWeight]
 ) -> dict[str, Tensor]:
-    """Return the parameters trained in full alongside the adapter, under the family's names."""
+    """Return the parameters trained in full (PEFT's `modules_to_save`), by name in the file."""
     left = set(trained_parameters(model, lora))
     state = {name: tensor.detach() for name, tensor in model.named_parameters()}
     written = [weight for weight in weights if left.issuperset(weight.local)]
@@ -154,7 +155,7 @@ def _trained_in_full(
 
 
 def _target_modules(chosen: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Return the last parts of the chosen paths if no other known path has one; else the paths."""
+    """Return the last parts of the adapted paths, or whole paths if others share a last part."""
     paths = set(chosen)
     last = {path.rpartition(".")[2] for path in paths}
     matches = {path for path in known if path.rpartition(".")[2] in last}

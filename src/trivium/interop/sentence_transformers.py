@@ -3,8 +3,8 @@
     modules.json  sentence_bert_config.json  1_Pooling/config.json  2_Dense/model.safetensors
 
 `modules.json` lists the steps that map a text to a vector: the Transformer in the folder itself,
-pooling, dense layers and scaling to length 1. Dense layers and scaling are optional; scaling has no
-options.
+pooling, dense layers and L2 normalization. Dense layers and normalization are optional, and
+normalization has no options.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ def write_modules(
 ) -> None:
     """Write the `sentence-transformers` files next to the files of the Transformer.
 
-    `options` has the keys that `read_modules` returns; `model` may have a `VectorHead`.
-    `max_length` is the maximum number of tokens of a text, None for that of tokenizer_config.json.
+    `options` are options as in `read_modules`. If the model has a `VectorHead`, its layers are
+    written as dense layers. `max_length` is the maximum number of tokens in a text; None means the
+    maximum in tokenizer_config.json.
     """
     layers = [
         one for head in model.spec.heads if isinstance(head, VectorHead) for one in head.layers
@@ -78,7 +79,7 @@ def write_modules(
 
 
 def read_dense(folder: Path, width: int) -> tuple[list[VectorLayer], dict[str, Tensor]]:
-    """Return the dense layers of a folder for pooled vectors [N, width], and their weights.
+    """Return the dense layers in a folder, which map pooled vectors [N, width], and their weights.
 
     Raises:
         CheckpointError: an option that is not supported, or weights with wrong names or shapes.
@@ -107,7 +108,7 @@ def read_dense(folder: Path, width: int) -> tuple[list[VectorLayer], dict[str, T
 
 
 def read_module_paths(folder: Path) -> list[tuple[str, str]]:
-    """Return the kind and the path of each module of `modules.json`; [] without that file.
+    """Return the kind and the path of each module in `modules.json`, or [] without this file.
 
     Raises:
         CheckpointError: a damaged file, or a module that is not supported in this order.
@@ -131,11 +132,11 @@ def read_module_paths(folder: Path) -> list[tuple[str, str]]:
 
 
 def read_modules(folder: Path) -> dict[str, Any]:
-    """Return the options of a `sentence-transformers` folder; {} for any other folder.
+    """Return the options of a `sentence-transformers` folder, or {} for any other folder.
 
-    The keys are "pooling" and, if set, "max_seq_length", the number of tokens to which texts are
-    truncated, and "prompt", the text that is put before every text. "normalize" is False if
-    `modules.json` lists no Normalize, and not set otherwise.
+    The keys are "pooling" and, if the folder sets them, "max_seq_length" (the number of tokens to
+    which texts are truncated) and "prompt" (a prefix for every text). "normalize" is False if
+    `modules.json` does not list Normalize, and absent otherwise.
 
     Raises:
         CheckpointError: a module, a pooling or an option that is not supported.

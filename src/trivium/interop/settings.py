@@ -1,6 +1,6 @@
 """The settings in a model folder: generation and tokenizer options, labels and tasks.
 
-The files are those of `transformers`. A folder of Trivium also has `hugging_face.json` with the
+The files are those of `transformers`. A Trivium model folder also has `hugging_face.json`, with the
 settings that `transformers` keeps in `config.json`.
 """
 
@@ -31,7 +31,7 @@ MAX_TARGET = 256
 """The maximum number of tokens that an encoder-decoder generates, unless another limit is set."""
 
 TEXT_TASKS = ("classification", "contrastive", "reward")
-"""Tasks on whole texts, for which decoders read the tokens that begin and end documents."""
+"""Tasks on whole texts, in which decoders read the special tokens around documents."""
 
 LabelKind = Literal["classes", "multi-label", "numbers"]
 
@@ -60,15 +60,15 @@ class Settings:
 
     @classmethod
     def read(cls, folder: Path) -> Settings:
-        """Read the settings in a folder of Trivium."""
+        """Read the settings in a Trivium model folder."""
         return cls._read_files(folder, config=read_object_if_exists(folder / _MODEL_OPTIONS))
 
     @classmethod
     def read_hf(cls, folder: Path, options: Mapping[str, Any], *, generates: bool) -> Settings:
         """Read the settings in a Hugging Face folder whose `config.json` has `options`.
 
-        If the model `generates` and there is no `generation_config.json`, the generation options
-        are those in `config.json`.
+        If the model can generate text (`generates`) and the folder has no
+        `generation_config.json`, the generation options are read from `config.json`.
         """
         kept = {k: v for k, v in options.items() if k in MODEL_KEYS and v is not None}
         settings = cls._read_files(folder, config=kept)
@@ -90,6 +90,7 @@ class Settings:
 
     @classmethod
     def _read_files(cls, folder: Path, *, config: dict[str, Any]) -> Settings:
+        """Read the files that Hugging Face and Trivium folders share, and check their types."""
         tokenizer = {
             **read_object_if_exists(folder / SPECIAL_TOKENS),
             **read_object_if_exists(folder / TOKENIZER_OPTIONS),
@@ -107,7 +108,7 @@ class Settings:
         return cls(generation, tokenizer, config, chat_template)
 
     def write(self, folder: Path) -> None:
-        """Write the files of settings that are not empty, and remove the other files."""
+        """Write each settings file; delete an existing file if its settings are now empty."""
         folder.mkdir(parents=True, exist_ok=True)
         contents = {
             GENERATION: self.generation,
@@ -125,13 +126,13 @@ class Settings:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The label names in the order of their indices; empty if there are none."""
+        """The label names, ordered by label index; empty if the model has none."""
         names = self.config.get("id2label") or {}
         return tuple(names[key] for key in sorted(names, key=int))
 
     @property
     def label_kind(self) -> LabelKind:
-        """The kind of labels; without `problem_type`, one label means regression, else classes."""
+        """The kind of labels; if `problem_type` is not set, a single label means regression."""
         for kind, problem in _PROBLEM_TYPES.items():
             if self.config.get("problem_type") == problem:
                 return kind
@@ -139,19 +140,19 @@ class Settings:
 
     @property
     def label_scale(self) -> tuple[float, float]:
-        """Mean and standard deviation of a regression: label = mean + deviation * logit."""
+        """The mean and deviation of regression labels: prediction = mean + deviation * logit."""
         options = self.task_options("classification") if self.task == "classification" else {}
         scale = options.get("label_mean"), options.get("label_deviation")
         known = all(isinstance(one, int | float) for one in scale)
         return (float(scale[0]), float(scale[1])) if known else (0.0, 1.0)  # type: ignore[arg-type]
 
     def with_label_scale(self, mean: float, deviation: float) -> Settings:
-        """Return the settings with the mean and standard deviation of a regression's labels."""
+        """Return a copy with this mean and standard deviation of regression labels."""
         options = {**self.task_options("classification"), "label_mean": mean}
         return self.with_task("classification", **options | {"label_deviation": deviation})
 
     def with_labels(self, names: Sequence[str], kind: LabelKind = "classes") -> Settings:
-        """Return the settings with these label names and this kind of labels."""
+        """Return a copy with these label names and the `problem_type` of this kind of labels."""
         labels = {
             "id2label": {str(number): name for number, name in enumerate(names)},
             "label2id": {name: number for number, name in enumerate(names)},
@@ -171,42 +172,42 @@ class Settings:
 
     @property
     def pooling(self) -> Any:
-        """The pooling of hidden states to a vector; None for a model not trained for vectors."""
+        """The pooling of hidden states to a text vector; None unless it is an embedding model."""
         task = "contrastive"
         return self.task_options(task).get("pooling") if self.task == task else None
 
     @property
     def normalizes(self) -> bool:
-        """Whether `embed` scales vectors to length 1 by default."""
+        """Whether `embed` normalizes vectors to length 1 by default."""
         return self.pooling is None or self.task_options("contrastive").get("normalize", True)
 
     @property
     def task(self) -> str | None:
-        """The name in `trivium finetune` of the task that the model was fine-tuned for, or None."""
+        """The `trivium finetune` task that the model was fine-tuned for, or None."""
         task = self.config.get("finetuning_task")
         return task if task in (self.config.get("task_specific_params") or {}) else None
 
     @property
     def reads_documents(self) -> bool:
-        """Whether Trivium fine-tuned a decoder with the tokens that begin and end documents."""
+        """Whether Trivium fine-tuned a decoder with the special tokens around documents."""
         task = self.task
         return task in TEXT_TASKS and self.task_options(task).get("as_documents") is not False
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """The task prefixes, one of which begins every source text; ("",) if there are none."""
+        """The task prefixes; every source text starts with one of them. ("",) means no prefix."""
         prefixes = self.task_options(self.task or "").get("prefixes")
         return tuple(map(str, prefixes)) if isinstance(prefixes, list) else ("",)
 
     def with_task(self, task: str, **options: Any) -> Settings:
-        """Return the settings with `task` as the fine-tuned task and with its options."""
+        """Return a copy that names `task`, with these options, as the fine-tuned task."""
         tasks = {**(self.config.get("task_specific_params") or {}), task: options}
         changes = {"finetuning_task": task, "task_specific_params": tasks}
         return replace(self, config={**self.config, **changes})
 
     @property
     def banned_ids(self) -> frozenset[int]:
-        """The token ids that are never generated: `bad_words_ids` and `suppress_tokens`.
+        """The token ids that are never generated (`bad_words_ids` and `suppress_tokens`).
 
         Raises CheckpointError if a word in `bad_words_ids` has more than one token.
         """
@@ -223,18 +224,18 @@ class Settings:
 
     @property
     def decoder_start(self) -> tuple[int, ...]:
-        """The id of the decoder start token of an encoder-decoder (else BOS); empty if unset."""
+        """A tuple of the decoder start token id, or else the BOS id; empty if neither is set."""
         return (self.ids("decoder_start_token_id") or self.ids("bos_token_id"))[:1]
 
     def ids(self, name: str) -> tuple[int, ...]:
-        """Return the ids of an option such as eos_token_id, which is one id, a list or unset."""
+        """Return the token ids in an option such as eos_token_id, which may be one id or a list."""
         value = self.generation.get(name)
         value = self.config.get(name) if value is None else value
         return () if value is None else tuple(value) if isinstance(value, list) else (value,)
 
 
 def _older_template(tokenizer: Mapping[str, Any]) -> str | None:
-    """Return the chat template in tokenizer options; of several named templates, the default."""
+    """Return the chat template in `tokenizer_config.json`; of several, the one named default."""
     template = tokenizer.get("chat_template")
     if isinstance(template, list):
         each_with_name = [each for each in template if isinstance(each, Mapping)]

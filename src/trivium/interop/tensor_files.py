@@ -1,8 +1,8 @@
 """Read and write the weight files of a Hugging Face folder: memory-mapped reading, sharded writing.
 
 The first of these that exists is read: `model.safetensors`, the shards in its index,
-`pytorch_model.bin`, the shards in its index. Only tensors are unpickled: a pickle that contains
-code is refused.
+`pytorch_model.bin`, the shards in its index. A pickle that contains anything but tensors, such as
+code, is refused.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _OTHERS = ("tf_model.h5", "flax_model.msgpack", "model.ckpt.index", "adapter_mod
 
 
 def read_tensors(folder: Path, *, on_meta: bool = False) -> dict[str, Tensor]:
-    """Return every tensor of a folder by its name, memory-mapped if the format allows it.
+    """Return name -> tensor for the weights in a folder, memory-mapped if the format allows it.
 
-    Only a `pytorch_model.bin` in the format before PyTorch 1.6 is read into memory as a whole.
+    Only a `pytorch_model.bin` in the format used before PyTorch 1.6 is read fully into memory.
 
     Args:
         folder: a folder with weight files.
@@ -55,7 +55,7 @@ def read_tensors(folder: Path, *, on_meta: bool = False) -> dict[str, Tensor]:
 def write_tensors(
     folder: Path, tensors: Mapping[str, Tensor], *, max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> None:
-    """Write tensors as one safetensors file, or as shards and an index."""
+    """Write tensors to one safetensors file or, if they are too large, to shards with an index."""
     split = split_torch_state_dict_into_shards(dict(tensors), max_shard_size=max_shard_bytes)
     for name, keys in split.filename_to_tensors.items():
         write_safetensors(folder / name, {key: tensors[key] for key in keys}, _METADATA)
@@ -67,7 +67,7 @@ def write_tensors(
 def write_safetensors(
     file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
 ) -> None:
-    """Write tensors atomically as one safetensors file, with permissions that follow the umask."""
+    """Write tensors to one safetensors file, atomically and with the umask's permissions."""
     partial = temporary_path(file)
     try:
         partial.touch()
@@ -81,6 +81,7 @@ def write_safetensors(
 
 
 def _files(folder: Path) -> list[Path]:
+    """Return the weight files of a folder. Raises CheckpointError if there are none."""
     for name in (SAFETENSORS, PICKLED):
         if (folder / name).is_file():
             return [folder / name]
@@ -95,7 +96,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _indexed(index: Path) -> Iterator[Path]:
-    """Yield the shards that an index names; each must be a file in the folder of the index."""
+    """Yield the shard files listed in an index, which must be in the same folder as the index."""
     weight_map = read_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f'{index}: no "weight_map" of tensors to files.')
@@ -111,7 +112,7 @@ def _indexed(index: Path) -> Iterator[Path]:
 
 
 def read_safetensors(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file, memory-mapped. Raises CheckpointError if it is damaged."""
+    """Return the memory-mapped tensors of a file. Raises CheckpointError if it is damaged."""
     try:
         refuse_lfs_pointer(file)
         return load_file(file)
@@ -120,6 +121,7 @@ def read_safetensors(file: Path) -> dict[str, Tensor]:
 
 
 def _read_pickle(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of a PyTorch file. Raises CheckpointError if it contains code."""
     # Not to the meta device: PyTorch 2.13 then divides by a number in the file, which may be 0.
     refuse_lfs_pointer(file)
     try:
@@ -153,7 +155,7 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
 
 
 def _modern(name: str) -> str:
-    """Return the current name of a LayerNorm tensor, called gamma or beta in TensorFlow files."""
+    """Replace LayerNorm's TensorFlow names, gamma and beta, with weight and bias."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
         "LayerNorm.beta", "LayerNorm.bias"
     )

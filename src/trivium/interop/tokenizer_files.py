@@ -1,4 +1,4 @@
-"""Read the tokenizer of a Hugging Face folder in any format, and apply its options."""
+"""Read the tokenizer in a Hugging Face folder, in any format, and apply its options."""
 
 from __future__ import annotations
 
@@ -68,13 +68,14 @@ def read_tokenizer(
         folder: a folder that may have `tokenizer.json`, `vocab.txt`, `vocab.json` and `merges.txt`,
             `*.model` or `*.tiktoken`.
         options: the options in `tokenizer_config.json` and `special_tokens_map.json`.
-        tokenizer_class: the class of the model's family, used if the options name no class.
-        lowercase: whether a `vocab.txt` is lower-cased, if the options do not say so.
-        for_encoder: give a `tokenizer.json` without a special-token template an empty template, so
-            that the ids are those of `transformers`, without the tokens around documents.
+        tokenizer_class: the tokenizer class of the family, used if the options name no class.
+        lowercase: whether the tokenizer of a `vocab.txt` lower-cases text, if the options do not
+            say so.
+        for_encoder: whether a `tokenizer.json` without a special-token template gets an empty
+            template. Texts then have no special tokens, as in `transformers`.
 
     Raises:
-        TokenizerError: a file that cannot be read, or that does not contain all rules of its class.
+        TokenizerError: a file that cannot be read or that lacks rules of its tokenizer class.
     """
     source = find_file(folder)
     if source is None:
@@ -123,7 +124,7 @@ def read_tokenizer(
 
 
 def _added(folder: Path, options: Mapping[str, Any]) -> dict[int, AddedToken]:
-    """Return id -> token for the tokens that were added to the vocabulary later."""
+    """Return id -> token for the tokens that the files list as added, with their flags."""
     added = {
         int(index): AddedToken(token, special=False, normalized=False)
         for token, index in read_object_if_exists(folder / "added_tokens.json").items()
@@ -136,7 +137,7 @@ def _added(folder: Path, options: Mapping[str, Any]) -> dict[int, AddedToken]:
 
 
 def _more_special(options: Mapping[str, Any]) -> list[str]:
-    """Return the special tokens without a standard role (BOS, EOS, ...)."""
+    """Return the additional special tokens, which have no standard role such as BOS or EOS."""
     more: list[Any] = []
     for name in ("additional_special_tokens", "extra_special_tokens"):
         value = options.get(name) or []
@@ -147,7 +148,7 @@ def _more_special(options: Mapping[str, Any]) -> list[str]:
 def _add_tokens(
     backend: tokenizers.Tokenizer, added: Mapping[int, AddedToken], options: Mapping[str, Any]
 ) -> None:
-    """Add the missing tokens, and apply `added_tokens_decoder` flags to existing tokens too."""
+    """Add missing tokens, and update existing tokens with flags from `added_tokens_decoder`."""
     flagged, present = options.get("added_tokens_decoder") or {}, backend.get_added_tokens_decoder()
     for index in sorted(added):
         token = added[index]
@@ -163,7 +164,7 @@ def _add_tokens(
 
 
 def _apply_class(backend: tokenizers.Tokenizer, kind: str, options: Mapping[str, Any]) -> None:
-    """Apply the rules that a `transformers` class adds to its SentencePiece file."""
+    """Apply the tokenizer-class rules that a SentencePiece file does not contain."""
     if kind == "T5Tokenizer":
         count = int(options.get("extra_ids", len(SENTINELS)))
         if count > _MOST_SENTINELS:
@@ -185,7 +186,7 @@ def _apply_class(backend: tokenizers.Tokenizer, kind: str, options: Mapping[str,
 def _apply_bert_options(
     backend: tokenizers.Tokenizer, options: Mapping[str, Any], usual: normalizers.BertNormalizer
 ) -> None:
-    """Set BERT's normalizer from the options; `usual` has the defaults."""
+    """Set BERT's normalizer from the options; the last argument contains the defaults."""
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=usual.clean_text,
         lowercase=options.get("do_lower_case", usual.lowercase),
@@ -200,7 +201,7 @@ def _surround(
     roles: Mapping[str, str],
     usual: tuple[str | None, str | None],
 ) -> None:
-    """Add special tokens before and after a text if the options or the class ask for them."""
+    """Set the template of special tokens that the options or the tokenizer class ask for."""
     flags = (options.get("add_bos_token"), options.get("add_eos_token"))
     if usual == _NONE and not any(flags):
         return
@@ -218,7 +219,7 @@ def _surround(
 
 
 def add_document_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """Return the tokenizer; if it has no template, add one with the tokens around documents.
+    """Return the tokenizer, with a template that adds document tokens if it had no template.
 
     With this template, `transformers` gives an encoder the special tokens that the encoder was
     trained on, such as T5's `</s>`.
@@ -233,7 +234,7 @@ def add_document_tokens(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _surroundings(backend: tokenizers.Tokenizer) -> tuple[list[str], list[str]]:
-    """Return the special tokens that the tokenizer already adds before and after a text."""
+    """Return the special tokens that the tokenizer adds before a text, and those after it."""
     plain = backend.encode("a", add_special_tokens=False).tokens
     whole = backend.encode("a").tokens
     starts = range(len(whole) - len(plain) + 1)
