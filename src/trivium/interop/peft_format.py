@@ -32,7 +32,7 @@ _PREFIX = "base_model.model."
 def save_adapter(
     folder: Path, model: LanguageModule, lora: LoRA, *, base: str | None = None
 ) -> None:
-    """Write a model's LoRA adapter, and the parameters fully trained alongside the adapter.
+    """Write a model's LoRA adapter, and the other parameters that were trained in full.
 
     Args:
         folder: the folder to write to, created if missing.
