@@ -51,7 +51,7 @@ def from_hugging_face(
 
 
 def to_hugging_face(model: Transformer) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return the options of a `config.json` and the named tensors of a model.
+    """Return a model as the options of a `config.json` and tensors with Hugging Face names.
 
     Raises:
         SpecError: no family can express the model; the message says why.
@@ -87,7 +87,7 @@ def config_of(spec: TransformerSpec) -> HFConfig:
 
 
 def nearest_config(spec: TransformerSpec) -> HFConfig:
-    """Return the config of the family that differs least from a spec."""
+    """Return the config of the Hugging Face family that is closest to a spec."""
     configs = (write_config(family, spec) for family in FAMILIES.values())
     return min(configs, key=lambda each: each.rank)
 

@@ -31,7 +31,7 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Option:
-    """An option of `config.json` and the fields of a spec that it sets.
+    """An option of `config.json` and the spec fields that it sets.
 
     Args:
         fields: dotted paths, such as "decoder.layers.feed_forward.d_ff", "heads.mlm.tied" or, for
@@ -120,7 +120,8 @@ class SpecTree:
     def build(self) -> TransformerSpec:
         """Return the finished spec; `head_dim` defaults to d_model / num_heads.
 
-        Raises SpecError for invalid values, CheckpointError if that quotient is not an integer.
+        Raises SpecError for invalid values, and CheckpointError if d_model is not a multiple of
+        num_heads.
         """
         tree = {
             name: node for name, node in self._root.items() if name not in ("encoder", "decoder")
@@ -160,7 +161,7 @@ def attention_of(spec: TransformerSpec) -> Attention:
 
 
 def feed_forward_of(spec: TransformerSpec) -> MLP:
-    """Return the feed-forward network of the first layer. Raises SpecError for any other kind."""
+    """Return the first layer's MLP. Raises SpecError if its feed-forward network is not an MLP."""
     network = spec.stacks[0].every_layer[0].feed_forward
     if not isinstance(network, MLP):
         raise SpecError(f"feed_forward = {network and network.kind!r}")
@@ -176,8 +177,9 @@ class Hook:
     """A conversion that no mapping can express: one function for each direction.
 
     Args:
-        read: a function that reads options and sets fields of a spec. May raise CheckpointError.
-        write: a function that adds the options for a spec. May raise SpecError.
+        read: a function that reads options and sets spec fields (import). May raise
+            CheckpointError.
+        write: a function that writes the options of a spec (export). May raise SpecError.
     """
 
     read: Callable[[ConfigReader, SpecTree], None] = _do_nothing
@@ -213,14 +215,14 @@ HeadWeights = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Architecture:
-    """A class of `transformers`, e.g. BertForMaskedLM.
+    """A model class of `transformers`, e.g. BertForMaskedLM.
 
     Args:
-        heads: the kinds of its heads.
-        stacks: its stacks, if they differ from those of the family.
+        heads: the kinds of heads that the class has.
+        stacks: the stacks that the class has, if they differ from those of the family.
         base: the prefix of all weights except heads, if it differs from that of the family.
-        fixed: fields of the spec that have the same value in every model of this class.
-        weights: kind of head -> its weights, if their names differ from those of the family.
+        fixed: spec fields that have the same value in every model of this class.
+        weights: kind of head -> names of its weights, if they differ from those of the family.
     """
 
     heads: tuple[str, ...] = ()
@@ -261,10 +263,10 @@ def encoder_classes(family: str, others: str = "") -> dict[str, Architecture]:
 
 
 def decoder_classes(family: str, span_base: str = "") -> dict[str, Architecture]:
-    """Return the classes that most decoders have.
+    """Return the model classes that most decoders have.
 
-    `span_base` is the prefix of all weights except heads in the class for question answering, if
-    it differs from that of the family.
+    `span_base` is the prefix of all weights except heads in the question-answering class, if it
+    differs from that of the family.
     """
     span = {f"{family}ForQuestionAnswering": Architecture(("span",), base=span_base)}
     return classes(family, f"ForCausalLM Model {_TASK_SUFFIXES}") | span
@@ -293,8 +295,9 @@ class Family:
         heads: kind of head -> its weights, if their names differ from those in most families.
         base: prefix of all weights except heads in files of models with a head; files of a model
             without heads lack the prefix.
-        optional_heads: kinds that a file may have besides those of its class (BERT's pooler).
-        expected: options of `config.json` that set no field, with the one value supported.
+        optional_heads: kinds of heads that a file may contain although its class lacks them (BERT's
+            pooler).
+        expected: options that set no spec field, each with the only value that is supported.
         ignored: options without effect on the logits, separated by spaces.
         num_labels: the number of labels if the config does not set it.
         transposed: last parts of the names of matrices stored as [in, out] (GPT's Conv1D).

@@ -74,7 +74,7 @@ NOT_APPLIED = {
     "encoder_repetition_penalty": 1.0,
     "exponential_decay_length_penalty": None,
 }
-"""Generation options that are kept but not applied, with the value that has no effect."""
+"""Generation options that are saved but not applied -> the value that has no effect."""
 GENERATION_KEYS = frozenset([*_GenerationTypes.model_fields, *NOT_APPLIED])
 # Options of `config.json` for label names, tasks, and the row length and special tokens used in
 # training with Trivium.
@@ -127,7 +127,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 class ConfigReader:
-    """The options of a `config.json`, read one by one by name; null counts as missing.
+    """A reader of the options of a `config.json` that records which were read; null is missing.
 
     `weights` are the names of the tensors in the weight files, which some options depend on.
     `file_keys` contains the names of all options in the file, including those that are null.
@@ -148,7 +148,7 @@ class ConfigReader:
 
     @property
     def num_labels(self) -> int | None:
-        """The number of labels: `num_labels`, else the number of `id2label` entries, else None."""
+        """The option `num_labels`, or else the number of `id2label` entries, or else None."""
         count = self._options.get("num_labels") or len(self._options.get("id2label") or {})
         return int(count) or None
 
@@ -196,7 +196,7 @@ class ConfigReader:
         return values[value]
 
     def expect(self, name: str, *allowed: Any) -> None:
-        """Raise CheckpointError if an option is set to a value that is not allowed."""
+        """Raise CheckpointError if an option is set to a value that is not in `allowed`."""
         if self.get(name, allowed[0]) not in allowed:
             raise self.unsupported(name, *allowed)
 

@@ -77,7 +77,7 @@ def read_folder(
 
     Raises:
         CheckpointError: a file that is missing or damaged, a model that is not supported, weights
-            that do not fit the configuration, or a pickle that contains code.
+            that do not fit the config, or a pickle that contains code.
         TokenizerError: a tokenizer that cannot be read.
     """
     options = read_object(folder / CONFIG)
@@ -119,7 +119,7 @@ def write_folder(
     *,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write a model into an empty folder, as files that `transformers` loads.
+    """Write a model to an empty folder, in the files that `transformers` loads.
 
     Raises:
         SpecError: no Hugging Face family can express this model.

@@ -36,8 +36,8 @@ def save_adapter(
 
     Args:
         folder: the folder to write to, created if missing.
-        model: a model that `add_lora(model, lora)` has adapted.
-        lora: the `LoRA` that the model was adapted with.
+        model: a model to which `add_lora(model, lora)` has added an adapter.
+        lora: the settings of this adapter.
         base: path or hub name of the base model.
 
     Raises:
@@ -55,8 +55,8 @@ def adapter_to_peft(model: LanguageModule, lora: LoRA) -> tuple[dict[str, Any], 
     Heads that no Hugging Face class has (see `exported_spec`) have no PEFT name.
 
     Raises:
-        SpecError: no adapter, an adapted matrix that PEFT cannot adapt in the family, or a trained
-            tensor that the family lacks or has only as a part of another tensor.
+        SpecError: the model has no adapter, PEFT cannot adapt one of the adapted matrices, or a
+            trained tensor is missing in the family or only a part of another tensor there.
     """
     spec = exported_spec(model.spec) if isinstance(model, Transformer) else None
     if spec is not None and is_expressible(spec):

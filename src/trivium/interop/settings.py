@@ -67,8 +67,8 @@ class Settings:
     def read_hf(cls, folder: Path, options: Mapping[str, Any], *, generates: bool) -> Settings:
         """Read the settings in a Hugging Face folder whose `config.json` has `options`.
 
-        If the model `generates` and there is no `generation_config.json`, the generation options
-        are those in `config.json`.
+        If the model can generate text (`generates`) and the folder has no
+        `generation_config.json`, the generation options are read from `config.json`.
         """
         kept = {k: v for k, v in options.items() if k in MODEL_KEYS and v is not None}
         settings = cls._read_files(folder, config=kept)
@@ -126,7 +126,7 @@ class Settings:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The label names in the order of their indices; empty if there are none."""
+        """The label names, ordered by label index; empty if the model has none."""
         names = self.config.get("id2label") or {}
         return tuple(names[key] for key in sorted(names, key=int))
 
@@ -200,7 +200,7 @@ class Settings:
         return tuple(map(str, prefixes)) if isinstance(prefixes, list) else ("",)
 
     def with_task(self, task: str, **options: Any) -> Settings:
-        """Return the settings with `task` as the fine-tuned task and with its options."""
+        """Return a copy that names `task`, with these options, as the fine-tuned task."""
         tasks = {**(self.config.get("task_specific_params") or {}), task: options}
         changes = {"finetuning_task": task, "task_specific_params": tasks}
         return replace(self, config={**self.config, **changes})

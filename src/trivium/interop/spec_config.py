@@ -1,7 +1,7 @@
 """Convert a `config.json` to a `TransformerSpec` and back, using a family's mappings.
 
-No separate rules decide whether a family can express a spec: the spec is written as a config and
-read back, and the family cannot express the fields whose values differ.
+No separate rules decide whether a family can express a spec. Instead, the spec is written as a
+config and read back: the family cannot express the fields whose values differ.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def read_spec(
     *,
     allow_unknown: bool = False,
 ) -> TransformerSpec:
-    """Return the spec that a config describes.
+    """Return the spec that the options of a `config.json` describe.
 
     Args:
         family: the family of the config's `model_type`.
         architecture: one of the family's classes.
         options: the content of `config.json`.
         weights: names of the tensors in the file, with the base prefix.
-        allow_unknown: only warn of options that `transformers` reads and Trivium does not.
+        allow_unknown: only warn about options that `transformers` reads and Trivium does not.
 
     Raises:
         CheckpointError: an option that is missing or not supported, or that `transformers` reads
@@ -76,11 +76,12 @@ class HFConfig:
 
     Args:
         family: the family of the class.
-        architecture: the name of the class; "" if no class has the heads and stacks of the spec.
+        architecture: the name of the class, or "" if no class has the heads and stacks of the spec.
         options: the content of `config.json`.
         differences: the parts of the spec that the class cannot express.
-        rank: the distance to the spec, smallest first: whether heads or stacks are missing or the
-            config cannot be read back; then the number of differences.
+        rank: the distance to the spec; smaller is closer. First, 0 for a config that can be read
+            back, 1 for one that cannot, 2 or 3 if heads or stacks are missing; then the number of
+            differences.
     """
 
     family: Family
@@ -107,7 +108,7 @@ def write_config(family: Family, spec: TransformerSpec) -> HFConfig:
 
 
 def simplify(spec: TransformerSpec) -> TransformerSpec:
-    """Return an equivalent spec without fields whose values follow from other fields."""
+    """Return an equivalent spec in which redundant fields are unset and layers are not repeated."""
     stacks = {"encoder": spec.encoder, "decoder": spec.decoder}
     return spec.replace(**{slot: _simplify_stack(stack) for slot, stack in stacks.items() if stack})
 

@@ -41,7 +41,7 @@ _UNREAD_FORMATS = (
 def read_tensors(folder: Path, *, on_meta: bool = False) -> dict[str, Tensor]:
     """Return name -> tensor for all weights in a folder, memory-mapped if the format allows it.
 
-    Only a `pytorch_model.bin` in the format before PyTorch 1.6 is read into memory as a whole.
+    Only a `pytorch_model.bin` in the format used before PyTorch 1.6 is read fully into memory.
 
     Args:
         folder: a folder with weight files.
@@ -60,7 +60,7 @@ def read_tensors(folder: Path, *, on_meta: bool = False) -> dict[str, Tensor]:
 def write_tensors(
     folder: Path, tensors: Mapping[str, Tensor], *, max_shard_bytes: int = MAX_SHARD_BYTES
 ) -> None:
-    """Write tensors as one safetensors file, or as shards and an index."""
+    """Write tensors to one safetensors file or, if they are too large, to shards with an index."""
     split = split_torch_state_dict_into_shards(dict(tensors), max_shard_size=max_shard_bytes)
     for name, keys in split.filename_to_tensors.items():
         write_safetensors(folder / name, {key: tensors[key] for key in keys}, _METADATA)

@@ -74,7 +74,7 @@ def read_tokenizer(
             template, so that no special tokens are added, as in `transformers`.
 
     Raises:
-        TokenizerError: a file that cannot be read, or that does not contain all rules of its class.
+        TokenizerError: a file that cannot be read or that lacks rules of its tokenizer class.
     """
     source = find_file(folder)
     if source is None:

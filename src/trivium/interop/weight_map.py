@@ -87,11 +87,11 @@ def weight_map(
 ) -> list[HFWeight]:
     """Map each `state_dict` name in `names` to its name(s) and layout in a Hugging Face file.
 
-    With `reading`, the result includes all alternative names that a file may use; otherwise only
-    the names that are written.
+    With `reading`, the result includes all alternative names that a file may use; otherwise it has
+    only the names that export writes.
 
     Raises:
-        SpecError: a tensor that the family has no name for.
+        SpecError: the family has no name for one of the tensors.
     """
     names, hf_shapes = {*names}, family.hf_shapes(spec)
     weights = [
@@ -185,8 +185,8 @@ def to_hf(
     """Convert a `state_dict` to the tensors of a Hugging Face file.
 
     Raises:
-        SpecError: one tensor with two names in the file that the family's `tied_aliases` do not
-            declare.
+        SpecError: the family's tables give one tensor two names in the file, and `tied_aliases`
+            does not declare these names as tied.
     """
     tensors: dict[str, Tensor] = {}
     written: dict[str, str] = {}

@@ -27,4 +27,4 @@ def _families() -> Iterator[Family]:
 FAMILIES: dict[str, Family] = {
     family.model_type: family for family in sorted(_families(), key=lambda each: each.is_variant)
 }
-"""`model_type` -> family. A spec that several families can express is exported as the first."""
+"""`model_type` -> family. A spec is exported as the first family that can express it."""

@@ -21,7 +21,7 @@ _LAYER = {
 
 
 def _check_groups(config: ConfigReader, tree: SpecTree) -> None:
-    """Refuse layer groups of unequal length, which `transformers` would divide differently."""
+    """Raise CheckpointError for unequal layer groups, which `transformers` divides differently."""
     groups = tree.get("encoder.num_layer_groups")
     if groups < 1 or tree.get("encoder.num_layers") % groups:
         raise config.unsupported("num_hidden_groups", expected="a divisor of num_hidden_layers")

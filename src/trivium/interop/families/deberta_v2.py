@@ -21,7 +21,7 @@ _POSITIONS = "encoder.layers.mixer.positions"
 
 
 def _read_distances(config: ConfigReader, tree: SpecTree) -> None:
-    """Read relative positions, absolute positions in the input, and tying of the MLM head."""
+    """Read the relative positions, the input's absolute positions, and whether the head is tied."""
     longest = config.require("max_position_embeddings", 512)
     if config.require("position_biased_input", True):
         tree.set("embedding.positions", {"kind": "learned", "max_length": longest})
@@ -42,6 +42,7 @@ def _read_distances(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_distances(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write the options for relative and absolute positions."""
     part, absolute = attention_of(spec).positions, spec.embedding.positions
     config |= {
         "relative_attention": part is not None,
@@ -58,11 +59,11 @@ def _write_distances(spec: TransformerSpec, config: dict[str, Any]) -> None:
 
 
 DISTANCES = Hook(_read_distances, _write_distances)
-"""The hook for options that DeBERTa v1 and v2 share."""
+"""The hook for the position options that DeBERTa v1 and v2 share."""
 
 
 def _read_buckets(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the relative-position options added in v2: buckets, shared projections, a norm."""
+    """Read the position options that are new in v2: buckets, shared projections and a norm."""
     buckets = config.require("position_buckets", -1)
     shared, norm = config.require("share_att_key", False), config.require("norm_rel_ebd", "none")
     if norm not in ("none", "layer_norm"):
@@ -80,6 +81,7 @@ def _read_buckets(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_buckets(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write the position options that are new in v2."""
     part = attention_of(spec).positions
     if isinstance(part, Disentangled):
         config |= {

@@ -19,13 +19,14 @@ from trivium.models.transformer import TransformerSpec
 
 
 def _read_width(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the embedding width; embeddings are projected if their width is not d_model."""
+    """Read the embedding width; embeddings of another width than d_model are projected."""
     width = config.require("embedding_size", 128)
     if width != tree.get("d_model"):
         tree.set("embedding.factorised.width", width)
 
 
 def _write_width(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write the width of the token embeddings."""
     config["embedding_size"] = spec.d_embedding
 
 

@@ -29,12 +29,12 @@ _LENGTH = "original_max_position_embeddings"
 
 
 def _hf_name(field: str) -> str:
-    """Return the name that a `RotaryScaling` field has in a Hugging Face config."""
+    """Return the Hugging Face name of a `RotaryScaling` field."""
     return field.replace("frequency", "freq").replace("max_length", "max_position_embeddings")
 
 
 def read_rotary(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the options of RoPE, which must be applied to all dimensions of a head."""
+    """Read the options of RoPE. RoPE on only a part of each head is refused."""
     config.expect("partial_rotary_factor", 1.0)
     rope = rope_of(config)
     if rope.get("partial_rotary_factor") == 1.0:
@@ -43,7 +43,7 @@ def read_rotary(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def rope_of(config: ConfigReader, kind: str | None = None) -> dict[str, Any]:
-    """Return `rope_parameters` (transformers 5) updated with `rope_scaling` (earlier releases).
+    """Return the RoPE options in `rope_parameters` (transformers 5) and `rope_scaling` (earlier).
 
     `kind` is the layer type, for configs whose `rope_parameters` has one object per layer type.
     """
@@ -81,11 +81,12 @@ def read_rope(config: ConfigReader, tree: SpecTree, rope: dict[str, Any]) -> Non
 
 
 def _write_rotary(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write the RoPE options of the first layer's attention."""
     write_rope(attention_of(spec).positions, config)
 
 
 def write_rope(rotary: Positions | None, config: dict[str, Any]) -> None:
-    """Write RoPE options in the old and new spelling: transformers before 5 reads only the old."""
+    """Write the RoPE options twice: for transformers 5, and under the names of earlier releases."""
     if not isinstance(rotary, Rotary):
         raise SpecError("decoder.layers.mixer.positions that are not rotary")
     fields = rotary.scaling.model_dump(mode="json", exclude_none=True) if rotary.scaling else {}
@@ -106,7 +107,7 @@ def write_rope(rotary: Positions | None, config: dict[str, Any]) -> None:
 
 
 def _write_width(spec: TransformerSpec, config: dict[str, Any]) -> None:
-    """Raise SpecError if num_heads does not divide d_model, which `transformers` requires."""
+    """Raise SpecError if d_model is not a multiple of num_heads, as `transformers` requires."""
     if spec.d_model % attention_of(spec).num_heads:
         raise SpecError("d_model that is not a multiple of decoder.layers.mixer.num_heads")
 
@@ -161,7 +162,7 @@ _FEED_FORWARD: Weights = {
 
 
 def body(feed_forward: Weights) -> Weights:
-    """Return all weights except the heads; `feed_forward` has those of a layer's FFN."""
+    """Return all weights except the heads, given the weights of a layer's FFN."""
     return {
         "model.embed_tokens": "tokens",
         **layer_weights("model.layers.{i}", "decoder", {**_LAYER, **feed_forward}),

@@ -1,7 +1,7 @@
 """Longformer (Beltagy et al. 2020): RoBERTa with sliding-window attention and global tokens.
 
-Its multiple-choice class is not read: there all tokens after the question are global, while here a
-head with one score per text makes only the first token global.
+Its multiple-choice class is not read: that class makes all tokens after the question global, while
+Trivium's head with one score per text makes only the first token global.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trivium.nn.patterns import Sliding
 
 
 def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the attention of every layer; windows may differ between layers."""
+    """Read the window of each layer's attention: one number for all layers, or one per layer."""
     layers, heads = config.num_layers(), config.require("num_attention_heads")
     given = config.require("attention_window", 512)
     windows = given if isinstance(given, list) else [given] * layers
@@ -37,6 +37,7 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write the number of heads and the window of each layer, or one window for all."""
     assert spec.encoder is not None
     windows = []
     for mixer in spec.encoder.mixers:

@@ -21,7 +21,7 @@ from trivium.nn.mixers.mamba import Mamba
 
 
 def _read_sizes(config: ConfigReader, tree: SpecTree) -> None:
-    """Read `d_inner` and `dt_rank`; the rank "auto" is hidden_size / 16, rounded up."""
+    """Read `d_inner` and `dt_rank`; "auto" means a rank of hidden_size / 16, rounded up."""
     width = config.require("hidden_size")
     inner, rank = int(config.get("expand", 2) * width), config.get("time_step_rank", "auto")
     if isinstance(rank, str) and rank != "auto":
@@ -31,6 +31,7 @@ def _read_sizes(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_sizes(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write `expand` (d_inner / d_model), `intermediate_size` and `time_step_rank`."""
     mixer = spec.stacks[0].mixers[0]
     if not isinstance(mixer, Mamba):
         raise SpecError(f"mixer = {mixer.kind!r}")

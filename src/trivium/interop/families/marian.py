@@ -11,7 +11,7 @@ from trivium.models.transformer import TransformerSpec
 
 
 def _read_vocabularies(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the vocabulary sizes: one shared vocabulary, or one for source and one for target."""
+    """Read the vocabulary size: that of a shared vocabulary, or those of source and target."""
     source = config.require("vocab_size")
     target = config.require("decoder_vocab_size", source)
     shared = config.require("share_encoder_decoder_embeddings", True)
@@ -30,6 +30,7 @@ def _read_vocabularies(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_vocabularies(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write the vocabulary sizes, and ids that replace the defaults of `transformers`."""
     config |= {
         "vocab_size": spec.source_vocab_size or spec.vocab_size,
         "decoder_vocab_size": spec.vocab_size,
@@ -43,6 +44,7 @@ def _write_vocabularies(spec: TransformerSpec, config: dict[str, Any]) -> None:
 
 
 def _weights(spec: TransformerSpec) -> Weights:
+    """Return the weights: one shared embedding matrix, or one per side."""
     if spec.source_vocab_size is None:
         return {"model.shared": "tokens", **LAYERS}
     return {

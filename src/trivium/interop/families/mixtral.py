@@ -1,7 +1,7 @@
 """Mixtral (Jiang et al. 2024): Mistral with a mixture of experts in every layer.
 
 `router_aux_loss_coef` is always the coefficient of the load-balancing loss. In `transformers` the
-loss contains this term only if `output_router_logits` is set.
+training loss contains the load-balancing loss only if `output_router_logits` is set.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _EXPERT = "feed_forward.experts.{e}"
 
 
 def _read_defaults(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the window and RoPE base, whose defaults are not Mistral's: no window, base 1e6."""
+    """Read the window and RoPE base; unlike in Mistral, the defaults are no window and 1e6."""
     read_window(config, tree, default=None)
     if "rope_theta" not in {*config.file_keys, *config.get("rope_parameters", {})}:
         tree.set("decoder.layers.mixer.positions.base", 1e6)

@@ -1,4 +1,4 @@
-"""ModernBERT (Warner et al. 2024): RoPE, gated FFNs, alternating full and sliding attention."""
+"""ModernBERT (Warner et al. 2024): RoPE, gated FFNs, full and sliding-window attention."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BASES = {FULL: 160_000.0, SLIDING: 10_000.0}
 
 
 def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
-    """Give each layer full attention, or a window of `local_attention` // 2 tokens per side."""
+    """Read each layer's attention: full, or a window of `local_attention` // 2 on each side."""
     full = read_layer_rotary(config, FULL, "global_rope_theta", _BASES[FULL])
     sliding = read_layer_rotary(config, SLIDING, "local_rope_theta", _BASES[SLIDING])
     tree.set("encoder.layers.mixer.positions", full)
@@ -36,10 +36,10 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def read_layer_rotary(config: ConfigReader, kind: str, old: str, default: float) -> Rotary:
-    """Return the RoPE of one layer type. RoPE scaling is refused.
+    """Return the RoPE of the layers of one type. Raises CheckpointError for RoPE scaling.
 
-    `old` is the option for the base before transformers 5, `default` the base if the file has
-    neither.
+    `old` is the name of the option for the RoPE base before transformers 5. `default` is the base
+    if the file does not set any.
     """
     kinds = config.get("rope_parameters", {})
     options = dict(kinds.get(kind) or {})
@@ -50,7 +50,7 @@ def read_layer_rotary(config: ConfigReader, kind: str, old: str, default: float)
 
 
 def rotary_of_kinds(spec: TransformerSpec, bases: Mapping[str, float]) -> dict[str, Rotary]:
-    """Return the RoPE of each layer type, with `bases` for the types that no layer has."""
+    """Return layer type -> RoPE; `bases` has the RoPE bases of types that no layer has."""
     rotary = {kind: Rotary(base=base) for kind, base in bases.items()}
     for mixer in spec.stacks[0].attentions:
         if isinstance(mixer.positions, Rotary):  # others differ when the config is read back
@@ -59,6 +59,7 @@ def rotary_of_kinds(spec: TransformerSpec, bases: Mapping[str, float]) -> dict[s
 
 
 def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write the layer types, the window, and the RoPE base of each layer type."""
     rotary = rotary_of_kinds(spec, _BASES)
     window = write_layer_types(spec, config) or 65
     config |= {
@@ -70,6 +71,7 @@ def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
 
 
 def _every_head(path: str) -> tuple[str, ...]:
+    """Return the path of the same field in every kind of head."""
     return tuple(f"heads.{kind}.{path}" for kind in ("mlm", "classifier", "tagger", "span"))
 
 

@@ -1,4 +1,4 @@
-"""Qwen2 and 2.5 (Yang et al. 2024): LLaMA's tables with biases in the QKV projections."""
+"""Qwen2 and 2.5 (Yang et al. 2024): LLaMA with biases in the QKV projections."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ def read_layer_types(
     option: str = "sliding_window",
     **sliding: Any,
 ) -> None:
-    """Give each layer full or sliding attention.
+    """Set full or sliding-window attention for each layer, as in "layer_types".
 
     Args:
-        config: the options; "layer_types" may be missing.
-        tree: the spec tree; its mixer is complete except for the layers' patterns.
-        window: the window size of sliding layers, including the query position itself.
-        default: whether a layer, counted from 0, has a window if "layer_types" is missing.
+        config: the options of the `config.json`.
+        tree: the spec tree; only the attention patterns of its mixer are not set yet.
+        window: the size of the sliding window, including the query position itself.
+        default: a function that decides, if the file lacks "layer_types", whether the layer with a
+            0-based index has a sliding window.
         option: the name of the window option in the file, for error messages.
-        sliding: the other fields of the mixer that differ in sliding layers.
+        sliding: mixer fields with other values in the layers with sliding windows.
     """
     [stack] = tree.stacks
     kinds = config.layer_types(default, tree.get(f"{stack}.num_layers"))
@@ -42,7 +43,7 @@ def read_layer_types(
 
 
 def write_layer_types(spec: TransformerSpec, config: dict[str, Any]) -> int | None:
-    """Set "layer_types". Returns the window of sliding layers, or None if there are none."""
+    """Write "layer_types". Returns the sliding-window size, or None if no layer has a window."""
     patterns = [attention.pattern for attention in spec.stacks[0].attentions]
     windows = [each.window + 1 for each in patterns if isinstance(each, Sliding)]
     config["layer_types"] = [SLIDING if isinstance(p, Sliding) else FULL for p in patterns]
@@ -57,6 +58,7 @@ def _read_window(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_window(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write the layer types and the sliding window."""
     window = write_layer_types(spec, config)
     config |= {"use_sliding_window": window is not None, "sliding_window": window}
 

@@ -1,4 +1,4 @@
-"""Qwen3 (Yang et al. 2025): Qwen2's tables with QK norm in place of biases."""
+"""Qwen3 (Yang et al. 2025): Qwen2 with QK norm instead of biases."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from trivium.interop.families.qwen2 import QWEN2
 from trivium.interop.family import Option, decoder_classes, layer_weights
 
 NORM_EPS = ("decoder.layers.norm.eps", "decoder.layers.mixer.qk_norm.eps")
-"""The fields that "rms_norm_eps" sets."""
+"""The spec fields that the option "rms_norm_eps" sets."""
 
 QK_NORMS = layer_weights(
     "model.layers.{i}",
     "decoder",
     {"self_attn.q_norm": "mixer.query_norm", "self_attn.k_norm": "mixer.key_norm"},
 )
-"""The weights of the query and key norms."""
+"""The weights of QK norm."""
 
 QWEN3 = replace(
     QWEN2,

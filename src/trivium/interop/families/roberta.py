@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al. 2019): BERT without sentence pairs; positions start after the padding id."""
+"""RoBERTa (Liu et al. 2019): BERT without NSP; position ids start after the padding id."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trivium.nn.positions.learned import Learned
 
 
 def _read_offset(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the position offset: position 0 is the row after `pad_token_id` in the table."""
+    """Read the position offset: position 0 uses row `pad_token_id` + 1 of the embedding matrix."""
     offset = config.require("pad_token_id", 1) + 1
     length = tree.get("embedding.positions.max_length")
     tree.set("embedding.positions.offset", offset)
@@ -22,6 +22,7 @@ def _read_offset(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_offset(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write the offset as `pad_token_id`, and `max_position_embeddings`, which includes it."""
     positions = spec.embedding.positions
     if not isinstance(positions, Learned) or positions.offset < 1:
         raise SpecError("embedding.positions.offset = 0")

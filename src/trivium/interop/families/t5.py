@@ -41,6 +41,7 @@ _PROJECTIONS = {
 
 
 def _read_projection(config: ConfigReader, tree: SpecTree) -> None:
+    """Read the activation of the feed-forward networks and whether they are gated."""
     activation, gated = config.choose("feed_forward_proj", _PROJECTIONS, "relu")
     config.expect("is_gated_act", gated)
     config.expect("dense_act_fn", *(hf for hf, local in ACTIVATIONS.items() if local == activation))
@@ -49,6 +50,7 @@ def _read_projection(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_projection(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write `feed_forward_proj`. Raises SpecError for activations that T5 does not have."""
     layer = feed_forward_of(spec)
     for name, local in _PROJECTIONS.items():
         if local == (layer.activation, layer.gated):
@@ -59,10 +61,11 @@ def _write_projection(spec: TransformerSpec, config: dict[str, Any]) -> None:
 
 
 def _read_lm_head(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the LM head. T5 1.1 has an untied, unscaled head, which configs express in two ways.
+    """Read whether the LM head is tied and scaled.
 
-    Old configs are not tied, and therefore not scaled. New configs are always tied and set
-    `scale_decoder_outputs` to false, but the file still contains an `lm_head.weight`.
+    T5 1.1 has an untied, unscaled head, which configs express in two ways. Old configs say that the
+    head is not tied, which implies that it is not scaled. New configs always say that the head is
+    tied and set `scale_decoder_outputs` to false, but the file still has an `lm_head.weight`.
     """
     tied = config.require("tie_word_embeddings", True)
     scaled = config.require("scale_decoder_outputs", tied)
@@ -71,6 +74,7 @@ def _read_lm_head(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_lm_head(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write whether the LM head is tied and scaled, and whether there is a decoder."""
     config["is_encoder_decoder"] = spec.decoder is not None
     for head in spec.heads:
         if isinstance(head, LMHead):
@@ -82,7 +86,7 @@ _ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 
 def _weights(spec: TransformerSpec) -> Weights:
-    """Return the weights. The FFN is layer 1 of an encoder block and layer 2 of a decoder block."""
+    """Return the weights; the FFN is sublayer 1 of an encoder block, sublayer 2 in a decoder."""
     gated = feed_forward_of(spec).gated
     up = {"wi_0": "gate", "wi_1": "up"} if gated else {"wi": "up"}
     attention = _sublayer("0", "SelfAttention", "mixer", _ATTENTION)
@@ -98,6 +102,7 @@ def _weights(spec: TransformerSpec) -> Weights:
 
 
 def _sublayer(number: str, hf: str, local: str, names: Mapping[str, str]) -> dict[str, str]:
+    """Return the weights of a sublayer: its norm and the projections in `names`."""
     residual = local.replace("cross_attention", "cross")
     return {
         f"layer.{number}.layer_norm": f"{residual}_residual.{{norm}}",
