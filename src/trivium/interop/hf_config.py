@@ -188,7 +188,7 @@ class ConfigReader:
             )
         return value
 
-    def choose(self, name: str, values: Mapping[Any, Any], default: Any = None) -> Any:
+    def translate(self, name: str, values: Mapping[Any, Any], default: Any = None) -> Any:
         """Translate the value of an option by `values`. Raises CheckpointError for other values."""
         value = self.require(name, default)
         if not isinstance(value, str | bool | int) or value not in values:

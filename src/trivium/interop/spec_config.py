@@ -169,7 +169,7 @@ def _read_option(config: ConfigReader, tree: SpecTree, name: str, option: Option
         return
     default = option.resolve_default(config) if config.get(name) is None else None
     if option.values is not None:
-        value = config.choose(name, option.values, default)
+        value = config.translate(name, option.values, default)
     else:
         value = config.require(name, default)
     if isinstance(value, list | dict) or (isinstance(value, str) and not option.values):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trivium.interop.families.bert import BERT, CONFIG, ONLY, body
+from trivium.interop.families.bert import BERT, CONFIG, ONLY, base_weights
 from trivium.interop.family import Hook, Option, SpecTree, activation, encoder_classes
 from trivium.interop.hf_config import ConfigReader
 
@@ -20,7 +20,7 @@ _LAYER = {
 }
 
 
-def _check_groups(config: ConfigReader, tree: SpecTree) -> None:
+def _check_layer_groups(config: ConfigReader, tree: SpecTree) -> None:
     """Raise CheckpointError for unequal layer groups, which `transformers` divides differently."""
     groups = tree.get("encoder.num_layer_groups")
     if groups < 1 or tree.get("encoder.num_layers") % groups:
@@ -40,7 +40,7 @@ ALBERT = replace(
         "classifier_dropout_prob": Option("encoder.dropout", write_only=True),
     },
     weights={
-        **body(_LAYER, "albert", "albert.encoder.albert_layer_groups.{i}.albert_layers.0"),
+        **base_weights(_LAYER, "albert", "albert.encoder.albert_layer_groups.{i}.albert_layers.0"),
         "albert.encoder.embedding_hidden_mapping_in": "encoder.embedding.project_sum",
     },
     heads={
@@ -69,7 +69,7 @@ ALBERT = replace(
         "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
         "predictions.decoder.bias": "predictions.bias",
     },
-    hooks=(Hook(read=_check_groups),),
+    hooks=(Hook(read=_check_layer_groups),),
     tokenizer_class="AlbertTokenizer",
     is_variant=True,
 )

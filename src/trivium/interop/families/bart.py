@@ -45,23 +45,23 @@ IGNORED = (
 )
 
 
-def _read_scale(config: ConfigReader, tree: SpecTree) -> None:
+def _read_embed_scale(config: ConfigReader, tree: SpecTree) -> None:
     """Read the factor of token embeddings: sqrt(d_model) with `scale_embedding`, else 1."""
     scaled = config.require("scale_embedding", False)
     tree.set("embedding.scale", tree.get("d_model") ** 0.5 if scaled else 1.0)
 
 
-def _write_scale(spec: TransformerSpec, config: dict[str, Any]) -> None:
+def _write_embed_scale(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write `scale_embedding`, and two options with the same value in every export."""
     config["scale_embedding"] = spec.embedding.scale != 1.0
     config["is_encoder_decoder"] = True
     config["attention_dropout"] = 0.0
 
 
-SCALE = Hook(_read_scale, _write_scale)
+SCALE = Hook(_read_embed_scale, _write_embed_scale)
 
 
-def _read_bias(config: ConfigReader, tree: SpecTree) -> None:
+def _read_lm_bias(config: ConfigReader, tree: SpecTree) -> None:
     """Give the LM head a bias if the file has a nonzero `final_logits_bias`."""
     tree.set("heads.lm.bias", "final_logits_bias" in config.weights)
 
@@ -141,5 +141,5 @@ BART = Family(
     hf_shapes=lambda spec: {"final_logits_bias": (1, spec.vocab_size)},
     buffers=(r"(model\.)?(encoder|decoder)\.version",),
     must_be_zero=("final_logits_bias",),
-    hooks=(SCALE, Hook(_read_bias)),
+    hooks=(SCALE, Hook(_read_lm_bias)),
 )

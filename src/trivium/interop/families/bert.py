@@ -40,7 +40,7 @@ FIXED = {
 ONLY = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 
 
-def body(layer: Weights, prefix: str, layers: str) -> Weights:
+def base_weights(layer: Weights, prefix: str, layers: str) -> Weights:
     """Return the weights of the embeddings and layers, given the weights inside a layer."""
     return {
         f"{prefix}.embeddings.word_embeddings": "tokens",
@@ -72,7 +72,7 @@ BERT = Family(
         "hidden_act": activation("gelu", "encoder.layers.feed_forward", "heads.mlm.dense"),
     },
     fixed=FIXED,
-    weights=body(LAYER, "bert", "bert.encoder.layer.{i}"),
+    weights=base_weights(LAYER, "bert", "bert.encoder.layer.{i}"),
     tokenizer_class="BertTokenizer",
     heads={
         "mlm": {

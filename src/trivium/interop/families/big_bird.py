@@ -18,7 +18,7 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
     if config.require("rescale_embeddings", False):
         tree.set("embedding.scale", width**0.5)
     kinds = {"block_sparse": True, "original_full": False}
-    if config.choose("attention_type", kinds, "block_sparse"):
+    if config.translate("attention_type", kinds, "block_sparse"):
         sparse = BlockSparseAttention(**mixer, head_dim=head_dim(width, mixer["num_heads"]))
         layers = range(min(tree.get("encoder.num_layers"), 1000))  # a spec refuses more
         tree.set_mixers("encoder", [sparse.replace(seed=layer) for layer in layers])

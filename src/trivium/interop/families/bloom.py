@@ -23,12 +23,12 @@ _ALIASES = {
 }
 
 
-def _alias(name: str, default: int) -> Any:
+def _read_alias(name: str, default: int) -> Any:
     """Return a function that reads the alias `name` of an option, with a default."""
     return lambda config: config.get(name, default)
 
 
-def _read(config: ConfigReader, tree: SpecTree) -> None:
+def _read_aliases_and_d_ff(config: ConfigReader, tree: SpecTree) -> None:
     """Check that aliases of an option have its value, and set `d_ff` to 4 * d_model."""
     for alias, name in _ALIASES.items():
         config.expect(alias, config.get(name, config.get(alias)))
@@ -51,9 +51,9 @@ BLOOM = Family(
     stacks=("decoder",),
     config={
         "vocab_size": Option("vocab_size", 250_880),
-        "hidden_size": Option("d_model", _alias("n_embed", 64)),
-        "n_layer": Option("decoder.num_layers", _alias("num_hidden_layers", 2)),
-        "n_head": Option("decoder.layers.mixer.num_heads", _alias("num_attention_heads", 8)),
+        "hidden_size": Option("d_model", _read_alias("n_embed", 64)),
+        "n_layer": Option("decoder.num_layers", _read_alias("num_hidden_layers", 2)),
+        "n_head": Option("decoder.layers.mixer.num_heads", _read_alias("num_attention_heads", 8)),
         "layer_norm_epsilon": Option(("decoder.layers.norm.eps", "embedding.norm.eps"), 1e-5),
         "hidden_dropout": Option("decoder.dropout", 0.0),
         "attention_dropout": Option("decoder.dropout", write_only=True),
@@ -83,5 +83,5 @@ BLOOM = Family(
     ignored="slow_but_exact offset_alibi seq_length skip_bias_add attention_softmax_in_fp32 "
     "bias_dropout_fusion masked_softmax_fusion unk_token_id",
     tied_aliases={"lm_head.weight": "transformer.word_embeddings.weight"},
-    hooks=(Hook(_read),),
+    hooks=(Hook(_read_aliases_and_d_ff),),
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trivium.interop.families.bert import BERT, FIXED, LAYER, body
+from trivium.interop.families.bert import BERT, FIXED, LAYER, base_weights
 from trivium.interop.family import Hook, Option, SpecTree, activation, attention_of, encoder_classes
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
@@ -20,7 +20,7 @@ from trivium.nn.positions.disentangled import Disentangled
 _POSITIONS = "encoder.layers.mixer.positions"
 
 
-def _read_distances(config: ConfigReader, tree: SpecTree) -> None:
+def _read_positions(config: ConfigReader, tree: SpecTree) -> None:
     """Read the relative positions, the input's absolute positions, and whether the head is tied."""
     longest = config.require("max_position_embeddings", 512)
     if config.require("position_biased_input", True):
@@ -41,7 +41,7 @@ def _read_distances(config: ConfigReader, tree: SpecTree) -> None:
         tree.set("heads.mlm.tied", True)
 
 
-def _write_distances(spec: TransformerSpec, config: dict[str, Any]) -> None:
+def _write_positions(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write the options for relative and absolute positions."""
     part, absolute = attention_of(spec).positions, spec.embedding.positions
     config |= {
@@ -58,7 +58,7 @@ def _write_distances(spec: TransformerSpec, config: dict[str, Any]) -> None:
     config["max_position_embeddings"] = longest or 512
 
 
-DISTANCES = Hook(_read_distances, _write_distances)
+DISTANCES = Hook(_read_positions, _write_positions)
 """The hook for the position options that DeBERTa v1 and v2 share."""
 
 
@@ -116,7 +116,7 @@ DEBERTA_V2 = replace(
     },
     fixed={path: value for path, value in FIXED.items() if path not in _READ},
     weights={
-        **body(_LAYER, "deberta", "deberta.encoder.layer.{i}"),
+        **base_weights(_LAYER, "deberta", "deberta.encoder.layer.{i}"),
         "deberta.encoder.rel_embeddings": "encoder.tables.0",
         "deberta.encoder.LayerNorm": "encoder.tables.0.norm",
     },

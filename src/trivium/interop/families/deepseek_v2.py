@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from trivium.errors import SpecError
-from trivium.interop.families.llama import CONFIG, body, read_rotary, write_rope
+from trivium.interop.families.llama import CONFIG, base_weights, read_rotary, write_rope
 from trivium.interop.families.mixtral import MIXTRAL
 from trivium.interop.family import Hook, Option, SpecTree, Weights, activation, classes
 from trivium.interop.hf_config import ConfigReader
@@ -23,7 +23,7 @@ _NETWORKS = {"": "", "shared_experts.": "shared.", "experts.{e}.": "experts.{e}.
 CLASSES = "ForCausalLM Model ForSequenceClassification"
 
 
-def _read(config: ConfigReader, tree: SpecTree) -> None:
+def _read_options(config: ConfigReader, tree: SpecTree) -> None:
     """Read RoPE, the query rank, the shared experts, and the dense layers before MoE layers."""
     read_rotary(config, tree)
     config.expect("num_key_value_heads", tree.get(f"{_MIXER}.num_heads"))
@@ -38,7 +38,7 @@ def _read(config: ConfigReader, tree: SpecTree) -> None:
     tree.set("decoder.first_layers", [layer] * count)
 
 
-def _write(spec: TransformerSpec, config: dict[str, Any]) -> None:
+def _write_options(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write RoPE, the query rank, the shared experts and the number of dense layers."""
     mixer, networks = spec.stacks[0].mixers[0], [x.feed_forward for x in spec.stacks[0].every_layer]
     experts = networks[-1]
@@ -51,32 +51,32 @@ def _write(spec: TransformerSpec, config: dict[str, Any]) -> None:
     config["intermediate_size"] = getattr(networks[0], "d_ff", None)
 
 
-def _read_method(config: ConfigReader, tree: SpecTree) -> None:
+def _read_routing(config: ConfigReader, tree: SpecTree) -> None:
     """Read the routing method; greedy routing means a single group of experts."""
     config.expect("norm_topk_prob", False)  # `transformers` does not read it
-    if config.choose("topk_method", {"greedy": True, "group_limited_greedy": False}, "greedy"):
+    if config.translate("topk_method", {"greedy": True, "group_limited_greedy": False}, "greedy"):
         tree.set(f"{_EXPERTS}.num_groups", 1)
         tree.set(f"{_EXPERTS}.top_k_groups", 1)
 
 
-def _write_method(_: TransformerSpec, config: dict[str, Any]) -> None:
+def _write_routing(_: TransformerSpec, config: dict[str, Any]) -> None:
     """Write the routing method, which is greedy if there is one group of experts."""
     config["topk_method"] = "greedy" if config["n_group"] == 1 else "group_limited_greedy"
 
 
-def _groups(config: ConfigReader) -> int | None:
+def _default_groups(config: ConfigReader) -> int | None:
     """Return the default number of expert groups: 1, or None if the option is required."""
     return None if config.get("topk_method") == "group_limited_greedy" else 1
 
 
-def _weights(spec: TransformerSpec) -> Weights:
+def _weight_table(spec: TransformerSpec) -> Weights:
     """Return the weights; with compressed queries, `q_b_proj` takes the place of `q_proj`."""
     compressed = getattr(spec.stacks[0].mixers[0], "query_rank", None) is not None
     query = "q_b_proj" if compressed else "q_proj"
     return {hf.replace("q_proj", query): local for hf, local in _WEIGHTS.items()}
 
 
-_WEIGHTS = body(
+_WEIGHTS = base_weights(
     {
         "self_attn.q_a_proj": "mixer.query_down",
         "self_attn.q_a_layernorm": "mixer.query_norm",
@@ -112,8 +112,8 @@ DEEPSEEK_V2 = replace(
         "n_shared_experts": f"{_EXPERTS}.shared.d_ff",
         "num_experts_per_tok": f"{_EXPERTS}.top_k",
         "routed_scaling_factor": f"{_EXPERTS}.scale",
-        "n_group": Option(f"{_EXPERTS}.num_groups", _groups),
-        "topk_group": Option(f"{_EXPERTS}.top_k_groups", _groups),
+        "n_group": Option(f"{_EXPERTS}.num_groups", _default_groups),
+        "topk_group": Option(f"{_EXPERTS}.top_k_groups", _default_groups),
         "aux_loss_alpha": Option(f"{_EXPERTS}.aux_loss_coef", 0.001),
     },
     fixed={
@@ -122,8 +122,8 @@ DEEPSEEK_V2 = replace(
         f"{_MIXER}.positions.layout": "interleaved",
         f"{_EXPERTS}.normalized": False,
     },
-    weights=_weights,
+    weights=_weight_table,
     expected={"attention_bias": False, "mlp_bias": False, "scoring_func": "softmax"},
     ignored="head_dim qk_head_dim output_router_logits moe_layer_freq ep_size seq_aux auto_map",
-    hooks=(Hook(_read, _write), Hook(_read_method, _write_method)),
+    hooks=(Hook(_read_options, _write_options), Hook(_read_routing, _write_routing)),
 )

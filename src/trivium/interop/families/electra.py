@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trivium.interop.families.bert import BERT, CONFIG, FIXED, LAYER, ONLY, body
+from trivium.interop.families.bert import BERT, CONFIG, FIXED, LAYER, ONLY, base_weights
 from trivium.interop.family import (
     MULTIPLE_CHOICE,
     Architecture,
@@ -18,14 +18,14 @@ from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
 
 
-def _read_width(config: ConfigReader, tree: SpecTree) -> None:
+def _read_embed_width(config: ConfigReader, tree: SpecTree) -> None:
     """Read the embedding width; embeddings of another width than d_model are projected."""
     width = config.require("embedding_size", 128)
     if width != tree.get("d_model"):
         tree.set("embedding.factorised.width", width)
 
 
-def _write_width(spec: TransformerSpec, config: dict[str, Any]) -> None:
+def _write_embed_width(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write the width of the token embeddings."""
     config["embedding_size"] = spec.d_embedding
 
@@ -52,7 +52,7 @@ ELECTRA = replace(
         "heads.classifier.dense.activation": "gelu",
     },
     weights={
-        **body(LAYER, "electra", "electra.encoder.layer.{i}"),
+        **base_weights(LAYER, "electra", "electra.encoder.layer.{i}"),
         "electra.embeddings_project": "encoder.embedding.project_sum",
     },
     heads={
@@ -78,6 +78,6 @@ ELECTRA = replace(
     },
     ignored="classifier_dropout summary_last_dropout summary_first_dropout",
     tied_aliases={"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"},
-    hooks=(Hook(_read_width, _write_width),),
+    hooks=(Hook(_read_embed_width, _write_embed_width),),
     is_variant=True,
 )

@@ -41,7 +41,7 @@ ATTENTION = Hook(_read_scales, _write_attention)
 """The hook for the embedding and attention scales; it also writes the sliding windows."""
 
 
-def _read(config: ConfigReader, tree: SpecTree) -> None:
+def _read_soft_caps(config: ConfigReader, tree: SpecTree) -> None:
     """Read the soft caps (null means no cap) and the layers with sliding-window attention."""
     for name, path, default in (
         ("attn_logit_softcapping", "decoder.layers.mixer.soft_cap", 50.0),
@@ -52,7 +52,7 @@ def _read(config: ConfigReader, tree: SpecTree) -> None:
     read_layer_types(config, tree, window, lambda layer: layer % 2 == 0)
 
 
-def _write(spec: TransformerSpec, config: dict[str, Any]) -> None:
+def _write_soft_caps(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write the soft caps of the attention scores and of the logits."""
     config["attn_logit_softcapping"] = attention_of(spec).soft_cap
     for head in spec.heads:
@@ -100,6 +100,6 @@ GEMMA2 = replace(
     expected={"use_bidirectional_attention": False},
     # The first releases set the activation twice; the value of `hidden_act` is wrong.
     ignored="hidden_act cache_implementation",
-    hooks=(ROTARY, ATTENTION, Hook(_read, _write)),
+    hooks=(ROTARY, ATTENTION, Hook(_read_soft_caps, _write_soft_caps)),
     tokenizer_class="GemmaTokenizer",
 )

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from trivium.interop.families.gemma2 import ATTENTION, GEMMA2
-from trivium.interop.families.llama import WIDTH, read_rope, rope_of, write_rope
-from trivium.interop.families.modernbert import read_layer_rotary, rotary_of_kinds
+from trivium.interop.families.llama import WIDTH, read_rope, rope_options, write_rope
+from trivium.interop.families.modernbert import read_layer_rotary, rotary_by_layer_type
 from trivium.interop.families.qwen2 import read_layer_types
 from trivium.interop.families.qwen3 import QK_NORMS, QWEN3
 from trivium.interop.family import Hook, Option, SpecTree, classes
@@ -21,18 +21,18 @@ _BASES = {FULL: 1e6, SLIDING: 1e4}
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
-def _read(config: ConfigReader, tree: SpecTree) -> None:
+def _read_layer_rope(config: ConfigReader, tree: SpecTree) -> None:
     """Read the RoPE and attention of each layer; the default is one full layer in every 6."""
     base = config.get("rope_theta", _BASES[FULL])
-    read_rope(config, tree, {"rope_theta": base, **rope_of(config, FULL)})
+    read_rope(config, tree, {"rope_theta": base, **rope_options(config, FULL)})
     positions = read_layer_rotary(config, SLIDING, "rope_local_base_freq", _BASES[SLIDING])
     window, every = config.require("sliding_window", 4096), config.get("sliding_window_pattern", 6)
     read_layer_types(config, tree, window, lambda i: (i + 1) % every > 0, positions=positions)
 
 
-def _write(spec: TransformerSpec, config: dict[str, Any]) -> None:
+def _write_layer_rope(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write the RoPE of full-attention layers and of sliding-window layers."""
-    rotary = rotary_of_kinds(spec, _BASES)
+    rotary = rotary_by_layer_type(spec, _BASES)
     write_rope(rotary[FULL], config)
     local = config["rope_local_base_freq"] = rotary[SLIDING].base
     sliding = {"rope_type": "default", "rope_theta": local}
@@ -57,5 +57,5 @@ GEMMA3 = replace(
     weights={**GEMMA2.weights, **QK_NORMS},  # type: ignore[dict-item]
     expected={**GEMMA2.expected, **dict.fromkeys(_CAPS)},
     ignored=f"{GEMMA2.ignored} _sliding_window_pattern",
-    hooks=(ATTENTION, WIDTH, Hook(_read, _write)),
+    hooks=(ATTENTION, WIDTH, Hook(_read_layer_rope, _write_layer_rope)),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trivium.interop.families.llama import ROTARY, read_rope, rope_of
+from trivium.interop.families.llama import ROTARY, read_rope, rope_options
 from trivium.interop.family import (
     QKV,
     Family,
@@ -25,7 +25,7 @@ from trivium.nn.positions.rotary import Rotary
 
 def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
     """Read the options of RoPE, under their current names and those of older files."""
-    rope = rope_of(config)
+    rope = rope_options(config)
     share, base = config.get("rotary_pct", 0.25), config.get("rotary_emb_base", 1e4)
     tree.set(
         "decoder.layers.mixer.positions.partial_rotary_factor",

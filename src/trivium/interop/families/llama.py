@@ -36,13 +36,13 @@ def _hf_name(field: str) -> str:
 def read_rotary(config: ConfigReader, tree: SpecTree) -> None:
     """Read the options of RoPE. RoPE on only a part of each head is refused."""
     config.expect("partial_rotary_factor", 1.0)
-    rope = rope_of(config)
+    rope = rope_options(config)
     if rope.get("partial_rotary_factor") == 1.0:
         del rope["partial_rotary_factor"]
     read_rope(config, tree, rope)
 
 
-def rope_of(config: ConfigReader, kind: str | None = None) -> dict[str, Any]:
+def rope_options(config: ConfigReader, kind: str | None = None) -> dict[str, Any]:
     """Return the RoPE options in `rope_parameters` (transformers 5) and `rope_scaling` (earlier).
 
     `kind` is the layer type, for configs whose `rope_parameters` has one object per layer type.
@@ -106,7 +106,7 @@ def write_rope(rotary: Positions | None, config: dict[str, Any]) -> None:
         config["rope_scaling"] = {"rope_type": kind, **scaling}
 
 
-def _write_width(spec: TransformerSpec, config: dict[str, Any]) -> None:
+def _check_width(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Raise SpecError if d_model is not a multiple of num_heads, as `transformers` requires."""
     if spec.d_model % attention_of(spec).num_heads:
         raise SpecError("d_model that is not a multiple of decoder.layers.mixer.num_heads")
@@ -142,7 +142,7 @@ FIXED = {
 }
 
 ROTARY = Hook(read_rotary, _write_rotary)
-WIDTH = Hook(write=_write_width)
+WIDTH = Hook(write=_check_width)
 
 _LAYER: Weights = {
     "input_layernorm": "mixer_residual.{norm}",
@@ -161,11 +161,11 @@ _FEED_FORWARD: Weights = {
 }
 
 
-def body(feed_forward: Weights) -> Weights:
+def base_weights(ffn_weights: Weights) -> Weights:
     """Return all weights except the heads, given the weights of a layer's FFN."""
     return {
         "model.embed_tokens": "tokens",
-        **layer_weights("model.layers.{i}", "decoder", {**_LAYER, **feed_forward}),
+        **layer_weights("model.layers.{i}", "decoder", {**_LAYER, **ffn_weights}),
         "model.norm": "decoder.norm",
     }
 
@@ -180,7 +180,7 @@ LLAMA = Family(
         "mlp_bias": Option("decoder.layers.feed_forward.bias", False),
     },
     fixed=FIXED,
-    weights=body(_FEED_FORWARD),
+    weights=base_weights(_FEED_FORWARD),
     heads={kind: {"score": "classifier"} for kind in ("classifier", "tagger")},
     base="model.",
     expected={"rope_interleaved": False},

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from trivium.errors import SpecError
-from trivium.interop.families.bert import LAYER, body
+from trivium.interop.families.bert import LAYER, base_weights
 from trivium.interop.families.roberta import ROBERTA
 from trivium.interop.family import Hook, SpecTree, encoder_classes, head_dim
 from trivium.interop.hf_config import ConfigReader
@@ -57,7 +57,7 @@ LONGFORMER = replace(
     model_type="longformer",
     architectures=encoder_classes("Longformer"),
     config={n: field for n, field in ROBERTA.config.items() if n != "num_attention_heads"},
-    weights=body({**LAYER, **_GLOBAL}, "longformer", "longformer.encoder.layer.{i}"),
+    weights=base_weights({**LAYER, **_GLOBAL}, "longformer", "longformer.encoder.layer.{i}"),
     heads={**ROBERTA.heads, "pooler": {"longformer.pooler.dense": "linear"}},
     base="longformer.",
     ignored=f"{ROBERTA.ignored} onnx_export",

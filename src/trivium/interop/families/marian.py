@@ -43,7 +43,7 @@ def _write_vocabularies(spec: TransformerSpec, config: dict[str, Any]) -> None:
     }
 
 
-def _weights(spec: TransformerSpec) -> Weights:
+def _weight_table(spec: TransformerSpec) -> Weights:
     """Return the weights: one shared embedding matrix, or one per side."""
     if spec.source_vocab_size is None:
         return {"model.shared": "tokens", **LAYERS}
@@ -64,7 +64,7 @@ MARIAN = Family(
         "embedding.positions.kind": "sinusoidal",
         "embedding.positions.layout": "halves",
     },
-    weights=_weights,
+    weights=_weight_table,
     heads={"lm": {"lm_head.weight": "weight", "final_logits_bias": "bias"}},
     base="model.",
     expected={**ONLY, "normalize_embedding": False, "static_position_embeddings": True},

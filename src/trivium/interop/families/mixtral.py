@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trivium.interop.families.llama import FIXED, ROTARY, body
+from trivium.interop.families.llama import FIXED, ROTARY, base_weights
 from trivium.interop.families.mistral import MISTRAL, read_window, write_window
 from trivium.interop.family import (
     Hook,
@@ -23,7 +23,7 @@ from trivium.interop.hf_config import ConfigReader
 _EXPERT = "feed_forward.experts.{e}"
 
 
-def _read_defaults(config: ConfigReader, tree: SpecTree) -> None:
+def _read_window_and_base(config: ConfigReader, tree: SpecTree) -> None:
     """Read the window and RoPE base; unlike in Mistral, the defaults are no window and 1e6."""
     read_window(config, tree, default=None)
     if "rope_theta" not in {*config.file_keys, *config.get("rope_parameters", {})}:
@@ -51,7 +51,7 @@ MIXTRAL = replace(
         "decoder.layers.feed_forward.expert.gated": True,
         "decoder.layers.feed_forward.expert.bias": False,
     },
-    weights=body(
+    weights=base_weights(
         {
             "block_sparse_moe.gate": "feed_forward.router",
             "block_sparse_moe.experts.{e}.w1": f"{_EXPERT}.gate",
@@ -71,6 +71,6 @@ MIXTRAL = replace(
     ),
     expected={**MISTRAL.expected, "router_jitter_noise": 0.0},
     ignored="output_router_logits",
-    hooks=(ROTARY, Hook(_read_defaults, write_window)),
+    hooks=(ROTARY, Hook(_read_window_and_base, write_window)),
     is_variant=False,
 )

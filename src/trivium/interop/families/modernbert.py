@@ -49,7 +49,7 @@ def read_layer_rotary(config: ConfigReader, kind: str, old: str, default: float)
     return Rotary(base=base)
 
 
-def rotary_of_kinds(spec: TransformerSpec, bases: Mapping[str, float]) -> dict[str, Rotary]:
+def rotary_by_layer_type(spec: TransformerSpec, bases: Mapping[str, float]) -> dict[str, Rotary]:
     """Return layer type -> RoPE; `bases` has the RoPE bases of types that no layer has."""
     rotary = {kind: Rotary(base=base) for kind, base in bases.items()}
     for mixer in spec.stacks[0].attentions:
@@ -60,7 +60,7 @@ def rotary_of_kinds(spec: TransformerSpec, bases: Mapping[str, float]) -> dict[s
 
 def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write the layer types, the window, and the RoPE base of each layer type."""
-    rotary = rotary_of_kinds(spec, _BASES)
+    rotary = rotary_by_layer_type(spec, _BASES)
     window = write_layer_types(spec, config) or 65
     config |= {
         "local_attention": 2 * (window - 1),
@@ -70,7 +70,7 @@ def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
     }
 
 
-def _every_head(path: str) -> tuple[str, ...]:
+def _path_in_all_heads(path: str) -> tuple[str, ...]:
     """Return the path of the same field in every kind of head."""
     return tuple(f"heads.{kind}.{path}" for kind in ("mlm", "classifier", "tagger", "span"))
 
@@ -105,8 +105,8 @@ MODERNBERT = Family(
         "attention_dropout": Option("encoder.dropout", write_only=True),
         "embedding_dropout": Option("encoder.dropout", write_only=True),
         "classifier_dropout": Option("encoder.dropout", write_only=True),
-        "classifier_activation": activation("gelu", *_every_head("dense")),
-        "classifier_bias": Option(_every_head("dense.bias"), False),
+        "classifier_activation": activation("gelu", *_path_in_all_heads("dense")),
+        "classifier_bias": Option(_path_in_all_heads("dense.bias"), False),
         "classifier_pooling": Option(
             "heads.classifier.pooling", "cls", {"cls": "first", "mean": "mean"}
         ),
@@ -119,7 +119,7 @@ MODERNBERT = Family(
         "encoder.layers.norm_placement": "pre",
         "encoder.first_norm": False,
         "encoder.layers.feed_forward.gated": True,
-        **dict.fromkeys(_every_head("dense.norm"), True),
+        **dict.fromkeys(_path_in_all_heads("dense.norm"), True),
     },
     weights={
         "model.embeddings.tok_embeddings": "tokens",

@@ -19,7 +19,7 @@ from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
 
 
-def _read_projection(config: ConfigReader, tree: SpecTree) -> None:
+def _read_embed_width(config: ConfigReader, tree: SpecTree) -> None:
     """Read the width of the token embeddings, which may be smaller than d_model (OPT-350M).
 
     `transformers` projects the hidden states to this width before any head, Trivium only before the
@@ -33,7 +33,7 @@ def _read_projection(config: ConfigReader, tree: SpecTree) -> None:
     tree.set("embedding.factorised", {"width": width, "bias": False, "projected": "tokens"})
 
 
-def _write_projection(spec: TransformerSpec, config: dict[str, Any]) -> None:
+def _write_embed_width(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write the width of the token embeddings."""
     if spec.embedding.factorised and [head.kind for head in spec.heads] != ["lm"]:
         raise SpecError("embedding.factorised beside another head than the LM head")
@@ -94,5 +94,5 @@ OPT = Family(
     expected={"layer_norm_elementwise_affine": True},
     ignored="activation_dropout layerdrop init_std classifier_dropout",
     tied_aliases={"lm_head.weight": "model.decoder.embed_tokens.weight"},
-    hooks=(Hook(_read_projection, _write_projection), Hook(read=_read_final_norm)),
+    hooks=(Hook(_read_embed_width, _write_embed_width), Hook(read=_read_final_norm)),
 )

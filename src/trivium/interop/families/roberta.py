@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from trivium.errors import SpecError
-from trivium.interop.families.bert import BERT, CONFIG, FIXED, LAYER, body
+from trivium.interop.families.bert import BERT, CONFIG, FIXED, LAYER, base_weights
 from trivium.interop.family import MULTIPLE_CHOICE, Hook, SpecTree, classes
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
 from trivium.nn.positions.learned import Learned
 
 
-def _read_offset(config: ConfigReader, tree: SpecTree) -> None:
+def _read_position_offset(config: ConfigReader, tree: SpecTree) -> None:
     """Read the position offset: position 0 uses row `pad_token_id` + 1 of the embedding matrix."""
     offset = config.require("pad_token_id", 1) + 1
     length = tree.get("embedding.positions.max_length")
@@ -21,7 +21,7 @@ def _read_offset(config: ConfigReader, tree: SpecTree) -> None:
     tree.set("embedding.positions.max_length", length - offset)
 
 
-def _write_offset(spec: TransformerSpec, config: dict[str, Any]) -> None:
+def _write_position_offset(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write the offset as `pad_token_id`, and `max_position_embeddings`, which includes it."""
     positions = spec.embedding.positions
     if not isinstance(positions, Learned) or positions.offset < 1:
@@ -47,7 +47,7 @@ ROBERTA = replace(
         "embedding.positions.counted": "not-padding",
         "heads.mlm.dense.activation": "gelu",
     },
-    weights=body(LAYER, "roberta", "roberta.encoder.layer.{i}"),
+    weights=base_weights(LAYER, "roberta", "roberta.encoder.layer.{i}"),
     heads={
         "mlm": {
             "lm_head.dense": "dense.linear",
@@ -64,6 +64,6 @@ ROBERTA = replace(
         "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
         "lm_head.decoder.bias": "lm_head.bias",
     },
-    hooks=(Hook(_read_offset, _write_offset),),
+    hooks=(Hook(_read_position_offset, _write_position_offset),),
     is_variant=True,
 )

@@ -18,12 +18,12 @@ from trivium.nn.norm import LayerNorm
 _WIDTH = 4096
 
 
-def _times_width(factor: int) -> Callable[[ConfigReader], int]:
+def _multiple_of_width(factor: int) -> Callable[[ConfigReader], int]:
     """Return a function that computes a multiple of `hidden_size`."""
     return lambda config: factor * config.require("hidden_size", _WIDTH)
 
 
-def _never_rescale(spec: TransformerSpec, config: dict[str, Any]) -> None:
+def _disable_rescaling(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write `rescale_every` as 0: the residual stream is never halved."""
     config["rescale_every"] = 0
 
@@ -55,8 +55,8 @@ RWKV = Family(
         "vocab_size": Option("vocab_size", 50_277),
         "hidden_size": Option("d_model", _WIDTH),
         "num_hidden_layers": Option("decoder.num_layers", 32),
-        "attention_hidden_size": Option("decoder.layers.mixer.d_inner", _times_width(1)),
-        "intermediate_size": Option("decoder.layers.feed_forward.d_ff", _times_width(4)),
+        "attention_hidden_size": Option("decoder.layers.mixer.d_inner", _multiple_of_width(1)),
+        "intermediate_size": Option("decoder.layers.feed_forward.d_ff", _multiple_of_width(4)),
         "tie_word_embeddings": Option("heads.lm.tied", False),
     },
     fixed={
@@ -81,5 +81,5 @@ RWKV = Family(
     expected={"layer_norm_epsilon": 1e-5},  # the final norm always has this eps
     ignored="context_length rescale_every",
     tied_aliases={"head.weight": "rwkv.embeddings.weight"},
-    hooks=(Hook(write=_never_rescale),),
+    hooks=(Hook(write=_disable_rescaling),),
 )

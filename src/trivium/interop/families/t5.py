@@ -40,16 +40,16 @@ _PROJECTIONS = {
 }
 
 
-def _read_projection(config: ConfigReader, tree: SpecTree) -> None:
+def _read_ffn(config: ConfigReader, tree: SpecTree) -> None:
     """Read the activation of the feed-forward networks and whether they are gated."""
-    activation, gated = config.choose("feed_forward_proj", _PROJECTIONS, "relu")
+    activation, gated = config.translate("feed_forward_proj", _PROJECTIONS, "relu")
     config.expect("is_gated_act", gated)
     config.expect("dense_act_fn", *(hf for hf, local in ACTIVATIONS.items() if local == activation))
     tree.set("stacks.layers.feed_forward.activation", activation)
     tree.set("stacks.layers.feed_forward.gated", gated)
 
 
-def _write_projection(spec: TransformerSpec, config: dict[str, Any]) -> None:
+def _write_ffn(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write `feed_forward_proj`. Raises SpecError for activations that T5 does not have."""
     layer = feed_forward_of(spec)
     for name, local in _PROJECTIONS.items():
@@ -85,15 +85,15 @@ def _write_lm_head(spec: TransformerSpec, config: dict[str, Any]) -> None:
 _ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 
-def _weights(spec: TransformerSpec) -> Weights:
+def _weight_table(spec: TransformerSpec) -> Weights:
     """Return the weights; the FFN is sublayer 1 of an encoder block, sublayer 2 in a decoder."""
     gated = feed_forward_of(spec).gated
     up = {"wi_0": "gate", "wi_1": "up"} if gated else {"wi": "up"}
-    attention = _sublayer("0", "SelfAttention", "mixer", _ATTENTION)
-    cross = _sublayer("1", "EncDecAttention", "cross_attention", _ATTENTION)
+    attention = _sublayer_weights("0", "SelfAttention", "mixer", _ATTENTION)
+    cross = _sublayer_weights("1", "EncDecAttention", "cross_attention", _ATTENTION)
     weights: dict[str, str | tuple[str, ...]] = {"shared": "tokens"}
     for side, number in (("encoder", "1"), ("decoder", "2")):
-        forward = _sublayer(number, "DenseReluDense", "feed_forward", {**up, "wo": "down"})
+        forward = _sublayer_weights(number, "DenseReluDense", "feed_forward", {**up, "wo": "down"})
         layer = {**attention, **(cross if side == "decoder" else {}), **forward}
         bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
         weights |= {bias: f"{side}.tables.0", f"{side}.final_layer_norm": f"{side}.norm"}
@@ -101,7 +101,7 @@ def _weights(spec: TransformerSpec) -> Weights:
     return weights
 
 
-def _sublayer(number: str, hf: str, local: str, names: Mapping[str, str]) -> dict[str, str]:
+def _sublayer_weights(number: str, hf: str, local: str, names: Mapping[str, str]) -> dict[str, str]:
     """Return the weights of a sublayer: its norm and the projections in `names`."""
     residual = local.replace("cross_attention", "cross")
     return {
@@ -149,7 +149,7 @@ T5 = Family(
         "heads.classifier.dense.activation": "tanh",
         "initialization": {"kind": "fan-in"},
     },
-    weights=_weights,
+    weights=_weight_table,
     heads={"classifier": BART.heads["classifier"]},
     expected={"is_decoder": False},
     ignored="classifier_dropout output_past n_positions",
@@ -164,6 +164,6 @@ T5 = Family(
         r"(transformer\.)?decoder\.block\.0\.layer\.1\.EncDecAttention"
         r"\.relative_attention_bias\.weight",
     ),
-    hooks=(Hook(_read_projection, _write_projection), Hook(_read_lm_head, _write_lm_head)),
+    hooks=(Hook(_read_ffn, _write_ffn), Hook(_read_lm_head, _write_lm_head)),
     tokenizer_class="T5Tokenizer",
 )

@@ -39,7 +39,7 @@ def _write_memory(spec: TransformerSpec, config: dict[str, Any]) -> None:
     config["mem_len"] = getattr(attention_of(spec), "memory", None)
 
 
-def _head_dim(config: ConfigReader) -> int:
+def _default_head_dim(config: ConfigReader) -> int:
     """Return the default width of an attention head, d_model / n_head."""
     return head_dim(config.require("d_model", 1024), config.require("n_head", 16))
 
@@ -85,7 +85,7 @@ XLNET = Family(
         "d_model": Option("d_model", 1024),
         "n_layer": Option("encoder.num_layers", 24),
         "n_head": Option("encoder.layers.mixer.num_heads", 16),
-        "d_head": Option("encoder.layers.mixer.head_dim", _head_dim),
+        "d_head": Option("encoder.layers.mixer.head_dim", _default_head_dim),
         "d_inner": Option("encoder.layers.feed_forward.d_ff", 4096),
         "ff_activation": activation("gelu", "encoder.layers.feed_forward"),
         "layer_norm_eps": Option("encoder.layers.norm.eps", 1e-12),
