@@ -24,7 +24,7 @@ from trivium.inference.sampling_params import SamplingParams  # noqa: E402
 from trivium.language_model import LanguageModel  # noqa: E402
 from trivium.model_loading import load  # noqa: E402
 from trivium.serve.models import ModelRegistry  # noqa: E402
-from trivium.serve.playground import _THEME, _describe_error, build_page  # noqa: E402
+from trivium.serve.playground import _THEME, _describe, build_page  # noqa: E402
 from trivium.serve.playground.attention_tab import attention_pictures  # noqa: E402
 from trivium.serve.playground.examples import Examples, held_out_texts  # noqa: E402
 from trivium.serve.playground.tabs import _sampling_controls, percent, visible  # noqa: E402
@@ -127,7 +127,7 @@ def test_a_second_tokenizer_is_described_only_where_there_is_one(paths):
     registry = registry_of(paths)
     try:
         named = {
-            model.name: "of sources" in _describe_error(model, ENGLISH)  # type: ignore[arg-type]
+            model.name: "of sources" in _describe(model, ENGLISH)  # type: ignore[arg-type]
             for model in registry
         }
     finally:

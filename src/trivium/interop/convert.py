@@ -12,13 +12,7 @@ from trivium.errors import CheckpointError, SpecError, TriviumError, shorten
 from trivium.interop.families import FAMILIES
 from trivium.interop.family import Family
 from trivium.interop.spec_config import HFConfig, read_spec, write_config
-from trivium.interop.weight_map import (
-    HFWeight,
-    missing_base_prefix,
-    to_hf,
-    to_state_dict,
-    weight_map,
-)
+from trivium.interop.weight_map import HFWeight, missing_base, to_hf, to_state_dict, weight_map
 from trivium.models import Transformer, build
 from trivium.models.base_model import Spec
 from trivium.models.transformer import TransformerSpec
@@ -170,7 +164,7 @@ def _build_as_class(
     allow_unknown: bool,
 ) -> Transformer:
     """Return the model that the options and tensors describe when read as this class."""
-    base = missing_base_prefix(family, architecture, tensors.keys())
+    base = missing_base(family, architecture, tensors.keys())
     # Tensors that a class always saves, as zeros, are no evidence for a field of the spec.
     zeros = {
         name for name in family.must_be_zero if name in tensors and _is_zero_or_meta(tensors[name])

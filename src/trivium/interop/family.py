@@ -196,7 +196,7 @@ QKV = ("mixer.query", "mixer.key", "mixer.value")
 """The names that the parts of a fused QKV projection have inside a layer."""
 
 
-def layer_weights(hf: str, stack: str, layer: Weights) -> dict[str, str | tuple[str, ...]]:
+def per_layer(hf: str, stack: str, layer: Weights) -> dict[str, str | tuple[str, ...]]:
     """Return the weights of all layers of a stack: one layer's weights with both prefixes added."""
 
     def local(name: str) -> str:

@@ -29,16 +29,11 @@ _TRANSFORMER, _CONFIG = "sentence_bert_config.json", "config.json"
 _TOKENIZER, _MAX_LENGTH_LIMIT = "tokenizer_config.json", 10**9
 _PROMPTS = "config_sentence_transformers.json"
 _MODULE_KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
-_ACTIVATION_CLASSES = nn.Tanh, nn.Identity, nn.ReLU, nn.GELU, nn.SiLU
-_ACTIVATIONS = {
-    f"{one.__module__}.{one.__name__}": one.__name__.lower() for one in _ACTIVATION_CLASSES
-}
+_CLASSES = nn.Tanh, nn.Identity, nn.ReLU, nn.GELU, nn.SiLU
+_ACTIVATIONS = {f"{one.__module__}.{one.__name__}": one.__name__.lower() for one in _CLASSES}
 _DENSE_DEFAULTS = {"bias": True, "activation_function": next(iter(_ACTIVATIONS))}
-_NEUTRAL_VALUES = (
-    None,
-    False,
-    "sentence_embedding",
-)  # supported values of a dense layer's other options
+# Supported values of the other options of a dense layer.
+_NEUTRAL_VALUES = None, False, "sentence_embedding"
 _POOLING_MODES: dict[str, Pooling] = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "first",

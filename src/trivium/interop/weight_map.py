@@ -204,7 +204,7 @@ def to_hf(
     return tensors
 
 
-def missing_base_prefix(family: Family, architecture: str, names: Collection[str]) -> str:
+def missing_base(family: Family, architecture: str, names: Collection[str]) -> str:
     """Return the base prefix if it is missing from all names in a file (no heads), else ""."""
     base = family.base_prefix_of(architecture)
     return "" if any(name.startswith(base) for name in names) else base

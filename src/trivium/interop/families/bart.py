@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trivium.interop.family import (
-    Family,
-    Hook,
-    Option,
-    SpecTree,
-    activation,
-    classes,
-    layer_weights,
-)
+from trivium.interop.family import Family, Hook, Option, SpecTree, activation, classes, per_layer
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
 
@@ -87,8 +79,8 @@ _CROSS = {
 }
 
 LAYERS = {
-    **layer_weights("model.encoder.layers.{i}", "encoder", LAYER),
-    **layer_weights("model.decoder.layers.{i}", "decoder", {**LAYER, **_CROSS}),
+    **per_layer("model.encoder.layers.{i}", "encoder", LAYER),
+    **per_layer("model.decoder.layers.{i}", "decoder", {**LAYER, **_CROSS}),
 }
 
 

@@ -9,7 +9,7 @@ from trivium.interop.family import (
     Weights,
     activation,
     encoder_classes,
-    layer_weights,
+    per_layer,
 )
 
 CONFIG = {
@@ -47,7 +47,7 @@ def base_weights(layer: Weights, prefix: str, layers: str) -> Weights:
         f"{prefix}.embeddings.position_embeddings": "encoder.embedding.positions",
         f"{prefix}.embeddings.token_type_embeddings": "encoder.embedding.token_types",
         f"{prefix}.embeddings.LayerNorm": "encoder.embedding.norm",
-        **layer_weights(layers, "encoder", layer),
+        **per_layer(layers, "encoder", layer),
     }
 
 

@@ -12,7 +12,7 @@ from trivium.interop.family import (
     SpecTree,
     Weights,
     decoder_classes,
-    layer_weights,
+    per_layer,
 )
 from trivium.interop.hf_config import ConfigReader
 
@@ -72,7 +72,7 @@ BLOOM = Family(
     weights={
         "transformer.word_embeddings": "tokens",
         "transformer.word_embeddings_layernorm": "decoder.embedding.norm",
-        **layer_weights("transformer.h.{i}", "decoder", _LAYER),
+        **per_layer("transformer.h.{i}", "decoder", _LAYER),
         "transformer.ln_f": "decoder.norm",
     },
     heads={"classifier": {"score": "classifier"}},

@@ -14,8 +14,8 @@ from trivium.interop.family import (
     activation,
     attention_of,
     classes,
-    layer_weights,
     num_kv_heads,
+    per_layer,
 )
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.heads.vocabulary import LMHead
@@ -95,7 +95,7 @@ GEMMA2 = replace(
     },
     weights={
         **LLAMA.weights,  # type: ignore[dict-item]
-        **layer_weights("model.layers.{i}", "decoder", _LAYER),
+        **per_layer("model.layers.{i}", "decoder", _LAYER),
     },
     expected={"use_bidirectional_attention": False},
     # The first releases set the activation twice; the value of `hidden_act` is wrong.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trivium.interop.families.gpt2 import CONFIG, FIXED, GPT2, IGNORED, LAYER
-from trivium.interop.family import Hook, Option, SpecTree, classes, layer_weights
+from trivium.interop.family import Hook, Option, SpecTree, classes, per_layer
 from trivium.interop.hf_config import ConfigReader
 
 # "gelu" is the tanh approximation here, unlike in the other families.
@@ -30,7 +30,7 @@ GPT1 = replace(
     weights={
         "transformer.tokens_embed": "tokens",
         "transformer.positions_embed": "decoder.embedding.positions",
-        **layer_weights("transformer.h.{i}", "decoder", LAYER),
+        **per_layer("transformer.h.{i}", "decoder", LAYER),
     },
     expected={"n_special": 0},
     ignored=f"{IGNORED} predict_special_tokens",

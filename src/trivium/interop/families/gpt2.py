@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trivium.interop.family import QKV, Family, Option, Weights, activation, classes, layer_weights
+from trivium.interop.family import QKV, Family, Option, Weights, activation, classes, per_layer
 
 CONFIG = {
     "vocab_size": "vocab_size",
@@ -63,7 +63,7 @@ GPT2 = Family(
     weights={
         "transformer.wte": "tokens",
         "transformer.wpe": "decoder.embedding.positions",
-        **layer_weights("transformer.h.{i}", "decoder", LAYER),
+        **per_layer("transformer.h.{i}", "decoder", LAYER),
         "transformer.ln_f": "decoder.norm",
     },
     heads={"classifier": {"score": "classifier"}},

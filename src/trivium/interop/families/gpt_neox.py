@@ -15,7 +15,7 @@ from trivium.interop.family import (
     activation,
     attention_of,
     classes,
-    layer_weights,
+    per_layer,
 )
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
@@ -88,7 +88,7 @@ GPT_NEOX = Family(
     },
     weights={
         "gpt_neox.embed_in": "tokens",
-        **layer_weights("gpt_neox.layers.{i}", "decoder", _LAYER),
+        **per_layer("gpt_neox.layers.{i}", "decoder", _LAYER),
         "gpt_neox.final_layer_norm": "decoder.norm",
     },
     heads={"classifier": {"score": "classifier"}},

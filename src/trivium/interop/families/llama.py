@@ -15,8 +15,8 @@ from trivium.interop.family import (
     attention_of,
     decoder_classes,
     head_dim,
-    layer_weights,
     num_kv_heads,
+    per_layer,
 )
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
@@ -165,7 +165,7 @@ def base_weights(ffn_weights: Weights) -> Weights:
     """Return all weights except the heads, given the weights of a layer's FFN."""
     return {
         "model.embed_tokens": "tokens",
-        **layer_weights("model.layers.{i}", "decoder", {**_LAYER, **ffn_weights}),
+        **per_layer("model.layers.{i}", "decoder", {**_LAYER, **ffn_weights}),
         "model.norm": "decoder.norm",
     }
 

@@ -6,15 +6,7 @@ import math
 from typing import Any
 
 from trivium.errors import SpecError
-from trivium.interop.family import (
-    Family,
-    Hook,
-    Option,
-    SpecTree,
-    activation,
-    classes,
-    layer_weights,
-)
+from trivium.interop.family import Family, Hook, Option, SpecTree, activation, classes, per_layer
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
 from trivium.nn.mixers.mamba import Mamba
@@ -78,7 +70,7 @@ MAMBA = Family(
     },
     weights={
         "backbone.embeddings": "tokens",
-        **layer_weights("backbone.layers.{i}", "decoder", _LAYER),
+        **per_layer("backbone.layers.{i}", "decoder", _LAYER),
         "backbone.norm_f": "decoder.norm",
     },
     heads={},

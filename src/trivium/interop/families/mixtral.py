@@ -10,14 +10,7 @@ from dataclasses import replace
 
 from trivium.interop.families.llama import FIXED, ROTARY, base_weights
 from trivium.interop.families.mistral import MISTRAL, read_window, write_window
-from trivium.interop.family import (
-    Hook,
-    Option,
-    SpecTree,
-    activation,
-    decoder_classes,
-    layer_weights,
-)
+from trivium.interop.family import Hook, Option, SpecTree, activation, decoder_classes, per_layer
 from trivium.interop.hf_config import ConfigReader
 
 _EXPERT = "feed_forward.experts.{e}"
@@ -60,7 +53,7 @@ MIXTRAL = replace(
         }
     ),
     # The names in memory in `transformers` 5, which `save_original_format=False` also writes.
-    aliases=layer_weights(
+    aliases=per_layer(
         "model.layers.{i}",
         "decoder",
         {

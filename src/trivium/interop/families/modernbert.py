@@ -15,7 +15,7 @@ from trivium.interop.family import (
     Weights,
     activation,
     encoder_classes,
-    layer_weights,
+    per_layer,
 )
 from trivium.interop.hf_config import FULL, SLIDING, ConfigReader
 from trivium.models.transformer import TransformerSpec
@@ -124,7 +124,7 @@ MODERNBERT = Family(
     weights={
         "model.embeddings.tok_embeddings": "tokens",
         "model.embeddings.norm": "encoder.embedding.norm",
-        **layer_weights("model.layers.{i}", "encoder", _LAYER),
+        **per_layer("model.layers.{i}", "encoder", _LAYER),
         "model.final_norm": "encoder.norm",
     },
     heads={

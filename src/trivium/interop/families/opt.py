@@ -6,15 +6,7 @@ from typing import Any
 
 from trivium.errors import SpecError
 from trivium.interop.families.bart import LAYER
-from trivium.interop.family import (
-    Family,
-    Hook,
-    Option,
-    SpecTree,
-    activation,
-    classes,
-    layer_weights,
-)
+from trivium.interop.family import Family, Hook, Option, SpecTree, activation, classes, per_layer
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
 
@@ -83,7 +75,7 @@ OPT = Family(
         "model.decoder.embed_tokens": "tokens",
         "model.decoder.embed_positions": "decoder.embedding.positions",
         "model.decoder.project_in": "decoder.embedding.project_tokens",
-        **layer_weights("model.decoder.layers.{i}", "decoder", LAYER),
+        **per_layer("model.decoder.layers.{i}", "decoder", LAYER),
         "model.decoder.final_layer_norm": "decoder.norm",
     },
     heads={

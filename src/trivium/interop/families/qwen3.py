@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from trivium.interop.families.llama import FIXED
 from trivium.interop.families.qwen2 import QWEN2
-from trivium.interop.family import Option, decoder_classes, layer_weights
+from trivium.interop.family import Option, decoder_classes, per_layer
 
 NORM_EPS = ("decoder.layers.norm.eps", "decoder.layers.mixer.qk_norm.eps")
 """The spec fields that the option "rms_norm_eps" sets."""
 
-QK_NORMS = layer_weights(
+QK_NORMS = per_layer(
     "model.layers.{i}",
     "decoder",
     {"self_attn.q_norm": "mixer.query_norm", "self_attn.k_norm": "mixer.key_norm"},

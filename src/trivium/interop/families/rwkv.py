@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from trivium.interop.family import Family, Hook, Option, classes, layer_weights
+from trivium.interop.family import Family, Hook, Option, classes, per_layer
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
 from trivium.nn.norm import LayerNorm
@@ -70,7 +70,7 @@ RWKV = Family(
     weights={
         "rwkv.embeddings": "tokens",
         "rwkv.blocks.0.pre_ln": "decoder.embedding.norm",
-        **layer_weights("rwkv.blocks.{i}", "decoder", _LAYER),
+        **per_layer("rwkv.blocks.{i}", "decoder", _LAYER),
         "rwkv.ln_out": "decoder.norm",
     },
     heads={"lm": {"head": ""}},

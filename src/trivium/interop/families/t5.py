@@ -17,7 +17,7 @@ from trivium.interop.family import (
     Weights,
     classes,
     feed_forward_of,
-    layer_weights,
+    per_layer,
 )
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.heads.vocabulary import LMHead
@@ -97,7 +97,7 @@ def _weight_table(spec: TransformerSpec) -> Weights:
         layer = {**attention, **(cross if side == "decoder" else {}), **forward}
         bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
         weights |= {bias: f"{side}.tables.0", f"{side}.final_layer_norm": f"{side}.norm"}
-        weights |= layer_weights(f"{side}.block.{{i}}", side, layer)
+        weights |= per_layer(f"{side}.block.{{i}}", side, layer)
     return weights
 
 

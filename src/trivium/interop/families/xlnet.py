@@ -19,7 +19,7 @@ from trivium.interop.family import (
     attention_of,
     classes,
     head_dim,
-    layer_weights,
+    per_layer,
 )
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
@@ -106,7 +106,7 @@ XLNET = Family(
     weights={
         "transformer.word_embedding": "tokens",
         "transformer.mask_emb": "encoder.embedding.query.weight",
-        **layer_weights("transformer.layer.{i}", "encoder", _LAYER),
+        **per_layer("transformer.layer.{i}", "encoder", _LAYER),
     },
     heads={"mlm": {"lm_loss": ""}, "classifier": _SUMMARY},
     base="transformer.",
