@@ -1,4 +1,4 @@
-"""ALBERT (Lan et al. 2019): layers that share weights, and factorised token embeddings."""
+"""ALBERT (Lan et al. 2019): cross-layer weight sharing and factorised token embeddings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LAYER = {
 
 
 def _check_groups(config: ConfigReader, tree: SpecTree) -> None:
-    """Refuse layer groups of unequal length, which `transformers` would divide differently."""
+    """Raise CheckpointError unless `num_hidden_groups` divides `num_hidden_layers`."""
     groups = tree.get("encoder.num_layer_groups")
     if groups < 1 or tree.get("encoder.num_layers") % groups:
         raise config.unsupported("num_hidden_groups", expected="a divisor of num_hidden_layers")

@@ -1,4 +1,4 @@
-"""BART (Lewis et al. 2019), with tables that Marian and OPT reuse."""
+"""BART (Lewis et al. 2019); Marian and OPT reuse its option and weight mappings."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ IGNORED = (
 
 
 def _read_scale(config: ConfigReader, tree: SpecTree) -> None:
-    """Read whether token embeddings are multiplied by sqrt(d_model)."""
+    """Read `scale_embedding`: whether token embeddings are multiplied by sqrt(d_model)."""
     scaled = config.require("scale_embedding", False)
     tree.set("embedding.scale", tree.get("d_model") ** 0.5 if scaled else 1.0)
 
 
 def _write_scale(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write `scale_embedding` and the options with a single supported value."""
     config["scale_embedding"] = spec.embedding.scale != 1.0
     config["is_encoder_decoder"] = True
     config["attention_dropout"] = 0.0
@@ -53,7 +54,7 @@ SCALE = Hook(_read_scale, _write_scale)
 
 
 def _read_bias(config: ConfigReader, tree: SpecTree) -> None:
-    """Give the LM head a bias if `final_logits_bias` is not 0 everywhere."""
+    """Give the LM head a bias if the file contains a `final_logits_bias` that is not all zero."""
     tree.set("heads.lm.bias", "final_logits_bias" in config.weights)
 
 
@@ -67,7 +68,7 @@ LAYER = {
     "fc2": "feed_forward.down",
     "final_layer_norm": "feed_forward_residual.{norm}",
 }
-"""The layer weights of fairseq's Transformers: BART, Marian in `transformers`, OPT."""
+"""The weight names of a fairseq layer, which BART, Marian and OPT use."""
 
 _CROSS = {
     "encoder_attn.q_proj": "cross_attention.query",

@@ -1,4 +1,4 @@
-"""BERT (Devlin et al. 2018), with tables that RoBERTa, ALBERT, ELECTRA and others reuse."""
+"""BERT (Devlin et al. 2018); RoBERTa, ALBERT, ELECTRA and others reuse its mappings."""
 
 from __future__ import annotations
 
@@ -41,7 +41,13 @@ ONLY = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_a
 
 
 def body(layer: Weights, prefix: str, layers: str) -> Weights:
-    """Return the weights of embeddings and layers; `layer` has the names inside a layer."""
+    """Return the weight names of the backbone (embeddings and layers), Hugging Face -> local.
+
+    Args:
+        layer: the weight names within a layer.
+        prefix: the prefix of the backbone, such as "bert".
+        layers: the prefix of each layer, with "{i}" for the layer index.
+    """
     return {
         f"{prefix}.embeddings.word_embeddings": "tokens",
         f"{prefix}.embeddings.position_embeddings": "encoder.embedding.positions",

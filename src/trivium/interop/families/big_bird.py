@@ -1,4 +1,4 @@
-"""BigBird (Zaheer et al. 2020): BERT with block-sparse attention for long texts."""
+"""BigBird (Zaheer et al. 2020): BERT with block-sparse attention for long sequences."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trivium.nn.mixers.block_sparse_attention import BlockSparseAttention
 
 
 def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
-    """Read block-sparse attention, seeded with the layer index, and the embedding scale."""
+    """Read the attention type and the embedding scale; the layer index seeds random blocks."""
     mixer, width = tree.get("encoder.layers.mixer"), tree.get("d_model")
     if config.require("rescale_embeddings", False):
         tree.set("embedding.scale", width**0.5)
@@ -27,6 +27,7 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write whether attention is block-sparse and whether token embeddings are scaled."""
     assert spec.encoder is not None
     sparse = isinstance(spec.encoder.mixers[0], BlockSparseAttention)
     config["attention_type"] = "block_sparse" if sparse else "original_full"

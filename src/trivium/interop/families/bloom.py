@@ -1,4 +1,4 @@
-"""BLOOM (Le Scao et al. 2022): ALiBi, and a LayerNorm of the token embeddings."""
+"""BLOOM (Le Scao et al. 2022): ALiBi, and a LayerNorm after the token embeddings."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _ALIASES = {
 
 
 def _alias(name: str, default: int) -> Any:
-    """Return a function that reads an option under the alias `name`, with a default."""
+    """Return a function that computes the default of an option: the value of its alias `name`."""
     return lambda config: config.get(name, default)
 
 
 def _read(config: ConfigReader, tree: SpecTree) -> None:
-    """Refuse aliases that disagree, and set `d_ff` to 4 times `d_model`."""
+    """Set `d_ff` to 4 * d_model. Raises CheckpointError if an option and its alias disagree."""
     for alias, name in _ALIASES.items():
         config.expect(alias, config.get(name, config.get(alias)))
     tree.set("decoder.layers.feed_forward.d_ff", 4 * tree.get("d_model"))

@@ -1,4 +1,4 @@
-"""DeBERTa (He et al. 2020): v2 with a fused query-key-value projection, grouped by heads."""
+"""DeBERTa (He et al. 2020): DeBERTa v2 with a fused QKV projection, interleaved by head."""
 
 from __future__ import annotations
 

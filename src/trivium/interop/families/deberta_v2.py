@@ -1,9 +1,9 @@
-"""DeBERTa v2 and v3 (He et al. 2021): BERT with disentangled relative positions.
+"""DeBERTa v2 and v3 (He et al. 2021): BERT with disentangled attention.
 
 Published files contain weights for which `transformers` has no model: the absolute positions of the
-enhanced mask decoder, and v3's head for replaced-token detection. Neither is read, so masked tokens
-are predicted as in `transformers`. The MLM head is read under both of its names, with and without
-`legacy`, and written under the name that `transformers` uses if `legacy` is not set.
+enhanced mask decoder, and v3's replaced-token-detection head. Neither is read, so masked tokens are
+predicted as in `transformers`. The option `legacy` selects one of two names for the MLM head. Both
+names are read; export writes the name that `transformers` uses if a file does not set `legacy`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _POSITIONS = "encoder.layers.mixer.positions"
 
 
 def _read_distances(config: ConfigReader, tree: SpecTree) -> None:
-    """Read relative positions, absolute positions in the input, and tying of the MLM head."""
+    """Read relative positions, absolute position embeddings, and tying of the MLM head."""
     longest = config.require("max_position_embeddings", 512)
     if config.require("position_biased_input", True):
         tree.set("embedding.positions", {"kind": "learned", "max_length": longest})
@@ -42,6 +42,7 @@ def _read_distances(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_distances(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write the options of relative and absolute positions, and the widths (all d_model)."""
     part, absolute = attention_of(spec).positions, spec.embedding.positions
     config |= {
         "relative_attention": part is not None,
@@ -58,11 +59,11 @@ def _write_distances(spec: TransformerSpec, config: dict[str, Any]) -> None:
 
 
 DISTANCES = Hook(_read_distances, _write_distances)
-"""The hook for options that DeBERTa v1 and v2 share."""
+"""The hook for position options that DeBERTa v1 and v2 share."""
 
 
 def _read_buckets(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the relative-position options added in v2: buckets, shared projections, a norm."""
+    """Read the relative-position options added in v2: buckets, shared projections, norm."""
     buckets = config.require("position_buckets", -1)
     shared, norm = config.require("share_att_key", False), config.require("norm_rel_ebd", "none")
     if norm not in ("none", "layer_norm"):
@@ -80,6 +81,7 @@ def _read_buckets(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_buckets(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write the relative-position options added in v2; the inverse of `_read_buckets`."""
     part = attention_of(spec).positions
     if isinstance(part, Disentangled):
         config |= {

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 (DeepSeek-AI 2024a): latent attention, first dense layers, then expert layers.
+"""DeepSeek-V2 (DeepSeek-AI 2024a): multi-head latent attention; dense layers, then MoE layers.
 
 `aux_loss_alpha` is the coefficient of the load-balancing loss. The released configs set it, but
 `transformers` does not read it.
@@ -24,7 +24,7 @@ CLASSES = "ForCausalLM Model ForSequenceClassification"
 
 
 def _read(config: ConfigReader, tree: SpecTree) -> None:
-    """Read RoPE, the query rank, the shared experts and the first dense layers."""
+    """Read RoPE, the rank of compressed queries, the shared experts and the first dense layers."""
     read_rotary(config, tree)
     config.expect("num_key_value_heads", tree.get(f"{_MIXER}.num_heads"))
     rank = config.get("q_lora_rank", None if "q_lora_rank" in config.named else 1536)
@@ -39,6 +39,10 @@ def _read(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write RoPE, the query rank, the shared experts and the number of dense layers.
+
+    Raises SpecError for a model without latent attention or shared experts.
+    """
     mixer, networks = spec.stacks[0].mixers[0], [x.feed_forward for x in spec.stacks[0].every_layer]
     experts = networks[-1]
     if not (isinstance(mixer, LatentAttention) and isinstance(experts, Experts) and experts.shared):
@@ -51,7 +55,7 @@ def _write(spec: TransformerSpec, config: dict[str, Any]) -> None:
 
 
 def _read_method(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the routing method. Greedy routing uses a single group of experts."""
+    """Read the routing method; "greedy" means a single group of experts."""
     config.expect("norm_topk_prob", False)  # `transformers` does not read it
     if config.choose("topk_method", {"greedy": True, "group_limited_greedy": False}, "greedy"):
         tree.set(f"{_EXPERTS}.num_groups", 1)
@@ -59,15 +63,17 @@ def _read_method(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_method(_: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write the routing method, which is "greedy" if there is a single group of experts."""
     config["topk_method"] = "greedy" if config["n_group"] == 1 else "group_limited_greedy"
 
 
 def _groups(config: ConfigReader) -> int | None:
+    """Return the default of `n_group` and `topk_group`: 1, or None (required) for group routing."""
     return None if config.get("topk_method") == "group_limited_greedy" else 1
 
 
 def _weights(spec: TransformerSpec) -> Weights:
-    """Return the weights. The last query projection is `q_b_proj` if queries are compressed."""
+    """Return the weight names. With compressed queries, the query projection is `q_b_proj`."""
     compressed = getattr(spec.stacks[0].mixers[0], "query_rank", None) is not None
     query = "q_b_proj" if compressed else "q_proj"
     return {hf.replace("q_proj", query): local for hf, local in _WEIGHTS.items()}

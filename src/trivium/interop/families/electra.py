@@ -1,4 +1,4 @@
-"""ELECTRA (Clark et al. 2020): an MLM generator and a replaced-token discriminator."""
+"""ELECTRA (Clark et al. 2020): an MLM generator and a replaced-token-detection discriminator."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from trivium.models.transformer import TransformerSpec
 
 
 def _read_width(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the embedding width; embeddings are projected if their width is not d_model."""
+    """Read the embedding width; embeddings of another width than d_model are projected."""
     width = config.require("embedding_size", 128)
     if width != tree.get("d_model"):
         tree.set("embedding.factorised.width", width)
 
 
 def _write_width(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write the embedding width."""
     config["embedding_size"] = spec.d_embedding
 
 
