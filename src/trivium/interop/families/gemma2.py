@@ -1,4 +1,4 @@
-"""Gemma 2 (Gemma Team 2024): soft-capping, sandwich norms, alternating sliding windows."""
+"""Gemma 2 (Gemma Team 2024): soft-capping, sandwich norms, sliding windows in alternate layers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ from trivium.models.transformer import TransformerSpec
 
 
 def _read_scales(config: ConfigReader, tree: SpecTree) -> None:
+    """Read the attention scale and set the embedding scale to sqrt(d_model)."""
     tree.set("embedding.scale", tree.get("d_model") ** 0.5)
     tree.set("decoder.layers.mixer.scale", config.require("query_pre_attn_scalar", 256) ** -0.5)
 
 
 def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write the attention scale, the layer types and the sliding window."""
     # The option is an integer; any other scale is detected when the config is read back.
     config["query_pre_attn_scalar"] = max(round(attention_of(spec).score_scale ** -2), 1)
     window = write_layer_types(spec, config)
@@ -40,7 +42,7 @@ ATTENTION = Hook(_read_scales, _write_attention)
 
 
 def _read(config: ConfigReader, tree: SpecTree) -> None:
-    """Read soft caps (null: no cap; missing: the default) and the layer types."""
+    """Read the soft caps (null: no cap; missing: the default), layer types and sliding window."""
     for name, path, default in (
         ("attn_logit_softcapping", "decoder.layers.mixer.soft_cap", 50.0),
         ("final_logit_softcapping", "heads.lm.soft_cap", 30.0),
@@ -51,6 +53,7 @@ def _read(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write the soft caps of the attention scores and of the logits of an LM head."""
     config["attn_logit_softcapping"] = attention_of(spec).soft_cap
     for head in spec.heads:
         if isinstance(head, LMHead):

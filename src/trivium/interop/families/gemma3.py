@@ -1,6 +1,6 @@
 """Gemma 3 for text (Gemma Team 2025): Gemma 2 with QK norm and without soft-capping.
 
-Sliding-window layers have a separate RoPE base and no RoPE scaling.
+Sliding-window layers have their own RoPE base and no RoPE scaling.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
 def _read(config: ConfigReader, tree: SpecTree) -> None:
-    """Read RoPE and layer types; by default each `sliding_window_pattern`-th layer is full."""
+    """Read RoPE and layer types; by default every `sliding_window_pattern`-th layer is full."""
     base = config.get("rope_theta", _BASES[FULL])
     read_rope(config, tree, {"rope_theta": base, **rope_of(config, FULL)})
     positions = read_layer_rotary(config, SLIDING, "rope_local_base_freq", _BASES[SLIDING])
@@ -31,6 +31,7 @@ def _read(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write the RoPE of full-attention layers and of sliding-window layers."""
     rotary = rotary_of_kinds(spec, _BASES)
     write_rope(rotary[FULL], config)
     local = config["rope_local_base_freq"] = rotary[SLIDING].base

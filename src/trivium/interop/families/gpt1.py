@@ -13,6 +13,7 @@ _ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "s
 
 
 def _read_d_ff(config: ConfigReader, tree: SpecTree) -> None:
+    """Set `d_ff` to 4 * d_model; the config has no option for it."""
     tree.set("decoder.layers.feed_forward.d_ff", 4 * tree.get("d_model"))
 
 

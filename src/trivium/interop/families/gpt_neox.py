@@ -24,7 +24,7 @@ from trivium.nn.positions.rotary import Rotary
 
 
 def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
-    """Read RoPE; older files have different names for its base and partial rotary factor."""
+    """Read RoPE; older files name its options `rotary_emb_base` and `rotary_pct`."""
     rope = rope_of(config)
     share, base = config.get("rotary_pct", 0.25), config.get("rotary_emb_base", 1e4)
     tree.set(
@@ -35,6 +35,7 @@ def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_rotary(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write RoPE, including its partial rotary factor, under the old and the new option names."""
     ROTARY.write(spec, config)
     rotary = attention_of(spec).positions
     if isinstance(rotary, Rotary):

@@ -34,7 +34,7 @@ def _hf_name(field: str) -> str:
 
 
 def read_rotary(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the options of RoPE, which must be applied to all dimensions of a head."""
+    """Read the RoPE options; RoPE must be applied to all dimensions of a head."""
     config.expect("partial_rotary_factor", 1.0)
     rope = rope_of(config)
     if rope.get("partial_rotary_factor") == 1.0:
@@ -43,9 +43,9 @@ def read_rotary(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def rope_of(config: ConfigReader, kind: str | None = None) -> dict[str, Any]:
-    """Return `rope_parameters` (transformers 5) updated with `rope_scaling` (earlier releases).
+    """Return the RoPE options: `rope_parameters` (transformers 5) updated with `rope_scaling`.
 
-    `kind` is the layer type, for configs whose `rope_parameters` has one object per layer type.
+    `kind`: the layer type, if `rope_parameters` has separate options for each layer type.
     """
     older, given = config.get("rope_scaling", {}), config.get("rope_parameters", {})
     rope = {**(given if kind is None else given.get(kind) or {}), **older}
@@ -55,7 +55,7 @@ def rope_of(config: ConfigReader, kind: str | None = None) -> dict[str, Any]:
 
 
 def read_rope(config: ConfigReader, tree: SpecTree, rope: dict[str, Any]) -> None:
-    """Read the base and scaling of RoPE. Raises SpecError for an unknown scaling or parameter."""
+    """Read the base and scaling of RoPE. Raises SpecError for an unknown type or parameter."""
     config.ignore("max_position_embeddings")
     base = config.get("rope_theta", 1e4)
     tree.set("decoder.layers.mixer.positions.base", rope.pop("rope_theta", base))
@@ -81,11 +81,12 @@ def read_rope(config: ConfigReader, tree: SpecTree, rope: dict[str, Any]) -> Non
 
 
 def _write_rotary(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write the RoPE options of the model."""
     write_rope(attention_of(spec).positions, config)
 
 
 def write_rope(rotary: Positions | None, config: dict[str, Any]) -> None:
-    """Write RoPE options in the old and new spelling: transformers before 5 reads only the old."""
+    """Write RoPE under the old and the new names; transformers before 5 reads only the old ones."""
     if not isinstance(rotary, Rotary):
         raise SpecError("decoder.layers.mixer.positions that are not rotary")
     fields = rotary.scaling.model_dump(mode="json", exclude_none=True) if rotary.scaling else {}
@@ -106,7 +107,7 @@ def write_rope(rotary: Positions | None, config: dict[str, Any]) -> None:
 
 
 def _write_width(spec: TransformerSpec, config: dict[str, Any]) -> None:
-    """Raise SpecError if num_heads does not divide d_model, which `transformers` requires."""
+    """Raise SpecError if d_model is not a multiple of num_heads, as `transformers` requires."""
     if spec.d_model % attention_of(spec).num_heads:
         raise SpecError("d_model that is not a multiple of decoder.layers.mixer.num_heads")
 
@@ -151,7 +152,7 @@ _LAYER: Weights = {
     "self_attn.o_proj": "mixer.output",
     "post_attention_layernorm": "feed_forward_residual.{norm}",
 }
-"""The weights of a layer, except its feed-forward network."""
+"""The weight names of a layer, except its feed-forward network."""
 
 _FEED_FORWARD: Weights = {
     "mlp.gate_proj": "feed_forward.gate",
@@ -161,7 +162,7 @@ _FEED_FORWARD: Weights = {
 
 
 def body(feed_forward: Weights) -> Weights:
-    """Return all weights except the heads; `feed_forward` has those of a layer's FFN."""
+    """Return all weight names except the heads; `feed_forward`: those of the FFN of a layer."""
     return {
         "model.embed_tokens": "tokens",
         **in_layers("model.layers.{i}", "decoder", {**_LAYER, **feed_forward}),

@@ -1,7 +1,7 @@
 """Longformer (Beltagy et al. 2020): RoBERTa with sliding-window attention and global tokens.
 
-Its multiple-choice class is not read: there all tokens after the question are global, while here a
-head with one score per text makes only the first token global.
+The multiple-choice class of `transformers` is not supported: it makes all tokens after the question
+global, whereas a Trivium head with one score per text makes only the first token global.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trivium.nn.patterns import Sliding
 
 
 def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the attention of every layer; windows may differ between layers."""
+    """Read the attention window of each layer."""
     layers, heads = config.num_layers(), config.require("num_attention_heads")
     given = config.require("attention_window", 512)
     windows = given if isinstance(given, list) else [given] * layers
@@ -37,6 +37,10 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write the windows: one number if all layers have the same window, otherwise a list.
+
+    Raises SpecError for a layer without global tokens and a sliding window.
+    """
     assert spec.encoder is not None
     windows = []
     for mixer in spec.encoder.mixers:

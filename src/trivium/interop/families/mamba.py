@@ -13,7 +13,7 @@ from trivium.nn.mixers.mamba import Mamba
 
 
 def _read_sizes(config: ConfigReader, tree: SpecTree) -> None:
-    """Read `d_inner` and `dt_rank`; the rank "auto" is hidden_size / 16, rounded up."""
+    """Read `d_inner` and `dt_rank`; a rank of "auto" means hidden_size / 16, rounded up."""
     width = config.require("hidden_size")
     inner, rank = int(config.get("expand", 2) * width), config.get("time_step_rank", "auto")
     if isinstance(rank, str) and rank != "auto":
@@ -23,6 +23,10 @@ def _read_sizes(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_sizes(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write `expand`, `intermediate_size` and `time_step_rank`.
+
+    Raises SpecError for another mixer, or if d_inner is not a multiple of d_model.
+    """
     mixer = spec.stacks[0].mixers[0]
     if not isinstance(mixer, Mamba):
         raise SpecError(f"mixer = {mixer.kind!r}")

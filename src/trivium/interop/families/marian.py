@@ -1,4 +1,4 @@
-"""Marian (Junczys-Dowmunt et al. 2018): the original Transformer, used for translation."""
+"""Marian (Junczys-Dowmunt et al. 2018): the original Transformer architecture, for translation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trivium.models.transformer import TransformerSpec
 
 
 def _read_vocabularies(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the vocabulary sizes: one shared vocabulary, or one for source and one for target."""
+    """Read the vocabulary sizes (shared, or source and target) and the bias of the LM head."""
     source = config.require("vocab_size")
     target = config.require("decoder_vocab_size", source)
     shared = config.require("share_encoder_decoder_embeddings", True)
@@ -30,6 +30,7 @@ def _read_vocabularies(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_vocabularies(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write the vocabulary sizes, whether the vocabulary is shared, and special-token ids."""
     config |= {
         "vocab_size": spec.source_vocab_size or spec.vocab_size,
         "decoder_vocab_size": spec.vocab_size,
@@ -43,6 +44,7 @@ def _write_vocabularies(spec: TransformerSpec, config: dict[str, Any]) -> None:
 
 
 def _weights(spec: TransformerSpec) -> Weights:
+    """Return the weight names; the token embeddings are shared or separate for each side."""
     if spec.source_vocab_size is None:
         return {"model.shared": "tokens", **LAYERS}
     return {

@@ -1,4 +1,4 @@
-"""Mistral (Jiang et al. 2023): LLaMA's tables without biases and with a sliding window."""
+"""Mistral (Jiang et al. 2023): LLaMA without biases and with sliding-window attention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trivium.nn.patterns import Sliding
 
 
 def read_window(config: ConfigReader, tree: SpecTree, default: int | None = 4096) -> None:
-    """Read the sliding window, whose size in Hugging Face includes the query position itself.
+    """Read the sliding window. The size in the file includes the query position itself.
 
     Null means no window. If the file does not set the window, `default` is used.
     """

@@ -1,7 +1,7 @@
 """Mixtral (Jiang et al. 2024): Mistral with a mixture of experts in every layer.
 
-`router_aux_loss_coef` is always the coefficient of the load-balancing loss. In `transformers` the
-loss contains this term only if `output_router_logits` is set.
+The load-balancing loss, with coefficient `router_aux_loss_coef`, is always part of the loss. In
+`transformers` it is part of the loss only if `output_router_logits` is set.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _EXPERT = "feed_forward.experts.{e}"
 
 
 def _read_defaults(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the window and RoPE base, whose defaults are not Mistral's: no window, base 1e6."""
+    """Read the window and the RoPE base; the defaults are no window and 1e6, unlike Mistral's."""
     read_window(config, tree, default=None)
     if "rope_theta" not in {*config.named, *config.get("rope_parameters", {})}:
         tree.set("decoder.layers.mixer.positions.base", 1e6)

@@ -26,7 +26,7 @@ _BASES = {FULL: 160_000.0, SLIDING: 10_000.0}
 
 
 def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
-    """Give each layer full attention, or a window of `local_attention` // 2 tokens per side."""
+    """Give each layer full attention, or a window of `local_attention // 2` tokens per side."""
     full = read_layer_rotary(config, FULL, "global_rope_theta", _BASES[FULL])
     sliding = read_layer_rotary(config, SLIDING, "local_rope_theta", _BASES[SLIDING])
     tree.set("encoder.layers.mixer.positions", full)
@@ -36,10 +36,10 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def read_layer_rotary(config: ConfigReader, kind: str, old: str, default: float) -> Rotary:
-    """Return the RoPE of one layer type. RoPE scaling is refused.
+    """Return the RoPE of one layer type. Raises CheckpointError for any RoPE scaling.
 
-    `old` is the option for the base before transformers 5, `default` the base if the file has
-    neither.
+    `old` is the name of the option for the base before transformers 5, `default` the base if the
+    file does not set it.
     """
     kinds = config.get("rope_parameters", {})
     options = dict(kinds.get(kind) or {})
@@ -50,7 +50,7 @@ def read_layer_rotary(config: ConfigReader, kind: str, old: str, default: float)
 
 
 def rotary_of_kinds(spec: TransformerSpec, bases: Mapping[str, float]) -> dict[str, Rotary]:
-    """Return the RoPE of each layer type, with `bases` for the types that no layer has."""
+    """Return layer type -> RoPE; `bases` gives the base of a type that no layer has."""
     rotary = {kind: Rotary(base=base) for kind, base in bases.items()}
     for mixer in spec.stacks[0].attentions:
         if isinstance(mixer.positions, Rotary):  # others differ when the config is read back
@@ -59,6 +59,7 @@ def rotary_of_kinds(spec: TransformerSpec, bases: Mapping[str, float]) -> dict[s
 
 
 def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write the RoPE bases, the layer types and the window of sliding-window layers."""
     rotary = rotary_of_kinds(spec, _BASES)
     window = write_layer_types(spec, config) or 65
     config |= {
@@ -70,6 +71,7 @@ def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
 
 
 def _every_head(path: str) -> tuple[str, ...]:
+    """Return the dotted path of a field in each task head, for an `Option` that sets them all."""
     return tuple(f"heads.{kind}.{path}" for kind in ("mlm", "classifier", "tagger", "span"))
 
 
