@@ -1,4 +1,4 @@
-"""OLMo 2 (OLMo Team 2024): norms after sublayers, and QK norm over all heads together."""
+"""OLMo 2 (OLMo Team 2024): post-sublayer norms, and QK norm over all heads together."""
 
 from __future__ import annotations
 

@@ -12,10 +12,10 @@ from trivium.models.transformer import TransformerSpec
 
 
 def _read_projection(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the width of token embeddings, which may be narrower than the model (OPT-350M).
+    """Read the width of token embeddings, which may be smaller than d_model (OPT-350M).
 
-    Hugging Face projects the hidden states to this width before any head, this project only before
-    the LM head.
+    Hugging Face projects the hidden states to this width before every head, Trivium only before the
+    LM head.
     """
     width = config.get("word_embed_proj_dim", tree.get("d_model"))
     if width == tree.get("d_model"):
@@ -26,13 +26,17 @@ def _read_projection(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_projection(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write the embedding width.
+
+    Raises SpecError for factorised embeddings unless the LM head is the only head.
+    """
     if spec.embedding.factorised and [head.kind for head in spec.heads] != ["lm"]:
         raise SpecError("embedding.factorised beside another head than the LM head")
     config["word_embed_proj_dim"] = spec.d_embedding
 
 
 def _read_final_norm(config: ConfigReader, tree: SpecTree) -> None:
-    """Refuse a pre-norm decoder without its final norm; a post-norm decoder has no final norm."""
+    """Raise CheckpointError for a pre-norm decoder without a final norm."""
     if tree.get("decoder.layers.norm_placement") == "pre":
         config.expect("_remove_final_layer_norm", False)
     config.ignore("_remove_final_layer_norm")

@@ -1,4 +1,4 @@
-"""Qwen2 and 2.5 (Yang et al. 2024): LLaMA's tables with biases in the QKV projections."""
+"""Qwen2 and 2.5 (Yang et al. 2024): LLaMA with biases in the QKV projections."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def read_layer_types(
     option: str = "sliding_window",
     **sliding: Any,
 ) -> None:
-    """Give each layer full or sliding attention.
+    """Give each layer full or sliding-window attention.
 
     Args:
         config: the options; "layer_types" may be missing.
-        tree: the spec tree; its mixer is complete except for the layers' patterns.
-        window: the window size of sliding layers, including the query position itself.
-        default: whether a layer, counted from 0, has a window if "layer_types" is missing.
+        tree: the spec tree; its mixer is complete except for the attention pattern.
+        window: the window size of sliding-window layers, including the query position itself.
+        default: whether a layer (0-based) has a window if "layer_types" is missing.
         option: the name of the window option in the file, for error messages.
-        sliding: the other fields of the mixer that differ in sliding layers.
+        sliding: the other mixer fields that differ in sliding-window layers.
     """
     [stack] = tree.stacks
     kinds = config.layer_types(default, tree.get(f"{stack}.num_layers"))
@@ -42,7 +42,7 @@ def read_layer_types(
 
 
 def write_layer_types(spec: TransformerSpec, config: dict[str, Any]) -> int | None:
-    """Set "layer_types". Returns the window of sliding layers, or None if there are none."""
+    """Write "layer_types". Returns the window of sliding-window layers, or None without them."""
     patterns = [attention.pattern for attention in spec.stacks[0].attentions]
     windows = [each.window + 1 for each in patterns if isinstance(each, Sliding)]
     config["layer_types"] = [SLIDING if isinstance(p, Sliding) else FULL for p in patterns]
@@ -50,6 +50,7 @@ def write_layer_types(spec: TransformerSpec, config: dict[str, Any]) -> int | No
 
 
 def _read_window(config: ConfigReader, tree: SpecTree) -> None:
+    """Read the window; without "layer_types", layers from index `max_window_layers` on use it."""
     window = config.get("sliding_window", None if "sliding_window" in config.named else 4096)
     window = window if config.get("use_sliding_window", False) else None
     first = config.get("max_window_layers", 28)
@@ -57,6 +58,7 @@ def _read_window(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_window(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write the layer types and the sliding window (null: no layer has one)."""
     window = write_layer_types(spec, config)
     config |= {"use_sliding_window": window is not None, "sliding_window": window}
 

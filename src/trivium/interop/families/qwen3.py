@@ -1,4 +1,4 @@
-"""Qwen3 (Yang et al. 2025): Qwen2's tables with QK norm in place of biases."""
+"""Qwen3 (Yang et al. 2025): Qwen2 with QK norm in place of biases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QK_NORMS = in_layers(
     "decoder",
     {"self_attn.q_norm": "mixer.query_norm", "self_attn.k_norm": "mixer.key_norm"},
 )
-"""The weights of the query and key norms."""
+"""The weight names of the query and key norms."""
 
 QWEN3 = replace(
     QWEN2,

@@ -1,4 +1,7 @@
-"""RoBERTa (Liu et al. 2019): BERT without sentence pairs; positions start after the padding id."""
+"""RoBERTa (Liu et al. 2019): BERT without next-sentence prediction.
+
+Position ids start at `pad_token_id` + 1.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from trivium.nn.positions.learned import Learned
 
 
 def _read_offset(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the position offset: position 0 is the row after `pad_token_id` in the table."""
+    """Read the offset: position 0 uses row `pad_token_id` + 1 of the position embeddings."""
     offset = config.require("pad_token_id", 1) + 1
     length = tree.get("embedding.positions.max_length")
     tree.set("embedding.positions.offset", offset)
@@ -22,6 +25,7 @@ def _read_offset(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_offset(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write `pad_token_id` and `max_position_embeddings`, which follow from the offset."""
     positions = spec.embedding.positions
     if not isinstance(positions, Learned) or positions.offset < 1:
         raise SpecError("embedding.positions.offset = 0")

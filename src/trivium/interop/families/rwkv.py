@@ -1,8 +1,8 @@
 """RWKV, version 4 (Peng et al. 2023).
 
 For inference `transformers` halves the residual stream after every `rescale_every` layers to keep
-it within the range of float16. The norms cancel this factor, except for their eps. Here nothing is
-halved, and `rescale_every` is written as 0.
+it within the range of float16. The norms cancel this factor, except for their eps. Trivium does not
+halve the residual stream and writes `rescale_every` as 0.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ _WIDTH = 4096
 
 
 def _times_width(factor: int) -> Callable[[ConfigReader], int]:
+    """Return a function that computes a default width, `factor` * hidden_size."""
     return lambda config: factor * config.require("hidden_size", _WIDTH)
 
 
 def _never_rescale(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write `rescale_every` = 0, so that `transformers` does not halve the residual stream."""
     config["rescale_every"] = 0
 
 

@@ -41,6 +41,7 @@ _PROJECTIONS = {
 
 
 def _read_projection(config: ConfigReader, tree: SpecTree) -> None:
+    """Read from `feed_forward_proj` the activation of the FFN and whether it is gated."""
     activation, gated = config.choose("feed_forward_proj", _PROJECTIONS, "relu")
     config.expect("is_gated_act", gated)
     config.expect("dense_act_fn", *(hf for hf, local in ACTIVATIONS.items() if local == activation))
@@ -49,6 +50,7 @@ def _read_projection(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_projection(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write `feed_forward_proj`. Raises SpecError for an FFN that no value describes."""
     layer = feed_forward_of(spec)
     for name, local in _PROJECTIONS.items():
         if local == (layer.activation, layer.gated):
@@ -71,6 +73,7 @@ def _read_lm_head(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_lm_head(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write whether the model has a decoder, and whether an LM head is tied and scaled."""
     config["is_encoder_decoder"] = spec.decoder is not None
     for head in spec.heads:
         if isinstance(head, LMHead):
@@ -82,7 +85,7 @@ _ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 
 def _weights(spec: TransformerSpec) -> Weights:
-    """Return the weights. The FFN is layer 1 of an encoder block and layer 2 of a decoder block."""
+    """Return the weight names. The FFN is sublayer 1 of an encoder block, 2 of a decoder block."""
     gated = feed_forward_of(spec).gated
     up = {"wi_0": "gate", "wi_1": "up"} if gated else {"wi": "up"}
     attention = _sublayer("0", "SelfAttention", "mixer", _ATTENTION)
@@ -98,6 +101,7 @@ def _weights(spec: TransformerSpec) -> Weights:
 
 
 def _sublayer(number: str, hf: str, local: str, names: Mapping[str, str]) -> dict[str, str]:
+    """Return the weight names of the norm and the module `hf` of one sublayer."""
     residual = local.replace("cross_attention", "cross")
     return {
         f"layer.{number}.layer_norm": f"{residual}_residual.{{norm}}",

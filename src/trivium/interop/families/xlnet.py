@@ -1,7 +1,7 @@
-"""XLNet (Yang et al. 2019): an encoder that predicts tokens in any order.
+"""XLNet (Yang et al. 2019): permutation language modelling with a two-stream encoder.
 
-`mem_len` is the length of the memory of earlier rows. The options for the use of the memory in
-training (`reuse_len`, `use_mems_train`) do not change the logits and are ignored.
+`mem_len` is the length of the segment memory. The options for the use of the memory in training
+(`reuse_len`, `use_mems_train`) do not change the logits and are ignored.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ _SUMMARY = {"sequence_summary.summary": "dense.linear", "logits_proj": "classifi
 
 
 def _read_memory(config: ConfigReader, tree: SpecTree) -> None:
+    """Read the length of the segment memory (null or 0: no memory; missing: 512)."""
     length = config.get("mem_len", None if "mem_len" in config.named else 512)
     if length:
         tree.set("encoder.layers.mixer.kind", "transformer-xl-attention")
@@ -35,15 +36,17 @@ def _read_memory(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_memory(spec: TransformerSpec, config: dict[str, Any]) -> None:
+    """Write the length of the segment memory, or null."""
     config["mem_len"] = getattr(attention_of(spec), "memory", None)
 
 
 def _head_dim(config: ConfigReader) -> int:
+    """Return the default of `d_head`, d_model / n_head."""
     return head_dim(config.require("d_model", 1024), config.require("n_head", 16))
 
 
 def _hf_shapes(spec: TransformerSpec) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of tensors in files, where weight matrices have an axis for the heads."""
+    """Return the tensor shapes in files, where weight matrices have a separate axis for heads."""
     attention, width = attention_of(spec), spec.d_model
     heads = attention.num_heads, attention.head_dim
     biases = dict.fromkeys(("r_w_bias", "r_r_bias", "r_s_bias"), heads)
