@@ -38,8 +38,8 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
 def read_layer_rotary(config: ConfigReader, kind: str, old: str, default: float) -> Rotary:
     """Return the RoPE of one layer type. Raises CheckpointError for any RoPE scaling.
 
-    `old` is the option that sets the base before transformers 5, `default` the base if the file
-    sets none.
+    `old` is the option that sets the base before transformers 5, `default` the base if the
+    file sets none.
     """
     kinds = config.get("rope_parameters", {})
     options = dict(kinds.get(kind) or {})
