@@ -1,9 +1,9 @@
 """The Hugging Face model families that can be imported and exported, one module per family.
 
-To add a family whose parts all exist here, add a module that defines a `Family` named after the
-module in capitals. Start from the most similar family, as `mistral.py` does from `llama.py`. The
-parity tests find its classes automatically, but need its small sizes in
-`tests/interop/hf_models.py`.
+To add a family whose mixers, norms and heads all exist in Trivium, add a module that defines a
+`Family` named after the module in capitals. Start from the most similar family, as `mistral.py`
+does from `llama.py`. The parity tests find its classes automatically, but need the sizes of a small
+model of the family in `tests/interop/hf_models.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from trivium.interop.family import Family
 
 
 def _families() -> Iterator[Family]:
-    """Yield the `Family` of every module in this package, in the order of the module names."""
+    """Yield the `Family` of every module in this package, sorted by module name."""
     for module in import_members(__name__, __path__):
         name = module.__name__.rpartition(".")[2].upper()
         family = getattr(module, name, None)

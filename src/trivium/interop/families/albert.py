@@ -1,4 +1,4 @@
-"""ALBERT (Lan et al. 2019): layers that share weights, and factorised token embeddings."""
+"""ALBERT (Lan et al. 2019): cross-layer weight sharing and factorised token embeddings."""
 
 from __future__ import annotations
 

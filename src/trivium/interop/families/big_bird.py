@@ -1,4 +1,4 @@
-"""BigBird (Zaheer et al. 2020): BERT with block-sparse attention for long texts."""
+"""BigBird (Zaheer et al. 2020): BERT with block-sparse attention for long sequences."""
 
 from __future__ import annotations
 

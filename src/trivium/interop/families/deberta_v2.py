@@ -1,9 +1,9 @@
-"""DeBERTa v2 and v3 (He et al. 2021): BERT with disentangled relative positions.
+"""DeBERTa v2 and v3 (He et al. 2021): BERT with disentangled attention.
 
 Published files contain weights for which `transformers` has no model: the absolute positions of the
-enhanced mask decoder, and v3's head for replaced-token detection. Neither is read, so masked tokens
-are predicted as in `transformers`. The MLM head is read under both of its names, with and without
-`legacy`, and written under the name that `transformers` uses if `legacy` is not set.
+enhanced mask decoder, and v3's replaced-token-detection head. Neither is read, so masked tokens are
+predicted as in `transformers`. The option `legacy` selects one of two names for the MLM head. Both
+names are read; export writes the name that `transformers` uses if a file does not set `legacy`.
 """
 
 from __future__ import annotations

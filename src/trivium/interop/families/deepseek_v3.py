@@ -1,6 +1,6 @@
 """DeepSeek-V3 (DeepSeek-AI 2024b): DeepSeek-V2 with sigmoid routing scores and a correction bias.
 
-The multi-token prediction (MTP) modules are not read, as in `transformers`.
+The multi-token prediction (MTP) modules are ignored, as in `transformers`.
 """
 
 from __future__ import annotations

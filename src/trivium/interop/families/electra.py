@@ -1,4 +1,4 @@
-"""ELECTRA (Clark et al. 2020): an MLM generator and a replaced-token discriminator."""
+"""ELECTRA (Clark et al. 2020): an MLM generator and a replaced-token-detection discriminator."""
 
 from __future__ import annotations
 

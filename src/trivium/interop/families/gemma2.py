@@ -1,4 +1,4 @@
-"""Gemma 2 (Gemma Team 2024): soft-capping, sandwich norms, alternating sliding windows."""
+"""Gemma 2 (Gemma Team 2024): soft-capping, sandwich norms, sliding windows in alternate layers."""
 
 from __future__ import annotations
 

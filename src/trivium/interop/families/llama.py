@@ -45,7 +45,7 @@ def read_rotary(config: ConfigReader, tree: SpecTree) -> None:
 def rope_options(config: ConfigReader, kind: str | None = None) -> dict[str, Any]:
     """Return the RoPE options in `rope_parameters` (transformers 5) and `rope_scaling` (earlier).
 
-    `kind` is the layer type, for configs whose `rope_parameters` has one object per layer type.
+    `kind`: the layer type, if `rope_parameters` has separate options for each layer type.
     """
     older, given = config.get("rope_scaling", {}), config.get("rope_parameters", {})
     rope = {**(given if kind is None else given.get(kind) or {}), **older}
@@ -55,7 +55,7 @@ def rope_options(config: ConfigReader, kind: str | None = None) -> dict[str, Any
 
 
 def read_rope(config: ConfigReader, tree: SpecTree, rope: dict[str, Any]) -> None:
-    """Read the base and scaling of RoPE. Raises SpecError for an unknown scaling or parameter."""
+    """Read the base and scaling of RoPE. Raises SpecError for an unknown type or parameter."""
     config.ignore("max_position_embeddings")
     base = config.get("rope_theta", 1e4)
     tree.set("decoder.layers.mixer.positions.base", rope.pop("rope_theta", base))
@@ -152,7 +152,7 @@ _LAYER: Weights = {
     "self_attn.o_proj": "mixer.output",
     "post_attention_layernorm": "feed_forward_residual.{norm}",
 }
-"""The weights of a layer, except its feed-forward network."""
+"""The weight names of a layer, except its feed-forward network."""
 
 _FEED_FORWARD: Weights = {
     "mlp.gate_proj": "feed_forward.gate",

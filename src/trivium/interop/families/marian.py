@@ -1,4 +1,4 @@
-"""Marian (Junczys-Dowmunt et al. 2018): the original Transformer, used for translation."""
+"""Marian (Junczys-Dowmunt et al. 2018): the original Transformer architecture, for translation."""
 
 from __future__ import annotations
 
