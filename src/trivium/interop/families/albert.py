@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trivium.interop.families.bert import BERT, CONFIG, ONLY, base_weights
+from trivium.interop.families.bert import ALLOWED, BERT, CONFIG, base_weights
 from trivium.interop.family import Hook, Option, SpecTree, activation, encoder_classes
 from trivium.interop.hf_config import ConfigReader
 
@@ -57,7 +57,7 @@ ALBERT = replace(
     base="albert.",
     # The first releases set memory blocks and gaps; no released model uses them.
     expected={
-        **ONLY,
+        **ALLOWED,
         "num_memory_blocks": 0,
         "gap_size": 0,
         "net_structure_type": 0,

@@ -23,7 +23,7 @@ CONFIG = {
 
 FIXED = {"stacks.layers.norm.kind": "layer", "stacks.layers.norm_placement": "post"}
 
-ONLY = {
+ALLOWED = {
     "is_decoder": False,
     "normalize_before": False,
     "add_final_layer_norm": False,
@@ -43,14 +43,14 @@ def _read_embed_scale(config: ConfigReader, tree: SpecTree) -> None:
     tree.set("embedding.scale", tree.get("d_model") ** 0.5 if scaled else 1.0)
 
 
-def _write_embed_scale(spec: TransformerSpec, config: dict[str, Any]) -> None:
+def _write_shared_options(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write `scale_embedding`, and two options with the same value in every export."""
     config["scale_embedding"] = spec.embedding.scale != 1.0
     config["is_encoder_decoder"] = True
     config["attention_dropout"] = 0.0
 
 
-SCALE = Hook(_read_embed_scale, _write_embed_scale)
+SCALE_HOOK = Hook(_read_embed_scale, _write_shared_options)
 
 
 def _read_lm_bias(config: ConfigReader, tree: SpecTree) -> None:
@@ -117,7 +117,7 @@ BART = Family(
     },
     base="model.",
     expected={
-        **ONLY,
+        **ALLOWED,
         "normalize_embedding": True,
         "static_position_embeddings": False,
         "extra_pos_embeddings": 2,
@@ -133,5 +133,5 @@ BART = Family(
     hf_shapes=lambda spec: {"final_logits_bias": (1, spec.vocab_size)},
     buffers=(r"(model\.)?(encoder|decoder)\.version",),
     must_be_zero=("final_logits_bias",),
-    hooks=(SCALE, Hook(_read_lm_bias)),
+    hooks=(SCALE_HOOK, Hook(_read_lm_bias)),
 )

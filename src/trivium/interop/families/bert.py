@@ -37,17 +37,17 @@ FIXED = {
     "heads.classifier.dense.activation": "tanh",
 }
 
-ONLY = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
+ALLOWED = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 
 
-def base_weights(layer: Weights, prefix: str, layers: str) -> Weights:
+def base_weights(layer_weights: Weights, prefix: str, layer_prefix: str) -> Weights:
     """Return the weights of the embeddings and layers, given the weights inside a layer."""
     return {
         f"{prefix}.embeddings.word_embeddings": "tokens",
         f"{prefix}.embeddings.position_embeddings": "encoder.embedding.positions",
         f"{prefix}.embeddings.token_type_embeddings": "encoder.embedding.token_types",
         f"{prefix}.embeddings.LayerNorm": "encoder.embedding.norm",
-        **per_layer(layers, "encoder", layer),
+        **per_layer(layer_prefix, "encoder", layer_weights),
     }
 
 
@@ -87,7 +87,7 @@ BERT = Family(
     },
     base="bert.",
     optional_heads=("pooler",),
-    expected=ONLY,
+    expected=ALLOWED,
     # Pooler options in files converted from TensorFlow; no class reads them.
     ignored="classifier_dropout directionality pooler_fc_size pooler_num_attention_heads "
     "pooler_num_fc_layers pooler_size_per_head pooler_type",

@@ -23,7 +23,7 @@ _ALIASES = {
 }
 
 
-def _read_alias(name: str, default: int) -> Any:
+def _alias_reader(name: str, default: int) -> Any:
     """Return a function that reads the alias `name` of an option, with a default."""
     return lambda config: config.get(name, default)
 
@@ -51,9 +51,9 @@ BLOOM = Family(
     stacks=("decoder",),
     config={
         "vocab_size": Option("vocab_size", 250_880),
-        "hidden_size": Option("d_model", _read_alias("n_embed", 64)),
-        "n_layer": Option("decoder.num_layers", _read_alias("num_hidden_layers", 2)),
-        "n_head": Option("decoder.layers.mixer.num_heads", _read_alias("num_attention_heads", 8)),
+        "hidden_size": Option("d_model", _alias_reader("n_embed", 64)),
+        "n_layer": Option("decoder.num_layers", _alias_reader("num_hidden_layers", 2)),
+        "n_head": Option("decoder.layers.mixer.num_heads", _alias_reader("num_attention_heads", 8)),
         "layer_norm_epsilon": Option(("decoder.layers.norm.eps", "embedding.norm.eps"), 1e-5),
         "hidden_dropout": Option("decoder.dropout", 0.0),
         "attention_dropout": Option("decoder.dropout", write_only=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trivium.interop.families.bert import LAYER, base_weights
-from trivium.interop.families.deberta_v2 import DEBERTA_V2, DISTANCES
+from trivium.interop.families.deberta_v2 import DEBERTA_V2, POSITIONS_HOOK
 from trivium.interop.family import QKV, encoder_classes
 
 _LAYER = {
@@ -29,5 +29,5 @@ DEBERTA = replace(
     fused_per_head=True,
     expected={"talking_head": False},
     ignored="pooler_dropout cls_dropout",
-    hooks=(DISTANCES,),
+    hooks=(POSITIONS_HOOK,),
 )

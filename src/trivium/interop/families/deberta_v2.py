@@ -58,11 +58,11 @@ def _write_positions(spec: TransformerSpec, config: dict[str, Any]) -> None:
     config["max_position_embeddings"] = longest or 512
 
 
-DISTANCES = Hook(_read_positions, _write_positions)
+POSITIONS_HOOK = Hook(_read_positions, _write_positions)
 """The hook for the position options that DeBERTa v1 and v2 share."""
 
 
-def _read_buckets(config: ConfigReader, tree: SpecTree) -> None:
+def _read_v2_options(config: ConfigReader, tree: SpecTree) -> None:
     """Read the position options that are new in v2: buckets, shared projections and a norm."""
     buckets = config.require("position_buckets", -1)
     shared, norm = config.require("share_att_key", False), config.require("norm_rel_ebd", "none")
@@ -80,7 +80,7 @@ def _read_buckets(config: ConfigReader, tree: SpecTree) -> None:
         )
 
 
-def _write_buckets(spec: TransformerSpec, config: dict[str, Any]) -> None:
+def _write_v2_options(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write the position options that are new in v2."""
     part = attention_of(spec).positions
     if isinstance(part, Disentangled):
@@ -138,5 +138,5 @@ DEBERTA_V2 = replace(
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
     buffers=(*BERT.buffers, r".*\.position_embeddings\.weight", r"mask_predictions\..*"),
-    hooks=(DISTANCES, Hook(_read_buckets, _write_buckets)),
+    hooks=(POSITIONS_HOOK, Hook(_read_v2_options, _write_v2_options)),
 )

@@ -69,7 +69,7 @@ def _default_groups(config: ConfigReader) -> int | None:
     return None if config.get("topk_method") == "group_limited_greedy" else 1
 
 
-def _weight_table(spec: TransformerSpec) -> Weights:
+def _weights_for_spec(spec: TransformerSpec) -> Weights:
     """Return the weights; with compressed queries, `q_b_proj` takes the place of `q_proj`."""
     compressed = getattr(spec.stacks[0].mixers[0], "query_rank", None) is not None
     query = "q_b_proj" if compressed else "q_proj"
@@ -122,7 +122,7 @@ DEEPSEEK_V2 = replace(
         f"{_MIXER}.positions.layout": "interleaved",
         f"{_EXPERTS}.normalized": False,
     },
-    weights=_weight_table,
+    weights=_weights_for_spec,
     expected={"attention_bias": False, "mlp_bias": False, "scoring_func": "softmax"},
     ignored="head_dim qk_head_dim output_router_logits moe_layer_freq ep_size seq_aux auto_map",
     hooks=(Hook(_read_options, _write_options), Hook(_read_routing, _write_routing)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trivium.interop.families.bert import BERT, CONFIG, FIXED, LAYER, ONLY, base_weights
+from trivium.interop.families.bert import ALLOWED, BERT, CONFIG, FIXED, LAYER, base_weights
 from trivium.interop.family import (
     MULTIPLE_CHOICE,
     Architecture,
@@ -70,7 +70,7 @@ ELECTRA = replace(
     base="electra.",
     optional_heads=(),
     expected={
-        **ONLY,
+        **ALLOWED,
         "summary_type": "first",
         "summary_use_proj": True,
         "summary_activation": "gelu",

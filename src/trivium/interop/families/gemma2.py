@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trivium.interop.families.llama import CONFIG, FIXED, LLAMA, ROTARY
+from trivium.interop.families.llama import CONFIG, FIXED, LLAMA, ROPE_HOOK
 from trivium.interop.families.qwen2 import read_layer_types, write_layer_types
 from trivium.interop.family import (
     Hook,
@@ -28,7 +28,7 @@ def _read_scales(config: ConfigReader, tree: SpecTree) -> None:
     tree.set("decoder.layers.mixer.scale", config.require("query_pre_attn_scalar", 256) ** -0.5)
 
 
-def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
+def _write_scale_and_window(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write the scale of the attention scores, the layer types and the sliding window."""
     # The option is an integer; any other scale is detected when the config is read back.
     config["query_pre_attn_scalar"] = max(round(attention_of(spec).score_scale ** -2), 1)
@@ -37,11 +37,11 @@ def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
         config["sliding_window"] = window
 
 
-ATTENTION = Hook(_read_scales, _write_attention)
+SCALES_HOOK = Hook(_read_scales, _write_scale_and_window)
 """The hook for the embedding and attention scales; it also writes the sliding windows."""
 
 
-def _read_soft_caps(config: ConfigReader, tree: SpecTree) -> None:
+def _read_caps_and_window(config: ConfigReader, tree: SpecTree) -> None:
     """Read the soft caps (null means no cap) and the layers with sliding-window attention."""
     for name, path, default in (
         ("attn_logit_softcapping", "decoder.layers.mixer.soft_cap", 50.0),
@@ -100,6 +100,6 @@ GEMMA2 = replace(
     expected={"use_bidirectional_attention": False},
     # The first releases set the activation twice; the value of `hidden_act` is wrong.
     ignored="hidden_act cache_implementation",
-    hooks=(ROTARY, ATTENTION, Hook(_read_soft_caps, _write_soft_caps)),
+    hooks=(ROPE_HOOK, SCALES_HOOK, Hook(_read_caps_and_window, _write_soft_caps)),
     tokenizer_class="GemmaTokenizer",
 )

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trivium.interop.families.gemma2 import ATTENTION, GEMMA2
-from trivium.interop.families.llama import WIDTH, read_rope, rope_options, write_rope
+from trivium.interop.families.gemma2 import GEMMA2, SCALES_HOOK
+from trivium.interop.families.llama import WIDTH_HOOK, read_rope, rope_options, write_rope
 from trivium.interop.families.modernbert import read_layer_rotary, rotary_by_layer_type
 from trivium.interop.families.qwen2 import read_layer_types
 from trivium.interop.families.qwen3 import QK_NORMS, QWEN3
@@ -17,22 +17,22 @@ from trivium.interop.family import Hook, Option, SpecTree, classes
 from trivium.interop.hf_config import FULL, SLIDING, ConfigReader
 from trivium.models.transformer import TransformerSpec
 
-_BASES = {FULL: 1e6, SLIDING: 1e4}
-_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+_ROPE_BASES = {FULL: 1e6, SLIDING: 1e4}
+_SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
 def _read_layer_rope(config: ConfigReader, tree: SpecTree) -> None:
     """Read the RoPE and attention of each layer; the default is one full layer in every 6."""
-    base = config.get("rope_theta", _BASES[FULL])
+    base = config.get("rope_theta", _ROPE_BASES[FULL])
     read_rope(config, tree, {"rope_theta": base, **rope_options(config, FULL)})
-    positions = read_layer_rotary(config, SLIDING, "rope_local_base_freq", _BASES[SLIDING])
+    positions = read_layer_rotary(config, SLIDING, "rope_local_base_freq", _ROPE_BASES[SLIDING])
     window, every = config.require("sliding_window", 4096), config.get("sliding_window_pattern", 6)
     read_layer_types(config, tree, window, lambda i: (i + 1) % every > 0, positions=positions)
 
 
 def _write_layer_rope(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write the RoPE of full-attention layers and of sliding-window layers."""
-    rotary = rotary_by_layer_type(spec, _BASES)
+    rotary = rotary_by_layer_type(spec, _ROPE_BASES)
     write_rope(rotary[FULL], config)
     local = config["rope_local_base_freq"] = rotary[SLIDING].base
     sliding = {"rope_type": "default", "rope_theta": local}
@@ -55,7 +55,7 @@ GEMMA3 = replace(
         "decoder.layers.mixer.qk_norm.offset": 1,
     },
     weights={**GEMMA2.weights, **QK_NORMS},  # type: ignore[dict-item]
-    expected={**GEMMA2.expected, **dict.fromkeys(_CAPS)},
+    expected={**GEMMA2.expected, **dict.fromkeys(_SOFT_CAPS)},
     ignored=f"{GEMMA2.ignored} _sliding_window_pattern",
-    hooks=(ATTENTION, WIDTH, Hook(_read_layer_rope, _write_layer_rope)),
+    hooks=(SCALES_HOOK, WIDTH_HOOK, Hook(_read_layer_rope, _write_layer_rope)),
 )

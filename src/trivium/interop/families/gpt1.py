@@ -12,7 +12,7 @@ from trivium.interop.hf_config import ConfigReader
 _ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}
 
 
-def _read_d_ff(config: ConfigReader, tree: SpecTree) -> None:
+def _set_d_ff(config: ConfigReader, tree: SpecTree) -> None:
     """Set `d_ff` to 4 * d_model; GPT has no option for it."""
     tree.set("decoder.layers.feed_forward.d_ff", 4 * tree.get("d_model"))
 
@@ -36,5 +36,5 @@ GPT1 = replace(
     ignored=f"{IGNORED} predict_special_tokens",
     tied_aliases={"lm_head.weight": "transformer.tokens_embed.weight"},
     buffers=(r".*\.attn\.bias", r".*\.position_ids"),
-    hooks=(Hook(read=_read_d_ff),),
+    hooks=(Hook(read=_set_d_ff),),
 )

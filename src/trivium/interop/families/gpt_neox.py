@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trivium.interop.families.llama import ROTARY, read_rope, rope_options
+from trivium.interop.families.llama import ROPE_HOOK, read_rope, rope_options
 from trivium.interop.family import (
     QKV,
     Family,
@@ -36,7 +36,7 @@ def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
 
 def _write_rotary(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write the options of RoPE under their current names and those of older files."""
-    ROTARY.write(spec, config)
+    ROPE_HOOK.write(spec, config)
     rotary = attention_of(spec).positions
     if isinstance(rotary, Rotary):
         config["rope_parameters"]["partial_rotary_factor"] = rotary.partial_rotary_factor

@@ -24,11 +24,11 @@ from trivium.nn.positions import Positions
 from trivium.nn.positions.rotary import Rotary, RotaryScaling
 
 # Values of rope_type: "default", or the kind of scaling here.
-_KINDS = ("default", "linear", "dynamic", "llama3", "longrope", "yarn")
-_LENGTH = "original_max_position_embeddings"
+_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "longrope", "yarn")
+_ORIGINAL_LENGTH = "original_max_position_embeddings"
 
 
-def _hf_name(field: str) -> str:
+def _hf_scaling_name(field: str) -> str:
     """Return the Hugging Face name of a `RotaryScaling` field."""
     return field.replace("frequency", "freq").replace("max_length", "max_position_embeddings")
 
@@ -61,14 +61,14 @@ def read_rope(config: ConfigReader, tree: SpecTree, rope: dict[str, Any]) -> Non
     tree.set("decoder.layers.mixer.positions.base", rope.pop("rope_theta", base))
     kind = rope.pop("type", "default")
     kind = rope.pop("rope_type", kind)
-    if kind not in _KINDS:
-        raise SpecError(f'"rope_type" is {kind!r}; supported: {", ".join(_KINDS)}.')
+    if kind not in _ROPE_TYPES:
+        raise SpecError(f'"rope_type" is {kind!r}; supported: {", ".join(_ROPE_TYPES)}.')
     fields = {} if kind == "default" else RotaryScaling.kinds[kind].model_fields
-    numbers = {_hf_name(name): name for name in fields if name != "kind"}
-    if _LENGTH in numbers:
-        length = config.require("max_position_embeddings", rope.get(_LENGTH))
-        given = config.get(_LENGTH, rope.get(_LENGTH, length))
-        rope[_LENGTH] = length if kind == "dynamic" else given
+    numbers = {_hf_scaling_name(name): name for name in fields if name != "kind"}
+    if _ORIGINAL_LENGTH in numbers:
+        length = config.require("max_position_embeddings", rope.get(_ORIGINAL_LENGTH))
+        given = config.get(_ORIGINAL_LENGTH, rope.get(_ORIGINAL_LENGTH, length))
+        rope[_ORIGINAL_LENGTH] = length if kind == "dynamic" else given
         if kind in ("longrope", "yarn"):
             rope.setdefault("factor", length / given)
     required = {hf for hf, name in numbers.items() if fields[name].is_required()}
@@ -91,15 +91,15 @@ def write_rope(rotary: Positions | None, config: dict[str, Any]) -> None:
         raise SpecError("decoder.layers.mixer.positions that are not rotary")
     fields = rotary.scaling.model_dump(mode="json", exclude_none=True) if rotary.scaling else {}
     kind = fields.pop("kind", "default")
-    if kind not in _KINDS:
+    if kind not in _ROPE_TYPES:
         raise SpecError(f'decoder.layers.mixer.positions.scaling of kind "{kind}"')
-    scaling = {_hf_name(name): value for name, value in fields.items()}
+    scaling = {_hf_scaling_name(name): value for name, value in fields.items()}
     if kind == "dynamic":
-        config["max_position_embeddings"] = scaling.pop(_LENGTH)
-    elif _LENGTH in scaling:
-        config["max_position_embeddings"] = int(scaling[_LENGTH] * scaling["factor"])
+        config["max_position_embeddings"] = scaling.pop(_ORIGINAL_LENGTH)
+    elif _ORIGINAL_LENGTH in scaling:
+        config["max_position_embeddings"] = int(scaling[_ORIGINAL_LENGTH] * scaling["factor"])
     if kind == "longrope":  # where releases of transformers before 5 read it
-        config[_LENGTH] = scaling[_LENGTH]
+        config[_ORIGINAL_LENGTH] = scaling[_ORIGINAL_LENGTH]
     config["rope_theta"] = rotary.base
     config["rope_parameters"] = {"rope_type": kind, "rope_theta": rotary.base, **scaling}
     if scaling:
@@ -141,8 +141,8 @@ FIXED = {
     "initialization": {"kind": "normal", "residual_init": "scaled"},
 }
 
-ROTARY = Hook(read_rotary, _write_rotary)
-WIDTH = Hook(write=_check_width)
+ROPE_HOOK = Hook(read_rotary, _write_rotary)
+WIDTH_HOOK = Hook(write=_check_width)
 
 _LAYER: Weights = {
     "input_layernorm": "mixer_residual.{norm}",
@@ -187,6 +187,6 @@ LLAMA = Family(
     ignored="is_llama_config max_sequence_length",
     tied_aliases={"lm_head.weight": "model.embed_tokens.weight"},
     buffers=(r".*\.rotary_emb\.inv_freq",),
-    hooks=(ROTARY, WIDTH),
+    hooks=(ROPE_HOOK, WIDTH_HOOK),
     tokenizer_class="LlamaTokenizer",
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trivium.interop.families.bart import CONFIG, FIXED, IGNORED, LAYERS, ONLY, SCALE
+from trivium.interop.families.bart import ALLOWED, CONFIG, FIXED, IGNORED, LAYERS, SCALE_HOOK
 from trivium.interop.family import Architecture, Family, Hook, Option, SpecTree, Weights
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
@@ -43,7 +43,7 @@ def _write_vocabularies(spec: TransformerSpec, config: dict[str, Any]) -> None:
     }
 
 
-def _weight_table(spec: TransformerSpec) -> Weights:
+def _weights_for_spec(spec: TransformerSpec) -> Weights:
     """Return the weights: one shared embedding matrix, or one per side."""
     if spec.source_vocab_size is None:
         return {"model.shared": "tokens", **LAYERS}
@@ -64,10 +64,10 @@ MARIAN = Family(
         "embedding.positions.kind": "sinusoidal",
         "embedding.positions.layout": "halves",
     },
-    weights=_weight_table,
+    weights=_weights_for_spec,
     heads={"lm": {"lm_head.weight": "weight", "final_logits_bias": "bias"}},
     base="model.",
-    expected={**ONLY, "normalize_embedding": False, "static_position_embeddings": True},
+    expected={**ALLOWED, "normalize_embedding": False, "static_position_embeddings": True},
     ignored=f"{IGNORED} extra_pos_embeddings",
     hf_shapes=lambda spec: {"final_logits_bias": (1, spec.vocab_size)},
     tied_aliases={
@@ -76,5 +76,5 @@ MARIAN = Family(
         "lm_head.weight": "model.decoder.embed_tokens.weight",
     },
     buffers=(r"(model\.)?(encoder|decoder)\.embed_positions\.weight",),
-    hooks=(SCALE, Hook(_read_vocabularies, _write_vocabularies)),
+    hooks=(SCALE_HOOK, Hook(_read_vocabularies, _write_vocabularies)),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trivium.interop.families.llama import CONFIG, FIXED, LLAMA, ROTARY
+from trivium.interop.families.llama import CONFIG, FIXED, LLAMA, ROPE_HOOK
 from trivium.interop.family import Hook, SpecTree, attention_of, decoder_classes, num_kv_heads
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
@@ -38,6 +38,6 @@ MISTRAL = replace(
     fixed={**FIXED, "decoder.layers.mixer.bias": False, "decoder.layers.feed_forward.bias": False},
     expected={"attention_bias": False, "mlp_bias": False},
     ignored="",
-    hooks=(ROTARY, Hook(read_window, write_window)),
+    hooks=(ROPE_HOOK, Hook(read_window, write_window)),
     is_variant=True,
 )

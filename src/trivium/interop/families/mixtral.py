@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trivium.interop.families.llama import FIXED, ROTARY, base_weights
+from trivium.interop.families.llama import FIXED, ROPE_HOOK, base_weights
 from trivium.interop.families.mistral import MISTRAL, read_window, write_window
 from trivium.interop.family import Hook, Option, SpecTree, activation, decoder_classes, per_layer
 from trivium.interop.hf_config import ConfigReader
@@ -64,6 +64,6 @@ MIXTRAL = replace(
     ),
     expected={**MISTRAL.expected, "router_jitter_noise": 0.0},
     ignored="output_router_logits",
-    hooks=(ROTARY, Hook(_read_window_and_base, write_window)),
+    hooks=(ROPE_HOOK, Hook(_read_window_and_base, write_window)),
     is_variant=False,
 )

@@ -35,15 +35,15 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
     read_layer_types(config, tree, window, lambda i: i % every > 0, option, positions=sliding)
 
 
-def read_layer_rotary(config: ConfigReader, kind: str, old: str, default: float) -> Rotary:
+def read_layer_rotary(config: ConfigReader, kind: str, old_name: str, default: float) -> Rotary:
     """Return the RoPE of the layers of one type. Raises CheckpointError for RoPE scaling.
 
-    `old` is the name of the option for the RoPE base before transformers 5. `default` is the base
-    if the file does not set any.
+    `old_name` is the name of the option for the RoPE base before transformers 5. `default` is the
+    base if the file does not set any.
     """
     kinds = config.get("rope_parameters", {})
     options = dict(kinds.get(kind) or {})
-    base = options.pop("rope_theta", config.require(old, default))
+    base = options.pop("rope_theta", config.require(old_name, default))
     if options.pop("rope_type", "default") != "default" or options or not {*kinds} <= {*_BASES}:
         raise config.unsupported("rope_parameters", expected=f'"rope_theta" alone for "{kind}"')
     return Rotary(base=base)

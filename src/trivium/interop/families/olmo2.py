@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trivium.interop.families.gemma3 import GEMMA3
-from trivium.interop.families.llama import CONFIG, ROTARY
+from trivium.interop.families.llama import CONFIG, ROPE_HOOK
 from trivium.interop.families.qwen3 import NORM_EPS, QWEN3
 from trivium.interop.family import Option, classes
 
@@ -25,6 +25,6 @@ OLMO2 = replace(
     },
     # The norms have the same names as in Gemma; files contain no norms before sublayers.
     weights=GEMMA3.weights,
-    hooks=(ROTARY,),
+    hooks=(ROPE_HOOK,),
     tokenizer_class="",
 )

@@ -32,7 +32,7 @@ def _write_embed_width(spec: TransformerSpec, config: dict[str, Any]) -> None:
     config["word_embed_proj_dim"] = spec.d_embedding
 
 
-def _read_final_norm(config: ConfigReader, tree: SpecTree) -> None:
+def _check_final_norm(config: ConfigReader, tree: SpecTree) -> None:
     """Raise CheckpointError for a pre-norm decoder without a final norm."""
     if tree.get("decoder.layers.norm_placement") == "pre":
         config.expect("_remove_final_layer_norm", False)
@@ -86,5 +86,5 @@ OPT = Family(
     expected={"layer_norm_elementwise_affine": True},
     ignored="activation_dropout layerdrop init_std classifier_dropout",
     tied_aliases={"lm_head.weight": "model.decoder.embed_tokens.weight"},
-    hooks=(Hook(_read_embed_width, _write_embed_width), Hook(read=_read_final_norm)),
+    hooks=(Hook(_read_embed_width, _write_embed_width), Hook(read=_check_final_norm)),
 )

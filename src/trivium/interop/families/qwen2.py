@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from trivium.interop.families.llama import CONFIG, FIXED, LLAMA, ROTARY
+from trivium.interop.families.llama import CONFIG, FIXED, LLAMA, ROPE_HOOK
 from trivium.interop.family import Hook, Option, SpecTree, decoder_classes, num_kv_heads
 from trivium.interop.hf_config import FULL, SLIDING, ConfigReader
 from trivium.models.transformer import TransformerSpec
@@ -17,9 +17,9 @@ def read_layer_types(
     config: ConfigReader,
     tree: SpecTree,
     window: int | None,
-    default: Callable[[int], bool],
-    option: str = "sliding_window",
-    **sliding: Any,
+    slides: Callable[[int], bool],
+    window_option: str = "sliding_window",
+    **sliding_fields: Any,
 ) -> None:
     """Set full or sliding-window attention for each layer, as in "layer_types".
 
@@ -27,18 +27,18 @@ def read_layer_types(
         config: the options of the `config.json`.
         tree: the spec tree; only the attention patterns of its mixer are not set yet.
         window: the size of the sliding window, including the query position itself.
-        default: a function that decides, if the file lacks "layer_types", whether the layer with a
+        slides: a function that decides, if the file lacks "layer_types", whether the layer with a
             0-based index has a sliding window.
-        option: the name of the window option in the file, for error messages.
-        sliding: mixer fields with other values in the layers with sliding windows.
+        window_option: the name of the window option in the file, for error messages.
+        sliding_fields: mixer fields with other values in the layers with sliding windows.
     """
     [stack] = tree.stacks
-    kinds = config.layer_types(default, tree.get(f"{stack}.num_layers"))
+    kinds = config.layer_types(slides, tree.get(f"{stack}.num_layers"))
     if SLIDING in kinds and (window is None or window < 2):
-        raise config.unsupported(option, expected="2 or more for layers that have one")
+        raise config.unsupported(window_option, expected="2 or more for layers that have one")
     full = {**tree.get(f"{stack}.layers.mixer"), "kind": "attention"}
     pattern = {"kind": "sliding", "window": (window or 2) - 1}
-    local = {**full, "pattern": pattern, **sliding}
+    local = {**full, "pattern": pattern, **sliding_fields}
     tree.set_mixers(stack, [local if kind == SLIDING else full for kind in kinds])
 
 
@@ -84,5 +84,5 @@ QWEN2 = replace(
     },
     ignored="use_mrope",
     expected={},
-    hooks=(ROTARY, Hook(_read_window, _write_window)),
+    hooks=(ROPE_HOOK, Hook(_read_window, _write_window)),
 )

@@ -15,12 +15,12 @@ from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
 from trivium.nn.norm import LayerNorm
 
-_WIDTH = 4096
+_DEFAULT_WIDTH = 4096
 
 
 def _multiple_of_width(factor: int) -> Callable[[ConfigReader], int]:
     """Return a function that computes a multiple of `hidden_size`."""
-    return lambda config: factor * config.require("hidden_size", _WIDTH)
+    return lambda config: factor * config.require("hidden_size", _DEFAULT_WIDTH)
 
 
 def _disable_rescaling(spec: TransformerSpec, config: dict[str, Any]) -> None:
@@ -53,7 +53,7 @@ RWKV = Family(
     stacks=("decoder",),
     config={
         "vocab_size": Option("vocab_size", 50_277),
-        "hidden_size": Option("d_model", _WIDTH),
+        "hidden_size": Option("d_model", _DEFAULT_WIDTH),
         "num_hidden_layers": Option("decoder.num_layers", 32),
         "attention_hidden_size": Option("decoder.layers.mixer.d_inner", _multiple_of_width(1)),
         "intermediate_size": Option("decoder.layers.feed_forward.d_ff", _multiple_of_width(4)),

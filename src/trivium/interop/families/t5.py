@@ -25,7 +25,7 @@ from trivium.models.transformer import TransformerSpec
 
 # feed_forward_proj -> activation, gated; the first match is written. "gelu" is the exact GELU only
 # in networks without gates.
-_PROJECTIONS = {
+_FFN_ACTIVATIONS = {
     "relu": ("relu", False),
     "gated-gelu": ("gelu_tanh", True),
     "gated-silu": ("silu", True),
@@ -42,7 +42,7 @@ _PROJECTIONS = {
 
 def _read_ffn(config: ConfigReader, tree: SpecTree) -> None:
     """Read the activation of the feed-forward networks and whether they are gated."""
-    activation, gated = config.translate("feed_forward_proj", _PROJECTIONS, "relu")
+    activation, gated = config.translate("feed_forward_proj", _FFN_ACTIVATIONS, "relu")
     config.expect("is_gated_act", gated)
     config.expect("dense_act_fn", *(hf for hf, local in ACTIVATIONS.items() if local == activation))
     tree.set("stacks.layers.feed_forward.activation", activation)
@@ -52,7 +52,7 @@ def _read_ffn(config: ConfigReader, tree: SpecTree) -> None:
 def _write_ffn(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write `feed_forward_proj`. Raises SpecError for activations that T5 does not have."""
     layer = feed_forward_of(spec)
-    for name, local in _PROJECTIONS.items():
+    for name, local in _FFN_ACTIVATIONS.items():
         if local == (layer.activation, layer.gated):
             config["feed_forward_proj"] = name
             return
@@ -85,7 +85,7 @@ def _write_lm_head(spec: TransformerSpec, config: dict[str, Any]) -> None:
 _ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 
-def _weight_table(spec: TransformerSpec) -> Weights:
+def _weights_for_spec(spec: TransformerSpec) -> Weights:
     """Return the weights; the FFN is sublayer 1 of an encoder block, sublayer 2 in a decoder."""
     gated = feed_forward_of(spec).gated
     up = {"wi_0": "gate", "wi_1": "up"} if gated else {"wi": "up"}
@@ -149,7 +149,7 @@ T5 = Family(
         "heads.classifier.dense.activation": "tanh",
         "initialization": {"kind": "fan-in"},
     },
-    weights=_weight_table,
+    weights=_weights_for_spec,
     heads={"classifier": BART.heads["classifier"]},
     expected={"is_decoder": False},
     ignored="classifier_dropout output_past n_positions",
