@@ -12,7 +12,7 @@ from trivium.data.row_order import RowRandom
 from trivium.models.base_model import Spec
 from trivium.nn.positions.learned import Learned
 from trivium.objectives.base import compact, poisson_chances, real_tokens
-from trivium.objectives.encoder_decoder import EncoderDecoderObjective, Padded
+from trivium.objectives.encoder_decoder import EncoderDecoderObjective, Padded, PaddedPair
 from trivium.text.vocabulary import Vocabulary
 
 # Channels of noise.
@@ -77,9 +77,7 @@ class Denoising(EncoderDecoderObjective):
         """Return the token that ends a text, as in BART."""
         return vocabulary.end_id
 
-    def corrupt(
-        self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary
-    ) -> tuple[Padded, Padded]:
+    def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> PaddedPair:
         """Return the corrupted row, and the row itself."""
         ids, lengths, real = rows.input_ids, rows.lengths, real_tokens(rows)
         if self.permute_sentences:

@@ -14,6 +14,7 @@ from trivium.text.vocabulary import Vocabulary
 
 Padded = tuple[Ints, Ints]
 """Rows of ids, padded on the right, [B, T], and the real tokens of each, [B]."""
+PaddedPair = tuple[Padded, Padded]
 
 
 class EncoderDecoderObjective(Objective):
@@ -37,9 +38,7 @@ class EncoderDecoderObjective(Objective):
         return vocabulary.pad_id
 
     @abstractmethod
-    def corrupt(
-        self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary
-    ) -> tuple[Padded, Padded]:
+    def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> PaddedPair:
         """Return what the encoder reads of each row, and what the decoder generates."""
 
     def prepare(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> Batch:

@@ -12,7 +12,7 @@ from trivium.data.row_order import RowRandom
 from trivium.language_model import LanguageModel
 from trivium.objectives.base import real_tokens
 from trivium.objectives.causal import LeftToRight, causal_batch, next_tokens
-from trivium.objectives.encoder_decoder import EncoderDecoderObjective, Padded, ended
+from trivium.objectives.encoder_decoder import EncoderDecoderObjective, PaddedPair, ended
 from trivium.objectives.excerpt import continue_beginning
 from trivium.text.vocabulary import Vocabulary
 
@@ -66,9 +66,7 @@ class Seq2SeqPrefixLM(EncoderDecoderObjective):
         """Padding or the end of a text."""
         return vocabulary.pad_id if self.start_token == "pad" else vocabulary.end_id
 
-    def corrupt(
-        self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary
-    ) -> tuple[Padded, Padded]:
+    def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> PaddedPair:
         """Return the prefix and the rest of each row, each with an end token."""
         in_prefix = np.arange(rows.input_ids.shape[1]) < _prefix_lengths(rows, rng)[:, None]
         rest = real_tokens(rows) & ~in_prefix

@@ -14,7 +14,7 @@ from trivium.language_model import LanguageModel
 from trivium.models.base_model import Spec
 from trivium.nn.positions.relative_bias import RelativeBias
 from trivium.objectives.base import real_tokens
-from trivium.objectives.encoder_decoder import EncoderDecoderObjective, Padded, ended
+from trivium.objectives.encoder_decoder import EncoderDecoderObjective, Padded, PaddedPair, ended
 from trivium.objectives.excerpt import mask_middle
 from trivium.text.roles import SENTINELS
 from trivium.text.vocabulary import Vocabulary
@@ -75,9 +75,7 @@ class SpanCorruption(EncoderDecoderObjective):
         spans = max(round(noise / self.mean_span), 1)
         return noise, min(spans, noise, length - noise)
 
-    def corrupt(
-        self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary
-    ) -> tuple[Padded, Padded]:
+    def corrupt(self, rows: RowBatch, rng: RowRandom, vocabulary: Vocabulary) -> PaddedPair:
         """Sentinels for spans, and the spans after their sentinels.
 
         Raises:
