@@ -180,7 +180,7 @@ class LongRopeScaling(RotaryScaling):
     attention_factor: Positive | None = None
 
     def unsupported_reason(self, rotary_dim: int) -> str:
-        """Return an error if the numbers of factors differ from `rotary_dim` / 2, otherwise ""."""
+        """Return an error message if there is not one factor per pair of dimensions, else ""."""
         pairs, counts = rotary_dim // 2, (len(self.short_factor), len(self.long_factor))
         if counts == (pairs, pairs):
             return ""
@@ -217,7 +217,10 @@ class Rotary(Positions):
         return int(head_dim * self.partial_rotary_factor)
 
     def unsupported_reason(self, head_dim: int) -> str:
-        """Return an error for an odd number of rotary dimensions or unsupported scaling, or ""."""
+        """Return the reason why this RoPE does not support `head_dim`, or "" if it does.
+
+        The number of rotary dimensions must be even and supported by the scaling.
+        """
         rotary_dim = self.rotary_dim(head_dim)
         if rotary_dim % 2 or not rotary_dim:
             which = (
