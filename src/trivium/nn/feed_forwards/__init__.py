@@ -25,7 +25,7 @@ class FeedForward(Choice, Part):
     """Whether the network also reads earlier tokens (RWKV) and therefore needs a state. It then
     computes all tokens, even if only some are gathered (`SequenceInfo.gather_positions`)."""
     has_fixed_shapes: ClassVar[bool] = True
-    """Whether no tensor shape depends on the input, so that `torch.compile` needs no graph breaks."""
+    """Whether no tensor shape depends on the tokens, so that a decode step can be compiled."""
 
     @property
     def tp_sizes(self) -> dict[str, int]:

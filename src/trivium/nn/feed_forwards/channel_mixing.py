@@ -71,8 +71,7 @@ class ChannelMixingNetwork(FeedForwardModule):
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Initialize the mixing weights of token shift, and set two matrices to zero.
 
-        The receptance and value matrices are zero, as in RWKV's time mixing. See
-        `TimeMixingModule.reset_parameters`.
+        These are the receptance and value matrices. See `TimeMixingModule.reset_parameters`.
         """
         self.mix_key.copy_(initial_mix_weights(len(self.mix_key)))
         self.mix_receptance.copy_(initial_mix_weights(len(self.mix_key)))

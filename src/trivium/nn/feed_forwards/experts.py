@@ -252,8 +252,8 @@ class ExpertsNetwork(FeedForwardModule):
     def loss(self, layer_sum: Tensor) -> Tensor:
         """Return the load-balancing loss of all layers.
 
-        `layer_sum` [2, E] is the load returned by `forward`, summed over the layers. If there are no
-        tokens, the loss is 0.
+        `layer_sum` [2, E] is the load returned by `forward`, summed over the layers. The loss is 0
+        if there are no tokens.
         """
         counts, probabilities = layer_sum
         tokens = (counts.sum() / self.part.top_k).clamp(min=1.0)
