@@ -28,7 +28,7 @@ class Pattern(Choice, Part):
         """Return whether a query may attend to a key, given their positions in the sequence.
 
         Positions are integers or tensors that broadcast. A pattern with a `reach` gets indices in
-        the row instead of positions (with packing they differ, but their distances are the same).
+        the row instead. Padding or packing shifts them, but does not change distances.
         """
         raise NotImplementedError
 
