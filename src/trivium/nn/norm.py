@@ -26,8 +26,8 @@ class Norm(Choice, Part):
     def build(self, width: int) -> nn.Module:
         """Return the module, which maps [..., width] to [..., width].
 
-        The module initializes its weights when it is created: as in PyTorch's norms, so that it
-        only normalizes at first. A `PartModule` can do so in `reset_parameters` instead.
+        The weights of PyTorch's norms are initialized to 1 and their biases to 0. For any other
+        initialization, the module must be a `PartModule` with its own `reset_parameters`.
         """
         raise NotImplementedError
 
@@ -85,7 +85,10 @@ class RMSNorm(Norm):
             raise SpecError("offset=1 is added to the weight, and weight=False: give offset=0.")
 
     def activation_bytes(self, width: int, *, on_cpu: bool) -> int:
-        """Return the bytes per token kept for backward: input and, on a CPU, normalized input."""
+        """Return the bytes of activations per token kept for the backward pass.
+
+        These are the input in float32 and, on a CPU, the normalized input.
+        """
         return (8 if on_cpu else 4) * width
 
     def build(self, width: int) -> nn.Module:

@@ -34,7 +34,7 @@ class PackedLinear(nn.Module):
 
     @staticmethod
     def supports(weight: Tensor) -> bool:
-        """Return whether PyTorch on this machine has a packed matmul for the weight's dtype."""
+        """Return whether this PyTorch build and CPU have a packed matmul for the weight's dtype."""
         if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
             return False
         if weight.dtype == torch.bfloat16:

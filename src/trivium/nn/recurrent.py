@@ -151,7 +151,7 @@ class RecurrentLayers(nn.Module):
             self.cells = make(rnn.d_model, rnn.d_hidden, rnn.num_layers, dropout=dropout)
 
     def weights(self) -> list[list[nn.Parameter]]:
-        """Return the parameters of each layer, from the first layer; both directions in one list."""
+        """Return one list of parameters per layer, which contains those of both directions."""
         layers = []
         for cells in self.modules():
             if isinstance(cells, nn.RNNBase):
