@@ -92,7 +92,7 @@ class RMSNorm(Norm):
         return (8 if on_cpu else 4) * width
 
     def build(self, width: int) -> nn.Module:
-        """Return `nn.RMSNorm`, or a subclass or variant with a bias or an offset."""
+        """Return an `nn.RMSNorm`, or a variant of it with a bias or an offset."""
         if self.offset:
             return OffsetRMSNorm(width, self.eps, bias=self.bias)
         kind = BiasedRMSNorm if self.bias else nn.RMSNorm

@@ -34,7 +34,10 @@ class Pattern(Choice, Part):
 
 
 class Sliding(Pattern):
-    """Sliding window: a query attends to itself and `window` positions on each allowed side."""
+    """Sliding window: a query attends to keys at a distance of at most `window` positions.
+
+    In causal attention these are its own position and the `window` positions before.
+    """
 
     kind: Literal["sliding"] = "sliding"
     window: Count
@@ -50,7 +53,7 @@ class Sliding(Pattern):
 
 
 class Strided(Pattern):
-    """Strided pattern: keys at most `stride` positions away, or a multiple of `stride` away.
+    """Strided pattern: keys at distances of at most `stride`, or of multiples of `stride`.
 
     `visible` selects the first set of keys ("near"), the second set ("far") or their union
     ("both"). With a near head and a far head, information from every position reaches the query

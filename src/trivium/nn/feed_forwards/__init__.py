@@ -41,7 +41,7 @@ class FeedForward(Choice, Part):
         raise NotImplementedError
 
     def with_dropout(self, dropout: float) -> Self:
-        """Return the spec with the dropout rate replaced, or unchanged if the rate is 0."""
+        """Return the spec with another dropout rate, or unchanged if it has no dropout."""
         return self
 
     def scale_width(self, fraction: float) -> FeedForward:
@@ -97,9 +97,9 @@ class FeedForwardModule(PartModule):
 
     @property
     def inactive_experts(self) -> Iterable[nn.Module]:
-        """Experts that are subtracted from all parameters to count the active ones per token.
+        """Experts whose parameters are not counted as active parameters per token.
 
-        Their number is that of the experts not chosen for a token. Empty without experts.
+        There are as many as each token leaves unused. Empty if the network has no experts.
         """
         return ()
 

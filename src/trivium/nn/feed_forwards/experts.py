@@ -116,7 +116,7 @@ class Experts(FeedForward):
         return kept
 
     def with_dropout(self, dropout: float) -> Self:
-        """Return the spec with the dropout rate of experts and shared network replaced if not 0."""
+        """Return the spec with another dropout rate of the networks whose rate is not 0."""
         shared = self.shared and self.shared.with_dropout(dropout)
         return self.replace(expert=self.expert.with_dropout(dropout), shared=shared)
 

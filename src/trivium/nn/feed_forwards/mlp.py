@@ -55,7 +55,7 @@ class MLP(FeedForward):
         return self.d_ff * (needed + (2 if self.gated else 0) + (2 if self.dropout else 0))
 
     def with_dropout(self, dropout: float) -> Self:
-        """Return the spec with the dropout rate replaced, or unchanged if the rate is 0."""
+        """Return the spec with another dropout rate, or unchanged if the rate is 0."""
         return self.replace(dropout=dropout) if self.dropout else self
 
     def scale_width(self, fraction: float) -> Self:

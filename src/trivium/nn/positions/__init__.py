@@ -50,16 +50,18 @@ class Positions(Choice, Part):
         return ""
 
     def flops(self, attended: float, num_heads: int, head_dim: int) -> float:
-        """Return the training FLOPs per token, forward and backward, added to those of attention.
+        """Return the training FLOPs per token that the position encoding adds to attention.
 
-        `attended`: the average number of positions that a token attends to.
+        They are the FLOPs of the forward and the backward pass. `attended` is the average number
+        of positions that a token attends to.
         """
         return 0.0
 
     def activation_numel(self, length: int, num_heads: int, head_dim: int) -> int:
-        """Return the number of activation elements per token added to those of attention.
+        """Return the activation elements per token that the encoding adds to attention.
 
-        Only elements that are kept for the backward pass count. `length`: the tokens in a row.
+        It is the number of elements kept for the backward pass. `length` is the number of tokens in
+        a row.
         """
         return 0
 
@@ -102,7 +104,10 @@ class PositionsModule(PartModule):
         return None
 
     def prepare_layer(self, prepared: Any, query: nn.Linear, key: nn.Linear) -> Any:
-        """Apply the layer's projections to the result of `prepare`; `scores` gets the result."""
+        """Apply the layer's query and key projections to the position data of `prepare`.
+
+        Returns the argument `prepared` of `scores`. The base class changes nothing.
+        """
         return prepared
 
     def scores(self, query: Tensor, key: Tensor, prepared: Any) -> Tensor | None:
