@@ -1,6 +1,6 @@
 """The parts of models, each with its equation and paper. Every part can be used on its own.
 
-A part has a configuration (spec) with a method `build`, which returns its module. The module of a
+A part has a configuration (spec), whose method `build` returns a PyTorch module. The module of a
 mixer takes hidden states and a `SequenceInfo`, the metadata of the tokens:
 
 >>> import torch
@@ -9,9 +9,10 @@ mixer takes hidden states and a `SequenceInfo`, the metadata of the tokens:
 >>> attention(torch.zeros(3, 5, 8), nn.SequenceInfo.of_length(5, causal=True)).shape
 torch.Size([3, 5, 8])
 
-Each kind of mixer, positions or feed-forward network is a file in the folder of that name. All
-kinds use `sequence_info` (the metadata of a forward pass), `mask` (the attention mask), `attend`
-(the attention kernels), `state` (the cache) and `part` (the base classes).
+Each kind of mixer, position encoding and feed-forward network has its own file in the folders
+`mixers`, `positions` and `feed_forwards`. They share `sequence_info` (the metadata of a forward
+pass), `mask` (the attention mask), `attend` (the attention kernels), `state` (the cache) and `part`
+(the base classes).
 """
 
 from trivium.nn.activations import ACTIVATIONS as ACTIVATIONS

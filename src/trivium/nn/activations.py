@@ -1,4 +1,4 @@
-"""Activation functions by name, as they are written in a spec."""
+"""Activation functions, and the names used for them in specs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from trivium.nn.part import Part, Positive
 
 
 class Swish(Part):
-    """x * sigmoid(beta x) (Ramachandran et al. 2017); with beta = 1 it is the same as "silu"."""
+    """Spec of Swish, x * sigmoid(beta x) (Ramachandran et al. 2017); "silu" has beta = 1."""
 
     kind: Literal["swish"] = "swish"
     beta: Positive
 
 
 Activation = str
-"""A name in `ACTIVATIONS`; `build_activation` checks it when a model is built."""
+"""The name of an activation function in `ACTIVATIONS`; `build_activation` validates it."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -34,21 +34,21 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """The activation functions by name. The names are those of `transformers` where possible.
 
-"gelu_tanh" has several names in `transformers`; `interop/family.py` maps names in both ways."""
+"gelu_tanh" has several names in `transformers`; `interop/family.py` maps names both ways."""
 
 
 def swish(x: Tensor, beta: float) -> Tensor:
-    """Return x * sigmoid(beta x) (Ramachandran et al. 2017)."""
+    """Apply the Swish activation function, x * sigmoid(beta x) (Ramachandran et al. 2017)."""
     return x * torch.sigmoid(beta * x)
 
 
 def apply_soft_cap(x: Tensor, cap: float) -> Tensor:
-    """Return cap * tanh(x / cap), logit soft-capping (Gemma Team 2024, section 2)."""
+    """Apply logit soft-capping, cap * tanh(x / cap) (Gemma Team 2024, section 2)."""
     return cap * torch.tanh(x / cap)
 
 
 def build_activation(activation: Activation | Swish) -> Callable[[Tensor], Tensor]:
-    """Return the activation function of a spec. Raises SpecError for an unknown name."""
+    """Return the function for an activation in a spec. Raises SpecError for an unknown name."""
     if isinstance(activation, Swish):
         return partial(swish, beta=activation.beta)
     if activation not in ACTIVATIONS:

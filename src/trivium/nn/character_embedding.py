@@ -25,14 +25,16 @@ class CharacterCNN(Part):
         x = g relu(W x + b) + (1 - g) x,  g = sigmoid(V x + c)    `num_highways` times
         token embedding = P x + d
 
-    The characters of a token are its UTF-8 bytes. They are preceded by a begin mark unless the
-    token continues a word, followed by an end mark, and padded or cut to `max_characters`.
+    The characters of a token are its UTF-8 bytes. A begin-of-word character precedes them unless
+    the token continues a word, and an end-of-word character follows them. The result is padded or
+    truncated to `max_characters`.
 
     Args:
         d_character: the width of a byte embedding, E.
-        filters: the number of filters of widths 1, 2, 3, ...
+        filters: the numbers of convolution filters of widths 1, 2, 3, ...
         num_highways: the number of highway layers.
-        max_characters: the number of characters of a token, marks and padding included.
+        max_characters: the number of characters of a token, including the begin-of-word and
+            end-of-word characters and padding.
 
     Source: Kim et al. 2016; Peters et al. 2018, section 3.4, in the form of their code.
     """
@@ -43,7 +45,7 @@ class CharacterCNN(Part):
     max_characters: Annotated[int, Field(ge=3, lt=2**15)] = 50
 
     def check(self) -> None:
-        """Raise SpecError if filters are wider than `max_characters`."""
+        """Raise SpecError if a convolution filter is wider than `max_characters`."""
         if len(self.filters) > self.max_characters:
             raise SpecError(
                 f"filters has {len(self.filters)} widths, and a token has {self.max_characters} "
@@ -55,10 +57,10 @@ _BEGIN, _END, _PADDING = 256, 257, 258  # ids after those of the 256 bytes
 
 
 class CharacterEmbedding(PartModule):
-    """Module of a `CharacterCNN`. It computes each distinct token of a batch only once.
+    """Module of a `CharacterCNN`. The embedding of each distinct token is computed once per batch.
 
-    `character_ids`, int16 [V, L], contains the characters of every token of the vocabulary. It is
-    set by `set_character_ids`; until then, token 12 has the characters "12".
+    `character_ids`, int16 [V, L], contains the characters of every token of the vocabulary. They
+    are set by `set_character_ids`. Until then, the characters of a token are the digits of its id.
     """
 
     character_ids: Tensor
@@ -81,8 +83,9 @@ class CharacterEmbedding(PartModule):
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Initialize the weights as in the authors' code, and reset `character_ids`.
 
-        Byte embeddings are uniform in +-1, filters uniform in +-0.05 (Kim et al. 2016), and
-        matrices normal with standard deviation F^-0.5. The biases of gates are -2, others 0.
+        Byte embeddings are uniform in +-1, and filters are uniform in +-0.05 (Kim et al. 2016).
+        Matrices are normal with standard deviation F^-0.5. The biases of the highway gates are -2,
+        and other biases are 0.
         """
         nn.init.uniform_(self.characters.weight, -1.0, 1.0, generator=generator)
         for name, weight in self.named_parameters():
@@ -96,7 +99,7 @@ class CharacterEmbedding(PartModule):
         self.set_character_ids(names, [False] * len(names))
 
     def set_character_ids(self, tokens: Sequence[bytes], continues_word: Sequence[bool]) -> None:
-        """Set the characters of the first tokens of the vocabulary.
+        """Set the characters of the tokens with the ids 0, 1, 2, ..., one per item of `tokens`.
 
         Args:
             tokens: the UTF-8 bytes of each token.
@@ -111,12 +114,12 @@ class CharacterEmbedding(PartModule):
         self.character_ids[: len(rows)] = torch.from_numpy(rows)
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Return the embeddings of token ids, int64 [...] -> [..., D]."""
+        """Return the embeddings of token ids: int64 [...] -> [..., D]."""
         ids, place = input_ids.unique(return_inverse=True)
         return F.embedding(place, self.read(self.character_ids[ids]))
 
     def read(self, characters: Tensor) -> Tensor:
-        """Return the embeddings of tokens given as characters, int16 [U, L] -> [U, D]."""
+        """Compute token embeddings from character ids: int16 [U, L] -> [U, D]."""
         # Windows after the longest token contain only padding and are equal: one of them suffices
         # for the maximum.
         longest = int((characters != _PADDING).sum(1).max()) + len(self.convolutions)

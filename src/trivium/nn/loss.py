@@ -1,4 +1,4 @@
-"""Cross-entropy as a sum and a label count, computed in chunks so that few logits are in memory.
+"""Cross-entropy as a sum and a label count, in chunks that limit the memory for logits.
 
 Shape letters: M rows of features, D d_model, V vocabulary.
 """
@@ -17,24 +17,24 @@ from torch.utils.checkpoint import checkpoint
 from trivium.nn.activations import apply_soft_cap
 from trivium.nn.part import autocast_dtype
 
-# The maximum numel of the logits in memory: enough for full-speed matmuls, too little to fill it.
+# The maximum numel of the logits of a chunk: enough for matmuls at full speed, with little memory.
 _CPU_CHUNK = 2**22
 _GPU_CHUNK = 2**28
 PAD_TO_MULTIPLE_OF = 64
-"""Features are padded to a multiple of this number of rows, and so are chunks where possible.
+"""Features are padded to a multiple of this number of rows. Chunk sizes are multiples if possible.
 
-On a CPU, oneDNN generates a kernel for every new shape of a bfloat16 matmul, which takes longer
-than the matmul.
+The reason: on a CPU, oneDNN generates a kernel for every new shape of a bfloat16 matmul, which
+takes longer than the matmul.
 """
 
 SoftmaxLoss = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
-"""A function of float32 logits [M, V], targets [M], smoothing: returns summed loss, gradient."""
+"""Maps float32 logits [M, V], targets [M] and label smoothing to the summed loss and gradient."""
 
 
 class Loss(NamedTuple):
-    """A sum of losses in nats over `count` labels.
+    """A sum of losses, in nats, over `count` labels.
 
-    Micro-batches add up their sums. Divide the total once, by the count of the whole batch.
+    To combine micro-batches, add up their sums and divide once by the count of the whole batch.
     """
 
     sum: Tensor
@@ -49,9 +49,9 @@ class Loss(NamedTuple):
 def cross_entropy(
     logits: Tensor, targets: Tensor, *, smoothing: float = 0.0, ignore_index: int = -100
 ) -> Loss:
-    """Return -log softmax(logits)[target] summed over all targets except `ignore_index`.
+    """Return the summed cross-entropy and the number of targets other than `ignore_index`.
 
-    `smoothing`: the label smoothing of `F.cross_entropy`. Shape: logits [..., V], targets int64
+    `smoothing` is the label smoothing of `F.cross_entropy`. Shape: logits [..., V], targets int64
     [...].
     """
     flat = targets.flatten()
@@ -76,28 +76,29 @@ def linear_cross_entropy(
     softmax_loss: SoftmaxLoss | None = None,
     max_vocab_rows: int | None = None,
 ) -> Tensor:
-    """Return the sum of -log softmax(features W^T + b)[target], computed in chunks of rows.
+    """Return the summed cross-entropy of logits = features W^T + b, computed in chunks of rows.
 
-    The gradient is computed in the forward pass, chunk by chunk, while the logits are in memory:
-    d loss / d logits = softmax - onehot. Sums are in float32.
+    The logits of all rows are never in memory at once. The gradient is computed in the forward
+    pass, chunk by chunk: d loss / d logits = softmax - onehot. Sums are in float32.
 
     Args:
-        features: [M, D]. Features after the last target are padding: they have no loss and a
-            gradient of 0.
+        features: [M, D], the hidden states. Rows after the last target are padding: they have no
+            loss and a gradient of 0.
         weight: [V, D], the output matrix W.
-        bias: [V], or None.
+        bias: [V], the bias b, or None.
         targets: int64 [M], or fewer if `features` are padded.
-        smoothing: label smoothing e. Each target distribution has 1 - e at its label, and e spread
-            evenly over the V entries (Szegedy et al. 2015, section 7).
+        smoothing: label smoothing e. A target distribution has probability 1 - e at its label, and
+            e is spread evenly over the V entries (Szegedy et al. 2015, section 7).
         soft_cap: the cap c of logit soft-capping, which replaces a logit z by c tanh(z / c).
-        softmax_loss: the function that computes the loss and the gradient of logits. If the
-            vocabulary is divided among processes (tensor parallelism), `weight` and `bias` are the
-            rows of this process, and `softmax_loss` combines all processes.
-        max_vocab_rows: the maximum number of vocabulary rows of any process; None: the rows of
-            `weight`.
+        softmax_loss: the function that computes the loss and its gradient with respect to the
+            logits; None: `cross_entropy_and_gradient`. If tensor parallelism divides the vocabulary
+            among processes, `weight` and `bias` are the rows of this process, and `softmax_loss`
+            combines all processes.
+        max_vocab_rows: the maximum number of vocabulary rows of any process, which determines the
+            chunk size; None: the number of rows of `weight`.
 
     Returns:
-        A float32 scalar.
+        A float32 scalar, the sum of the losses.
     """
     dtype, softmax_loss = autocast_dtype(features), softmax_loss or cross_entropy_and_gradient
     if soft_cap is not None:
@@ -121,16 +122,17 @@ def linear_cross_entropy(
 def token_cross_entropy(
     logits: Callable[[Tensor], Tensor], features: Tensor, targets: Tensor, vocab_size: int
 ) -> Tensor:
-    """Return -log softmax(logits(features))[target] of each target, computed in chunks of rows.
+    """Return the cross-entropy of each target, computed in chunks of rows.
 
-    Unlike `linear_cross_entropy`, the losses can be weighted per target. The backward pass computes
-    the logits again (activation checkpointing).
+    The function `logits` maps features to logits. Unlike the sum of `linear_cross_entropy`, the
+    losses can be weighted per target. The backward pass recomputes the logits (activation
+    checkpointing).
 
     Shape: features [M, D], targets int64 [M] -> float32 [M], or float64 [M] for float64 logits.
     """
 
     def losses(rows: Tensor, labels: Tensor) -> Tensor:
-        """Return the losses of one chunk."""
+        """Return the cross-entropy of each target in one chunk of rows."""
         scores = logits(rows)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
         return F.cross_entropy(scores, labels, reduction="none")
@@ -146,7 +148,10 @@ def token_cross_entropy(
 def cross_entropy_and_gradient(
     logits: Tensor, targets: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the summed loss of float32 logits [M, V] and its gradient, which overwrites them."""
+    """Return the summed cross-entropy and its gradient with respect to the logits.
+
+    The gradient overwrites `logits`, float32 [M, V]. `smoothing` is the label smoothing.
+    """
     target = targets[:, None]
     target_logit, max_logit = logits.gather(1, target), logits.amax(1)
     smoothed_logit = (1.0 - smoothing) * target_logit.sum()
@@ -162,15 +167,15 @@ def cross_entropy_and_gradient(
 
 
 def _add_soft_cap(softmax_loss: SoftmaxLoss, cap: float) -> SoftmaxLoss:
-    """Return `softmax_loss` with soft-capping of the logits z in front.
+    """Return a function that soft-caps the logits z and then calls `softmax_loss`.
 
-    The chain rule multiplies the gradient by d capped / d z = 1 - (capped / cap)^2.
+    By the chain rule, the gradient is multiplied by d capped / d z = 1 - (capped / cap)^2.
     """
 
     def loss_and_gradient(
         logits: Tensor, targets: Tensor, smoothing: float
     ) -> tuple[Tensor, Tensor]:
-        """Return the loss of the soft-capped logits and its gradient for the logits."""
+        """Return the loss of soft-capped logits, and its gradient for the uncapped logits."""
         capped = apply_soft_cap(logits, cap)
         loss, gradient = softmax_loss(capped.clone(), targets, smoothing)
         return loss, gradient.mul_(1.0 - (capped / cap) ** 2)
@@ -179,7 +184,7 @@ def _add_soft_cap(softmax_loss: SoftmaxLoss, cap: float) -> SoftmaxLoss:
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Autograd function that computes the gradients of `linear_cross_entropy` during forward."""
+    """Autograd function of `linear_cross_entropy`, with gradients computed in the forward pass."""
 
     @staticmethod
     def forward(
@@ -193,12 +198,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         softmax_loss: SoftmaxLoss,
         chunks: list[tuple[int, int]],
     ) -> Tensor:
-        """Return the summed loss, and save the gradients of features, weight and bias."""
+        """Return the summed loss; save the gradients of features, weight and bias for backward."""
         rows, matrix = features.to(dtype), weight.to(dtype)
         offset = None if bias is None else bias.to(dtype)
         total = features.new_zeros((), dtype=torch.float32)
         d_features = torch.zeros_like(rows)
-        # A frozen matrix, as with LoRA, needs no gradient, which saves the largest matmul.
+        # A frozen matrix (as with LoRA) needs no gradient, which saves the largest matmul.
         trained = ctx.needs_input_grad[1]
         d_weight = torch.zeros_like(weight, dtype=torch.float32) if trained else None
         d_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
@@ -221,7 +226,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """Return the saved gradients multiplied by the gradient `scale` of the loss."""
+        """Return the saved gradients multiplied by `scale`, the incoming gradient of the loss."""
         d_features, d_weight, d_bias = ctx.saved_tensors
         features_dtype, weight_dtype = ctx.dtypes
         return (
@@ -233,7 +238,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
 
 def _split_rows(features: Tensor, vocab_size: int) -> list[tuple[int, int]]:
-    """Return (start, stop) of row ranges whose logits fit `_CPU_CHUNK` or `_GPU_CHUNK`."""
+    """Split the rows of `features` into chunks, each given as (start, stop).
+
+    The logits of a chunk have at most `_CPU_CHUNK` or `_GPU_CHUNK` elements, unless one row has
+    more.
+    """
     size = (_CPU_CHUNK if features.device.type == "cpu" else _GPU_CHUNK) // vocab_size
     if size > PAD_TO_MULTIPLE_OF:
         size -= size % PAD_TO_MULTIPLE_OF

@@ -14,17 +14,20 @@ from trivium.nn.part import Part, Positive
 
 
 class Norm(Choice, Part):
-    """A normalization of the last axis."""
+    """Spec of a normalization over the last axis, such as LayerNorm."""
 
     def activation_bytes(self, width: int, *, on_cpu: bool) -> int:
-        """Return the bytes per token kept for backward: three float32 vectors if not fused."""
+        """Return the bytes of activations per token kept for the backward pass.
+
+        The default is three float32 vectors, for norms without a fused kernel.
+        """
         return 12 * width
 
     def build(self, width: int) -> nn.Module:
-        """Return the module, [..., width] -> [..., width].
+        """Return the module, which maps [..., width] to [..., width].
 
-        The weights of PyTorch's norms start at 1 and the biases at 0. A `PartModule` initializes
-        other weights in its `reset_parameters`.
+        The weights of PyTorch's norms are initialized to 1 and their biases to 0. For any other
+        initialization, the module must be a `PartModule` with its own `reset_parameters`.
         """
         raise NotImplementedError
 
@@ -32,7 +35,7 @@ class Norm(Choice, Part):
 class LayerNorm(Norm):
     """LayerNorm: (x - mean) / sqrt(variance + eps) * weight + bias (Ba et al. 2016).
 
-    With `weight` False there is no weight (OLMo 1, which has no bias either).
+    With `weight=False` there is no weight (OLMo 1, which has no bias either).
     """
 
     kind: Literal["layer"] = "layer"
@@ -41,11 +44,11 @@ class LayerNorm(Norm):
     bias: bool = True
 
     def activation_bytes(self, width: int, *, on_cpu: bool) -> int:
-        """Return the bytes per token of the input in float32."""
+        """Return the bytes per token kept for the backward pass: the input in float32."""
         return 4 * width
 
     def build(self, width: int) -> nn.Module:
-        """See `Norm.build`."""
+        """Return an `nn.LayerNorm`, without weight or bias if the spec says so."""
         return _drop_weight(self, nn.LayerNorm(width, eps=self.eps, bias=self.bias))
 
 
@@ -59,14 +62,14 @@ class UnbiasedLayerNorm(Norm):
     eps: Positive = 1e-6
 
     def build(self, width: int) -> nn.Module:
-        """See `Norm.build`."""
+        """Return the module `UnbiasedLayerNormModule`. See `Norm.build`."""
         return UnbiasedLayerNormModule(width, eps=self.eps)
 
 
 class RMSNorm(Norm):
     """RMSNorm: x / sqrt(mean(x^2) + eps) * (offset + weight) + bias (Zhang and Sennrich 2019).
 
-    With `offset` 1 the weight is added to 1 and starts at 0 (Gemma). With `weight` False
+    With `offset=1` the weight is added to 1 and initialized to 0 (Gemma). With `weight=False`
     there is no weight.
     """
 
@@ -77,16 +80,19 @@ class RMSNorm(Norm):
     bias: bool = False
 
     def check(self) -> None:
-        """Raise SpecError for an offset without a weight."""
+        """Raise SpecError if `offset` is 1 but there is no weight (`weight=False`)."""
         if self.weight is False and self.offset:
             raise SpecError("offset=1 is added to the weight, and weight=False: give offset=0.")
 
     def activation_bytes(self, width: int, *, on_cpu: bool) -> int:
-        """Return the bytes per token of the float32 input and, on a CPU, the normalized input."""
+        """Return the bytes of activations per token kept for the backward pass.
+
+        These are the input in float32 and, on a CPU, the normalized input.
+        """
         return (8 if on_cpu else 4) * width
 
     def build(self, width: int) -> nn.Module:
-        """See `Norm.build`."""
+        """Return an `nn.RMSNorm`, or a variant of it with a bias or an offset."""
         if self.offset:
             return OffsetRMSNorm(width, self.eps, bias=self.bias)
         kind = BiasedRMSNorm if self.bias else nn.RMSNorm
@@ -94,22 +100,22 @@ class RMSNorm(Norm):
 
 
 def build_norm(norm: Norm | None, width: int) -> nn.Module:
-    """Return the module of a norm; for None, the identity."""
+    """Return the module of a norm, or `nn.Identity` if `norm` is None."""
     return nn.Identity() if norm is None else norm.build(width)
 
 
 def _drop_weight(norm: LayerNorm | RMSNorm, module: nn.Module) -> nn.Module:
-    """Remove the module's weight if the spec has `weight` False. Returns the module."""
+    """Remove the weight of a norm's module if the spec has `weight=False`. Returns the module."""
     if norm.weight is False:
         module.register_parameter("weight", None)
     return module
 
 
 class UnbiasedLayerNormModule(nn.LayerNorm):
-    """LayerNorm that divides by the unbiased standard deviation plus eps."""
+    """LayerNorm that divides by the unbiased standard deviation (n - 1) plus eps."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Normalize the last axis: [..., D] -> [..., D]."""
+        """Normalize over the last axis: [..., D] -> [..., D]."""
         x = input
         scores = (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + self.eps)
         return scores * self.weight + self.bias
@@ -123,7 +129,7 @@ class BiasedRMSNorm(nn.RMSNorm):
         self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize the last axis: [..., D] -> [..., D]."""
+        """Normalize over the last axis and add the bias: [..., D] -> [..., D]."""
         return super().forward(x) + self.bias
 
 
@@ -140,7 +146,7 @@ class OffsetRMSNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalize the last axis: [..., D] -> [..., D]."""
+        """Normalize over the last axis, in at least float32: [..., D] -> [..., D]."""
         exact = torch.promote_types(x.dtype, torch.float32)
         weight = 1.0 + self.weight.to(exact)
         y = F.rms_norm(x.to(exact), weight.shape, weight, self.eps)

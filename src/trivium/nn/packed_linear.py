@@ -1,8 +1,8 @@
 """Linear layers for inference: weights prepacked for oneDNN (CPU), and weights in int8.
 
-oneDNN multiplies fastest with weights in its own blocked layout. `nn.Linear` converts the weight to
-this layout at every call. With weights that are packed once, two cores decode GPT-2 about twice as
-fast in float32.
+oneDNN's matmul is fastest with weights in its own blocked layout. `nn.Linear` converts the weight
+to this layout at every call. If weights are packed once instead, two cores decode GPT-2 about twice
+as fast in float32.
 
 Shape letters: I inputs, O outputs.
 """
@@ -34,7 +34,7 @@ class PackedLinear(nn.Module):
 
     @staticmethod
     def supports(weight: Tensor) -> bool:
-        """Return whether this PyTorch and this CPU have a packed matmul for the weight."""
+        """Return whether this PyTorch build and CPU have a packed matmul for the weight's dtype."""
         if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
             return False
         if weight.dtype == torch.bfloat16:
@@ -49,9 +49,9 @@ class PackedLinear(nn.Module):
 class Int8Linear(nn.Module):
     """y = x W^T + b with weights in int8 and one scale per output, only for inference.
 
-    The weight is W[o, i] = scale[o] q[o, i] with integers |q| <= 127. For few rows of x on a CPU,
-    a kernel multiplies the integers directly, with x rounded to bfloat16. Otherwise the integers
-    are converted to the dtype of x for each matmul, which saves memory but no time.
+    The weight is W[o, i] = scale[o] q[o, i] with integers |q| <= 127. If x has few rows, an int8
+    kernel is used on a CPU, with x rounded to bfloat16. Otherwise the integers are converted to the
+    dtype of x for each matmul, which saves memory but no time.
 
     Args:
         weight: [O, I], in any floating-point dtype.

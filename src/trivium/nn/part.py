@@ -1,4 +1,4 @@
-"""Base classes of the parts of models: `Part` for specs and `PartModule` for their modules."""
+"""Base classes of the parts of models: `Part` for specs, `PartModule` for PyTorch modules."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class FieldError(SpecError):
     """Error in a field of a spec, with the path of the field ("encoder.num_layers").
 
     Args:
-        part: the name of the outermost part.
-        path: the path of the field from that part; empty: the part as a whole.
-        problem: the sentence that says what is wrong.
+        part: the name of the outermost part (spec class).
+        path: the path of the field from that part; empty: the error concerns the whole part.
+        problem: a sentence that describes the error.
     """
 
     def __init__(self, part: str, path: str, problem: str) -> None:
@@ -28,9 +28,10 @@ class FieldError(SpecError):
 
 
 def to_field_error(part: str, error: ValidationError, known: Iterable[str] = ()) -> FieldError:
-    """Convert the first error of pydantic to a `FieldError` with the path from the outermost part.
+    """Convert the first error in a pydantic ValidationError to a `FieldError`.
 
-    `known` contains the names of the existing fields, from which a misspelt name is corrected.
+    `part` is the name of the outermost spec. `known` contains the names of its fields, from which
+    the message for a misspelled name suggests a correction.
     """
     errors = error.errors()
     # For a union such as Attention | tuple, pydantic also reports that the other type is wrong.
@@ -61,7 +62,7 @@ StandardDeviation = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
 class Part(BaseModel):
-    """Base class of specs: a frozen, validated pydantic model. Unknown fields are errors."""
+    """Base class of specs: frozen pydantic models, validated on creation, without extra fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -74,49 +75,52 @@ class Part(BaseModel):
 
     @model_validator(mode="after")
     def _run_check(self) -> Self:
-        """Call `check` after pydantic has validated the fields."""
+        """Call `check`, the validation across fields, after pydantic has validated each field."""
         self.check()
         return self
 
     def check(self) -> None:
-        """Raise SpecError if the fields contradict each other; subclasses override this method."""
+        """Raise SpecError if the spec's fields contradict each other; subclasses override this."""
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy of the part with some fields changed, validated again."""
+        """Return a copy of the spec with some fields changed. The copy is validated again."""
         return type(self)(**{**dict(self), **changes})
 
 
 class PartModule(nn.Module):
-    """Base class of modules that are built from a part."""
+    """Base class of the PyTorch modules that are built from a `Part`."""
 
     parallel: ClassVar[Mapping[str, str]] = {}
-    """How tensor parallelism divides linear layers and parameters, by attribute name: by outputs
-    ("column") or by inputs ("row"). The outputs of "row" matrices are added to the residual stream,
-    so some initializations scale these matrices down or set them to zero."""
+    """How tensor parallelism divides linear layers and parameters (attribute name: "column" divides
+    the outputs, "row" the inputs). Outputs of "row" matrices are added to the residual stream, so
+    some initializations scale these matrices down or set them to zero."""
 
     non_matrices: ClassVar[tuple[str, ...]] = ()
-    """Names of parameters that are not matrices, whatever their shape: optimizers apply neither
-    weight decay nor orthogonalisation (Muon) to them."""
+    """Names of parameters that optimizers do not treat as matrices, even if they have two axes:
+    they get neither weight decay nor orthogonalization (Muon)."""
 
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """Initialize the weights that need a special initialization, after all other weights."""
+        """Initialize the weights that need a special initialization; the default does nothing.
+
+        It is called after the initialization of the whole model, and overrides it.
+        """
 
 
 def empty_embedding(rows: int, width: int) -> nn.Embedding:
-    """Return an uninitialized embedding of shape [rows, width].
+    """Return an `nn.Embedding` with uninitialized weights [rows, width].
 
-    Unlike `nn.Embedding`, this function draws no weights: on the meta device, drawing weights
-    triggers an import that takes seconds.
+    `nn.Embedding` itself initializes its weights randomly. On the meta device, this triggers an
+    import that takes seconds.
     """
     return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype of autocast on the device of `x` if it is enabled, else the dtype of `x`."""
+    """Return the autocast dtype for the device of `x`, or `x.dtype` if autocast is disabled."""
     device = x.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
 def to_autocast_dtype(x: Tensor) -> Tensor:
-    """Cast `x` to the dtype of matmuls, once instead of again in every layer that reads `x`."""
+    """Cast `x` to the autocast dtype once, so that the layers that read `x` need not cast it."""
     return x.to(autocast_dtype(x))

@@ -1,4 +1,4 @@
-"""Attention patterns: masks in addition to causality, padding and document boundaries."""
+"""Sparse attention patterns, combined with the causal, padding and document masks."""
 
 from __future__ import annotations
 
@@ -12,50 +12,53 @@ from trivium.nn.part import Count, Part
 
 
 class Pattern(Choice, Part):
-    """Attention pattern: a rule that decides which keys a query may attend to."""
+    """Spec of an attention pattern: a rule for the positions that a query may attend to."""
 
     @property
     def reach(self) -> int | None:
-        """The largest distance between a query and a key it may attend to; None: unlimited."""
+        """The largest distance at which a query may attend to a key; None: unlimited."""
         return None
 
     @property
     def per_head(self) -> tuple[Pattern, ...]:
-        """One pattern per head, or a single pattern for all heads."""
+        """The patterns of the heads: one per head, or a single one that all heads share."""
         return (self,)
 
     def allows(self, query: Any, key: Any) -> Any:
-        """Return whether a query may attend to a key, given their positions in the text.
+        """Return whether a query may attend to a key, given their positions in the sequence.
 
-        Positions are integers or tensors that broadcast. A pattern with a `reach` receives columns
-        in the row instead of positions; distances between columns are the same.
+        Positions are integers or tensors that broadcast. A pattern with a `reach` gets indices in
+        the row instead. Padding or packing shifts them, but does not change distances.
         """
         raise NotImplementedError
 
 
 class Sliding(Pattern):
-    """Sliding window: a query attends to itself and `window` positions on each allowed side."""
+    """Sliding window: a query attends to keys at a distance of at most `window` positions.
+
+    In causal attention these are its own position and the `window` positions before.
+    """
 
     kind: Literal["sliding"] = "sliding"
     window: Count
 
     @property
     def reach(self) -> int:
-        """The window size."""
+        """The largest distance at which a query may attend to a key: the window size."""
         return self.window
 
     def allows(self, query: Any, key: Any) -> Any:
-        """Return |query - key| <= window."""
+        """Return whether the key is in the query's window: |query - key| <= window."""
         return abs(query - key) <= self.window
 
 
 class Strided(Pattern):
-    """Strided pattern: keys at most `stride` positions away, or a multiple of `stride` away.
+    """Strided pattern: keys at distances of at most `stride`, or of multiples of `stride`.
 
-    `visible` selects the near set, the far set or their union "both". A head with the near set and
-    a head with the far set together reach every position in two steps. In an encoder the same
-    distances to later keys are allowed. The pattern is only a mask: the scores of masked keys are
-    computed, too.
+    `visible` selects the first set of keys ("near"), the second set ("far") or their union
+    ("both"). With a near head and a far head, information from every position reaches the query
+    in two steps. In an encoder the same distances to later keys are allowed. The pattern is only a
+    mask: the scores of masked keys are computed, too, so it saves no compute.
 
     Source: Child et al. 2019, section 4.3, the sets A^(1) and A^(2).
     """
@@ -65,7 +68,10 @@ class Strided(Pattern):
     visible: Literal["near", "far", "both"] = "both"
 
     def allows(self, query: Any, key: Any) -> Any:
-        """Return |query - key| <= stride (near), (query - key) mod stride = 0 (far), or either."""
+        """Return whether a query may attend to a key in the near set, the far set or either.
+
+        Near: |query - key| <= stride. Far: (query - key) mod stride = 0.
+        """
         near = abs(query - key) <= self.stride
         far = (query - key) % self.stride == 0
         return {"near": near, "far": far, "both": near | far}[self.visible]
@@ -74,9 +80,10 @@ class Strided(Pattern):
 class Fixed(Pattern):
     """Fixed pattern: keys in the query's block of `stride` positions, or at the end of any block.
 
-    `num_summary` is the paper's c: the last `num_summary` positions of a block are visible outside
-    the block, too. `visible` selects one of the two sets or both, as in `Strided`. Positions start
-    at 0. The pattern is only a mask: the scores of masked keys are computed, too.
+    The last `num_summary` positions of each block (c in the paper) are visible outside the block,
+    too. `visible` selects the keys in the query's block ("near"), the keys at the end of any block
+    ("far") or "both". Positions start at 0. The pattern is only a mask: the scores of masked keys
+    are computed, too, so it saves no compute.
 
     Source: Child et al. 2019, section 4.3.
     """
@@ -95,7 +102,7 @@ class Fixed(Pattern):
             )
 
     def allows(self, query: Any, key: Any) -> Any:
-        """Return whether the key is in the query's block (near), in a summary (far), or either.
+        """Return whether the key is in the query's block (near), at a block's end (far), or either.
 
         Near: query div stride = key div stride. Far: key mod stride >= stride - num_summary.
         """
@@ -107,7 +114,7 @@ class Fixed(Pattern):
 class PerHead(Pattern):
     """A separate pattern for each head: head n uses `patterns[n]`.
 
-    There must be one pattern per head of the attention. Source: Child et al. 2019, section 4.2,
+    The number of patterns must equal the number of heads. Source: Child et al. 2019, section 4.2,
     equation 9 (heads with different sets).
     """
 
@@ -116,5 +123,5 @@ class PerHead(Pattern):
 
     @property
     def per_head(self) -> tuple[Pattern, ...]:
-        """See `Pattern.per_head`."""
+        """The pattern of each head."""
         return self.patterns

@@ -1,4 +1,4 @@
-"""Recurrent layers (RNN, LSTM, GRU) made of PyTorch's modules, and the sequences of a batch.
+"""Recurrent layers (RNN, LSTM, GRU) built from PyTorch modules, and the sequences of a batch.
 
 Shape letters: B batch, T positions, M positions without padding, N sequences, D input width,
 C hidden units (after the projection of an LSTM, if it has one), W output width (C, or 2 C in
@@ -31,15 +31,16 @@ CellState = tuple[Tensor, ...]
 
 
 class LogisticRNN(nn.RNN):
-    """RNN with the logistic function, which `nn.RNN` does not offer.
+    """RNN with the logistic activation function, which `nn.RNN` does not support.
 
     h_t = 1 / (1 + exp(-(W x_t + U h_t-1 + b)))
     """
 
     def forward(self, input: Any, hx: Tensor | None = None) -> tuple[Any, Tensor]:
-        """Return the outputs and the last states [layers, N, C], like `nn.RNN.forward`.
+        """Return the outputs and the final hidden states [layers, N, C], like `nn.RNN.forward`.
 
-        The input is a PackedSequence or a tensor [N, T, D]; the output has the same type.
+        The input is a PackedSequence or a tensor [N, T, D], and the outputs have the same type.
+        `hx` contains the initial hidden states; None: zeros.
         """
         x, lengths, is_token = input, None, None
         if isinstance(input, PackedSequence):
@@ -58,7 +59,7 @@ class LogisticRNN(nn.RNN):
                 outputs: dict[int, Tensor] = {}
                 for t in reversed(steps) if suffix else steps:
                     new = torch.sigmoid(read[:, t] + F.linear(h, recurrent))
-                    # Padding leaves the state as it was.
+                    # Padding does not change the hidden state.
                     outputs[t] = h = (
                         new if is_token is None else torch.where(is_token[:, t, None], new, h)
                     )
@@ -83,12 +84,13 @@ _CELLS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Sequences:
-    """The positions of the sequences of a batch, in which rows are padded or contain documents.
+    """The sequences of a batch, as indices of their tokens. Rows may be padded or packed.
 
     Args:
-        flat: int64 [M], the flat positions in B * T without padding, sequence by sequence.
+        flat: int64 [M], the indices of all tokens except padding in the flattened batch (B * T),
+            sequence by sequence.
         lengths: the number of tokens of each of the N sequences.
-        rows: int64 [N], the row of each sequence.
+        rows: int64 [N], the row of the batch that contains each sequence.
     """
 
     flat: Tensor
@@ -97,13 +99,13 @@ class Sequences:
 
     @classmethod
     def from_mask(cls, is_token: Tensor, document_ids: Tensor | None = None) -> Sequences:
-        """Return the sequences of a batch from its padding mask, bool [B, T].
+        """Return the sequences of a batch, given the padding mask `is_token`, bool [B, T].
 
-        `document_ids` [B, T] divides rows into documents; None: each row is one sequence. Padding
-        belongs to no sequence. Tokens before and after padding are adjacent.
+        `document_ids` [B, T] divides packed rows into sequences; None: each row is one sequence.
+        Padding belongs to no sequence. Tokens directly before and after padding become adjacent.
 
         Raises:
-            SpecError: if all tokens are padding.
+            SpecError: all tokens are padding.
         """
         flat = is_token.flatten().nonzero()[:, 0]
         if not len(flat):
@@ -127,8 +129,8 @@ class RecurrentLayers(nn.Module):
     (Cho et al. 2014, in the form that cuDNN computes). With direction "both", every layer is
     bidirectional.
 
-    The layers are one PyTorch module. With residual connections or in a biLM (ELMo) each layer is
-    a module, since the outputs of all layers are needed.
+    All layers are one PyTorch module. With residual connections or in a biLM (ELMo), each layer is
+    a separate module, because the outputs of every layer are needed.
     """
 
     def __init__(self, rnn: Any) -> None:
@@ -149,7 +151,7 @@ class RecurrentLayers(nn.Module):
             self.cells = make(rnn.d_model, rnn.d_hidden, rnn.num_layers, dropout=dropout)
 
     def weights(self) -> list[list[nn.Parameter]]:
-        """Return the parameters of each layer, the lowest first, both directions together."""
+        """Return one list of parameters per layer, which contains those of both directions."""
         layers = []
         for cells in self.modules():
             if isinstance(cells, nn.RNNBase):
@@ -158,7 +160,10 @@ class RecurrentLayers(nn.Module):
         return layers
 
     def forward(self, x: Tensor, **options: Any) -> tuple[Tensor, CellState]:
-        """Return the outputs [B, T, W] of the last layer and the last states; see `every_layer`."""
+        """Return the outputs [B, T, W] of the last layer, and the final states of all layers.
+
+        `options` are the keyword arguments of `every_layer`.
+        """
         outputs, after = self.every_layer(x, **options)
         return outputs[-1], after
 
@@ -170,22 +175,22 @@ class RecurrentLayers(nn.Module):
         backward: bool = False,
         state: CellState | None = None,
     ) -> tuple[list[Tensor], CellState]:
-        """Return the outputs [B, T, W] of every layer and the states after each sequence.
+        """Return the outputs [B, T, W] of every layer, and the states at the end of each sequence.
 
-        Outputs are zero at padding. If the layers are one PyTorch module, the list contains only
+        Outputs at padding are zero. If all layers are one PyTorch module, the list contains only
         the outputs of the last layer.
 
         Args:
             x: the inputs, [B, T, D].
             sequences: the sequences of the batch; None: every row is one sequence.
-            backward: whether every sequence is read from its end.
+            backward: whether sequences are processed from the end to the start.
             state: the initial states; None: zeros.
         """
         outputs, after = self._run_layers(_pack_sequences(x, sequences, backward=backward), state)
         return [_unpack_sequences(y, x, sequences, backward=backward) for y in outputs], after
 
     def _run_layers(self, x: Any, state: CellState | None) -> tuple[list[Any], CellState]:
-        """Return the outputs of the layers and their last states, for packed or plain inputs."""
+        """Run the layers on packed or plain inputs. Returns their outputs and final states."""
         if not isinstance(self.cells, nn.ModuleList):
             y, after = _call_cells(self.cells, x, state)
             return [y], after
@@ -205,7 +210,10 @@ class RecurrentLayers(nn.Module):
 
 
 def _pack_sequences(x: Tensor, sequences: Sequences | None, *, backward: bool) -> Any:
-    """Return inputs [B, T, D] in reading order, as a PackedSequence if `sequences` is given."""
+    """Return inputs [B, T, D] as a PackedSequence, or as a tensor if `sequences` is None.
+
+    With `backward`, each sequence is reversed.
+    """
     if sequences is None:
         return x.flip(1) if backward else x
     parts = x.flatten(0, 1)[sequences.flat].split(sequences.lengths)
@@ -215,7 +223,10 @@ def _pack_sequences(x: Tensor, sequences: Sequences | None, *, backward: bool) -
 
 
 def _unpack_sequences(y: Any, x: Tensor, sequences: Sequences | None, *, backward: bool) -> Tensor:
-    """Undo `_pack_sequences` for the outputs y of inputs x. Returns [B, T, W], zero at padding."""
+    """Convert outputs `y` for packed inputs `x` back to a tensor [B, T, W], zero at padding.
+
+    With `backward`, each sequence is reversed again. It is the inverse of `_pack_sequences`.
+    """
     if sequences is None:
         return y.flip(1) if backward else y
     parts = unpack_sequence(y)
@@ -227,7 +238,7 @@ def _unpack_sequences(y: Any, x: Tensor, sequences: Sequences | None, *, backwar
 
 
 def _call_cells(cells: nn.Module, x: Any, state: CellState | None) -> tuple[Any, CellState]:
-    """Call a PyTorch module and return its outputs and its last states as a tuple."""
+    """Call a PyTorch RNN, LSTM or GRU. Returns its outputs and a tuple of its final states."""
     if isinstance(cells, nn.LSTM):
         return cells(x, state)
     y, after = cells(x, None if state is None else state[0])
@@ -235,10 +246,10 @@ def _call_cells(cells: nn.Module, x: Any, state: CellState | None) -> tuple[Any,
 
 
 def _get_data(x: Tensor | PackedSequence) -> Tensor:
-    """Return the tensor of a PackedSequence, or a plain tensor unchanged."""
+    """Return the data tensor of a PackedSequence; a plain tensor is returned unchanged."""
     return x.data if isinstance(x, PackedSequence) else x
 
 
 def _replace_data(x: Any, data: Tensor) -> Any:
-    """Replace the tensor of a PackedSequence, or a plain tensor, by `data`."""
+    """Return a PackedSequence `x` with other `data`, or `data` itself if `x` is a tensor."""
     return x._replace(data=data) if isinstance(x, PackedSequence) else data

@@ -1,4 +1,4 @@
-"""Token shift (RWKV): each token is mixed with the previous token.
+"""Token shift (RWKV): the hidden state of each token is mixed with that of the previous token.
 
 Shape letters: B batch, T positions, D width.
 """
@@ -13,21 +13,21 @@ from trivium.nn.sequence_info import SequenceInfo
 
 
 def shift_tokens(x: Tensor, sequence: SequenceInfo, last: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Shift hidden states by one token.
+    """Return the hidden state of each token's previous token.
 
-    The state before the first token of a text or document is 0. Padding counts as 0.
+    It is 0 for the first token of a sequence or packed document, and after padding.
 
     Args:
         x: [B, T, D], the hidden states of the tokens.
         sequence: the metadata of the forward pass.
-        last: [B, D], the hidden state of the last token before x, from the cache; None: no cache.
+        last: [B, D], the hidden state of the last cached token, which precedes x; None: no cache.
 
     Returns:
-        The hidden states of the previous tokens [B, T, D], and those of the last tokens [B, D].
-        With a cache, padding after the new tokens does not count as the last token.
+        The hidden states of the previous tokens [B, T, D], and the hidden state of the last token
+        of each row [B, D]. With a cache, padding after the new tokens is skipped to find the last.
 
     Raises:
-        SpecError: if the pass has a custom mask or query-only tokens.
+        SpecError: the forward pass has a custom attention mask or query-only tokens.
     """
     if sequence.custom is not None or sequence.num_keys is not None:
         raise SpecError("a model that reads the token before another takes no order and no mask.")
@@ -44,9 +44,10 @@ def shift_tokens(x: Tensor, sequence: SequenceInfo, last: Tensor | None) -> tupl
 
 
 def initial_mix_weights(width: int, power: float = 0.5) -> Tensor:
-    """Return the initial weights of the current token in token shift, [D]: (i / D)^power.
+    """Return the initial mixing weights of token shift, [D]: (i / D)^power for dimension i.
 
-    Source: Peng et al. 2023, appendix on initialization. There the power falls from 1 in the first
-    layer to 0 in the last layer; here all layers start like the middle layer (power 0.5).
+    They weight the current token; the previous token has 1 minus the weight. Source: Peng et al.
+    2023, appendix on initialization. In the paper the power falls from 1 in the first layer to 0 in
+    the last layer. Here all layers are initialized like the middle layer (power 0.5).
     """
     return (torch.arange(width) / width) ** power

@@ -1,4 +1,4 @@
-"""Kinds of feed-forward networks: the sublayer of a block that transforms each token separately.
+"""Kinds of feed-forward networks: the sublayer of a block that transforms each hidden state.
 
 Shape letters: D width.
 """
@@ -20,31 +20,32 @@ class FeedForward(Choice, Part):
     """Spec of a feed-forward network, which is applied to each token: [..., D] -> [..., D]."""
 
     has_aux_loss: ClassVar[bool] = False
-    """Whether the network has an auxiliary loss, as experts have for load balancing."""
+    """Whether the network has an auxiliary loss, such as the load-balancing loss of MoE."""
     reads_earlier_tokens: ClassVar[bool] = False
-    """Whether the network also reads earlier tokens, for which its module needs a state. It then
+    """Whether the network also reads earlier tokens (RWKV) and therefore needs a state. It then
     computes all tokens, even if only some are gathered (`SequenceInfo.gather_positions`)."""
     has_fixed_shapes: ClassVar[bool] = True
-    """Whether no shape depends on the tokens, so that `torch.compile` can take a whole step."""
+    """Whether no tensor shape depends on the tokens, so that a decode step can be compiled."""
 
     @property
     def tp_sizes(self) -> dict[str, int]:
-        """The field names and sizes that tensor parallelism divides; empty: not divisible."""
+        """Fields (name: size) that tensor parallelism must divide; empty: it is not supported."""
         return {}
 
     def activation_numel(self, width: int) -> int:
-        """Return the activation numel: the numbers per token that training keeps for backward.
+        """Return the number of activation elements per token kept for the backward pass.
 
-        The block counts the input of the network (`width` numbers) and its norm.
+        The input of the network (`width` elements) and its norm are not included, because the
+        block counts them.
         """
         raise NotImplementedError
 
     def with_dropout(self, dropout: float) -> Self:
-        """Return the spec with this dropout rate of hidden units, if it has such dropout."""
+        """Return the spec with another dropout rate, or unchanged if it has no dropout."""
         return self
 
     def scale_width(self, fraction: float) -> FeedForward:
-        """Return the spec with `fraction` times as many hidden units."""
+        """Return the spec with the number of hidden units multiplied by `fraction`."""
         raise NotImplementedError
 
     def build(self, d_model: int) -> FeedForwardModule:
@@ -53,7 +54,7 @@ class FeedForward(Choice, Part):
 
 
 class FeedForwardModule(PartModule):
-    """Module of a feed-forward network.
+    """Base class of the modules of feed-forward networks.
 
     Args:
         part: the spec of the network.
@@ -65,15 +66,19 @@ class FeedForwardModule(PartModule):
         self.part = part
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
-        """See `MixerModule.new_state`; only for networks that read earlier tokens."""
+        """Return an empty state for decoding with a cache; needed if earlier tokens are read.
+
+        See `MixerModule.new_state`.
+        """
         raise NotImplementedError
 
     def forward(
         self, x: Tensor, sequence: SequenceInfo | None = None, state: State | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output [..., D] -> [..., D] and a tensor for the auxiliary loss, or None.
+        """Return the output [..., D], and a tensor for the auxiliary loss or None.
 
-        The stack adds up these tensors over all layers and passes the sum to `loss`.
+        The stack sums the tensors for the auxiliary loss over all layers and passes the sum to
+        `loss`.
 
         Args:
             x: the hidden states [..., D]; only those at `sequence.gather_positions` if it is set.
@@ -84,12 +89,18 @@ class FeedForwardModule(PartModule):
         raise NotImplementedError
 
     def loss(self, layer_sum: Tensor) -> Tensor:
-        """Return the auxiliary loss (a mean per token) from the summed tensors of the layers."""
+        """Return the auxiliary loss, a mean per token.
+
+        `layer_sum` is the second output of `forward`, summed over all layers.
+        """
         return layer_sum
 
     @property
     def inactive_experts(self) -> Iterable[nn.Module]:
-        """As many experts as each token leaves unused, to count the active parameters per token."""
+        """Experts whose parameters are not counted as active parameters per token.
+
+        There are as many as each token leaves unused. Empty if the network has no experts.
+        """
         return ()
 
 

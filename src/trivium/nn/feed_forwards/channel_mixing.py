@@ -30,19 +30,20 @@ class ChannelMixing(FeedForward):
     d_ff: Count
 
     def activation_numel(self, width: int) -> int:
-        """See `FeedForward.activation_numel`.
+        """Return the number of activation elements per token kept for the backward pass.
 
-        Counts the previous token, the inputs of key and receptance, both factors of the output
-        (width each), and the hidden units after relu and squared.
+        It counts the hidden state of the previous token, the inputs of the key and receptance
+        layers, the two factors of the output (`width` elements each), and the hidden units after
+        relu and after squaring.
         """
         return 5 * width + 2 * self.d_ff
 
     def scale_width(self, fraction: float) -> Self:
-        """See `FeedForward.scale_width`."""
+        """Return the spec with `d_ff` multiplied by `fraction`. See `FeedForward.scale_width`."""
         return self.replace(d_ff=max(1, round(self.d_ff * fraction)))
 
     def build(self, d_model: int) -> ChannelMixingNetwork:
-        """See `FeedForward.build`."""
+        """Return the module `ChannelMixingNetwork`. See `FeedForward.build`."""
         return ChannelMixingNetwork(self, d_model)
 
 
@@ -53,7 +54,7 @@ class ChannelMixingNetwork(FeedForwardModule):
         k_t = mix_key * x_t + (1 - mix_key) * x_t-1
         r_t = mix_receptance * x_t + (1 - mix_receptance) * x_t-1
 
-    `mix_key` and `mix_receptance`, [D], are trained. Source: Peng et al. 2023, section 3.1.
+    `mix_key` and `mix_receptance`, [D], are parameters. Source: Peng et al. 2023, section 3.1.
     """
 
     parallel: ClassVar[Mapping[str, str]] = {"value": "row"}
@@ -68,22 +69,25 @@ class ChannelMixingNetwork(FeedForwardModule):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """See `TimeMixingModule.reset_parameters`."""
+        """Initialize the mixing weights of token shift, and set two matrices to zero.
+
+        These are the receptance and value matrices. See `TimeMixingModule.reset_parameters`.
+        """
         self.mix_key.copy_(initial_mix_weights(len(self.mix_key)))
         self.mix_receptance.copy_(initial_mix_weights(len(self.mix_key)))
         for weight in (self.receptance.weight, self.value.weight):
             weight.zero_()
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
-        """Return an empty state for the hidden state of the last token, [slots, D]."""
+        """Return an empty state, which holds the hidden state of the last token: [slots, D]."""
         return State(like.new_zeros(slots, len(self.mix_key)))
 
     def forward(
         self, x: Tensor, sequence: SequenceInfo | None = None, state: State | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output [B, T, D] -> [B, T, D], and None (no auxiliary loss).
+        """Return the output [B, T, D], and None because there is no auxiliary loss.
 
-        Without `sequence` each row is one text.
+        If `sequence` is None, each row is a single sequence, without packing or padding.
         """
         sequence = SequenceInfo.of_length(x.shape[1], x.device) if sequence is None else sequence
         cache_slice = sequence.cache_slice

@@ -26,30 +26,32 @@ class Experts(FeedForward):
     """Spec of a mixture of experts, in which a router chooses `top_k` experts for each token.
 
     The defaults are Mixtral's router (Jiang et al. 2024, section 2.1): softmax over all experts,
-    and the weights of the chosen experts divided by their sum. With `top_k` 1 the weight is then
-    always 1, and only the load-balancing loss trains the router.
+    and the weights of the chosen experts divided by their sum. With these defaults and `top_k` 1,
+    the weight is always 1, and only the load-balancing loss trains the router.
 
     Args:
         num_experts: the number of experts.
         top_k: the number of experts chosen for each token.
         expert: the spec of each expert.
-        aux_loss_coef: the weight of the load-balancing loss, which keeps the load of the experts
-            equal (Fedus et al. 2021, section 2.2; `router_aux_loss_coef` in `transformers`).
+        aux_loss_coef: the weight of the load-balancing loss, which trains the router to use all
+            experts equally (Fedus et al. 2021, section 2.2; `router_aux_loss_coef` in
+            `transformers`).
         shared: the shared expert, a network that is applied to every token alongside the chosen
-            experts. Several shared experts are written as one network with the hidden units of
-            all (DeepSeek-V2, DeepSeek-V3).
+            experts. Several shared experts are one network with the sum of their hidden units
+            (DeepSeek-V2, DeepSeek-V3).
         shared_gate: whether the output of the shared network is multiplied by sigmoid(w x)
             (Qwen2-MoE).
         scores: the function that turns the router's logits into scores.
         normalized: whether the scores of the chosen experts are divided by their sum.
-        scale: the factor of the weights of the chosen experts (`routed_scaling_factor`).
+        scale: a factor that multiplies the weights of the chosen experts
+            (`routed_scaling_factor` in `transformers`).
         corrected: whether the router has a correction bias, which is added to the scores when
             experts are chosen, but not to the weights of the chosen experts (DeepSeek-V3).
         num_groups: the number of groups of adjacent experts. Experts are chosen only from the
             `top_k_groups` groups with the highest scores.
         top_k_groups: the number of groups from which experts are chosen for a token.
-        scores_per_group: the number of highest scores in a group that are summed to the score of
-            the group: 1 in DeepSeek-V2, 2 in DeepSeek-V3.
+        scores_per_group: the score of a group is the sum of its `scores_per_group` highest expert
+            scores: 1 in DeepSeek-V2, 2 in DeepSeek-V3.
     """
 
     has_aux_loss: ClassVar[bool] = True
@@ -70,7 +72,11 @@ class Experts(FeedForward):
     scores_per_group: _ExpertCount = 1
 
     def check(self) -> None:
-        """Raise SpecError if more is chosen than exists, or if groups are not of equal size."""
+        """Raise SpecError if the fields contradict each other.
+
+        There must be enough experts and groups to choose from, groups must have equal sizes, and
+        `shared_gate` needs `shared`.
+        """
         if self.num_experts % self.num_groups:
             raise SpecError(
                 f"num_experts={self.num_experts} is not a multiple of num_groups={self.num_groups}."
@@ -98,11 +104,11 @@ class Experts(FeedForward):
         return self.expert.d_ff
 
     def activation_numel(self, width: int) -> int:
-        """See `FeedForward.activation_numel`.
+        """Return the number of activation elements per token kept for the backward pass.
 
-        Counts the router's scores; the input, the activations, and the output before and after
-        weighting of each chosen expert; and the activations of the shared network, plus its output
-        and gate value if it has a gate.
+        It counts the router's scores. For each chosen expert it counts the input, the activations,
+        and the output before and after weighting. For the shared network it counts the activations
+        and, with a gate, the output and the gate value.
         """
         kept = self.num_experts + self.top_k * (3 * width + self.expert.activation_numel(width))
         if self.shared is not None:
@@ -110,17 +116,17 @@ class Experts(FeedForward):
         return kept
 
     def with_dropout(self, dropout: float) -> Self:
-        """See `FeedForward.with_dropout`."""
+        """Return the spec with another dropout rate of the networks whose rate is not 0."""
         shared = self.shared and self.shared.with_dropout(dropout)
         return self.replace(expert=self.expert.with_dropout(dropout), shared=shared)
 
     def scale_width(self, fraction: float) -> Self:
-        """See `FeedForward.scale_width`."""
+        """Return the spec with the widths of experts and shared network scaled by `fraction`."""
         shared = self.shared and self.shared.scale_width(fraction)
         return self.replace(expert=self.expert.scale_width(fraction), shared=shared)
 
     def build(self, d_model: int) -> ExpertsNetwork:
-        """See `FeedForward.build`."""
+        """Return the module `ExpertsNetwork`. See `FeedForward.build`."""
         return ExpertsNetwork(self, d_model)
 
 
@@ -131,12 +137,12 @@ class ExpertsNetwork(FeedForwardModule):
 
     The router's scores are s = softmax(W x) or sigmoid(W x). The C experts with the highest
     s_i + b_i are chosen, where b is the correction bias (0 without it). With groups, only the
-    experts of the best groups are compared. The weight is g_i = s_i / sum s over the chosen
-    experts, or g_i = s_i if the weights are not normalized. The output of the shared network is
-    multiplied by sigmoid(v x) if it has a gate.
+    experts of the groups with the highest scores are candidates. The weight is
+    g_i = s_i / sum s over the chosen experts, or g_i = s_i if the weights are not normalized. The
+    output of the shared network is multiplied by sigmoid(v x) if it has a gate.
 
-    An expert processes all tokens that are routed to it at once, whatever their number: no token is
-    dropped. The load-balancing loss of a stack is
+    Experts have no capacity limit: each processes all tokens routed to it, and no token is dropped.
+    The load-balancing loss of a stack is
 
         aux_loss_coef * E * sum_i f_i P_i
 
@@ -145,14 +151,14 @@ class ExpertsNetwork(FeedForwardModule):
     `aux_loss_coef * C` if all experts have an equal load. Padding does not count. In the last
     layer, only the gathered tokens count (`SequenceInfo.gather_positions`).
 
-    Both means are over one micro-batch, since f is known only when all its tokens are routed. The
+    Both means are over one micro-batch, because f is known only after all tokens are routed. The
     loss of a step is the mean over its micro-batches, weighted by their numbers of tokens. It does
-    not depend on the number of processes, but differs from the loss of the whole step at once.
+    not depend on the number of processes, but differs from a loss computed from the whole batch.
     Smaller micro-batches balance more strictly (Qiu et al. 2025, section 3).
 
     The correction bias is a buffer, which is saved and exported but has no gradient. Training does
-    not change it. (Its update, b_i += u sign(mean load - load_i) after every step, needs the load
-    of a whole step of all processes; Wang et al. 2024, algorithm 1.)
+    not change it. (Its update, b_i += u sign(mean load - load_i) after every step, would need the
+    load of a whole batch in all processes; Wang et al. 2024, algorithm 1.)
 
     Source: Jiang et al. 2024, section 2.1. Shared experts and groups are those of DeepSeek-V2
     (DeepSeek-AI 2024, arXiv 2405.04434, section 2.2). Sigmoid scores and the correction bias are
@@ -177,13 +183,16 @@ class ExpertsNetwork(FeedForwardModule):
 
     @property
     def inactive_experts(self) -> Iterable[nn.Module]:
-        """See `FeedForwardModule.inactive_experts`."""
+        """All but `top_k` experts, to count the active parameters per token."""
         return self.experts[self.part.top_k :]
 
     def forward(
         self, x: Tensor, sequence: SequenceInfo | None = None, state: State | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output [..., D] -> [..., D] and the `_compute_load`, or None with a cache."""
+        """Return the output [..., D], and the load of the experts for the auxiliary loss.
+
+        With a cache, the load is None. For its definition see `_compute_load`.
+        """
         tokens = x.flatten(0, -2)
         logits = self.router(tokens).float()  # [M, E]
         scores = logits.softmax(-1) if self.part.scores == "softmax" else logits.sigmoid()
@@ -225,7 +234,7 @@ class ExpertsNetwork(FeedForwardModule):
     def _compute_load(
         self, scores: Tensor, chosen: Tensor, sequence: SequenceInfo | None
     ) -> Tensor:
-        """Return, for each expert, its number of tokens and the sum of its probabilities: [2, E].
+        """Return each expert's number of routed tokens and sum of router probabilities: [2, E].
 
         Padding does not count.
         """
@@ -241,9 +250,10 @@ class ExpertsNetwork(FeedForwardModule):
         return torch.stack((counts.to(probabilities.dtype), probabilities.sum(0)))
 
     def loss(self, layer_sum: Tensor) -> Tensor:
-        """Return the load-balancing loss from the summed `_compute_load` [2, E] of all layers.
+        """Return the load-balancing loss of all layers.
 
-        Without tokens the loss is 0.
+        `layer_sum` [2, E] is the load returned by `forward`, summed over the layers. The loss is 0
+        if there are no tokens.
         """
         counts, probabilities = layer_sum
         tokens = (counts.sum() / self.part.top_k).clamp(min=1.0)

@@ -19,15 +19,17 @@ from trivium.nn.state import State
 
 
 class MLP(FeedForward):
-    """act(x W_up) W_down, or with a gate (act(x W_gate) * (x W_up)) W_down (Shazeer 2020).
+    """Spec of an MLP: act(x W_up) W_down, or gated (act(x W_gate) * (x W_up)) W_down.
+
+    Gated networks are those of Shazeer 2020, such as SwiGLU.
 
     Args:
         d_ff: the number of hidden units.
         activation: the activation function, act.
-        gated: whether the network has a gate.
+        gated: whether the network has a gate, W_gate.
         bias: whether the linear layers have biases.
         dropout: the dropout rate of the hidden units, which is 0 in most models. If it is not 0,
-            changing the dropout of the model changes it too.
+            changing the dropout of the model also changes this rate.
     """
 
     kind: Literal["mlp"] = "mlp"
@@ -39,29 +41,29 @@ class MLP(FeedForward):
 
     @property
     def tp_sizes(self) -> dict[str, int]:
-        """See `FeedForward.tp_sizes`."""
+        """Tensor parallelism must divide `d_ff`. See `FeedForward.tp_sizes`."""
         return {"d_ff": self.d_ff}
 
     def activation_numel(self, width: int) -> int:
-        """See `FeedForward.activation_numel`.
+        """Return the number of activation elements per token kept for the backward pass.
 
-        Counts the hidden units before and after the activation (relu needs only one of them, a
-        `Swish` also its sigmoid), two more per hidden unit for a gate, and two for dropout (its
-        mask and its output).
+        Each hidden unit counts before and after the activation: relu keeps only one of the two,
+        and a `Swish` also keeps its sigmoid. A gate adds two elements per hidden unit. Dropout
+        adds two, its mask and its output.
         """
         needed = 1 if self.activation == "relu" else 3 if isinstance(self.activation, Swish) else 2
         return self.d_ff * (needed + (2 if self.gated else 0) + (2 if self.dropout else 0))
 
     def with_dropout(self, dropout: float) -> Self:
-        """See `FeedForward.with_dropout`."""
+        """Return the spec with another dropout rate, or unchanged if the rate is 0."""
         return self.replace(dropout=dropout) if self.dropout else self
 
     def scale_width(self, fraction: float) -> Self:
-        """See `FeedForward.scale_width`."""
+        """Return the spec with `d_ff` multiplied by `fraction`. See `FeedForward.scale_width`."""
         return self.replace(d_ff=max(1, round(self.d_ff * fraction)))
 
     def build(self, d_model: int) -> MLPModule:
-        """See `FeedForward.build`."""
+        """Return the module `MLPModule`. See `FeedForward.build`."""
         return MLPModule(self, d_model)
 
 
@@ -84,7 +86,7 @@ class MLPModule(FeedForwardModule):
     def forward(
         self, x: Tensor, sequence: SequenceInfo | None = None, state: State | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output [..., D] -> [..., D], and None (no auxiliary loss)."""
+        """Return the output [..., D], and None because there is no auxiliary loss."""
         if self.gate is None:
             hidden = self.activation(self.up(x))
         else:

@@ -17,44 +17,52 @@ from trivium.nn.sequence_info import SequenceInfo
 
 
 class AbsolutePositions(Choice, Part):
-    """Absolute position encoding: a vector per position, added to the token embedding."""
+    """Spec of an absolute position encoding: vectors added to the token embeddings."""
 
     fills_blanks: ClassVar[bool] = False
-    """Whether position ids tell which blank of a text each generated token fills (GLM)."""
+    """Whether position ids also tell which blank each generated token fills (GLM's infilling)."""
     max_length: Any
-    """The number of positions; None: unlimited."""
+    """The maximum number of positions; None: unlimited."""
 
     def build(self, width: int) -> PartModule:
-        """Return the module, which maps positions, int64 [B, T], to vectors [B, T, width]."""
+        """Return the module, which maps position ids, int64 [B, T], to vectors [B, T, width]."""
         raise NotImplementedError
 
 
 class Positions(Choice, Part):
-    """Position encoding inside attention, for queries and keys."""
+    """Spec of a position encoding inside attention, such as RoPE or ALiBi."""
 
     has_scores: ClassVar[bool] = False
     """Whether the position encoding adds a term to the attention scores."""
     supports_tp: ClassVar[bool] = False
-    """Whether tensor parallelism can divide the position encoding by heads."""
+    """Whether tensor parallelism can divide the heads of the position encoding among processes."""
 
     num_token_types: ClassVar[int] = 0
-    """The number of token types (such as sentence A and B) that attention compares; 0: none."""
+    """The number of token types (such as sentence A and B) that scores depend on; 0: none."""
 
     @property
     def num_dot_products(self) -> int:
-        """The number of dot products that add up to one score, including query times key."""
+        """The number of dot products summed in one attention score; 1 is query times key alone."""
         return 1
 
     def unsupported_reason(self, head_dim: int) -> str:
-        """Return why heads of width `head_dim` cannot use these positions; "" if they can."""
+        """Return the reason why this encoding does not support `head_dim`, or "" if it does."""
         return ""
 
     def flops(self, attended: float, num_heads: int, head_dim: int) -> float:
-        """Return the FLOPs per token that the positions add to the attention's `Mixer.flops`."""
+        """Return the training FLOPs per token that the position encoding adds to attention.
+
+        They are the FLOPs of the forward and the backward pass. `attended` is the average number
+        of positions that a token attends to.
+        """
         return 0.0
 
     def activation_numel(self, length: int, num_heads: int, head_dim: int) -> int:
-        """Return the numel per token that the positions add to `Mixer.activation_numel`."""
+        """Return the activation elements per token that the encoding adds to attention.
+
+        It is the number of elements kept for the backward pass. `length` is the number of tokens in
+        a row.
+        """
         return 0
 
     def build(self, attention: Any, d_model: int) -> PositionsModule:
@@ -63,11 +71,11 @@ class Positions(Choice, Part):
 
 
 class PositionsModule(PartModule):
-    """Position encoding inside attention; the base class itself encodes no positions.
+    """Module of a position encoding inside attention; the base class changes nothing.
 
     Args:
-        attention: the `Attention` spec that the positions belong to.
-        width: D.
+        attention: the `Attention` spec that contains the position encoding.
+        width: the width of the hidden states, D.
     """
 
     def __init__(self, attention: Any, width: int) -> None:
@@ -76,27 +84,34 @@ class PositionsModule(PartModule):
         self.heads = slice(None)  # the heads of this process under tensor parallelism
 
     def new_table(self) -> nn.Module | None:
-        """See `MixerModule.new_table`."""
+        """Return None: no weights are shared among layers. See `MixerModule.new_table`."""
         return None
 
     def prepare(self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None) -> Any:
-        """See `MixerModule.prepare`."""
+        """Return values computed once per forward pass for all layers, such as RoPE's cosines.
+
+        The base class returns None. `sequence` describes the queries, `keys` the keys, and `table`
+        contains the weights that layers share. See `MixerModule.prepare`.
+        """
         return None
 
     def apply_rotary(self, x: Tensor, prepared: Any) -> Tensor:
-        """Apply RoPE to queries, or to keys before caching: [B, N, T, H] -> [B, N, T, H]."""
+        """Apply RoPE, if used, to queries, or to keys before caching: [B, N, T, H], same shape."""
         return x
 
     def bias(self, prepared: Any) -> Bias | None:
-        """Return the function that computes the score bias, which all layers share, or None."""
+        """Return a function that computes the position bias, equal in all layers, or None."""
         return None
 
     def prepare_layer(self, prepared: Any, query: nn.Linear, key: nn.Linear) -> Any:
-        """Apply this layer's projections to `prepared`. Returns the last argument of `scores`."""
+        """Apply the layer's query and key projections to the position data of `prepare`.
+
+        Returns the argument `prepared` of `scores`. The base class changes nothing.
+        """
         return prepared
 
     def scores(self, query: Tensor, key: Tensor, prepared: Any) -> Tensor | None:
-        """Return the term added to the scores of this layer, [1 or B, N, T, S], or None.
+        """Return the position term of the layer's attention scores, [1 or B, N, T, S], or None.
 
         Shape: query [B, N, T, H], key [B, K, S, H], both after `apply_rotary`.
         """
@@ -104,9 +119,10 @@ class PositionsModule(PartModule):
 
 
 def distances(sequence: SequenceInfo, keys: SequenceInfo) -> Tensor:
-    """Return the column of each key minus the column of each query: int64 [1 or B, T, S].
+    """Return the index of each key minus the index of each query: int64 [1 or B, T, S].
 
-    A difference of columns does not depend on padding or documents before the text.
+    Indices count from the start of the row. Their difference is the same if padding or other
+    packed documents come earlier in the row.
     """
     return keys.columns[:, None, :] - sequence.columns[..., None]
 

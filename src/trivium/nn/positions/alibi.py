@@ -24,7 +24,7 @@ class ALiBi(Positions):
     kind: Literal["alibi"] = "alibi"
 
     def build(self, attention: Any, d_model: int) -> LinearBias:
-        """See `Positions.build`."""
+        """Return the module `LinearBias`. See `Positions.build`."""
         return LinearBias(attention, d_model)
 
 
@@ -32,10 +32,10 @@ class LinearBias(PositionsModule):
     """ALiBi's bias: -slope * |distance| for each head (Press et al. 2022, section 3)."""
 
     def bias(self, prepared: None) -> Bias:
-        """See `PositionsModule.bias`."""
+        """Return the function that computes ALiBi's bias. See `PositionsModule.bias`."""
 
         def alibi_bias(queries: SequenceInfo, keys: SequenceInfo) -> Tensor:
-            """Return -slope * |distance|: float32 [1 or B, N, T, S]."""
+            """Return -slope * |distance| of each head, query and key: float32 [1 or B, N, T, S]."""
             distance = distances(queries, keys)
             slopes = alibi_slopes(self.attention.num_heads, distance.device)[self.heads]
             return -slopes[None, :, None, None] * distance.abs_()[:, None]
@@ -44,10 +44,11 @@ class LinearBias(PositionsModule):
 
 
 def alibi_slopes(num_heads: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return the slope of each head: float32 [N].
+    """Return ALiBi's slope of each head: float32 [N].
 
-    The slopes are 2^(-8n/N) for n = 1..N if N is a power of two. Otherwise they are the slopes for
-    the next lower power P, followed by every second slope for 2 P, as in the authors' code.
+    If N is a power of two, the slopes are 2^(-8n/N) for n = 1..N. Otherwise the first P slopes are
+    those for P heads, where P is the next lower power of two. The others are every second slope
+    for 2 P heads, as in the authors' code.
     """
     power = 2 ** int(math.log2(num_heads))
     n = torch.arange(1, num_heads + 1, device=device, dtype=torch.float32)

@@ -24,10 +24,10 @@ class Disentangled(Positions):
 
     `terms` lists the score terms: content-to-position ("c2p") and position-to-content ("p2c"). With
     `max_distance`, large distances share buckets (He et al. 2021, as released). Otherwise each of
-    the 2 * `span` distances has its own vector. With `shared` the query and key projections of the
-    content also project the position embeddings (DeBERTa v2 and v3); otherwise the positions have
-    separate projections. `norm` is applied to the embedding table; a stack has one table for all
-    layers.
+    the 2 * `span` distances has its own embedding. With `shared`, the query and key projections of
+    attention also project the position embeddings (DeBERTa v2 and v3). Otherwise the position
+    embeddings have their own projections. All layers of a stack share one table of position
+    embeddings. `norm` is applied to the table.
     """
 
     has_scores: ClassVar[bool] = True
@@ -39,7 +39,7 @@ class Disentangled(Positions):
     norm: SerializeAsAny[Norm] | None = None
 
     def check(self) -> None:
-        """Raise SpecError for repeated or missing terms, or if `max_distance` is too small."""
+        """Raise SpecError for repeated or missing score terms, or a too small `max_distance`."""
         if not self.terms or len(set(self.terms)) < len(self.terms):
             raise SpecError("terms are 'c2p', 'p2c' or both, each once.")
         far = self.max_distance
@@ -48,24 +48,31 @@ class Disentangled(Positions):
 
     @property
     def num_dot_products(self) -> int:
-        """See `Positions.num_dot_products`."""
+        """One dot product of query and key, plus one per score term (c2p, p2c)."""
         return 1 + len(self.terms)
 
     def flops(self, attended: float, num_heads: int, head_dim: int) -> float:
-        """Return 6 P N H for each term, forward and backward, with P = 2 * `span`."""
+        """Return the training FLOPs per token of the position scores, forward and backward.
+
+        Each term (c2p, p2c) costs 6 P N H, with P = 2 * `span`.
+        """
         return 12.0 * len(self.terms) * self.span * num_heads * head_dim
 
     def activation_numel(self, length: int, num_heads: int, head_dim: int) -> int:
-        """Return the numel of each term's scores, before and after the gather, and of the sum."""
+        """Return the number of activation elements per token kept for the backward pass.
+
+        These are the scores of each term (c2p, p2c) for all P relative positions, the scores
+        gathered from them for each key, and the sum of the terms.
+        """
         return len(self.terms) * num_heads * (2 * self.span + length) + num_heads * length
 
     def build(self, attention: Any, d_model: int) -> DisentangledPositions:
-        """See `Positions.build`."""
+        """Return the module `DisentangledPositions`. See `Positions.build`."""
         return DisentangledPositions(attention, d_model)
 
 
 class DistanceTable(nn.Module):
-    """The relative position embeddings [P, D]: one vector per distance or distance bucket."""
+    """Relative position embeddings [P, D]: one vector per distance or distance bucket."""
 
     def __init__(self, positions: Disentangled, width: int) -> None:
         super().__init__()
@@ -73,13 +80,15 @@ class DistanceTable(nn.Module):
         self.norm = build_norm(positions.norm, width)
 
     def forward(self) -> Tensor:
-        """Return the normalized table, [P, D]."""
+        """Return the relative position embeddings after the norm, if there is one: [P, D]."""
         return self.norm(self.weight)
 
 
 class DisentangledPositions(PositionsModule):
     """Disentangled scores: (q_i . k^r_d + k_j . q^r_d) * scale, with d = delta(i, j).
 
+    q^r and k^r are projections of the relative position embeddings, and d is the row of the
+    embedding for query i and key j.
     Source: He et al. 2020, equation 4. The equation has delta(j, i) in the second term; the
     released code has delta(i, j) in both terms, and so does this module.
     """
@@ -98,13 +107,16 @@ class DisentangledPositions(PositionsModule):
                 self.query = nn.Linear(width, inner, bias=attention.bias)
 
     def new_table(self) -> DistanceTable:
-        """See `MixerModule.new_table`."""
+        """Return the relative position embeddings that all layers of a stack share."""
         return DistanceTable(self.part, self.width)
 
     def prepare(
         self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> tuple[Tensor, Tensor]:
-        """Return the row of each query-key pair, int64 [1 or B, 1, T, S], and the table [P, D]."""
+        """Return embedding indices, int64 [1 or B, 1, T, S], and position embeddings [P, D].
+
+        The index of a query-key pair is the row of its relative position embedding.
+        """
         if table is None:
             raise SpecError(
                 "vectors of distances are in a table that the layers of a stack share: give "
@@ -115,7 +127,10 @@ class DisentangledPositions(PositionsModule):
     def prepare_layer(
         self, prepared: tuple[Tensor, Tensor], query: nn.Linear, key: nn.Linear
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the table rows, and the position keys and queries [N, P, H] of this layer."""
+        """Project the relative position embeddings with the layer's key and query projections.
+
+        Returns the embedding indices (unchanged), position keys and position queries [N, P, H].
+        """
         rows, table = prepared
         return (
             rows,
@@ -124,7 +139,7 @@ class DisentangledPositions(PositionsModule):
         )
 
     def scores(self, query: Tensor, key: Tensor, prepared: tuple[Tensor, Tensor, Tensor]) -> Tensor:
-        """See `PositionsModule.scores`."""
+        """Return the scaled sum of the c2p and p2c scores: [B, N, T, S]."""
         rows, position_key, position_query = prepared
         batch, heads = query.shape[:2]
         rows = rows.expand(batch, heads, -1, -1)
@@ -139,16 +154,16 @@ class DisentangledPositions(PositionsModule):
         return total * self.scale
 
     def _split_heads(self, x: Tensor) -> Tensor:
-        """Split the heads, [P, heads * H] -> [N, P, H], and repeat key-value heads."""
+        """Split into heads, [P, heads * H] -> [N, P, H]; repeats key-value heads up to N (GQA)."""
         split = x.unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
         return split.repeat_interleave(self.attention.num_heads // len(split), dim=0)
 
 
 def relative_indices(distance: Tensor, part: Disentangled) -> Tensor:
-    """Return the table row of each distance (query - key): int64 [...] -> int64 [...].
+    """Map each distance (query - key) to a relative position embedding: int64 [...], same shape.
 
-    With buckets, each distance up to span / 2 has its own row. Larger distances share buckets that
-    widen logarithmically.
+    The result is the index of the embedding. With buckets, each distance up to span / 2 has its own
+    embedding. Larger distances share buckets that widen logarithmically.
     """
     if part.max_distance is not None:
         middle = part.span // 2

@@ -32,17 +32,17 @@ class Learned(AbsolutePositions):
     counted: Literal["all", "attended", "not-padding"] = "all"
 
     def check(self) -> None:
-        """Raise SpecError if padding needs a row of the table but `offset` is 0."""
+        """Raise SpecError if uncounted tokens need a row before position 0 but `offset` is 0."""
         if self.counted != "all" and not self.offset:
             raise SpecError(f'counted="{self.counted}" needs an offset of at least 1.')
 
     def build(self, width: int) -> LearnedPositions:
-        """See `AbsolutePositions.build`."""
+        """Return the module `LearnedPositions`. See `AbsolutePositions.build`."""
         return LearnedPositions(self, width)
 
 
 class LearnedPositions(PartModule):
-    """A table with one learned vector per position (Devlin et al. 2018)."""
+    """Module of learned absolute position embeddings (Devlin et al. 2018)."""
 
     def __init__(self, positions: Learned, width: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class LearnedPositions(PartModule):
         self.weight = nn.Parameter(torch.empty(positions.max_length + positions.offset, width))
 
     def forward(self, position_ids: Tensor) -> Tensor:
-        """Look up position ids: int64 [B, T] -> [B, T, D]."""
+        """Look up the embeddings of position ids: int64 [B, T] -> [B, T, D]."""
         if self.offset:
             position_ids = position_ids + self.offset
         return nn.functional.embedding(position_ids, self.weight)

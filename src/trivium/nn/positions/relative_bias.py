@@ -1,4 +1,4 @@
-"""T5's relative position bias: one learned number per head and distance bucket.
+"""T5's relative position bias: one learned scalar per head and distance bucket.
 
 Shape letters: B batch, T query positions, S key positions, N heads, R distances.
 """
@@ -21,10 +21,10 @@ from trivium.nn.sequence_info import SequenceInfo
 
 
 class RelativeBias(Positions):
-    """T5's score bias: a learned number per head and distance bucket (Raffel et al. 2019).
+    """T5's position bias: one learned scalar per head and distance bucket (Raffel et al. 2019).
 
     Small distances have one bucket each; larger distances share buckets that widen logarithmically
-    up to `max_distance`. All layers of a stack share one table.
+    up to `max_distance`. All layers of a stack share the biases.
     """
 
     has_scores: ClassVar[bool] = True
@@ -40,12 +40,12 @@ class RelativeBias(Positions):
             raise SpecError(f"max_distance={self.max_distance} must exceed num_buckets / 2.")
 
     def build(self, attention: Any, d_model: int) -> RelativePositionBias:
-        """See `Positions.build`."""
+        """Return the module `RelativePositionBias`. See `Positions.build`."""
         return RelativePositionBias(attention, d_model)
 
 
 class BucketTable(nn.Module):
-    """A table with the bias of every bucket and head: [buckets, N]."""
+    """T5's learned position biases, one per distance bucket and head: [buckets, N]."""
 
     def __init__(self, positions: RelativeBias, num_heads: int) -> None:
         super().__init__()
@@ -53,27 +53,31 @@ class BucketTable(nn.Module):
         self.weight = nn.Parameter(torch.empty(positions.num_buckets, num_heads))
 
     def forward(self, buckets: Tensor) -> Tensor:
-        """Look up the bias of each bucket: int64 [1 or B, T, S] -> [1 or B, N, T, S]."""
+        """Look up the biases of distance buckets: int64 [1 or B, T, S] -> [1 or B, N, T, S]."""
         return F.embedding(buckets, self.weight).permute(0, 3, 1, 2)
 
 
 class RelativePositionBias(PositionsModule):
-    """T5's bias per head and bucket of key position - query position (Raffel et al. 2019).
+    """T5's position bias, added to the attention scores of each head (Raffel et al. 2019).
 
-    In bidirectional attention half of the buckets are for later keys. In causal attention all later
+    The bias depends on the bucket of the distance, key position minus query position. In
+    bidirectional attention half of the buckets are for later keys. In causal attention all later
     keys share bucket 0. In each direction the first half of the buckets hold one distance each. The
     other buckets widen logarithmically, and the last bucket holds all larger distances.
     """
 
     def new_table(self) -> BucketTable:
-        """See `MixerModule.new_table`."""
+        """Return the position biases that all layers of a stack share."""
         assert isinstance(self.attention.positions, RelativeBias)
         return BucketTable(self.attention.positions, self.attention.num_heads)
 
     def prepare(
         self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> Tensor:
-        """Return the bias [R, N] of every distance up to the one where the bias stops changing."""
+        """Return the position bias of each distance and head, [R, N].
+
+        Distances outside this range have the same bias as the first or last distance.
+        """
         positions = self.attention.positions
         assert isinstance(positions, RelativeBias)
         if table is None:
@@ -88,11 +92,14 @@ class RelativePositionBias(PositionsModule):
         return table(buckets)[0, :, 0].T
 
     def bias(self, prepared: Tensor) -> Bias:
-        """See `PositionsModule.bias`. Larger distances use the last bias in `prepared`."""
+        """Return the function that computes T5's position bias of each query-key pair.
+
+        `prepared` [R, N] is the result of `prepare`; distances outside its range use its ends.
+        """
         farthest = len(prepared) // 2
 
         def bucket_bias(queries: SequenceInfo, keys: SequenceInfo) -> Tensor:
-            """Look up the bias of every query-key pair: [1 or B, N, T, S]."""
+            """Look up the position bias of every query-key pair: [1 or B, N, T, S]."""
             rows = distances(queries, keys).clamp_(-farthest, farthest).add_(farthest)
             return F.embedding(rows, prepared).permute(0, 3, 1, 2)
 
@@ -100,7 +107,7 @@ class RelativePositionBias(PositionsModule):
 
 
 def relative_buckets(distance: Tensor, bias: RelativeBias, *, bidirectional: bool) -> Tensor:
-    """Return the bucket of each distance (key - query): int64 [...] -> int64 [...]."""
+    """Return T5's bucket index of each distance (key - query): int64 [...], same shape."""
     buckets, first = bias.num_buckets, torch.zeros_like(distance)
     if bidirectional:
         buckets //= 2

@@ -20,30 +20,31 @@ from trivium.nn.sequence_info import SequenceInfo
 
 
 class RotaryScaling(Choice, Part):
-    """A scaling of RoPE frequencies, mostly for texts longer than in training."""
+    """Spec of a scaling of RoPE frequencies, mostly for sequences longer than in training."""
 
     needs_length: ClassVar[bool] = False
-    """Whether the frequencies depend on the length of the text."""
+    """Whether the scaled frequencies depend on the length of the sequence."""
 
     @property
     def score_factor(self) -> float:
-        """The factor by which latent attention multiplies its scores; 1 except with YaRN."""
+        """The factor of the attention scores in latent attention (MLA); 1 except with YaRN."""
         return 1.0
 
     def unsupported_reason(self, rotary_dim: int) -> str:
-        """Return why `rotary_dim` rotary dimensions cannot be scaled; "" if they can."""
+        """Return the reason why this scaling does not support `rotary_dim`, or "" if it does."""
         return ""
 
     def scaled(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
-        """Return the scaled frequencies and the attention factor.
+        """Return the scaled RoPE frequencies and the attention factor.
 
-        A frequency is the angle per position, float32 [R / 2], or [..., R / 2] for lengths
-        [..., 1]. Rotated queries and keys are multiplied by the attention factor.
+        A frequency is the angle per position of a pair of dimensions. The frequencies are float32
+        [R / 2], or [..., R / 2] for lengths [..., 1]. Queries and keys are multiplied by the
+        attention factor when RoPE is applied.
 
         Args:
             base: the base of the frequencies without scaling.
-            rotary_dim: R.
-            length: float32 [..., 1], the lengths of texts; None unless `needs_length`.
+            rotary_dim: the number of rotary dimensions of a head, R.
+            length: float32 [..., 1], the sequence lengths; None unless `needs_length`.
         """
         raise NotImplementedError
 
@@ -55,7 +56,7 @@ class LinearScaling(RotaryScaling):
     factor: Positive
 
     def scaled(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
-        """See `RotaryScaling.scaled`."""
+        """Return all RoPE frequencies divided by `factor`, and an attention factor of 1."""
         return frequencies(base, rotary_dim) / self.factor, 1.0
 
 
@@ -74,7 +75,7 @@ class Llama3Scaling(RotaryScaling):
     original_max_length: Count = 8192
 
     def scaled(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
-        """See `RotaryScaling.scaled`."""
+        """Return the RoPE frequencies scaled as in Llama 3.1, and an attention factor of 1."""
         low, high = self.low_frequency_factor, self.high_frequency_factor
         frequency = frequencies(base, rotary_dim)
         turns = self.original_max_length * frequency / (2 * math.pi)  # in the original length
@@ -83,11 +84,11 @@ class Llama3Scaling(RotaryScaling):
 
 
 class DynamicScaling(RotaryScaling):
-    """Dynamic NTK scaling: the base grows with the length of texts over `original_max_length`.
+    """Dynamic NTK scaling: for sequences longer than `original_max_length`, RoPE's base increases.
 
-    For a text of length L > `original_max_length` the base is multiplied by
-    (1 + factor * (L / original_max_length - 1))^(R / (R - 2)). The lowest frequency is
-    divided by 1 + factor * (L / original_max_length - 1), and the highest is kept.
+    For a sequence of length L > `original_max_length`, the base is multiplied by
+    (1 + factor * (L / original_max_length - 1))^(R / (R - 2)). This divides the lowest frequency
+    by 1 + factor * (L / original_max_length - 1) and keeps the highest frequency.
 
     Source: bloc97 and emozilla 2023, as in `transformers`.
     """
@@ -98,7 +99,7 @@ class DynamicScaling(RotaryScaling):
     original_max_length: Count
 
     def scaled(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
-        """See `RotaryScaling.scaled`."""
+        """Return the RoPE frequencies for sequences of `length`, and an attention factor of 1."""
         assert length is not None
         excess = (length / self.original_max_length - 1.0).clamp(min=0.0)
         pair = torch.arange(rotary_dim // 2, device=length.device)
@@ -110,13 +111,13 @@ class DynamicScaling(RotaryScaling):
 class YarnScaling(RotaryScaling):
     """YaRN: low frequencies are divided by `factor`, high frequencies are kept.
 
-    A frequency is divided by `factor` if its pair rotates fewer than `beta_slow` times within
-    `original_max_length`, and kept if the pair rotates more than `beta_fast` times. Frequencies
-    in between are interpolated linearly in the pair index. With `truncate`, both ends of this range
-    are rounded outwards.
+    A frequency is divided by `factor` if its pair of dimensions rotates fewer than `beta_slow`
+    times within `original_max_length`. It is kept if the pair rotates more than `beta_fast` times.
+    Frequencies in between are interpolated linearly in the pair index. With `truncate`, the first
+    pair index of this range is rounded down and the last is rounded up.
 
-    Unless set, `attention_factor` is 0.1 log(factor) + 1. With `mscale` and `mscale_all_dim` (both
-    used by DeepSeek-V2) the default is f(mscale) / f(mscale_all_dim), where
+    The default of `attention_factor` is 0.1 log(factor) + 1. If `mscale` and `mscale_all_dim` are
+    set (DeepSeek-V2), the default is f(mscale) / f(mscale_all_dim), where
     f(m) = 0.1 m log(factor) + 1.
 
     Source: Peng et al. 2023, section 3.
@@ -134,12 +135,15 @@ class YarnScaling(RotaryScaling):
 
     @property
     def score_factor(self) -> float:
-        """The factor (0.1 mscale_all_dim log(factor) + 1)^2 (DeepSeek-V2)."""
+        """The factor of latent attention's scores (DeepSeek-V2).
+
+        It is (0.1 mscale_all_dim log(factor) + 1)^2, or 1 if `mscale_all_dim` is not set.
+        """
         growth = 0.1 * (self.mscale_all_dim or 0.0) * math.log(max(self.factor, 1.0))
         return (growth + 1.0) ** 2
 
     def scaled(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
-        """See `RotaryScaling.scaled`."""
+        """Return the RoPE frequencies scaled by YaRN, and YaRN's attention factor."""
         first, last = (  # the pair indices with `beta_fast` and `beta_slow` rotations
             rotary_dim * math.log(self.original_max_length / (2 * math.pi * turns), base) / 2
             for turns in (self.beta_fast, self.beta_slow)
@@ -158,11 +162,11 @@ class YarnScaling(RotaryScaling):
 
 
 class LongRopeScaling(RotaryScaling):
-    """LongRoPE: every frequency is divided by its own factor, found by a search.
+    """LongRoPE: each RoPE frequency is divided by its own factor (found by a search in the paper).
 
-    Pair i has the factor long_factor[i] for a text longer than `original_max_length`, otherwise
-    short_factor[i]. `attention_factor` is sqrt(1 + log(factor) / log(original_max_length)) unless
-    set.
+    In sequences longer than `original_max_length`, the frequency of pair i is divided by
+    long_factor[i], otherwise by short_factor[i]. The default of `attention_factor` is
+    sqrt(1 + log(factor) / log(original_max_length)).
 
     Source: Ding et al. 2024; the attention factor: Abdin et al. 2024 (Phi-3).
     """
@@ -176,14 +180,14 @@ class LongRopeScaling(RotaryScaling):
     attention_factor: Positive | None = None
 
     def unsupported_reason(self, rotary_dim: int) -> str:
-        """See `RotaryScaling.unsupported_reason`."""
+        """Return an error message if there is not one factor per pair of dimensions, else ""."""
         pairs, counts = rotary_dim // 2, (len(self.short_factor), len(self.long_factor))
         if counts == (pairs, pairs):
             return ""
         return f'"longrope" needs {pairs} short and long factors, one per pair, not {counts}.'
 
     def scaled(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
-        """See `RotaryScaling.scaled`."""
+        """Return the RoPE frequencies for sequences of `length`, and the attention factor."""
         assert length is not None
         factors = length.new_tensor((self.short_factor, self.long_factor))
         divisor = torch.where(length > self.original_max_length, factors[1], factors[0])
@@ -196,9 +200,9 @@ class Rotary(Positions):
     """RoPE: queries and keys are rotated by position-dependent angles (Su et al. 2021).
 
     Layout "halves" pairs dimension i of the first half of the rotary dimensions with dimension i of
-    the second half, as the LLaMA weights for `transformers` require; "interleaved" pairs
-    neighbours, as in the paper. `partial_rotary_factor` is the fraction of head dimensions that are
-    rotated, namely the first int(partial_rotary_factor * head_dim) (GPT-NeoX: a quarter).
+    the second half, as the LLaMA weights for `transformers` require. Layout "interleaved" pairs
+    adjacent dimensions, as in the paper. Only the first int(partial_rotary_factor * head_dim)
+    dimensions of a head are rotated (GPT-NeoX: a quarter).
     """
 
     supports_tp: ClassVar[bool] = True
@@ -209,11 +213,14 @@ class Rotary(Positions):
     partial_rotary_factor: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
 
     def rotary_dim(self, head_dim: int) -> int:
-        """Return the number of rotary dimensions of a head."""
+        """Return the number of dimensions of a head that RoPE rotates."""
         return int(head_dim * self.partial_rotary_factor)
 
     def unsupported_reason(self, head_dim: int) -> str:
-        """See `Positions.unsupported_reason`."""
+        """Return the reason why this RoPE does not support `head_dim`, or "" if it does.
+
+        The number of rotary dimensions must be even and supported by the scaling.
+        """
         rotary_dim = self.rotary_dim(head_dim)
         if rotary_dim % 2 or not rotary_dim:
             which = (
@@ -225,7 +232,7 @@ class Rotary(Positions):
         return self.scaling.unsupported_reason(rotary_dim) if self.scaling else ""
 
     def build(self, attention: Any, d_model: int) -> RotaryPositions:
-        """See `Positions.build`."""
+        """Return the module `RotaryPositions`. See `Positions.build`."""
         return RotaryPositions(attention, d_model)
 
 
@@ -234,8 +241,8 @@ class RotaryPositions(PositionsModule):
 
     Source: Su et al. 2021, equation 34, where R = H. With a `partial_rotary_factor` below 1 only
     the first R dimensions are rotated (Black et al. 2022, section 2.1). In layout "halves" a pair
-    is dimension i of the first half and of the second half, as in the LLaMA weights for
-    `transformers`; in layout "interleaved", the paper's, a pair is two neighbours.
+    is dimension i of the first half and dimension i of the second half, as in the LLaMA weights for
+    `transformers`. In layout "interleaved" (the paper's) a pair is two adjacent dimensions.
     """
 
     def __init__(self, attention: Any, width: int) -> None:
@@ -248,7 +255,10 @@ class RotaryPositions(PositionsModule):
     def prepare(
         self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> tuple[Tensor, Tensor]:
-        """Return cosines and signed sines, [1 or B, 1, T, R]; half of the sines are negated."""
+        """Return the cosines and sines of RoPE, each [1 or B, 1, T, R].
+
+        The negation in `rotate_half` (half of x is negated) is folded into the sines.
+        """
         rotary, position = self.rotary, sequence.positions
         length = _text_lengths(sequence)[..., None].float() if self.scaling.needs_length else None
         frequency, factor = self.scaling.scaled(rotary.base, self.rotary_dim, length)
@@ -262,14 +272,14 @@ class RotaryPositions(PositionsModule):
         return torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)
 
     def apply_rotary(self, x: Tensor, prepared: tuple[Tensor, Tensor]) -> Tensor:
-        """Apply RoPE to queries or keys: [B, N, T, H] -> [B, N, T, H]."""
+        """Apply RoPE to queries or keys, [B, N, T, H]; only the first R dimensions change."""
         if self.rotary_dim < x.shape[-1]:
             first, rest = x[..., : self.rotary_dim], x[..., self.rotary_dim :]
             return torch.cat((self._rotate_pairs(first, prepared), rest), -1)
         return self._rotate_pairs(x, prepared)
 
     def _rotate_pairs(self, x: Tensor, prepared: tuple[Tensor, Tensor]) -> Tensor:
-        """Rotate vectors of rotary dimensions only: [B, N, T, R] -> [B, N, T, R]."""
+        """Rotate all pairs of dimensions of queries or keys: [B, N, T, R] -> [B, N, T, R]."""
         # Angles need float32; for sines and cosines the precision of x is enough.
         cosine, sine = (part[:, :, : x.shape[2]].to(x.dtype) for part in prepared)
         if self.rotary.layout == "interleaved":
@@ -280,10 +290,10 @@ class RotaryPositions(PositionsModule):
 
 
 def _text_lengths(sequence: SequenceInfo) -> Tensor:
-    """Return the length of the text that each token is in: int64 [1 or B, 1 or T].
+    """Return the length of each token's sequence or packed document: int64 [1 or B, 1 or T].
 
-    With a cache, all tokens of a slot get the length of the prefill, because the cached keys were
-    rotated with the frequencies for that length.
+    With a cache, the length is that of the prefill in the token's slot, because the cached keys
+    were rotated with the frequencies for that length.
     """
     if sequence.cache_slice is not None and sequence.cache_slice.prefill_lengths is not None:
         return sequence.cache_slice.prefill_lengths[:, None]

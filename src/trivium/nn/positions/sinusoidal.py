@@ -17,8 +17,8 @@ from trivium.nn.positions import AbsolutePositions
 class Sinusoidal(AbsolutePositions):
     """Sinusoidal position encoding, added to embeddings (Vaswani et al. 2017, section 3.5).
 
-    Layout "interleaved" is the paper's (sine, cosine, sine, ...); "halves" has all sines first
-    (Marian). `max_length` is the maximum length of the model, if there is one.
+    In layout "interleaved" sines and cosines alternate, as in the paper; in layout "halves" all
+    sines come first (Marian). `max_length` is the maximum number of positions; None: unlimited.
     """
 
     kind: Literal["sinusoidal"] = "sinusoidal"
@@ -27,7 +27,7 @@ class Sinusoidal(AbsolutePositions):
     max_length: Count | None = None
 
     def build(self, width: int) -> SinusoidalPositions:
-        """See `AbsolutePositions.build`."""
+        """Return the module `SinusoidalPositions`. See `AbsolutePositions.build`."""
         return SinusoidalPositions(self, width)
 
 
@@ -43,12 +43,15 @@ class SinusoidalPositions(PartModule):
         self.in_halves = positions.layout == "halves"
 
     def forward(self, position_ids: Tensor) -> Tensor:
-        """Encode position ids: int64 [B, T] -> float32 [B, T, D]."""
+        """Return the sinusoids of position ids: int64 [B, T] -> float32 [B, T, D]."""
         return sinusoids(position_ids, self.base, self.width, in_halves=self.in_halves)
 
 
 def sinusoids(position_ids: Tensor, base: float, width: int, *, in_halves: bool = False) -> Tensor:
-    """Return sin(p w_0), cos(p w_0), sin(p w_1), ...: int64 [...] -> float32 [..., D]."""
+    """Return the sinusoidal encoding of position ids p: int64 [...] -> float32 [..., D].
+
+    It is sin(p w_0), cos(p w_0), sin(p w_1), ...; with `in_halves` all sines come first.
+    """
     angle = position_ids[..., None].float() * frequencies(base, width).to(position_ids.device)
     if in_halves:
         return torch.cat((angle.sin(), angle.cos()), dim=-1)[..., :width]
@@ -56,5 +59,5 @@ def sinusoids(position_ids: Tensor, base: float, width: int, *, in_halves: bool 
 
 
 def frequencies(base: float, width: int) -> Tensor:
-    """Return base^(-2i / D) for every pair i of dimensions: float32 [ceil(D / 2)]."""
+    """Return the frequency base^(-2i / D) of each pair i of dimensions: float32 [ceil(D / 2)]."""
     return base ** -(torch.arange(0, width, 2, dtype=torch.float32) / width)

@@ -1,4 +1,4 @@
-"""Transformer-XL's relative positions: scores from a query and its distance to a key.
+"""Transformer-XL's relative position encoding: scores from a query and its distance to a key.
 
 Shape letters: B batch, T query positions, S key positions, R distances, D width, N heads, K
 key-value heads, H head_dim.
@@ -22,7 +22,8 @@ from trivium.nn.sequence_info import SequenceInfo
 class TransformerXLPositions(Positions):
     """Transformer-XL's relative position encoding (Dai et al. 2019, section 3.3).
 
-    Distances are encoded as sinusoids with `base`, and each layer projects the sinusoids.
+    Distances are encoded as sinusoids with the base `base`. Each layer has its own projection of
+    the sinusoids.
     """
 
     has_scores: ClassVar[bool] = True
@@ -30,25 +31,31 @@ class TransformerXLPositions(Positions):
     base: Positive = 10_000.0
 
     def flops(self, attended: float, num_heads: int, head_dim: int) -> float:
-        """Return 6 N H per attended position, for the score of its distance."""
+        """Return the training FLOPs per token of the position scores, forward and backward.
+
+        They are 6 N H per attended position (one dot product of a query and a distance).
+        """
         return 6.0 * attended * num_heads * head_dim
 
     def activation_numel(self, length: int, num_heads: int, head_dim: int) -> int:
-        """Return the numel of the queries with the bias added, and of the scores."""
+        """Return the number of activation elements per token kept for the backward pass.
+
+        These are the queries with the bias v added, and the position scores.
+        """
         return num_heads * (head_dim + length)
 
     def build(self, attention: Any, d_model: int) -> TransformerXLPositionsModule:
-        """See `Positions.build`."""
+        """Return the module `TransformerXLPositionsModule`. See `Positions.build`."""
         return TransformerXLPositionsModule(attention, d_model)
 
 
 @dataclass(frozen=True)
 class RelativeDistances:
-    """The distances of a forward pass, shared by all layers.
+    """The distances between queries and keys in a forward pass, shared by all layers.
 
     Args:
-        vectors: sinusoids of every possible distance, [R, D].
-        index: row of `vectors` for each query and key, int64 [1 or B, 1, T, S].
+        vectors: the sinusoids of every possible distance, [R, D].
+        index: the row of `vectors` for each query-key pair, int64 [1 or B, 1, T, S].
     """
 
     vectors: Tensor
@@ -82,7 +89,10 @@ class TransformerXLPositionsModule(PositionsModule):
     def prepare(
         self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> RelativeDistances:
-        """Return the distances of a pass, including later keys only if they may be visible."""
+        """Return the distances between queries and keys, with their sinusoids.
+
+        Distances to later keys are included only if a query may attend to later keys.
+        """
         distance = -distances(sequence, keys)
         farthest = distance.shape[2] - 1
         later = not sequence.causal or sequence.prefix is not None
@@ -94,7 +104,7 @@ class TransformerXLPositionsModule(PositionsModule):
         return RelativeDistances(vectors, index[:, None])
 
     def scores(self, query: Tensor, key: Tensor, prepared: RelativeDistances) -> Tensor:
-        """See `PositionsModule.scores`: [B, N, T, S]."""
+        """Return the position scores, terms (b), (c) and (d) of the paper: [B, N, T, S]."""
         heads, head_dim = self.attention.num_heads, self.attention.head_dim
         query, vectors = query.to(key.dtype), prepared.vectors.to(key.dtype)
         matrix, u, v = (

@@ -1,4 +1,4 @@
-"""Two learned position embeddings per token: position in the text and position in a span.
+"""GLM's two learned position embeddings per token: position in the text and within a span.
 
 Shape letters: B batch, T positions, D width.
 """
@@ -26,12 +26,12 @@ class TwoDimensional(AbsolutePositions):
     max_length: Count
 
     def build(self, width: int) -> TwoDimensionalPositions:
-        """See `AbsolutePositions.build`."""
+        """Return the module `TwoDimensionalPositions`. See `AbsolutePositions.build`."""
         return TwoDimensionalPositions(self, width)
 
 
 class TwoDimensionalPositions(PartModule):
-    """The sum of two embeddings: of the position in the text and of the position in a span.
+    """The sum of two learned embeddings: position in the text and position within a span (GLM).
 
     Source: Du et al. 2022, section 2.1.2 (2D positional encoding).
     """
@@ -43,10 +43,10 @@ class TwoDimensionalPositions(PartModule):
         self.in_span = nn.Parameter(torch.empty(positions.max_length + 1, width))
 
     def forward(self, position_ids: Tensor) -> Tensor:
-        """Embed (text position, span position): int64 [B, T, 2] -> [B, T, D].
+        """Embed pairs (text position, span position): int64 [B, T, 2] -> [B, T, D].
 
-        Position ids [B, T] are for a text generated as one span: text position 0, span position
-        id + 1.
+        Position ids may also be [B, T]. The whole row is then one generated span: all tokens have
+        text position 0, and the span position is the id plus 1.
         """
         if position_ids.ndim == 2:
             position_ids = torch.stack((torch.zeros_like(position_ids), position_ids + 1), -1)

@@ -1,4 +1,4 @@
-"""XLNet's relative positions: Transformer-XL's, with a term for token types.
+"""XLNet's relative position encoding: Transformer-XL's, plus a score term for token types.
 
 Shape letters: B batch, T query positions, S key positions, N heads, H head_dim.
 """
@@ -24,21 +24,21 @@ from trivium.nn.sequence_info import SequenceInfo
 class XLNetPositions(TransformerXLPositions):
     """XLNet's relative positions and segment encodings (Yang et al. 2019, section 2.5).
 
-    Token types are only compared, not embedded. The three types are sentence A, sentence B and the
-    token that stands for the text.
+    Token types are not embedded: scores depend only on whether query and key have the same type.
+    The three types are sentence A, sentence B and the CLS token.
     """
 
     num_token_types: ClassVar[int] = 3
     kind: Literal["xlnet"] = "xlnet"  # type: ignore[assignment]
 
     def build(self, attention: Any, d_model: int) -> XLNetPositionsModule:
-        """See `Positions.build`."""
+        """Return the module `XLNetPositionsModule`. See `Positions.build`."""
         return XLNetPositionsModule(attention, d_model)
 
 
 @dataclass(frozen=True)
 class TypedDistances(RelativeDistances):
-    """Distances, and whether query and key differ in type: bool [B, 1, T, S]."""
+    """Distances of query-key pairs, and whether their token types differ: bool [B, 1, T, S]."""
 
     differ: Tensor | None = None
 
@@ -46,9 +46,9 @@ class TypedDistances(RelativeDistances):
 class XLNetPositionsModule(TransformerXLPositionsModule):
     """Transformer-XL's relative scores plus (q_i + b)^T s / sqrt(H), where s is one of two vectors.
 
-    s is the first vector if both tokens have the same type, and the second if the types differ.
-    Without types the term is omitted: equal types would add the same number to all scores of a
-    query, which leaves the attention weights unchanged.
+    s is the first vector if query and key have the same token type, otherwise the second. Without
+    token types the term is omitted. This does not change the attention weights: if all types are
+    equal, the term adds the same number to all scores of a query.
     Source: Yang et al. 2019, section 2.5 (relative segment encodings).
     """
 
@@ -66,7 +66,7 @@ class XLNetPositionsModule(TransformerXLPositionsModule):
     def prepare(
         self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> TypedDistances:
-        """Return the distances of a pass, and which pairs of tokens differ in type."""
+        """Return the distances of query-key pairs, and whether their token types differ."""
         ready, differ = super().prepare(sequence, keys, table), None
         if sequence.types is not None:
             if keys.types is None:
@@ -75,7 +75,7 @@ class XLNetPositionsModule(TransformerXLPositionsModule):
         return TypedDistances(ready.vectors, ready.index, differ)
 
     def scores(self, query: Tensor, key: Tensor, prepared: Any) -> Tensor:
-        """See `PositionsModule.scores`: [B, N, T, S]."""
+        """Return Transformer-XL's position scores plus the token type term: [B, N, T, S]."""
         scores = super().scores(query, key, prepared)
         if prepared.differ is None:
             return scores
