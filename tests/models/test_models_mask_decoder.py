@@ -13,7 +13,7 @@ from trivium import spec
 from trivium.errors import SpecError
 from trivium.language_model import LanguageModel
 from trivium.models import Transformer
-from trivium.nn.positions.disentangled import relative_indices
+from trivium.nn.positions.disentangled import embedding_indices
 
 HEADS, HEAD_DIM, LENGTH = 3, 10, 11
 
@@ -36,7 +36,7 @@ def decoder_layer(model: Transformer, query, hidden):
 
     q, k, v = heads("query", query), heads("key", hidden), heads("value", hidden)
     place = torch.arange(len(hidden))
-    delta = relative_indices(place[:, None] - place, spec.Disentangled(span=4))
+    delta = embedding_indices(place[:, None] - place, spec.Disentangled(span=4))
     scores = q @ k.mT
     scores += torch.einsum("nih,nijh->nij", q, heads("key", table)[:, delta])
     scores += torch.einsum("njh,nijh->nij", k, heads("query", table)[:, delta])

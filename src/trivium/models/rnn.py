@@ -227,7 +227,7 @@ class RecurrentModel(LanguageModule):
 
     def layer_parameters(self) -> list[list[list[nn.Parameter]]]:
         """Return the parameters of every layer of every stack."""
-        stacks = [rnn.layers.weights() for rnn in self.blocks]
+        stacks = [rnn.layers.layer_params() for rnn in self.blocks]
         for layers, rnn in zip(stacks, self.blocks, strict=True):
             layers[-1] += rnn.project.parameters()
         return stacks

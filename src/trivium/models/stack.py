@@ -94,12 +94,12 @@ class Stack(Part):
         return tuple(mixer for mixer in self.mixers if isinstance(mixer, Attention))
 
     @property
-    def tp_sizes(self) -> list[tuple[str, int]]:
+    def tp_fields(self) -> list[tuple[str, int]]:
         """The sizes that tensor parallelism divides, as pairs (name, size).
 
         The list is empty if the stack does not support tensor parallelism.
         """
-        sizes = [layer.tp_sizes for layer in self.every_layer]
+        sizes = [layer.tp_fields for layer in self.every_layer]
         return [size for each in sizes for size in each] if all(sizes) else []
 
     @property

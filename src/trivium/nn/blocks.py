@@ -169,11 +169,11 @@ class Layer(Part):
         return self.feed_forward is not None and self.feed_forward.reads_earlier_tokens
 
     @property
-    def tp_sizes(self) -> list[tuple[str, int]]:
+    def tp_fields(self) -> list[tuple[str, int]]:
         """The names and sizes that tensor parallelism divides; empty: not divisible."""
-        if not self.block.supports_tp or not all(part.tp_sizes for part in self.parts):
+        if not self.block.supports_tp or not all(part.tp_fields for part in self.parts):
             return []
-        return [size for part in self.parts for size in part.tp_sizes.items()]
+        return [size for part in self.parts for size in part.tp_fields.items()]
 
     def with_dropout(self, dropout: float) -> Self:
         """Return the layer with this dropout rate, if its network has dropout of hidden units."""

@@ -131,7 +131,7 @@ def token_cross_entropy(
     Shape: features [M, D], targets int64 [M] -> float32 [M], or float64 [M] for float64 logits.
     """
 
-    def losses(rows: Tensor, labels: Tensor) -> Tensor:
+    def chunk_losses(rows: Tensor, labels: Tensor) -> Tensor:
         """Return the cross-entropy of each target in one chunk of rows."""
         scores = logits(rows)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
@@ -139,7 +139,7 @@ def token_cross_entropy(
 
     chunks = _split_rows(features, vocab_size) or [(0, 0)]
     parts: list[Any] = [
-        checkpoint(losses, features[start:stop], targets[start:stop], use_reentrant=False)
+        checkpoint(chunk_losses, features[start:stop], targets[start:stop], use_reentrant=False)
         for start, stop in chunks
     ]
     return torch.cat(parts)

@@ -63,11 +63,11 @@ def attention_mask(
         by_column = outer(queries.columns, keys.columns)
         by_position = outer(queries.positions, keys.positions)
         # Distances are differences of columns, whatever the position ids are.
-        per_head = [
+        head_patterns = [
             each.allows(*(by_position if each.reach is None else by_column))
-            for each in pattern.per_head
+            for each in pattern.head_patterns
         ]
-        in_pattern = torch.cat(torch.broadcast_tensors(*per_head), 1)
+        in_pattern = torch.cat(torch.broadcast_tensors(*head_patterns), 1)
         if always is not None:
             in_pattern = in_pattern | always[:, None, None, :]
         conditions.append(in_pattern)

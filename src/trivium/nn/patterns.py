@@ -20,7 +20,7 @@ class Pattern(Choice, Part):
         return None
 
     @property
-    def per_head(self) -> tuple[Pattern, ...]:
+    def head_patterns(self) -> tuple[Pattern, ...]:
         """The patterns of the heads: one per head, or a single one that all heads share."""
         return (self,)
 
@@ -122,6 +122,6 @@ class PerHead(Pattern):
     patterns: Annotated[tuple[SerializeAsAny[Pattern], ...], Field(min_length=1)]
 
     @property
-    def per_head(self) -> tuple[Pattern, ...]:
+    def head_patterns(self) -> tuple[Pattern, ...]:
         """The pattern of each head."""
         return self.patterns

@@ -150,7 +150,7 @@ class RecurrentLayers(nn.Module):
             dropout = rnn.dropout if rnn.num_layers > 1 else 0.0
             self.cells = make(rnn.d_model, rnn.d_hidden, rnn.num_layers, dropout=dropout)
 
-    def weights(self) -> list[list[nn.Parameter]]:
+    def layer_params(self) -> list[list[nn.Parameter]]:
         """Return one list of parameters per layer, which contains those of both directions."""
         layers = []
         for cells in self.modules():

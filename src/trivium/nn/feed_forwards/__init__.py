@@ -28,7 +28,7 @@ class FeedForward(Choice, Part):
     """Whether no tensor shape depends on the tokens, so that a decode step can be compiled."""
 
     @property
-    def tp_sizes(self) -> dict[str, int]:
+    def tp_fields(self) -> dict[str, int]:
         """Fields (name: size) that tensor parallelism must divide; empty: it is not supported."""
         return {}
 

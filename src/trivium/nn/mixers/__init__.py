@@ -41,7 +41,7 @@ class Mixer(Choice, Part):
         return None
 
     @property
-    def tp_sizes(self) -> dict[str, int]:
+    def tp_fields(self) -> dict[str, int]:
         """The field names and sizes that tensor parallelism divides; empty: not divisible."""
         return {}
 

@@ -84,7 +84,7 @@ class Attention(Mixer):
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.kv_heads}: "
                 "every key-value head serves the same number of query heads."
             )
-        num_patterns = 1 if self.pattern is None else len(self.pattern.per_head)
+        num_patterns = 1 if self.pattern is None else len(self.pattern.head_patterns)
         if num_patterns not in (1, self.num_heads):
             raise SpecError(
                 f"num_heads={self.num_heads}, and the pattern is of {num_patterns} heads: give "
@@ -99,11 +99,11 @@ class Attention(Mixer):
             )
 
     @property
-    def tp_sizes(self) -> dict[str, int]:
-        """See `Mixer.tp_sizes`."""
+    def tp_fields(self) -> dict[str, int]:
+        """See `Mixer.tp_fields`."""
         if self.qk_norm or (self.positions and not self.positions.supports_tp):
             return {}
-        if self.pattern and len(self.pattern.per_head) > 1:
+        if self.pattern and len(self.pattern.head_patterns) > 1:
             return {}
         return {"num_heads": self.num_heads, "num_kv_heads": self.kv_heads}
 
@@ -299,7 +299,7 @@ class AttentionModule(MixerModule):
 
     def _position_scores(self, query: Tensor, key: Tensor, prepared: Prepared) -> Tensor | None:
         """Return the term that the positions add to the scores, [1 or B, N, T, S], or None."""
-        ready = self.positions.prepare_layer(prepared.positions, self.query, self.key)
+        ready = self.positions.project_positions(prepared.positions, self.query, self.key)
         return self.positions.scores(query, key, ready)
 
     def project_kv(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -60,8 +60,8 @@ class BlockSparseAttention(Attention):
         return (5 + 2 * self.num_random) * self.block_size
 
     @property
-    def tp_sizes(self) -> dict[str, int]:
-        """See `Mixer.tp_sizes`. It is empty because all heads share one random generator."""
+    def tp_fields(self) -> dict[str, int]:
+        """See `Mixer.tp_fields`. It is empty because all heads share one random generator."""
         return {}
 
     def keys_per_query(self, length: float) -> float:

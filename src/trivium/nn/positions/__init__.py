@@ -103,7 +103,7 @@ class PositionsModule(PartModule):
         """Return a function that computes the position bias, equal in all layers, or None."""
         return None
 
-    def prepare_layer(self, prepared: Any, query: nn.Linear, key: nn.Linear) -> Any:
+    def project_positions(self, prepared: Any, query: nn.Linear, key: nn.Linear) -> Any:
         """Apply the layer's query and key projections to the position data of `prepare`.
 
         Returns the argument `prepared` of `scores`. The base class changes nothing.

@@ -122,9 +122,9 @@ class DisentangledPositions(PositionsModule):
                 "vectors of distances are in a table that the layers of a stack share: give "
                 "`prepare` what the mixer's `new_table` made."
             )
-        return relative_indices(-distances(sequence, keys), self.part)[:, None], table()
+        return embedding_indices(-distances(sequence, keys), self.part)[:, None], table()
 
-    def prepare_layer(
+    def project_positions(
         self, prepared: tuple[Tensor, Tensor], query: nn.Linear, key: nn.Linear
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Project the relative position embeddings with the layer's key and query projections.
@@ -159,7 +159,7 @@ class DisentangledPositions(PositionsModule):
         return split.repeat_interleave(self.attention.num_heads // len(split), dim=0)
 
 
-def relative_indices(distance: Tensor, part: Disentangled) -> Tensor:
+def embedding_indices(distance: Tensor, part: Disentangled) -> Tensor:
     """Map each distance (query - key) to a relative position embedding: int64 [...], same shape.
 
     The result is the index of the embedding. With buckets, each distance up to span / 2 has its own

@@ -34,7 +34,7 @@ class RotaryScaling(Choice, Part):
         """Return the reason why this scaling does not support `rotary_dim`, or "" if it does."""
         return ""
 
-    def scaled(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
+    def rescale(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
         """Return the scaled RoPE frequencies and the attention factor.
 
         A frequency is the angle per position of a pair of dimensions. The frequencies are float32
@@ -55,7 +55,7 @@ class LinearScaling(RotaryScaling):
     kind: Literal["linear"] = "linear"
     factor: Positive
 
-    def scaled(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
+    def rescale(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
         """Return all RoPE frequencies divided by `factor`, and an attention factor of 1."""
         return frequencies(base, rotary_dim) / self.factor, 1.0
 
@@ -74,7 +74,7 @@ class Llama3Scaling(RotaryScaling):
     high_frequency_factor: Positive = 4.0
     original_max_length: Count = 8192
 
-    def scaled(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
+    def rescale(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
         """Return the RoPE frequencies scaled as in Llama 3.1, and an attention factor of 1."""
         low, high = self.low_frequency_factor, self.high_frequency_factor
         frequency = frequencies(base, rotary_dim)
@@ -98,7 +98,7 @@ class DynamicScaling(RotaryScaling):
     factor: Positive
     original_max_length: Count
 
-    def scaled(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
+    def rescale(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
         """Return the RoPE frequencies for sequences of `length`, and an attention factor of 1."""
         assert length is not None
         excess = (length / self.original_max_length - 1.0).clamp(min=0.0)
@@ -142,7 +142,7 @@ class YarnScaling(RotaryScaling):
         growth = 0.1 * (self.mscale_all_dim or 0.0) * math.log(max(self.factor, 1.0))
         return (growth + 1.0) ** 2
 
-    def scaled(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
+    def rescale(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
         """Return the RoPE frequencies scaled by YaRN, and YaRN's attention factor."""
         first, last = (  # the pair indices with `beta_fast` and `beta_slow` rotations
             rotary_dim * math.log(self.original_max_length / (2 * math.pi * turns), base) / 2
@@ -186,7 +186,7 @@ class LongRopeScaling(RotaryScaling):
             return ""
         return f'"longrope" needs {pairs} short and long factors, one per pair, not {counts}.'
 
-    def scaled(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
+    def rescale(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
         """Return the RoPE frequencies for sequences of `length`, and the attention factor."""
         assert length is not None
         factors = length.new_tensor((self.short_factor, self.long_factor))
@@ -260,8 +260,8 @@ class RotaryPositions(PositionsModule):
         The negation in `rotate_half` (half of x is negated) is folded into the sines.
         """
         rotary, position = self.rotary, sequence.positions
-        length = _text_lengths(sequence)[..., None].float() if self.scaling.needs_length else None
-        frequency, factor = self.scaling.scaled(rotary.base, self.rotary_dim, length)
+        length = _doc_lengths(sequence)[..., None].float() if self.scaling.needs_length else None
+        frequency, factor = self.scaling.rescale(rotary.base, self.rotary_dim, length)
         angle = (position[..., None].float() * frequency.to(position.device))[:, None]
         cosine, sine = factor * angle.cos(), factor * angle.sin()  # [1 or B, 1, T, R / 2]
         if rotary.layout == "interleaved":
@@ -289,7 +289,7 @@ class RotaryPositions(PositionsModule):
         return torch.addcmul(x * cosine, swapped, sine)
 
 
-def _text_lengths(sequence: SequenceInfo) -> Tensor:
+def _doc_lengths(sequence: SequenceInfo) -> Tensor:
     """Return the length of each token's sequence or packed document: int64 [1 or B, 1 or T].
 
     With a cache, the length is that of the prefill in the token's slot, because the cached keys
