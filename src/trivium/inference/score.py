@@ -197,7 +197,7 @@ def token_log_probabilities(
 ) -> tuple[Tensor, Tensor]:
     """Return the log-probability of each target token, and whether it is the most probable token.
 
-    Both results are on the CPU. The first `vocab_size` ids can be the most probable.
+    Both results are on the CPU. Only ids below `vocab_size` can be the most probable token.
 
     Shape: hidden [M, D], targets int64 [M] -> float64 [M], bool [M].
     """
@@ -320,7 +320,7 @@ def _states_shared_context(lm: TextModel, groups: Sequence[_Group]) -> list[Tens
 
 @torch.inference_mode()
 def _score_with_encoder(lm: TextModel, item: ScoreItem, truncate: bool) -> list[SequenceScore]:
-    """Score an item's continuations with an encoder: one token is masked and predicted at a time."""
+    """Score continuations with an encoder: one token at a time is masked and predicted."""
     tokenizer = lm.source_tokenizer
     template, excess = lm.source_template, 0
     if truncate:
@@ -342,7 +342,7 @@ def _score_with_encoder(lm: TextModel, item: ScoreItem, truncate: bool) -> list[
 def _sequence_scores(
     lm: TextModel, groups: Sequence[_Group], states: Sequence[Tensor]
 ) -> Iterator[SequenceScore]:
-    """Yield the scores of all continuations, from hidden states [M, D] that predict their tokens."""
+    """Yield the scores of all continuations from the hidden states [M, D] before their tokens."""
     lengths = [len(each) for each in states]
     continuations = [(group.num_cut, ids) for group in groups for ids in group.continuations]
     values, best = torch.empty(0), torch.empty(0, dtype=torch.bool)
@@ -364,8 +364,8 @@ def _sequence_scores(
 def _num_cut(lm: TextModel, around: int, context: int, continuation: int, truncate: bool) -> int:
     """Return the number of context tokens to cut, so that an item fits the context length.
 
-    The other numbers of tokens are `around` (special tokens and the text after a continuation),
-    `context`, and `continuation` (those of the longest continuation that the model reads).
+    `around`, `context` and `continuation` are the numbers of tokens that the model reads: of
+    special tokens and text after a continuation, of the context, and of the longest continuation.
 
     Raises:
         SpecError: the continuation alone is too long, or the context is too long and `truncate` is

@@ -155,7 +155,7 @@ class TextModel:
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """The names of the methods that this model supports, given its spec and tokenizer."""
+        """The methods that the model supports, given its heads, family, tokenizer and settings."""
         heads, family = {head.kind for head in self.spec.heads}, self.spec.family
         encodes, decodes = family != "decoder-only", family != "encoder-only"
         both = encodes and decodes
@@ -351,7 +351,7 @@ class TextModel:
         )
 
     def conversation_ids(self, messages: Sequence[Message]) -> list[int]:
-        """Return the prompt ids of a conversation: messages, then the assistant's generation prompt.
+        """Return the ids of a conversation, with the assistant's generation prompt at the end.
 
         Raises TokenizerError if the model has no chat template, or the template raises an error for
         the messages.
@@ -365,7 +365,7 @@ class TextModel:
         return prompt_ids(self, template.render(messages, add_generation_prompt=True))
 
     def prompts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of prompts or sources. Warns if sources that are too long are truncated."""
+        """Return the ids of prompts or sources. Warns if sources are truncated to `max_length`."""
         prompts, limit = [prompt_ids(self, text) for text in texts], self.max_length
         if self.spec.family == "encoder-decoder" and limit is not None:
             suffix = self.source_template.after
@@ -417,7 +417,7 @@ class TextModel:
         return [[each] for each in inputs]
 
     def warn_of_lengths(self, requests: Iterable[GenerationRequest]) -> None:
-        """Warn about generated texts that end at the context length or exceed the training length."""
+        """Warn of generated texts that end at the context length or exceed the training length."""
         start, trained = self.generation_rules.decoder_start, self.trained_length
         notes: list[str] = []
         for one in requests:
@@ -444,7 +444,7 @@ class TextModel:
         return SamplingParams(**{**defaults, **settings, **options})
 
     def target_limit(self, source: Sequence[int]) -> int:
-        """Return the maximum target length in tokens, set by the model or else by the source length."""
+        """Return the maximum target length: the model's setting, else based on the source length."""
         default = min(2 * len(source) + 16, MAX_TARGET)
         return self.sampling_params(source, {}, max_new_tokens=default).max_new_tokens
 
