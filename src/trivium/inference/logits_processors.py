@@ -107,7 +107,8 @@ def forbidden_ids(state: DecodingState, rules: GenerationRules) -> set[int]:
 def following_tokens(history: Ids, ids: Ids, size: int) -> set[int]:
     """Return the tokens that, appended to `ids`, would repeat an n-gram of `history`.
 
-    `size` is the number n of tokens in an n-gram. Source: Paulus et al. 2017, section 2.5 (there trigrams).
+    `size` is the number n of tokens in an n-gram.
+    Source: Paulus et al. 2017, section 2.5 (there trigrams).
 
     >>> ids = [5, 6, 7, 5, 6, 8, 5, 6]
     >>> sorted(following_tokens(ids, ids, 3))

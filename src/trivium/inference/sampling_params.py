@@ -143,7 +143,7 @@ class BeamSearchParams(DecodingParams):
     num_return: int = option(1, "finished texts returned per prompt, at most num_beams", ge=1)
 
     def __post_init__(self) -> None:
-        """Check types, bounds and `early_stopping`, and that `num_return` is at most `num_beams`."""
+        """Check types, bounds, `early_stopping`, and that `num_return` is at most `num_beams`."""
         super().__post_init__()
         if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
             raise TriviumError(

@@ -444,7 +444,7 @@ class TextModel:
         return SamplingParams(**{**defaults, **settings, **options})
 
     def target_limit(self, source: Sequence[int]) -> int:
-        """Return the maximum target length: the model's setting, else based on the source length."""
+        """Return the maximum target length, set by the model or else derived from the source."""
         default = min(2 * len(source) + 16, MAX_TARGET)
         return self.sampling_params(source, {}, max_new_tokens=default).max_new_tokens
 
