@@ -101,7 +101,7 @@ def embed_tokens(
 def _window_states(
     lm: TextModel, windows: Sequence[TextInput]
 ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Yield `hidden_states` of windows, using token type ids if the model has several types."""
+    """Return `hidden_states` of windows, with token type ids if the model has several types."""
     compares = lm.spec.num_token_types > 1
     types = [window.type_ids for window in windows] if compares else None
     return hidden_states(lm, [window.ids for window in windows], token_type_ids=types)

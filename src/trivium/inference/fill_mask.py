@@ -95,7 +95,7 @@ def _mask_tokenizer(lm: TextModel) -> Tokenizer:
 
 
 def normalize_masks(tokenizer: Tokenizer, text: str) -> str:
-    """Replace other spellings of a mask in a text, such as <mask>, by the tokenizer's mask token.
+    """Replace other spellings of a mask in a text, such as <mask>, with the tokenizer's mask token.
 
     A spelling that is another special token of the tokenizer is not replaced.
     """
@@ -252,7 +252,7 @@ def _fill_by_rewriting(lm: TextModel, text: str, beams: BeamSearchParams) -> Ite
 
 
 def _masks_to_sentinels(tokenizer: Tokenizer, text: str) -> tuple[str, list[str]]:
-    """Replace masks by unused sentinels. Returns the text, and all sentinels in it in order."""
+    """Replace masks with unused sentinels. Returns the text, and all sentinels in it in order."""
     names = [tokenizer.tokens[token_id] for token_id in tokenizer.sentinel_ids]
     unused = [name for name in names if name not in text]
     if len(MASK_PATTERN.findall(text)) > len(unused):
@@ -277,7 +277,7 @@ def _gap_contents(tokenizer: Tokenizer, ids: Ids, gaps: Ids) -> list[str]:
 
 
 def _replace_sentinel(text: str, sentinel: str, content: str) -> str:
-    """Replace a sentinel by the content of its gap. An empty gap leaves at most one space."""
+    """Replace a sentinel with the content of its gap. An empty gap leaves at most one space."""
     before, _, after = text.partition(sentinel)
     if not content:
         return before.rstrip() + (" " if before[-1:].isspace() else "") + after.lstrip()

@@ -61,9 +61,8 @@ class Entity:
 def find_words(text: str | Sequence[str], *, by_character: bool = True) -> list[Word]:
     """Split a text into words with character offsets.
 
-    A list of words is not split: the offsets then refer to the words joined to a text. In a text,
-    words are separated by spaces. Punctuation marks at the
-    ends of a word are separate words.
+    In a text, words are separated by spaces, and punctuation marks at the ends of a word are
+    separate words. A list of words is not split; offsets then refer to the words joined to a text.
 
     >>> [word.text for word in find_words("(He isn't in Paris, now.)")]
     ['(', 'He', "isn't", 'in', 'Paris', ',', 'now', '.', ')']

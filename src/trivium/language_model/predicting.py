@@ -100,10 +100,10 @@ class PredictionMixin(TextModel):
 
         Args:
             text: the text to score.
-            context: the text before it. Nothing is inserted between the two: `context + text` is
-                tokenized as one string, and a token across the border is scored with the text. An
-                encoder-decoder needs a context, which its encoder reads. If the context is too long
-                for the model, its beginning is cut.
+            context: the text before `text`. Nothing is inserted between the two: `context + text`
+                is tokenized as one string, and a token across the border is scored with the text.
+                An encoder-decoder needs a context, which its encoder reads. If the context is too
+                long for the model, it is left-truncated.
         """
         self.require("score")
         return score_text(self, text, context).total
