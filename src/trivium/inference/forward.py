@@ -197,7 +197,7 @@ def prefill(
 
 
 def vocabulary_logits(module: LanguageModule, hidden: Tensor) -> Tensor:
-    """Return logits over all rows of the embedding matrix, at least float32: [..., D] -> [..., V]."""
+    """Return the logits of all rows of the embedding matrix, at least float32: [..., V]."""
     logits = module.logits(hidden)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 

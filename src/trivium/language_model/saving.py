@@ -54,8 +54,8 @@ class SavingMixin(TextModel):
             max_shard_bytes: the maximum size of a weight file in bytes.
 
         Raises:
-            SpecError: no Hugging Face architecture fits this model, the model has two tokenizers, or
-                `save` would raise SpecError.
+            SpecError: no Hugging Face architecture fits this model, the model has two tokenizers,
+                or `save` would raise SpecError.
             CheckpointError: the folder is in use, or cannot be written.
         """
         self._check_savable()
