@@ -63,7 +63,7 @@ def attention_weights(model: LanguageModule, input_ids: Tensor, **inputs: Any) -
     weights: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
 
     def record(stack: str, module: AttentionModule, inputs: tuple[Any, ...]) -> None:
-        """Append a layer's attention weights (also for each use of a shared layer)."""
+        """Append a layer's attention weights; a layer used several times is recorded each time."""
         kind = "cross" if isinstance(module, CrossAttention) else stack
         weights[kind].append(module.probabilities(*inputs))
 

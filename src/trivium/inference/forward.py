@@ -66,7 +66,10 @@ def pad_rows(rows: Sequence[Ids], device: torch.device) -> tuple[Tensor, Tensor 
 
 
 def padding_mask(lengths: Tensor | None, longest: int) -> Tensor | None:
-    """Return the mask of B rows, bool [B, `longest`], False for padding; None without padding."""
+    """Return the attention mask of right-padded rows, bool [B, `longest`], False for padding.
+
+    Returns None if `lengths` is None (no row is padded).
+    """
     if lengths is None:
         return None
     return torch.arange(longest, device=lengths.device) < lengths[:, None]
@@ -197,7 +200,10 @@ def prefill(
 
 
 def vocabulary_logits(module: LanguageModule, hidden: Tensor) -> Tensor:
-    """Return the logits of all rows of the embedding matrix, at least float32: [..., V]."""
+    """Return logits, in at least float32, for all rows of the embedding matrix.
+
+    Shape: [..., D] -> [..., V].
+    """
     logits = module.logits(hidden)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 

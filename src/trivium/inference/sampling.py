@@ -69,13 +69,13 @@ def sample(probabilities: Tensor, uniforms: Sequence[float]) -> Tensor:
 
 
 def keep_top_k(logits: Tensor, k: int) -> Tensor:
-    """Exclude all tokens except the k largest logits of a row and ties with the k-th, [B, V]."""
+    """Exclude tokens whose logit is below the k-th largest of the row: [B, V] -> [B, V]."""
     smallest = logits.topk(min(k, logits.shape[-1])).values[..., -1:]
     return logits.masked_fill(logits < smallest, -torch.inf)
 
 
 def keep_top_p(logits: Tensor, p: float) -> Tensor:
-    """Exclude all tokens except the fewest most probable ones whose probabilities sum to p or more.
+    """Exclude tokens outside the smallest set whose probabilities sum to at least p (top-p).
 
     Source: Holtzman et al. 2020, equation 2 (nucleus sampling).
     """

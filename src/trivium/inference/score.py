@@ -184,7 +184,7 @@ def encode_item(
 def continuation_scores(
     lm: TextModel, context: str, continuations: Sequence[str], *, after: str = ""
 ) -> list[SequenceScore]:
-    """Return the scores of continuations of a context; a context too long is left-truncated.
+    """Return the scores of continuations of a context, which is left-truncated if it is too long.
 
     `after` is the text after each continuation. Only an encoder reads it.
     """
@@ -342,7 +342,7 @@ def _score_with_encoder(lm: TextModel, item: ScoreItem, truncate: bool) -> list[
 def _sequence_scores(
     lm: TextModel, groups: Sequence[_Group], states: Sequence[Tensor]
 ) -> Iterator[SequenceScore]:
-    """Yield the scores of all continuations from the hidden states [M, D] before their tokens."""
+    """Yield the scores of all continuations. The states [M, D] predict their tokens."""
     lengths = [len(each) for each in states]
     continuations = [(group.num_cut, ids) for group in groups for ids in group.continuations]
     values, best = torch.empty(0), torch.empty(0, dtype=torch.bool)

@@ -104,7 +104,10 @@ class GenerationRules:
                 )
 
     def forced_id(self, length: int, limit: int) -> int | None:
-        """Return the id forced as the next token after `length` of at most `limit`, or None."""
+        """Return the id that is forced as the next token, or None if any id may follow.
+
+        `length` is the number of output tokens so far, and `limit` their maximum number.
+        """
         if length < len(self.forced_start):
             return self.forced_start[length]
         return self.forced_end if length + 1 >= limit else None
@@ -183,7 +186,7 @@ class TextModel:
 
     @property
     def generates_labels(self) -> bool:
-        """Whether `classify` compares likelihoods of generated label names (encoder-decoder)."""
+        """Whether `classify` uses an encoder-decoder's likelihoods of label names, not a head."""
         heads = {head.kind for head in self.spec.heads}
         fine_tuned = bool(self.settings.task_options("classification") and self.settings.labels)
         both = self.spec.family == "encoder-decoder"
@@ -258,7 +261,7 @@ class TextModel:
 
     @property
     def prompting(self) -> Self:
-        """A copy of this model that by default tokenizes `[SEP]` and the like as special tokens."""
+        """A copy of this model for prompts: `[SEP]` and the like are special tokens by default."""
         return self.reading(self._special_tokens or "special")
 
     @property
@@ -308,7 +311,10 @@ class TextModel:
 
     @property
     def context_length(self) -> int | None:
-        """The maximum number of positions, or None. Encoder-decoders fall back to `max_length`."""
+        """The maximum number of positions in the model; None if there is no limit.
+
+        For an encoder-decoder without such a limit, it is `max_length`.
+        """
         both = self.spec.family == "encoder-decoder"
         return self.spec.max_length or (self.max_length if both else None)
 

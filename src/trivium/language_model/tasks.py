@@ -74,7 +74,7 @@ class TaskMixin(TextModel):
     def tag(
         self, text: str | list[str] | list[Sequence[str]]
     ) -> list[TaggedWord] | list[list[TaggedWord]]:
-        """Return the tag of every word.
+        """Return the tag of every word of a text or of several texts.
 
         The model reads a long text in consecutive parts. Words are separated by spaces, and
         punctuation marks around a word are separate words. A Chinese or Japanese character is a
