@@ -1,1 +1,1 @@
-"""Inference: generation, scoring, masked tokens, classification, answer spans and embeddings."""
+"""Inference: generation, scoring, mask filling, classification, answer spans and embeddings."""

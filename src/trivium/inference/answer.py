@@ -29,8 +29,8 @@ Span = tuple[int, int]
 class AnswerSpan:
     """An answer: its text, its character offsets in the context, and its probability.
 
-    "No answer" is an empty text with offsets 0. Probabilities are a softmax over the candidate
-    spans and "no answer".
+    "No answer" is an empty text with offsets 0. The probability is the softmax over the scores of
+    the candidate spans and of "no answer".
     """
 
     text: str
@@ -41,11 +41,11 @@ class AnswerSpan:
 
 @dataclass(frozen=True, slots=True)
 class ContextWindow:
-    """A question with a window of its context, as a model input.
+    """A question and one window of its context, joined into a model input.
 
-    `question` is the index of the question, and `context_start` the index of the first context
-    token in `input`. The offsets of context tokens are character offsets in the whole context.
-    `question_cut` is the number of question tokens lost to truncation.
+    `question` is the index of the question among all questions. `context_start` is the index of the
+    first context token in `input`. The character offsets of context tokens refer to the whole
+    context. `question_cut` is the number of question tokens lost to truncation.
     """
 
     question: int
@@ -54,10 +54,11 @@ class ContextWindow:
     question_cut: int = 0
 
     def type_ids(self, spec: Spec) -> list[int]:
-        """Return the token type ids.
+        """Return the token type ids of the model input.
 
-        For a model without two token types, the ids are 0 up to the end of the question, then 1.
-        Such a model may use them to select global tokens (`Spec.reads_token_types`).
+        If the model has at least two token types, they are the ids in `input`. For other models,
+        they are 0 up to the end of the question and 1 after it. Such a model may use them to give
+        the question tokens global attention (`Spec.reads_token_types`).
         """
         if spec.num_token_types > 1:
             return self.input.type_ids
@@ -115,7 +116,8 @@ def find_answers(
     """Return the best answers to every question, best first.
 
     The score of a span is the sum of its start logit and its end logit. The score of "no answer" is
-    the minimum, over all windows, of this sum at position 0.
+    the sum of the start logit and the end logit at position 0 (the [CLS] token of BERT). If the
+    context has several windows, it is the minimum over the windows.
 
     Args:
         lm: a model with a span head.
@@ -166,10 +168,10 @@ def find_answers(
 def _best_spans(
     window: ContextWindow, context: str, starts: np.ndarray, ends: np.ndarray, count: int
 ) -> dict[Span, float]:
-    """Return the best spans of a window: a dict from character offsets to scores.
+    """Return up to `count` best spans of a window: a dict from character offsets to scores.
 
-    The candidates are all spans up to the maximum answer length, without whitespace at the ends.
-    `starts` and `ends` are the start and end logits, float32 [T] each.
+    A span has at most `_MAX_ANSWER_TOKENS` tokens. Whitespace at its ends is removed. `starts` and
+    `ends` are the start and end logits of the window, float32 [T] each.
     """
     first = window.context_start
     size = sum(text == 1 for text in window.input.texts)
@@ -191,7 +193,7 @@ def _best_spans(
 
 
 def _trim_span(context: str, start: int, end: int) -> Span:
-    """Return a span without leading and trailing whitespace, which some tokens include."""
+    """Return the character offsets of a span without leading and trailing whitespace."""
     text = context[start:end]
     start += len(text) - len(text.lstrip())
     return start, start + len(text.strip())

@@ -20,9 +20,9 @@ from trivium.nn.mixers.attention import AttentionModule, CrossAttention
 
 @dataclass(frozen=True)
 class AttentionWeights:
-    """Attention weights [B, N, T, S] of every layer, first layer first; rows over S sum to 1.
+    """The attention weights of every layer, [B, N, T, S] each, first layer first.
 
-    The row of a query that may not attend to any key is 0.
+    The weights of a query sum to 1 over S, or are all 0 if the query may not attend to any key.
 
     Args:
         encoder: the encoder's self-attention; empty if there is none.
@@ -40,7 +40,8 @@ def attention_weights(model: LanguageModule, input_ids: Tensor, **inputs: Any) -
     """Compute softmax(Q K^T * scale + bias + mask) of all attention layers in one forward pass.
 
     Args:
-        model: a Transformer, or a model whose spec `aligns`; dropout is off even in training mode.
+        model: a Transformer, or a recurrent encoder-decoder with attention. Dropout is not applied,
+            even in training mode.
         input_ids: int64 [B, T].
         **inputs: further arguments of `Transformer.read`.
 
@@ -48,7 +49,7 @@ def attention_weights(model: LanguageModule, input_ids: Tensor, **inputs: Any) -
         The weights in float32.
 
     Raises:
-        SpecError: a model with a layer that is not attention, or input that does not fit the model.
+        SpecError: the model has a layer without attention, or the input does not fit the model.
 
     Source: Vaswani et al. 2017, section 3.2.1.
     """
@@ -62,7 +63,7 @@ def attention_weights(model: LanguageModule, input_ids: Tensor, **inputs: Any) -
     weights: dict[str, list[Tensor]] = {"encoder": [], "decoder": [], "cross": []}
 
     def record(stack: str, module: AttentionModule, inputs: tuple[Any, ...]) -> None:
-        """Append the attention weights of a layer. Layers with shared parameters are separate."""
+        """Append a layer's attention weights; a layer used several times is recorded each time."""
         kind = "cross" if isinstance(module, CrossAttention) else stack
         weights[kind].append(module.probabilities(*inputs))
 

@@ -30,7 +30,7 @@ from trivium.models import LanguageModule
 
 
 class Beam(NamedTuple):
-    """An unfinished text: its new ids and the sum of their log-probabilities."""
+    """An unfinished text in beam search: its new ids and the sum of their log-probabilities."""
 
     ids: tuple[int, ...]
     log_p: float
@@ -38,7 +38,7 @@ class Beam(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A finished text: its new ids without the stop id, and its score.
+    """A finished text of beam search: its new ids without the stop id, and its score.
 
     The score is the sum of the new tokens' log-probabilities divided by length**length_penalty.
     Both the sum and the length include any stop id. `finish_reason` is "length" if the token limit
@@ -74,21 +74,23 @@ def beam_search(
         prompts: the ids that a decoder continues or an encoder reads; at least one id each.
         params: the options of beam search.
         max_new_tokens: the maximum number of new tokens, for all prompts or for each prompt.
-        rules: stop ids, decoder start and so on; None: the model's rules.
+        rules: the stop ids, the decoder start and so on; None: the model's rules.
         batch_tokens: the maximum number of tokens in a batch: padded prompts and new tokens, for
             every beam.
         progress: called after every batch with the number of finished prompts and of all prompts.
-        watch: called after every new token of every prompt with the prompt's unfinished texts and
-            finished texts. The first search for a prompt uses a short cache. If the search does not
-            end there, it restarts with a longer cache, and so do the calls.
+        watch: called after every step of every prompt's search, with the unfinished texts and the
+            finished texts of the prompt. The search for a prompt first uses a short cache. If it
+            does not end there, it restarts with a longer cache, and `watch` is called for all steps
+            again.
 
     Returns:
         At most `params.num_return` hypotheses per prompt.
 
     Raises:
-        SpecError: a prompt that is empty or longer than the model's context length, or a biased id
-            that does not exist.
-        TriviumError: max_new_tokens below 1, or more beams than ids in the vocabulary.
+        SpecError: a prompt is empty or longer than the model's context length, or a token id (in a
+            prompt or in `logit_bias`) is out of vocabulary.
+        TriviumError: `max_new_tokens` is below 1, or there are more beams than ids in the
+            vocabulary.
     """
     rules = rules or lm.generation_rules
     limits = max_new_tokens
@@ -123,7 +125,7 @@ def beam_search(
 
 
 class _Candidate(NamedTuple):
-    """A token to extend a beam, and the sum of log-probabilities including this token."""
+    """A possible next token of a beam, and the sum of log-probabilities including this token."""
 
     log_p: float
     beam: int
@@ -132,17 +134,17 @@ class _Candidate(NamedTuple):
 
 @dataclass
 class _Search:
-    """The search for one prompt: K beams, and the best K hypotheses so far.
+    """The beam search for one prompt: K beams, and the best K hypotheses so far.
 
-    As in `transformers`, only the K best candidates may end a text. The K best of the candidates
-    that do not end a text become the beams. The token that ends a text counts towards its length.
+    As in `transformers`, only the K best candidates may end a text. The K best candidates that do
+    not end a text become the next beams. The stop id counts towards the length of a text.
 
     Args:
         prompt: the ids of the prompt, or of an encoder's source.
         limit: the maximum number of new tokens.
         params: the options of beam search.
-        rules: stop ids, decoder start and so on.
-        watch: a function called after every step.
+        rules: the stop ids, the decoder start and so on.
+        watch: a function called after every step; see `beam_search`.
     """
 
     prompt: Ids
@@ -160,7 +162,7 @@ class _Search:
 
     @property
     def length(self) -> int:
-        """The number of new tokens so far."""
+        """The number of new tokens in each beam so far."""
         return len(self.beams[0].ids)
 
     def beam_states(self) -> list[DecodingState]:
@@ -169,7 +171,7 @@ class _Search:
         return [DecodingState(self.params, *prompts, beam.ids, self.limit) for beam in self.beams]
 
     def advance(self, candidates: Sequence[_Candidate]) -> list[int]:
-        """Finish hypotheses and extend the beams. Returns each new beam's parent beam index."""
+        """Finish hypotheses and extend the beams. Returns the index of each new beam's parent."""
         num_beams, beams, origins = self.params.num_beams, [], []
         length = self.length + 1
         at_limit = length >= self.limit
@@ -199,8 +201,9 @@ class _Search:
     def is_final(self) -> bool:
         """Whether the search has ended: at the token limit, or according to `early_stopping`.
 
-        With False, the search ends when K hypotheses are finished and no beam, scored at its
-        current length, is better. As in `transformers`, this is an estimate.
+        With `early_stopping=False`, the search ends when K hypotheses are finished and no beam,
+        scored at its current length, beats the worst of them. This is a heuristic, as in
+        `transformers`.
         """
         params, best, length = self.params, self.beams[0].log_p, self.length
         if length >= self.limit:
@@ -216,7 +219,7 @@ class _Search:
 
 @torch.inference_mode()
 def _run_searches(module: LanguageModule, searches: Sequence[_Search], max_new: int) -> None:
-    """Run the searches until all are final or have generated the maximum number of tokens.
+    """Run several searches together until each is final or has generated `max_new` tokens.
 
     The rows of a decode step are the beams of the unfinished searches, K consecutive rows each.
     """

@@ -18,7 +18,7 @@ from trivium.models.base_model import Spec
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """The label of a text.
+    """The predicted label of a text, or in regression the predicted number.
 
     Args:
         label: the most probable class. In multi-label classification, it is a tuple of the labels
@@ -35,7 +35,7 @@ class Classification:
 
     @property
     def label_text(self) -> str:
-        """The label, or several labels joined by commas."""
+        """The label as a string. In multi-label classification, labels are joined by commas."""
         return self.label if isinstance(self.label, str) else ", ".join(self.label)
 
 
@@ -46,10 +46,10 @@ _NEXT = "next", "not next"
 def classify_texts(
     lm: TextModel, texts: Sequence[tuple[str, str | None]], *, head: str | None = None
 ) -> list[Classification]:
-    """Return the labels of texts and pairs; see `LanguageModel.classify`.
+    """Return the labels of texts or pairs of texts; see `LanguageModel.classify`.
 
-    The next-sentence head (`head="nsp"`) predicts whether the second text follows the first one. It
-    is also the default for a model without labels.
+    The next-sentence head (`head="nsp"`) predicts whether the second text follows the first one.
+    This head is also the default if the model has no classifier head and does not generate labels.
     """
     labels = lm.generates_labels or label_count(lm.module.spec, "classifier")
     if head == "nsp" or not labels:
@@ -66,7 +66,7 @@ def classify_texts(
 
 
 def _check_texts(texts: Sequence[tuple[str, str | None]], reads_pairs: bool | None) -> None:
-    """Raise TriviumError for an empty text, or a single text instead of a pair or vice versa.
+    """Raise TriviumError for an empty text, a pair instead of a single text, or vice versa.
 
     Args:
         texts: texts, each with its second text or None.
@@ -88,7 +88,10 @@ def _check_texts(texts: Sequence[tuple[str, str | None]], reads_pairs: bool | No
 
 @torch.inference_mode()
 def classifier_logits(lm: TextModel, texts: Sequence[tuple[str, str | None]]) -> Tensor:
-    """Return the float32 logits of texts and pairs for every label, [N, L] on the CPU."""
+    """Return the classification logits of texts or pairs of texts, float32 [N, L] on the CPU.
+
+    If an encoder-decoder generates labels, they are the log-likelihoods of the label names.
+    """
     if lm.generates_labels:
         return _label_log_likelihoods(lm, texts)
     return _head_logits(lm, texts, "classifier", label_count(lm.module.spec, "classifier"))
@@ -98,7 +101,7 @@ def classifier_logits(lm: TextModel, texts: Sequence[tuple[str, str | None]]) ->
 def _head_logits(
     lm: TextModel, texts: Sequence[tuple[str, str | None]], head: str, count: int
 ) -> Tensor:
-    """Return the float32 logits of a head for `count` labels, [N, L] on the CPU."""
+    """Return the logits of a head with L = `count` labels, float32 [N, L] on the CPU."""
     logits = torch.empty(len(texts), count)
     inputs = lm.text_inputs(texts)
     batches = hidden_states(
@@ -110,7 +113,10 @@ def _head_logits(
 
 
 def _label_log_likelihoods(lm: TextModel, texts: Sequence[tuple[str, str | None]]) -> Tensor:
-    """Return the log-likelihoods of the label names as outputs of an encoder-decoder, [N, L]."""
+    """Return the log-likelihood of every label name as an encoder-decoder's output, [N, L].
+
+    The encoder reads the task prefix and the text, or a pair of texts joined by a space.
+    """
     source, target, labels = lm.source_tokenizer, lm.text_tokenizer, lm.settings.labels
     end = target.suffix_ids[-1:] if target.eos_id is None else (target.eos_id,)
     names = [[*ids, *end] for ids in target.encode_ids_batch(list(labels))]
@@ -126,20 +132,20 @@ def _label_log_likelihoods(lm: TextModel, texts: Sequence[tuple[str, str | None]
 
 
 def label_count(spec: Spec, kind: str) -> int:
-    """Return the number of labels of a head; 0 if the model has no head of this kind."""
+    """Return the number of labels of the head of a `kind`; 0 if the model has no such head."""
     return next((getattr(head, "num_labels", 0) for head in spec.heads if head.kind == kind), 0)
 
 
 def to_classifications(
     logits: Tensor, names: Sequence[str], kind: LabelKind
 ) -> list[Classification]:
-    """Convert logits to labels and their probabilities.
+    """Convert logits to the predicted labels with their probabilities.
 
     Args:
         logits: [N, L].
         names: the names of the L labels.
-        kind: "classes" (one per text), "multi-label" (any number per text) or "numbers"
-            (regression).
+        kind: "classes" (one label per text), "multi-label" (any number of labels per text) or
+            "numbers" (regression).
     """
     if kind == "numbers":
         return [Classification("", value, {}) for value in logits[:, 0].tolist()]

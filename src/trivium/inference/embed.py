@@ -17,7 +17,7 @@ from trivium.text.inputs import TextInput
 
 @dataclass(frozen=True, slots=True)
 class TokenVectors:
-    """The embeddings of a text's tokens, without special tokens.
+    """The contextual embeddings of the tokens of a text, without special tokens.
 
     Args:
         tokens: the tokens as text; bytes that are not text are written \\xNN.
@@ -41,7 +41,7 @@ def embed_windows(
     """Return one embedding per text: its pooled hidden states, projected by the vector head if any.
 
     If a text has several windows, the pooled states of the windows are averaged, weighted by the
-    number of tokens. With mean pooling, the result is the mean over all tokens of the text.
+    number of tokens. With mean pooling, this is the mean over the tokens of all windows.
 
     Args:
         lm: the model.
@@ -76,8 +76,8 @@ def embed_tokens(
 ) -> list[TokenVectors]:
     """Return the hidden states of each text's tokens, without special tokens.
 
-    `texts`: the windows of every text.
-    `normalize`: whether to scale vectors to length 1, so that dot products are cosine similarities.
+    `texts` contains the windows of every text. With `normalize`, vectors are scaled to length 1, so
+    that dot products are cosine similarities.
     """
     windows = [window for text in texts for window in text]
     states: dict[int, Tensor] = {}
@@ -101,7 +101,7 @@ def embed_tokens(
 def _window_states(
     lm: TextModel, windows: Sequence[TextInput]
 ) -> Iterator[tuple[list[int], Tensor, Tensor]]:
-    """Return the batches of `hidden_states` for windows, with token type ids if several exist."""
+    """Return `hidden_states` of windows, with token type ids if the model has several types."""
     compares = lm.spec.num_token_types > 1
     types = [window.type_ids for window in windows] if compares else None
     return hidden_states(lm, [window.ids for window in windows], token_type_ids=types)

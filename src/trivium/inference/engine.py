@@ -37,28 +37,28 @@ _PREFILL_TOKENS = 2048
 
 
 class Engine:
-    """Continuous batching (Yu et al. 2022, Orca) over fixed slots.
+    """Generates many texts at once by continuous batching (Yu et al. 2022, Orca).
 
-    A text does not depend on the requests in the same batch, except for rounding: matmuls of
-    different shapes sum in different orders. This can matter if two tokens are almost equally
-    probable.
+    Each running request has one of a fixed number of cache slots. The requests in the same batch
+    affect a text only through rounding, because matmuls of different shapes sum in different
+    orders. This can matter if two tokens are almost equally probable.
 
     One thread at a time may use an engine.
 
     Args:
         lm: a `LanguageModel` that generates.
         slots: the number of texts generated at the same time; further requests wait.
-        slot_length: the number of tokens in a slot, including the prompt; at most the model's
-            context length.
+        slot_length: the maximum number of tokens in a slot, including the prompt; it is limited to
+            the model's context length.
         compile: whether to compile the decode step with `torch.compile`, with static shapes for
             all slots.
         draft: a source of draft tokens (speculative decoding); drafts change the speed, not the
             text.
 
     Raises:
-        SpecError: `compile` for a model that is not a Transformer or has experts, or a draft of
-            more tokens than the cache can roll back.
-        TriviumError: slots below 1, or `compile` together with `draft`.
+        SpecError: `compile` is set and the model is not a Transformer or has experts, or `draft`
+            proposes more tokens than the cache can roll back.
+        TriviumError: `slots` is below 1, or `compile` and `draft` are combined.
     """
 
     def __init__(
@@ -121,9 +121,10 @@ class Engine:
         """Queue a request. Returns the same request.
 
         Raises:
-            SpecError: a prompt that is empty or longer than a slot, or an id that does not exist.
-            TriviumError: a choice has no tokens, or is a prefix of another choice while the model
-                has no stop id.
+            SpecError: the prompt is empty or longer than a cache slot, or a token id is out of
+                vocabulary.
+            TriviumError: one of the texts in `choices` has no tokens, or is a prefix of another one
+                and the model has no EOS token to tell them apart.
         """
         rules, prompt = self._rules, request.prompt_ids
         check_prompt(self.lm, prompt)
@@ -222,7 +223,7 @@ class Engine:
             self._append_next(hidden, group)
 
     def _decode_running(self) -> None:
-        """Generate at least one token for every running text."""
+        """Run a decode step: generate at least one token for every running text."""
         if not self._compiled and not self._waiting:
             self._compact_slots()
         running = self._running_states()
@@ -265,7 +266,7 @@ class Engine:
             )
 
     def _extend_texts(self, new: Mapping[int, Sequence[int]]) -> Tensor:
-        """Append tokens to the texts of slots. Returns hidden states [slots, T, D], padded."""
+        """Append `new` (slot -> ids) to the cache. Returns padded hidden states [slots, T, D]."""
         # The rows are the first slots, so no copy is needed; rows of free slots are padding.
         rows = self.slots if self._compiled else 1 + max(new)
         lengths = [len(new.get(slot, ())) for slot in range(rows)]
@@ -280,7 +281,7 @@ class Engine:
         )
 
     def _compact_slots(self) -> None:
-        """Move texts to the lowest slots, since free slots below other texts are decoded, too."""
+        """Move texts to the lowest slots: a decode step also computes free slots below a text."""
         for slot in range(self.num_active):
             if self._states[slot] is None:
                 state = self._running_states()[-1]
@@ -290,7 +291,7 @@ class Engine:
                 self._states[slot], state.slot = state, slot
 
     def _propose_drafts(self, running: Sequence[_RequestState]) -> dict[int, list[int]]:
-        """Return the draft tokens per slot, fewer than the number of tokens left to generate."""
+        """Return each slot's draft tokens: fewer than the number of tokens left to generate."""
         if self._draft is None:
             return {}
         texts, limits = {}, {}
@@ -307,7 +308,7 @@ class Engine:
         }
 
     def _append_next(self, hidden: Tensor, states: Sequence[_RequestState]) -> list[int]:
-        """Choose, append and return the next token of each text, given hidden states [B, D]."""
+        """Sample each text's next token from hidden states [B, D], append it, and return it."""
         logits, vocab_size = vocabulary_logits(self._module, hidden), self._rules.vocab_size
         recorded = [
             None if state.request.params.top_logprobs is None else row.log_softmax(-1)[:vocab_size]
@@ -325,13 +326,13 @@ class Engine:
         return ids
 
     def _free_slot(self, state: _RequestState) -> None:
-        """Free the slot of a request, including its cache."""
+        """Free the slot of a request and the cache of the slot."""
         self._states[state.slot] = None
         self._cache.free(state.slot)
 
 
 class _RequestState:
-    """The state of a request in progress: random generator, decoding state and text stream."""
+    """The state of a waiting or running request: random generator, decoding state, text stream."""
 
     def __init__(self, request: GenerationRequest, lm: TextModel, slot_length: int) -> None:
         params, tokenizer, rules = request.params, lm.text_tokenizer, lm.generation_rules
@@ -358,7 +359,8 @@ class _RequestState:
         """Append a generated token, or end the text at a stop id.
 
         Args:
-            logprobs: log-probabilities [V] at this position, to be recorded; None: no record.
+            logprobs: the log-probabilities [V] at this position, which are recorded in the request;
+                None: nothing is recorded.
         """
         request = self.request
         choices, stop_ids = self.decoding.choices, self._rules.stop_ids
@@ -380,24 +382,24 @@ class _RequestState:
             self.finish("length")
 
     def finish(self, reason: FinishReason) -> None:
-        """End the text: append the characters held back so far, and set the finish reason."""
+        """End the text: append the characters held back by the streams, and set the reason."""
         self._append_text(self._stop.push(self._stream.finish(), last=True))
         self.request.finish_reason = "stop" if self._stop.matched else reason
 
     def _append_text(self, piece: str) -> None:
-        """Append a piece to the request's text; an answer loses its leading space."""
+        """Append a piece to the request's text; the leading space of a chat answer is removed."""
         if self.request.answers and not self.request.text:
             piece = piece.removeprefix(" ")
         self.request.text += piece
 
 
 def _select_slots(hidden: Tensor, states: Sequence[_RequestState]) -> Tensor:
-    """Return the hidden states of some requests: [slots, D] -> [B, D]."""
+    """Return the rows of the hidden states for some requests' slots: [slots, D] -> [B, D]."""
     return hidden if len(states) == len(hidden) else hidden[[state.slot for state in states]]
 
 
 def _check_choices(choices: Sequence[Sequence[int]], stop_ids: Collection[int]) -> None:
-    """Raise TriviumError if a choice is empty, or, without stop ids, a prefix of another."""
+    """Raise TriviumError if a choice is empty, or a prefix of another and no stop id exists."""
     if not all(choices):
         raise TriviumError("a choice has no tokens: give texts that are not empty.")
     if not stop_ids and any(next_choice_ids(choices, one, ()) for one in choices):

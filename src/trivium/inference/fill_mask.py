@@ -34,8 +34,8 @@ _TOKENS_PER_GAP, _MIN_BEAMS = 12, 5
 class MaskFill:
     """One way to fill a mask: the filled text, the token and its probability (0 to 1).
 
-    The score of a model with a decoder is a probability per token: the geometric mean over all
-    generated tokens, including those that end a fill.
+    For a model with a decoder, the token is the text that fills the gap, and the score is a
+    probability per token: the geometric mean over all generated tokens, including end tokens.
     """
 
     sequence: str
@@ -48,8 +48,8 @@ def fill_masks(lm: TextModel, text: str, *, top_k: int = 5) -> list[list[MaskFil
     """Return the `top_k` most probable tokens for every mask of a text.
 
     Each mask is filled while the other masks stay masked. If the text is longer than the model
-    reads, the model reads the window around the mask. As in `transformers`, probabilities are over
-    all rows of the embedding matrix, including special tokens and padding.
+    reads at once, the model reads a window around each mask. As in `transformers`, the softmax
+    includes all rows of the embedding matrix, with special tokens and padding.
 
     Raises:
         TokenizerError: the tokenizer has no mask token.
@@ -85,7 +85,7 @@ def fill_masks(lm: TextModel, text: str, *, top_k: int = 5) -> list[list[MaskFil
 
 
 def _mask_tokenizer(lm: TextModel) -> Tokenizer:
-    """Return the tokenizer of the model's input, with masks and sentinels as special tokens."""
+    """Return the source tokenizer, which parses masks and sentinels in texts as special tokens."""
     tokenizer = lm.source_tokenizer
     if not tokenizer.reads_text:
         return tokenizer
@@ -107,7 +107,7 @@ def normalize_masks(tokenizer: Tokenizer, text: str) -> str:
 
 
 def no_mask_error(text: str, mask: str) -> TriviumError:
-    """Return the error for a text without a mask."""
+    """Return the error to raise for a text without the mask token `mask`."""
     chinese = any(map(is_cjk, text))
     example = f"\u5929{mask}\u5f88\u597d\u3002" if chinese else f"The weather was {mask} today."
     return TriviumError(
@@ -134,7 +134,7 @@ def _fill_position(tokenizer: Tokenizer, text: str, ids: Ids, position: int, tok
 
 
 def _token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """Return a token as text, or its symbol in the vocabulary if it is not a complete text."""
+    """Return a token as text, or in its display form if it is empty or an incomplete character."""
     text = tokenizer.decode([token_id], skip_special_tokens=False)
     return tokenizer.readable_tokens[token_id] if not text or "\ufffd" in text else text
 
@@ -147,7 +147,7 @@ def fill_gaps(lm: TextModel, text: str, *, top_k: int = 5) -> list[MaskFill]:
     the whole text. The content of a gap is then the generated text between the two pieces of input
     around the gap, or empty if the model has changed these pieces. The contents of several gaps are
     joined by " | ". A score is the geometric mean of the probabilities of the generated tokens.
-    Equal texts are returned once, so that there may be fewer than `top_k`.
+    Duplicates are removed, so that there may be fewer than `top_k` results.
 
     Raises:
         TriviumError: the text has no gap, or top_k is below 1.
@@ -165,13 +165,14 @@ def fill_gaps(lm: TextModel, text: str, *, top_k: int = 5) -> list[MaskFill]:
 
 @torch.inference_mode()
 def fill_blanks(lm: TextModel, text: str) -> MaskFill:
-    """Fill all blanks of a text with a decoder, one after another, each up to an end token.
+    """Fill all blanks of a text with a decoder (GLM), one after another, by greedy decoding.
 
-    Decoding is greedy. The contents of several blanks are joined by " | ". The score is defined as
-    in `fill_gaps`. Source: Du et al. 2022, section 2.1.
+    The content of a blank ends at the end token or after `_TOKENS_PER_GAP` tokens. The contents of
+    several blanks are joined by " | ". The score is defined as in `fill_gaps`. Source: Du et al.
+    2022, section 2.1.
 
     Raises:
-        TokenizerError: the tokenizer lacks a token that masks, starts or ends a blank.
+        TokenizerError: the tokenizer has no mask token, or no token that starts or ends a blank.
         TriviumError: the text has no blank.
         SpecError: the text is longer than the model reads.
     """
@@ -190,7 +191,7 @@ def fill_blanks(lm: TextModel, text: str) -> MaskFill:
     cache = module.new_cache(1, room)
 
     def extend(ids: Ids, positions: list[tuple[int, int]], **prefix: Tensor) -> Tensor:
-        """Append `ids` to the cache. Returns the log-probabilities of the next token, [V]."""
+        """Append `ids` to the cache. Returns the log-probabilities [V] of the next token."""
         inputs = {"input_ids": ids, "position_ids": positions}
         tensors = {name: torch.tensor([x], device=module.device) for name, x in inputs.items()}
         hidden = module(**tensors, **prefix, cache=cache)[0, -1]
@@ -216,7 +217,7 @@ _Fill = tuple[str, list[str], float]
 
 
 def _fill_sentinels(lm: TextModel, text: str, beams: BeamSearchParams) -> Iterator[_Fill]:
-    """Yield the fills by a model with sentinels, which generates only the contents of the gaps."""
+    """Yield the fills by a model with sentinels (T5): it generates only the gaps' contents."""
     tokenizer, target, rules = _mask_tokenizer(lm), lm.text_tokenizer, lm.generation_rules
     text, names = _masks_to_sentinels(tokenizer, text)
     gaps = [token_id for name in names if (token_id := target.token_to_id(name)) is not None]
@@ -236,7 +237,7 @@ def _fill_sentinels(lm: TextModel, text: str, beams: BeamSearchParams) -> Iterat
 
 
 def _fill_by_rewriting(lm: TextModel, text: str, beams: BeamSearchParams) -> Iterator[_Fill]:
-    """Yield the fills by a model with a mask token, which generates the whole text."""
+    """Yield the fills by a model with a mask token (BART): it generates the whole text."""
     tokenizer = _mask_tokenizer(lm)
     mask = tokenizer.roles.get("mask", "")
     text = normalize_masks(tokenizer, text)
@@ -251,7 +252,7 @@ def _fill_by_rewriting(lm: TextModel, text: str, beams: BeamSearchParams) -> Ite
 
 
 def _masks_to_sentinels(tokenizer: Tokenizer, text: str) -> tuple[str, list[str]]:
-    """Replace masks with sentinels. Returns the text, and all its sentinels in their order."""
+    """Replace masks with unused sentinels. Returns the text, and all sentinels in it in order."""
     names = [tokenizer.tokens[token_id] for token_id in tokenizer.sentinel_ids]
     unused = [name for name in names if name not in text]
     if len(MASK_PATTERN.findall(text)) > len(unused):
@@ -264,7 +265,7 @@ def _masks_to_sentinels(tokenizer: Tokenizer, text: str) -> tuple[str, list[str]
 
 
 def _gap_contents(tokenizer: Tokenizer, ids: Ids, gaps: Ids) -> list[str]:
-    """Return the text after each gap's sentinel, or "" if the sentinel was not generated."""
+    """Return the content of each gap: the text after its sentinel, or "" without sentinel."""
     contents: dict[int, list[int]] = {}
     current: list[int] = []
     for token_id in ids:
@@ -276,7 +277,7 @@ def _gap_contents(tokenizer: Tokenizer, ids: Ids, gaps: Ids) -> list[str]:
 
 
 def _replace_sentinel(text: str, sentinel: str, content: str) -> str:
-    """Replace a sentinel with the text of its gap. An empty gap leaves at most one space."""
+    """Replace a sentinel with the content of its gap. An empty gap leaves at most one space."""
     before, _, after = text.partition(sentinel)
     if not content:
         return before.rstrip() + (" " if before[-1:].isspace() else "") + after.lstrip()
@@ -284,7 +285,7 @@ def _replace_sentinel(text: str, sentinel: str, content: str) -> str:
 
 
 def texts_between(pieces: Sequence[str], text: str) -> list[str]:
-    """Return the texts between consecutive pieces of a text, or empty texts if a piece is missing.
+    """Return the parts of `text` between consecutive `pieces`; all are "" if a piece is missing.
 
     >>> texts_between(["The", "sat on the", "."], "The cat sat on the mat.")
     ['cat', 'mat']

@@ -1,4 +1,4 @@
-"""Forward passes of a model, over batches of whole inputs and over texts in a cache's slots.
+"""Forward passes of a model: over batches of whole inputs, or over texts in a cache's slots.
 
 Shape letters: B rows, T tokens, S positions of a source, D d_model.
 """
@@ -29,14 +29,16 @@ def length_batches(
     min_ratio: float = 0.0,
     counts: Sequence[int] | None = None,
 ) -> Iterator[list[int]]:
-    """Yield batches of indices of rows with similar lengths, the longest rows first.
+    """Group rows of similar lengths into batches. Yields the row indices of each batch.
+
+    The batch with the longest rows comes first.
 
     Args:
         lengths: the number of tokens in every row.
         max_tokens: the maximum number of tokens in a batch, including padding; a longer row is a
             batch of its own.
         min_ratio: the minimum ratio of a batch's shortest row to its longest row.
-        counts: the number of rows that each index stands for; None: one.
+        counts: the number of rows that each index stands for; None: one row each.
     """
     batch: list[int] = []
     rows = 0
@@ -54,7 +56,7 @@ def length_batches(
 
 
 def pad_rows(rows: Sequence[Ids], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Return rows padded on the right, int64 [B, T], and lengths, int64 [B] (None if all are T)."""
+    """Return right-padded rows, int64 [B, T], and their lengths, int64 [B] (None: all are T)."""
     lengths = [len(row) for row in rows]
     longest = max(lengths)
     ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows], dtype=torch.int64)
@@ -64,7 +66,10 @@ def pad_rows(rows: Sequence[Ids], device: torch.device) -> tuple[Tensor, Tensor 
 
 
 def padding_mask(lengths: Tensor | None, longest: int) -> Tensor | None:
-    """Return the padding mask bool [B, T], T = `longest`, True for tokens; None without padding."""
+    """Return the attention mask of right-padded rows, bool [B, `longest`], False for padding.
+
+    Returns None if `lengths` is None (no row is padded).
+    """
     if lengths is None:
         return None
     return torch.arange(longest, device=lengths.device) < lengths[:, None]
@@ -80,16 +85,17 @@ def hidden_states(
 
     Args:
         lm: any model.
-        inputs: the ids of every input, at least one each.
-        token_type_ids: the token type (sentence A or B) of every token; ignored by models
-            without token types.
+        inputs: the token ids of every input; at least one id each.
+        token_type_ids: the token type (sentence A or B) of every token; ignored if the model does
+            not use token types.
 
     Returns:
         For each batch, the indices of its inputs, the hidden states [B, T, D], and a mask, bool
         [B, T], that is False for padding.
 
     Raises:
-        SpecError: an input longer than the model's context length, or an id that does not exist.
+        SpecError: an input is longer than the model's context length, or an id is out of
+            vocabulary.
     """
     module = lm.module
     for row in inputs:
@@ -111,14 +117,16 @@ def hidden_states(
 def masked_states(
     lm: TextModel, ids: Ids, positions: Sequence[int], max_length: int | None
 ) -> Tensor:
-    """Return the hidden states [M, D] at M positions of a text; each row masks one position.
+    """Return the hidden states [M, D] that predict the tokens at M positions of a text.
+
+    The forward pass has one row per position, in which only this position is masked.
 
     Args:
         lm: an encoder-only model.
         ids: the ids of the text, including the special tokens around it.
         positions: the M positions.
-        max_length: if the text is longer, each row is a window around its position, between the
-            same special tokens; None: each row is the whole text.
+        max_length: the maximum length of a row. If the text is longer, each row is a window around
+            its position, with the same special tokens around it. None: any length.
 
     Raises:
         TokenizerError: the tokenizer has no mask token.
@@ -138,7 +146,7 @@ def masked_states(
         inner, count = starts[:, None] + columns[:width], len(some)
         rows = text[torch.cat((first.expand(count, -1), inner, last.expand(count, -1)), 1)]
         row, column = torch.arange(count, device=device), some - starts + prefix
-        if lm.module.spec.query_stream:  # the order hides the token: no mask token is needed
+        if lm.module.spec.query_stream:  # the order hides the token: no mask needed
             masked = (rows == tokenizer.mask_id).index_put((row, column), torch.tensor(True))
             predicted = lm.module(rows, order=masked.long(), predicted=column[:, None])
             hidden.append(predicted[:, 0])
@@ -159,7 +167,7 @@ def extend(
     """Append tokens, int64 [B, T], to texts in a cache. Returns hidden states [B, T, D].
 
     Args:
-        slots: the slots of the rows, int64 [B]; None: the first B slots.
+        slots: the cache slot of each row, int64 [B]; None: the first B slots.
         lengths: the number of tokens per row without padding, int64 [B]; None: T for all rows.
     """
     if module.spec.family == "encoder-decoder":
@@ -174,7 +182,7 @@ def prefill(
     prompts: Sequence[Ids],
     decoder_start: Ids = (),
 ) -> Tensor:
-    """Append prompts to slots. Returns the hidden states of their last tokens, [B, D].
+    """Append prompts to cache slots. Returns the hidden states [B, D] of their last tokens.
 
     In an encoder-decoder, the encoder reads the prompts and the decoder reads `decoder_start`.
     """
@@ -192,22 +200,25 @@ def prefill(
 
 
 def vocabulary_logits(module: LanguageModule, hidden: Tensor) -> Tensor:
-    """Return logits over the whole embedding matrix, at least float32: [..., D] -> [..., V]."""
+    """Return logits, in at least float32, for all rows of the embedding matrix.
+
+    Shape: [..., D] -> [..., V].
+    """
     logits = module.logits(hidden)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def vocabulary_log_probabilities(module: LanguageModule, hidden: Tensor, vocab_size: int) -> Tensor:
-    """Return the log-softmax of all logits, cut to `vocab_size` columns: [..., D] -> [..., V].
+    """Return the log-probabilities of the first `vocab_size` tokens: [..., D] -> [..., V].
 
     A model's embedding matrix may be padded beyond the tokenizer's vocabulary. As in training and
-    in `transformers`, the softmax includes the padding, which has little probability.
+    in `transformers`, the softmax includes the padding rows, which have little probability.
     """
     return vocabulary_logits(module, hidden).log_softmax(-1)[..., :vocab_size]
 
 
 def check_prompt(lm: TextModel, prompt: Ids) -> None:
-    """Raise SpecError for a prompt that is empty, too long or has ids outside the vocabulary."""
+    """Raise SpecError for a prompt that is empty, too long, or has out-of-vocabulary ids."""
     if not prompt:
         raise SpecError("a prompt has no tokens: start with at least one.")
     check_length(len(prompt), lm.context_length)
@@ -215,7 +226,7 @@ def check_prompt(lm: TextModel, prompt: Ids) -> None:
 
 
 def check_ids(ids: Ids, limit: int, what: str = "a text") -> None:
-    """Raise SpecError for an id outside 0 to `limit` - 1, the rows of the embedding matrix."""
+    """Raise SpecError for an id that is out of vocabulary (outside 0 to `limit` - 1)."""
     for token_id in ids:
         if not 0 <= token_id < limit:
             raise SpecError(f"{what} has id {token_id}, but this model takes 0 to {limit - 1}.")

@@ -20,11 +20,11 @@ from trivium.inference.text_model import GenerationRules
 
 
 class DecodingState(NamedTuple):
-    """The state that, together with the logits, determines the next token of a text.
+    """The state of a text that determines how the logits of its next token are processed.
 
-    `prompt` has the ids that the decoder reads before the first token of `output`. `source` has the
-    ids from the user: an encoder's input, or the prompt again. A text has at most `limit` new
-    tokens. If `choices` is not empty, the text is one of the choices.
+    `prompt` contains the ids that the decoder reads before the first token of `output`. `source`
+    contains the ids given by the user: an encoder's input, or the prompt again. `limit` is the
+    maximum number of new tokens. If `choices` is not empty, the text must be one of the choices.
     """
 
     params: DecodingParams
@@ -41,7 +41,10 @@ class DecodingState(NamedTuple):
 
 
 def process_logits(logits: Tensor, states: Sequence[DecodingState], rules: GenerationRules) -> None:
-    """Apply penalties, biases, and forbidden and forced tokens to logits [R, V] in place."""
+    """Apply penalties, biases, and rules of forbidden or forced tokens to logits [R, V] in place.
+
+    If the text must be one of several choices, all ids that fit none of them are forbidden.
+    """
     forbidden: list[tuple[int, int]] = []
     for row, state in enumerate(states):
         apply_penalties(logits[row], state)
@@ -77,16 +80,17 @@ def apply_penalties(logits: Tensor, state: DecodingState) -> None:
 
 
 def penalize_repetition(logits: Tensor, penalty: float) -> Tensor:
-    """Divide positive logits by the penalty, multiply negative ones, for tokens that occurred.
+    """Return the logits of tokens that already occurred, changed by the repetition penalty.
 
-    Source: Keskar et al. 2019 (CTRL), section 4.1. Unlike in the paper, the sign matters, as in
-    `transformers`: dividing a negative logit would make the token more probable.
+    Positive logits are divided by the penalty, and negative logits are multiplied by it, as in
+    `transformers`. The paper divides all logits, which makes tokens with negative logits more
+    probable. Source: Keskar et al. 2019 (CTRL), section 4.1.
     """
     return torch.where(logits < 0, logits * penalty, logits / penalty)
 
 
 def forbidden_ids(state: DecodingState, rules: GenerationRules) -> set[int]:
-    """Return the banned ids, stop ids that would come too early, and ids that repeat n-grams."""
+    """Return the ids that may not follow: banned ids, early stop ids, and repeated n-grams."""
     params, length = state.params, len(state.output)
     ids = set(rules.banned_ids)
     if length == len(rules.forced_start):  # the first token that is not forced
@@ -101,8 +105,9 @@ def forbidden_ids(state: DecodingState, rules: GenerationRules) -> set[int]:
 
 
 def following_tokens(history: Ids, ids: Ids, size: int) -> set[int]:
-    """Return the tokens that would complete an n-gram of `history` at the end of `ids`.
+    """Return the tokens that, appended to `ids`, would repeat an n-gram of `history`.
 
+    `size` is the number n of tokens in an n-gram.
     Source: Paulus et al. 2017, section 2.5 (there trigrams).
 
     >>> ids = [5, 6, 7, 5, 6, 8, 5, 6]
@@ -115,9 +120,10 @@ def following_tokens(history: Ids, ids: Ids, size: int) -> set[int]:
 
 
 def next_choice_ids(choices: Sequence[Ids], output: Ids, stop_ids: Collection[int]) -> set[int]:
-    """Return the ids that may follow `output` in any choice; none if `output` is complete.
+    """Return the ids that may follow `output`, so that the text can still become a choice.
 
-    If `output` is a choice and also the beginning of another choice, stop ids are included.
+    The set is empty if `output` is a choice and no longer choice begins with it. If a longer choice
+    begins with it, the stop ids are included.
     """
     start, length = tuple(output), len(output)
     begun = [choice for choice in choices if tuple(choice[:length]) == start]

@@ -26,11 +26,11 @@ class ExtraInputs(TypedDict, total=False):
 
 
 def model_inputs(module: LanguageModule, **values: Any) -> dict[str, Any]:
-    """Return the inputs that are not None as int64 [B, T] on the module's device.
+    """Validate the inputs of a model. Returns those not None, int64 [B, T] on the model's device.
 
     Raises:
-        SpecError: an input that is missing, has the wrong shape or type, or does not fit the
-            model's family, or an id that is out of range.
+        SpecError: an input is missing, has the wrong shape or type, or does not fit the model's
+            family, or an id is out of range.
     """
     spec, num_types = module.spec, module.spec.num_token_types
     missing = values.get("decoder_input_ids") is None
@@ -63,7 +63,7 @@ def model_inputs(module: LanguageModule, **values: Any) -> dict[str, Any]:
 
 
 def _to_tensor(name: str, values: Numbers, limit: int | None, device: torch.device) -> Tensor:
-    """Return values as int64 [B, T]. Raises SpecError unless they are integers below `limit`."""
+    """Return an input as int64 [B, T]. Raises SpecError unless it has integers below `limit`."""
     try:
         ids = torch.as_tensor(np.asarray(values) if isinstance(values, list) else values)
     except (TypeError, ValueError, RuntimeError):

@@ -18,8 +18,8 @@ FinishReason = Literal["stop", "length", "cancelled"]
 class TokenLogprob(NamedTuple):
     """A generated token with its log-probability in nats, before temperature and penalties.
 
-    If the token is not complete characters, `text` shows the token's bytes. `top` contains the most
-    probable tokens at the same position, most probable first.
+    If the token's bytes are not complete characters, `text` shows the bytes. `top` contains the
+    most probable tokens at the same position, most probable first.
     """
 
     id: int
@@ -31,7 +31,10 @@ class TokenLogprob(NamedTuple):
 def token_logprob(
     tokenizer: Tokenizer, previous: int | None, token_id: int, logprobs: Tensor, top: int
 ) -> TokenLogprob:
-    """Return a token's log-probability and the `top` most probable tokens, from `logprobs` [V]."""
+    """Return a token's log-probability and the `top` most probable tokens, from `logprobs` [V].
+
+    The texts of the tokens depend on the `previous` token (None: there is none).
+    """
     best = logprobs.topk(min(top, len(logprobs)))
     ids = [token_id, *best.indices.tolist()]
     text, *texts = token_texts(tokenizer, [(previous, index) for index in ids])
@@ -46,8 +49,8 @@ class GenerationRequest:
         prompt_ids: the ids that a decoder continues, or that the encoder of an encoder-decoder
             reads.
         params: the sampling parameters.
-        answers: whether the text is an answer in a conversation; a leading space, which only
-            separates the answer from the prompt, is then removed.
+        answers: whether the output is an answer in a conversation. If so, its leading space is
+            removed, because the space only separates the answer from the prompt.
 
     Attributes:
         output_ids: the generated tokens, without a stop id but including those of a stop string.

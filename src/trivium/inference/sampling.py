@@ -19,7 +19,10 @@ _TOP_P_CANDIDATES = 256  # Top-p sorts only this many candidates, unless more ar
 def next_tokens(
     logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
 ) -> Tensor:
-    """Choose the next tokens, int64 [B], from logits [B, V] to which penalties are applied.
+    """Sample the next token of every row, int64 [B], from logits [B, V].
+
+    Penalties and biases must already be applied to the logits. If the sampling parameters of a row
+    are greedy, its most probable token is taken.
 
     Args:
         params: the sampling parameters of each row; rows with the same temperature and filters
@@ -43,7 +46,7 @@ def next_tokens(
 
 
 def filter_logits(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Apply temperature, then top-k, top-p and min-p, to logits: [B, V] -> [B, V]."""
+    """Divide logits by the temperature, then apply top-k, top-p and min-p: [B, V] -> [B, V]."""
     logits = logits / params.temperature
     for name, keep in LOGITS_FILTERS.items():
         value = getattr(params, name)
@@ -53,7 +56,10 @@ def filter_logits(logits: Tensor, params: SamplingParams) -> Tensor:
 
 
 def sample(probabilities: Tensor, uniforms: Sequence[float]) -> Tensor:
-    """Draw one token per row by inverse transform sampling: [B, V] -> int64 [B]."""
+    """Sample one token per row by inverse transform sampling: [B, V] -> int64 [B].
+
+    `uniforms` are random numbers in [0, 1), one per row.
+    """
     # Apple's GPUs have no float64.
     dtype = torch.float32 if probabilities.device.type == "mps" else torch.float64
     cumulative = probabilities.to(dtype).cumsum(-1)
@@ -63,13 +69,13 @@ def sample(probabilities: Tensor, uniforms: Sequence[float]) -> Tensor:
 
 
 def keep_top_k(logits: Tensor, k: int) -> Tensor:
-    """Keep the k largest logits of a row, including ties with the k-th: [B, V] -> [B, V]."""
+    """Exclude tokens whose logit is below the k-th largest of the row: [B, V] -> [B, V]."""
     smallest = logits.topk(min(k, logits.shape[-1])).values[..., -1:]
     return logits.masked_fill(logits < smallest, -torch.inf)
 
 
 def keep_top_p(logits: Tensor, p: float) -> Tensor:
-    """Keep the smallest set of most probable tokens whose probabilities sum to at least p.
+    """Exclude tokens outside the smallest set whose probabilities sum to at least p (top-p).
 
     Source: Holtzman et al. 2020, equation 2 (nucleus sampling).
     """
@@ -86,7 +92,10 @@ def keep_top_p(logits: Tensor, p: float) -> Tensor:
 
 
 def keep_min_p(logits: Tensor, fraction: float) -> Tensor:
-    """Keep tokens at least `fraction` as probable as the most probable (Nguyen et al. 2024)."""
+    """Exclude tokens that are less than `fraction` times as probable as the most probable token.
+
+    Source: Nguyen et al. 2024.
+    """
     probabilities = logits.softmax(-1)
     smallest = fraction * probabilities.amax(-1, keepdim=True)
     return logits.masked_fill(probabilities < smallest, -torch.inf)
@@ -97,4 +106,4 @@ LOGITS_FILTERS: dict[str, Callable[[Tensor, Any], Tensor]] = {
     "top_p": keep_top_p,
     "min_p": keep_min_p,
 }
-"""Field of `SamplingParams` (None: off) -> the function that applies it, in their order."""
+"""Field of `SamplingParams` -> its filter, in the order of application (None: no filter)."""

@@ -27,7 +27,7 @@ _BOUNDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingParams:
-    """Options of both sampling and beam search that change logits before a token is chosen.
+    """Options of both sampling and beam search: penalties, biases and rules that change logits.
 
     Raises:
         TriviumError: a value of the wrong type, or outside its bounds.
@@ -119,7 +119,7 @@ class SamplingParams(DecodingParams):
 
     @property
     def greedy(self) -> bool:
-        """Whether the most probable token is always chosen (temperature below 1e-5)."""
+        """Whether decoding is greedy: always the most probable token (temperature below 1e-5)."""
         return self.temperature < 1e-5
 
 
@@ -143,7 +143,7 @@ class BeamSearchParams(DecodingParams):
     num_return: int = option(1, "finished texts returned per prompt, at most num_beams", ge=1)
 
     def __post_init__(self) -> None:
-        """Check types and bounds, `early_stopping`, and that `num_return` fits `num_beams`."""
+        """Check types, bounds, `early_stopping`, and that `num_return` is at most `num_beams`."""
         super().__post_init__()
         if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
             raise TriviumError(
@@ -190,7 +190,7 @@ class BeamSearchOptions(DecodingOptions, total=False):
 
 
 class GenerationOptions(SamplingOptions, total=False):
-    """The options of `generate`: sampling options, or with `num_beams` beam search options."""
+    """The options of `generate`: those of sampling, or, with `num_beams`, of beam search."""
 
     num_beams: int | None
     length_penalty: float
@@ -203,12 +203,12 @@ _CONFIG_NAMES = {"no_repeat_ngram_size": "no_repeat_ngram", "stop_strings": "sto
 def options_from_config(
     config: Mapping[str, Any], params: type[DecodingParams], prompt_length: int
 ) -> dict[str, Any]:
-    """Return the options that a `generation_config.json` sets for a prompt of the given length.
+    """Return the fields of `params` that a `generation_config.json` sets, given a prompt length.
 
-    `max_length` and `min_length` include the decoder's prompt, and are ignored unless larger than
-    `prompt_length`: many files have an unused `max_length` of 20. If `do_sample` is true, unset
-    options are as in `transformers`: temperature 1 and top-k 50. If `do_sample` is false, decoding
-    is greedy.
+    `max_length` and `min_length` include the decoder's prompt. They are ignored unless they are
+    larger than `prompt_length`: many files have an unused `max_length` of 20. If `do_sample` is
+    true, a temperature or top-k that the file lacks is 1 or 50, as in `transformers`. If
+    `do_sample` is false, decoding is greedy.
     """
     options = {_CONFIG_NAMES.get(name, name): v for name, v in config.items() if v is not None}
     if options.get("do_sample"):
@@ -226,7 +226,7 @@ def options_from_config(
 
 
 def check_option_names(params: type[DecodingParams], options: Iterable[str]) -> None:
-    """Raise TriviumError for an option name that is not a field of `params`."""
+    """Raise TriviumError for an option name that is not a field of the class `params`."""
     beams = params is BeamSearchParams
     known = [field.name for field in dataclasses.fields(params)]
     for name in options:

@@ -1,7 +1,7 @@
 """Log-probabilities of texts as continuations of a context, which may be empty.
 
-A decoder scores items of similar lengths in one batch, so that the other items affect a score only
-through rounding.
+A decoder scores items of similar lengths in one batch. The other items of a batch affect a score
+only through rounding.
 
 Shape letters: R rows, L longest continuation, M scored tokens, D d_model, V vocabulary.
 """
@@ -34,14 +34,14 @@ from trivium.models import LanguageModule
 from trivium.nn.sequence_info import check_length
 from trivium.text import Encoding, Tokenizer
 
-_LOGITS_AT_ONCE = 512  # Positions whose logits [V] are held at the same time.
-_POSITIONS_AT_ONCE = 8192  # Rows x length of one forward pass.
+_LOGITS_AT_ONCE = 512  # Positions whose logits [V] are in memory at once.
+_POSITIONS_AT_ONCE = 8192  # Rows x length of a forward pass.
 
 
 class ScoreItem(NamedTuple):
-    """A context and the continuations to score, as ids without special tokens around them.
+    """A context and the continuations to score, as token ids without special tokens.
 
-    `after` follows every continuation; only an encoder, which is bidirectional, reads it.
+    `after` contains the ids of the text after every continuation. Only an encoder reads them.
     """
 
     context: Ids
@@ -51,15 +51,15 @@ class ScoreItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SequenceScore:
-    """Log-probabilities of one continuation's tokens, in nats.
+    """The log-probabilities of the tokens of one continuation, in nats.
 
     Args:
         ids: the tokens.
         log_probabilities: log p(token | tokens before) for a decoder, log p(token | all other
-            tokens) for an encoder (Salazar et al. 2020). It is None for a first token without any
-            token before it.
-        greedy: whether each token is the most probable one at its position.
-        num_cut: the number of tokens cut from the left of a context that was too long.
+            tokens) for an encoder (Salazar et al. 2020). The value of the first token is None if a
+            decoder reads no token before it.
+        greedy: whether every token is the most probable token at its position.
+        num_cut: the number of tokens by which the context was left-truncated.
     """
 
     ids: tuple[int, ...]
@@ -69,28 +69,29 @@ class SequenceScore:
 
     @property
     def total(self) -> float:
-        """The log-likelihood of the tokens, or for an encoder the pseudo-log-likelihood."""
+        """The log-likelihood of the tokens (encoder: the pseudo-log-likelihood), in nats."""
         return math.fsum(value for value in self.log_probabilities if value is not None)
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens with a log-probability, over which `total` is summed."""
+        """The number of tokens whose log-probability is not None, which `total` sums."""
         return sum(value is not None for value in self.log_probabilities)
 
 
 def score_text(lm: TextModel, text: str, context: str | None = None) -> SequenceScore:
-    """Return the score of a whole text, which may continue a context.
+    """Return the log-probabilities of the tokens of a text, which may continue a context.
 
-    The end of the text is not scored. Context and text are tokenized as the one string
+    No EOS token is added to the text. Context and text are tokenized as the one string
     `context + text`: start the text with a space if the string has one there. A token across the
-    border of context and text is scored with the text. A context that is too long is cut on the
-    left. An encoder-decoder reads the context separately, with the encoder.
+    border of context and text is scored with the text. A context that is too long is
+    left-truncated. In an encoder-decoder, the encoder reads the context, and context and text are
+    tokenized separately.
 
     Raises:
-        SpecError: a text longer than the model's context length, or an encoder-decoder without a
-            context.
-        TokenizerError: an encoder whose tokenizer has no mask token.
-        TriviumError: an empty context.
+        SpecError: the text is longer than the model's context length, or the model is an
+            encoder-decoder and there is no context.
+        TokenizerError: the model is an encoder whose tokenizer has no mask token.
+        TriviumError: the context is an empty string.
     """
     if context == "":
         raise TriviumError("the context is empty: leave it out.")
@@ -105,25 +106,25 @@ def score_text(lm: TextModel, text: str, context: str | None = None) -> Sequence
 def score_continuations(
     lm: TextModel, items: Sequence[ScoreItem], *, truncate: bool = False
 ) -> list[list[SequenceScore]]:
-    """Return the scores of every continuation of every item, in their order.
+    """Return the scores of the continuations of every item, in the given order.
 
-    A decoder reads the context once, after the tokens that begin documents in training. If there
-    are no such tokens, an empty context is replaced by the token that ends documents. If this token
-    is missing, too, the first token is not scored. An encoder-decoder reads the context as a
-    document, and the decoder predicts the continuation. An encoder reads context, continuation and
-    `after` as one document, or as a window around the token if the document is too long. The
-    encoder predicts each token of the continuation while this token is masked.
+    A decoder reads the context once, after the BOS tokens used in training. If there are none, an
+    empty context is replaced by the EOS token. If there is no EOS token either, the first token is
+    not scored. In an encoder-decoder, the encoder reads the context, and the decoder predicts the
+    continuation. An encoder reads context, continuation and `after` as one text with special
+    tokens; if this text is too long, it reads a window around the predicted token. The encoder
+    predicts each token of the continuation while only this token is masked.
 
     Args:
         lm: a model with a head over the vocabulary.
         items: contexts with their continuations.
-        truncate: whether to cut the left of contexts that are too long for the model, by the same
+        truncate: whether to left-truncate contexts that are too long for the model, by the same
             number of tokens for all continuations of an item.
 
     Raises:
-        SpecError: an item that does not fit.
-        TokenizerError: an encoder whose tokenizer has no mask token.
-        TriviumError: an item without continuations, or one without tokens.
+        SpecError: an item is longer than the model's context length, or an id is out of vocabulary.
+        TokenizerError: the model is an encoder whose tokenizer has no mask token.
+        TriviumError: an item has no continuations, or a continuation has no tokens.
     """
     masked = lm.module.spec.family == "encoder-only"
     scores: list[list[SequenceScore]] = []
@@ -146,15 +147,17 @@ def score_continuations(
 def encode_item(
     lm: TextModel, context: str, continuations: Sequence[str], *, after: str = ""
 ) -> ScoreItem:
-    """Return the ids of a context and its continuations, each tokenized jointly with the context.
+    """Return an item to score: the ids of a context and its continuations.
+
+    Each continuation is tokenized as one string with the context.
 
     Spaces at the end of the context belong to the continuations, because most tokenizers include a
     space in the token after it. The ids of the context are the common prefix of all encodings. A
-    token across the border belongs to the continuation. For an encoder-decoder, whose source is the
-    context, context and continuations are encoded separately.
+    token across the border belongs to the continuation. For an encoder-decoder, the context (the
+    source) and the continuations are tokenized separately.
 
     Raises:
-        TokenizerError: a continuation without tokens.
+        TokenizerError: a continuation has no tokens.
     """
 
     def encoded(tokenizer: Tokenizer, text: str) -> Encoding:
@@ -181,9 +184,9 @@ def encode_item(
 def continuation_scores(
     lm: TextModel, context: str, continuations: Sequence[str], *, after: str = ""
 ) -> list[SequenceScore]:
-    """Return the scores of continuations of a context, which is cut on the left if too long.
+    """Return the scores of continuations of a context, which is left-truncated if it is too long.
 
-    An encoder also reads `after`, which follows each continuation.
+    `after` is the text after each continuation. Only an encoder reads it.
     """
     item = encode_item(lm, context, continuations, after=after)
     return score_continuations(lm, [item], truncate=True)[0]
@@ -192,7 +195,9 @@ def continuation_scores(
 def token_log_probabilities(
     module: LanguageModule, hidden: Tensor, targets: Tensor, vocab_size: int
 ) -> tuple[Tensor, Tensor]:
-    """Return log p of each target, and whether the target is the most probable token, on the CPU.
+    """Return the log-probability of each target token, and whether it is the most probable token.
+
+    Both results are on the CPU. Only ids below `vocab_size` can be the most probable token.
 
     Shape: hidden [M, D], targets int64 [M] -> float64 [M], bool [M].
     """
@@ -205,9 +210,11 @@ def token_log_probabilities(
 
 
 class _Group(NamedTuple):
-    """Continuations of an item that are scored together, from index `first` on.
+    """Continuations of one item that are scored in the same batch, and their context.
 
-    `context` is a decoder's prompt or an encoder's source, from which `num_cut` tokens were cut.
+    `item` is the index of the item, and `first` the index of the first of these continuations in
+    the item. `context` contains the ids of the decoder's prompt or the encoder's source, after
+    `num_cut` context tokens were cut on the left.
     """
 
     item: int
@@ -218,7 +225,7 @@ class _Group(NamedTuple):
 
 
 def _truncated_context(lm: TextModel, item: ScoreItem, truncate: bool) -> tuple[list[int], int]:
-    """Return the truncated decoder prompt or encoder source, and the number of tokens cut."""
+    """Return the left-truncated prompt or encoder source, and the number of tokens cut from it."""
     module, longest = lm.module, max(map(len, item.continuations))
     if module.spec.family == "encoder-decoder":
         start = lm.generation_rules.target_start
@@ -241,7 +248,7 @@ def _truncated_context(lm: TextModel, item: ScoreItem, truncate: bool) -> tuple[
 def _score_with_decoder(
     lm: TextModel, items: Sequence[ScoreItem], contexts: Sequence[tuple[list[int], int]]
 ) -> list[list[SequenceScore]]:
-    """Score items with a decoder. Continuations of the same context share its cache."""
+    """Score items with a decoder, which reads a context of several continuations only once."""
     both = lm.module.spec.family == "encoder-decoder"
     whole: list[_Group] = []
     shared: list[_Group] = []
@@ -270,9 +277,9 @@ def _score_with_decoder(
 
 
 def _states_single_row(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
-    """Return the hidden states that predict the tokens of each context's only continuation.
+    """Return the hidden states that predict the tokens of the only continuation of each group.
 
-    A context and its continuation are read as one row.
+    A context and its continuation are read as one row, without a cache.
     """
     rows = [[*group.context, *group.continuations[0][:-1]] for group in groups]
     if not any(rows):
@@ -284,9 +291,9 @@ def _states_single_row(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
 
 
 def _states_shared_context(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
-    """Return the hidden states that predict the tokens of several continuations per context.
+    """Return the hidden states that predict the tokens of each of the groups' continuations.
 
-    A context is read once, into a cache slot that is copied for the other continuations.
+    The context of a group is read once. Its cache slot is copied for the other continuations.
     """
     module, start = lm.module, lm.generation_rules.target_start
     counts = [len(group.continuations) for group in groups]
@@ -313,7 +320,7 @@ def _states_shared_context(lm: TextModel, groups: Sequence[_Group]) -> list[Tens
 
 @torch.inference_mode()
 def _score_with_encoder(lm: TextModel, item: ScoreItem, truncate: bool) -> list[SequenceScore]:
-    """Score continuations with an encoder, which masks every token in turn."""
+    """Score continuations with an encoder: one token at a time is masked and predicted."""
     tokenizer = lm.source_tokenizer
     template, excess = lm.source_template, 0
     if truncate:
@@ -335,7 +342,7 @@ def _score_with_encoder(lm: TextModel, item: ScoreItem, truncate: bool) -> list[
 def _sequence_scores(
     lm: TextModel, groups: Sequence[_Group], states: Sequence[Tensor]
 ) -> Iterator[SequenceScore]:
-    """Yield the scores of continuations from the states [M, D] that predict their tokens."""
+    """Yield the scores of all continuations. The states [M, D] predict their tokens."""
     lengths = [len(each) for each in states]
     continuations = [(group.num_cut, ids) for group in groups for ids in group.continuations]
     values, best = torch.empty(0), torch.empty(0, dtype=torch.bool)
@@ -355,7 +362,10 @@ def _sequence_scores(
 
 
 def _num_cut(lm: TextModel, around: int, context: int, continuation: int, truncate: bool) -> int:
-    """Return the number of context tokens to cut, so that the item fits the context length.
+    """Return the number of context tokens to cut, so that an item fits the context length.
+
+    `around`, `context` and `continuation` are the numbers of tokens that the model reads: of
+    special tokens and text after a continuation, of the context, and of the longest continuation.
 
     Raises:
         SpecError: the continuation alone is too long, or the context is too long and `truncate` is

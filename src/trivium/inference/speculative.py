@@ -1,8 +1,8 @@
 """Speculative decoding: draft tokens that the model verifies in one forward pass.
 
 A draft token is accepted only if the model, sampling with the same random number as without drafts,
-picks the same token. Therefore, drafts do not change the text. For deterministic drafts, the
-acceptance rate is the same as with the rule of Leviathan et al. 2023 (appendix A.2).
+samples the same token. Therefore, drafts do not change the text. For deterministic drafts, the
+acceptance rate is the same as with the acceptance rule of Leviathan et al. 2023 (appendix A.2).
 """
 
 from __future__ import annotations
@@ -21,36 +21,37 @@ from trivium.models import LanguageModule
 
 
 class Draft(Protocol):
-    """A source of draft tokens, at most `num_tokens` per decode step."""
+    """A source of draft tokens for speculative decoding, at most `num_tokens` per decode step."""
 
     num_tokens: int
 
     def start(self, slots: int, slot_length: int) -> None:
-        """Prepare for an engine with `slots` slots of `slot_length` tokens each."""
+        """Prepare for an engine with `slots` cache slots of `slot_length` tokens each."""
         ...
 
     def propose(self, texts: Mapping[int, Ids], limits: Mapping[int, int]) -> dict[int, list[int]]:
-        """Return the draft tokens per slot.
+        """Return the draft tokens of each slot, which are expected to follow the text in the slot.
 
         Args:
-            texts: slot -> prompt and generated tokens.
-            limits: slot -> maximum number of draft tokens.
+            texts: slot -> the tokens of the prompt and all generated tokens.
+            limits: slot -> the maximum number of draft tokens.
         """
         ...
 
 
 class PromptLookup:
-    """Prompt lookup (Saxena 2023): draft what followed the previous occurrence of the last n-gram.
+    """Prompt lookup (Saxena 2023), a source of draft tokens for speculative decoding.
 
-    Prompt lookup costs almost nothing and helps where texts repeat themselves: summaries, edits,
-    code.
+    The drafts are the tokens that followed the text's last n-gram at its previous occurrence. This
+    costs almost nothing and helps if texts repeat themselves: summaries, edits, code.
 
     >>> PromptLookup(num_tokens=2).propose({0: [5, 6, 7, 8, 5, 6]}, {0: 2})
     {0: [7, 8]}
 
     Args:
         num_tokens: the maximum number of draft tokens per step.
-        ngram: the length of the n-gram looked up first; then shorter n-grams, down to one token.
+        ngram: the length of the n-gram that is looked up first. If it did not occur before, shorter
+            n-grams are looked up, down to one token.
     """
 
     def __init__(self, num_tokens: int = 8, ngram: int = 3) -> None:
@@ -59,14 +60,17 @@ class PromptLookup:
         self.num_tokens, self.ngram = num_tokens, ngram
 
     def start(self, slots: int, slot_length: int) -> None:
-        """Do nothing, because no state is kept between steps."""
+        """Do nothing, because prompt lookup keeps no state between decode steps."""
 
     def propose(self, texts: Mapping[int, Ids], limits: Mapping[int, int]) -> dict[int, list[int]]:
-        """Return the draft tokens per slot; see `Draft.propose`."""
+        """Return the tokens that followed the last n-gram of each text; see `Draft.propose`."""
         return {slot: self._lookup_ngram(ids, limits[slot]) for slot, ids in texts.items()}
 
     def _lookup_ngram(self, ids: Ids, limit: int) -> list[int]:
-        """Return up to `limit` tokens that follow the last n-gram at its previous occurrence."""
+        """Return up to `limit` tokens that follow the previous occurrence of the last n-gram.
+
+        Returns [] if the last token did not occur before.
+        """
         tokens = np.asarray(ids)
         for size in range(min(self.ngram, len(ids) - 1), 0, -1):
             ngrams = np.lib.stride_tricks.sliding_window_view(tokens[:-1], size)
@@ -78,15 +82,15 @@ class PromptLookup:
 
 
 class DraftModel:
-    """Draft tokens generated greedily by a smaller decoder with the same vocabulary.
+    """A source of draft tokens: a smaller decoder with the same vocabulary generates them greedily.
 
     Args:
         module: a decoder in evaluation mode.
         num_tokens: the maximum number of draft tokens per step.
 
     Raises:
-        SpecError: a model that is not a decoder; from `start`: a cache that cannot be rolled back
-            by `num_tokens`.
+        SpecError: the module is not a decoder. The method `start` raises it if the module's cache
+            cannot be rolled back by `num_tokens`.
     """
 
     def __init__(self, module: LanguageModule, num_tokens: int = 4) -> None:
@@ -96,7 +100,7 @@ class DraftModel:
         self.module, self.num_tokens = module, num_tokens
 
     def start(self, slots: int, slot_length: int) -> None:
-        """Prepare for an engine; see `Draft.start`."""
+        """Create the cache of the draft model; see `Draft.start`."""
         limit = self.module.spec.max_length
         self._slot_length = slot_length if limit is None else min(limit, slot_length)
         self._cache = self.module.new_cache(slots, self._slot_length)
@@ -109,7 +113,10 @@ class DraftModel:
 
     @torch.inference_mode()
     def propose(self, texts: Mapping[int, Ids], limits: Mapping[int, int]) -> dict[int, list[int]]:
-        """Return the draft tokens per slot; see `Draft.propose`."""
+        """Return the greedy continuation of each text, except of texts longer than a slot.
+
+        See `Draft.propose`.
+        """
         drafts: dict[int, list[int]] = {slot: [] for slot in texts}
         new = {
             slot: self._sync_cache(slot, ids)
@@ -127,9 +134,10 @@ class DraftModel:
         return {slot: ids[: limits[slot]] for slot, ids in drafts.items()}
 
     def _sync_cache(self, slot: int, ids: Ids) -> list[int]:
-        """Crop the cache of a slot to a prefix of the text. Returns the tokens after the prefix.
+        """Crop the cache of a slot to the tokens that agree with the start of the text `ids`.
 
-        At least the last token is returned, because it is always read again.
+        Returns the rest of the text, which the draft model has to read. It contains at least the
+        last token, because its hidden state is needed.
         """
         cached = self._cached[slot]
         equal = (a == b for a, b in zip(cached, ids[:-1]))
@@ -143,7 +151,7 @@ class DraftModel:
         return [*ids[length:]]
 
     def _predict_next(self, new: Mapping[int, Ids]) -> dict[int, int]:
-        """Append new tokens to some slots. Returns the most probable next token of each slot."""
+        """Append the tokens `new` to their slots. Returns each slot's most probable next token."""
         hidden = prefill(self.module, self._cache, list(new), list(new.values()))
         for slot, ids in new.items():
             self._cached[slot].extend(ids)

@@ -1,4 +1,4 @@
-"""Token classification: a tag for every word (named entities, parts of speech)."""
+"""Token classification: predict a tag for every word (named entities, parts of speech)."""
 
 from __future__ import annotations
 
@@ -59,9 +59,10 @@ class Entity:
 
 
 def find_words(text: str | Sequence[str], *, by_character: bool = True) -> list[Word]:
-    """Return the words of a text, or the given words, with character offsets in the joined text.
+    """Split a text into words with character offsets.
 
-    Words are separated by spaces. Punctuation marks at the ends of a word are words of their own.
+    In a text, words are separated by spaces, and punctuation marks at the ends of a word are
+    separate words. A list of words is not split; offsets then refer to the words joined to a text.
 
     >>> [word.text for word in find_words("(He isn't in Paris, now.)")]
     ['(', 'He', "isn't", 'in', 'Paris', ',', 'now', '.', ')']
@@ -88,15 +89,15 @@ def find_words(text: str | Sequence[str], *, by_character: bool = True) -> list[
 
 
 def _split_words(splitter: Split, text: str) -> list[Word]:
-    """Split a text into words with character offsets; whitespace is dropped."""
+    """Split a text into words with character offsets by a pre-tokenizer, without whitespace."""
     pieces = splitter.pre_tokenize_str(text)
     return [Word(piece, *span) for piece, span in pieces if not piece.isspace()]
 
 
 def merge_entities(words: Sequence[TaggedWord], text: str) -> list[Entity]:
-    """Return the chunks of IOB2, BIOES, BILOU, BMES or BMEWO tags; tags of other forms are skipped.
+    """Merge tagged words of a text into entities: chunks of IOB2, BIOES, BILOU, BMES or BMEWO tags.
 
-    An I- tag that does not continue a chunk begins a chunk.
+    Words with other tags are skipped. An I- tag that does not continue a chunk begins a chunk.
 
     >>> tags = [("New", "B-LOC", 0, 3), ("York", "I-LOC", 4, 8), ("is", "O", 9, 11)]
     >>> words = [TaggedWord(word, tag, 0.5, *span) for word, tag, *span in tags]
@@ -134,14 +135,14 @@ def tag_words(
     *,
     max_length: int | None,
 ) -> list[list[TaggedWord]]:
-    """Predict the tag of every word, at the word's first token.
+    """Predict the tag of every word from the hidden state of the word's first token.
 
     Args:
         lm: a model with a tagger head.
         sentences: the words of every sentence.
         names: the names of the tagger's labels.
-        max_length: the number of tokens beyond which a sentence is read in several parts; None:
-            any number.
+        max_length: the maximum number of tokens read at once. A longer sentence is read in several
+            parts. None: any number.
     """
     tagged: list[list[TaggedWord]] = [[] for _ in sentences]
     texts = [[word.text for word in words] for words in sentences]

@@ -54,14 +54,15 @@ class GenerationRules:
             are padding.
         stop_ids: ids that end a text.
         banned_ids: ids that are never generated, such as Marian's padding.
-        begin_banned_ids: ids that no text begins with.
+        begin_banned_ids: ids that are banned as the first token of a text.
         decoder_start: the ids that the decoder of an encoder-decoder reads first; these ids are not
             part of the output.
-        forced_start: the ids that every target begins with, such as mBART's language.
+        forced_start: the ids that are forced as the first tokens of every output, such as the
+            language token of mBART.
         forced_end: the id forced as the last token if `max_new_tokens` is reached (BART); None: no
             id is forced.
-        encoder_no_repeat_ngram: the size of n-grams of the source that may not be generated; 0: no
-            restriction.
+        encoder_no_repeat_ngram: no n-gram of this size that occurs in the source may be generated;
+            0: no restriction.
     """
 
     vocab_size: int
@@ -75,19 +76,19 @@ class GenerationRules:
 
     @property
     def target_start(self) -> tuple[int, ...]:
-        """The ids that a target of an encoder-decoder begins with."""
+        """The first ids of every target of an encoder-decoder: decoder start and forced start."""
         return self.decoder_start + self.forced_start
 
     def max_tokens(
         self, prompt: Sequence[int], max_new_tokens: int, context_length: int | None
     ) -> int:
-        """Return the largest number of tokens to generate for a prompt.
+        """Return the maximum number of tokens to generate for a prompt.
 
-        The last token needs no position, because the decoder does not read it.
+        The last generated token needs no position, because the decoder does not read it.
 
         Args:
             prompt: the ids of the prompt, or of the source of an encoder-decoder.
-            max_new_tokens: the number that the user has set.
+            max_new_tokens: the maximum number set by the user.
             context_length: the number of tokens that the decoder can read; None for any number.
         """
         if context_length is None:
@@ -95,7 +96,7 @@ class GenerationRules:
         return min(max_new_tokens, context_length - len(self.decoder_start or prompt) + 1)
 
     def check_bias(self, params: DecodingParams) -> None:
-        """Raise SpecError if `logit_bias` contains an id that does not exist."""
+        """Raise SpecError if `logit_bias` contains a token id outside the vocabulary."""
         for token_id in params.logit_bias:
             if not 0 <= token_id < self.vocab_size:
                 raise SpecError(
@@ -103,14 +104,17 @@ class GenerationRules:
                 )
 
     def forced_id(self, length: int, limit: int) -> int | None:
-        """Return the id forced after `length` tokens of at most `limit`, or None."""
+        """Return the id that is forced as the next token, or None if any id may follow.
+
+        `length` is the number of output tokens so far, and `limit` their maximum number.
+        """
         if length < len(self.forced_start):
             return self.forced_start[length]
         return self.forced_end if length + 1 >= limit else None
 
 
 class TextModel:
-    """A spec, weights, tokenizers and settings that belong together, ready for inference.
+    """A model with its spec, weights, tokenizers and settings, ready for inference.
 
     Args:
         spec: the description of `module`.
@@ -121,8 +125,8 @@ class TextModel:
         source_tokenizer: the tokenizer of the encoder's input, if different from `tokenizer`.
         compile: whether to compile the decode step of generation.
 
-    A tokenizer with more ids than the model only causes a warning. A text with an id that the model
-    does not have raises an error.
+    If the tokenizer has more ids than the model, there is only a warning. A text that contains such
+    an out-of-vocabulary id raises an error.
     """
 
     def __init__(
@@ -154,7 +158,7 @@ class TextModel:
 
     @property
     def capabilities(self) -> tuple[str, ...]:
-        """The methods that this model supports, given its family, heads and tokenizer."""
+        """The methods that the model supports, given its heads, family, tokenizer and settings."""
         heads, family = {head.kind for head in self.spec.heads}, self.spec.family
         encodes, decodes = family != "decoder-only", family != "encoder-only"
         both = encodes and decodes
@@ -182,7 +186,7 @@ class TextModel:
 
     @property
     def generates_labels(self) -> bool:
-        """Whether `classify` compares an encoder-decoder's likelihoods of the label names."""
+        """Whether `classify` uses an encoder-decoder's likelihoods of label names, not a head."""
         heads = {head.kind for head in self.spec.heads}
         fine_tuned = bool(self.settings.task_options("classification") and self.settings.labels)
         both = self.spec.family == "encoder-decoder"
@@ -190,18 +194,19 @@ class TextModel:
 
     @property
     def reads_documents(self) -> bool:
-        """Whether `classify` and `embed` add the tokens that begin and end documents.
+        """Whether `classify` and `embed` add the BOS and EOS tokens of training documents.
 
-        With a decoder, `classify` and `embed` add these tokens only if the decoder was fine-tuned
-        with them (classification, contrastive).
+        True for an encoder or encoder-decoder. True for a decoder only if it was fine-tuned with
+        these tokens (classification, contrastive).
         """
         return self.settings.reads_documents or self.spec.family != "decoder-only"
 
     @property
     def pooling(self) -> Pooling:
-        """The pooling of `embed`: as in training, else "last" for a decoder, "mean" for others.
+        """The default pooling of `embed`: the pooling that the model was trained with.
 
-        Raises SpecError if the settings name an unknown pooling.
+        If it is unknown, the pooling is "last" for a decoder and "mean" for other models. Raises
+        SpecError if the settings name a pooling that does not exist.
         """
         pooling = self.settings.pooling
         if pooling in get_args(Pooling):
@@ -217,12 +222,12 @@ class TextModel:
         return next((head.layers[-1].width for head in heads), self.spec.d_model)
 
     def label_names(self, count: int) -> tuple[str, ...]:
-        """Return the names of `count` labels, or the default names of `transformers` if unknown."""
+        """Return the names of `count` labels; if unknown, LABEL_0, ... as in `transformers`."""
         names = self.settings.labels
         return names if len(names) == count else tuple(f"LABEL_{n}" for n in range(count))
 
     def require(self, capability: str) -> None:
-        """Raise SpecError if the model lacks a capability."""
+        """Raise SpecError if a capability is not among the model's `capabilities`."""
         if capability in self.capabilities:
             return
         task = TASK_OF_CAPABILITY.get(capability)
@@ -234,11 +239,11 @@ class TextModel:
         )
 
     def reading(self, special_tokens: SpecialTokens | None) -> Self:
-        """Return a copy of this model that parses strings such as `[SEP]` as special tokens or not.
+        """Return a copy of this model that tokenizes `[SEP]` and the like as text or as special.
 
         Args:
             special_tokens: whether `[SEP]` or `<|im_end|>` in a text is tokenized as plain "text"
-                or as the "special" token. By default, it is special in the prompt of `generate`,
+                or as the "special" token. None is the default: special in the prompt of `generate`
                 and text elsewhere (except `[MASK]` in `fill_mask`), unless the model was trained
                 with another `data.special_tokens`.
         """
@@ -256,12 +261,12 @@ class TextModel:
 
     @property
     def prompting(self) -> Self:
-        """This model for prompts, in which `[SEP]` and the like are special tokens by default."""
+        """A copy of this model for prompts: `[SEP]` and the like are special tokens by default."""
         return self.reading(self._special_tokens or "special")
 
     @property
     def text_tokenizer(self) -> Tokenizer:
-        """The tokenizer, which parses special tokens in texts as `special_tokens` specifies.
+        """The tokenizer, set to tokenize strings such as `[SEP]` as `special_tokens` specifies.
 
         Raises TokenizerError if the model has no tokenizer.
         """
@@ -280,12 +285,14 @@ class TextModel:
 
     @property
     def source_template(self) -> SpecialTokenTemplate:
-        """The special tokens around a text that an encoder reads."""
+        """The special tokens before and after a text that an encoder reads."""
         return SpecialTokenTemplate(self.source_tokenizer)
 
     @property
     def max_length(self) -> int | None:
-        """The number of tokens read at once: the smallest known limit (context, training, configs).
+        """The maximum number of tokens that the model reads at once; None: any number.
+
+        It is the smallest of the known limits (context length, training, configuration files).
 
         Longer texts are read in windows (`tag`, `answer`, `embed`, `fill_mask`, and `score` with an
         encoder), or are truncated at the end with a warning (`classify`, and the sources of an
@@ -304,18 +311,21 @@ class TextModel:
 
     @property
     def context_length(self) -> int | None:
-        """The maximum number of positions; None: unlimited (encoder-decoder: then `max_length`)."""
+        """The maximum number of positions in the model; None if there is no limit.
+
+        For an encoder-decoder without such a limit, it is `max_length`.
+        """
         both = self.spec.family == "encoder-decoder"
         return self.spec.max_length or (self.max_length if both else None)
 
     @property
     def trained_length(self) -> int | None:
-        """The number of tokens of the longest rows in training; None if unknown."""
+        """The number of tokens in the longest rows of the training data; None if unknown."""
         return self.settings.config.get("trained_length")
 
     @property
     def generation_rules(self) -> GenerationRules:
-        """The rules for generated texts, from the tokenizer and the settings."""
+        """The rules for generated texts, derived from the tokenizer and the settings."""
         tokenizer, settings, start = self.text_tokenizer, self.settings, ()
         if self.spec.family == "encoder-decoder":
             first = (tokenizer.bos_id, tokenizer.pad_id)
@@ -326,11 +336,11 @@ class TextModel:
                     "decoder_start_token_id, the tokenizer neither bos nor padding."
                 )
         size = min(tokenizer.vocab_size, self.spec.vocab_size)
-        # Generated texts end as documents do in training.
+        # Generated texts end with the same tokens as documents in training.
         ends = (tokenizer.eos_id, *tokenizer.suffix_ids, *settings.ids("eos_token_id"))
 
         def known(ids: Iterable[int | None]) -> tuple[int, ...]:
-            """Return the ids that are not None and may be generated."""
+            """Return the ids that are not None and belong to the vocabulary."""
             return tuple(i for i in ids if i is not None and 0 <= i < size)
 
         return GenerationRules(
@@ -347,10 +357,10 @@ class TextModel:
         )
 
     def conversation_ids(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids of a conversation, followed by the generation prompt for the assistant.
+        """Return the ids of a conversation, with the assistant's generation prompt at the end.
 
-        Raises TokenizerError if the model has no chat template, or the template refuses the
-        messages.
+        Raises TokenizerError if the model has no chat template, or the template raises an error for
+        the messages.
         """
         if self.settings.chat_template is None:
             raise TokenizerError(
@@ -361,7 +371,7 @@ class TextModel:
         return prompt_ids(self, template.render(messages, add_generation_prompt=True))
 
     def prompts(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of prompts. Warns if sources of an encoder-decoder are truncated."""
+        """Return the ids of prompts or sources. Warns if sources are truncated to `max_length`."""
         prompts, limit = [prompt_ids(self, text) for text in texts], self.max_length
         if self.spec.family == "encoder-decoder" and limit is not None:
             suffix = self.source_template.after
@@ -372,7 +382,7 @@ class TextModel:
         return prompts
 
     def text_inputs(self, texts: Sequence[tuple[str, str | None]]) -> list[TextInput]:
-        """Encode texts and pairs as model inputs. Warns if some are truncated."""
+        """Encode texts or pairs of texts as model inputs. Warns if some texts are truncated."""
         limit = self.max_length
         inputs = encode_inputs(
             self.source_tokenizer, texts, max_length=limit, as_documents=self.reads_documents
@@ -394,7 +404,7 @@ class TextModel:
 
         If `max_length` is given, or the model has a `max_seq_length` (`sentence-transformers`), a
         longer text is truncated to one window instead. Truncation causes a warning unless
-        `max_length` is given. The model's prompt, if any, is put before every text.
+        `max_length` is given. If the model was trained with a prompt, it is put before every text.
         """
         options = self.settings.task_options("contrastive")
         lengths = max_length, options.get("max_seq_length")
@@ -413,7 +423,7 @@ class TextModel:
         return [[each] for each in inputs]
 
     def warn_of_lengths(self, requests: Iterable[GenerationRequest]) -> None:
-        """Warn about texts that stop at the context length or exceed the training length."""
+        """Warn of generated texts that end at the context length or exceed the training length."""
         start, trained = self.generation_rules.decoder_start, self.trained_length
         notes: list[str] = []
         for one in requests:
@@ -433,21 +443,21 @@ class TextModel:
     def sampling_params(
         self, prompt_ids: Sequence[int], options: Mapping[str, Any], **defaults: Any
     ) -> SamplingParams:
-        """Return the sampling options; `options` override the model's settings, then `defaults`."""
+        """Return the sampling parameters: `options`, else the model's settings, else `defaults`."""
         check_option_names(SamplingParams, options)
         length = len(self.generation_rules.decoder_start or prompt_ids)
         settings = options_from_config(self.settings.generation, SamplingParams, length)
         return SamplingParams(**{**defaults, **settings, **options})
 
     def target_limit(self, source: Sequence[int]) -> int:
-        """Return the maximum target length, from the model's settings or else the source length."""
+        """Return the maximum target length, set by the model or else derived from the source."""
         default = min(2 * len(source) + 16, MAX_TARGET)
         return self.sampling_params(source, {}, max_new_tokens=default).max_new_tokens
 
     def beam_params(
         self, prompt_ids: Sequence[int] = (), **options: Unpack[BeamSearchOptions]
     ) -> BeamSearchParams:
-        """Return the options of beam search. Options not given come from the model's settings."""
+        """Return the parameters of beam search: `options`, else the model's settings."""
         check_option_names(BeamSearchParams, options)
         length = len(self.generation_rules.decoder_start or prompt_ids)
         settings = options_from_config(self.settings.generation, BeamSearchParams, length)
@@ -472,11 +482,11 @@ def encoder_ids(tokenizer: Tokenizer, text: str) -> list[int]:
 def prompt_ids(lm: TextModel, text: str) -> list[int]:
     """Return the ids of a text for an encoder to read, or for a decoder to continue.
 
-    A decoder's prompt begins with the tokens that begin documents in training. If there are none,
-    an empty prompt is replaced by the token that ends documents.
+    A decoder's prompt begins with the BOS tokens used in training. If there are none, an empty
+    prompt is replaced by the EOS token.
 
     Raises:
-        TokenizerError: the prompt is empty, and there is no special token to begin with.
+        TokenizerError: the prompt is empty, and the tokenizer has neither a BOS nor an EOS token.
     """
     if lm.module.spec.family == "encoder-decoder":
         return encoder_ids(lm.source_tokenizer, text)
@@ -492,9 +502,9 @@ def prompt_ids(lm: TextModel, text: str) -> list[int]:
 
 
 def with_bos(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
-    """Prepend the ids that begin documents in training, unless `ids` already starts with them.
+    """Prepend the BOS tokens used in training, unless `ids` already starts with these tokens.
 
-    A chat template may write these tokens itself.
+    A prompt made with a chat template may already start with them.
     """
     prefix = list(tokenizer.prefix_ids)
     return [*ids] if [*ids[: len(prefix)]] == prefix else [*prefix, *ids]
@@ -503,8 +513,8 @@ def with_bos(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
 def start_ids(tokenizer: Tokenizer) -> list[int]:
     """Return the ids from which the first token of a text is predicted.
 
-    These are the ids that begin documents in training, else the token that ends the previous
-    document. Returns [] if the tokenizer has neither.
+    These are the BOS tokens used in training. If there are none, it is the EOS token, which ends
+    the previous document. Returns [] if the tokenizer has neither.
     """
     if tokenizer.prefix_ids:
         return list(tokenizer.prefix_ids)

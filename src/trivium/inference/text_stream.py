@@ -8,13 +8,14 @@ from tokenizers.decoders import DecodeStream
 
 from trivium.text import Tokenizer
 
-_CONTEXT_TOKENS = 16  # tokens
+_CONTEXT_TOKENS = 16  # of the context
 
 
 class TextStream:
-    """Streaming detokenizer, whose joined pieces are the text of all tokens.
+    """Streaming detokenizer: converts tokens, one at a time, to pieces of text.
 
-    A piece consists of complete characters: the bytes of an incomplete character are held back.
+    The joined pieces are the text of all tokens. A piece consists of complete characters; the bytes
+    of an incomplete character are held back.
 
     Args:
         tokenizer: the tokenizer of the ids.
@@ -43,12 +44,12 @@ class TextStream:
         return piece.removeprefix(known)
 
     def finish(self) -> str:
-        """Return the text held back (an incomplete character), when no more tokens follow."""
+        """End the stream. Returns the text held back so far: that of an incomplete character."""
         return self._tokenizer.decode(self._held).removeprefix(self._known)
 
 
 class StopStrings:
-    """Filter that ends a stream of text before the first stop string.
+    """Filter that ends a stream of text before the first occurrence of a stop string.
 
     Args:
         stop: the strings that end the text; no string may be empty.
@@ -61,7 +62,10 @@ class StopStrings:
         self._stop, self._held, self.matched = tuple(stop), "", False
 
     def push(self, piece: str, *, last: bool = False) -> str:
-        """Add text. Returns the text before any stop string or possible start of a stop string."""
+        """Add a piece of text. Returns the new text that is certain to precede any stop string.
+
+        The possible start of a stop string is held back, unless this is the `last` piece.
+        """
         text = self._held + piece
         matches = [start for stop in self._stop if (start := text.find(stop)) >= 0]
         if matches:
@@ -72,7 +76,7 @@ class StopStrings:
         return text[: len(text) - held]
 
     def _stop_prefix_length(self, text: str) -> int:
-        """Return the number of characters at the end that may begin a stop string."""
+        """Return the number of characters at the end of a text that may begin a stop string."""
         sizes = (
             size
             for stop in self._stop
@@ -83,10 +87,11 @@ class StopStrings:
 
 
 def token_texts(tokenizer: Tokenizer, pairs: Sequence[tuple[int | None, int]]) -> list[str]:
-    """Return the text that each token adds, for pairs of previous token (or None) and token.
+    """Return the text that each token adds to its previous token, for pairs (previous, token).
 
-    A token decoded alone loses the space that many tokenizers put before a word. A token that is
-    not complete characters is shown by its bytes, such as "\\xe5\\xa4".
+    The previous token (or None) is needed because a token decoded alone loses the space that many
+    tokenizers put before a word. If a token's bytes are not complete characters, the bytes are
+    shown, such as "\\xe5\\xa4".
     """
     before = [[] if previous is None else [previous] for previous, _ in pairs]
     batch = [*before, *([*ids, pair[1]] for ids, pair in zip(before, pairs))]
@@ -104,7 +109,7 @@ def token_texts(tokenizer: Tokenizer, pairs: Sequence[tuple[int | None, int]]) -
 
 
 def is_utf8(data: bytes) -> bool:
-    """Return whether bytes are complete characters in UTF-8."""
+    """Return whether bytes are valid UTF-8, without incomplete characters."""
     try:
         data.decode()
     except UnicodeDecodeError:

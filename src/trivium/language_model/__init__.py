@@ -15,8 +15,8 @@ from trivium.text import Tokenizer
 class LanguageModel(GenerationMixin, PredictionMixin, TaskMixin, SavingMixin):
     """A model that is ready to use: weights in evaluation mode, with tokenizer and settings.
 
-    Each mixin has the methods of one group of tasks. The base class `TextModel` has the properties
-    that follow from the spec, the weights and the settings.
+    Each mixin contains the methods of one group of tasks. The base class `TextModel` contains the
+    properties that are derived from the spec, the weights and the settings.
     """
 
     @classmethod
@@ -31,10 +31,10 @@ class LanguageModel(GenerationMixin, PredictionMixin, TaskMixin, SavingMixin):
         Args:
             module: a module whose logits do not depend on later tokens.
             tokenizer: the tokenizer; None if the model is used with ids only.
-            max_length: the largest number of tokens that the module can read; None for any number.
+            max_length: the maximum number of tokens that the module can read; None: any number.
 
         Raises:
-            SpecError: the module does not return logits of this shape.
+            SpecError: the module does not return logits [B, T, V].
         """
         model = LogitsModel(module, max_length=max_length)
         return cls(model.spec, model, tokenizer)  # type: ignore[arg-type]

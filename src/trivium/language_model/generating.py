@@ -30,9 +30,9 @@ class GenerationMixin(TextModel):
         """Return the continuation of a prompt, or the output of an encoder-decoder.
 
         A text ends at the end-of-text token, at a stop string, after `max_new_tokens`, or at the
-        context length of the model (models with relative positions such as RoPE, ALiBi or T5's have
-        no such limit). If the source is longer than an encoder-decoder reads, its end is cut with a
-        warning.
+        context length of the model. Models with relative positions (such as RoPE, ALiBi or those of
+        T5) have no such limit. If a source is longer than an encoder-decoder reads, its end is cut
+        with a warning.
 
         Args:
             prompt: one text, or a list of texts, whose outputs are generated together and returned
@@ -66,7 +66,7 @@ class GenerationMixin(TextModel):
     def _beam_search(
         self, prompts: Sequence[str], draft: Draft | None, options: dict[str, Any]
     ) -> list[str]:
-        """Return the best text that beam search finds for every prompt."""
+        """Return the best text that beam search finds for each of several prompts."""
         self.require("generate")
         if draft is not None:
             raise TriviumError("beam search does not use drafts: leave out draft or num_beams.")
@@ -83,7 +83,7 @@ class GenerationMixin(TextModel):
     def run_requests(
         self, requests: Sequence[GenerationRequest], *, slots: int, draft: Draft | None = None
     ) -> None:
-        """Generate the texts of several requests together. Each request receives its own text."""
+        """Generate the texts of several requests together, and store each text in its request."""
         engine = self.engine_for(requests, slots=slots, draft=draft)
         try:
             for request in requests:
@@ -97,7 +97,7 @@ class GenerationMixin(TextModel):
     def stream(
         self, prompt: str, *, draft: Draft | None = None, **options: Unpack[SamplingOptions]
     ) -> Iterator[str]:
-        """Return an iterator over the text of `generate`, in pieces as they are generated.
+        """Return an iterator over pieces of the text of `generate`, while they are generated.
 
         No piece ends within a character.
         """
@@ -105,7 +105,7 @@ class GenerationMixin(TextModel):
         engine = self.engine_for([request], slots=8, draft=draft)
 
         def generated() -> Iterator[str]:
-            """Yield the text in pieces, and cancel the request if the caller stops early."""
+            """Yield pieces of the text. Cancels the request if the caller stops iterating early."""
             try:
                 yield from engine.stream(engine.add(request))
             finally:
@@ -116,7 +116,7 @@ class GenerationMixin(TextModel):
     def engine(
         self, *, slots: int = 8, slot_length: int = 2048, draft: Draft | None = None
     ) -> Engine:
-        """Create an engine for many requests; see `Engine`.
+        """Create an engine that generates the texts of many requests together; see `Engine`.
 
         Raises:
             SpecError: the model does not generate.
@@ -149,7 +149,7 @@ class GenerationMixin(TextModel):
     def _make_requests(
         self, prompts: Sequence[str], options: Mapping[str, Any]
     ) -> list[GenerationRequest]:
-        """Return one request per prompt; without a seed, a random first seed is drawn."""
+        """Return one request per prompt. Prompt i uses the seed (random if not given) plus i."""
         self.require("generate")
         requests, drawn = [], secrets.randbits(31)
         for i, ids in enumerate(self.prompting.prompts(prompts)):
@@ -174,7 +174,7 @@ class GenerationMixin(TextModel):
 
         Args:
             text: one text, or a list of texts, which are read in batches of similar lengths.
-            max_new_tokens: the largest number of tokens of an output. By default it is the model's
+            max_new_tokens: the maximum number of tokens of an output. By default it is the model's
                 own limit, else twice the number of source tokens plus 16, but at most 256. A
                 warning is given if an output reaches this default limit.
             progress: called with the number of finished texts and the number of all texts.

@@ -61,7 +61,7 @@ class PredictionMixin(TextModel):
         attention_mask: Numbers | None = None,
         **inputs: Unpack[ExtraInputs],
     ) -> AttentionWeights:
-        """Return the attention weights of every layer and head. Arguments are as in `logits`."""
+        """Return the attention weights of every layer and attention head; inputs as in `logits`."""
         tensors = model_inputs(
             self.module, input_ids=input_ids, attention_mask=attention_mask, **inputs
         )
@@ -100,10 +100,10 @@ class PredictionMixin(TextModel):
 
         Args:
             text: the text to score.
-            context: the text before it. Nothing is inserted between the two: `context + text` is
-                tokenized as one string, and a token across the border is scored with the text. An
-                encoder-decoder needs a context, which its encoder reads. If the context is too long
-                for the model, its beginning is cut.
+            context: the text before `text`. Nothing is inserted between the two: `context + text`
+                is tokenized as one string, and a token across the border is scored with the text.
+                An encoder-decoder needs a context, which its encoder reads; the two are then
+                tokenized separately. A context that is too long for the model is left-truncated.
         """
         self.require("score")
         return score_text(self, text, context).total

@@ -44,17 +44,17 @@ class SavingMixin(TextModel):
     ) -> Path:
         """Write a Hugging Face folder, which `transformers` and `load` read.
 
-        A decoder with a task head loses its head over the vocabulary, with a warning, because no
-        class of `transformers` has both heads. The same holds for an encoder with an enhanced mask
-        decoder (`MLMHead.mask_decoder_positions`).
+        A decoder with a task head is saved without its language-model head, with a warning, because
+        no class of `transformers` has both heads. The same holds for an encoder with an enhanced
+        mask decoder (`MLMHead.mask_decoder_positions`).
 
         Args:
             folder: a new or empty folder.
             overwrite: replace a model in the folder. A run or other files are never replaced.
-            max_shard_bytes: the largest size of a weight file.
+            max_shard_bytes: the maximum size of a weight file in bytes.
 
         Raises:
-            SpecError: no Hugging Face family can express this model, the model has two tokenizers,
+            SpecError: no Hugging Face architecture fits this model, the model has two tokenizers,
                 or `save` would raise SpecError.
             CheckpointError: the folder is in use, or cannot be written.
         """

@@ -60,7 +60,8 @@ class TaskMixin(TextModel):
     def next_sentence(self, first: str, second: str) -> Classification:
         """Return whether `second` follows `first`, as predicted by the next-sentence head of BERT.
 
-        The labels are "next" (0, as in Devlin et al. 2018) and "not next" (1; ALBERT: swapped).
+        The labels are "next" (0, as in Devlin et al. 2018) and "not next" (1). For ALBERT, "not
+        next" means that the two texts are in the wrong order.
         """
         self.require("next_sentence")
         return classify_texts(self, [(first, second)], head="nsp")[0]
@@ -73,15 +74,15 @@ class TaskMixin(TextModel):
     def tag(
         self, text: str | list[str] | list[Sequence[str]]
     ) -> list[TaggedWord] | list[list[TaggedWord]]:
-        """Return the tag of every word.
+        """Return the tag of every word of a text or of several texts.
 
         The model reads a long text in consecutive parts. Words are separated by spaces, and
         punctuation marks around a word are separate words. A Chinese or Japanese character is a
         word, unless the model was trained on longer words.
 
         Args:
-            text: a text, or a list of texts or of lists of words. A list of words is joined to a
-                text, to which the character offsets of the result refer.
+            text: a text, or a list of texts or of lists of words. If words are given, the character
+                offsets of the result refer to the words joined to a text.
 
         Raises:
             SpecError: the model does not tag.
@@ -108,7 +109,7 @@ class TaskMixin(TextModel):
     def answer_all(
         self, questions: Sequence[tuple[str, str]], *, top_k: int = 1
     ) -> list[list[AnswerSpan]]:
-        """Return the result of `answer` for each of many pairs of question and context."""
+        """Return the best answers (see `answer`) for each of many pairs of question and context."""
         self.require("answer")
         options = self.settings.task_options("qa")
         return find_answers(
