@@ -23,7 +23,7 @@ from trivium.errors import SpecError, TriviumError
 from trivium.inference import engine as engine_module
 from trivium.inference.engine import Engine
 from trivium.inference.request import GenerationRequest
-from trivium.inference.sampling import next_tokens
+from trivium.inference.sampling import sample_tokens
 from trivium.inference.sampling_params import SamplingParams
 from trivium.inference.score import ScoreItem, score_continuations
 from trivium.inference.speculative import DraftModel, PromptLookup
@@ -69,7 +69,7 @@ def uncached(lm, prompt: list[int], params: SamplingParams) -> list[int]:
         if start:
             inputs["decoder_input_ids"] = torch.tensor([[*start, *output]])
         logits = module.logits(module(**inputs)[:, -1]).float()
-        token_id = int(next_tokens(logits, [params], [numbers.random()]))
+        token_id = int(sample_tokens(logits, [params], [numbers.random()]))
         if token_id == STOP:
             break
         output.append(token_id)

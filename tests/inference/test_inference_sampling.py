@@ -153,7 +153,7 @@ def test_greedy_and_very_low_temperatures_are_the_most_probable_token():
     best = logits.argmax(-1).tolist()
     for temperature in (0.0, 1e-38, 1e-6, 1e-4):
         params = SamplingParams(temperature=temperature)
-        assert sampling.next_tokens(logits, [params] * ROWS, [0.99] * ROWS).tolist() == best
+        assert sampling.sample_tokens(logits, [params] * ROWS, [0.99] * ROWS).tolist() == best
 
 
 def test_options_are_the_fields_of_the_parameters():

@@ -16,7 +16,7 @@ import torch
 from trivium.errors import DataError, SpecError, TriviumError
 from trivium.inference.forward import masked_states, pad_rows
 from trivium.inference.score import token_log_probabilities
-from trivium.inference.text_model import start_ids
+from trivium.inference.text_model import bos_or_eos_ids
 from trivium.language_model import LanguageModel
 from trivium.text.symbols import UNSPACED
 
@@ -168,7 +168,7 @@ def rolling_log_probability(lm: LanguageModel, text: str) -> float:
     if lm.spec.family != "decoder-only" or size is None:
         return -perplexity(lm, [text], batch_size=1).nats
     ids = lm.text_tokenizer.encode(text, add_special_tokens=False).ids
-    before, *ids = [*start_ids(lm.text_tokenizer), *ids] or [0]
+    before, *ids = [*bos_or_eos_ids(lm.text_tokenizer), *ids] or [0]
     result = Perplexity()
     windows = get_rolling_token_windows(ids, before, max_seq_len=size, context_len=1)
     for context, continuation in map(make_disjoint_window, windows):
@@ -196,7 +196,7 @@ def _causal_rows(
     lm: LanguageModel, ids: list[int], window: int | None, stride: int
 ) -> Iterator[ScoredRow]:
     """The windows of a text between what begins and what ends it; one without a window."""
-    before, after = start_ids(lm.text_tokenizer), lm.text_tokenizer.suffix_ids
+    before, after = bos_or_eos_ids(lm.text_tokenizer), lm.text_tokenizer.suffix_ids
     whole = [*before, *ids, *after]
     unscored, end = max(1, len(before)), len(whole) - len(after)
     for start, first, stop in strided_windows(len(whole), window or len(whole), stride):

@@ -101,7 +101,7 @@ def beam_search(
         raise TriviumError(
             f"num_beams is {params.num_beams}, but the vocabulary has {rules.vocab_size} ids."
         )
-    rules.check_bias(params)
+    rules.check_logit_bias(params)
     for prompt in prompts:
         check_prompt(lm, prompt)
     results: dict[int, list[Hypothesis]] = {}

@@ -24,7 +24,7 @@ from trivium.inference.forward import (
 )
 from trivium.inference.logits_processors import DecodingState, next_choice_ids, process_logits
 from trivium.inference.request import FinishReason, GenerationRequest, token_logprob
-from trivium.inference.sampling import next_tokens
+from trivium.inference.sampling import sample_tokens
 from trivium.inference.sampling_params import check_bounds
 from trivium.inference.speculative import Draft
 from trivium.inference.text_model import TextModel
@@ -133,7 +133,7 @@ class Engine:
                 f"the prompt has {len(prompt)} tokens, but a slot of this engine holds "
                 f"{self.slot_length}: shorten the prompt, or make an engine with longer slots."
             )
-        rules.check_bias(request.params)
+        rules.check_logit_bias(request.params)
         self._waiting.append(_RequestState(request, self.lm, self.slot_length))
         return request
 
@@ -220,7 +220,7 @@ class Engine:
                 [state.request.prompt_ids for state in group],
                 self._rules.decoder_start,
             )
-            self._append_next(hidden, group)
+            self._sample_next(hidden, group)
 
     def _decode_running(self) -> None:
         """Run a decode step: generate at least one token for every running text."""
@@ -234,7 +234,7 @@ class Engine:
         hidden = self._extend_texts(
             {state.slot: state.request.output_ids[-1:] for state in running}
         )
-        self._append_next(_select_slots(hidden[:, 0], running), running)
+        self._sample_next(_select_slots(hidden[:, 0], running), running)
 
     def _verify_drafts(
         self, running: Sequence[_RequestState], drafts: Mapping[int, Sequence[int]]
@@ -248,7 +248,7 @@ class Engine:
         )
         texts = running
         for position in range(hidden.shape[1]):
-            ids = self._append_next(_select_slots(hidden[:, position], texts), texts)
+            ids = self._sample_next(_select_slots(hidden[:, position], texts), texts)
             # A draft token is accepted if the model chose the same token.
             texts = [
                 state
@@ -258,8 +258,8 @@ class Engine:
             ]
             if not texts:
                 break
-        if unfinished := [state for state in running if not state.request.finished]:
-            slots, lengths = zip(*((state.slot, state.cached) for state in unfinished), strict=True)
+        if active := [state for state in running if not state.request.finished]:
+            slots, lengths = zip(*((state.slot, state.num_cached) for state in active), strict=True)
             device = self._module.device
             self._cache.crop(
                 torch.tensor(slots, device=device), torch.tensor(lengths, device=device)
@@ -307,7 +307,7 @@ class Engine:
             for slot, ids in self._draft.propose(texts, limits).items()
         }
 
-    def _append_next(self, hidden: Tensor, states: Sequence[_RequestState]) -> list[int]:
+    def _sample_next(self, hidden: Tensor, states: Sequence[_RequestState]) -> list[int]:
         """Sample each text's next token from hidden states [B, D], append it, and return it."""
         logits, vocab_size = vocabulary_logits(self._module, hidden), self._rules.vocab_size
         recorded = [
@@ -317,7 +317,7 @@ class Engine:
         logits = logits[:, :vocab_size]
         process_logits(logits, [state.decoding for state in states], self._rules)
         params = [state.request.params for state in states]
-        ids = next_tokens(logits, params, [state.random.random() for state in states]).tolist()
+        ids = sample_tokens(logits, params, [state.random.random() for state in states]).tolist()
         for state, token_id, logprobs in zip(states, ids, recorded, strict=True):
             state.append(token_id, logprobs)
             if state.request.finished:
@@ -351,7 +351,7 @@ class _RequestState:
         self._last = context[-1] if context else None
 
     @property
-    def cached(self) -> int:
+    def num_cached(self) -> int:
         """The number of tokens in the cache: all tokens except the last generated one."""
         return len(self.decoding.prompt) + max(0, len(self.request.output_ids) - 1)
 

@@ -16,7 +16,7 @@ from trivium.inference.sampling_params import SamplingParams
 _TOP_P_CANDIDATES = 256  # Top-p sorts only this many candidates, unless more are needed.
 
 
-def next_tokens(
+def sample_tokens(
     logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequence[float]
 ) -> Tensor:
     """Sample the next token of every row, int64 [B], from logits [B, V].

@@ -29,7 +29,7 @@ from trivium.inference.forward import (
     prefill,
     vocabulary_log_probabilities,
 )
-from trivium.inference.text_model import TextModel, start_ids
+from trivium.inference.text_model import TextModel, bos_or_eos_ids
 from trivium.models import LanguageModule
 from trivium.nn.sequence_info import check_length
 from trivium.text import Encoding, Tokenizer
@@ -138,7 +138,7 @@ def score_continuations(
             if masked:
                 scores.append(_score_with_encoder(lm, item, truncate))
             else:
-                contexts.append(_truncated_context(lm, item, truncate))
+                contexts.append(_truncate_context(lm, item, truncate))
         except SpecError as error:
             raise SpecError(f"item {number}: {error}") from None
     return scores if masked else _score_with_decoder(lm, items, contexts)
@@ -160,14 +160,14 @@ def encode_item(
         TokenizerError: a continuation has no tokens.
     """
 
-    def encoded(tokenizer: Tokenizer, text: str) -> Encoding:
+    def encode_text(tokenizer: Tokenizer, text: str) -> Encoding:
         """Encode a text without special tokens."""
         return tokenizer.encode(text, add_special_tokens=False)
 
     tokenizer, both = lm.text_tokenizer, lm.module.spec.family == "encoder-decoder"
     stem, whole, contexts = context.rstrip(), [], []
     for text in continuations:
-        encoding = encoded(tokenizer, text.strip() if both else context + text)
+        encoding = encode_text(tokenizer, text.strip() if both else context + text)
         border = 0 if both else sum(end <= len(stem) for _, end in encoding.offsets)
         if not encoding.ids[border:]:
             raise TokenizerError(f"the continuation {text!r} has no tokens: nothing to score.")
@@ -177,8 +177,8 @@ def encode_item(
     shared: Ids = [column[0] for column in columns]
     rest = [ids[len(shared) :] for ids in whole]
     if both:
-        shared = encoded(lm.source_tokenizer, context.strip()).ids
-    return ScoreItem(shared, rest, encoded(tokenizer, after).ids if after else ())
+        shared = encode_text(lm.source_tokenizer, context.strip()).ids
+    return ScoreItem(shared, rest, encode_text(tokenizer, after).ids if after else ())
 
 
 def continuation_scores(
@@ -224,7 +224,7 @@ class _Group(NamedTuple):
     num_cut: int
 
 
-def _truncated_context(lm: TextModel, item: ScoreItem, truncate: bool) -> tuple[list[int], int]:
+def _truncate_context(lm: TextModel, item: ScoreItem, truncate: bool) -> tuple[list[int], int]:
     """Return the left-truncated prompt or encoder source, and the number of tokens cut from it."""
     module, longest = lm.module, max(map(len, item.continuations))
     if module.spec.family == "encoder-decoder":
@@ -233,7 +233,7 @@ def _truncated_context(lm: TextModel, item: ScoreItem, truncate: bool) -> tuple[
         before, after, read = lm.source_template.before, lm.source_template.after, 0
     else:
         tokenizer = lm.text_tokenizer
-        before = list(tokenizer.prefix_ids) if item.context else start_ids(tokenizer)
+        before = list(tokenizer.prefix_ids) if item.context else bos_or_eos_ids(tokenizer)
         # The last token of a continuation is predicted, but not read.
         after, read = [], longest - 1
     around = len(before) + len(after)
@@ -264,7 +264,7 @@ def _score_with_decoder(
         check_ids(group.context, lm.module.spec.input_vocab_size)
         for ids in group.continuations:
             check_ids(ids, lm.module.spec.vocab_size)
-    for groups, states_of in ((whole, _states_single_row), (shared, _states_shared_context)):
+    for groups, states_of in ((whole, _single_row_states), (shared, _shared_context_states)):
         lengths = [len(one.context) + max(map(len, one.continuations)) for one in groups]
         counts = [len(one.continuations) for one in groups]
         for batch in length_batches(lengths, _POSITIONS_AT_ONCE, counts=counts):
@@ -276,7 +276,7 @@ def _score_with_decoder(
     return results
 
 
-def _states_single_row(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
+def _single_row_states(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
     """Return the hidden states that predict the tokens of the only continuation of each group.
 
     A context and its continuation are read as one row, without a cache.
@@ -290,7 +290,7 @@ def _states_single_row(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
     return [hidden[i, start : len(row)] for i, (start, row) in enumerate(zip(starts, rows))]
 
 
-def _states_shared_context(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
+def _shared_context_states(lm: TextModel, groups: Sequence[_Group]) -> list[Tensor]:
     """Return the hidden states that predict the tokens of each of the groups' continuations.
 
     The context of a group is read once. Its cache slot is copied for the other continuations.

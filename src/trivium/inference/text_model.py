@@ -95,7 +95,7 @@ class GenerationRules:
             return max_new_tokens
         return min(max_new_tokens, context_length - len(self.decoder_start or prompt) + 1)
 
-    def check_bias(self, params: DecodingParams) -> None:
+    def check_logit_bias(self, params: DecodingParams) -> None:
         """Raise SpecError if `logit_bias` contains a token id outside the vocabulary."""
         for token_id in params.logit_bias:
             if not 0 <= token_id < self.vocab_size:
@@ -491,8 +491,8 @@ def prompt_ids(lm: TextModel, text: str) -> list[int]:
     if lm.module.spec.family == "encoder-decoder":
         return encoder_ids(lm.source_tokenizer, text)
     tokenizer = lm.text_tokenizer
-    ids = with_bos(tokenizer, tokenizer.encode(text, add_special_tokens=False).ids)
-    ids = ids or start_ids(tokenizer)
+    ids = prepend_bos(tokenizer, tokenizer.encode(text, add_special_tokens=False).ids)
+    ids = ids or bos_or_eos_ids(tokenizer)
     if not ids:
         raise TokenizerError(
             "the prompt is empty, and this tokenizer has no token that begins or ends a text: "
@@ -501,7 +501,7 @@ def prompt_ids(lm: TextModel, text: str) -> list[int]:
     return ids
 
 
-def with_bos(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
+def prepend_bos(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     """Prepend the BOS tokens used in training, unless `ids` already starts with these tokens.
 
     A prompt made with a chat template may already start with them.
@@ -510,7 +510,7 @@ def with_bos(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     return [*ids] if [*ids[: len(prefix)]] == prefix else [*prefix, *ids]
 
 
-def start_ids(tokenizer: Tokenizer) -> list[int]:
+def bos_or_eos_ids(tokenizer: Tokenizer) -> list[int]:
     """Return the ids from which the first token of a text is predicted.
 
     These are the BOS tokens used in training. If there are none, it is the EOS token, which ends

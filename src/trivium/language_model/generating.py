@@ -104,14 +104,14 @@ class GenerationMixin(TextModel):
         (request,) = self._make_requests([prompt], options)
         engine = self.engine_for([request], slots=8, draft=draft)
 
-        def generated() -> Iterator[str]:
+        def stream_text() -> Iterator[str]:
             """Yield pieces of the text. Cancels the request if the caller stops iterating early."""
             try:
                 yield from engine.stream(engine.add(request))
             finally:
                 engine.cancel(request)
 
-        return generated()
+        return stream_text()
 
     def engine(
         self, *, slots: int = 8, slot_length: int = 2048, draft: Draft | None = None

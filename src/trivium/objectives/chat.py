@@ -18,7 +18,7 @@ from trivium.data.records import Record
 from trivium.data.schema import Fields, Slot
 from trivium.errors import DataError
 from trivium.inference.request import GenerationRequest
-from trivium.inference.text_model import with_bos
+from trivium.inference.text_model import prepend_bos
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.objectives.base import (
@@ -228,7 +228,7 @@ def labelled_row(
     response = np.zeros(len(ids), dtype=bool)
     for start, stop in spans:
         response |= (ends > start) & (ends <= stop)
-    whole = [*with_bos(tokenizer, ids), *end]
+    whole = [*prepend_bos(tokenizer, ids), *end]
     response = np.pad(response, (len(whole) - len(ids) - len(end), 0))
     response = np.pad(response, (0, len(end)), constant_values=True)
     # The label of position t is token t + 1.
