@@ -226,7 +226,8 @@ class Mask:
         """Return how the scores are divided into parts.
 
         For local attention, each part has only the keys near its queries. If no gradients are
-        computed, parts also have few enough queries to limit memory. Otherwise there is one part.
+        computed, the number of queries per part is also limited, to save memory (except with
+        `is_plain_causal`). Otherwise there is one part.
         """
         tiling = _Tiling(num_queries, before=num_queries, after=num_keys)
         reach = None if self.pattern is None else self.pattern.reach
