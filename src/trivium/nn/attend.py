@@ -32,13 +32,23 @@ def attend(
 ) -> Tensor:
     """Compute softmax(Q K^T * scale + scores + mask) V with the fastest available kernel.
 
-    The mask includes the position bias. The output is 0 for a query without any visible key.
-    `scale` defaults to H^-0.5. With `soft_cap` c, s = Q K^T * scale becomes c tanh(s / c). No
-    PyTorch kernel supports a soft cap, so all scores of a mask part are in memory at once. Training
-    on a CPU uses eager attention if that keeps at most `max_scores` scores for backward.
+    The output is 0 for a query whose keys are all masked.
 
-    Shape: query [B, N, T, H]; key [B, K, S, H], value [B, K, S, V] with N a multiple of K; scores
-    [1 or B, N, T, S] -> [B, N, T, V].
+    Args:
+        query: [B, N, T, H].
+        key: [B, K, S, H], where N is a multiple of K (grouped-query attention).
+        value: [B, K, S, V].
+        mask: the attention mask, which includes the position bias.
+        scale: the factor of Q K^T; None: H^-0.5.
+        scores: [1 or B, N, T, S], a term that is added to the scores; None: 0.
+        soft_cap: c, with which s = Q K^T * scale becomes c tanh(s / c). No PyTorch kernel supports
+            it, so all scores of a mask part are in memory at once.
+        dropout: the dropout rate of the attention probabilities.
+        max_scores: training on a CPU uses eager attention if it keeps at most this number of scores
+            for the backward pass.
+
+    Returns:
+        The attention output [B, N, T, V].
     """
     scale = float(query.shape[3] ** -0.5) if scale is None else scale
     whole, mixed = None, []
@@ -75,7 +85,10 @@ def attention_probabilities(
     scores: Tensor | None = None,
     soft_cap: float | None = None,
 ) -> Tensor:
-    """Return the attention probabilities of `attend`, [B, N, T, S]; 0 for queries without keys."""
+    """Return the attention probabilities of `attend`, [B, N, T, S].
+
+    The probabilities are 0 for a query whose keys are all masked.
+    """
     whole = query.new_zeros(*query.shape[:3], key.shape[2])
     for part in mask:
         some, near = part.queries, part.keys
@@ -97,12 +110,13 @@ def _eager_probabilities(
     bias: Tensor | None,
     soft_cap: float | None,
 ) -> Tensor:
-    """Return softmax(soft_capped(Q K^T * scale) + bias), [B, N, T, S], 0 for masked keys.
+    """Return softmax(soft_cap(Q K^T * scale) + bias), [B, N, T, S], with masked keys at 0.
 
-    A query without any visible key gets 1 / S for every key; the caller replaces 1 / S with 0.
+    If all keys of a query are masked, each key gets the probability 1 / S, which the caller has to
+    replace with 0.
 
-    Shape: query [B, N, T, H]; key [B, K, S, H]; bias [1 or B, N, T, S], which includes the mask of
-    the part.
+    Shape: query [B, N, T, H]; key [B, K, S, H]; bias [1 or B, N, T, S]. The bias includes the
+    attention mask; if it is None, the attention mask of `part` is applied.
     """
     scores = (query * scale) @ _repeat_kv(key, query.shape[1]).transpose(-1, -2)
     if soft_cap is not None:
@@ -121,14 +135,18 @@ def _sdpa(
     bias: Tensor | None,
     dropout: float,
 ) -> Tensor:
-    """Return the attention output [B, N, T, V] of a mask part, computed by a PyTorch kernel."""
+    """Return the attention output [B, N, T, V] of the queries and keys of a mask part.
+
+    Calls `F.scaled_dot_product_attention`. The bias includes the attention mask; if it is None, the
+    attention mask of `part` is used.
+    """
     heads, queries = query.shape[1], query.shape[2]
     is_causal = part.is_plain_causal and bias is None
     mask = part.attention_mask if bias is None else _cast_bias(bias, query.dtype)
     mask = None if is_causal else mask
     groups = heads // key.shape[1]
     fold_groups = groups > 1 and queries == 1
-    if fold_groups:  # query heads that share keys become queries of one head: keys are read once
+    if fold_groups:  # query heads that share keys become queries of one head, to read keys once
         query = query.view(len(query), -1, groups, query.shape[3])
         if mask is not None and mask.shape[1] > 1:
             mask = mask.view(len(mask), -1, groups, mask.shape[3])
@@ -150,17 +168,17 @@ def _sdpa(
 
 
 def _cast_bias(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the bias in another dtype; the lowest values stay finite in float16."""
+    """Cast a bias to another dtype. In float16, values that would become -inf are clamped."""
     return (bias.clamp(min=masked_score(dtype)) if dtype == torch.float16 else bias).to(dtype)
 
 
 def _bias_with_scores(part: MaskPart, scores: Tensor) -> Tensor:
-    """Return the scores of a layer plus the bias of a mask part, with the mask applied."""
+    """Return `scores` plus the bias of a mask part, with masked entries set to the lowest score."""
     return _apply_mask(scores if part.bias is None else scores + part.bias, part)
 
 
 def _apply_mask(scores: Tensor, part: MaskPart) -> Tensor:
-    """Return scores [B, N, T, S] with masked entries set to the lowest value."""
+    """Return scores [B, N, T, S] with masked entries set to `masked_score`."""
     allowed = part.attention_mask
     if allowed is None and part.is_plain_causal:
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
@@ -168,5 +186,5 @@ def _apply_mask(scores: Tensor, part: MaskPart) -> Tensor:
 
 
 def _repeat_kv(x: Tensor, heads: int) -> Tensor:
-    """Repeat keys or values for grouped query heads: [B, K, S, H] -> [B, N, S, H]."""
+    """Repeat keys or values for the query heads that share them: [B, K, S, H] -> [B, N, S, H]."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)

@@ -26,15 +26,15 @@ class Residual(nn.Module):
 
         post_norm(x + m dropout(post_sublayer_norm(f(pre_norm(x)))))
 
-    Norms that are not in `norms` are left out. With `pre_norm` only, the residual stream is never
-    normalised (GPT-2, LLaMA). `post_norm` is the norm of the original Transformer (Vaswani et al.
-    2017, BERT). `pre_norm` and `post_sublayer_norm` together are the sandwich norm of Gemma 2
-    (Gemma Team 2024).
+    Norms that are not in `norms` are left out. With `pre_norm` only, the residual stream itself is
+    never normalised (GPT-2, LLaMA). `post_norm` is the norm of the original Transformer (Vaswani et
+    al. 2017) and of BERT. `pre_norm` and `post_sublayer_norm` together are the sandwich norm of
+    Gemma 2 (Gemma Team 2024).
 
     Args:
         layer: the spec that sets the kind of norm and the multiplier.
-        norms: the names of the norms, for example {"pre_norm"}.
-        width: D.
+        norms: the names of the norms to apply, for example {"pre_norm"}.
+        width: D, the width of the hidden states.
         dropout: the dropout rate of the sublayer's output.
     """
 
@@ -51,15 +51,18 @@ class Residual(nn.Module):
         return to_autocast_dtype(self.pre_norm(x))
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the residual stream x [..., D] plus the output y [..., D] of the sublayer."""
+        """Add the output y of the sublayer to the residual stream x: [..., D] -> [..., D].
+
+        Norms, dropout and the multiplier are applied as in the formula of the class docstring.
+        """
         y = F.dropout(self.post_sublayer_norm(y), self.dropout, self.training)
         return self.post_norm(x + (y if self.multiplier == 1.0 else y * self.multiplier))
 
 
 class BlockKind(Choice, Part):
-    """Spec of the connections in a block: its mixer and feed-forward network in series or parallel.
+    """Spec of how a block connects its mixer and its feed-forward network: in series or parallel.
 
-    A kind builds the module of a `Layer`.
+    Its `build` builds the module of a `Layer`.
     """
 
     supports_tp: ClassVar[bool] = False
@@ -71,31 +74,43 @@ class BlockKind(Choice, Part):
 
     @property
     def num_norm_outputs(self) -> int:
-        """The number of normalised copies of the residual stream that a block makes."""
+        """The number of different inputs of the mixer and the feed-forward network: 2 or 1.
+
+        It is 1 if they share a norm. Used to count the activations kept for the backward pass.
+        """
         return 2
 
     def build(self, layer: Layer, d_model: int, **options: Any) -> Block:
-        """Return the module of a layer; `options` are the keyword arguments of `Block`."""
+        """Return the module of a layer.
+
+        Args:
+            layer: the spec of the layer.
+            d_model: the width of the hidden states.
+            options: the keyword arguments of `Block`, such as `dropout`.
+        """
         raise NotImplementedError
 
 
 class SequentialLayers(BlockKind):
-    """x + mixer(x), followed by x + feed_forward(x) (Vaswani et al. 2017, section 3.1)."""
+    """Sequential block: x + mixer(x), then x + feed_forward(x) (Vaswani et al. 2017, section 3.1).
+
+    Norms and dropout are left out here; see `Residual`.
+    """
 
     supports_tp: ClassVar[bool] = True
     has_cross_attention: ClassVar[bool] = True
     kind: Literal["sequential"] = "sequential"
 
     def build(self, layer: Layer, d_model: int, **options: Any) -> Block:
-        """See `BlockKind.build`."""
+        """Return a `Block`, whose sublayers follow each other. See `BlockKind.build`."""
         return Block(layer, d_model, **options)
 
 
 class ParallelLayers(BlockKind):
-    """x + mixer(norm(x)) + feed_forward(norm(x)), known as a parallel block.
+    """Parallel block: x + mixer(norm(x)) + feed_forward(norm(x)).
 
-    `norms`: "shared" means that both read the output of one norm (PaLM, Chowdhery et al. 2022);
-    "separate" means that each has its own norm (GPT-NeoX, Black et al. 2022).
+    With `norms` "shared" the mixer and the feed-forward network have the same norm (PaLM, Chowdhery
+    et al. 2022). With "separate" each has its own norm (GPT-NeoX, Black et al. 2022).
     """
 
     num_residual_adds: ClassVar[int] = 1
@@ -104,11 +119,14 @@ class ParallelLayers(BlockKind):
 
     @property
     def num_norm_outputs(self) -> int:
-        """See `BlockKind.num_norm_outputs`."""
+        """The number of different sublayer inputs: 1 with a shared norm, 2 with separate norms.
+
+        See `BlockKind.num_norm_outputs`.
+        """
         return 1 if self.norms == "shared" else 2
 
     def build(self, layer: Layer, d_model: int, **options: Any) -> ParallelBlock:
-        """See `BlockKind.build`."""
+        """Return a `ParallelBlock`, whose sublayers read the same x. See `BlockKind.build`."""
         return ParallelBlock(layer, d_model, **options)
 
 
@@ -123,7 +141,7 @@ _PLACEMENT_NORMS: Mapping[str, tuple[str, ...]] = {
 
 
 class Layer(Part):
-    """Spec of one block: a mixer and a feed-forward network, each inside a residual connection.
+    """Spec of one layer (block): a mixer and a feed-forward network with residual connections.
 
     Args:
         mixer: the token mixer, such as attention.
@@ -132,8 +150,9 @@ class Layer(Part):
         norm_placement: what is normalised in a residual connection x + f(x): the input of f with
             "pre" (GPT-2, LLaMA), the sum with "post" (BERT), the output of f with "post-sublayer"
             (OLMo 2), the input and the output of f with "sandwich" (Gemma 2), nothing with "none".
-        block: how the mixer and the feed-forward network are connected.
-        residual_multiplier: the factor of f(x) in the sum (Granite).
+        block: how the mixer and the feed-forward network are connected: `SequentialLayers` or
+            `ParallelLayers` (PaLM, GPT-NeoX).
+        residual_multiplier: the factor of f(x) in the sum x + f(x) (Granite).
     """
 
     mixer: SerializeAsAny[Mixer]
@@ -145,46 +164,62 @@ class Layer(Part):
 
     @property
     def norms(self) -> tuple[str, ...]:
-        """The names of the norms in a residual connection, as in `Residual`."""
+        """The names of the norms in each residual connection, for example ("pre_norm",).
+
+        They are the names of the norms in `Residual`.
+        """
         return _PLACEMENT_NORMS[self.norm_placement]
 
     @property
     def parts(self) -> tuple[Mixer | FeedForward, ...]:
-        """The mixer and, if there is one, the feed-forward network."""
+        """The specs of the mixer and, if there is one, of the feed-forward network."""
         return (self.mixer,) if self.feed_forward is None else (self.mixer, self.feed_forward)
 
     @property
     def has_fixed_shapes(self) -> bool:
-        """Whether no shape depends on the tokens, so that `torch.compile` takes a whole step."""
+        """Whether no tensor shape depends on the token values, unlike in a mixture of experts.
+
+        Then `torch.compile` can compile a whole training step.
+        """
         return self.feed_forward is None or self.feed_forward.has_fixed_shapes
 
     @property
     def has_aux_loss(self) -> bool:
-        """Whether the feed-forward network has an auxiliary loss."""
+        """Whether the feed-forward network has an auxiliary loss (mixture of experts)."""
         return self.feed_forward is not None and self.feed_forward.has_aux_loss
 
     @property
     def reads_earlier_tokens(self) -> bool:
-        """Whether the feed-forward network reads earlier tokens, and so has a state."""
+        """Whether the feed-forward network reads earlier tokens (RWKV) and so needs a state."""
         return self.feed_forward is not None and self.feed_forward.reads_earlier_tokens
 
     @property
-    def tp_fields(self) -> list[tuple[str, int]]:
-        """The names and sizes that tensor parallelism divides; empty: not divisible."""
-        if not self.block.supports_tp or not all(part.tp_fields for part in self.parts):
+    def tp_sizes(self) -> list[tuple[str, int]]:
+        """The fields of mixer and feed-forward network that tensor parallelism shards, with values.
+
+        The number of tensor-parallel GPUs has to divide each value. The list is empty if the layer
+        does not support tensor parallelism.
+        """
+        if not self.block.supports_tp or not all(part.tp_sizes for part in self.parts):
             return []
         return [size for part in self.parts for size in part.tp_fields.items()]
 
     def with_dropout(self, dropout: float) -> Self:
-        """Return the layer with this dropout rate, if its network has dropout of hidden units."""
+        """Return the spec with another dropout rate of the feed-forward network's hidden units.
+
+        If the feed-forward network has no such dropout, the result equals this spec.
+        """
         if self.feed_forward is None:
             return self
         return self.replace(feed_forward=self.feed_forward.with_dropout(dropout))
 
     def build(self, d_model: int, **options: Any) -> Block:
-        """Return the module, which maps [B, T, d_model] to [B, T, d_model].
+        """Return the module of the layer, which maps [B, T, d_model] to [B, T, d_model].
 
-        `options` are the keyword arguments of `Block`: dropout, num_layers, first_norm, crosses.
+        Args:
+            d_model: the width of the hidden states.
+            options: the keyword arguments of `Block`: `dropout`, `num_layers`, `first_norm` and
+                `has_cross_attention`.
         """
         return self.block.build(self, d_model, **options)
 
@@ -192,14 +227,16 @@ class Layer(Part):
 class Block(PartModule):
     """Module of a block: mixer, optional cross-attention, and optional feed-forward network.
 
-    Each is inside a residual connection.
+    Each of these sublayers is inside a residual connection.
 
     Args:
         layer: the spec of the block.
-        width: the width of the hidden states, D.
+        width: D, the width of the hidden states.
         dropout: the dropout rate of the sublayers' outputs and inside the mixers.
-        num_layers: the number of layers in the stack; the layers share a memory limit.
-        first_norm: whether the mixer has the pre-norm that `layer` specifies.
+        num_layers: the number of layers in the stack. The limit on the memory for attention scores
+            is divided among the layers.
+        first_norm: whether the mixer has the pre-norm that `layer` specifies. False for the first
+            block of a stack without a norm before the first mixer.
         has_cross_attention: whether the block has cross-attention to an encoder's output.
 
     >>> import torch
@@ -238,16 +275,19 @@ class Block(PartModule):
 
     @property
     def inactive_experts(self) -> Iterable[nn.Module]:
-        """See `FeedForwardModule.inactive_experts`."""
+        """As many experts as each token leaves unused; empty without a mixture of experts.
+
+        See `FeedForwardModule.inactive_experts`.
+        """
         return () if self.feed_forward is None else self.feed_forward.inactive_experts
 
     def prepare(
         self, sequence: SequenceInfo, layer: LayerContext, table: nn.Module | None = None
     ) -> tuple[Any, Any]:
-        """Compute the values that layers with equal mixers share in a pass.
+        """Compute what all layers with the same mixer spec share in a forward pass.
 
-        Returns the values for the mixer and those for the cross-attention; see
-        `MixerModule.prepare`.
+        Returns the results of `prepare` (such as the attention mask) of the mixer and of the
+        cross-attention. See `MixerModule.prepare`.
         """
         cross = self.cross_attention
         of_cross = None if cross is None else cross.prepare(sequence, layer.source)
@@ -256,10 +296,15 @@ class Block(PartModule):
     def forward(
         self, x: Tensor, sequence: SequenceInfo, layer: LayerContext = NO_CACHE
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the new hidden states and a tensor for the auxiliary loss, or None.
+        """Return the new hidden states, and a tensor for the auxiliary loss or None.
 
-        Shape: [B, T, D] -> [B, T, D], or [M, D] with `gather_positions`. The second value is that
-        of `FeedForwardModule.forward`.
+        The hidden states are [B, T, D], or [M, D] if `sequence.gather_positions` is set. The second
+        value is the second value of `FeedForwardModule.forward`.
+
+        Args:
+            x: the hidden states [B, T, D].
+            sequence: the metadata of the forward pass.
+            layer: the cached state of the layer, and the result of `prepare`.
         """
         residual = self.mixer_residual
         x = residual(
@@ -279,7 +324,9 @@ class Block(PartModule):
 
 
 class ParallelBlock(Block):
-    """x + mixer(norm(x)) + feed_forward(norm(x)), with a shared norm or separate norms.
+    """Module of a parallel block: x + mixer(norm(x)) + feed_forward(norm(x)).
+
+    The mixer and the feed-forward network share a norm, or each has its own norm.
 
     Source: Chowdhery et al. 2022, section 2 (shared); Black et al. 2022, section 2.1 (separate).
     """
@@ -288,7 +335,7 @@ class ParallelBlock(Block):
         super().__init__(layer, width, dropout=dropout, **options)
         assert isinstance(layer.block, ParallelLayers)
         self.shares_norm = layer.block.norms == "shared"
-        # Both outputs are added at once: only the mixer's residual has the norms after that.
+        # Both outputs are added at once, so only the mixer's residual has norms after the addition.
         before = {"pre_norm"} & {*layer.norms} if not self.shares_norm else ()
         if self.feed_forward is not None:
             self.feed_forward_residual = Residual(layer, before, width, dropout)
@@ -296,7 +343,11 @@ class ParallelBlock(Block):
     def forward(
         self, x: Tensor, sequence: SequenceInfo, layer: LayerContext = NO_CACHE
     ) -> tuple[Tensor, Tensor | None]:
-        """See `Block.forward`."""
+        """Return the new hidden states, and a tensor for the auxiliary loss or None.
+
+        The mixer and the feed-forward network both read x, and their outputs are added to x at
+        once. See `Block.forward`.
+        """
         normed, gathered = self.mixer_residual.sublayer_input(x), sequence.gather(x)
         mixed = sequence.gather(self.mixer(normed, sequence, layer.state, layer.prepared))
         if self.feed_forward is None:

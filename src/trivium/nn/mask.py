@@ -19,7 +19,7 @@ from trivium.nn.patterns import Pattern
 from trivium.nn.sequence_info import SequenceInfo
 
 Bias = Callable[[SequenceInfo, SequenceInfo], Tensor]
-"""A function of queries and keys that returns what is added to their scores: [1 or B, N, T, S]."""
+"""A function that maps query and key metadata to the bias of their scores: [1 or B, N, T, S]."""
 
 # The maximum number of entries of a mask [T, S], or of a bias or scores [N, T, S], that are in
 # memory at a time if nothing is kept for the backward pass.
@@ -38,18 +38,21 @@ def attention_mask(
 ) -> Tensor | None:
     """Return the attention mask: bool [1 or B, 1 or N, 1 or T, S], True where a query attends.
 
-    A query attends to a key only if all conditions hold; `mask_conditions` names those that are
-    set. Without a condition the result is None.
+    A query attends to a key only if all conditions hold, such as causality and padding (see
+    `mask_conditions`). If no condition is set, the result is None.
 
     Args:
-        queries: the sequence of the queries, which also sets causality, prefix and custom mask.
-        keys: the sequence of the keys.
-        pattern: the pattern of sparse or sliding-window attention.
-        always: bool [B, S], keys that the pattern does not hide.
+        queries: the metadata of the query tokens, which also set causality, prefix and custom mask.
+        keys: the metadata of the key tokens.
+        pattern: the pattern of sparse or sliding-window attention; None: no pattern.
+        always: bool [B, S], True for keys that are exempt from the pattern; None: no such keys.
     """
 
     def outer(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Add axes so that queries [B, T] and keys [B, S] broadcast to [B, 1, T, S]."""
+        """Add axes to a query field [B, T] and a key field [B, S] so that they broadcast.
+
+        The two results broadcast to [B, 1, T, S].
+        """
         return query[:, None, :, None], key[:, None, None, :]
 
     conditions = []
@@ -85,7 +88,13 @@ def attention_mask(
 def mask_conditions(
     queries: SequenceInfo, keys: SequenceInfo, pattern: Pattern | None = None
 ) -> set[str]:
-    """Return the names of the conditions that `attention_mask` combines."""
+    """Return the names of the conditions that restrict attention, such as {"causal", "padding"}.
+
+    Args:
+        queries: the metadata of the query tokens.
+        keys: the metadata of the key tokens.
+        pattern: the pattern of sparse or sliding-window attention; None: no pattern.
+    """
     conditions = {
         "causal": queries.causal,
         "num_keys": queries.num_keys is not None,
@@ -100,17 +109,19 @@ def mask_conditions(
 
 @dataclass(frozen=True)
 class MaskPart:
-    """The attention mask of some queries, and the keys that these queries can attend to.
+    """A block of the attention mask: some of the queries, and the keys that they can attend to.
 
     Args:
-        queries: the columns of the queries.
-        keys: the columns of the keys; int64 [S] if they are not adjacent.
-        is_plain_causal: see `Mask.is_plain_causal`.
-        attention_mask: bool [1 or B, 1 or N, 1 or T, S]; None: all keys, or all that causality
-            allows.
-        bias: what is added to scores, [1 or B, N, T, S], lowest where the mask is False.
-        has_keys: bool [1 or B, 1 or N, 1 or T, 1], False for queries that attend to no key; None:
-            every query attends to a key.
+        queries: the range of the queries along axis T.
+        keys: the range of the keys along axis S; the indices, int64 [S], if they are not adjacent.
+        is_plain_causal: whether a kernel's `is_causal` can replace the mask (see
+            `Mask.is_plain_causal`).
+        attention_mask: bool [1 or B, 1 or N, 1 or T, S]; None: the queries attend to all keys, or
+            with `is_plain_causal` to all keys that are not later.
+        bias: the position bias added to scores, [1 or B, N, T, S]. Where `attention_mask` is False,
+            the bias is `masked_score`. None: no position bias.
+        has_keys: bool [1 or B, 1 or N, 1 or T, 1], False for queries whose keys are all masked;
+            None: every query attends to a key.
     """
 
     queries: slice
@@ -124,8 +135,8 @@ class MaskPart:
 class _Tiling(NamedTuple):
     """How the scores [T, S] are divided into parts of `rows` queries each.
 
-    A part has the keys from `before` columns before its first query to `after` columns after its
-    last query. For example, rows = 2, before = 2, after = 0:
+    The keys of a part begin `before` positions before its first query. They end `after` positions
+    after its last query. For example, rows = 2, before = 2, after = 0:
 
         queries   keys 0 1 2 3 4 5 6 7
         0 and 1        # # . . . . . .
@@ -139,7 +150,7 @@ class _Tiling(NamedTuple):
     after: int
 
     def parts(self, num_queries: int, num_keys: int) -> Iterator[tuple[slice, slice]]:
-        """Yield the columns of the queries and of the keys of every part."""
+        """Yield the range of the queries and the range of the keys of every part, as slices."""
         for start in range(0, num_queries, self.rows):
             stop = min(start + self.rows, num_queries)
             first, end = max(0, start - self.before), min(num_keys, stop + self.after)
@@ -147,22 +158,22 @@ class _Tiling(NamedTuple):
 
 
 class Mask:
-    """The attention mask of a forward pass and the bias of its scores, part by part.
+    """The attention mask of a forward pass, including the position bias. Iterate over its parts.
 
-    There is one part, except for local attention, and for large masks if nothing is kept for the
-    backward pass: these have several parts with some of the queries each (`_Tiling`).
+    Usually there is one part with all queries. Local (sliding-window) attention has several parts
+    with some of the queries each, and so has a large mask if no gradients are computed (`_Tiling`).
 
     Args:
-        queries: the sequence of the queries.
-        keys: the sequence of the keys.
-        pattern: the pattern of sparse or sliding-window attention.
-        bias: the function that computes what is added to the scores of all layers. A bias is
-            computed for each part separately, so that the memory of a long prompt is proportional
-            to its length.
-        num_heads: the number of heads with separate biases or scores in memory; 1 if a kernel gets
-            at most a mask that all heads share.
-        eager: whether all scores are computed outside of a kernel.
-        always: bool [B, S], keys that the pattern does not hide.
+        queries: the metadata of the query tokens.
+        keys: the metadata of the key tokens.
+        pattern: the pattern of sparse or sliding-window attention; None: no pattern.
+        bias: the function that computes the position bias of the scores; None: no bias. It is
+            called for each part separately, so that the memory for a long prompt is proportional to
+            the length of the prompt.
+        num_heads: the number of heads. It limits the size of a part if there is a bias, or if
+            `eager` is set, because then each head has its own bias or scores in memory.
+        eager: whether the scores are computed by eager attention instead of a fused kernel.
+        always: bool [B, S], True for keys that are exempt from the pattern; None: no such keys.
     """
 
     def __init__(
@@ -193,19 +204,31 @@ class Mask:
         self.parts = [self._build_part(*each) for each in self.slices] if is_small else None
 
     def __iter__(self) -> Iterator[MaskPart]:
-        """Iterate over the parts; large masks without gradients are computed one by one."""
+        """Iterate over the parts of the mask.
+
+        The parts of a large mask are computed one at a time if no gradients are computed.
+        """
         if self.parts is not None:
             return iter(self.parts)
         return (self._build_part(*each) for each in self.slices)
 
     @property
     def is_plain_causal(self) -> bool:
-        """Whether causality from the first token is the only condition, which kernels support."""
+        """Whether the mask is only causal, so that a kernel with `is_causal` can replace it.
+
+        This requires that there are no cached tokens, no other conditions (such as padding), no
+        position bias and no eager attention.
+        """
         kernel = self.bias is None and not self.eager
         return self.conditions == {"causal"} and self.queries.is_prefill and kernel
 
     def _choose_tiling(self, num_queries: int, num_keys: int) -> _Tiling:
-        """Return the tiling of local attention, or of all queries with all keys."""
+        """Return how the scores are divided into parts.
+
+        For local attention, each part has only the keys near its queries. If no gradients are
+        computed, the number of queries per part is also limited, to save memory (except with
+        `is_plain_causal`). Otherwise there is one part.
+        """
         tiling = _Tiling(num_queries, before=num_queries, after=num_keys)
         reach = None if self.pattern is None else self.pattern.reach
         if reach is not None and num_keys == num_queries and self.queries.is_prefill:
@@ -220,7 +243,16 @@ class Mask:
         return tiling._replace(rows=max(1, min(tiling.rows, _MAX_MASK // width)))
 
     def _add_always_columns(self, columns: slice, num_keys: int) -> slice | Tensor:
-        """Return columns and those outside of them in which any row has a key of `always`."""
+        """Return the key indices of a part, extended by keys that are exempt from the pattern.
+
+        Args:
+            columns: the range of the keys near the queries of the part.
+            num_keys: the number of all keys.
+
+        Returns:
+            `columns`, if there are no exempt keys or `columns` covers all keys. Otherwise the
+            indices, int64, of `columns` and of all other keys that are exempt in any row.
+        """
         if self.always is None or columns == slice(0, num_keys):
             return columns
         near = torch.arange(columns.start, columns.stop, device=self.always.device)
@@ -229,7 +261,10 @@ class Mask:
         return torch.cat((near, outside.nonzero()[:, 0]))
 
     def _build_part(self, some: slice, near: slice | Tensor) -> MaskPart:
-        """Return the mask of the queries in the columns `some`, with keys in the columns `near`."""
+        """Return the part of the mask with the queries `some` and the keys `near`.
+
+        Both are index ranges in the row, or the indices themselves.
+        """
         plain, mask = self.is_plain_causal, None
         on_gpu = self.queries.positions.device.type != "cpu"
         if plain and (on_gpu or not torch.is_grad_enabled()):
@@ -248,5 +283,8 @@ class Mask:
 
 
 def masked_score(dtype: torch.dtype) -> float:
-    """Return the number used as -inf in scores; it is finite, so that masked rows have no NaN."""
+    """Return the lowest score of a dtype, which replaces -inf for masked keys.
+
+    The score is finite, so that the softmax over a row of masked keys is not NaN.
+    """
     return torch.finfo(dtype).min / 2

@@ -22,8 +22,8 @@ class EncoderOutput:
     Args:
         hidden: [B, S, D]; None if a cache holds its keys and values (`Cache.set_encoder_output`).
         is_token: [B, S], nonzero for tokens, 0 for padding; None: no padding.
-        custom: a bool mask between the decoder's queries and the encoder's positions, in the
-            shapes of `SequenceInfo.custom`.
+        custom: bool, True where a decoder token may attend to an encoder position: [T, S], or
+            [B, N, T, S] in which any axis may have size 1; None: no custom mask.
     """
 
     hidden: Tensor | None
@@ -33,28 +33,32 @@ class EncoderOutput:
 
 @dataclass(frozen=True)
 class SequenceInfo:
-    """The metadata of the tokens of a forward pass through one stack, the same for every layer.
+    """The metadata of the tokens of a forward pass, the same for every layer of a stack.
 
-    Attention describes both queries and keys by a `SequenceInfo`: the keys are `keys`, or the
-    tokens in the KV cache. A query attends to a key only if all conditions that are set hold
-    (`attention_mask`).
+    Attention uses one `SequenceInfo` for the queries and one for the keys. The keys are the tokens
+    of `SequenceInfo.keys`, or the tokens in the KV cache. A query attends to a key only if all
+    conditions that are set hold (see `attention_mask`).
 
     Args:
         positions: int64 [1 or B, T], the position ids of the tokens; they restart in every
             document.
         columns: int64 [1 or B, T], the indices of the tokens in their row, or in their slot of a
-            cache.
-        causal: whether queries do not attend to later columns.
+            cache. Unlike `positions`, they do not restart.
+        causal: whether queries attend only to keys that are not later (by `columns`).
         is_token: [B, T], nonzero for tokens, 0 for padding; None: no padding.
-        documents: int64 [B, T], the document of each token of a packed row, 0 for padding. Tokens
-            attend only to their own document.
-        prefix: int64 [B]; the first `prefix` columns are visible to all tokens of the row.
-        types: int64 [B, T], token types (sentence A or B), for positions that compare token types.
-        num_keys: only the first `num_keys` tokens serve as keys; the rest are query-only.
+        documents: int64 [B, T], the number of each token's document in a packed row, 0 for padding.
+            Tokens attend only to their own document.
+        prefix: int64 [B], the number of tokens at the beginning of each row that are visible to all
+            tokens of the row, although attention is causal (prefix LM).
+        types: int64 [B, T], token types (sentence A or B), for position encodings that compare the
+            token types of query and key.
+        num_keys: only the first `num_keys` tokens serve as keys; the rest are query-only. None: all
+            tokens serve as keys.
         custom: bool, True where a query may attend to a key: [T, T], or [B, N, T, T] in which any
             axis may have size 1.
-        gather_positions: int64 [M], flat positions in B * T; the last block returns only the hidden
-            states at these positions (similar to `logits_to_keep` in `transformers`).
+        gather_positions: int64 [M], indices into the B * T tokens of the flattened batch. The last
+            block returns only the hidden states of these tokens (similar to `logits_to_keep` in
+            `transformers`).
         cache_slice: the slots and positions of a cache that the tokens are written to.
         encoder: the encoder's output, for a decoder with cross-attention.
     """
@@ -79,43 +83,64 @@ class SequenceInfo:
     def of_length(
         cls, length: int, device: torch.device | str = "cpu", **conditions: Any
     ) -> SequenceInfo:
-        """Return the metadata of rows of `length` tokens; `conditions` are fields of the class."""
+        """Return the metadata of unpacked rows of `length` tokens, without a cache.
+
+        Args:
+            length: T, the number of tokens per row.
+            device: the device of the positions.
+            conditions: values for the other fields, for example `causal=True`.
+        """
         columns = torch.arange(length, device=device)[None]
         return cls(columns, columns, **conditions)
 
     @property
     def is_prefill(self) -> bool:
-        """Whether no tokens precede these: there is no cache, or its slots are empty."""
+        """Whether there are no earlier tokens: no cache is used, or all its slots are empty."""
         return self.cache_slice is None or self.cache_slice.is_prefill
 
     @property
     def starts_together(self) -> bool:
-        """Whether the number of earlier tokens is the same in every row."""
+        """Whether the number of earlier (cached) tokens is the same in every row."""
         return self.cache_slice is None or isinstance(self.cache_slice.start, int)
 
     @property
     def document_starts(self) -> Tensor | None:
-        """The tokens that start another document in their row: bool [B, T]; None: no documents."""
+        """The tokens that start another document of a packed row: bool [B, T].
+
+        The first token of a row does not count. None if the rows are not packed.
+        """
         if self.documents is None:
             return None
         return self.documents.diff(dim=1, prepend=self.documents[:, :1]) != 0
 
     @property
     def state_mask(self) -> Tensor | None:
-        """The tokens that update a recurrent state (no padding): [B, T]; None: all tokens."""
+        """The padding mask for recurrent states: [B, T], nonzero for tokens that update the state.
+
+        Padding does not update the state. None if all tokens update it.
+        """
         new = self.cache_slice
         return self.is_token if new is None else new.is_token(self.columns.device)
 
     @property
     def keys(self) -> SequenceInfo:
-        """The metadata of the tokens of this pass that serve as keys."""
+        """The metadata of the tokens of this forward pass that serve as keys.
+
+        They are the first `num_keys` tokens. Keys in a cache are not included.
+        """
         return self if self.num_keys is None else self.subset(slice(self.num_keys))
 
     def subset(self, some: slice | Tensor, keys: slice | Tensor | None = None) -> SequenceInfo:
-        """Return the metadata of some tokens, with the columns `keys` of `custom` (None: all)."""
+        """Return the metadata of a subset of the tokens.
+
+        Args:
+            some: the tokens to keep, as a slice or as indices along axis T.
+            keys: the keys to keep in the custom attention mask `custom`, as a slice or as indices
+                along its last axis; None: all keys.
+        """
 
         def of(x: Tensor | None) -> Tensor | None:
-            """Return the entries of the tokens in a field [B, T], or None if it is not set."""
+            """Return a field [B, T] for the tokens `some` only; None if the field is None."""
             return None if x is None else x[:, some]
 
         custom = self.custom
@@ -134,20 +159,25 @@ class SequenceInfo:
         )
 
     def gather(self, x: Tensor) -> Tensor:
-        """Return the vectors at `gather_positions`, [B, T, D] -> [M, D]; None: all vectors."""
+        """Return the vectors at `gather_positions`, [B, T, D] -> [M, D].
+
+        If `gather_positions` is None, x is returned unchanged.
+        """
         return gather(x, self.gather_positions)
 
 
 @dataclass(frozen=True)
 class LayerContext:
-    """The state of one layer in a forward pass.
+    """The cached states of one layer, and the precomputed values that it shares with other layers.
 
     Args:
-        state: the state of the layer's mixer.
-        source: the cross-attention cache.
-        prepared, cross_prepared: what mixer and cross-attention have prepared (masks, angles), once
-            for all layers with equal mixers; None: they prepare it themselves.
-        feed_forward_state: the state of a feed-forward network that reads earlier tokens.
+        state: the cached state of the mixer; None: no cache.
+        source: the cross-attention cache; None: no cache or no cross-attention.
+        prepared: the result of the mixer's `prepare`, such as the attention mask; None: the mixer
+            calls `prepare` itself.
+        cross_prepared: the result of the cross-attention's `prepare`, likewise.
+        feed_forward_state: the state of a feed-forward network that reads earlier tokens; None: no
+            cache, or the network has no state.
     """
 
     state: State | None = None
@@ -158,16 +188,22 @@ class LayerContext:
 
 
 NO_CACHE = LayerContext()
-"""The context of a layer without a cache that prepares for itself."""
+"""The context of a layer without cached states and without precomputed values."""
 
 
 def gather(x: Tensor, positions: Tensor | None) -> Tensor:
-    """Return the vectors at flat positions, int64 [M]: [B, T, D] -> [M, D]; None: all vectors."""
+    """Return the vectors of some tokens of a batch: [B, T, D] -> [M, D].
+
+    Args:
+        x: [B, T, D].
+        positions: int64 [M], indices into the B * T tokens of the flattened batch; None: x is
+            returned unchanged.
+    """
     return x if positions is None else x.flatten(0, 1).index_select(0, positions)
 
 
 def check_custom(custom: Tensor | None) -> None:
-    """Raise SpecError if a custom mask is not a bool tensor with two or four axes."""
+    """Raise SpecError if a custom attention mask is not a bool tensor with two or four axes."""
     if custom is not None and (custom.dtype != torch.bool or custom.ndim not in (2, 4)):
         raise SpecError(
             f"custom is a mask of {custom.dtype} with shape {list(custom.shape)}: give a bool "
@@ -176,7 +212,7 @@ def check_custom(custom: Tensor | None) -> None:
 
 
 def check_length(length: int, max_length: int | None) -> None:
-    """Raise SpecError if the input is longer than the model supports."""
+    """Raise SpecError if the input has more than `max_length` tokens; None: any length."""
     if max_length is not None and length > max_length:
         raise SpecError(
             f"the input has {length} tokens, but this model reads at most {max_length}: "

@@ -1,7 +1,7 @@
-"""The cache of a model for decoding: the states of its layers, in one slot per text.
+"""The cache of a model for decoding: the states of its layers, in one slot per sequence.
 
-A text occupies one slot from its first token to its last. A slot is filled from the left and never
-moves. Positions after the length of a slot are never read.
+A sequence occupies one slot from its first token to its last. A slot is filled from the left and
+never moves. Positions after the length of a slot are never read.
 
 Shape letters: B rows of a forward pass, T new positions, S cached positions, K key-value heads,
 H head_dim.
@@ -26,14 +26,15 @@ class CacheSlice:
     """The slots and positions of a cache that one forward pass writes to.
 
     Args:
-        rows: the slots, int64 [B]; a slice if the slots are adjacent, which is read without a copy.
+        rows: the indices of the slots, int64 [B]. If the slots are adjacent, a slice, so that they
+            can be read without a copy.
         start: the number of tokens in each slot before the pass: an int if it is equal for all
-            slots, else int64 [B].
+            slots, otherwise int64 [B].
         length: T, the number of new positions per row, padding included.
         new: int64 [B], the number of new tokens per row, without padding; None: no padding.
-        end: S, the number of positions to read from each slot.
-        prefill_lengths: int64 [B], the number of tokens in the first pass (the prefill) of each
-            slot.
+        end: S, the number of positions to read from each slot, new positions included.
+        prefill_lengths: int64 [B], the number of tokens that the first forward pass (the prefill)
+            wrote to each slot.
     """
 
     rows: slice | Tensor
@@ -45,25 +46,33 @@ class CacheSlice:
 
     @property
     def is_prefill(self) -> bool:
-        """Whether the slots were empty before the pass."""
+        """Whether all slots were empty before the forward pass."""
         return isinstance(self.start, int) and self.start == 0
 
     def columns(self, device: torch.device) -> Tensor:
-        """Return the columns of the new positions in their slots: int64 [1 or B, T]."""
+        """Return the indices of the new tokens within their slots: int64 [1 or B, T]."""
         start = self.start if isinstance(self.start, int) else self.start[:, None]
         return start + torch.arange(self.length, device=device)[None]
 
     def is_token(self, device: torch.device) -> Tensor | None:
-        """Return the padding mask of the new positions, bool [B, T]; None: no padding."""
+        """Return the padding mask of the new positions: bool [B, T], False for padding.
+
+        None if there is no padding.
+        """
         if self.new is None:
             return None
         return torch.arange(self.length, device=device) < self.new[:, None]
 
     def last(self, x: Tensor, count: int) -> Tensor:
-        """Return the vectors of the last `count` tokens of each row, without padding.
+        """Return the vectors of the last `count` tokens of each row; padding does not count.
 
-        `x` contains the vectors of `count` earlier tokens, followed by those of the T new
-        positions. Shape: [B, count + T, D] -> [B, count, D].
+        Args:
+            x: [B, count + T, D], the vectors of `count` earlier tokens, followed by the vectors of
+                the T new positions with padding on the right.
+            count: the number of tokens to return.
+
+        Returns:
+            [B, count, D].
         """
         if self.new is None:
             return x[:, x.shape[1] - count :]
@@ -71,7 +80,7 @@ class CacheSlice:
         return x.take_along_dim(at[..., None], 1)
 
     def slots(self, batch: int, device: torch.device) -> Tensor:
-        """Return the indices of the slots as int64 [B]."""
+        """Return the indices of the B = `batch` slots as a tensor, int64 [B]."""
         if isinstance(self.rows, Tensor):
             return self.rows
         first = self.rows.start or 0
@@ -79,7 +88,11 @@ class CacheSlice:
 
 
 class State:
-    """The cached state of one layer: tensors [slots, ...], which are zero for an empty slot."""
+    """The cached state of one layer: `tensors`, each [slots, ...].
+
+    This base class is for states of fixed size, such as those of recurrent layers. They are zero
+    for an empty slot. Subclasses such as `KVCache` store data for every token.
+    """
 
     max_crop = 0
     """The maximum number of tokens that `Cache.crop` can remove from the end of a slot."""
@@ -88,13 +101,14 @@ class State:
         self.tensors = tensors
 
     def read(self, cache_slice: CacheSlice) -> tuple[Tensor, ...]:
-        """Return copies of the state in the slots of a pass, each [B, ...]."""
+        """Return copies of the state tensors for the slots of a forward pass, each [B, ...]."""
         return tuple(kept[cache_slice.rows].clone() for kept in self.tensors)
 
     def write(self, cache_slice: CacheSlice, *new: Tensor) -> None:
-        """Write new tensors [B, ...] to the slots of a pass, in the dtype of the state.
+        """Replace the state in the slots of a forward pass with the tensors `new`, each [B, ...].
 
-        The tensors are detached, as in truncated backpropagation through time.
+        The tensors are cast to the dtype of the state. They are detached, as in truncated
+        backpropagation through time.
         """
         for kept, part in zip(self.tensors, new, strict=True):
             kept[cache_slice.rows] = part.detach().to(kept.dtype)
@@ -102,7 +116,7 @@ class State:
     def copy(self, source: Tensor, target: Tensor, length: int) -> None:
         """Copy the state of the slots `source` to the slots `target`.
 
-        `length` is the maximum number of tokens in the slots that are copied.
+        `length` is the number of tokens in the longest source slot.
         """
         for tensor in self.tensors:
             tensor[target] = tensor[source]
@@ -114,9 +128,9 @@ class State:
 
 
 class KVCache(State):
-    """A KV cache: the keys and values of all tokens, [slots, K, length + 1, H].
+    """A KV cache: the keys and the values of all tokens, each [slots, K, length + 1, H].
 
-    Padding that would be written after the end of a slot is written to the last position.
+    The extra position at the end receives padding that would be written after the end of a slot.
     """
 
     def __init__(self, slots: int, length: int, heads: int, width: int, like: Tensor) -> None:
@@ -124,9 +138,14 @@ class KVCache(State):
         self.max_crop = length
 
     def columns(self, cache_slice: CacheSlice, new: Tensor) -> Tensor:
-        """Return the columns of the keys that `append` returns: int64 [1 or B, S].
+        """Return the position in the sequence of each key that `append` returns.
 
-        `new` contains the columns of the new positions, [1 or B, T].
+        Args:
+            cache_slice: the slots and positions of the forward pass.
+            new: int64 [1 or B, T], the positions of the new tokens.
+
+        Returns:
+            int64 [1 or B, S].
         """
         if cache_slice.is_prefill:
             return new
@@ -137,8 +156,8 @@ class KVCache(State):
 
         Returns:
             The keys and values [B, K, S, H] that the new tokens can attend to. If the slots were
-            empty, these are the new ones in the dtype of the cache. Otherwise they are read from
-            the slots, as views if the slots are adjacent.
+            empty, they are the new keys and values, cast to the dtype of the cache. Otherwise they
+            are all keys and values in the slots, as views of the cache if the slots are adjacent.
         """
         rows, start, length = cache_slice.rows, cache_slice.start, cache_slice.length
         last = self.tensors[0].shape[2] - 1
@@ -155,23 +174,29 @@ class KVCache(State):
         return keys, values
 
     def copy(self, source: Tensor, target: Tensor, length: int) -> None:
-        """See `State.copy`."""
+        """Copy the first `length` keys and values of the slots `source` to the slots `target`.
+
+        See `State.copy`.
+        """
         for tensor in self.tensors:
             tensor[target, :, :length] = tensor[source, :, :length]
 
     def free(self, slot: int) -> None:
-        """Do nothing: positions after the length of a slot are never read."""
+        """Do nothing: the old keys and values need no reset, since they are never read again."""
 
 
 class RollingKVCache(State):
-    """A rolling KV cache for sliding-window attention, [slots, K, length + 1, H].
+    """A rolling KV cache (ring buffer) for sliding-window attention.
 
-    Column c of a text is stored at index c mod `length`. The buffer holds the last `window` tokens
-    and `SPARE` more, so that `Cache.crop` can remove up to `SPARE` tokens. A pass of at most
-    `SPARE` tokens writes its keys and values first and then reads the buffer. A longer pass would
-    overwrite keys that its first tokens attend to: it reads the old buffer (unless that is empty)
-    followed by its own keys and values, and writes afterwards. Keys and values that are not stored
-    are written to the last position.
+    The keys and the values are stored in two tensors [slots, K, length + 1, H]. The token at
+    position p of a sequence is stored at index p mod `length`. The buffer holds the last `window`
+    tokens and `SPARE` more, so that `Cache.crop` can remove up to `SPARE` tokens.
+
+    A forward pass of at most `SPARE` tokens first writes its keys and values and then reads the
+    buffer. A longer pass would overwrite keys that its first tokens attend to. Therefore it first
+    reads the buffer (unless the buffer is empty), appends its own keys and values to the result,
+    and writes to the buffer afterwards. The extra position at the end receives keys and values that
+    need not be stored, such as padding.
 
     Source: Jiang et al. 2023, section 2, the rolling buffer cache.
     """
@@ -185,7 +210,11 @@ class RollingKVCache(State):
         self.max_crop = self.SPARE
 
     def columns(self, cache_slice: CacheSlice, new: Tensor) -> Tensor:
-        """See `KVCache.columns`. Unused entries get a column later than all others (2^30)."""
+        """Return the position in the sequence of each key that `append` returns.
+
+        Unused entries of the buffer get the position 2^30, after all tokens, so that no token
+        attends to them. See `KVCache.columns`.
+        """
         is_long = cache_slice.length > self.SPARE
         last = (new[:, :1] if is_long else self._end_columns(cache_slice, new)) - 1
         place = torch.arange(self._num_entries_read(cache_slice), device=new.device)
@@ -194,7 +223,14 @@ class RollingKVCache(State):
         return torch.cat((held, new), 1) if is_long else held
 
     def append(self, cache_slice: CacheSlice, *new: Tensor) -> tuple[Tensor, Tensor]:
-        """See `KVCache.append`. After more than `SPARE` new tokens, returns copies."""
+        """Append keys and values [B, K, T, H] to the buffer, over the oldest ones.
+
+        Returns:
+            The keys and values [B, K, S, H] that the new tokens can attend to, in the order of the
+            buffer. They are views of the buffer if the slots are adjacent and T <= `SPARE`.
+            Otherwise they are copies, because for T > `SPARE` the old and the new keys and values
+            are concatenated. See `KVCache.append`.
+        """
         key, value = (part.to(self.tensors[0].dtype) for part in new)
         is_long = cache_slice.length > self.SPARE
         if not is_long:
@@ -207,13 +243,16 @@ class RollingKVCache(State):
         return keys, values
 
     def _num_entries_read(self, cache_slice: CacheSlice) -> int:
-        """Return how many entries of the buffer a pass reads, counted from the first entry."""
+        """Return the number of entries that a forward pass reads from the start of the buffer."""
         if cache_slice.is_prefill and cache_slice.length > self.SPARE:
             return 0
         return min(cache_slice.end, self.length)
 
     def _write_last_tokens(self, cache_slice: CacheSlice, key: Tensor, value: Tensor) -> None:
-        """Write the last `length` tokens of keys and values [B, K, T, H] to the buffer."""
+        """Write keys and values [B, K, T, H] of the last `length` tokens of each row to the buffer.
+
+        Padding and earlier tokens are not stored.
+        """
         columns = cache_slice.columns(key.device)
         end = self._end_columns(cache_slice, columns)
         is_kept = (columns < end) & (columns >= end - self.length)
@@ -222,15 +261,19 @@ class RollingKVCache(State):
 
     @staticmethod
     def _end_columns(cache_slice: CacheSlice, columns: Tensor) -> Tensor:
-        """Return the column after the last new token of every row: int64 [1 or B, 1]."""
+        """Return the position after the last new token of every row: int64 [1 or B, 1].
+
+        Padding does not count. `columns` contains the positions of the new tokens, [1 or B, T].
+        """
         length = cache_slice.length if cache_slice.new is None else cache_slice.new[:, None]
         return columns[:, :1] + length
 
 
 class TokenHistory(State):
-    """The token ids of all texts, int64 [slots, length + 1], for models that reread all of them.
+    """The token ids of all sequences, for models that read whole sequences at every step.
 
-    Padding after the end of a slot is written to the last column.
+    `tensors` contains one tensor, int64 [slots, length + 1]. The extra position at the end receives
+    padding that would be written after the end of a slot.
     """
 
     def __init__(self, slots: int, length: int, device: torch.device) -> None:
@@ -238,9 +281,10 @@ class TokenHistory(State):
         self.max_crop = self.length = length
 
     def append(self, cache_slice: CacheSlice, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Append ids [B, T] to the slots.
+        """Append token ids [B, T] to the slots of a forward pass.
 
-        Returns the full sequences [B, S] and the column indices of the new ids [B, T].
+        Returns the full sequences, old and new ids, [B, S], and the indices of the new ids in these
+        sequences, [B, T].
         """
         columns = cache_slice.columns(ids.device).expand_as(ids).clamp(max=self.length)
         (texts,) = self.tensors
@@ -249,18 +293,23 @@ class TokenHistory(State):
 
 
 class CrossAttentionCache:
-    """The cross-attention cache of a layer: keys and values of encoder outputs, [slots, K, S, H].
+    """The cross-attention cache of a layer: keys and values of the encoder's output.
 
-    It is empty until the first encoder output is written.
+    `tensors` is empty until the first keys and values are written. Then it contains the keys and
+    the values, [slots, K, S, H] each.
     """
 
     def __init__(self) -> None:
         self.tensors: tuple[Tensor, ...] = ()
 
     def write(self, slots: Tensor, new: Sequence[Tensor], num_slots: int, capacity: int) -> None:
-        """Write keys and values [n, K, S, H] to slots, int64 [n].
+        """Write the keys and values of an encoder's output to the cache.
 
-        The cache first grows to at least `capacity` positions per slot.
+        Args:
+            slots: int64 [n], the slots to write to.
+            new: the keys and the values, [n, K, S, H] each.
+            num_slots: the number of slots of the whole cache.
+            capacity: the minimum number of positions per slot, to which the cache grows if needed.
         """
         if not self.tensors:
             self.tensors = tuple(part.new_zeros(num_slots, *part.shape[1:]) for part in new)
@@ -269,7 +318,7 @@ class CrossAttentionCache:
             kept[slots, :, : part.shape[2]] = part
 
     def read(self, cache_slice: CacheSlice) -> tuple[Tensor, Tensor]:
-        """Return the keys and values [B, K, S, H] of the slots of a pass."""
+        """Return the keys and values [B, K, S, H] in the slots of a forward pass."""
         keys, values = (kept[cache_slice.rows] for kept in self.tensors)
         return keys, values
 
@@ -278,7 +327,7 @@ class Cache:
     """The cache of a model: the number of tokens in each slot, and the states of all layers.
 
     Args:
-        num_slots: the number of texts that the cache can hold at a time.
+        num_slots: the number of sequences that the cache can hold at a time.
         slot_length: the maximum number of tokens per slot, prompt included.
         states: the state of the mixer of each layer.
         device: the device of `lengths`, int64 [slots].
@@ -310,15 +359,25 @@ class Cache:
 
     @property
     def max_crop(self) -> int:
-        """The maximum number of tokens that `crop` can remove; speculative decoding needs some."""
+        """The maximum number of tokens that `crop` can remove from the end of a slot.
+
+        Speculative decoding requires at least the number of draft tokens per step.
+        """
         return min(state.max_crop for state in self.states)
 
     def start_pass(
         self, batch: int, length: int, slots: Tensor | None, lengths: Tensor | None
     ) -> CacheSlice:
-        """Start a pass of `batch` rows of `length` positions and return its `CacheSlice`.
+        """Start a forward pass, and return the slots and positions that it writes to.
 
-        `slots` and `lengths` are those of `Transformer.read`. The pass ends with `advance`.
+        The forward pass ends with a call of `advance`.
+
+        Args:
+            batch: the number of rows.
+            length: the number of new positions per row, padding included.
+            slots: int64 [batch], the slot of each row; None: the first `batch` slots.
+            lengths: int64 [batch], the number of new tokens per row; the other positions are
+                padding on the right. None: no padding.
 
         Raises:
             SpecError: if a slot would hold more than `slot_length` tokens.
@@ -326,7 +385,7 @@ class Cache:
         rows = slice(batch) if slots is None else slots
         start = self.lengths[rows].clone()
         prefill_lengths = self._prefill_lengths[rows]
-        if torch.compiler.is_compiling() or not start.all():  # some texts begin
+        if torch.compiler.is_compiling() or not start.all():  # some slots are empty
             new = torch.full_like(start, length) if lengths is None else lengths
             prefill_lengths = self._prefill_lengths[rows] = torch.where(
                 start == 0, new, prefill_lengths
@@ -350,13 +409,16 @@ class Cache:
         )
 
     def advance(self, cache_slice: CacheSlice) -> None:
-        """Add the new tokens to `lengths`, after all layers have read and written the cache."""
+        """End a forward pass: add its new tokens to `lengths`.
+
+        Call `advance` after all layers have read and written the cache.
+        """
         new = cache_slice.new
         self.lengths[cache_slice.rows] += cache_slice.length if new is None else new
         self._max_lengths.clamp_(min=self.lengths)
 
     def free(self, slot: int) -> None:
-        """Make a slot empty."""
+        """Empty a slot, so that another sequence can use it."""
         self.lengths[slot] = self._max_lengths[slot] = 0
         if self.source_mask is not None:
             self.source_mask[slot] = False
@@ -364,11 +426,15 @@ class Cache:
             state.free(slot)
 
     def crop(self, slots: Tensor, lengths: Tensor) -> None:
-        """Shorten slots, int64 [n], to their first `lengths` tokens, int64 [n].
+        """Remove tokens from the end of some slots.
+
+        Args:
+            slots: int64 [n], the slots to shorten.
+            lengths: int64 [n], the number of tokens to keep in each of these slots.
 
         Raises:
-            SpecError: if a slot has fewer tokens than its new length, or if a new length is more
-                than `max_crop` tokens below the maximum length that its text has had.
+            SpecError: if a slot has fewer tokens than its new length, or if the new length is more
+                than `max_crop` tokens below the maximum length that the sequence has had.
         """
         if bool((lengths > self.lengths[slots]).any()):
             raise SpecError(
@@ -383,13 +449,15 @@ class Cache:
         self.lengths[slots] = lengths
 
     def copy(self, source: Tensor, target: Tensor, *, copy_cross_cache: bool = True) -> None:
-        """Copy the texts and states of some slots to others; the slots may overlap.
+        """Copy some slots, with the states of all layers, to other slots.
+
+        A slot may be in both `source` and `target`.
 
         Args:
             source: int64 [n], the slots to copy from.
             target: int64 [n], the slots to copy to.
-            copy_cross_cache: whether the cross-attention cache is copied too. It need not be if
-                both slots have the same encoder output, like the beams of one prompt.
+            copy_cross_cache: whether the cross-attention cache is copied, too. This is not needed
+                if both slots have the same encoder output, like the beams of one prompt.
         """
         length = int(self.lengths[source].max()) if len(source) else 0
         for state in self.states:
@@ -407,14 +475,16 @@ class Cache:
     ) -> None:
         """Compute and cache the keys and values of an encoder's output for cross-attention.
 
-        All slots have the same number of positions. The first source sets this number, a longer
-        source raises it to a power of two, and it never shrinks. Every position takes 2 * K * H
-        numbers per layer: 8 slots of T5-base with 512 positions take 300 MB in float32.
+        All slots of the cross-attention cache have the same number of positions. The first encoder
+        output sets this number. A longer output raises it to a power of two, and it never shrinks.
+        Every position takes 2 * K * H numbers per layer: 8 slots of T5-base with 512 positions take
+        300 MB in float32.
 
         Args:
             slots: int64 [n], the slots that will decode from this output.
             hidden: [n, S, D], the output of `Transformer.encode`.
-            attention_mask: [n, S], nonzero for source tokens, 0 for padding; None: no padding.
+            attention_mask: [n, S], nonzero for tokens of the encoder, 0 for padding; None: no
+                padding.
         """
         length = hidden.shape[1]
         mask = torch.ones(hidden.shape[:2], dtype=torch.bool, device=hidden.device)
@@ -432,16 +502,27 @@ class Cache:
 
 
 def build_token_cache(slots: int, slot_length: int, device: torch.device) -> Cache:
-    """Return a cache that holds only the token ids of each slot."""
+    """Return an empty cache that stores only the token ids of each sequence.
+
+    It is for models that read whole sequences at every step, instead of keeping a state.
+    """
     return Cache(slots, slot_length, [TokenHistory(slots, slot_length, device)], device=device)
 
 
 def append_tokens(
     cache: Cache, ids: Tensor, slots: Tensor | None, lengths: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Append ids [B, T] to the slots of a `build_token_cache`.
+    """Append token ids to a cache made by `build_token_cache`.
 
-    Returns the full sequences [B, S] and the column indices of the new ids [B, T].
+    Args:
+        cache: the cache.
+        ids: [B, T], the new token ids, with padding on the right.
+        slots: int64 [B], the slot of each row; None: the first B slots.
+        lengths: int64 [B], the number of new tokens per row; None: no padding.
+
+    Returns:
+        The full sequences, old and new ids, [B, S], and the indices of the new ids in these
+        sequences, [B, T].
     """
     cache_slice = cache.start_pass(len(ids), ids.shape[1], slots, lengths)
     (tokens,) = cache.states
@@ -451,10 +532,11 @@ def append_tokens(
 
 
 def make_state_template(weight: Tensor) -> Tensor:
-    """Return an empty tensor with the dtype and device of states for a model with this weight.
+    """Return an empty tensor with the dtype and device that cached states should have.
 
-    On a CPU, states are at least float32, since attention to bfloat16 keys is six times slower
-    there.
+    They are the dtype and device of `weight`, a weight of the model. On a CPU, however, the dtype
+    is at least float32, because attention to bfloat16 keys is six times slower there. The tensor is
+    passed to `MixerModule.new_state` as `like`.
     """
     dtype = weight.dtype
     if weight.device.type == "cpu":
@@ -465,13 +547,21 @@ def make_state_template(weight: Tensor) -> Tensor:
 def _write_columns(
     tensors: Sequence[Tensor], cache_slice: CacheSlice, columns: Tensor, key: Tensor, value: Tensor
 ) -> None:
-    """Write keys and values [B, K, T, H] to the given columns, int64 [1 or B, T], of the slots."""
+    """Write keys and values to given positions of the slots of a forward pass.
+
+    Args:
+        tensors: the cached keys and the cached values, [slots, K, positions, H] each.
+        cache_slice: the slots of the forward pass.
+        columns: int64 [1 or B, T], the positions within the slots to write to.
+        key: the new keys [B, K, T, H].
+        value: the new values [B, K, T, H].
+    """
     slots = cache_slice.slots(len(key), key.device)[:, None]
     for kept, part in zip(tensors, (key, value), strict=True):
         kept[slots, :, columns] = part.transpose(1, 2)
 
 
 def _pad_to_length(x: Tensor, length: int, *, dim: int) -> Tensor:
-    """Pad `x` with zeros to at least `length` positions in axis `dim`."""
+    """Pad `x` with zeros at the end of axis `dim` to at least `length` entries in this axis."""
     missing = length - x.shape[dim]
     return F.pad(x, (0, 0) * (x.ndim - 1 - dim) + (0, missing)) if missing > 0 else x

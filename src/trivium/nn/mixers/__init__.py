@@ -30,34 +30,51 @@ class Mixer(Choice, Part):
     supports_packing: ClassVar[bool] = True
     """Whether the mixer keeps the documents of a packed row separate."""
     has_global_tokens: ClassVar[bool] = False
-    """Whether the mixer has global tokens, which the task selects (Longformer)."""
+    """Whether the mixer has global tokens (Longformer). The task selects these tokens."""
     carries_state: ClassVar[bool] = False
-    """Whether training can carry the state, of fixed size, from row to row. The state is written
-    detached. With activation checkpointing of the block the state would be written twice."""
+    """Whether training can carry the mixer's state, which has a fixed size, to the next row. This
+    excludes activation checkpointing of the block, which would update the state twice."""
 
     @property
     def cross(self) -> Any:
-        """The `Attention` spec of the cross-attention in the same block; None: not supported."""
+        """The `Attention` spec of the cross-attention in the same block.
+
+        None if the mixer cannot be combined with cross-attention.
+        """
         return None
 
     @property
-    def tp_fields(self) -> dict[str, int]:
-        """The field names and sizes that tensor parallelism divides; empty: not divisible."""
+    def tp_sizes(self) -> dict[str, int]:
+        """The fields that tensor parallelism shards, such as `num_heads`, and their values.
+
+        The number of tensor-parallel GPUs has to divide each value. The dict is empty if the mixer
+        does not support tensor parallelism.
+        """
         return {}
 
     def flops(self, attended: float) -> float:
-        """Return the FLOPs per token, forward and backward, except 6 per weight of a matrix.
+        """Return the mixer's training FLOPs per token (forward and backward) besides linear layers.
 
-        `attended`: the average number of positions that a token attends to without a pattern.
+        An example are the FLOPs of attention scores. The linear layers, with 6 FLOPs per weight,
+        are counted by the model.
+
+        Args:
+            attended: the average number of positions that a token attends to if there is no
+                attention pattern.
         """
         return 0.0
 
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
-        """Return the activation numel: the numbers per token that training keeps for backward.
+        """Return the number of activation elements per token kept for the backward pass.
 
-        The input and the norm of the mixer are counted by the block instead. `length`: the number
-        of tokens in a row. `item`: the bytes per number in the precision of the run; an element of
-        a tensor that is always float32 counts as `4 / item` numbers.
+        The input of the mixer and the activations of its norm are not included.
+
+        Args:
+            length: the number of tokens in a row.
+            item: the number of bytes per element in the precision of the run. An element that is
+                always float32 counts as `4 / item` elements.
+            on_cpu: whether the model is trained on a CPU.
+            dropout: whether the dropout rate is greater than 0.
         """
         raise NotImplementedError
 
@@ -67,7 +84,8 @@ class Mixer(Choice, Part):
         Args:
             d_model: the width of the hidden states.
             dropout: the dropout rate inside the mixer, for example of attention weights.
-            num_layers: the number of layers in the stack; the layers share a memory limit.
+            num_layers: the number of layers in the stack. The limit on the memory for attention
+                scores is divided among the layers.
         """
         raise NotImplementedError
 
@@ -78,7 +96,7 @@ TP_PLAN: Mapping[str, str] = {
     "value": "column",
     "output": "row",
 }
-"""`PartModule.parallel` for a mixer with heads: how tensor parallelism divides projections."""
+"""`PartModule.parallel` of attention: which projections are column-parallel or row-parallel."""
 
 
 class MixerModule(PartModule):
@@ -86,9 +104,10 @@ class MixerModule(PartModule):
 
     Args:
         part: the spec of the mixer.
-        width: D.
+        width: D, the width of the hidden states.
         dropout: the dropout rate inside the mixer, for example of attention weights.
-        num_layers: the number of layers in the stack; the layers share a memory limit.
+        num_layers: the number of layers in the stack. The limit on the memory for attention scores
+            is divided among the layers.
     """
 
     def __init__(self, part: Any, width: int, dropout: float = 0.0, num_layers: int = 1) -> None:
@@ -97,25 +116,41 @@ class MixerModule(PartModule):
 
     @property
     def table_key(self) -> Hashable:
-        """The key of the mixer's shared table: layers with equal keys share one table."""
+        """The key that decides which layers share weights from `new_table`: those with equal keys.
+
+        An example of such weights is T5's table of relative position biases.
+        """
         return self.part
 
     def new_table(self) -> nn.Module | None:
-        """Return the weights that the stack shares among layers (such as T5's bias), or None."""
+        """Return the module whose weights several layers share; None if there are no such weights.
+
+        An example is T5's table of relative position biases. The stack calls this method once for
+        all layers with the same `table_key`.
+        """
         return None
 
     def prepare(
         self, sequence: SequenceInfo, state: State | None = None, table: nn.Module | None = None
     ) -> Any:
-        """Compute the values that layers with equal specs share in a pass.
+        """Compute what all layers with the same spec share in a forward pass, such as the mask.
 
-        The stack calls `prepare` outside of its blocks, so `prepare` may read no weights except
-        those of `table`. `state` is the state of the first layer.
+        The stack calls `prepare` once per forward pass, on the first of these layers and outside
+        of its block. Therefore `prepare` may use only the weights in `table`, not those of the
+        layer. The result is passed to `forward` as `prepared`.
+
+        Args:
+            sequence: the metadata of the forward pass.
+            state: the cached state of the first of these layers; None: no cache.
+            table: the module from `new_table`; None: the layers share no weights.
         """
         return None
 
     def check_mask_conditions(self, sequence: SequenceInfo, *, supported: set[str]) -> None:
-        """Raise SpecError if the attention mask has conditions other than `supported`."""
+        """Raise SpecError if the attention mask has a condition that is not in `supported`.
+
+        The conditions are named as in `mask_conditions`, for example "padding".
+        """
         if others := sorted(mask_conditions(sequence, sequence) - supported):
             raise SpecError(
                 f"{self.part.kind} cannot keep tokens from each other by {', '.join(others)}, "
@@ -123,25 +158,30 @@ class MixerModule(PartModule):
             )
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
-        """Return an empty state for texts of at most `length` tokens, on the device of `like`.
+        """Return an empty cached state with `slots` slots of at most `length` tokens each.
 
-        The dtype is that of `like`, or float32 for sums if that is wider.
+        The state has the device and dtype of `like`. States that are sums over many tokens have at
+        least float32.
         """
         raise NotImplementedError
 
     def forward(
         self, x: Tensor, sequence: SequenceInfo, state: State | None = None, prepared: Any = None
     ) -> Tensor:
-        """Return the mixed hidden states: [B, T, D] -> [B, T, D]. Updates `state` in place.
+        """Return the output of the mixer: [B, T, D] -> [B, T, D].
 
-        `state` is the state of the earlier tokens. If `prepared` is None, the mixer calls `prepare`
-        itself.
+        Args:
+            x: the hidden states [B, T, D].
+            sequence: the metadata of the forward pass.
+            state: the cached state of the earlier tokens, which is updated in place; None: no
+                cache.
+            prepared: the result of `prepare`; None: the mixer calls `prepare` itself.
         """
         raise NotImplementedError
 
 
 class ProjectingMixer(MixerModule):
-    """Mixer with query, key, value and output projections, all of them with biases."""
+    """Base class of mixers with query, key, value and output projections that have biases."""
 
     parallel: ClassVar[Mapping[str, str]] = TP_PLAN
 
@@ -160,12 +200,16 @@ class ProjectingMixer(MixerModule):
 
 
 class RecurrentMixer(MixerModule):
-    """Recurrent mixer: processes a text from left to right with a state of fixed size."""
+    """Base class of recurrent mixers, which read tokens left to right with a fixed-size state."""
 
     def prepare(
         self, sequence: SequenceInfo, state: State | None = None, table: nn.Module | None = None
     ) -> None:
-        """Raise SpecError for a pass that is not causal or has unsupported mask conditions."""
+        """Raise SpecError if the forward pass is not causal, as in an encoder.
+
+        Also raises SpecError for mask conditions other than causality, documents and padding.
+        Nothing is computed: layers with a recurrent mixer share no values.
+        """
         self.check_mask_conditions(sequence, supported={"causal", "documents", "padding"})
         if not sequence.causal:
             raise SpecError(
@@ -174,7 +218,11 @@ class RecurrentMixer(MixerModule):
 
 
 def recompute(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> tuple[Any, ...]:
-    """Call a deterministic function with activation checkpointing and return its result."""
+    """Call a function with activation checkpointing: backward recomputes its activations.
+
+    The function must be deterministic because the state of the random generator is not kept.
+    Without gradients the function is just called. Returns the result of the function.
+    """
     if torch.is_grad_enabled():
         return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
     return function(*arguments)

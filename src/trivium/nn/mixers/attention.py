@@ -30,10 +30,10 @@ class Attention(Mixer):
 
     Scores are multiplied by `scale`. The default is head_dim^-0.5, or ((1 + n) head_dim)^-0.5 if
     the position encoding adds n dot products to Q K^T. With `qk_norm` the queries and keys of every
-    head are normalised (Henry et al. 2020; Qwen3). With `qk_norm_over` "all-heads" the norm treats
-    the queries of all heads as one vector, and the keys of all heads as another (OLMo 2). RoPE is
-    applied after the norm, or before the norm with `qk_norm_place` "after-rotary". With `soft_cap`
-    c, a score s becomes c tanh(s / c) (Gemma 2) before the position bias is added.
+    head are normalised (Henry et al. 2020; Qwen3). With `qk_norm_over` "all-heads" the norm is
+    applied to the concatenation of all heads instead (OLMo 2). RoPE is applied after the norm, or
+    before the norm with `qk_norm_place` "after-rotary". With `soft_cap` c, a score s becomes
+    c tanh(s / c) before the position bias is added (Gemma 2).
     """
 
     kind: Literal["attention"] = "attention"
@@ -68,17 +68,29 @@ class Attention(Mixer):
 
     @property
     def score_scale(self) -> float:
-        """The scale of the scores: `scale`, or (num_dot_products * head_dim)^-0.5 if unset."""
+        """The factor that attention scores are multiplied by: `scale`, or a default if unset.
+
+        The default is (num_dot_products * head_dim)^-0.5, where `num_dot_products` is 1 plus the
+        number of dot products that the position encoding adds to Q K^T.
+        """
         num_dot_products = self.positions.num_dot_products if self.positions else 1
         return (num_dot_products * self.head_dim) ** -0.5 if self.scale is None else self.scale
 
     @property
     def cross(self) -> Attention:
-        """The cross-attention in the same block: this attention without positions and pattern."""
+        """The spec of cross-attention in the same block: no position encoding, no pattern.
+
+        All other fields are the same as here.
+        """
         return self.replace(pattern=None, positions=None)
 
     def check(self) -> None:
-        """Raise SpecError if head counts, pattern and position encoding are incompatible."""
+        """Raise SpecError if the number of heads does not fit the other fields.
+
+        The other fields are the number of key-value heads and the attention pattern. Also raises
+        SpecError for a position encoding that does not support the head dimension, or that is not
+        supported by attention with a memory (Transformer-XL).
+        """
         if self.num_heads % self.kv_heads:
             raise SpecError(
                 f"num_heads={self.num_heads} is not a multiple of num_kv_heads={self.kv_heads}: "
@@ -99,8 +111,12 @@ class Attention(Mixer):
             )
 
     @property
-    def tp_fields(self) -> dict[str, int]:
-        """See `Mixer.tp_fields`."""
+    def tp_sizes(self) -> dict[str, int]:
+        """The numbers of heads, which tensor parallelism shards (see `Mixer.tp_sizes`).
+
+        Empty with `qk_norm`, with a pattern per head, and with a position encoding that does not
+        support tensor parallelism.
+        """
         if self.qk_norm or (self.positions and not self.positions.supports_tp):
             return {}
         if self.pattern and len(self.pattern.head_patterns) > 1:
@@ -108,17 +124,22 @@ class Attention(Mixer):
         return {"num_heads": self.num_heads, "num_kv_heads": self.kv_heads}
 
     def flops(self, attended: float) -> float:
-        """Return 12 N H per attended position, plus the FLOPs of the position encoding."""
+        """Return the training FLOPs per token, forward and backward, of scores and weighted values.
+
+        They are 12 N H per attended position, plus the FLOPs of the position encoding. See
+        `Mixer.flops`.
+        """
         heads = self.num_heads, self.head_dim
         own = self.positions.flops(attended, *heads) if self.positions else 0.0
         return 12.0 * attended * self.num_heads * self.head_dim + own
 
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
-        """Return the numel of queries, keys, values and outputs, and of probabilities on a CPU.
+        """Return the number of activation elements per token kept for the backward pass.
 
-        With dropout the probabilities count three times. With a soft cap the scores and the
-        probabilities are kept on any device. Query and key norms keep their inputs. The position
-        encoding may add more.
+        Queries, keys, values and outputs are always kept. Attention probabilities are kept only in
+        eager attention, which is used on a CPU and for a soft cap. They count three times with
+        dropout. A soft cap also keeps the scores, query and key norms keep their inputs, and the
+        position encoding may keep more. See `Mixer.activation_numel`.
         """
         heads = self.num_heads * self.head_dim
         explicit = on_cpu or self.soft_cap is not None
@@ -138,13 +159,13 @@ class Attention(Mixer):
 
 @dataclass(frozen=True)
 class Prepared:
-    """The values that layers with equal attention share in a pass.
+    """What all attention layers with the same spec share in a forward pass.
 
     Args:
         mask: the attention mask.
-        positions: the result of `PositionsModule.prepare`.
+        positions: the result of `PositionsModule.prepare`, such as the cosines and sines of RoPE.
         source: the hidden states [B, T, D] from which keys and values are computed; None: the input
-            of the layer. DeBERTa's enhanced mask decoder sets `source`.
+            of the layer. Only DeBERTa's enhanced mask decoder sets `source`.
     """
 
     mask: Mask
@@ -156,9 +177,9 @@ class AttentionModule(MixerModule):
     """MultiHead(x) = Concat(softmax(Q_n K_n^T * scale) V_n) W_O.
 
     Source: Vaswani et al. 2017, section 3.2, and for grouped-query attention Ainslie et al. 2023.
-    The docstring of `Attention` defines the scale and the optional norms and soft cap. All layers
-    of a stack together keep at most `MAX_EAGER_SCORES` scores for backward in eager attention
-    without a soft cap.
+    The docstring of `Attention` defines the scale and the optional norms and soft cap. In eager
+    attention without a soft cap, all layers of a stack together keep at most `MAX_EAGER_SCORES`
+    attention scores for the backward pass.
     """
 
     parallel: ClassVar[Mapping[str, str]] = TP_PLAN
@@ -185,17 +206,28 @@ class AttentionModule(MixerModule):
 
     @property
     def table_key(self) -> Hashable:
-        """See `MixerModule.table_key`."""
+        """The position encoding and the number of heads: layers where both are equal share weights.
+
+        See `MixerModule.table_key`.
+        """
         return self.part.positions, self.part.num_heads
 
     def new_table(self) -> nn.Module | None:
-        """See `MixerModule.new_table`."""
+        """Return the weights of the position encoding that layers share, or None.
+
+        See `MixerModule.new_table`.
+        """
         return self.positions.new_table()
 
     def prepare(
         self, sequence: SequenceInfo, state: Any = None, table: nn.Module | None = None
     ) -> Prepared:
-        """Return the mask and the prepared positions. The mask includes the position bias."""
+        """Return the attention mask, which includes the position bias, and the position data.
+
+        Position data are values computed from the positions, such as the cosines and sines of
+        RoPE. The keys are the tokens of the forward pass, or all tokens in the cache. See
+        `MixerModule.prepare`.
+        """
         keys = sequence.keys
         if sequence.cache_slice is not None and state is not None:
             columns = state.columns(sequence.cache_slice, sequence.columns)
@@ -205,7 +237,16 @@ class AttentionModule(MixerModule):
     def prepare_for(
         self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> Prepared:
-        """Return the mask and the prepared positions of queries that attend to `keys`."""
+        """Return the attention mask and the position data for given queries and keys.
+
+        Position data are values computed from the positions, such as the cosines and sines of
+        RoPE.
+
+        Args:
+            sequence: the metadata of the query tokens.
+            keys: the metadata of the key tokens.
+            table: the weights that the layers share (`new_table`); None: no such weights.
+        """
         ready = self.positions.prepare(sequence, keys, table)
         mask = Mask(
             sequence,
@@ -219,15 +260,23 @@ class AttentionModule(MixerModule):
         return Prepared(mask, ready)
 
     def get_pattern(self, sequence: SequenceInfo) -> Pattern | None:
-        """Return the attention pattern used in a pass; None: no pattern."""
+        """Return the attention pattern (such as a sliding window) of a forward pass, or None."""
         return self.part.pattern
 
     def never_hidden(self, sequence: SequenceInfo) -> Tensor | None:
-        """Return which keys the pattern never masks, bool [B, T]; None: no such keys."""
+        """Return which key tokens are exempt from the attention pattern, bool [B, T].
+
+        These keys are visible to queries outside of their sliding window, for example. None: no
+        key is exempt.
+        """
         return None
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
-        """Return an empty KV cache of whole texts, or a ring buffer if the window is shorter."""
+        """Return an empty KV cache. For a short sliding window the cache is a ring buffer.
+
+        The ring buffer is used only if it needs less memory than keys and values of `length`
+        tokens.
+        """
         shape = self.part.kv_heads, self.head_dim, like
         reach = None if self.part.pattern is None else self.part.pattern.reach
         if reach is not None and reach + RollingKVCache.SPARE < length:
@@ -257,7 +306,10 @@ class AttentionModule(MixerModule):
     def attend_heads(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Mask, scores: Tensor | None = None
     ) -> Tensor:
-        """Call `nn.attend.attend` with the scale, the soft cap and the dropout of this module."""
+        """Return the attention output of all heads, [B, N, T, V], without the output projection.
+
+        Calls `nn.attend.attend` with the scale, the soft cap and the dropout of this module.
+        """
         return attend(
             query,
             key,
@@ -273,7 +325,10 @@ class AttentionModule(MixerModule):
     def probabilities(
         self, x: Tensor, sequence: SequenceInfo, state: Any = None, prepared: Prepared | None = None
     ) -> Tensor:
-        """Return the attention probabilities of `forward` in float32: [B, T, D] -> [B, N, T, S]."""
+        """Return the attention probabilities [B, N, T, S] in float32, given `forward`'s arguments.
+
+        Like `forward`, this appends to the KV cache `state`.
+        """
         prepared = prepared or self.prepare(sequence, state)
         query, key, _ = self._query_key_value(x, sequence, state, prepared)
         scores = self._position_scores(query, key, prepared)
@@ -286,8 +341,8 @@ class AttentionModule(MixerModule):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries [B, N, T, H], keys [B, K, S, H] and values [B, K, S, H].
 
-        Queries and keys are normalised and have RoPE applied. Keys and values include those in the
-        cache. Queries have the dtype of the keys.
+        QK norm and RoPE have been applied to queries and keys, if the spec has them. Keys and
+        values include those in the cache. Queries have the dtype of the keys.
         """
         query = self._split_and_rotate(self.query_norm, self.query(x), prepared.positions)
         key_value_states = x[:, : sequence.num_keys] if prepared.source is None else prepared.source
@@ -298,25 +353,35 @@ class AttentionModule(MixerModule):
         return query.to(key.dtype), key, value  # a cache may be more precise than the model
 
     def _position_scores(self, query: Tensor, key: Tensor, prepared: Prepared) -> Tensor | None:
-        """Return the term that the positions add to the scores, [1 or B, N, T, S], or None."""
-        ready = self.positions.project_positions(prepared.positions, self.query, self.key)
+        """Return the term that the position encoding adds to the scores, [1 or B, N, T, S].
+
+        Unlike the position bias in the mask, this term depends on the queries and keys. None if
+        the position encoding has no such term.
+        """
+        ready = self.positions.prepare_layer(prepared.positions, self.query, self.key)
         return self.positions.scores(query, key, ready)
 
     def project_kv(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute keys, normalised and without RoPE, and values [B, K, S, H] from x [B, S, D]."""
+        """Return the keys and values [B, K, S, H] of hidden states [B, S, D], split into heads.
+
+        The key norm has been applied, if there is one. RoPE has not been applied.
+        """
         return self.split_and_norm(self.key_norm, self.key(x)), self._split_heads(self.value(x))
 
     def _split_and_rotate(self, norm: nn.Module, x: Tensor, positions: Any) -> Tensor:
-        """Split a projection into heads, normalise and apply RoPE: [B, T, N H] -> [B, N, T, H]."""
+        """Split queries or keys into heads, apply QK norm and RoPE: [B, T, N H] -> [B, N, T, H].
+
+        The order of norm and RoPE is set by `qk_norm_place`.
+        """
         if self.part.qk_norm_place is None:
             return self.positions.apply_rotary(self.split_and_norm(norm, x), positions)
         x = self.positions.apply_rotary(self._split_heads(x), positions)
         return self.split_and_norm(norm, x.transpose(1, 2).flatten(2))
 
     def split_and_norm(self, norm: nn.Module, x: Tensor) -> Tensor:
-        """Split a projection into heads and normalise: [B, T, N H] -> [B, N, T, H].
+        """Split queries or keys into heads and apply QK norm: [B, T, N H] -> [B, N, T, H].
 
-        The norm is computed in the dtype of the norm's weights. The result has autocast's dtype if
+        The norm is computed in the dtype of its weights. The result has autocast's dtype if
         autocast is on.
         """
         whole, weight = self.part.qk_norm_over == "all-heads", next(norm.parameters(), x)
@@ -329,12 +394,21 @@ class AttentionModule(MixerModule):
 
 
 class CrossAttention(AttentionModule):
-    """Cross-attention to an encoder's output, whose keys and values a cache keeps."""
+    """Cross-attention to an encoder's output.
+
+    In decoding, the keys and values of the encoder's output are computed once and cached.
+    """
 
     def prepare(
         self, sequence: SequenceInfo, state: Any = None, table: nn.Module | None = None
     ) -> Prepared:
-        """Return the mask over the encoder's positions; `state` is a `CrossAttentionCache`."""
+        """Return the attention mask between the decoder's tokens and the encoder's positions.
+
+        `state` is the `CrossAttentionCache` of the layer. See `MixerModule.prepare`.
+
+        Raises SpecError if neither the encoder's output nor a cache of its keys and values is
+        given.
+        """
         encoder = sequence.encoder
         if encoder is None or (encoder.hidden is None and state is None):
             raise SpecError(
@@ -352,7 +426,10 @@ class CrossAttention(AttentionModule):
     def _query_key_value(
         self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries of x, and keys and values of the encoder's output or of the cache."""
+        """Return the queries of the decoder, and the keys and values of the encoder's output.
+
+        If the encoder's output is not given, its keys and values are read from the cache.
+        """
         encoder = sequence.encoder
         assert encoder is not None  # `prepare` has checked it
         if encoder.hidden is not None:

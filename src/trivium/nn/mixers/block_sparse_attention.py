@@ -28,14 +28,15 @@ class BlockSparseAttention(Attention):
     """BigBird: each block of `block_size` queries attends to a few blocks of keys.
 
     A block attends to itself, its neighbours, the first block, the last block and `num_random`
-    random blocks. The first and the last block attend to all tokens. In a text of at most
-    `dense_length` tokens all tokens attend to all tokens.
+    random blocks. The first and the last block attend to all tokens. Sequences of at most
+    `dense_length` tokens have full attention.
 
-    In training, every head has its own random blocks, drawn from `seed` and the same in every step.
-    In evaluation every random block is replaced by the first block, as in `transformers`; the
-    authors' code keeps the random blocks. Layers with different seeds draw different blocks.
+    In training, every head has its own random blocks. They are sampled with `seed` and stay the
+    same in every step. Layers with different seeds have different random blocks. In evaluation,
+    every random block is replaced by the first block, as in `transformers`; the authors' code keeps
+    the random blocks.
 
-    Source: Zaheer et al. 2020, section 2, with global tokens inside of the text (ITC).
+    Source: Zaheer et al. 2020, section 2. The global tokens are part of the sequence (ITC).
     """
 
     supports_decoder: ClassVar[bool] = False
@@ -46,7 +47,7 @@ class BlockSparseAttention(Attention):
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
 
     def check(self) -> None:
-        """Raise SpecError for a pattern or for positions in attention."""
+        """Raise SpecError for an attention pattern or a position encoding inside attention."""
         super().check()
         if self.positions or self.pattern:
             raise SpecError(
@@ -56,33 +57,45 @@ class BlockSparseAttention(Attention):
 
     @property
     def dense_length(self) -> int:
-        """The maximum length of texts with full attention: 5 + 2 `num_random` blocks."""
+        """The maximum length, in tokens, of sequences that get full attention.
+
+        It is the length of 5 + 2 `num_random` blocks.
+        """
         return (5 + 2 * self.num_random) * self.block_size
 
     @property
-    def tp_fields(self) -> dict[str, int]:
-        """See `Mixer.tp_fields`. It is empty because all heads share one random generator."""
+    def tp_sizes(self) -> dict[str, int]:
+        """Empty: tensor parallelism is not supported because all heads share one random generator.
+
+        See `Mixer.tp_sizes`.
+        """
         return {}
 
     def keys_per_query(self, length: float) -> float:
-        """Return the mean number of keys that are computed for a query in a text of this length.
+        """Return the average number of attention scores computed per query.
 
-        The queries of the first and the last block count twice: they attend to their gathered key
-        blocks like any block, and with full attention.
+        The queries of the first and the last block count twice. They attend once to a few key
+        blocks, like all queries, and once to all keys.
+
+        Args:
+            length: the number of tokens in the sequence.
         """
         if length <= self.dense_length:
             return length
         return (7 + self.num_random) * self.block_size
 
     def flops(self, attended: float) -> float:
-        """See `Attention.flops`; only the keys that are computed count."""
+        """Return the training FLOPs per token, forward and backward, of scores and weighted values.
+
+        Only the scores that are computed count (`keys_per_query`). See `Attention.flops`.
+        """
         return super().flops(self.keys_per_query(attended))
 
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
-        """See `Attention.activation_numel`.
+        """Return the number of activation elements per token kept for the backward pass.
 
-        Long texts also keep the gathered key and value blocks, and the queries and outputs that
-        are merged.
+        Compared with `Attention.activation_numel`, a sequence longer than `dense_length` has fewer
+        scores. It also keeps the gathered key and value blocks, and copies of queries and outputs.
         """
         gathered = 0 if length <= self.dense_length else 2 * (6 + self.num_random)
         kept = super().activation_numel(
@@ -97,15 +110,17 @@ class BlockSparseAttention(Attention):
 
 @dataclass(frozen=True, kw_only=True)
 class KeyBlocks(Prepared):
-    """The key blocks of every query block, and the tokens with full attention.
+    """The key blocks that each query block attends to, and the tokens with full attention.
 
-    `mask` is the mask between the queries of a block and its gathered keys, for N * M heads.
+    The inherited field `mask` is the attention mask between the queries of a block and its
+    gathered keys. In this mask, every block of every head counts as a head (N * M heads).
 
     Args:
-        key_blocks: int64 [1 or B, N, M, C], the key blocks of every query block.
-        full_columns: int64 [1 or B, 1, G, 1], columns of tokens that may have full attention.
-        has_full: bool [1 or B, 1, G, 1], whether the token in this column has full attention.
-        full_mask: the mask between these tokens and all keys.
+        key_blocks: int64 [1 or B, N, M, C], the indices of the key blocks of each query block.
+        full_columns: int64 [1 or B, 1, G, 1], the indices in the row of tokens with full attention.
+            Rows with fewer than G such tokens are filled up with other tokens.
+        has_full: bool [1 or B, 1, G, 1], True where the token in `full_columns` has full attention.
+        full_mask: the attention mask between the tokens in `full_columns` and all keys.
     """
 
     key_blocks: Tensor
@@ -114,11 +129,18 @@ class KeyBlocks(Prepared):
     full_mask: Mask
 
     def split_queries(self, x: Tensor) -> Tensor:
-        """Split queries into blocks that act as heads: [B, N, L, H] -> [B, N * M, S, H]."""
+        """Split queries into blocks, which attention treats as heads.
+
+        Shape: [B, N, L, H] -> [B, N * M, S, H], where L = M * S.
+        """
         return x.unflatten(2, (self.key_blocks.shape[2], -1)).flatten(1, 2)
 
     def gather_key_blocks(self, x: Tensor) -> Tensor:
-        """Gather each query block's keys or values: [B, K, L, H] -> [B, N * M, C * S, H]."""
+        """Gather the keys or values that each query block attends to.
+
+        Shape: [B, K, L, H] -> [B, N * M, C * S, H]: C blocks of S tokens for each of N * M query
+        blocks.
+        """
         (rows, kv_heads), (heads, num_blocks) = x.shape[:2], self.key_blocks.shape[1:3]
         blocks = x.unflatten(2, (num_blocks, -1)).flatten(0, 2).flatten(1)  # [B * K * M, S * H]
         of_head = torch.arange(rows * kv_heads, device=x.device).view(rows, kv_heads, 1, 1)
@@ -127,11 +149,16 @@ class KeyBlocks(Prepared):
         return gathered.view(rows, heads * num_blocks, -1, x.shape[3])
 
     def gather_full(self, x: Tensor) -> Tensor:
-        """Gather the vectors in `full_columns`: [B, N, L, H] -> [B, N, G, H]."""
+        """Gather the vectors of the tokens in `full_columns`: [B, N, L, H] -> [B, N, G, H]."""
         return x.gather(2, self.full_columns.expand(*x.shape[:2], -1, x.shape[3]))
 
     def scatter_full(self, sparse: Tensor, full: Tensor) -> Tensor:
-        """Replace `sparse` [B, N, L, H] by `full` [B, N, G, H] where attention is full."""
+        """Return the block-sparse output with the rows of tokens with full attention replaced.
+
+        Args:
+            sparse: [B, N, L, H], the output of block-sparse attention for all tokens.
+            full: [B, N, G, H], the output of full attention for the tokens in `full_columns`.
+        """
         rows = torch.where(self.has_full, full.to(sparse.dtype), self.gather_full(sparse))
         return sparse.scatter(2, self.full_columns.expand_as(rows), rows)
 
@@ -139,12 +166,12 @@ class KeyBlocks(Prepared):
 class BlockSparseAttentionModule(AttentionModule):
     """Attention of query blocks to gathered key blocks, in one batched matmul.
 
-    The attention of a token depends only on its own text: the last block is the block of the text's
-    last token, and a text of at most `dense_length` tokens has full attention in any batch. In
-    `transformers` both follow from the longest text of a batch. The random blocks equal those of
-    `transformers` for the same seed, except in rows of 1024, 3072 and 4096 tokens, for which
-    `transformers` draws from more blocks. Unlike in `transformers`, attention weights have dropout
-    in long texts.
+    The output for a sequence does not depend on the other sequences in the batch. The last block is
+    the block of the sequence's own last token, and a sequence of at most `dense_length` tokens
+    always has full attention. In `transformers` both depend on the longest sequence of the batch.
+    The random blocks equal those of `transformers` for the same seed, except in rows of 1024, 3072
+    and 4096 tokens, for which `transformers` samples from more blocks. Unlike in `transformers`,
+    attention weights have dropout in long sequences, too.
 
     Source: Zaheer et al. 2020, section 2 and appendix D.
     """
@@ -154,7 +181,11 @@ class BlockSparseAttentionModule(AttentionModule):
     def prepare_for(
         self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> Prepared:
-        """See `AttentionModule.prepare_for`. Raises SpecError if the mask is not only padding."""
+        """Return the key blocks and masks (`KeyBlocks`), or the plain mask for full attention.
+
+        Rows of at most `dense_length` tokens have full attention. See
+        `AttentionModule.prepare_for`. Raises SpecError for mask conditions other than padding.
+        """
         self.check_mask_conditions(sequence, supported={"padding"})
         columns = keys.columns
         if columns.shape[1] <= self.part.dense_length:
@@ -164,7 +195,11 @@ class BlockSparseAttentionModule(AttentionModule):
         return self._build_blocks(F.pad(is_token, (0, missing)).bool())
 
     def _build_blocks(self, is_token: Tensor) -> KeyBlocks:
-        """Return the key blocks and masks of rows with padding mask `is_token` [1 or B, L]."""
+        """Return the key blocks, masks and tokens with full attention for a batch.
+
+        Args:
+            is_token: bool [1 or B, L], True for tokens, False for padding.
+        """
         part, size, device = self.part, self.part.block_size, is_token.device
         rows, num_blocks = len(is_token), is_token.shape[1] // size
         columns = torch.arange(is_token.shape[1], device=device)
@@ -189,10 +224,19 @@ class BlockSparseAttentionModule(AttentionModule):
         )
 
     def _select_key_blocks(self, rows: int, num_blocks: int, last: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the key blocks [rows, N, M, C] of M query blocks, and which neighbours repeat.
+        """Return the indices of the key blocks of each query block, and which are duplicates.
 
-        The C blocks are the first block, the last block [rows, 1], three neighbours and the random
-        blocks. A neighbour that is the first or the last block is repeated: bool [rows, 1, M, 3].
+        The C key blocks of a query block are the first block, the last block, three neighbouring
+        blocks (the query block is the middle one) and the random blocks.
+
+        Args:
+            rows: the number of rows in the batch.
+            num_blocks: M, the number of blocks in a row.
+            last: int64 [rows, 1], the index of the last block of each row.
+
+        Returns:
+            The indices [rows, N, M, C], and a bool tensor [rows, 1, M, 3]. It is True where one of
+            the three neighbouring blocks is the first or the last block, which are already there.
         """
         part, device = self.part, last.device
         neighbours = torch.arange(num_blocks, device=device)[:, None] + torch.arange(
@@ -209,15 +253,18 @@ class BlockSparseAttentionModule(AttentionModule):
     def head_outputs(
         self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared
     ) -> Tensor:
-        """See `AttentionModule.head_outputs`."""
+        """Return the head outputs of block-sparse attention: [B, T, D] -> [B, N, T, H].
+
+        If `prepared` has no key blocks, attention is full. See `AttentionModule.head_outputs`.
+        """
         if not isinstance(prepared, KeyBlocks):
             return super().head_outputs(x, sequence, state, prepared)
         return self._attend(*self._query_key_value(x, sequence, state, prepared), prepared)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, blocks: KeyBlocks) -> Tensor:
-        """Compute the head outputs: query [B, N, T, H], key, value [B, K, T, H] -> [B, N, T, H].
+        """Return the head outputs of block-sparse attention for given queries, keys and values.
 
-        The width of values and outputs may differ from H.
+        Shape: query [B, N, T, H], key [B, K, T, H], value [B, K, T, V] -> [B, N, T, V].
         """
         length = query.shape[2]
         missing = -length % self.part.block_size
@@ -231,7 +278,11 @@ class BlockSparseAttentionModule(AttentionModule):
     def probabilities(
         self, x: Tensor, sequence: SequenceInfo, state: Any = None, prepared: Prepared | None = None
     ) -> Tensor:
-        """See `AttentionModule.probabilities`; computed with the identity matrix as values."""
+        """Return the attention probabilities, 0 for keys that a query does not attend to.
+
+        Shape: [B, T, D] -> [B, N, T, T]. The probabilities are the attention output with the
+        identity matrix as values. See `AttentionModule.probabilities`.
+        """
         prepared = prepared or self.prepare(sequence, state)
         if not isinstance(prepared, KeyBlocks):
             return super().probabilities(x, sequence, state, prepared)
@@ -242,12 +293,18 @@ class BlockSparseAttentionModule(AttentionModule):
 
 @lru_cache(maxsize=256)
 def random_blocks(seed: int, num_heads: int, num_blocks: int, num_random: int) -> Tensor:
-    """Return the random key blocks of every head and query block: int64 [N, M, R].
+    """Return the indices of the random key blocks of each query block: int64 [N, M, R].
 
-    Random blocks are drawn from the first 5 + 2R blocks, where R is the last argument. The first
-    and the last of these blocks, the query block and its neighbours are excluded. The second block
-    and the second to last block also exclude each other. In long texts all random blocks are near
-    the beginning, as in the authors' code.
+    They are sampled from the first 5 + 2 R blocks, so in long sequences all random blocks are near
+    the beginning, as in the authors' code. The first and the last of the 5 + 2 R blocks, the query
+    block and its neighbours are excluded. The second and the second to last of the 5 + 2 R blocks
+    also do not get each other.
+
+    Args:
+        seed: the seed of NumPy's random generator.
+        num_heads: N.
+        num_blocks: M, the number of blocks in a row.
+        num_random: R, the number of random blocks per query block.
     """
     generator, choices = np.random.RandomState(seed), 5 + 2 * num_random
     blocks = torch.zeros(num_heads, num_blocks, num_random, dtype=torch.int64)

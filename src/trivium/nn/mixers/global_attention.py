@@ -22,7 +22,7 @@ from trivium.nn.sequence_info import SequenceInfo
 
 
 class GlobalAttention(Attention):
-    """Attention with a pattern for local tokens, plus global tokens (Longformer).
+    """Attention with a pattern, such as a sliding window, and global tokens (Longformer).
 
     Global tokens attend to all tokens and are visible to all tokens. Attention from global tokens
     uses separate projections (Beltagy et al. 2020, section 3.1). The task selects the global tokens
@@ -44,7 +44,11 @@ class GlobalAttention(Attention):
             )
 
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
-        """Return the numel of `Attention` plus the keys and values for global queries."""
+        """Return the number of activation elements per token kept for the backward pass.
+
+        They are those of `Attention.activation_numel`, plus the keys and values that global tokens
+        attend to.
+        """
         own = 2 * self.kv_heads * self.head_dim
         return super().activation_numel(length, item=item, on_cpu=on_cpu, dropout=dropout) + own
 
@@ -55,19 +59,24 @@ class GlobalAttention(Attention):
 
 @dataclass(frozen=True)
 class GlobalSequenceInfo(SequenceInfo):
-    """`SequenceInfo` with `global_tokens`, bool [B, T], True for global tokens."""
+    """`SequenceInfo` with the global tokens of each row.
+
+    Args:
+        global_tokens: bool [B, T], True for global tokens; None: no global tokens.
+    """
 
     global_tokens: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class GlobalTokens:
-    """The columns in which at least one row has a global token.
+    """The global tokens of a batch, as columns: indices in the row, used for all rows.
 
     Args:
-        columns: the column indices, int64 [G].
-        is_global: bool [B, 1, G, 1], True where the token of the row is global.
-        mask: the attention mask of the tokens in these columns as queries, without the pattern.
+        columns: int64 [G], the columns in which at least one row has a global token.
+        is_global: bool [B, 1, G, 1], True where the row's token in the column is global.
+        mask: the attention mask between the tokens in `columns` as queries and all keys. The
+            attention pattern is not part of the mask.
     """
 
     columns: Tensor
@@ -77,7 +86,11 @@ class GlobalTokens:
 
 @dataclass(frozen=True)
 class PreparedGlobal(Prepared):
-    """The prepared values of local attention, and the global tokens; None: no global tokens."""
+    """`Prepared` for local attention, with the global tokens of the batch.
+
+    Args:
+        global_tokens: the global tokens; None: the batch has no global tokens.
+    """
 
     global_tokens: GlobalTokens | None = None
 
@@ -85,8 +98,8 @@ class PreparedGlobal(Prepared):
 class GlobalAttentionModule(AttentionModule):
     """Local tokens attend within the pattern and to global tokens; global tokens attend to all.
 
-    Attention from global tokens uses separate projections for the global queries and for the keys
-    and values of all tokens. The separate projections are initialized as copies of the local ones.
+    Attention from global tokens has its own query, key and value projections (`query_global`,
+    `key_global` and `value_global`), which are initialized as copies of the local ones.
 
     Source: Beltagy et al. 2020, section 3.1.
     """
@@ -107,7 +120,7 @@ class GlobalAttentionModule(AttentionModule):
         self.value_global = nn.Linear(width, self.value.out_features, bias=part.bias)
 
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """Initialize the projections for global queries as copies of the local ones."""
+        """Initialize the global attention projections as copies of the local ones."""
         self.query_global.load_state_dict(self.query.state_dict())
         self.key_global.load_state_dict(self.key.state_dict())
         self.value_global.load_state_dict(self.value.state_dict())
@@ -115,7 +128,10 @@ class GlobalAttentionModule(AttentionModule):
     def prepare_for(
         self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> Prepared:
-        """See `AttentionModule.prepare_for`. The result includes the global tokens."""
+        """Return the attention mask of local attention, and the global tokens with their own mask.
+
+        See `AttentionModule.prepare_for`.
+        """
         chosen, local = self.never_hidden(sequence), super().prepare_for(sequence, keys, table)
         if chosen is None or not len(columns := chosen.any(0).nonzero()[:, 0]):
             return PreparedGlobal(local.mask)
@@ -125,13 +141,19 @@ class GlobalAttentionModule(AttentionModule):
         return PreparedGlobal(local.mask, global_tokens=global_tokens)
 
     def never_hidden(self, sequence: SequenceInfo) -> Tensor | None:
-        """Return the global tokens; see `AttentionModule.never_hidden`."""
+        """Return which tokens are global, bool [B, T]: they are exempt from the attention pattern.
+
+        None: no global tokens. See `AttentionModule.never_hidden`.
+        """
         return sequence.global_tokens if isinstance(sequence, GlobalSequenceInfo) else None
 
     def head_outputs(
         self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared
     ) -> Tensor:
-        """See `AttentionModule.head_outputs`."""
+        """Return the head outputs of local attention, or of global attention for global tokens.
+
+        Shape: [B, T, D] -> [B, N, T, H]. See `AttentionModule.head_outputs`.
+        """
         mixed = super().head_outputs(x, sequence, state, prepared)
         assert isinstance(prepared, PreparedGlobal)
         if (global_tokens := prepared.global_tokens) is None:
@@ -144,7 +166,10 @@ class GlobalAttentionModule(AttentionModule):
     def probabilities(
         self, x: Tensor, sequence: SequenceInfo, state: Any = None, prepared: Prepared | None = None
     ) -> Tensor:
-        """See `AttentionModule.probabilities`."""
+        """Return the probabilities of local attention, or of global attention for global tokens.
+
+        Shape: [B, T, D] -> [B, N, T, T]. See `AttentionModule.probabilities`.
+        """
         prepared = prepared or self.prepare(sequence, state)
         weights = super().probabilities(x, sequence, state, prepared)
         assert isinstance(prepared, PreparedGlobal)
@@ -157,14 +182,24 @@ class GlobalAttentionModule(AttentionModule):
         return _merge_global(weights, global_rows, global_tokens)
 
     def _global_query_key_value(self, x: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries [B, N, G, H] of `columns`, and keys and values of all columns."""
+        """Return the queries, keys and values of global attention.
+
+        Queries [B, N, G, H] are computed for the tokens at the indices `columns` of each row. Keys
+        and values [B, K, T, H] are computed for all tokens.
+        """
         query = self.split_and_norm(self.query_norm, self.query_global(x[:, columns]))
         key = self.split_and_norm(self.key_norm, self.key_global(x))
         return query.to(key.dtype), key, self._split_heads(self.value_global(x))
 
 
 def _merge_global(local: Tensor, global_rows: Tensor, global_tokens: GlobalTokens) -> Tensor:
-    """Return `local` [B, N, T, ...] with the rows of global tokens from [B, N, G, ...]."""
+    """Return `local` with the entries of global tokens replaced by those of `global_rows`.
+
+    Args:
+        local: [B, N, T, ...], the result of local attention for all tokens.
+        global_rows: [B, N, G, ...], the result of global attention for `global_tokens.columns`.
+        global_tokens: the global tokens of the batch.
+    """
     columns = global_tokens.columns
     rows = torch.where(global_tokens.is_global, global_rows.to(local.dtype), local[:, :, columns])
     return local.index_copy(2, columns, rows)

@@ -25,17 +25,17 @@ from trivium.nn.state import KVCache
 
 
 class LatentAttention(Mixer):
-    """Multi-head latent attention with decoupled rotary positions (DeepSeek-AI 2024, DeepSeek-V2).
+    """Multi-head latent attention (MLA) with decoupled RoPE (DeepSeek-AI 2024, DeepSeek-V2).
 
     The keys and values of all heads are computed from one compressed vector of `kv_rank` numbers
-    per token, and a cache keeps this vector. `query_rank` compresses the queries, too, which saves
-    activations in training; None: queries are not compressed (V2-Lite). `norm` normalises the
-    compressed vectors.
+    per token, which is stored in the KV cache. With `query_rank` the queries are compressed, too,
+    which saves activation memory in training (None: not compressed, as in V2-Lite). `norm`
+    normalises the compressed vectors.
 
-    RoPE is applied to `rotary_dim` dimensions of the queries and keys, which are in addition to
-    the `head_dim` dimensions without positions; all heads share one rotary key. Values have
-    `value_dim` dimensions. Scores are multiplied by `scale`; unless set it is
-    (head_dim + rotary_dim)^-0.5, with YaRN times a factor (`YarnScaling.score_factor`).
+    A query or key has `head_dim` dimensions without RoPE and `rotary_dim` dimensions with RoPE. The
+    dimensions with RoPE of a key are the same for all heads. Values have `value_dim` dimensions.
+    Scores are multiplied by `scale`. The default is (head_dim + rotary_dim)^-0.5; with YaRN it is
+    also multiplied by a factor (`YarnScaling.score_factor`).
     """
 
     kind: Literal["latent-attention"] = "latent-attention"
@@ -51,31 +51,38 @@ class LatentAttention(Mixer):
 
     @property
     def key_dim(self) -> int:
-        """The width of a query or key: `head_dim` dimensions without RoPE plus `rotary_dim`."""
+        """The width of a query or key of one head: `head_dim` (without RoPE) plus `rotary_dim`."""
         return self.head_dim + self.rotary_dim
 
     @property
     def score_scale(self) -> float:
-        """The scale of the scores: `scale`, or if unset key_dim^-0.5 times the factor of YaRN."""
+        """The factor that attention scores are multiplied by: `scale`, or a default if unset.
+
+        The default is key_dim^-0.5, multiplied by `YarnScaling.score_factor` if RoPE uses YaRN.
+        """
         scaling = self.positions.scaling
         return self.scale or self.key_dim**-0.5 * (scaling.score_factor if scaling else 1.0)
 
     def check(self) -> None:
-        """Raise SpecError if RoPE does not support `rotary_dim`."""
+        """Raise SpecError if RoPE, with its scaling, does not support `rotary_dim` dimensions."""
         if reason := self.positions.unsupported_reason(self.rotary_dim):
             raise SpecError(f"rotary_dim={self.rotary_dim}: {reason}")
 
     def flops(self, attended: float) -> float:
-        """Return 6 N (H + R + V) per attended position."""
+        """Return the training FLOPs per token, forward and backward, of scores and weighted values.
+
+        They are 6 N (H + R + V) per attended position. See `Mixer.flops`.
+        """
         return 6.0 * attended * self.num_heads * (self.key_dim + self.value_dim)
 
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
-        """Return the numel of queries, keys, values, outputs, compressed vectors and their norms.
+        """Return the number of activation elements per token kept for the backward pass.
 
-        A norm keeps its input in float32. On a CPU, where norms have no fused kernel, a norm also
-        keeps its output before the weight. A CPU keeps the probabilities, with dropout three times,
-        and copies of the values. A GPU keeps each value together with the non-rotary key that is
-        computed by the same matrix.
+        Queries, keys, values, outputs and compressed vectors are always kept. A norm keeps its
+        input in float32. On a CPU, where norms have no fused kernel, a norm also keeps the
+        normalised input before it is multiplied by the weight. On a CPU, eager attention keeps the
+        attention probabilities (three times with dropout) and copies of the values. On a GPU, the
+        output of W_UKV is kept as a whole: values and the keys without RoPE.
         """
         scores = self.num_heads * length * (3 if dropout else 1) if on_cpu else 0
         split_and_norm = 0 if self.norm is None else (8 if on_cpu else 4) // item
@@ -91,7 +98,11 @@ class LatentAttention(Mixer):
 
 
 class LatentCache(KVCache):
-    """Cache of compressed vectors [slots, 1, length + 1, C] and rotary keys [..., R]."""
+    """KV cache of multi-head latent attention, with two tensors shared by all heads.
+
+    They are the compressed vectors [slots, 1, length + 1, C] and the keys with RoPE
+    [slots, 1, length + 1, R].
+    """
 
     def __init__(self, slots: int, length: int, part: LatentAttention, like: Tensor) -> None:
         super().__init__(slots, length, 1, part.kv_rank, like)
@@ -104,13 +115,13 @@ class LatentAttentionModule(MixerModule):
         [c, k'] = W_DKV x      [k_n, v_n] = W_UKV norm(c)      [q_n, q'_n] = W_UQ norm(W_DQ x)
 
     `key_value_down` is W_DKV, `key_value_up` W_UKV, `query_down` W_DQ and `query` W_UQ. If
-    queries are not compressed, W_UQ is applied to x itself. The paper names the parts of these
-    matrices separately: W^DKV and W^KR, W^UK and W^UV, W^UQ and W^QR.
+    queries are not compressed, W_UQ is applied to x itself. In the paper each of W_DKV, W_UKV and
+    W_UQ is two matrices: W^DKV and W^KR, W^UK and W^UV, W^UQ and W^QR.
 
-    A cache keeps norm(c) and RoPE(k'), C + R numbers per token and layer. Every decoding step
+    The KV cache stores norm(c) and RoPE(k'), C + R numbers per token and layer. Every decoding step
     recomputes the keys and values of all earlier tokens from norm(c). The paper instead absorbs
-    W^UK into W^UQ and W^UV into W^O. The output is the same and a step costs less, but absorption
-    needs the dense matrices, and packed and 8-bit layers do not have dense matrices.
+    W^UK into W^UQ and W^UV into W^O. The output is the same and a step costs less. However,
+    absorption needs dense matrices, which packed and 8-bit layers do not have.
 
     Source: DeepSeek-AI 2024 (DeepSeek-V2), section 2.1 and appendix C. DeepSeek-V3 uses the same
     attention.
@@ -140,7 +151,11 @@ class LatentAttentionModule(MixerModule):
     def prepare(
         self, sequence: SequenceInfo, state: Any = None, table: nn.Module | None = None
     ) -> Prepared:
-        """Return the mask, and the cosines and sines of RoPE."""
+        """Return the attention mask, and the cosines and sines of RoPE.
+
+        The keys are the tokens of the forward pass, or all tokens in the cache. See
+        `MixerModule.prepare`.
+        """
         keys = sequence.keys
         if sequence.cache_slice is not None and state is not None:
             columns = state.columns(sequence.cache_slice, sequence.columns)
@@ -148,7 +163,7 @@ class LatentAttentionModule(MixerModule):
         return Prepared(Mask(sequence, keys), self.positions.prepare(sequence, keys, table))
 
     def new_state(self, slots: int, length: int, like: Tensor) -> LatentCache:
-        """Return a cache of the compressed vectors and the rotary keys."""
+        """Return an empty KV cache, which stores compressed vectors and keys with RoPE."""
         return LatentCache(slots, length, self.part, like)
 
     def forward(
@@ -178,9 +193,10 @@ class LatentAttentionModule(MixerModule):
     def _project_kv(
         self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared
     ) -> tuple[Tensor, Tensor]:
-        """Return keys [B, N, S, H + R] with RoPE applied and values [B, N, S, V].
+        """Return keys [B, N, S, H + R], with RoPE applied, and values [B, N, S, V].
 
-        Both include the keys and values of the tokens in the cache.
+        Appends the new tokens to the cache `state`. The keys and values include those of the
+        tokens that were in the cache already.
         """
         down = self.key_value_down(x[:, : sequence.num_keys])[:, None]
         compressed, rotary = down.tensor_split((self.part.kv_rank,), -1)
@@ -194,9 +210,10 @@ class LatentAttentionModule(MixerModule):
         return torch.cat((plain, rotary), -1), value
 
     def _split_heads(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Split x into heads and return the first H dimensions of each head, and the rest.
+        """Split x into heads, and split the dimensions of each head after the first H.
 
-        Shape: [B, T, N (H + rest)] -> [B, N, T, H] and [B, N, T, rest].
+        Shape: [B, T, N (H + rest)] -> [B, N, T, H] and [B, N, T, rest]. For queries, the rest are
+        the dimensions with RoPE. For the output of W_UKV, the rest are the values.
         """
         heads = x.unflatten(-1, (self.part.num_heads, -1)).transpose(1, 2)
         return heads.tensor_split((self.part.head_dim,), -1)

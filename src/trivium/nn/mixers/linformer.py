@@ -18,11 +18,14 @@ from trivium.nn.sequence_info import SequenceInfo
 
 
 class Linformer(Mixer):
-    """Attention to `rank` projected keys and values per row (Linformer, Wang et al. 2020).
+    """Linformer attention: a row's keys and values are projected to `rank` keys and values.
 
-    `shared` is the paper's parameter sharing. With "headwise" every layer has a matrix E for keys
-    and a matrix F for values. With "key-value" every layer has E = F. With "layerwise" all layers
-    share one matrix E = F.
+    The projection matrices are E for keys and F for values. `shared` is the paper's parameter
+    sharing. With "headwise" all heads of a layer share E and F. With "key-value" each layer has one
+    matrix E = F. With "layerwise" all layers share one matrix E = F. Rows have at most `max_length`
+    tokens.
+
+    Source: Wang et al. 2020.
     """
 
     supports_decoder: ClassVar[bool] = False
@@ -43,14 +46,19 @@ class Linformer(Mixer):
             )
 
     def flops(self, attended: float) -> float:
-        """Return 24 N H R: half for projecting keys and values, and half for attention."""
+        """Return the training FLOPs per token, forward and backward, of E, F and attention.
+
+        They are 24 N H R: half for projecting keys and values with E and F, and half for attention.
+        See `Mixer.flops`.
+        """
         return 24.0 * self.rank * self.num_heads * self.head_dim
 
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
-        """Return the numel of queries, keys, values, outputs and probabilities.
+        """Return the number of activation elements per token kept for the backward pass.
 
-        With dropout the probabilities count three times. The projected keys and values exist once
-        per row, so their numel is divided by the length of the row.
+        They are the queries, keys, values, outputs and attention probabilities, which count three
+        times with dropout. The projected keys and values exist once per row, so their number is
+        divided by the number of tokens in the row.
         """
         scores = self.num_heads * self.rank * (3 if dropout else 1)
         heads = self.num_heads * self.head_dim
@@ -62,9 +70,10 @@ class Linformer(Mixer):
 
 
 class Projection(PartModule):
-    """The projection matrix E or F, [R, max_length], with entries initialized from N(0, 1 / R).
+    """The projection matrix of keys (E) or of values (F): [R, max_length].
 
-    The distribution is that of the paper's proof. Source: Wang et al. 2020, theorem 2.
+    The entries are initialized from N(0, 1 / R), the distribution in the paper's proof. Source:
+    Wang et al. 2020, theorem 2.
     """
 
     def __init__(self, part: Linformer) -> None:
@@ -72,17 +81,18 @@ class Projection(PartModule):
         self.weight = nn.Parameter(torch.empty(part.rank, part.max_length))
 
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """Draw the matrix from the normal distribution with variance 1 / R."""
+        """Initialize the projection matrix from a normal distribution with variance 1 / R."""
         self.weight.normal_(0.0, len(self.weight) ** -0.5, generator=generator)
 
 
 class LinformerModule(ProjectingMixer):
     """head_n = softmax(Q_n (E K_n)^T / sqrt(H)) (F V_n).
 
-    A row of T < max_length tokens uses the first T columns of E and F. Keys and values of padding
-    are set to 0, so right padding does not change the result.
+    The projection matrices E and F, [R, max_length], map the T keys and values of a row to R keys
+    and values. A row of T < max_length tokens uses the first T columns of E and F. Keys and values
+    of padding are set to 0, so right padding does not change the result.
 
-    Source: Wang et al. 2020, equation 7. Here all heads of a layer share E and F.
+    Source: Wang et al. 2020, equation 7. In this module all heads of a layer share E and F.
     """
 
     def __init__(
@@ -96,15 +106,19 @@ class LinformerModule(ProjectingMixer):
             self.project_value = Projection(part)
 
     def new_table(self) -> nn.Module | None:
-        """Return the matrix E that all layers share; None if `shared` is not "layerwise"."""
+        """Return the projection matrix E if all layers share it, otherwise None.
+
+        All layers share E if `shared` is "layerwise".
+        """
         return Projection(self.part) if self.part.shared == "layerwise" else None
 
     def prepare(
         self, sequence: SequenceInfo, state: Any = None, table: nn.Module | None = None
     ) -> Tensor | None:
-        """Return the E [R, max_length] that all layers share, or None if layers do not share E.
+        """Return the projection matrix E [R, max_length] if all layers share it, otherwise None.
 
-        Raises SpecError for mask conditions other than padding.
+        See `MixerModule.prepare`. Raises SpecError for mask conditions other than padding, and if
+        `table` is missing although the layers share E.
         """
         self.check_mask_conditions(sequence, supported={"padding"})
         if self.part.shared != "layerwise":
@@ -118,7 +132,7 @@ class LinformerModule(ProjectingMixer):
     ) -> Tensor:
         """Return the attention output: [B, T, D] -> [B, T, D].
 
-        Raises SpecError for more than `max_length` tokens.
+        Raises SpecError if a row has more than `max_length` tokens.
         """
         length = x.shape[1]
         if length > self.part.max_length:

@@ -22,16 +22,18 @@ from trivium.nn.sequence_info import SequenceInfo
 from trivium.nn.state import State
 
 SEGMENT = 64
-"""The number of positions per segment. Backward recomputes the states of one segment at a time."""
+"""The number of positions per segment. Backward recomputes the states h of a segment at a time."""
 
 
 class Mamba(Mixer):
     """Mamba: a state space model whose decay, input and output matrices depend on the token.
 
-    There are `d_inner` channels, each with a state of `d_state` numbers, after a depthwise
-    convolution over `d_conv` positions. The step sizes are computed by a projection of rank
-    `dt_rank`. The paper uses d_inner = 2 d_model (`expand`) and dt_rank = d_model / 16. `bias`
-    gives the input, gate and output projections a bias. Source: Gu and Dao 2023, section 3.
+    The input is projected to `d_inner` channels, followed by a depthwise convolution over `d_conv`
+    positions. Each channel has a state of `d_state` numbers. The step sizes are computed by a
+    projection of rank `dt_rank`. The paper uses d_inner = 2 d_model (`expand`) and
+    dt_rank = d_model / 16. With `bias` the input, gate and output projections have biases.
+
+    Source: Gu and Dao 2023, section 3.
     """
 
     supports_encoder: ClassVar[bool] = False
@@ -46,19 +48,20 @@ class Mamba(Mixer):
     activation: Activation = "silu"
 
     def flops(self, attended: float) -> float:
-        """Return 6 FLOPs per convolution weight plus 36 per number of the state.
+        """Return the training FLOPs per token of the convolution and the recurrence.
 
-        A forward pass takes about 9 per number of the state. Recomputation takes as much, and the
-        backward pass twice as much.
+        The convolution takes 6 FLOPs per weight, forward and backward. The recurrence takes about
+        36 FLOPs per element of the state: 9 in the forward pass, 9 for recomputation and 18 in the
+        backward pass. See `Mixer.flops`.
         """
         return self.d_inner * (6.0 * self.d_conv + 4 * 9.0 * self.d_state)
 
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
-        """Return the numel of six vectors of `d_inner` numbers, dt, B, C and segment states.
+        """Return the number of activation elements per token kept for the backward pass.
 
-        The six vectors are the inputs, the output of the convolution before and after the
-        activation, the step sizes, the gate and the outputs. The state before every segment except
-        the first is kept in float32.
+        They are dt, B, C and six vectors of `d_inner` elements: the inputs, the output of the
+        convolution before and after the activation, the step sizes, the gate and the outputs. The
+        state before every segment of `SEGMENT` tokens except the first is also kept, in float32.
         """
         channels = 6 * self.d_inner + self.dt_rank + 2 * self.d_state
         states = (length - 1) // SEGMENT * self.d_inner * self.d_state * 4 // item
@@ -79,7 +82,7 @@ class MambaModule(RecurrentMixer):
         y_t = C_t h_t + D u_t
 
     with A = -exp(A_log) and delta = softplus(dt_proj(dt)); `x_proj` computes dt, B and C from u.
-    Padding has no effect, except that the convolution reads zeros for padding between tokens.
+    Padding does not change the state h. The convolution reads padding between tokens as zeros.
 
     Source: Gu and Dao 2023, algorithm 2, section 3.4. As in the authors' code, B is discretised
     with Euler's rule instead of equation 4.
@@ -103,7 +106,7 @@ class MambaModule(RecurrentMixer):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """Initialize A to -1 ... -N, D to 1 and the step sizes to values from 0.001 to 0.1.
+        """Initialize A to -1, ..., -N, D to 1 and the step sizes to random values in [0.001, 0.1].
 
         Source: Gu and Dao 2023, sections 3.5 and 3.6, and the authors' code.
         """
@@ -118,7 +121,10 @@ class MambaModule(RecurrentMixer):
         self.dt_proj.bias.copy_(steps + (-torch.expm1(-steps)).log())  # softplus(bias) = steps
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
-        """Return an empty state of fixed size: the last K - 1 inputs of the convolution, and h."""
+        """Return an empty state of fixed size: the last K - 1 inputs of the convolution, and h.
+
+        `length` is ignored. The state h of the recurrence has at least float32.
+        """
         part = self.part
         dtype = torch.promote_types(like.dtype, torch.float32)  # h is a sum of many terms
         return State(
@@ -129,7 +135,7 @@ class MambaModule(RecurrentMixer):
     def forward(
         self, x: Tensor, sequence: SequenceInfo, state: State | None = None, prepared: None = None
     ) -> Tensor:
-        """Return the mixed hidden states: [B, T, D] -> [B, T, D]. Updates `state` in place."""
+        """Return the output of the mixer: [B, T, D] -> [B, T, D]. Updates `state` in place."""
         self.prepare(sequence)
         part, cache_slice = self.part, sequence.cache_slice
         is_token = x.new_ones(1, 1) if sequence.state_mask is None else sequence.state_mask
@@ -150,9 +156,10 @@ class MambaModule(RecurrentMixer):
         return self.output(y)
 
     def _convolve(self, inputs: Tensor, documents: Tensor | None) -> Tensor:
-        """Apply the causal depthwise convolution: [B, K - 1 + T, E] -> [B, T, E].
+        """Return the output of the causal depthwise convolution: [B, K - 1 + T, E] -> [B, T, E].
 
-        Inputs of another document in the same row count as 0.
+        `inputs` begins with the K - 1 inputs before the T positions. For each position, inputs from
+        other documents of a packed row are replaced with 0.
         """
         length, total = inputs.shape[1] - self.part.d_conv + 1, self.conv.bias
         for back, weight in enumerate(self.conv.weight[:, 0].to(inputs.dtype).unbind(1)[::-1]):
@@ -168,10 +175,19 @@ class MambaModule(RecurrentMixer):
     def _selective_scan(
         self, token_inputs: tuple[Tensor, ...], document_starts: Tensor | None, h: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Run the state space model segment by segment on tensors [B, T, ...] of the tokens.
+        """Run the recurrence of the state space model, one segment of `SEGMENT` tokens at a time.
 
-        All states of a row would take N times the memory of the inputs, so backward recomputes the
-        states of each segment. Returns the gated outputs [B, T, E] and the last h.
+        The states h of all tokens would take N times the memory of the inputs. Therefore the
+        backward pass recomputes the states of each segment.
+
+        Args:
+            token_inputs: the first six arguments of `_scan_segment`, each [B, T, ...].
+            document_starts: bool [B, T], True where h is reset to 0 because another document of a
+                packed row starts; None: no documents.
+            h: [B, N, E], the state before the first token; None: 0.
+
+        Returns:
+            The gated outputs [B, T, E], and the state h after the last token.
         """
         outputs, new_documents = (
             [],
@@ -200,9 +216,10 @@ class MambaModule(RecurrentMixer):
         D: Tensor,
         document_starts: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the gated outputs and the last h of one segment, computed in float32 or wider.
+        """Return the gated outputs of one segment and the state h after its last token.
 
-        A product of many decays loses too much accuracy in half precision.
+        The computation is in float32 or wider, because a product of many decay factors is too
+        inaccurate in half precision.
         """
         dtype = torch.promote_types(dt.dtype, torch.float32)
         with torch.autocast(u.device.type, enabled=False):
@@ -218,10 +235,18 @@ class MambaModule(RecurrentMixer):
 
 
 def scan(decay: Tensor, new: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute h_t = decay_t * h_t-1 + new_t step by step.
+    """Compute the linear recurrence h_t = decay_t * h_t-1 + new_t in a loop over t.
 
-    A parallel scan would compute more intermediate values, and on a CPU memory traffic limits the
-    speed (`benchmarks/scan.py`). Returns all h [B, T, ...] and the last h.
+    A parallel scan would have to read and write more intermediate values. On a CPU that is slower,
+    because memory traffic limits the speed (`benchmarks/scan.py`).
+
+    Args:
+        decay: [B, T, ...], the factor of the previous state.
+        new: [B, T, ...], the values added to the state.
+        h: [B, ...], the state before the first step.
+
+    Returns:
+        The states h_t of all steps [B, T, ...], and the last state [B, ...].
     """
     states = []
     for each, x in zip(decay.unbind(1), new.unbind(1), strict=True):

@@ -28,10 +28,10 @@ class Performer(Mixer):
     More features estimate softmax attention better. The paper uses about H ln H features, 256 for
     H = 64. `eps` is added to each feature, as in the authors' code.
 
-    With `redraw` every training pass draws new random features, so that the model does not rely on
-    particular features (section 4.2, whose experiments redraw at an interval of steps). The draw
-    follows from the seed and the step, like dropout. Other passes use the initial features, and so
-    do training passes with a state, because the state is a sum over features.
+    With `redraw` every training step samples new random features, so that the model does not rely
+    on particular features (section 4.2, where new features are sampled every few steps). Like
+    dropout, they depend on the seed and the step. Evaluation uses the initial features. So does
+    training with a state carried from row to row, because the state depends on the features.
     """
 
     supports_packing: ClassVar[bool] = False
@@ -44,17 +44,19 @@ class Performer(Mixer):
     redraw: bool = False
 
     def flops(self, attended: float) -> float:
-        """Return 24 N H M: 6 N H M each for query features, key features, the sums S and q^T S.
+        """Return the training FLOPs per token, forward and backward, of linear attention: 24 N H M.
 
-        In causal attention, the attention inside chunks is not counted.
+        They are 6 N H M each for query features, key features, the sums S and the products q^T S.
+        In causal attention, attention inside chunks is not counted. See `Mixer.flops`.
         """
         return 24.0 * self.num_heads * self.head_dim * self.num_features
 
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
-        """Return the numel of causal attention.
+        """Return the number of activation elements per token kept by causal attention for backward.
 
-        Features of queries and keys and the weights inside a chunk count twice. Every chunk keeps
-        the sums S, and every token six vectors of H + 1 numbers per head.
+        The features of queries and keys, and the attention weights inside a chunk, count twice.
+        Each chunk also keeps its sums S. Each token also keeps six vectors of H + 1 elements per
+        head. Bidirectional attention is counted like causal attention.
         """
         chunk, width = min(length, CHUNK), self.head_dim + 1
         sums = self.num_features * width // chunk
@@ -71,12 +73,12 @@ class PerformerModule(ProjectingMixer):
         S_t = S_t-1 + phi(k_t) [v_t, 1]^T      y_t = phi(q_t)^T S_t, divided by its last number
 
     phi is `positive_features` of queries and keys times H^-1/4. The heads of a layer share the
-    random features, which are drawn once and saved in checkpoints. With `redraw` training draws new
-    features. Attention weights have no dropout.
+    random features, which are sampled once and saved in checkpoints. With `redraw` new features are
+    sampled in training. Attention weights have no dropout.
 
-    The features of a key are divided by the largest feature, e^shift. The sums S_t are divided by
-    e^c_t, where c_t is the largest shift so far, as in online softmax. The result does not depend
-    on later keys, and the quotient y_t does not change.
+    To avoid overflow, the features of a key are divided by the largest one, e^shift. The sums S_t
+    are divided by e^c_t, where c_t is the largest shift so far, as in online softmax. These factors
+    cancel in the quotient y_t, and y_t does not depend on later keys.
 
     Source: Choromanski et al. 2020, equations 4 to 7 and appendix B.1.
     """
@@ -90,16 +92,17 @@ class PerformerModule(ProjectingMixer):
         self.register_buffer("features", torch.empty(part.num_features, part.head_dim))
 
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """Draw the random features."""
+        """Initialize the random features with `orthogonal_features`."""
         part = self.part
         self.features.copy_(orthogonal_features(part.num_features, part.head_dim, generator))
 
     def prepare(
         self, sequence: SequenceInfo, state: State | None = None, table: nn.Module | None = None
     ) -> Tensor:
-        """Return which keys are tokens and not padding, bool [1 or B, 1, 1 or T, 1].
+        """Return the padding mask of the keys: bool [1 or B, 1, 1 or T, 1], False for padding.
 
-        Raises SpecError for mask conditions other than causality and padding.
+        See `MixerModule.prepare`. Raises SpecError for mask conditions other than causality and
+        padding.
         """
         self.check_mask_conditions(sequence, supported={"causal", "padding"})
         is_token = sequence.state_mask
@@ -108,7 +111,10 @@ class PerformerModule(ProjectingMixer):
         return is_token.bool()[:, None, :, None]
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
-        """Return an empty state: S [slots, N, M, V] and c [slots, N, 1, 1], in float32 or wider."""
+        """Return an empty state of fixed size: the sums S and their scale c, in float32 or wider.
+
+        S [slots, N, M, V] is divided by e^c, with c [slots, N, 1, 1]. `length` is ignored.
+        """
         part, dtype = self.part, torch.promote_types(like.dtype, torch.float32)
         sums = like.new_zeros(
             slots, part.num_heads, part.num_features, part.head_dim + 1, dtype=dtype
@@ -118,7 +124,10 @@ class PerformerModule(ProjectingMixer):
     def forward(
         self, x: Tensor, sequence: SequenceInfo, state: State | None = None, prepared: Any = None
     ) -> Tensor:
-        """Return the attention output: [B, T, D] -> [B, T, D]. Updates `state` in place."""
+        """Return the attention output: [B, T, D] -> [B, T, D]. Updates `state` in place.
+
+        See `MixerModule.forward`.
+        """
         is_token = self.prepare(sequence) if prepared is None else prepared
         query, key, value = self.split_heads(self.query(x), self.key(x), self.value(x))
         past_sums = None
@@ -152,10 +161,16 @@ def orthogonal_features(
     generator: torch.Generator | None = None,
     device: torch.device | None = None,
 ) -> Tensor:
-    """Return random directions w [M, H]: standard normal rows, orthogonal in blocks of H rows.
+    """Return the random vectors w of the features as the rows of a matrix [M, H].
 
-    Without a generator the draw uses PyTorch's default generator.
-    Source: Choromanski et al. 2020, section 2.4.
+    Each row is distributed like a standard normal vector. In each block of H rows, the rows are
+    orthogonal. Source: Choromanski et al. 2020, section 2.4.
+
+    Args:
+        num_features: M, the number of features.
+        width: H, the head dimension.
+        generator: the random generator; None: PyTorch's default generator.
+        device: the device of the result.
     """
     blocks = []
     for _ in range(0, num_features, width):
@@ -167,13 +182,13 @@ def orthogonal_features(
 
 
 def positive_features(x: Tensor, projections: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return the features exp(w^T x - |x|^2 / 2 - shift) + eps for all w, and the shift.
+    """Return the random features of x, exp(w^T x - |x|^2 / 2 - shift) + eps for all w, and shift.
 
-    The shift is the largest exponent over all w. Without eps, the mean over w of the products of
-    the features of x and y, times e^(shift_x + shift_y), is an unbiased estimate of exp(x^T y).
-    Source: Choromanski et al. 2020, lemma 1.
+    The shift is the largest exponent over all w; it prevents overflow. For eps = 0, the features
+    estimate exp(x^T y) without bias: multiply the features of x and y, take the mean over w, and
+    multiply by e^(shift_x + shift_y). Source: Choromanski et al. 2020, lemma 1.
 
-    Shape: x [..., H]; rows w of `projections` [M, H] -> [..., M], [..., 1].
+    Shape: x [..., H]; `projections` [M, H], whose rows are the vectors w -> [..., M], [..., 1].
     """
     exponents = x @ projections.mT - x.square().sum(-1, keepdim=True) / 2
     largest = exponents.detach().amax(-1, keepdim=True)
@@ -181,7 +196,10 @@ def positive_features(x: Tensor, projections: Tensor, eps: float) -> tuple[Tenso
 
 
 def linear_attention(query: Tensor, key: Tensor, value: Tensor, shift: Tensor) -> Tensor:
-    """Return phi(Q) (phi(K)^T V), up to a factor per head that normalisation cancels.
+    """Return unnormalised bidirectional linear attention, phi(Q) (phi(K)^T V).
+
+    The result has an extra factor per head, which cancels when the caller divides the output by
+    the sum of the attention weights.
 
     Shape: features of queries and keys [B, N, T, M], values [B, N, T, V], shifts of the keys
     [B, N, T, 1] -> [B, N, T, V].
@@ -196,11 +214,20 @@ def causal_linear_attention(
     shift: Tensor,
     past_sums: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """Compute the causal form of `linear_attention`, in chunks of `CHUNK` tokens.
+    """Compute unnormalised causal linear attention, in chunks of `CHUNK` tokens.
 
-    Attention weights are computed only inside a chunk. Earlier chunks are summarised by the sums S
-    [B, N, M, V], divided by e^c, and c [B, N, 1, 1]. The last argument contains S and c of earlier
-    passes. Returns the output [B, N, T, V], and S and c after the last token.
+    Attention weights are computed only between tokens of the same chunk. Earlier chunks are
+    summarised by the sums S [B, N, M, V], which are divided by e^c, and by c [B, N, 1, 1].
+
+    Args:
+        query: the features of the queries [B, N, T, M].
+        key: the features of the keys [B, N, T, M].
+        value: the values [B, N, T, V].
+        shift: the shifts of the keys [B, N, T, 1] (see `positive_features`).
+        past_sums: S and c of earlier tokens; None: no earlier tokens.
+
+    Returns:
+        The output [B, N, T, V], and the pair of S and c after the last token.
     """
     if past_sums is None:
         sums = query.new_zeros(*query.shape[:2], query.shape[3], value.shape[3])

@@ -23,8 +23,8 @@ from trivium.nn.token_shift import initial_mix_weights, shift_tokens
 class TimeMixing(Mixer):
     """RWKV time mixing: a weighted mean of values, with weights that decay with distance.
 
-    Each of the `d_inner` channels has its own decay rate; the paper uses d_inner = d_model. A
-    weight is the exponential of a key; unlike in attention there are no queries.
+    Each of the `d_inner` channels has its own decay rate; the paper uses d_inner = d_model. The
+    weight of a token is the exponential of its key. Unlike in attention, there are no queries.
 
     Source: Peng et al. 2023, section 3.1.
     """
@@ -35,15 +35,19 @@ class TimeMixing(Mixer):
     d_inner: Count
 
     def flops(self, attended: float) -> float:
-        """Return 120 FLOPs per channel: 30 forward, 30 for recomputation and 60 backward."""
+        """Return the training FLOPs per token of the recurrence: 120 per channel.
+
+        They are 30 FLOPs in the forward pass, 30 for recomputation and 60 in the backward pass. See
+        `Mixer.flops`.
+        """
         return 4 * 30.0 * self.d_inner
 
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
-        """Return the numel of nine vectors of `d_inner` numbers.
+        """Return the number of activation elements per token kept for the backward pass.
 
-        The vectors are the previous token, three mixtures of the token with the previous token,
-        keys, values, the receptance, and wkv before and after the receptance is applied. The
-        weights are recomputed in backward.
+        They are nine vectors of `d_inner` elements: the previous token, three mixtures of the token
+        with the previous token, keys, values, the receptance, and wkv before and after the
+        receptance is applied. The weights of the mean are recomputed in the backward pass.
         """
         return 9 * self.d_inner
 
@@ -53,7 +57,7 @@ class TimeMixing(Mixer):
 
 
 _NO_EXPONENT = -1e30
-"""The exponent of a token that adds nothing. Its double is still finite in float32."""
+"""The exponent of a token with weight 0. Twice this number is still finite in float32."""
 
 
 class TimeMixingModule(RecurrentMixer):
@@ -63,13 +67,14 @@ class TimeMixingModule(RecurrentMixer):
         a_t = exp(-w) a_t-1 + exp(k_t) v_t
         b_t = exp(-w) b_t-1 + exp(k_t)
 
-    with w = exp(time_decay) and u = time_first. r, k and v are linear in mixtures of a token and
-    the previous token, as in `ChannelMixingNetwork`. To avoid overflow, the state stores a and b
-    divided by exp(p), where p_t = max(p_t-1 - w, k_t) is the largest exponent so far. Padding has
-    no effect, except that a token directly after padding reads 0 as the previous token.
+    with w = exp(time_decay) and u = time_first. r, k and v are linear projections of weighted means
+    of a token and the previous token, as in `ChannelMixingNetwork`. To avoid overflow, the state
+    stores a and b divided by exp(p), where p_t = max(p_t-1 - w, k_t) is the largest exponent so
+    far. Padding does not change the state. For a token directly after padding, the previous token
+    is 0.
 
-    Source: Peng et al. 2023, sections 3.1.1 to 3.1.3. The largest exponents p and q follow the
-    paper's appendix on time mixing as an RNN cell.
+    Source: Peng et al. 2023, sections 3.1.1 to 3.1.3. The largest exponents (p, and q in the code)
+    follow the paper's appendix on time mixing as an RNN cell.
     """
 
     parallel: ClassVar[Mapping[str, str]] = {"output": "row"}
@@ -90,10 +95,11 @@ class TimeMixingModule(RecurrentMixer):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """Initialize decay rates from exp(-5) to exp(3), and all matrices except `value` to zero.
+        """Initialize the decay rates, `time_first` and the mixing weights as in the paper.
 
-        Every layer uses the values that the paper's appendix on initialization gives for the middle
-        layer.
+        The decay rates increase over the channels from exp(-5) to exp(3). All projection matrices
+        except `value` are zero. In the paper's appendix on initialization, the values depend on the
+        layer; here every layer has the values of the middle layer.
         """
         width, channel = len(self.mix_key), torch.arange(self.part.d_inner)
         self.mix_key.copy_(initial_mix_weights(width))
@@ -105,7 +111,10 @@ class TimeMixingModule(RecurrentMixer):
             matrix.weight.zero_()
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
-        """Return an empty state: the last token; a and b, both divided by exp(p); and p."""
+        """Return an empty state of fixed size: the last token, the sums a and b, and p.
+
+        The sums are divided by exp(p), where p is the largest exponent so far. `length` is ignored.
+        """
         dtype = torch.promote_types(like.dtype, torch.float32)  # for sums of many terms
         sums = like.new_zeros(slots, 2, self.part.d_inner, dtype=dtype)
         return State(like.new_zeros(slots, len(self.mix_key)), sums, torch.zeros_like(sums[:, 0]))
@@ -113,7 +122,7 @@ class TimeMixingModule(RecurrentMixer):
     def forward(
         self, x: Tensor, sequence: SequenceInfo, state: State | None = None, prepared: None = None
     ) -> Tensor:
-        """Return the mixed hidden states: [B, T, D] -> [B, T, D]. Updates `state` in place."""
+        """Return the output of the mixer: [B, T, D] -> [B, T, D]. Updates `state` in place."""
         self.prepare(sequence)
         cache_slice, last, sums = sequence.cache_slice, None, None
         p = x.new_full((), _NO_EXPONENT, dtype=torch.float32)
@@ -136,11 +145,20 @@ class TimeMixingModule(RecurrentMixer):
     def _wkv(
         self, k: Tensor, v: Tensor, sequence: SequenceInfo, sums: Tensor | None, p: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return wkv of keys and values [B, T, E], and the sums and p after the last token.
+        """Return the weighted means wkv of the values, and the state after the last token.
 
-        `sums` [B, 2, E] contains a and b, both divided by exp(p), with p [B, E]. The computation
-        is in float32 or wider because sums of many exponentials lose too much accuracy in half
-        precision.
+        The computation is in float32 or wider, because sums of many exponentials are too inaccurate
+        in half precision.
+
+        Args:
+            k: the keys [B, T, E].
+            v: the values [B, T, E].
+            sequence: the metadata of the forward pass.
+            sums: [B, 2, E], the sums a and b divided by exp(p), before the first token; None: 0.
+            p: [B, E] or a scalar, the largest exponent so far.
+
+        Returns:
+            wkv [B, T, E], and the new `sums` and `p`.
         """
         dtype = torch.promote_types(k.dtype, torch.float32)
         with torch.autocast(k.device.type, enabled=False):
@@ -170,7 +188,15 @@ class TimeMixingModule(RecurrentMixer):
 
 @torch.no_grad()
 def _largest_exponents(k: Tensor, w: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-    """Return p_t-1 and p_t of all t, [B, T, E], from k and w [B, T, E] and initial p [B, E]."""
+    """Return the running maximum p of the exponents before and after each step, [B, T, E] each.
+
+    p is used for a numerically stable wkv: p_t = max(p_t-1 - w_t, k_t).
+
+    Args:
+        k: the keys [B, T, E], which are the exponents of the new terms.
+        w: the decay [B, T, E], by which earlier exponents decrease.
+        p: [B, E] or a scalar, the maximum before the first step.
+    """
     exponents = [p.to(k.dtype).expand_as(k[:, 0])]
     for k_t, w_t in zip(k.unbind(1), w.unbind(1), strict=True):
         exponents.append(torch.maximum(exponents[-1] - w_t, k_t))

@@ -23,11 +23,11 @@ from trivium.nn.state import CacheSlice, State
 class TransformerXLAttention(Attention):
     """Attention with a memory of the last `memory` inputs of the layer (Transformer-XL, XLNet).
 
-    In a decoder a token attends to itself and the previous `memory` tokens, across segment
-    boundaries (Dai et al. 2019, Transformer-XL). In an encoder a row attends to itself and to the
-    `memory` tokens before the row (Yang et al. 2019, XLNet, section 2.4). In stateful training
-    (`objective.carry_state`) every row is a segment that continues another row. Outside of stateful
-    training an encoder has no memory.
+    In a decoder, a token attends to itself and the previous `memory` tokens, across segment
+    boundaries (Dai et al. 2019, Transformer-XL). In an encoder, the tokens of a row attend to each
+    other and to the `memory` tokens before the row (Yang et al. 2019, XLNet, section 2.4). The
+    tokens before the row are known only in stateful training (`objective.carry_state`), where each
+    row continues an earlier row; otherwise an encoder has no memory.
     """
 
     carries_state: ClassVar[bool] = True
@@ -35,7 +35,7 @@ class TransformerXLAttention(Attention):
     memory: Count
 
     def check(self) -> None:
-        """Raise SpecError for a pattern."""
+        """Raise SpecError if an attention pattern is set: `memory` already sets the window."""
         super().check()
         if self.pattern:
             raise SpecError(
@@ -53,22 +53,36 @@ _EMPTY_COLUMN = 2**30
 
 
 class Memory(State):
-    """Memory of the last inputs of a layer, [slots, M, D], detached, with the newest input last.
+    """The memory of a layer: its last M inputs, [slots, M, D], detached, the newest one last.
 
-    The memory cannot be rolled back because older inputs are discarded.
+    Tokens cannot be removed from the memory (`Cache.crop`), because older inputs are discarded.
     """
 
     def __init__(self, slots: int, length: int, width: int, like: Tensor) -> None:
         super().__init__(like.new_zeros(slots, length, width))
 
     def columns(self, cache_slice: CacheSlice, new: Tensor) -> Tensor:
-        """Return the columns of the result of `append`: new [1 or B, T] -> [1 or B, M + T]."""
+        """Return the position of each entry of the memory and of each new token.
+
+        Positions are counted from the first token of the sequence. Empty entries of the memory get
+        the position 2^30, after all tokens, so that causal attention ignores them.
+
+        Args:
+            cache_slice: the slots and positions of the forward pass.
+            new: int64 [1 or B, T], the positions of the new tokens.
+
+        Returns:
+            int64 [1 or B, M + T], in the order of the result of `append`.
+        """
         back = torch.arange(-self.tensors[0].shape[1], 0, device=new.device)
         memory_columns = new[:, :1] + back
         return torch.cat((memory_columns.where(memory_columns >= 0, _EMPTY_COLUMN), new), 1)
 
     def append(self, cache_slice: CacheSlice, x: Tensor) -> Tensor:
-        """Return the memory followed by x: [B, T, D] -> [B, M + T, D]. Stores the last M inputs."""
+        """Return the memory followed by the new inputs x: [B, T, D] -> [B, M + T, D].
+
+        The last M of these inputs, without padding, become the new memory.
+        """
         (memory,) = self.read(cache_slice)
         memory_and_input = torch.cat((memory.to(x.dtype), x), 1)
         self.write(cache_slice, cache_slice.last(memory_and_input, memory.shape[1]))
@@ -76,12 +90,13 @@ class Memory(State):
 
 
 class TransformerXLAttentionModule(AttentionModule):
-    """Keys and values are computed from [memory, x] and queries from x; the memory is detached.
+    """Attention with keys and values from the memory and x, and queries from x.
 
-    In a decoder every token attends to the previous M tokens, as in the paper's evaluation. In the
-    paper's training a token attends to the whole memory and to all earlier tokens of the segment,
-    so later tokens attend to more than M tokens. In an encoder the memory is visible in every
-    permutation order and belongs to sentence A.
+    No gradient flows into the memory. In a decoder, every token attends to the previous M tokens,
+    as in the paper's evaluation. In the paper's training, in contrast, a token attends to the whole
+    memory and to all earlier tokens of the segment, so later tokens attend to more than M tokens.
+    In an encoder, the memory is visible in every permutation order and has the token type of
+    sentence A.
 
     Source: Dai et al. 2019, sections 3.2 and 3.3.
     """
@@ -89,15 +104,22 @@ class TransformerXLAttentionModule(AttentionModule):
     part: TransformerXLAttention
 
     def get_pattern(self, sequence: SequenceInfo) -> Pattern | None:
-        """Return a sliding window of the memory's size for a causal pass, otherwise None."""
+        """Return a sliding window of `memory` tokens for a causal forward pass, otherwise None."""
         return Sliding(window=self.part.memory) if sequence.causal else None
 
     def new_state(self, slots: int, length: int, like: Tensor) -> State:
-        """Return an empty memory of fixed size, for `part.memory` inputs."""
+        """Return an empty memory for the last `part.memory` inputs of the layer.
+
+        `length` is ignored because the memory has a fixed size.
+        """
         return Memory(slots, self.part.memory, self.width, like)
 
     def prepare(self, sequence: SequenceInfo, state: Any = None, table: Any = None) -> Prepared:
-        """See `AttentionModule.prepare`; `state` is a `Memory`."""
+        """Return the attention mask and the position data, with the memory as additional keys.
+
+        `state` is the layer's `Memory`; if it is None, there is no memory. See
+        `AttentionModule.prepare`.
+        """
         keys = sequence.keys
         if sequence.cache_slice is not None and state is not None:
             keys = self._prepend_memory(keys, state.columns(sequence.cache_slice, keys.columns))
@@ -107,7 +129,12 @@ class TransformerXLAttentionModule(AttentionModule):
         return self.prepare_for(sequence, keys, table)
 
     def _prepend_memory(self, keys: SequenceInfo, columns: Tensor) -> SequenceInfo:
-        """Return the `SequenceInfo` of the memory followed by the row: M + T tokens."""
+        """Return the metadata of all M + T key tokens: the memory followed by those of the row.
+
+        Args:
+            keys: the metadata of the row's T key tokens.
+            columns: int64 [1 or B, M + T], the positions returned by `Memory.columns`.
+        """
         before, is_token = (self.part.memory, 0), keys.is_token
         if not keys.causal:
             is_token = columns <= columns[:, -1:]  # empty memory positions have the latest column
@@ -119,7 +146,10 @@ class TransformerXLAttentionModule(AttentionModule):
     def _query_key_value(
         self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries of x, and keys and values of memory and x. Appends x to the memory."""
+        """Return the queries of x, and the keys and values of the memory followed by x.
+
+        Appends x to the memory `state`.
+        """
         key_value_states = x[:, : sequence.num_keys]
         if sequence.cache_slice is not None and state is not None:
             key_value_states = state.append(sequence.cache_slice, key_value_states)
