@@ -268,7 +268,7 @@ def _locate_error(tree: Any, error: Any) -> tuple[list[str], Any, Any]:
 
 
 def _without_indices(key: str) -> str:
-    """Remove list indices from a dotted key: "mix[0].data.length" becomes "mix.data.length"."""
+    """Remove list indices from a dotted key: "mix[0].objective.kind" gives "mix.objective.kind"."""
     return re.sub(r"\[\d+\]", "", key)
 
 
