@@ -296,7 +296,7 @@ def open_bytes(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def _decompress(raw_file: BinaryIO, suffix: str) -> io.BufferedIOBase | BinaryIO:
-    """Return a stream that decompresses `raw_file`, or `raw_file` if `suffix` is no compression."""
+    """Return a stream that decompresses `raw_file`, or `raw_file` if the suffix is another one."""
     match suffix:
         case ".gz":
             return gzip.GzipFile(fileobj=raw_file)

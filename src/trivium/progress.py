@@ -22,7 +22,7 @@ _LABEL_WIDTH = 11
 
 
 class ProgressLine:
-    """A line of progress. A terminal shows it in place; a log gets a new line every 20 seconds.
+    """A line of progress. A terminal shows it in place; a log gets a line at most every 20 s.
 
     The line is written to standard error unless a `console` is given.
     """

@@ -18,9 +18,9 @@ def _mamba_mixer(d_model: int) -> Mamba:
 def _mamba(num_layers: int, d_model: int, *, tokens: float | None = None) -> Preset:
     """Return a Mamba preset, without attention, positions or feed-forward networks.
 
-    The initialization differs from the authors' code in two points. Matrices are drawn
-    from a normal distribution instead of a uniform distribution in +-1 / sqrt(fan-in). Output
-    matrices of the residual branches are divided by sqrt(2 num_layers) instead of sqrt(num_layers).
+    The initialization differs from the authors' code in two points. Matrices are initialized from a
+    normal distribution instead of a uniform distribution in +-1 / sqrt(fan-in). Output matrices of
+    the residual branches are divided by sqrt(2 num_layers) instead of sqrt(num_layers).
 
     The vocabulary consists of GPT-NeoX's 50,277 tokens, padded to a multiple of 8. Sizes and
     numbers of training tokens are those of the models that the authors released.

@@ -26,10 +26,10 @@ def _sparse_transformer(
     A token attends to its own block and to the summary positions, which are the same for all heads.
     The other positions are masked, which saves neither time nor memory here.
 
-    The model differs from the paper as follows. Position embeddings are learned per position;
-    the paper adds an embedding of the row and one of the column in a matrix as wide as the stride.
-    Attention has dropout. The scaled initialization has the same standard deviation for all
-    matrices, including the head, which the paper initializes to zero (section 6).
+    The model differs from the paper as follows. There is one learned embedding per position. In the
+    paper, positions form a matrix as wide as the stride, and an embedding of the row is added to
+    one of the column. Here, attention has dropout. The scaled initialization has the same standard
+    deviation for all matrices, including the head, which the paper initializes to zero (section 6).
     """
     std = round(0.125 / d_model**0.5, 5)
     model = decoder(
