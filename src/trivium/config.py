@@ -161,7 +161,7 @@ class Key(NamedTuple):
 
 
 def list_keys(config: type[BaseModel], prefix: str = "", kind: str = "") -> Iterator[Key]:
-    """Yield a `Key` for each field of a configuration class and its nested tables, in field order.
+    """Yield all keys of a configuration class and its nested tables, in the order of the fields.
 
     `prefix` is put before the names. `kind` is the kind of the table that contains the keys.
     """

@@ -341,6 +341,6 @@ def _merge_embedding_delta(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_source_tokenizer(folder: Path) -> Tokenizer | None:
-    """Return the tokenizer for source texts, or None if source and target share one tokenizer."""
+    """Return the tokenizer for source texts, or None if the folder has only one tokenizer."""
     file = folder / SOURCE_TOKENIZER
     return Tokenizer.load(file) if file.is_file() else None
