@@ -16,19 +16,24 @@ from trivium.errors import TriviumError, did_you_mean, shorten
 class Choice(BaseModel):
     """Base class of tagged unions discriminated by `kind`, such as `Mixer` or `Objective`.
 
-    A subclass with `kind: Literal["name"] = "name"` is registered as a member of every choice that
-    it inherits from. Each kind belongs to one class. A class whose kind is None is not registered.
-    A field for a choice is annotated `SerializeAsAny[Mixer]`.
+    A subclass that does not set `kind`, such as `Mixer`, is a choice. A subclass that sets
+    `kind: Literal["name"] = "name"` is registered as a member of every choice that it inherits
+    from. Two members of a choice cannot have the same kind. A class whose kind is None is not
+    registered. A field that holds a member of `Mixer` is annotated `SerializeAsAny[Mixer]`.
     """
 
     kind: Any
-    """The name of the kind: a literal string in every member."""
+    """The name that selects a member class; every member sets it to a literal string."""
     kinds: ClassVar[dict[str, type[Any]]]
-    """The members of the choice, by kind."""
+    """The member classes of the choice, by their `kind`."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Register a member in its choices. Raises TriviumError if another class has its kind."""
+        """Register a member class in the choices that it inherits from.
+
+        Raises:
+            TriviumError: another class of the same choice has this `kind`.
+        """
         if not cls.is_member():
             cls.kinds = {}
             return
@@ -45,13 +50,13 @@ class Choice(BaseModel):
 
     @classmethod
     def is_member(cls) -> bool:
-        """Return whether the class is one kind, not a choice between kinds."""
+        """Return whether the class is a member with a `kind`, not a choice between members."""
         return not cls.model_fields["kind"].is_required()
 
     @model_validator(mode="wrap")
     @classmethod
     def _validate_member(cls, data: Any, validate: ModelWrapValidatorHandler[Self]) -> Self:
-        """Validate a dict with the member class of its `kind`."""
+        """Validate a dict with the member class that its key `kind` selects."""
         if cls.is_member() or not isinstance(data, Mapping):
             return validate(data)
         kind = data.get("kind")
@@ -71,6 +76,9 @@ class Choice(BaseModel):
 
 
 def import_members(package: str, path: Iterable[str]) -> list[Any]:
-    """Import and return all modules of a package. Importing registers the members in them."""
+    """Import all modules of a package, which registers the `Choice` members that they define.
+
+    Returns the modules, sorted by name. `path` is the `__path__` of the package.
+    """
     names = sorted(module.name for module in iter_modules(path))
     return [import_module(f"{package}.{name}") for name in names]

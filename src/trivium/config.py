@@ -1,4 +1,4 @@
-"""The base class of recipe tables, their error messages, and functions for nested keys."""
+"""The base class of recipe tables, their error messages, and functions for dotted keys."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HF_KEY_NAMES = {
     "per_device_train_batch_size": ["batch_tokens", "batch_examples"],
     "warmup_steps": ["warmup"],
 }
-"""Argument names of `transformers` with the keys that correspond to them, for suggestions."""
+"""Argument names of `transformers`, with the recipe keys that error messages suggest instead."""
 
 
 class Config(BaseModel):
@@ -40,12 +40,13 @@ class Config(BaseModel):
 
     @classmethod
     def parse(cls, tree: Mapping[str, Any], *, where: str = "recipe") -> Self:
-        """Return an instance made from a nested dict of plain values, as in TOML and `--set`.
+        """Return an instance of the class made from a nested dict of plain values (parsed TOML).
 
-        `where` names the source of the values; error messages start with it.
+        `where` names the source of the values, such as a file. Error messages start with it.
 
         Raises:
-            RecipeError: keys are unknown or missing, or have wrong values. The message names all.
+            RecipeError: keys are unknown or missing, or have invalid values. The message lists all
+                of them.
         """
         if problems := cls.problems(tree):
             raise problems_to_error(where, problems)
@@ -53,7 +54,10 @@ class Config(BaseModel):
 
     @classmethod
     def problems(cls, tree: Mapping[str, Any], *, partial: bool = False) -> list[str]:
-        """Return a message for each wrong key of a nested dict. `partial` allows missing keys."""
+        """Return an error message for each unknown, missing or invalid key of a nested dict.
+
+        If `partial` is True, missing keys are not reported.
+        """
         try:
             cls.model_validate(tree)
         except ValidationError as error:
@@ -74,35 +78,37 @@ class Config(BaseModel):
         return []
 
     def to_tree(self) -> dict[str, Any]:
-        """Return the keys and plain values as a nested dict, without keys that are None."""
+        """Return the fields as a nested dict of plain values. Fields that are None are left out."""
         return self.model_dump(mode="json", exclude_none=True)
 
     def to_toml(self) -> str:
-        """Return the keys and values as TOML, without keys that are None."""
+        """Return the fields as TOML text. Fields that are None are left out."""
         return tomli_w.dumps(self.to_tree())
 
     def replace(self, **values: Any) -> Self:
-        """Return a validated copy in which the given fields have new values."""
+        """Return a validated copy of this configuration with new values for the given fields."""
         return type(self).model_validate({**dict(self), **values})
 
 
 def option(default: Any, description: str, **more: Any) -> Any:
-    """Return a dataclass field with a description and bounds (`ge`, `gt`, `le`) as metadata.
+    """Return a dataclass field that also describes a command-line option.
 
-    `min` and `max` are bounds that only the command line uses. `unset` is the text that `--help`
-    shows as the default (False: none).
+    The field's metadata contains the description and the keyword arguments in `more`. `ge`, `gt`
+    and `le` are bounds of the value. `min` and `max` replace `ge` and `le` on the command line.
+    `unset` is a text that `--help` shows in place of the default value. If `unset` is False,
+    `--help` shows no default.
     """
     return dataclasses.field(default=default, metadata={"description": description, **more})
 
 
 def option_fields(params: type) -> list[dataclasses.Field[Any]]:
-    """Return the fields of a dataclass in the order for users: its own before inherited ones."""
+    """Return the fields of a dataclass, those of the class itself before inherited fields."""
     fields = dataclasses.fields(params)
     return sorted(fields, key=lambda field: field.name not in params.__annotations__)
 
 
 def flatten_keys(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a nested dict as a flat dict with dotted keys.
+    """Flatten a nested dict. Returns a dict whose keys are dotted paths.
 
     >>> flatten_keys({"seed": 1, "train": {"steps": 5}})
     {'seed': 1, 'train.steps': 5}
@@ -115,17 +121,17 @@ def flatten_keys(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def problems_to_error(where: str, problems: Sequence[str]) -> RecipeError:
-    """Return one error that lists all problems. Two or more are on separate lines."""
+    """Return one RecipeError that lists all problems. Several problems are on separate lines."""
     if len(problems) == 1:
         return RecipeError(f"{where}: {problems[0]}")
     return RecipeError("".join([f"{where}:", *(f"\n  {problem}" for problem in problems)]))
 
 
 def merge_changes(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Merge changes into a nested dict, in place. A value of None removes the key.
+    """Merge `changes` recursively into a nested dict, in place. A value of None removes the key.
 
-    A table whose `kind` changes loses its other keys. If the old value is a list of tables, a table
-    of changes is merged into each.
+    If `changes` gives a table another `kind`, the table loses all of its old keys. If the old value
+    is a list of tables and the new value is a table, the new table is merged into each of them.
     """
     for key, value in changes.items():
         old = tree.get(key)
@@ -143,7 +149,7 @@ def merge_changes(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
 
 
 class Key(NamedTuple):
-    """A key of a configuration class, for reference pages and suggestions."""
+    """The description of one key of a configuration class, for reference pages and suggestions."""
 
     name: str
     """The dotted key, such as "objective.probability"."""
@@ -155,7 +161,10 @@ class Key(NamedTuple):
 
 
 def list_keys(config: type[BaseModel], prefix: str = "", kind: str = "") -> Iterator[Key]:
-    """Yield all keys of a configuration class and its nested tables, in the order of fields."""
+    """Yield all keys of a configuration class and its nested tables, in the order of the fields.
+
+    `prefix` is put before the names. `kind` is the kind of the table that contains the keys.
+    """
     for name, field in config.model_fields.items():
         members = list(config_classes(field.annotation))
         if not members:
@@ -167,7 +176,7 @@ def list_keys(config: type[BaseModel], prefix: str = "", kind: str = "") -> Iter
 
 
 def config_classes(annotation: Any) -> Iterator[type[Config]]:
-    """Yield the configuration classes in a type annotation, also in unions, lists and choices."""
+    """Yield the `Config` classes in a type annotation, including unions, lists and choices."""
     if isinstance(annotation, type) and issubclass(annotation, Config):
         if issubclass(annotation, Choice) and not annotation.is_member():
             yield from annotation.kinds.values()
@@ -179,7 +188,10 @@ def config_classes(annotation: Any) -> Iterator[type[Config]]:
 
 
 def _describe_error(config: type[BaseModel], tree: Any, error: Any) -> tuple[str, str]:
-    """Return the message for a pydantic error, and separately what value it expects, or ""."""
+    """Return a message for a pydantic error, and a description of the allowed value.
+
+    The description is "" if the message is complete without it.
+    """
     path, table, value = _locate_error(tree, error)
     key, context = ".".join(path), error.get("ctx", {})
     match error["type"]:
@@ -206,7 +218,7 @@ def _describe_error(config: type[BaseModel], tree: Any, error: Any) -> tuple[str
 
 
 def expected(error: Any) -> str:
-    """Return what a pydantic error requires of the value, such as "a number greater than 0"."""
+    """Describe the value that a pydantic error requires, such as "a number greater than 0"."""
     message, context = str(error["msg"]), error.get("ctx", {})
     match error["type"]:
         case "int_type" | "int_parsing" | "int_from_float":
@@ -237,10 +249,10 @@ def expected(error: Any) -> str:
 
 
 def _locate_error(tree: Any, error: Any) -> tuple[list[str], Any, Any]:
-    """Return the path of a pydantic error in a nested dict, the table of its last key, its value.
+    """Return where a pydantic error is in a nested dict: path, table that has the key, and value.
 
-    The location of a pydantic error also contains names of union members ("masked", "int"). They
-    are not keys, so the path omits them.
+    The location that pydantic gives also contains names of union members ("masked", "int"). These
+    names are not keys, so the path omits them.
     """
     path: list[str] = []
     table, value = {}, tree
@@ -256,14 +268,14 @@ def _locate_error(tree: Any, error: Any) -> tuple[list[str], Any, Any]:
 
 
 def _without_indices(key: str) -> str:
-    """Return a dotted key without the indices of tables in lists."""
+    """Remove list indices from a dotted key: "mix[0].objective.kind" gives "mix.objective.kind"."""
     return re.sub(r"\[\d+\]", "", key)
 
 
 def _unknown_key(
     config: type[BaseModel], tree: Any, path: Sequence[str], table: Mapping[str, Any], value: Any
 ) -> str:
-    """Return the error message for an unknown key, with the most similar known keys."""
+    """Return the error message for an unknown key, which suggests the most similar known keys."""
     section = path[:-1]
     if isinstance(value, Mapping) and value and not section:  # an unknown section
         path = [*path, *islice(value, 1)]
@@ -282,7 +294,11 @@ def _unknown_key(
 
 
 def _find_keys_named(config: type[BaseModel], name: str, *, in_mix: bool) -> list[Key]:
-    """Return the keys of any section with this name, else those in `OTHER_NAMES[name]`."""
+    """Return the keys of all sections whose last component is `name`.
+
+    If there are none, return the keys that correspond to `name` in `HF_KEY_NAMES`. `in_mix` selects
+    the keys of the data mixture (`mix.*`) instead of all other keys.
+    """
     keys = [key for key in list_keys(config) if key.name.startswith("mix.") == in_mix]
     for names in ([name], HF_KEY_NAMES.get(name, [])):
         if found := [key for key in keys if key.name.rpartition(".")[2] in names]:
@@ -291,7 +307,7 @@ def _find_keys_named(config: type[BaseModel], name: str, *, in_mix: bool) -> lis
 
 
 def _kind_at(tree: Any, key: Key) -> str | None:
-    """Return the `kind` in the table of a key, or None if the nested dict does not set it."""
+    """Return the `kind` of the table that contains a key, or None if `tree` does not set it."""
     *section, _ = key.name.split(".")
     for step in (*section, "kind"):
         tree = tree.get(step) if isinstance(tree, Mapping) else None
@@ -299,7 +315,10 @@ def _kind_at(tree: Any, key: Key) -> str | None:
 
 
 def _keys_of_section(config: type[BaseModel], section: Sequence[str], kind: Any) -> set[str]:
-    """Return the key names of a section of this kind, or the top-level keys if it is empty."""
+    """Return the names of the keys that a section of the given kind can contain.
+
+    If `section` is empty, return the names of the top-level keys.
+    """
     if not section:
         return {*config.model_fields}
     prefix = _without_indices("".join(f"{step}." for step in section))
@@ -310,12 +329,15 @@ def _keys_of_section(config: type[BaseModel], section: Sequence[str], kind: Any)
 
 
 def _similar_names(name: str, known: Collection[str]) -> list[str]:
-    """Return the most similar known name, then known names with the same first word."""
+    """Return the most similar known name, then the known names that share its first word.
+
+    The first word ends at the first underscore.
+    """
     word, _, rest = name.partition("_")
     same_word = sorted(each for each in known if rest and each.startswith(f"{word}_"))
     return [*nearest_name(name, known), *same_word]
 
 
 def _quote_value(value: Any) -> str:
-    """Return a value as an error message shows it, cut to 200 characters."""
+    """Format a value for an error message: strings in quotes, cut to 200 characters."""
     return shorten(f'"{value}"' if isinstance(value, str) else repr(value), 200)

@@ -15,7 +15,7 @@ _LONGEST_MESSAGE = 4000
 
 
 class TriviumError(ValueError):
-    """Base class of the errors that a user's input can cause.
+    """Base class of the errors that are caused by a user's input.
 
     Messages are cut to 4,000 characters. Lone surrogates, which cannot be printed, are escaped.
     """
@@ -26,7 +26,7 @@ class TriviumError(ValueError):
 
 
 class DataError(TriviumError):
-    """A text source, a folder of shards or a split cannot be used."""
+    """A data source, a folder of shards or a dataset split cannot be used."""
 
 
 class TokenizerError(TriviumError):
@@ -34,18 +34,18 @@ class TokenizerError(TriviumError):
 
 
 class SpecError(TriviumError):
-    """A model spec contradicts itself, or the model does not support an input."""
+    """A model spec is inconsistent, or the model does not support an input or operation."""
 
 
 class RecipeError(TriviumError):
-    """A recipe or `--set` contains an unknown key or an invalid value."""
+    """A recipe, or a `--set` option that changes it, has an unknown key or an invalid value."""
 
 
 OLD_VERSION_MESSAGE = (
     "it was made by version 0.2, whose models this version does not read. Train again, or export "
     "the model with version 0.2 (trivium export) and use the exported folder."
 )
-"""The end of the error message for files that version 0.2 wrote."""
+"""The reason and the remedy in error messages about files that version 0.2 of Trivium wrote."""
 
 
 class CheckpointError(TriviumError):
@@ -60,7 +60,7 @@ class MissingExtraError(TriviumError):
     """An optional dependency is not installed."""
 
     def __init__(self, what: str, extra: str) -> None:
-        """Create the message: `what` needs the extra `extra` of the package."""
+        """Create the message that the feature `what` requires the package extra named `extra`."""
         super().__init__(
             f"{what} needs an optional part. Install it in the folder of Trivium's code: `make "
             f"setup EXTRAS={extra}`, or in an environment of your own `pip install '.[{extra}]'`."
@@ -69,7 +69,10 @@ class MissingExtraError(TriviumError):
 
 @contextlib.contextmanager
 def importing_extra(what: str, extra: str) -> Iterator[None]:
-    """Raise MissingExtraError if an import in the block fails: `what` needs the extra `extra`."""
+    """Convert an ImportError inside the `with` block into a MissingExtraError.
+
+    `what` is the feature that needs the import. `extra` is the package extra that installs it.
+    """
     try:
         yield
     except ImportError as error:
@@ -77,7 +80,9 @@ def importing_extra(what: str, extra: str) -> Iterator[None]:
 
 
 def nearest_name(name: str, known: Iterable[str]) -> list[str]:
-    """Return a list with the most similar known name, or one that starts with `name`, or [].
+    """Return the known name that is most similar to `name`, as a list of at most one name.
+
+    If no name is similar enough, the result is the first known name that starts with `name`.
 
     >>> nearest_name("act", ["gated", "activation"])
     ['activation']
@@ -88,7 +93,9 @@ def nearest_name(name: str, known: Iterable[str]) -> list[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a suggestion to append to an error message, or "" if no known name is similar.
+    """Return a suggestion for a misspelt name, to be appended to an error message.
+
+    Returns "" if no known name is similar to `name`.
 
     >>> did_you_mean("bert-smal", ["bert-small", "gpt2"])
     ' Did you mean "bert-small"?'
@@ -97,7 +104,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean_size(name: str, known: Iterable[str]) -> str:
-    """Return `did_you_mean` among known model names whose family is similar to that of `name`.
+    """Return a suggestion for a misspelt model name, to be appended to an error message.
+
+    Only known names whose family (the part before the first hyphen) is similar to the start of
+    `name` are suggested. Returns "" if there are none.
 
     >>> known = ["llama-7b", "bert-mini"]
     >>> did_you_mean_size("lama-7b", known), did_you_mean_size("pegasus-mini", known)
@@ -106,7 +116,7 @@ def did_you_mean_size(name: str, known: Iterable[str]) -> str:
     name = name.lower()
 
     def is_alike(other: str) -> bool:
-        """Return whether the family of a known name is similar to the start of `name`."""
+        """Return whether the family of the model `other` is similar to the start of `name`."""
         family = other.partition("-")[0]
         return difflib.SequenceMatcher(None, family, name[: len(family)]).ratio() > 0.7
 
@@ -114,7 +124,7 @@ def did_you_mean_size(name: str, known: Iterable[str]) -> str:
 
 
 def shorten(text: str, length: int = 60) -> str:
-    """Return a text cut to at most `length` characters, for an error message.
+    """Cut a text to at most `length` characters, for an error message. A cut text ends with "...".
 
     >>> shorten("a long story", 8)
     'a lon...'

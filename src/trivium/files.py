@@ -47,20 +47,24 @@ _SETTLED_SECONDS = 2.0  # the coarsest time resolution of file systems
 
 
 def version_entry() -> dict[str, str]:
-    """Return the version entry that Trivium writes into its JSON files, as a dict."""
+    """Return the entry {"trivium": version} that Trivium writes into its JSON files."""
     return {"trivium": version("trivium")}
 
 
 def pop_version(content: Any) -> bool:
-    """Remove the version entry of a file's content. Returns False if it has none (version 0.2)."""
+    """Remove the version entry from the parsed content of a JSON file.
+
+    Returns whether there was an entry. Files written by version 0.2 of Trivium have none.
+    """
     return isinstance(content, dict) and content.pop("trivium", None) is not None
 
 
 @contextlib.contextmanager
 def replace_file(path: str | Path) -> Iterator[BinaryIO]:
-    """Yield a stream whose content replaces `path` atomically if the block ends without an error.
+    """Yield a binary stream to write to. Its content replaces the file `path` atomically.
 
-    The mode of the file follows the umask.
+    If the `with` block raises an error, `path` stays unchanged. The permissions of the new file
+    follow the umask.
     """
     path = Path(path)
     temporary = temporary_path(path)
@@ -76,16 +80,16 @@ def replace_file(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def write_file(path: str | Path, data: str | bytes) -> None:
-    """Write a whole file atomically. The mode of the file follows the umask."""
+    """Write or replace a file atomically. The permissions of the file follow the umask."""
     with replace_file(path) as file:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
 @contextlib.contextmanager
 def replace_folder(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary folder that replaces `path` if the block ends without an error.
+    """Yield a temporary folder to write files to. At the end of the block it replaces `path`.
 
-    After an error the temporary folder is removed and `path` stays unchanged.
+    If the block raises an error, the temporary folder is removed and `path` stays unchanged.
     """
     path = Path(path).resolve()  # A symbolic link stays and points to the new folder.
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,9 +106,9 @@ def replace_folder(path: str | Path) -> Iterator[Path]:
 
 
 def move_folder(source: Path, target: Path) -> None:
-    """Rename a finished folder to `target`, replacing an existing file or folder.
+    """Rename a folder to `target`. An existing file or folder at `target` is replaced.
 
-    After an error or Ctrl-C, the old file or folder is restored.
+    If the renaming fails or is interrupted, the old `target` is restored.
     """
     old = temporary_path(target)
     try:
@@ -124,10 +128,11 @@ def move_folder(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def file_lock(path: Path, *, shared: bool = False) -> Iterator[TextIO]:
-    """Hold a lock on a file within the block. A missing file is created, with its folder.
+    """Lock a file while the `with` block runs, without waiting.
 
-    The kernel releases the lock when the process ends, also after a crash. Several processes can
-    hold a `shared` lock. Without fcntl (not on Unix), nothing is locked.
+    A missing file and its folder are created. The kernel releases the lock when the process ends,
+    even after a crash. Several processes can hold a `shared` lock at the same time. On systems
+    without fcntl (not Unix), nothing is locked.
 
     Raises:
         BlockingIOError: another process holds a conflicting lock.
@@ -149,7 +154,7 @@ def file_lock(path: Path, *, shared: bool = False) -> Iterator[TextIO]:
 
 
 def sync(path: Path) -> None:
-    """Flush a file, or the directory entries of a folder, to disk. Skips folders on Windows."""
+    """Flush a file, or the entries of a folder, to disk (fsync). Skips folders on Windows."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except PermissionError:
@@ -163,12 +168,12 @@ def sync(path: Path) -> None:
 
 
 def temporary_path(path: Path) -> Path:
-    """Return a path with a random hidden name in the folder of `path`."""
+    """Return a path with a random hidden name in the same folder as `path`."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 def is_file_name(name: str) -> bool:
-    """Return whether an untrusted name is a plain file name, without a path to other folders.
+    """Return whether an untrusted string is a plain file name, not a path to another folder.
 
     >>> [is_file_name(name) for name in ("a.json", "../a.json", "/etc/passwd", "..")]
     [True, False, False, False]
@@ -177,17 +182,17 @@ def is_file_name(name: str) -> bool:
 
 
 def sha256(path: str | Path) -> str:
-    """Return the SHA-256 digest of a file in hexadecimal. The file is read in blocks."""
+    """Return the SHA-256 digest of a file as a hexadecimal string."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def has_sha256(path: str | Path, digest: str) -> bool:
-    """Return whether a file has this SHA-256 digest. A match is cached until the file changes.
+    """Return whether a file has the given SHA-256 digest. A match is cached until the file changes.
 
     The cache entry is an empty file whose name depends on path, inode, size, modification time and
-    digest. A file that was just written is not cached, because another write might not change its
-    modification time.
+    digest. A file modified in the last two seconds is not cached, because another write might leave
+    its modification time unchanged.
     """
     stat = os.stat(path)
     keys = (os.path.realpath(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, digest)
@@ -219,7 +224,10 @@ def read_json(path: str | Path) -> Any:
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSON Lines file, up to a damaged line; [] if the file is missing."""
+    """Return the objects of a JSON Lines file. Reading stops at the first damaged line.
+
+    Returns [] if the file does not exist.
+    """
     records = []
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
@@ -233,7 +241,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def nan_to_none(value: Any) -> Any:
-    """Return a JSON value in which None replaces infinities and NaN, which JSON does not have.
+    """Replace infinities and NaN in a nested value by None, because JSON has no such numbers.
 
     >>> nan_to_none({"auc": math.nan, "losses": [1.5, math.inf]})
     {'auc': None, 'losses': [1.5, None]}
@@ -246,12 +254,12 @@ def nan_to_none(value: Any) -> Any:
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write a value as indented JSON, atomically."""
+    """Write a value to an indented JSON file, which is replaced atomically."""
     write_file(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 def refuse_lfs_pointer(path: str | Path) -> None:
-    """Raise DataError if a file is a Git LFS pointer instead of the downloaded content."""
+    """Raise DataError if a file is only a Git LFS pointer, whose content was not downloaded."""
     with open(path, "rb") as file:
         if file.read(len(_LFS_HEADER)) == _LFS_HEADER:
             raise DataError(
@@ -262,11 +270,14 @@ def refuse_lfs_pointer(path: str | Path) -> None:
 
 @contextlib.contextmanager
 def open_bytes(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a file, an object such as s3://bucket/name, or standard input ("-"), and decompress it.
+    """Open a local file, a remote object or standard input ("-") as a stream of bytes.
+
+    A remote object has a URL such as s3://bucket/name. The suffix of `path` (".gz", ".bz2", ".xz",
+    ".zst") decides whether and how the content is decompressed.
 
     Raises:
-        DataError: the file cannot be opened or read, or its compressed data is damaged. Such errors
-            are also converted inside the `with` block.
+        DataError: the file cannot be opened or read, or its compressed data is damaged. Errors
+            while reading inside the `with` block are converted, too.
     """
     with contextlib.ExitStack() as stack:
         try:
@@ -285,7 +296,7 @@ def open_bytes(path: str | Path) -> Iterator[BinaryIO]:
 
 
 def _decompress(raw_file: BinaryIO, suffix: str) -> io.BufferedIOBase | BinaryIO:
-    """Return a stream that decompresses `raw_file` by its suffix, or `raw_file` itself."""
+    """Return a stream that decompresses `raw_file`, or `raw_file` if the suffix is another one."""
     match suffix:
         case ".gz":
             return gzip.GzipFile(fileobj=raw_file)
@@ -300,9 +311,10 @@ def _decompress(raw_file: BinaryIO, suffix: str) -> io.BufferedIOBase | BinaryIO
 
 
 class _ZstandardFile(io.RawIOBase):
-    """A stream of the decompressed content of a Zstandard file with any number of frames.
+    """A stream that decompresses a Zstandard file with any number of frames.
 
-    A truncated file raises EOFError. The reader of the zstandard library treats it as complete.
+    A truncated file raises EOFError. The zstandard library's own reader would return its content
+    without an error.
     """
 
     def __init__(self, raw_file: BinaryIO) -> None:
@@ -312,11 +324,11 @@ class _ZstandardFile(io.RawIOBase):
         self._frame: zstandard.ZstdDecompressionObj | None = None
 
     def readable(self) -> bool:
-        """Return True: the stream can be read (`io.RawIOBase`)."""
+        """Return True, because `io.RawIOBase` requires this method of a stream that can be read."""
         return True
 
     def readinto(self, buffer: Any, /) -> int:
-        """Read decompressed bytes into `buffer`. Returns the number of bytes, 0 at the end."""
+        """Read decompressed bytes into `buffer`. Returns the number of bytes, or 0 at the end."""
         while not self._content and (compressed := self._compressed or self._raw_file.read(_BLOCK)):
             if self._frame is None:
                 self._frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
@@ -335,14 +347,15 @@ class _ZstandardFile(io.RawIOBase):
 def open_text(
     path: str | Path, *, errors: str = "strict", encoding: str = "utf-8"
 ) -> Iterator[TextIO]:
-    """Open a text file and decompress it by its suffix. "-" is standard input.
+    """Open a text file, a remote object or standard input ("-"). Compressed files are decompressed.
 
-    A byte order mark is dropped in UTF-8 and UTF-16. `\\r\\n` and `\\r` become `\\n`.
-    `errors="replace"` reads invalid bytes as U+FFFD.
+    A byte order mark at the start of UTF-8 or UTF-16 is removed. `\\r\\n` and `\\r` become `\\n`.
+    With `errors="replace"`, invalid bytes are read as U+FFFD.
 
     Raises:
-        DataError: the file cannot be read, is binary, or has another encoding (the message names
-            the line and the probable encoding). Errors inside the `with` block count too.
+        DataError: the file cannot be read, is binary, or has another encoding. For UTF-8, the
+            message names the line and the probable encoding. Errors while reading inside the `with`
+            block are converted, too.
     """
     with open_bytes(path) as file:
         block = file.peek(1 << 12)[: 1 << 12]  # type: ignore[attr-defined]
@@ -362,7 +375,7 @@ def open_text(
 
 
 def check_encoding(name: str) -> str:
-    """Return `name` if Python knows a text encoding with this name. Raises DataError otherwise."""
+    """Return `name` if it is a text encoding of Python. Raises DataError otherwise."""
     try:
         "".encode(name)
     except (LookupError, ValueError):
@@ -377,7 +390,7 @@ _BINARY = {b"%PDF-": "a PDF", b"{\\rtf": "RTF", b"PK\x03\x04": "a ZIP archive (.
 
 
 def _refuse_binary(block: bytes, path: str | Path) -> None:
-    """Raise DataError if the first bytes of a file have a UTF-16 BOM or a zero byte."""
+    """Raise DataError if `block`, the start of a file, has a UTF-16 BOM or contains a zero byte."""
     if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise DataError(f"{path} is UTF-16, not UTF-8: {_encoding_advice('utf-16')}")
     zero = block.find(b"\0")
@@ -385,7 +398,7 @@ def _refuse_binary(block: bytes, path: str | Path) -> None:
         raise DataError(f"{path} is a binary file (a zero byte at {zero}), not text.")
 
 
-# Frequent characters of the languages that use an encoding.
+# The most frequent characters of the languages that use each encoding.
 _KANA = "\u306e\u306b\u306f\u3092\u305f\u304c\u3067\u3068\u3057\u3066"
 _HAN = "\u7684\u4e00\u662f\u4e0d\u4e86\u5728\u4eba\u6709\u6211\uff0c\u3002"
 _FREQUENT_CHARS = {
@@ -400,7 +413,11 @@ _FREQUENT_CHARS = {
 
 
 def _probable_encoding(data: bytes) -> str | None:
-    """Return the encoding with which `data` has the most frequent characters, or None."""
+    """Guess the encoding of `data` by decoding it with each encoding in `_FREQUENT_CHARS`.
+
+    Returns the encoding with which the text has the most occurrences of the frequent characters
+    listed for that encoding. Returns None if no listed character occurs.
+    """
     counts = {}
     for name, frequent in _FREQUENT_CHARS.items():
         with contextlib.suppress(UnicodeDecodeError):
@@ -411,12 +428,16 @@ def _probable_encoding(data: bytes) -> str | None:
 
 
 def _encoding_advice(encoding: str) -> str:
-    """Return the end of an error message about a wrong encoding."""
+    """Return the remedy for an error message: how to give the encoding, or to convert the file."""
     return f"give --encoding {encoding} (of a recipe data.encoding), or convert it to UTF-8."
 
 
 def _encoding_error(path: str | Path, encoding: str) -> DataError | None:
-    """Read the file again. Returns an error that names the first line with invalid bytes."""
+    """Return an error for a file whose bytes are not valid in the given encoding.
+
+    For UTF-8, the file is read again and the error names the first invalid line. Returns None if
+    all lines are valid then.
+    """
     if not encoding.startswith("utf-8"):
         return DataError(f"{path} is not valid {encoding}: give another encoding.")
     single = "Where only single bytes are wrong, --errors replace reads them as U+FFFD."
@@ -440,17 +461,20 @@ def _encoding_error(path: str | Path, encoding: str) -> DataError | None:
 
 
 def sibling_folders(path: Path) -> list[Path]:
-    """Return the other folders in the parent folder of a path, except hidden folders."""
+    """Return the folders next to `path` in its parent folder, except hidden folders."""
     return [one for one in path.parent.glob("[!.]*") if one.is_dir() and one.name != path.name]
 
 
 def did_you_mean_folder(path: Path) -> str:
-    """Return a suggestion of a sibling folder with a similar name, for an error message, or ""."""
+    """Suggest a folder next to `path` with a similar name, in a text to append to an error message.
+
+    Returns "" if no name is similar.
+    """
     beside = {one.name: one for one in sibling_folders(path)}
     return "".join(f' Did you mean "{beside[name]}"?' for name in nearest_name(path.name, beside))
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Return whether an error means a full disk or an exceeded quota or size limit."""
+    """Return whether an error was caused by a full disk, a disk quota or a file size limit."""
     full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     return full or "No space left" in str(error) or "os error 28" in str(error)

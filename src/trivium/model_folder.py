@@ -57,10 +57,11 @@ _DISCRIMINATOR, _GENERATOR = "discriminator.", "generator."
 
 @contextlib.contextmanager
 def new_model_folder(folder: str | os.PathLike[str], *, overwrite: bool) -> Iterator[Path]:
-    """Yield a temporary folder, which is renamed to `folder` when the block ends.
+    """Yield a temporary folder, which is renamed to `folder` when the `with` block ends.
 
     Raises:
-        CheckpointError: `check_replaceable` raises it, or the folder cannot be written.
+        CheckpointError: `folder` cannot be written, or must not be replaced (see
+            `check_replaceable`).
     """
     path = Path(folder)
     check_replaceable(path, overwrite=overwrite)
@@ -80,10 +81,11 @@ def write_model(
 ) -> None:
     """Write the files of a model into an existing folder. The checksums are written last.
 
-    Each file is written atomically. To replace a whole folder atomically, pass the folder that
-    `new_model_folder` yields; a run is written in place, because its folder contains other files
-    too. Old checksums are removed first. After a crash, a saved model therefore does not load, and
-    a run loads from its last checkpoint.
+    Each file is written atomically, but not the folder as a whole. To replace a model folder
+    atomically, pass the temporary folder that `new_model_folder` yields. The model of a run is
+    written directly into the run's folder, which contains other files, too. The old checksums are
+    removed first, so that a crash cannot leave a valid mixture of old and new files: without
+    checksums, a model folder does not load, and a run loads from its last checkpoint.
     """
     (folder / CHECKSUMS).unlink(missing_ok=True)
     names = write_without_weights(folder, module.spec, tokenizer, source_tokenizer, settings)
@@ -98,7 +100,7 @@ def write_without_weights(
     source_tokenizer: Tokenizer | None,
     settings: Settings | None,
 ) -> list[str]:
-    """Write all model files except the weights. Returns the names of files that need checksums."""
+    """Write all files of a model except the weights. Returns the files that need checksums."""
     write_json(folder / SPEC, {**version_entry(), **spec.to_dict()})
     names = [SPEC]
     for name, one in ((TOKENIZER, tokenizer), (SOURCE_TOKENIZER, source_tokenizer)):
@@ -114,16 +116,19 @@ def write_without_weights(
 
 
 def write_checksums(folder: Path, names: Iterable[str]) -> None:
-    """Write the SHA-256 of the named files of a folder to its `checksums.json`."""
+    """Write the SHA-256 digests of the named files in a folder to its `checksums.json`."""
     write_json(folder / CHECKSUMS, {name: sha256(folder / name) for name in names})
 
 
 def check_replaceable(folder: Path, *, overwrite: bool) -> None:
-    """Check that a folder is missing or empty, or contains only a model and `overwrite` is True.
+    """Raise CheckpointError unless a model may be saved to `folder`.
+
+    This is allowed if the folder does not exist or is empty. A folder that contains only a model
+    may be replaced if `overwrite` is True.
 
     Raises:
-        CheckpointError: the path is a file, a run or a checkpoint of a run; or the folder contains
-            other files; or it contains a model and `overwrite` is False.
+        CheckpointError: `folder` is a file, a training run or a checkpoint of a run. Or it contains
+            files that do not belong to a model. Or it contains a model and `overwrite` is False.
     """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
@@ -149,7 +154,7 @@ def check_replaceable(folder: Path, *, overwrite: bool) -> None:
 
 
 def _is_model_file(path: Path) -> bool:
-    """Return whether a path is a model file, or a module folder of sentence-transformers."""
+    """Return whether a path is a file of a model, or a module folder of sentence-transformers."""
     if path.is_dir():
         known = {each.name for each in path.iterdir()} <= {_CONFIG, WEIGHTS}
         return known and (path.name == POOLING or path.match("[2-9]_Dense"))
@@ -157,14 +162,15 @@ def _is_model_file(path: Path) -> bool:
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder is a training run, finished or not."""
+    """Return whether a folder contains a training run, finished or unfinished."""
     return (folder / RECIPE).exists() or (folder / CHECKPOINTS).exists()
 
 
 def is_unfinished(run: Path) -> bool:
-    """Return whether a run is still in training or was stopped before its end.
+    """Return whether a run is still training or was stopped before its end.
 
-    A finished run that was resumed is unfinished, although it still has its earlier final weights.
+    A finished run that is resumed becomes unfinished again, although its folder still contains the
+    earlier final weights.
     """
     facts = read_json(run / RUN_METADATA) if (run / RUN_METADATA).is_file() else None
     finished = facts.get("finished") if isinstance(facts, dict) else None
@@ -172,17 +178,17 @@ def is_unfinished(run: Path) -> bool:
 
 
 def find_weights(path: str | os.PathLike[str], *, verify: bool = True) -> Path:
-    """Return the folder that contains the weights: the path, or a run's last good checkpoint.
+    """Return the folder to load weights from: `path` itself, or the last good checkpoint of a run.
 
-    The checkpoint is used if the run is unfinished (see `is_unfinished`), or if the final weights
-    of the run are damaged.
+    A checkpoint is used if the run is unfinished (see `is_unfinished`) or if its final weights are
+    damaged.
 
     Args:
         path: a model folder, a run or the `checkpoints` folder of a run.
-        verify: compare checksums, which reads all files. Without it, no file counts as damaged.
+        verify: compare checksums, which reads all files. If False, damage is not detected.
 
     Raises:
-        CheckpointError: the path contains no model, or only damaged models.
+        CheckpointError: `path` contains no model, or only damaged models.
     """
     path = Path(path)
     if not path.is_dir():
@@ -212,7 +218,7 @@ def find_weights(path: str | os.PathLike[str], *, verify: bool = True) -> Path:
 
 
 def find_checkpoint(run: str | os.PathLike[str], step: int) -> Path:
-    """Return the checkpoint of a run at a step. Raises CheckpointError if there is none."""
+    """Return the folder of the checkpoint at a step of a run. Raises CheckpointError if missing."""
     folder = Path(run) / CHECKPOINTS
     if not (folder / f"step-{step:08}").is_dir():
         kept = [f"{int(one.name.removeprefix('step-')):,}" for one in checkpoints(folder)][::-1]
@@ -224,16 +230,17 @@ def find_checkpoint(run: str | os.PathLike[str], step: int) -> Path:
 
 
 def checkpoints(folder: str | os.PathLike[str]) -> Iterator[Path]:
-    """Return an iterator over the checkpoints in a folder, newest first, including damaged ones."""
+    """Return an iterator over the checkpoints in `folder`, newest first, including damaged ones."""
     return iter(sorted(Path(folder).glob(CHECKPOINT_PATTERN), reverse=True))
 
 
 def last_good_checkpoint(
     folder: Path, find_problem: Callable[[Path], str | None], warn: Callable[[str], None]
 ) -> Path | None:
-    """Return the newest undamaged checkpoint, or None. Warns about newer, damaged checkpoints.
+    """Return the newest undamaged checkpoint in `folder`, or None if there is none.
 
-    `find_problem` returns the problem of a checkpoint, or None.
+    `find_problem` returns a description of the damage of a checkpoint, or None if it is good.
+    `warn` is called with a message for each damaged checkpoint that is skipped.
     """
     for checkpoint in checkpoints(folder):
         problem = find_problem(checkpoint)
@@ -248,9 +255,10 @@ def find_damage(
     names: Iterable[str] = (SPEC, WEIGHTS, TOKENIZER, SOURCE_TOKENIZER),
     required: Iterable[str] = (WEIGHTS,),
 ) -> str | None:
-    """Compare the named files of a folder with its checksums. Returns the first problem, or None.
+    """Compare files in a folder with its `checksums.json`. Returns the first problem, or None.
 
-    If `names` is empty, all files with a checksum are compared. `required` files must have one.
+    The files in `names` are compared if they have a checksum. If `names` is empty, all files with a
+    checksum are compared. It is a problem if a file in `required` has no checksum.
     """
     try:
         checksums = dict(read_json(folder / CHECKSUMS))
@@ -288,9 +296,9 @@ def read_spec(folder: Path) -> Spec:
 
 
 def read_model(folder: Path) -> LanguageModule:
-    """Build the model of a folder from its spec and load the weights, memory-mapped.
+    """Build the model that a folder's spec describes, and load its weights (memory-mapped).
 
-    If the folder contains the generator and discriminator of ELECTRA, the discriminator is loaded.
+    If the weights contain an ELECTRA generator and discriminator, only the discriminator is loaded.
 
     Raises:
         CheckpointError: the spec is missing, the weights cannot be read, or their names and shapes
@@ -321,7 +329,11 @@ def read_model(folder: Path) -> LanguageModule:
 
 
 def _merge_embedding_delta(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the discriminator's token embeddings: generator + stored difference (GDES), or {}."""
+    """Return the token embeddings of a discriminator that was trained with GDES (DeBERTa v3).
+
+    The file stores their difference from the generator's token embeddings; both are added. Returns
+    {} if the file contains no generator embeddings.
+    """
     table = "tokens.weight"
     if _GENERATOR + table not in tensors:
         return {}
@@ -329,6 +341,6 @@ def _merge_embedding_delta(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_source_tokenizer(folder: Path) -> Tokenizer | None:
-    """Return the tokenizer of source texts, or None if the folder has only one tokenizer."""
+    """Return the tokenizer for source texts, or None if the folder has only one tokenizer."""
     file = folder / SOURCE_TOKENIZER
     return Tokenizer.load(file) if file.is_file() else None

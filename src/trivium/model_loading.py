@@ -47,7 +47,7 @@ def load(
     verify: bool = True,
     allow_unknown_keys: bool = False,
 ) -> LanguageModel:
-    """Load a model from a run, a checkpoint, a model folder, or Hugging Face.
+    """Load a model from a run, a checkpoint, a model folder, or the Hugging Face hub.
 
     If a run has not finished, its last good checkpoint is loaded, with a warning. A path that is
     not a folder is looked up on the Hugging Face hub, or in the hub's local cache.
@@ -56,13 +56,13 @@ def load(
         path: a folder of Trivium or `transformers`, or a hub name such as "org/name", optionally
             with a revision: "org/name@v1.0".
         checkpoint: the step of the checkpoint to load (only for a run).
-        device: the device of the weights. "auto" is a GPU if there is one, else the CPU. "meta"
-            loads no weights: the model only describes its capabilities, from its spec.json or the
-            headers of its weight files.
-        dtype: the dtype of the weights, or its name. By default it is the stored dtype; if a
-            Hugging Face folder has several, it is the dtype of most weights.
-        lowercase: whether the tokenizer of a `vocab.txt` lower-cases text, if its folder does not
-            contain this setting.
+        device: the device of the weights. "auto" is a GPU if there is one, else the CPU. With
+            "meta", no weights are loaded: the model only reports its capabilities, which are read
+            from spec.json or from the headers of the weight files.
+        dtype: the dtype of the weights, or its name. The default is the stored dtype. If a Hugging
+            Face folder contains several, the default is the dtype of most parameters.
+        lowercase: whether a tokenizer that is read from a `vocab.txt` lowercases text. It is used
+            only if the folder does not contain this setting.
         quantize: quantise the weights to 8 bits, for less memory and, on a CPU, faster generation.
             Such a model cannot be trained or saved.
         pack: store the weights in the memory layout that a CPU reads fastest. Such a model cannot
@@ -70,8 +70,8 @@ def load(
         compile: compile the decode step of `generate` with `torch.compile`. This needs a C++
             compiler and takes a minute at first use, and again for requests of more than 2,048
             tokens. It cannot be combined with `quantize` or `pack`.
-        verify: compare the files of a Trivium folder with their checksums. This reads each file an
-            additional time; the result is cached until the file changes.
+        verify: compare the files of a Trivium folder with their checksums. This reads each file a
+            second time. A match is cached until the file changes.
         allow_unknown_keys: warn about options in a Hugging Face `config.json` that `transformers`
             reads for this family and Trivium does not, instead of raising an error. Options that
             `transformers` does not have never cause more than a warning.
@@ -79,7 +79,8 @@ def load(
     Raises:
         CheckpointError: there is no model, or the model is damaged or not supported.
         SpecError: the model cannot be quantised.
-        TriviumError: a name is unknown, options exclude each other, or the device cannot be used.
+        TriviumError: `dtype` or `quantize` is an unknown name, options exclude each other, or the
+            device cannot be used.
     """
     if compile and (pack or quantize):
         raise TriviumError("compile works on plain weights: leave pack and quantize out.")
@@ -112,7 +113,7 @@ def load(
 
 
 def _most_common_dtype(module: torch.nn.Module) -> torch.dtype | None:
-    """Return the most common dtype of the weights by numel, or None without weights."""
+    """Return the dtype of the largest number of parameters, or None if there are no parameters."""
     counts = Counter[torch.dtype]()
     for weight in module.parameters():
         counts[weight.dtype] += weight.numel()
@@ -120,7 +121,10 @@ def _most_common_dtype(module: torch.nn.Module) -> torch.dtype | None:
 
 
 def _load_folder(folder: Path, *, on_meta: bool, verify: bool) -> LanguageModel:
-    """Load a model from a run, a checkpoint or a model folder. On meta, weights are not read."""
+    """Load a model from a run, a checkpoint or a model folder written by Trivium.
+
+    If `on_meta` is True, the model is on the meta device and its weights are not read.
+    """
     run, folder = folder, find_weights(folder, verify=verify and not on_meta)
     if folder.parent == run / CHECKPOINTS and not on_meta and is_unfinished(run):
         _warn_of_unfinished(run, folder)
@@ -131,7 +135,7 @@ def _load_folder(folder: Path, *, on_meta: bool, verify: bool) -> LanguageModel:
 
 
 def _warn_of_unfinished(run: Path, checkpoint: Path) -> None:
-    """Warn that a checkpoint of an unfinished run is loaded, and at which step."""
+    """Warn that a run is unfinished and that the checkpoint of a given step is loaded instead."""
     step = int(checkpoint.name.removeprefix("step-"))
     try:
         recipe = tomllib.loads((run / RECIPE).read_text(encoding="utf-8"))
@@ -145,9 +149,10 @@ def _warn_of_unfinished(run: Path, checkpoint: Path) -> None:
 
 
 def find_device(device: str | torch.device) -> torch.device:
-    """Return the device with this name. "auto" is a GPU if there is one, else the CPU.
+    """Return the device that `device` names. "auto" is a GPU if there is one, else the CPU.
 
-    Raises TriviumError if the device cannot be used.
+    Raises:
+        TriviumError: the device does not exist or cannot be used.
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

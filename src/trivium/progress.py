@@ -22,9 +22,9 @@ _LABEL_WIDTH = 11
 
 
 class ProgressLine:
-    """A progress line that is rewritten in place on a terminal, or printed periodically to a log.
+    """A line of progress. A terminal shows it in place; a log gets a line at most every 20 s.
 
-    The line goes to standard error unless a console is given.
+    The line is written to standard error unless a `console` is given.
     """
 
     def __init__(self, console: Console | None = None) -> None:
@@ -33,7 +33,7 @@ class ProgressLine:
         self._printed = time.monotonic()
 
     def running(self) -> AbstractContextManager[Any]:
-        """Return a context manager that displays the line while it is active, on a terminal."""
+        """Return a context manager that displays the line on a terminal while the block runs."""
         if not self.console.is_terminal:
             return nullcontext()
         return Live(
@@ -41,42 +41,42 @@ class ProgressLine:
         )
 
     def update(self, text: str) -> None:
-        """Set the text of the line, which is displayed only on a terminal."""
+        """Set the text of the progress line. A terminal displays it; a log does not."""
         self._text, self._updated = text, time.monotonic()
 
     def update_or_log(self, text: str) -> None:
-        """Set the text of the line, and print it as a log line if `log_is_due`."""
+        """Set the text of the progress line, and print it to a log if `log_is_due` is True."""
         self.update(text)
         if self.log_is_due:
             self.print_line(text)
 
     @property
     def log_is_due(self) -> bool:
-        """Whether the output is a log in which nothing was printed for 20 seconds."""
+        """Whether the output is a log to which nothing was printed for 20 seconds."""
         return not self.console.is_terminal and time.monotonic() - self._printed > _LOG_EVERY
 
     def print_line(self, text: str = "", style: str | None = None) -> None:
-        """Print a line that stays on the terminal or in the log."""
+        """Print a permanent line to the terminal or the log."""
         self._printed = time.monotonic()
         self.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
     def tell(self, label: str, identifier: str, /, **values: object) -> None:
-        """Print a message of the message table in the user's language, after a label."""
+        """Print the message `identifier` in the user's language, after a translated label."""
         self.print_line(labelled(label, translated(identifier, **values)))
 
     def warn(self, message: str) -> None:
-        """Print a warning in yellow, after the label `warning`."""
+        """Print a warning in yellow, after the translated label "warning"."""
         self.print_line(labelled("warning", message), style="yellow")
 
     def _render(self) -> Text:
-        """Return the line for the terminal, plus the time since its last update if that is long."""
+        """Return the text of the progress line, plus the time since its last update if over 5 s."""
         idle = time.monotonic() - self._updated
         waiting = f"  ({short_duration(idle)})" if self._text and idle > _STANDING else ""
         return Text(self._text + waiting, style="dim", no_wrap=True, overflow="ellipsis")
 
 
 def labelled(label: str, text: str) -> str:
-    """Return a text with a label in front, translated by the message table `[label]`.
+    """Return a text after a label, which is translated with the message table `[label]`.
 
     If the label is empty, the text is indented instead, as a continuation of the previous line.
     """
@@ -84,7 +84,9 @@ def labelled(label: str, text: str) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its unit, singular or plural, translated by the message table `[unit]`.
+    """Return a number and its unit in the user's language, in the singular or the plural.
+
+    `noun` is the singular of the unit, a key of the message table `[unit]`.
 
     >>> counted(1, "step"), counted(2000, "step")
     ('1 step', '2,000 steps')
@@ -93,7 +95,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def short_duration(seconds: float) -> str:
-    """Return a duration as seconds, minutes and seconds, or hours and minutes.
+    """Format a duration as seconds, as minutes and seconds, or as hours and minutes.
 
     >>> short_duration(42), short_duration(754), short_duration(8000)
     ('42s', '12m34s', '2h13m')
@@ -108,9 +110,10 @@ def short_duration(seconds: float) -> str:
 
 @contextmanager
 def handle_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Handle SIGINT and SIGTERM with `handler` within the block, only in the main thread.
+    """Handle SIGINT and SIGTERM with `handler` while the `with` block runs.
 
-    This includes SIGINT in a background job, which shells start with SIGINT ignored.
+    In other threads than the main thread, no handler is set. SIGINT is also handled in a background
+    job, although a shell starts such jobs with SIGINT ignored.
     """
     try:
         before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM)}

@@ -1,4 +1,4 @@
-"""Read and write objects in object storage, such as s3://bucket/texts, through fsspec."""
+"""Read and write files in object storage, such as s3://bucket/texts, through fsspec."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trivium.errors import DataError
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a URL with a scheme, that is, in object storage.
+    """Return whether a path is a URL in object storage, that is, contains "://".
 
     >>> is_remote("s3://bucket/texts"), is_remote("texts/one.txt")
     (True, False)
@@ -22,15 +22,18 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 
 def open_remote(url: str) -> BinaryIO:
-    """Open an object for reading. Raises OSError if it does not exist."""
+    """Open a file in object storage for reading bytes. Raises OSError if it does not exist."""
     return io.BufferedReader(_file_system(url).open(url, "rb"))
 
 
 def list_remote(url: str) -> list[tuple[str, int, int]]:
-    """Return the sorted objects that a URL names, contains (as a folder) or matches (as a glob).
+    """List files in object storage. Returns tuples (URL, size in bytes, modification time in ns).
 
-    Each object is a tuple of its URL, its size in bytes, and its modification time in nanoseconds
-    (0 if unknown). Raises DataError if the storage cannot be read.
+    `url` is a file, a folder or a glob pattern. A folder is listed with its subfolders. The tuples
+    are sorted by URL. Unknown modification times are 0.
+
+    Raises:
+        DataError: the storage cannot be read.
     """
     system = _file_system(url)
     try:
@@ -45,19 +48,22 @@ def list_remote(url: str) -> list[tuple[str, int, int]]:
 
 
 def remote_is_file(url: str) -> bool:
-    """Return whether the URL is an existing object, not a folder."""
+    """Return whether a URL is an existing file in object storage, not a folder."""
     return _file_system(url).isfile(url)
 
 
 def upload(folder: Path, url: str, *, last: str) -> None:
-    """Copy the files of a local folder to object storage, the file named `last` at the end."""
+    """Upload the files in a local folder to the folder `url` in object storage.
+
+    The file whose name is given by `last` is uploaded after all others.
+    """
     system = _file_system(url)
     for file in sorted(folder.iterdir(), key=lambda file: (file.name == last, file.name)):
         system.put_file(str(file), f"{url.rstrip('/')}/{file.name}")
 
 
 def download(url: str, folder: Path) -> None:
-    """Copy the objects directly under `url` to a local folder. Subfolders are skipped."""
+    """Download the files in the remote folder `url` to a local folder. Subfolders are skipped."""
     system = _file_system(url)
     for entry in system.ls(url.rstrip("/"), detail=True):
         name = entry["name"].rpartition("/")[2]
@@ -66,13 +72,16 @@ def download(url: str, folder: Path) -> None:
 
 
 def cache_path(*keys: str) -> Path:
-    """Return the cache path for the given keys, in $TRIVIUM_CACHE or ~/.cache/trivium."""
+    """Return the path of the cache entry that `keys` identify.
+
+    Its name is a hash of the keys, in the folder $TRIVIUM_CACHE or ~/.cache/trivium.
+    """
     root = os.environ.get("TRIVIUM_CACHE") or Path.home() / ".cache" / "trivium"
     return Path(root) / hashlib.sha256("\n".join(keys).encode()).hexdigest()[:16]
 
 
 def _file_system(url: str) -> Any:
-    """Return the fsspec file system of a URL. Raises DataError if its scheme is not supported."""
+    """Return the fsspec file system for a URL. Raises DataError if its scheme is not supported."""
     import fsspec  # slow to import
 
     try:
@@ -82,7 +91,7 @@ def _file_system(url: str) -> Any:
 
 
 def _modified_time_ns(system: Any, name: str) -> int:
-    """Return the modification time of an object in nanoseconds, or 0 if it is unknown."""
+    """Return the modification time of a remote file in nanoseconds, or 0 if it is unknown."""
     try:
         return int(system.modified(name).timestamp() * 1e9)
     except (NotImplementedError, KeyError, AttributeError):

@@ -1,4 +1,4 @@
-"""Adapt a model: LoRA, freezing, and packed or quantised weights for inference."""
+"""Adapt a model: LoRA adapters, frozen parameters, and packed or quantised weights."""
 
 from __future__ import annotations
 

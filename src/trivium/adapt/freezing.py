@@ -17,14 +17,14 @@ _KEYWORDS = ("none", "embeddings", "layers:N", "encoder", "body")
 
 
 class ParameterCounts(NamedTuple):
-    """The numbers of trainable and of frozen parameters. Shared parameters count once."""
+    """The number of trainable and of frozen parameters. Shared parameters are counted once."""
 
     trained: int
     frozen: int
 
 
 def count_parameters(module: nn.Module) -> ParameterCounts:
-    """Return the numbers of trainable and of frozen parameters of a module."""
+    """Return the number of trainable and the number of frozen parameters in a module."""
     counts = [0, 0]
     for weight in module.parameters():
         counts[not weight.requires_grad] += weight.numel()
@@ -32,29 +32,33 @@ def count_parameters(module: nn.Module) -> ParameterCounts:
 
 
 def set_trainable(model: nn.Module, names: Collection[str]) -> ParameterCounts:
-    """Make the named parameters trainable and freeze all others. Returns the parameter counts."""
+    """Make the parameters in `names` trainable and freeze all others.
+
+    Returns the number of trainable and of frozen parameters.
+    """
     for name, weight in model.named_parameters():
         weight.requires_grad_(name in names)
     return count_parameters(model)
 
 
 def freeze(model: LanguageModule, patterns: str) -> ParameterCounts:
-    """Freeze the parameters whose names match, in place, and make all others trainable.
+    """Freeze the parameters whose names match `patterns`, and make all others trainable.
 
-    Returns the numbers of trainable and of frozen parameters.
+    The model is changed in place. Returns the number of trainable and of frozen parameters.
 
     Args:
-        model: a model without a LoRA adapter. An adapter freezes the base model already.
-        patterns: patterns for parameter names in shell syntax, separated by commas. A pattern with
-            "!" keeps names trainable. The last pattern that matches a name decides:
-            "*.weight,!*norm.weight,!heads.*" trains biases, norms and heads (BitFit, Zaken et al.
-            2021). One keyword can replace the patterns: "none"; "embeddings"; "layers:N" for the
-            embeddings and the lowest N layers of every stack; "encoder" for the encoder and its
-            token embeddings; "body" for everything except the heads.
+        model: a model without a LoRA adapter. An adapter already freezes the base model.
+        patterns: patterns for parameter names in shell syntax, separated by commas. A pattern that
+            starts with "!" keeps the matching parameters trainable. If several patterns match a
+            name, the last one decides: "*.weight,!*norm.weight,!heads.*" trains biases, norms and
+            heads (BitFit, Zaken et al. 2021). A keyword can replace the patterns: "none" freezes
+            nothing; "embeddings" freezes the embeddings; "layers:N" the embeddings and the lowest N
+            layers of every stack; "encoder" the encoder and its token embeddings; "body" all
+            parameters except the heads.
 
     Raises:
         SpecError: a pattern without "!" matches no parameter, no parameter is left to train, or
-            the model has a LoRA adapter. The model is unchanged then.
+            the model has a LoRA adapter. In these cases, the model stays unchanged.
     """
     names = [name for name, _ in model.named_parameters()]
     if any(name.endswith(".lora_a") for name in names):
@@ -76,7 +80,10 @@ def freeze(model: LanguageModule, patterns: str) -> ParameterCounts:
 
 
 def _expand_patterns(model: LanguageModule, patterns: str) -> list[str]:
-    """Return the patterns of a keyword of `freeze`, or the comma-separated patterns."""
+    """Return the list of name patterns that the argument `patterns` of `freeze` stands for.
+
+    A keyword such as "embeddings" is expanded. Any other string is split at commas.
+    """
     layers = re.fullmatch(r"layers:(\d+)", patterns)
     if layers and int(layers[1]):
         parts = [_layer_patterns(model, number) for number in range(int(layers[1]))]
@@ -99,7 +106,7 @@ def _expand_patterns(model: LanguageModule, patterns: str) -> list[str]:
 
 
 def _layer_patterns(model: LanguageModule, number: int) -> list[str]:
-    """Return patterns that match the parameters of layer `number` of every stack."""
+    """Return patterns for the names of the parameters in layer `number` of every stack."""
     if not model.spec.stacks:
         of_layer = re.compile(rf".*\.cells\.({number}\.\w+_l0|\w+_l{number})(_reverse)?")
         names = [name for name, _ in model.named_parameters() if of_layer.fullmatch(name)]

@@ -1,4 +1,4 @@
-"""LoRA (Hu et al. 2021): trained low-rank updates of frozen weight matrices.
+"""LoRA (Hu et al. 2021): trainable low-rank updates of frozen weight matrices.
 
 Shape letters: I input features, O output features, r rank.
 """
@@ -31,15 +31,16 @@ class LoRA(Part):
     4.0
 
     Args:
-        rank: the rank r of each update.
-        alpha: the update is multiplied by alpha / r. With this factor, the learning rate need not
-            change when the rank changes.
+        rank: the rank r of each low-rank update B A.
+        alpha: each update is multiplied by alpha / r. With this factor, the learning rate need not
+            be changed when the rank changes.
         dropout: the dropout probability for the input of A during training.
-        targets: which linear layers of the blocks are adapted. Each entry is a part of a module
-            path, with * for any names: "query", "attention", "layers.3.attention.value",
-            "decoder.*.query". "all-linear" adapts all linear layers of the blocks.
-        trained: modules or parameters that are fully trained and saved alongside the adapter,
-            named like `targets`. "task-heads" are all heads except vocabulary heads.
+        targets: the linear layers between token embeddings and heads that get an update. Each entry
+            is a part of a module path, in which * stands for any names: "query", "attention",
+            "layers.3.attention.value", "decoder.*.query". "all-linear" selects all of these layers.
+        trained: modules or parameters that are fully trained and saved alongside the adapter. The
+            entries have the same form as `targets`. "task-heads" selects all heads except
+            vocabulary heads.
     """
 
     rank: Annotated[int, Field(gt=0)] = 8
@@ -50,17 +51,17 @@ class LoRA(Part):
 
     @property
     def scale(self) -> float:
-        """The factor alpha / r of the update."""
+        """The factor alpha / r by which the low-rank update B A is multiplied."""
         return self.alpha / self.rank
 
 
 class LoRALinear(nn.Linear):
     """A linear layer with a LoRA update: y = W x + b + alpha / r * B A dropout(x).
 
-    W and b are the parameters of `base` and keep their names. A is initialized uniformly in
-    +-I^-0.5 as in the authors' code (in the paper: normal). B is initialized with zeros, so that
-    the layer first computes the same as `base`. A and B have at least float32, because their
-    updates are small.
+    W and b are the parameters of the layer `base` and keep their names. A is initialized from a
+    uniform distribution in +-I^-0.5, as in the authors' code; the paper uses a normal distribution.
+    B is initialized with zeros, so that the layer initially computes the same as `base`. A and B
+    are float32 or wider, because their optimizer steps are small.
     Source: Hu et al. 2021, equation 3.
     """
 
@@ -81,28 +82,29 @@ class LoRALinear(nn.Linear):
         self.train(base.training)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Apply the layer: [..., I] -> [..., O]."""
+        """Return W x + b plus the LoRA update for the input x: [..., I] -> [..., O]."""
         x = F.dropout(input, self.dropout, self.training)
         low_rank = F.linear(x, self.lora_a.to(x.dtype)) * self.scale
         update = F.linear(low_rank, self.lora_b.to(low_rank.dtype))
         return F.linear(input, self.weight, self.bias) + update
 
     def merged_weight(self) -> Tensor:
-        """Return the merged weight W + alpha / r * B A, [O, I], in the dtype of W."""
+        """Return W + alpha / r * B A, [O, I], the merged weight, in the dtype of W."""
         update = self.scale * (self.lora_b.detach() @ self.lora_a.detach())
         return (self.weight.detach() + update).to(self.weight.dtype)
 
 
 def add_lora(model: LanguageModule, lora: LoRA, *, seed: int = 0) -> ParameterCounts:
-    """Add a LoRA adapter in place and freeze all other parameters except those in `lora.trained`.
+    """Add a LoRA adapter to a model, in place. Only the adapter and `lora.trained` stay trainable.
 
-    The outputs of the model do not change until the first training step. The names in its
-    `state_dict` stay the same, and each adapted layer gains `lora_a` [r, I] and `lora_b` [O, r].
-    Returns the numbers of trainable and of frozen parameters.
+    The outputs of the model do not change until the first training step. The model's `state_dict`
+    keeps its names, and gains `lora_a` [r, I] and `lora_b` [O, r] for each adapted layer. `seed`
+    determines the initialization of the adapter. Returns the number of trainable and of frozen
+    parameters.
 
     Raises:
-        SpecError: the model does not have a name in `targets` or `trained`, or it already has an
-            adapter. The model is unchanged then.
+        SpecError: an entry of `lora.targets` or `lora.trained` matches nothing in the model, or the
+            model already has an adapter. In these cases, the model stays unchanged.
     """
     layers, trained = target_layers(model, lora), trained_parameters(model, lora)
     generator = torch.Generator().manual_seed(seed)
@@ -115,8 +117,8 @@ def add_lora(model: LanguageModule, lora: LoRA, *, seed: int = 0) -> ParameterCo
 def merged_state(model: LanguageModule) -> dict[str, Tensor]:
     """Return the `state_dict` of the model with the LoRA updates merged into the weights.
 
-    A new model of the same spec can load the result. Without an adapter, the result is the
-    `state_dict` of the model.
+    A new model with the same spec can load the result. If the model has no adapter, the result is
+    its plain `state_dict`.
     """
     state = {name: weight.detach() for name, weight in model.state_dict().items()}
     for name, layer in adapted_layers(model).items():
@@ -126,13 +128,13 @@ def merged_state(model: LanguageModule) -> dict[str, Tensor]:
 
 
 def adapted_layers(model: nn.Module) -> dict[str, LoRALinear]:
-    """Return the linear layers that have a LoRA update, as a dict from module path to layer."""
+    """Return the linear layers that have a LoRA update, in a dict with module paths as keys."""
     return {name: m for name, m in model.named_modules() if isinstance(m, LoRALinear)}
 
 
 @contextmanager
 def disable_adapter(model: nn.Module) -> Iterator[None]:
-    """Disable the adapter within the `with` block: the model computes without LoRA updates."""
+    """Disable the LoRA adapter while the `with` block runs, so that the base model is computed."""
     layers = adapted_layers(model).values()
     scales = [layer.scale for layer in layers]
     try:
@@ -145,9 +147,10 @@ def disable_adapter(model: nn.Module) -> Iterator[None]:
 
 
 def target_layers(model: LanguageModule, lora: LoRA) -> dict[str, nn.Linear]:
-    """Return the linear layers that match `lora.targets`, by module path.
+    """Return the linear layers that match `lora.targets`, in a dict with module paths as keys.
 
-    Raises SpecError if a target matches none, or if the model already has an adapter.
+    Raises:
+        SpecError: a target matches no linear layer, or the model already has an adapter.
     """
     if adapted_layers(model):
         raise SpecError(
@@ -164,7 +167,11 @@ def target_layers(model: LanguageModule, lora: LoRA) -> dict[str, nn.Linear]:
 
 
 def trained_parameters(model: LanguageModule, lora: LoRA) -> list[str]:
-    """Return the parameter names that match `lora.trained`. Raises SpecError like `add_lora`."""
+    """Return the names of the parameters that match `lora.trained`.
+
+    Raises:
+        SpecError: an entry of `lora.trained` matches no parameter.
+    """
     names = [n for n, _ in model.named_parameters() if not n.endswith((".lora_a", ".lora_b"))]
     kinds = [k for k, module in model.heads.items() if not isinstance(module, VocabularyHead)]
     heads = [name for name in names if name.startswith(tuple(f"heads.{kind}." for kind in kinds))]
@@ -174,10 +181,14 @@ def trained_parameters(model: LanguageModule, lora: LoRA) -> list[str]:
 def _select_names(
     paths: Iterable[str], names: list[str], groups: Mapping[str, list[str]], what: str
 ) -> list[str]:
-    """Return the names that match any of `paths`. Raises SpecError for a path without a match.
+    """Return those of the dotted `names` that match at least one of `paths`, in their order.
 
-    A path is a key of `groups`, or consecutive components of a name in shell syntax. Only
-    "task-heads" may have no match. The error message calls the names `what`.
+    A path matches names that contain it as consecutive components, in shell syntax. A path that is
+    a key of `groups` selects the names listed there instead. `what` says in the error message what
+    the names are.
+
+    Raises:
+        SpecError: a path other than "task-heads" matches nothing.
     """
     chosen: set[str] = set()
     for path in paths:
@@ -196,6 +207,6 @@ def _select_names(
 
 
 def replace_module(model: nn.Module, name: str, module: nn.Module) -> None:
-    """Replace the submodule of a model whose path is `name`."""
+    """Replace the submodule at the path `name` of a model by `module`."""
     parent, _, last = name.rpartition(".")
     setattr(model.get_submodule(parent), last, module)

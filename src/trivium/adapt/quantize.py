@@ -18,12 +18,14 @@ Quantization = Literal["int8"]
 def pack(model: LanguageModule, quantize: Quantization | None = None) -> LanguageModule:
     """Pack or quantise the linear layers of the blocks and the vocabulary heads, in place.
 
-    Without `quantize`, the weights keep their values and are stored in the memory layout in which a
-    CPU multiplies fastest. A weight matrix stays unpacked if there is no kernel for it: on a GPU,
-    for bfloat16 on a CPU without bfloat16, and for float16. "int8" rounds weights to 8 bits with
-    one scale per output. Cells of recurrent networks stay unchanged. A head that is tied to the
-    token embeddings gets its own copy of them. Packing is not meant for `torch.compile`, which
-    packs weights itself. Returns the model, which can no longer be trained or saved.
+    If `quantize` is None, the weights keep their values, but are stored in the memory layout that a
+    CPU multiplies fastest. A weight matrix stays unpacked if oneDNN has no kernel for it: on a GPU,
+    for float16, and for bfloat16 on a CPU without bfloat16 instructions. If `quantize` is "int8",
+    weights are rounded to 8 bits with one scale per output feature. The cells of recurrent networks
+    stay unchanged. A head that is tied to the token embeddings gets its own copy of them. Do not
+    combine packing with `torch.compile`, which packs weights itself.
+
+    Returns the model, which can no longer be trained or saved.
 
     Raises:
         SpecError: the model has a LoRA adapter, or its weights are already packed or quantised.
@@ -50,7 +52,7 @@ def pack(model: LanguageModule, quantize: Quantization | None = None) -> Languag
 
 
 def _pack(weight: Tensor, bias: Tensor | None, quantize: Quantization | None) -> nn.Module | None:
-    """Return the packed or quantised layer y = W x + b, or None if it cannot be packed."""
+    """Return a packed or quantised linear layer W x + b, or None if W cannot be packed."""
     if quantize == "int8":
         return Int8Linear(weight, bias)
     return PackedLinear(weight, bias) if PackedLinear.supports(weight) else None

@@ -2,10 +2,10 @@
 
 The sizes `-tiny` (2 layers, width 128), `-mini` (4 layers, width 256) and `-midi` are our own, for
 experiments and short runs, unless a paper uses these names. Specs have the initialization of their
-papers; the modules name the exceptions. Decoders whose papers give no initialization have that of
-GPT-2. Training changes some initializations of our own sizes by default (`train/defaults.py`). A
-trained model has the vocabulary of its tokenizer, which is at most as large as that of the preset
-unless `tokenizer.vocab_size` is set.
+papers, except where a module says otherwise. Decoders whose papers give no initialization have that
+of GPT-2. By default, training changes the initialization of some of our own sizes
+(`train/defaults.py`). A trained model has the vocabulary size of its tokenizer. It is at most that
+of the preset unless `tokenizer.vocab_size` is set.
 
 >>> presets["llama-7b"].d_model
 4096
@@ -29,10 +29,10 @@ T = TypeVar("T")
 
 
 class _Named(dict[str, T]):
-    """A dict that raises SpecError for an unknown name and suggests the most similar name."""
+    """A dict by preset name. An unknown name raises SpecError, which suggests a similar name."""
 
     def __missing__(self, name: str) -> Never:
-        """Raise SpecError with a suggestion."""
+        """Raise SpecError for an unknown preset name, with a suggestion of a similar name."""
         raise SpecError(
             f'there is no preset "{name}".{did_you_mean_preset(name)} `trivium presets` lists them.'
         )
@@ -48,12 +48,15 @@ presets: dict[str, Spec] = _Named({name: preset.spec for name, preset in catalog
 
 
 def did_you_mean_preset(name: str, others: Iterable[str] = ()) -> str:
-    """Return a suggestion of a similar name among presets and `others`, for an error message."""
+    """Return a suggestion for a misspelt preset name, to be appended to an error message.
+
+    The suggested name is a preset or one of `others`. Returns "" if no name is similar.
+    """
     return did_you_mean_size(name, [*presets, *others])
 
 
 def is_own_size(name: str) -> bool:
-    """Return whether the size of a preset is our own instead of published.
+    """Return whether the size of a preset was chosen for Trivium and is not from a paper.
 
     >>> [is_own_size(name) for name in ("llama-mini", "bert-mini", "bert-base")]
     [True, False, False]

@@ -1,4 +1,4 @@
-"""BigBird: encoders for long texts with block-sparse attention."""
+"""BigBird: encoders with block-sparse attention for long sequences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ def _bigbird(
     paper: str = "Zaheer et al. 2020 (BigBird)",
     **published: Any,
 ) -> Preset:
-    """Return a BigBird preset: BERT for 4,096 tokens, with other random blocks in each layer."""
+    """Return a BigBird preset: BERT with block-sparse attention for sequences of 4,096 tokens.
+
+    Each layer has a different seed for the random key blocks of its attention.
+    """
     mixer = BlockSparseAttention(
         num_heads=d_model // 64, head_dim=64, block_size=block_size, num_random=3
     )

@@ -13,7 +13,10 @@ _INIT = Normal(std=0.0048, embedding_std=0.0048, residual_init="scaled")
 
 
 def _bloom(num_layers: int, d_model: int, num_heads: int, **published: float) -> Preset:
-    """Return a BLOOM preset; its vocabulary has 250,880 entries for 250,680 tokens."""
+    """Return a BLOOM preset: a decoder with ALiBi and a norm after the token embeddings.
+
+    The vocabulary size of 250,880 is the tokenizer's 250,680 tokens plus unused entries.
+    """
     model = decoder(
         num_layers,
         d_model,

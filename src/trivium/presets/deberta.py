@@ -27,7 +27,10 @@ def _deberta(
     positions: Disentangled,
     head: Head,
 ) -> Preset:
-    """Return a DeBERTa preset: a post-norm encoder with only relative positions."""
+    """Return a DeBERTa preset of any version: a post-norm encoder with disentangled attention.
+
+    The token embeddings get no absolute position embeddings.
+    """
     model = encoder(
         num_layers,
         d_model,
@@ -41,9 +44,10 @@ def _deberta(
 
 
 def _deberta_v1(num_layers: int, d_model: int) -> Preset:
-    """Return a DeBERTa v1 preset: 1,024 relative position embeddings with separate projections.
+    """Return a DeBERTa v1 preset: disentangled attention with 1,024 relative position embeddings.
 
-    The MLM head has an enhanced mask decoder (EMD), which adds absolute positions.
+    The position embeddings have separate query and key projections. The MLM head has an enhanced
+    mask decoder (EMD), which adds absolute position embeddings.
     """
     return _deberta(
         num_layers,
@@ -57,12 +61,12 @@ def _deberta_v1(num_layers: int, d_model: int) -> Preset:
 
 
 def _deberta_v3(num_layers: int, d_model: int) -> Preset:
-    """Return a DeBERTa v3 preset: 256 distance buckets per direction for distances up to 512.
+    """Return a DeBERTa v3 preset: the discriminator, trained with replaced-token detection (RTD).
 
-    The query and key projections of the content also project the position embeddings. The model is
-    trained with replaced-token detection, like ELECTRA. Published generators have the width and
-    half the depth of the discriminator, and an enhanced mask decoder. Here, the objective builds
-    generators with the same depth and a smaller width, without a mask decoder.
+    Relative positions have 256 buckets per direction, for distances up to 512. The query and key
+    projections of the content also project the position embeddings. Published generators have the
+    same width as the discriminator, half its depth, and an enhanced mask decoder. The generators
+    that the objective builds here have the same depth, a smaller width, and no mask decoder.
     """
     return _deberta(
         num_layers,

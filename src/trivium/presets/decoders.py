@@ -57,7 +57,11 @@ def _gpt(
     dropout: float = 0.1,
     **published: Any,
 ) -> Preset:
-    """Return a decoder preset with learned positions, LayerNorm, biases: GPT, Jurassic-1, OPT."""
+    """Return a preset of a GPT-like decoder: GPT-1 to GPT-3, Jurassic-1 or OPT.
+
+    It has learned position embeddings, LayerNorm, and biases in all linear layers of its blocks. If
+    several attention `patterns` are given, the layers use them in turn.
+    """
     num_heads = num_heads or d_model // 64
     first, *others = (attention(d_model, num_heads, pattern=pattern) for pattern in patterns)
     model = decoder(
@@ -93,10 +97,10 @@ def llama(
     initialization: Normal = GPT2_INIT,
     **published: Any,
 ) -> Preset:
-    """Return a decoder preset with RoPE, RMSNorm, SwiGLU: LLaMA, Mistral, Mixtral, Qwen, OLMo 2.
+    """Return a preset of a LLaMA-like decoder: LLaMA, Mistral, Mixtral, Qwen or OLMo 2.
 
-    `attention` contains the attention settings that do not depend on the size. `feed_forward`
-    replaces SwiGLU.
+    It has RoPE, RMSNorm and SwiGLU. `attention` contains the attention settings that do not depend
+    on the model size. `feed_forward` replaces the SwiGLU network of width `d_ff`.
     """
     model = decoder(
         num_layers,
@@ -173,7 +177,7 @@ _llama3 = partial(
 
 
 def _llama31_attention(factor: float) -> Attention:
-    """Return the attention of Llama 3.1 and 3.2, which divides low RoPE frequencies by `factor`."""
+    """Return the attention of Llama 3.1 and 3.2, in which `factor` divides low RoPE frequencies."""
     scaling = Llama3Scaling(factor=factor)
     return ROTARY_ATTENTION.replace(positions=Rotary(base=500_000.0, scaling=scaling))
 
@@ -190,7 +194,7 @@ _llama32 = partial(
 
 
 def _windowed_attn(window: int) -> Attention:
-    """Return sliding-window attention: a token attends to itself and `window` earlier tokens."""
+    """Return an attention spec: each token attends to itself and the `window` tokens before it."""
     return ROTARY_ATTENTION.replace(pattern=Sliding(window=window))
 
 

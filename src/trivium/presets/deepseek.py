@@ -19,7 +19,7 @@ _INIT = Normal(std=0.006, embedding_std=0.006)
 def _attention(
     heads: int, width: int = 128, rank: int = 512, query_rank: int | None = 1536, m: float = 0.707
 ) -> LatentAttention:
-    """Return multi-head latent attention (MLA) with the YaRN settings of the released models."""
+    """Return the spec of multi-head latent attention (MLA) with YaRN, as in the released models."""
     scaling = YarnScaling(factor=40, original_max_length=4096, mscale=m, mscale_all_dim=m)
     return LatentAttention(
         num_heads=heads,
@@ -33,7 +33,11 @@ def _attention(
 
 
 def _experts(d_ff: int, count: int, top_k: int, num_shared: int = 2, **router: Any) -> Experts:
-    """Return a mixture of experts with the released coefficient of the auxiliary loss."""
+    """Return the spec of a mixture of `count` experts, of which each token uses `top_k`.
+
+    `num_shared` shared experts are used by all tokens. The coefficient of the auxiliary loss is
+    that of the released models.
+    """
     router = {"num_experts": count, "top_k": top_k, "aux_loss_coef": 0.001, **router}
     return Experts(expert=swiglu(d_ff), shared=swiglu(num_shared * d_ff), **router)
 
@@ -51,7 +55,10 @@ def _v2(
     context: int = 32_768,
     **published: float,
 ) -> Preset:
-    """Return a DeepSeek preset; its first `num_dense` layers have a dense SwiGLU of width d_ff."""
+    """Return a DeepSeek-V2 or DeepSeek-V3 preset with the given attention and experts.
+
+    Instead of experts, the first `num_dense` layers have a dense SwiGLU network of width `d_ff`.
+    """
     model = decoder(
         num_layers,
         d_model,

@@ -26,7 +26,7 @@ def _build_stack(
     norm_placement: NormPlacement = "post",
     dropout: float = 0.1,
 ) -> Stack:
-    """Return the encoder or decoder layers of the original Transformer, BART and Marian."""
+    """Return the encoder or decoder stack of an original Transformer, BART or Marian model."""
     return Stack.from_mixers(
         num_layers=num_layers,
         mixer=Attention(num_heads=d_model // 64, head_dim=64, bias=bias),
@@ -40,7 +40,7 @@ def _build_stack(
 def _transformer(
     num_layers: int, d_model: int, *, dropout: float = 0.1, norm_placement: NormPlacement = "post"
 ) -> Preset:
-    """Return a preset of the original Transformer, with the vocabulary of English to German.
+    """Return a preset of the original Transformer, with the paper's English-German vocabulary.
 
     Source embeddings, target embeddings and output projection share one weight. The paper trains on
     sentence pairs and does not give a maximum length.
@@ -71,7 +71,11 @@ def _t5(
     head_dim: int = 64,
     v11: bool = False,
 ) -> Preset:
-    """Return a T5 preset; version 1.1 has gated GELU, untied output, no dropout in pretraining."""
+    """Return a T5 preset, of version 1.1 if `v11` is True.
+
+    Version 1.1 has a GELU-gated feed-forward network (GEGLU), an untied output projection, and no
+    dropout in pretraining.
+    """
     stack = Stack.from_mixers(
         num_layers=num_layers,
         mixer=Attention(
@@ -102,7 +106,7 @@ def _t5(
 
 
 def _bart(num_layers: int, d_model: int) -> Preset:
-    """Return a BART preset: post-norm blocks, GELU and learned positions."""
+    """Return a BART preset: post-norm blocks, GELU and learned position embeddings."""
     stack = _build_stack(num_layers, d_model, "gelu")
     model = TransformerSpec(
         vocab_size=50_265,
@@ -116,7 +120,10 @@ def _bart(num_layers: int, d_model: int) -> Preset:
 
 
 def _marian(num_layers: int, d_model: int) -> Preset:
-    """Return a preset of OPUS-MT's Marian models: English-French vocabulary and an output bias."""
+    """Return a preset of the Marian models of OPUS-MT, with its English-French vocabulary.
+
+    The blocks are post-norm with SiLU. The output projection is tied and has a bias.
+    """
     stack = _build_stack(num_layers, d_model, "silu")
     model = TransformerSpec(
         vocab_size=59_514,

@@ -40,9 +40,9 @@ def bert(
     dropout: float = 0.1,
     **published: float,
 ) -> Preset:
-    """Return a preset of BERT or a similar post-norm encoder with learned positions.
+    """Return a preset of BERT or a similar post-norm encoder with learned position embeddings.
 
-    `mixer` replaces full attention (Linformer, Longformer, BigBird).
+    `mixer` replaces full attention, as in Linformer, Longformer and BigBird.
     """
     model = encoder(
         num_layers,
@@ -65,12 +65,14 @@ def bert(
 
 
 def _modernbert(num_layers: int, d_model: int, d_ff: int, *, released: bool = True) -> Preset:
-    """Return a ModernBERT preset; two of three layers have sliding-window attention.
+    """Return a ModernBERT preset. Two of every three layers have sliding-window attention.
 
-    Windows have 64 tokens per side, and windowed layers have a smaller RoPE base. Sizes of our own
-    (`released=False`) are for short runs. In them, the first two of three layers have windows of 4
-    tokens per side, and all layers have the same RoPE base. Their attention and MLM head have
-    biases, which the fast initialization needs.
+    In the released sizes, a window contains 64 tokens per side, and layers with a window have a
+    smaller RoPE base than layers with full attention. Our own sizes for short runs
+    (`released=False`) have windows of 4 tokens per side, full attention in the last instead of the
+    first of every three layers, and the same RoPE base in all layers. Their attention and MLM head
+    have biases, because the initialization for short runs (`with_fast_initialization`) needs
+    them.
     """
     plain = attention(d_model, d_model // 64, bias=not released)
     full = plain.replace(positions=Rotary(base=160_000.0 if released else 10_000.0))

@@ -1,4 +1,4 @@
-"""The sizes and sources of presets that `trivium presets` prints."""
+"""Collect the sizes and the papers of presets, which `trivium presets` prints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trivium.presets.preset import Preset
 
 
 def preset_facts(name: str, preset: Preset) -> dict[str, Any]:
-    """Return the sizes and the source of a preset as a dict. Unknown numbers are None."""
+    """Return the sizes and the paper of a preset as a dict. Unknown values are None."""
     spec = preset.spec
     return {
         "name": name,
@@ -28,10 +28,10 @@ def preset_facts(name: str, preset: Preset) -> dict[str, Any]:
 
 
 def shape_facts(spec: Spec) -> dict[str, Any]:
-    """Return the width, the depth and the layer sizes of a model as a dict.
+    """Return the width, the number of layers and the layer sizes of a model as a dict.
 
-    For a Transformer, the attention heads and `d_ff` are from the last stack. The heads are from
-    its first mixer with heads.
+    For a Transformer, `d_ff` and the numbers of attention heads are those of the last stack. If the
+    stack has several mixers, the first mixer with attention heads counts.
     """
     if not isinstance(spec, TransformerSpec):
         return {

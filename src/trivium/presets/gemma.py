@@ -26,10 +26,11 @@ def _gemma2(
     window: int = 4095,
     **published: float,
 ) -> Preset:
-    """Return a Gemma 2 preset: sandwich norms, soft-capping, a window in every second layer.
+    """Return a Gemma 2 preset: sandwich norms, soft-capping of attention scores and logits.
 
-    `window` does not count the query's own position. Sizes are from tables 1 and 2. The paper
-    counts 256,128 token embeddings; the released models have 256,000.
+    Sliding-window and full attention alternate, starting with a window. A query attends to itself
+    and `window` earlier positions. Sizes are from tables 1 and 2 of the paper, which counts 256,128
+    token embeddings; the released models have 256,000.
     """
     full = Attention(
         num_heads=num_heads,
@@ -59,9 +60,9 @@ def _gemma3(
 ) -> Preset:
     """Return a Gemma 3 preset: Gemma 2 with QK-norm instead of soft-capping (section 2.1).
 
-    `sizes` are the positional arguments of `_gemma2`. After every `num_local` layers with sliding
-    windows comes one layer with full attention and a larger RoPE base. `window` does not count the
-    query's own position.
+    `sizes` are the positional arguments of `_gemma2`. After every `num_local` layers with
+    sliding-window attention comes one layer with full attention and a larger RoPE base. In a
+    window, a query attends to itself and `window` earlier positions.
     """
     spec: Any = _gemma2(*sizes, head_dim=head_dim).spec
     full = spec.decoder.mixers[1].replace(

@@ -1,4 +1,4 @@
-"""GLM: decoders that fill blanks, with bidirectional attention in the given text."""
+"""GLM: decoders that fill in blanks, with bidirectional attention within the given text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from trivium.presets.preset import Preset, attention, decoder
 def _glm(
     num_layers: int, d_model: int, *, paper: str = "Du et al. 2022 (GLM)", **published: float
 ) -> Preset:
-    """Return a GLM preset with the vocabulary of uncased BERT, padded to a multiple of 128."""
+    """Return a GLM preset: a decoder with two-dimensional positions for filling in blanks.
+
+    Its vocabulary size is that of uncased BERT, padded to a multiple of 128.
+    """
     model = decoder(
         num_layers,
         d_model,

@@ -1,4 +1,4 @@
-"""Gopher and Chinchilla: GPT-2 with RMSNorm and the relative positions of Transformer-XL."""
+"""Gopher and Chinchilla: GPT-2 with RMSNorm and Transformer-XL relative position embeddings."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def _gopher(
     paper: str = "Rae et al. 2021 (Gopher)",
     **published: float,
 ) -> Preset:
-    """Return a Gopher preset: trained on inputs of 2,048 tokens, usable for longer texts.
+    """Return a Gopher preset, trained on sequences of 2,048 tokens and usable for longer ones.
 
-    The paper gives only the differences from GPT-2 (section 2.1). Attention has no biases except
-    those of its relative positions, as in Transformer-XL. Each layer has its own projection of
-    distances. With this projection, the parameter counts match table A9 of Hoffmann et al. 2022 to
-    0.1 %.
+    The paper gives only the differences from GPT-2 (section 2.1). The projections in attention have
+    no biases. As in Transformer-XL, the attention scores have two bias vectors, u and v, and each
+    layer has its own projection of the relative position embeddings. With these projections, the
+    parameter counts match table A9 of Hoffmann et al. 2022 to 0.1 %.
     """
     mixer = attention(d_model, num_heads, bias=False, positions=TransformerXLPositions())
     model = decoder(num_layers, d_model, vocab_size=32_000, mixer=mixer, norm=RMSNorm())

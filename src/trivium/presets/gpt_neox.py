@@ -23,7 +23,10 @@ def _gpt_neox(
     activation: Activation = "gelu",
     **published: float,
 ) -> Preset:
-    """Return a GPT-NeoX preset: parallel blocks, RoPE on a quarter of each head, untied output."""
+    """Return a preset of GPT-NeoX or Pythia, with parallel blocks and an untied output projection.
+
+    RoPE is applied to a quarter of the features of each head.
+    """
     model = decoder(
         num_layers,
         d_model,

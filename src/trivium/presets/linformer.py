@@ -1,4 +1,4 @@
-"""Linformer: encoders like RoBERTa, with keys and values projected to a shorter length."""
+"""Linformer: encoders like RoBERTa whose keys and values are projected to a shorter length."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from trivium.presets.preset import GELU_MLM, Preset
 
 
 def _linformer(num_layers: int, d_model: int, rank: int) -> Preset:
-    """Return a Linformer preset: a post-norm encoder in which all layers share one projection.
+    """Return a Linformer preset: a post-norm encoder whose keys and values have length `rank`.
 
-    This is layerwise sharing (section 4). For inputs of 512 tokens the paper uses ranks of 128 and
-    256 (section 5.1).
+    All layers share one projection matrix (layerwise sharing, section 4). For sequences of 512
+    tokens, the paper uses ranks of 128 and 256 (section 5.1).
     """
     return bert(
         num_layers,

@@ -1,4 +1,4 @@
-"""Longformer: encoders for long texts with sliding-window attention and global tokens."""
+"""Longformer: encoders with sliding-window attention and global tokens, for long sequences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ def _longformer(
     paper: str = "Beltagy et al. 2020 (Longformer)",
     **published: Any,
 ) -> Preset:
-    """Return a Longformer preset: RoBERTa for 4,096 tokens, with `window` tokens per side."""
+    """Return a Longformer preset: RoBERTa for sequences of 4,096 tokens.
+
+    A token attends to `window` tokens on each side and to the global tokens.
+    """
     return roberta(
         num_layers,
         d_model,

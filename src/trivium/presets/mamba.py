@@ -18,10 +18,12 @@ def _mamba_mixer(d_model: int) -> Mamba:
 def _mamba(num_layers: int, d_model: int, *, tokens: float | None = None) -> Preset:
     """Return a Mamba preset, without attention, positions or feed-forward networks.
 
-    Unlike in the authors' code, the initialization of matrices is normal, not uniform in
-    +-1 / sqrt(fan-in), and output matrices of the residual branches are divided by sqrt(2 layers),
-    not by sqrt(layers). The vocabulary is GPT-NeoX's 50,277 tokens, padded to a multiple of 8. The
-    sizes and the numbers of training tokens are those of the authors' release.
+    The initialization differs from the authors' code in two points. Matrices are initialized from a
+    normal distribution instead of a uniform distribution in +-1 / sqrt(fan-in). Output matrices of
+    the residual branches are divided by sqrt(2 num_layers) instead of sqrt(num_layers).
+
+    The vocabulary consists of GPT-NeoX's 50,277 tokens, padded to a multiple of 8. Sizes and
+    numbers of training tokens are those of the models that the authors released.
     """
     model = decoder(
         num_layers,
@@ -35,10 +37,10 @@ def _mamba(num_layers: int, d_model: int, *, tokens: float | None = None) -> Pre
 
 
 def _jamba(d_model: int, num_heads: int) -> Preset:
-    """Return a hybrid preset: the fifth of eight layers has attention, all others have Mamba.
+    """Return a hybrid preset of eight layers: the fifth layer has attention, the others have Mamba.
 
-    There are no positions. Jamba has experts instead of the feed-forward network in every second
-    layer, and norms inside Mamba; this model has neither. The sizes are our own.
+    There are no position embeddings. Unlike Jamba, the model has no mixture of experts in every
+    second layer and no norms inside the Mamba mixers. The sizes are our own.
     """
     full = attention(d_model, num_heads, num_kv_heads=num_heads // 4, bias=False)
     mamba = _mamba_mixer(d_model)

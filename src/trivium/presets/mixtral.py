@@ -21,9 +21,10 @@ def _mixtral(
     paper: str = "Jiang et al. 2024 (Mixtral of experts)",
     context: int = 32_768,
 ) -> Preset:
-    """Return a Mixtral preset: Mistral without windows, with two of eight experts per token.
+    """Return a Mixtral preset: a mixture of eight experts, of which each token uses two.
 
-    `aux_loss_coef` is that of the released configurations; the papers do not give the value.
+    It is otherwise like Mistral, but has full instead of sliding-window attention. The default of
+    `aux_loss_coef` is from the released configuration, because the papers do not give it.
     """
     return llama(
         num_layers,

@@ -14,10 +14,11 @@ from trivium.presets.preset import Preset, decoder, swiglu
 def _palm(
     num_layers: int, d_model: int, num_heads: int, head_dim: int = 256, **published: float
 ) -> Preset:
-    """Return a PaLM preset: parallel blocks, one norm, multi-query attention, SwiGLU, no biases.
+    """Return a PaLM preset: a decoder with multi-query attention, SwiGLU and no biases.
 
-    The architecture is from section 2. The logits of the tied head are divided by sqrt(d_model),
-    because token embeddings are initialized with standard deviation 1 (section 5).
+    Attention and feed-forward network run in parallel and share one norm. The architecture is from
+    section 2. The logits of the tied head are divided by sqrt(d_model), because token embeddings
+    are initialized with standard deviation 1 (section 5).
     """
     model = decoder(
         num_layers,

@@ -1,6 +1,6 @@
 """Performers: FAVOR+ instead of softmax attention, in a decoder and in a protein encoder.
 
-The paper does not say where norms are placed; all presets have pre-norm blocks.
+All presets have pre-norm blocks, because the paper does not say where norms are placed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EMBEDDING = Embedding(positions=Learned(max_length=1024))
 
 
 def _performer_decoder(num_layers: int, d_model: int) -> Preset:
-    """Return a decoder preset with FAVOR+ attention and learned positions, otherwise like GPT-2."""
+    """Return a preset of a decoder like GPT-2, but with FAVOR+ instead of softmax attention."""
     model = decoder(
         num_layers,
         d_model,
@@ -32,11 +32,12 @@ def _performer_decoder(num_layers: int, d_model: int) -> Preset:
 
 
 def _protein_encoder() -> Preset:
-    """Return the preset of the bidirectional model for proteins of TrEMBL (section 4.4).
+    """Return the preset of the bidirectional protein model trained on TrEMBL (section 4.4).
 
     It has 36 layers, 8 heads, d_model = 512 and d_ff = 1024. In the paper, ReLU features worked
-    best for this model; here the features approximate softmax. Proteins are truncated to 1024
-    letters (appendix C.2). The vocabulary consists of 25 letters and special tokens.
+    best for this model; here the features approximate softmax. Protein sequences are truncated to
+    1024 amino acids (appendix C.2). The vocabulary has 25 letters for amino acids, plus special
+    tokens.
     """
     model = encoder(
         36,

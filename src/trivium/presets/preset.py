@@ -1,4 +1,4 @@
-"""The class `Preset`, and functions that return specs and parts for many presets."""
+"""The class `Preset`, and functions that return the specs of models and layers for presets."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ GELU_MLM = MLMHead(dense=Dense(activation="gelu", norm=True))
 
 @dataclass(frozen=True)
 class Preset:
-    """A model spec with its paper and the published training settings.
+    """A model spec, with the paper of the model and its published training settings.
 
-    Settings that are not published are None.
+    Training settings that the paper does not give are None.
 
     Args:
         spec: the configuration of the model, with the published initialization.
         paper: the publication of the model.
-        context: the maximum length of training inputs in tokens.
-        tokens: the number of training tokens, repetitions included.
+        context: the maximum length of training sequences in tokens.
+        tokens: the number of training tokens. Tokens of repeated epochs are counted again.
         lr: the peak learning rate.
-        batch: the batch size in tokens; the final batch size if it grows during training.
+        batch: the batch size in tokens. If it grows during training, the final batch size.
         text_bytes: the size of the training text in bytes.
-        training: the other keys of a training recipe as a nested dict; None if the paper omits
+        training: the other keys of the training recipe as a nested dict. None if the paper omits
             important settings.
     """
 
@@ -53,7 +53,7 @@ class Preset:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """The recipe of the published training, as a nested dict; {} if the paper omits a setting.
+        """The recipe of the published training as a nested dict, or {} if a setting is unpublished.
 
         >>> from trivium.presets import catalogue
         >>> catalogue["llama-7b"].recipe["optimizer"]["lr"], catalogue["bert-base"].recipe
@@ -85,10 +85,11 @@ def decoder(
     initialization: Initialization = GPT2_INIT,
     **stack: Any,
 ) -> TransformerSpec:
-    """Return the spec of a decoder-only Transformer, with the defaults of GPT-2.
+    """Return the spec of a decoder-only Transformer.
 
-    Unlike in GPT-2, the defaults have no absolute positions and no dropout. `stack` contains
-    arguments of `Stack.from_mixers`: the mixer, and settings that replace the defaults.
+    The defaults are those of GPT-2, but without absolute position embeddings and without dropout.
+    `stack` contains keyword arguments of `Stack.from_mixers`: the required `mixer`, and settings
+    that replace the defaults.
     """
     return TransformerSpec(
         vocab_size=vocab_size,
@@ -118,10 +119,11 @@ def encoder(
     activation: Activation = "gelu",
     **stack: Any,
 ) -> TransformerSpec:
-    """Return the spec of an encoder-only Transformer, with the defaults of BERT (post-norm).
+    """Return the spec of an encoder-only Transformer.
 
-    `stack` contains arguments of `Stack.from_mixers`: the mixer, the norm, and settings that
-    replace the defaults.
+    The defaults are those of BERT: post-norm blocks, GELU, d_ff = 4 d_model and dropout 0.1.
+    `stack` contains keyword arguments of `Stack.from_mixers`: the required `mixer` and `norm`, and
+    settings that replace the defaults.
     """
     feed_forward = MLP(d_ff=4 * d_model, activation=activation)
     blocks = {"feed_forward": feed_forward, "norm_placement": "post", "dropout": 0.1, **stack}
@@ -135,10 +137,10 @@ def encoder(
 
 
 def attention(d_model: int, num_heads: int, **options: Any) -> Attention:
-    """Return the spec of multi-head attention with head_dim = d_model / num_heads."""
+    """Return the spec of multi-head attention in which heads have d_model / num_heads features."""
     return Attention(num_heads=num_heads, head_dim=d_model // num_heads, **options)
 
 
 def swiglu(d_ff: int) -> MLP:
-    """Return the spec of LLaMA's feed-forward network: SwiGLU without biases."""
+    """Return the spec of a SwiGLU feed-forward network without biases, as in LLaMA."""
     return MLP(d_ff=d_ff, activation="silu", gated=True, bias=False)

@@ -12,9 +12,10 @@ from trivium.presets.preset import Preset, decoder
 
 
 def _rwkv(num_layers: int, d_model: int, tokens: float | None = None) -> Preset:
-    """Return an RWKV preset: no positions, a norm after token embeddings, an untied output.
+    """Return an RWKV-4 preset: a decoder of time-mixing and channel-mixing layers.
 
-    Token embeddings are initialized with a small standard deviation, 1e-4.
+    It has a norm after the token embeddings, no position embeddings, and an untied output
+    projection. Token embeddings are initialized with a small standard deviation, 1e-4.
     """
     model = decoder(
         num_layers,

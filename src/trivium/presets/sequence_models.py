@@ -1,7 +1,7 @@
 """Models before the Transformer: n-gram models, RNNs, ELMo, Bahdanau's encoder-decoder.
 
-Between token embeddings and output projection, the sizes `-tiny` and `-mini` have about as many
-parameters as Transformers of the same size name.
+Without token embeddings and output projection, the sizes `-tiny` and `-mini` have about as many
+parameters as the Transformers with these size names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from trivium.presets.preset import Preset
 
 
 def _ngram(order: int, d_model: int, d_hidden: int) -> Preset:
-    """Return a preset of the neural n-gram model; its context has order - 1 tokens."""
+    """Return a preset of a neural n-gram model, which predicts a token from `order` - 1 tokens."""
     spec = NGramSpec(
         vocab_size=16_384,
         order=order,
@@ -30,7 +30,10 @@ def _ngram(order: int, d_model: int, d_hidden: int) -> Preset:
 def _rnn(
     cell: Cell, d_model: int, d_hidden: int, paper: str, *, bidirectional: bool = False
 ) -> Preset:
-    """Return a preset of a two-layer RNN; `bidirectional` RNNs have an MLM head."""
+    """Return a preset of a two-layer RNN with the given kind of cell.
+
+    A `bidirectional` RNN has an MLM head. Otherwise it is a causal language model.
+    """
     spec = RNNSpec(
         vocab_size=16_384,
         d_model=d_model,
@@ -52,7 +55,10 @@ def _elmo(
     vocab_size: int = 16_384,
     length: int = 128,
 ) -> Preset:
-    """Return an ELMo preset, without the cell clipping and sampled softmax of the authors' code."""
+    """Return an ELMo preset: a character CNN and two layers of forward and backward LSTMs.
+
+    The cell clipping and the sampled softmax of the authors' code are left out.
+    """
     spec = RNNSpec(
         vocab_size=vocab_size,
         d_model=d_model,
@@ -69,7 +75,7 @@ def _elmo(
 
 
 def _penn_treebank(d_hidden: int, dropout: float) -> Preset:
-    """Return an LSTM preset for words of the Penn Treebank, unrolled for 35 steps."""
+    """Return a preset of a word-level LSTM for the Penn Treebank, unrolled for 35 time steps."""
     spec = RNNSpec(
         vocab_size=10_000,
         d_model=d_hidden,
@@ -83,7 +89,7 @@ def _penn_treebank(d_hidden: int, dropout: float) -> Preset:
 
 
 def _bahdanau(d_model: int, d_hidden: int) -> Preset:
-    """Return a preset of Bahdanau's encoder-decoder RNN with attention, with a tied output."""
+    """Return a preset of Bahdanau's encoder-decoder RNN with attention. The LM head is tied."""
     spec = AttentionRNNSpec(
         vocab_size=16_384,
         d_model=d_model,

@@ -1,4 +1,4 @@
-"""Sparse Transformers: the model for EnWik8, and small sizes."""
+"""Sparse Transformers: the paper's model for EnWik8, and small sizes of our own."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ def _sparse_transformer(
     num_summary: int,
     tokens: float | None = None,
 ) -> Preset:
-    """Return a Sparse Transformer preset for bytes, with the fixed pattern in every head.
+    """Return a Sparse Transformer preset for bytes, with the fixed attention pattern in every head.
 
-    Each head merges both sets of the pattern: the block of a token and the summary positions. All
-    heads have the same summary positions. Other positions are masked, which saves no time and no
-    memory here. Differences from the paper: positions are learned (in the paper, embeddings of a
-    token's row and column in a matrix as wide as the stride are added); attention has dropout; the
-    scaled initialization has the same standard deviation for all matrices, including the head,
-    which the paper initializes to zero (section 6).
+    A token attends to its own block and to the summary positions, which are the same for all heads.
+    The other positions are masked, which saves neither time nor memory here.
+
+    The model differs from the paper as follows. There is one learned embedding per position. In the
+    paper, positions form a matrix as wide as the stride, and an embedding of the row is added to
+    one of the column. Here, attention has dropout. The scaled initialization has the same standard
+    deviation for all matrices, including the head, which the paper initializes to zero (section 6).
     """
     std = round(0.125 / d_model**0.5, 5)
     model = decoder(

@@ -1,4 +1,4 @@
-"""Models as textbooks describe them, if the descriptions differ from the papers."""
+"""Models as textbooks describe them, where these descriptions differ from the papers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ def _textbook_transformer(*, pre_norm: bool = False) -> Preset:
 
     Unlike the model of the paper, it has one vocabulary per language, biases in attention, an
     untied output projection with a bias, LayerNorm with unbiased standard deviation, a final norm
-    after each stack, and dropout of hidden units. Its token embeddings have the uniform
-    initialization of matrices. `pre_norm` selects the layers of another textbook: pre-norm blocks
-    with standard LayerNorm and no dropout of hidden units.
+    after each stack, and dropout of the hidden units of feed-forward networks. Its token embeddings
+    are initialized from a uniform distribution, like its matrices. If `pre_norm` is True, the
+    layers are those of another textbook: pre-norm blocks with standard LayerNorm and without
+    dropout of hidden units.
     """
     d_model = 512
     stack = Stack.from_mixers(
@@ -50,7 +51,7 @@ def _textbook_transformer(*, pre_norm: bool = False) -> Preset:
 def _textbook_gpt3() -> Preset:
     """Return a preset of GPT-3 as a textbook describes it.
 
-    Unlike the model of the paper, it has post-norm blocks, sinusoidal positions and ReLU.
+    Unlike the model of the paper, it has post-norm blocks, sinusoidal position embeddings and ReLU.
     Attention is dense in all layers and has no biases.
     """
     model = decoder(

@@ -1,7 +1,8 @@
 """Transformer-XL: decoders with segment-level recurrence.
 
-In the sizes for WikiText-103, all token embeddings are as wide as the model. The published large
-model has adaptive embeddings (Baevski and Auli 2019) and 257M parameters; here it has 520M.
+In the sizes for WikiText-103, the embeddings of all tokens have the width of the model. The
+published large model has adaptive embeddings, which are narrower for rare tokens (Baevski and Auli
+2019). It has 257M parameters; the preset has 520M.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def _transformer_xl(
     dropout: float = 0.0,
     **published: float,
 ) -> Preset:
-    """Return a Transformer-XL preset whose layers attend to `memory` tokens of earlier segments."""
+    """Return a Transformer-XL preset. Layers also attend to `memory` tokens before the segment."""
     model = decoder(
         num_layers,
         d_model,
@@ -55,7 +56,7 @@ _PAPER = "Dai et al. 2019 (Transformer-XL)"
 
 
 def _small_transformer_xl(num_layers: int, d_model: int) -> Preset:
-    """Return a preset of our own size for short runs, with pre-norm blocks."""
+    """Return a Transformer-XL preset of our own size for short runs, with pre-norm blocks."""
     return _transformer_xl(
         num_layers,
         d_model,

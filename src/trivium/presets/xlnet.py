@@ -13,9 +13,9 @@ from trivium.presets.preset import Preset, encoder
 def _xlnet(
     num_layers: int, d_model: int, *, paper: str = "Yang et al. 2019 (XLNet)", **published: float
 ) -> Preset:
-    """Return an XLNet preset with a memory of 384 tokens, as released.
+    """Return an XLNet preset, with a memory of 384 tokens of earlier segments as released.
 
-    The memory is used if `objective.carry_state` is set.
+    In training, the memory is used only if `objective.carry_state` is set in the recipe.
     """
     model = encoder(
         num_layers,
