@@ -23,13 +23,13 @@ from pydantic.fields import FieldInfo
 from trivium import spec
 from trivium.choice import Choice
 from trivium.cli import commands, load_command
-from trivium.config import Key, config_classes, list_keys
+from trivium.config import ConfigKey, config_classes, iter_keys
 from trivium.explain import load_topic, topic_names
 from trivium.models.rnn import Cell
 from trivium.nn import ACTIVATIONS
 from trivium.objectives import Objective, task_kinds
 from trivium.presets import catalogue
-from trivium.presets.facts import preset_facts
+from trivium.presets.facts import preset_summary
 from trivium.train import defaults
 from trivium.train.recipe import LABELLED_KEYS, TEXT_KEYS, Recipe
 from trivium.train.recipe_loading import load_recipe, shipped_recipes
@@ -84,18 +84,18 @@ def completion() -> str:
 
 def preset_rows() -> str:
     """src/trivium/cli/presets.json: the facts of every preset, one preset per line."""
-    rows = [json.dumps(preset_facts(name, preset)) for name, preset in catalogue.items()]
+    rows = [json.dumps(preset_summary(name, preset)) for name, preset in catalogue.items()]
     return "[\n" + ",\n".join(rows) + "\n]\n"
 
 
 def keys() -> str:
     """src/trivium/cli/keys.json: the keys of tasks with their help, and the keys of recipes."""
-    recipe = dict.fromkeys(key.name for key in list_keys(Recipe))
+    recipe = dict.fromkeys(key.name for key in iter_keys(Recipe))
     stored = {
         "tasks": {
             kind: [
                 [key.name, _key_help(key)]
-                for key in list_keys(Objective.kinds[kind])
+                for key in iter_keys(Objective.kinds[kind])
                 if key.name != "kind"
             ]
             for kind in task_kinds()
@@ -107,7 +107,7 @@ def keys() -> str:
     return json.dumps(stored, indent=1) + "\n"
 
 
-def _key_help(key: Key) -> str:
+def _key_help(key: ConfigKey) -> str:
     unset = key.default is False or key.default in (None, "", "none", ())
     default = "" if unset else f" [default: {key.default}]"
     return f"{key.description[:1].upper()}{key.description[1:]}.{default}"

@@ -18,7 +18,7 @@ from task_models import VOCABULARY, as_ours, theirs
 from their_tokenizers import ours
 
 import trivium
-from trivium.config import list_keys
+from trivium.config import iter_keys
 from trivium.errors import SpecError, TokenizerError, TriviumError
 from trivium.inference.classify import classifier_logits
 from trivium.inference.fill_mask import MaskFill
@@ -529,7 +529,7 @@ def test_public_names():
 
 
 def test_changes_in_the_help_of_public_functions_are_keys():
-    keys = {key.name for key in list_keys(Recipe)}
+    keys = {key.name for key in iter_keys(Recipe)}
     for function in (trivium.pretrain, trivium.finetune):
         examples = re.findall(r'\["([\w.]+)=', function.__doc__)
         assert examples

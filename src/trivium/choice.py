@@ -75,7 +75,7 @@ class Choice(BaseModel):
         )
 
 
-def import_members(package: str, path: Iterable[str]) -> list[Any]:
+def import_submodules(package: str, path: Iterable[str]) -> list[Any]:
     """Import all modules of a package, which registers the `Choice` members that they define.
 
     Returns the modules, sorted by name. `path` is the `__path__` of the package.

@@ -39,7 +39,7 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     @classmethod
-    def parse(cls, tree: Mapping[str, Any], *, where: str = "recipe") -> Self:
+    def from_tree(cls, tree: Mapping[str, Any], *, where: str = "recipe") -> Self:
         """Return an instance of the class made from a nested dict of plain values (parsed TOML).
 
         `where` names the source of the values, such as a file. Error messages start with it.
@@ -67,7 +67,7 @@ class Config(BaseModel):
                 if one["type"] == "too_short" and len(one["input"]) >= least:
                     continue  # some of its members are wrong, which have errors of their own
                 if not partial or one["type"] not in ("missing", "kind_missing"):
-                    problem, allowed = _describe_error(cls, tree, one)
+                    problem, allowed = _error_message(cls, tree, one)
                     lines.setdefault(problem, []).extend([allowed] if allowed else [])
             return [
                 f"{problem}: expected {' or '.join(dict.fromkeys(allowed))}."
@@ -148,7 +148,7 @@ def merge_changes(tree: dict[str, Any], changes: Mapping[str, Any]) -> None:
             merge_changes(old, value)
 
 
-class Key(NamedTuple):
+class ConfigKey(NamedTuple):
     """The description of one key of a configuration class, for reference pages and suggestions."""
 
     name: str
@@ -160,7 +160,7 @@ class Key(NamedTuple):
     """The kind of table that has the key, such as "masked"; empty if there is only one kind."""
 
 
-def list_keys(config: type[BaseModel], prefix: str = "", kind: str = "") -> Iterator[Key]:
+def iter_keys(config: type[BaseModel], prefix: str = "", kind: str = "") -> Iterator[ConfigKey]:
     """Yield all keys of a configuration class and its nested tables, in the order of the fields.
 
     `prefix` is put before the names. `kind` is the kind of the table that contains the keys.
@@ -169,10 +169,10 @@ def list_keys(config: type[BaseModel], prefix: str = "", kind: str = "") -> Iter
         members = list(config_classes(field.annotation))
         if not members:
             default = None if field.is_required() else field.get_default(call_default_factory=True)
-            yield Key(prefix + name, default, field.description or "", kind)
+            yield ConfigKey(prefix + name, default, field.description or "", kind)
         for member in members:
             own = str(member.model_fields["kind"].default) if "kind" in member.model_fields else ""
-            yield from list_keys(member, f"{prefix}{name}.", own if len(members) > 1 else kind)
+            yield from iter_keys(member, f"{prefix}{name}.", own if len(members) > 1 else kind)
 
 
 def config_classes(annotation: Any) -> Iterator[type[Config]]:
@@ -187,7 +187,7 @@ def config_classes(annotation: Any) -> Iterator[type[Config]]:
             yield from config_classes(inner)
 
 
-def _describe_error(config: type[BaseModel], tree: Any, error: Any) -> tuple[str, str]:
+def _error_message(config: type[BaseModel], tree: Any, error: Any) -> tuple[str, str]:
     """Return a message for a pydantic error, and a description of the allowed value.
 
     The description is "" if the message is complete without it.
@@ -196,7 +196,7 @@ def _describe_error(config: type[BaseModel], tree: Any, error: Any) -> tuple[str
     key, context = ".".join(path), error.get("ctx", {})
     match error["type"]:
         case "extra_forbidden":
-            return _unknown_key(config, tree, path, table, value), ""
+            return _unknown_key_error(config, tree, path, table, value), ""
         case "missing":
             return f'"{key}" is missing.', ""
         case "no_such_kind":
@@ -206,15 +206,15 @@ def _describe_error(config: type[BaseModel], tree: Any, error: Any) -> tuple[str
             return f'"{key}" needs a kind: {key}.kind is one of {context["known"]}.', ""
         case "list_type" | "tuple_type":
             kinds = [
-                one.kind for one in list_keys(config) if one.name == f"{_without_indices(key)}.kind"
+                one.kind for one in iter_keys(config) if one.name == f"{_strip_indices(key)}.kind"
             ]
             such = f' of tables, such as [{{kind = "{kinds[0]}"}}]' if kinds else ""
-            return f"{key} = {_quote_value(value)}", f"a list{such}"
+            return f"{key} = {_format_value(value)}", f"a list{such}"
         case "value_error":
             message = str(error["msg"]).removeprefix("Value error, ")
             return f"{key}: {message}" if key else message, ""
         case _:
-            return f"{key} = {_quote_value(value)}", expected(error)
+            return f"{key} = {_format_value(value)}", expected(error)
 
 
 def expected(error: Any) -> str:
@@ -267,12 +267,12 @@ def _locate_error(tree: Any, error: Any) -> tuple[list[str], Any, Any]:
     return path, table, value
 
 
-def _without_indices(key: str) -> str:
+def _strip_indices(key: str) -> str:
     """Remove list indices from a dotted key: "mix[0].objective.kind" gives "mix.objective.kind"."""
     return re.sub(r"\[\d+\]", "", key)
 
 
-def _unknown_key(
+def _unknown_key_error(
     config: type[BaseModel], tree: Any, path: Sequence[str], table: Mapping[str, Any], value: Any
 ) -> str:
     """Return the error message for an unknown key, which suggests the most similar known keys."""
@@ -284,8 +284,8 @@ def _unknown_key(
     if kinds := [each.kind for each in namesakes if each.name == key]:
         where, allowed = ".".join(section), ", ".join(f'"{each}"' for each in kinds)
         return f'{key} is a key of {where}.kind = {allowed}, and this is "{kind}": leave it out.'
-    known = _keys_of_section(config, section, kind)
-    near = [each.name for each in namesakes if _kind_at(tree, each) in (None, each.kind)] or [
+    known = _section_keys(config, section, kind)
+    near = [each.name for each in namesakes if _kind_of_table(tree, each) in (None, each.kind)] or [
         ".".join([*section, name]) for name in _similar_names(path[len(section)], known)
     ]
     if near:
@@ -293,20 +293,20 @@ def _unknown_key(
     return f'unknown key "{key}". Known keys there: {", ".join(sorted(known))}.'
 
 
-def _find_keys_named(config: type[BaseModel], name: str, *, in_mix: bool) -> list[Key]:
+def _find_keys_named(config: type[BaseModel], name: str, *, in_mix: bool) -> list[ConfigKey]:
     """Return the keys of all sections whose last component is `name`.
 
     If there are none, return the keys that correspond to `name` in `HF_KEY_NAMES`. `in_mix` selects
     the keys of the data mixture (`mix.*`) instead of all other keys.
     """
-    keys = [key for key in list_keys(config) if key.name.startswith("mix.") == in_mix]
+    keys = [key for key in iter_keys(config) if key.name.startswith("mix.") == in_mix]
     for names in ([name], HF_KEY_NAMES.get(name, [])):
         if found := [key for key in keys if key.name.rpartition(".")[2] in names]:
             return found
     return []
 
 
-def _kind_at(tree: Any, key: Key) -> str | None:
+def _kind_of_table(tree: Any, key: ConfigKey) -> str | None:
     """Return the `kind` of the table that contains a key, or None if `tree` does not set it."""
     *section, _ = key.name.split(".")
     for step in (*section, "kind"):
@@ -314,15 +314,15 @@ def _kind_at(tree: Any, key: Key) -> str | None:
     return tree
 
 
-def _keys_of_section(config: type[BaseModel], section: Sequence[str], kind: Any) -> set[str]:
+def _section_keys(config: type[BaseModel], section: Sequence[str], kind: Any) -> set[str]:
     """Return the names of the keys that a section of the given kind can contain.
 
     If `section` is empty, return the names of the top-level keys.
     """
     if not section:
         return {*config.model_fields}
-    prefix = _without_indices("".join(f"{step}." for step in section))
-    inside = [key for key in list_keys(config) if key.name.startswith(prefix)]
+    prefix = _strip_indices("".join(f"{step}." for step in section))
+    inside = [key for key in iter_keys(config) if key.name.startswith(prefix)]
     return {
         key.name.removeprefix(prefix).partition(".")[0] for key in inside if key.kind in ("", kind)
     }
@@ -338,6 +338,6 @@ def _similar_names(name: str, known: Collection[str]) -> list[str]:
     return [*nearest_name(name, known), *same_word]
 
 
-def _quote_value(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Format a value for an error message: strings in quotes, cut to 200 characters."""
     return shorten(f'"{value}"' if isinstance(value, str) else repr(value), 200)

@@ -68,7 +68,7 @@ class MissingExtraError(TriviumError):
 
 
 @contextlib.contextmanager
-def importing_extra(what: str, extra: str) -> Iterator[None]:
+def require_extra(what: str, extra: str) -> Iterator[None]:
     """Convert an ImportError inside the `with` block into a MissingExtraError.
 
     `what` is the feature that needs the import. `extra` is the package extra that installs it.
@@ -103,24 +103,24 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return "".join(f' Did you mean "{shorten(near, 100)}"?' for near in nearest_name(name, known))
 
 
-def did_you_mean_size(name: str, known: Iterable[str]) -> str:
+def did_you_mean_model(name: str, known: Iterable[str]) -> str:
     """Return a suggestion for a misspelt model name, to be appended to an error message.
 
     Only known names whose family (the part before the first hyphen) is similar to the start of
     `name` are suggested. Returns "" if there are none.
 
     >>> known = ["llama-7b", "bert-mini"]
-    >>> did_you_mean_size("lama-7b", known), did_you_mean_size("pegasus-mini", known)
+    >>> did_you_mean_model("lama-7b", known), did_you_mean_model("pegasus-mini", known)
     (' Did you mean "llama-7b"?', '')
     """
     name = name.lower()
 
-    def is_alike(other: str) -> bool:
+    def is_similar(other: str) -> bool:
         """Return whether the family of the model `other` is similar to the start of `name`."""
         family = other.partition("-")[0]
         return difflib.SequenceMatcher(None, family, name[: len(family)]).ratio() > 0.7
 
-    return did_you_mean(name, filter(is_alike, known))
+    return did_you_mean(name, filter(is_similar, known))
 
 
 def shorten(text: str, length: int = 60) -> str:

@@ -211,7 +211,7 @@ def has_sha256(path: str | Path, digest: str) -> bool:
 def read_json(path: str | Path) -> Any:
     """Return the content of a JSON file. Raises DataError if the file is missing or invalid."""
     try:
-        refuse_lfs_pointer(path)
+        reject_lfs_pointer(path)
         text = Path(path).read_text(encoding="utf-8")
         value = json.loads(text)
         if "\\ud" in text.lower():  # a lone surrogate, which UTF-8 cannot encode
@@ -258,7 +258,7 @@ def write_json(path: str | Path, value: Any) -> None:
     write_file(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
-def refuse_lfs_pointer(path: str | Path) -> None:
+def reject_lfs_pointer(path: str | Path) -> None:
     """Raise DataError if a file is only a Git LFS pointer, whose content was not downloaded."""
     with open(path, "rb") as file:
         if file.read(len(_LFS_HEADER)) == _LFS_HEADER:
@@ -269,7 +269,7 @@ def refuse_lfs_pointer(path: str | Path) -> None:
 
 
 @contextlib.contextmanager
-def open_bytes(path: str | Path) -> Iterator[BinaryIO]:
+def open_binary(path: str | Path) -> Iterator[BinaryIO]:
     """Open a local file, a remote object or standard input ("-") as a stream of bytes.
 
     A remote object has a URL such as s3://bucket/name. The suffix of `path` (".gz", ".bz2", ".xz",
@@ -286,7 +286,7 @@ def open_bytes(path: str | Path) -> Iterator[BinaryIO]:
                 raw_file = stack.enter_context(open_remote(str(path)))
             elif str(path) != STDIN:
                 if os.path.isfile(path):
-                    refuse_lfs_pointer(path)
+                    reject_lfs_pointer(path)
                 raw_file = stack.enter_context(open(path, "rb"))
             yield cast(BinaryIO, _decompress(raw_file, Path(path).suffix.lower()))
         except (lzma.LZMAError, zstandard.ZstdError, zlib.error, EOFError) as error:
@@ -357,13 +357,13 @@ def open_text(
             message names the line and the probable encoding. Errors while reading inside the `with`
             block are converted, too.
     """
-    with open_bytes(path) as file:
+    with open_binary(path) as file:
         block = file.peek(1 << 12)[: 1 << 12]  # type: ignore[attr-defined]
         for signature, kind in _BINARY.items():
             if block.startswith(signature):
                 raise DataError(f"{path} is {kind}, not text: save its text, or its table as CSV.")
         if codecs.lookup(check_encoding(encoding)).name == "utf-8":
-            _refuse_binary(block, path)
+            _reject_binary(block, path)
             encoding = "utf-8-sig"
         text = io.TextIOWrapper(file, encoding=encoding, errors=errors, newline=None)
         try:
@@ -389,10 +389,10 @@ def check_encoding(name: str) -> str:
 _BINARY = {b"%PDF-": "a PDF", b"{\\rtf": "RTF", b"PK\x03\x04": "a ZIP archive (.docx, .xlsx, ...)"}
 
 
-def _refuse_binary(block: bytes, path: str | Path) -> None:
+def _reject_binary(block: bytes, path: str | Path) -> None:
     """Raise DataError if `block`, the start of a file, has a UTF-16 BOM or contains a zero byte."""
     if block.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise DataError(f"{path} is UTF-16, not UTF-8: {_encoding_advice('utf-16')}")
+        raise DataError(f"{path} is UTF-16, not UTF-8: {_encoding_hint('utf-16')}")
     zero = block.find(b"\0")
     if zero >= 0:
         raise DataError(f"{path} is a binary file (a zero byte at {zero}), not text.")
@@ -412,7 +412,7 @@ _FREQUENT_CHARS = {
 }
 
 
-def _probable_encoding(data: bytes) -> str | None:
+def _guess_encoding(data: bytes) -> str | None:
     """Guess the encoding of `data` by decoding it with each encoding in `_FREQUENT_CHARS`.
 
     Returns the encoding with which the text has the most occurrences of the frequent characters
@@ -427,7 +427,7 @@ def _probable_encoding(data: bytes) -> str | None:
     return best if best and counts[best] else None
 
 
-def _encoding_advice(encoding: str) -> str:
+def _encoding_hint(encoding: str) -> str:
     """Return the remedy for an error message: how to give the encoding, or to convert the file."""
     return f"give --encoding {encoding} (of a recipe data.encoding), or convert it to UTF-8."
 
@@ -443,19 +443,19 @@ def _encoding_error(path: str | Path, encoding: str) -> DataError | None:
     single = "Where only single bytes are wrong, --errors replace reads them as U+FFFD."
     if str(path) == STDIN:
         return DataError(
-            f"Standard input is not valid UTF-8: convert it, or {_encoding_advice('NAME')}"
+            f"Standard input is not valid UTF-8: convert it, or {_encoding_hint('NAME')}"
         )
-    with open_bytes(path) as file:
+    with open_binary(path) as file:
         for number, line in enumerate(file, start=1):
             try:
                 line.decode()
             except UnicodeDecodeError as error:
                 data = line[: error.start + _BLOCK] + file.read(_BLOCK)
-                name = _probable_encoding(data)
+                name = _guess_encoding(data)
                 probably = f"It is probably {name}: " if name else "If it is in another encoding: "
                 return DataError(
                     f"{path}, line {number} is not valid UTF-8 (byte 0x{line[error.start]:02x} at "
-                    f"{error.start}). {probably}{_encoding_advice(name or 'NAME')} {single}"
+                    f"{error.start}). {probably}{_encoding_hint(name or 'NAME')} {single}"
                 )
     return None
 

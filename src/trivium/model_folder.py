@@ -23,7 +23,7 @@ from trivium.files import (
     is_file_name,
     pop_version,
     read_json,
-    refuse_lfs_pointer,
+    reject_lfs_pointer,
     replace_folder,
     sha256,
     version_entry,
@@ -271,7 +271,7 @@ def find_damage(
         if not is_file_name(name):
             return f"{CHECKSUMS} names {name!r}, which is no file of this folder"
         try:
-            refuse_lfs_pointer(folder / name)
+            reject_lfs_pointer(folder / name)
             if not has_sha256(folder / name, digest):
                 return f"{name} does not match its checksum"
         except DataError as error:
@@ -311,7 +311,7 @@ def read_model(folder: Path) -> LanguageModule:
             name.removeprefix(_DISCRIMINATOR): tensor
             for name, tensor in tensors.items()
             if name.startswith(_DISCRIMINATOR)
-        } | _merge_embedding_delta(tensors)
+        } | _add_embedding_delta(tensors)
     # Weights used only in training: the decoder of TSDAE, the value head of a policy.
     alone = "decoder." if module.spec.family == "encoder-only" else "heads.tagger."
     if "tagger" not in module.heads:
@@ -328,7 +328,7 @@ def read_model(folder: Path) -> LanguageModule:
     return module
 
 
-def _merge_embedding_delta(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _add_embedding_delta(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the token embeddings of a discriminator that was trained with GDES (DeBERTa v3).
 
     The file stores their difference from the generator's token embeddings; both are added. Returns

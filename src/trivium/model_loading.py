@@ -127,14 +127,14 @@ def _load_folder(folder: Path, *, on_meta: bool, verify: bool) -> LanguageModel:
     """
     run, folder = folder, find_weights(folder, verify=verify and not on_meta)
     if folder.parent == run / CHECKPOINTS and not on_meta and is_unfinished(run):
-        _warn_of_unfinished(run, folder)
+        _warn_unfinished(run, folder)
     module = build(read_spec(folder), device="meta") if on_meta else read_model(folder)
     settings = Settings.read(folder)
     tokenizer, source = read_tokenizer(folder, settings.tokenizer), read_source_tokenizer(folder)
     return LanguageModel(module.spec, module, tokenizer, settings, source_tokenizer=source)
 
 
-def _warn_of_unfinished(run: Path, checkpoint: Path) -> None:
+def _warn_unfinished(run: Path, checkpoint: Path) -> None:
     """Warn that a run is unfinished and that the checkpoint of a given step is loaded instead."""
     step = int(checkpoint.name.removeprefix("step-"))
     try:

@@ -71,7 +71,7 @@ class ProgressLine:
     def _render(self) -> Text:
         """Return the text of the progress line, plus the time since its last update if over 5 s."""
         idle = time.monotonic() - self._updated
-        waiting = f"  ({short_duration(idle)})" if self._text and idle > _STANDING else ""
+        waiting = f"  ({format_duration(idle)})" if self._text and idle > _STANDING else ""
         return Text(self._text + waiting, style="dim", no_wrap=True, overflow="ellipsis")
 
 
@@ -83,21 +83,21 @@ def labelled(label: str, text: str) -> str:
     return padded(translated(f"label.{label}") if label else "", _LABEL_WIDTH) + text
 
 
-def counted(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Return a number and its unit in the user's language, in the singular or the plural.
 
     `noun` is the singular of the unit, a key of the message table `[unit]`.
 
-    >>> counted(1, "step"), counted(2000, "step")
+    >>> format_count(1, "step"), format_count(2000, "step")
     ('1 step', '2,000 steps')
     """
     return f"{number:,} {translated(f'unit.{noun}' if number == 1 else f'unit.{noun}s')}"
 
 
-def short_duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration as seconds, as minutes and seconds, or as hours and minutes.
 
-    >>> short_duration(42), short_duration(754), short_duration(8000)
+    >>> format_duration(42), format_duration(754), format_duration(8000)
     ('42s', '12m34s', '2h13m')
     """
     whole = round(seconds)

@@ -47,7 +47,7 @@ def list_remote(url: str) -> list[tuple[str, int, int]]:
         raise DataError(f"{url} cannot be read: {error}.") from error
 
 
-def remote_is_file(url: str) -> bool:
+def is_remote_file(url: str) -> bool:
     """Return whether a URL is an existing file in object storage, not a folder."""
     return _file_system(url).isfile(url)
 

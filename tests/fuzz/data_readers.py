@@ -115,7 +115,7 @@ def _examples(task: str, folder: Path, **keys: Any) -> None:
 
 
 def _check(task: str, paths: Sequence[Path], **keys: Any) -> None:
-    objective: Any = Objective.kinds[task].parse({"kind": task, **keys})
+    objective: Any = Objective.kinds[task].from_tree({"kind": task, **keys})
     examples = list(objective.read([str(path) for path in paths]))
     if examples and task in ("classification", "tagging"):
         objective.label_names(examples)
@@ -277,7 +277,7 @@ def _check_data(folder: Path) -> None:
     paths = [str(path) for path in folder.iterdir()]
     check_texts(paths, CorpusOptions(), small_tokenizer("wordpiece"))
     if not paths[0].endswith(".txt"):
-        objective: Any = Objective.kinds["classification"].parse({"kind": "classification"})
+        objective: Any = Objective.kinds["classification"].from_tree({"kind": "classification"})
         check_examples(objective, paths, 0.0)
 
 

@@ -32,7 +32,7 @@ def read(cache: Cache, held: list[list[int]], slots: list[int], new: list[list[i
     )
     columns = state.columns(cache_slice, cache_slice.columns(CPU)).expand(len(slots), -1).tolist()
     keys, values = state.append(cache_slice, ids, -ids)
-    cache.advance(cache_slice)
+    cache.end_pass(cache_slice)
     assert torch.equal(keys, -values)
     for row, (slot, tokens) in enumerate(zip(slots, new, strict=True)):
         first = len(held[slot])
@@ -91,7 +91,7 @@ def test_slots_hold_their_texts_after_any_steps(kind, length, monkeypatch):
 def test_a_state_that_is_a_sum_cannot_be_taken_back():
     cache = Cache(3, 17, [State(torch.ones(3, 2))], device=CPU)
     slots = torch.tensor([2, 0])
-    cache.advance(cache.start_pass(2, 5, slots, torch.tensor([5, 3])))
+    cache.end_pass(cache.start_pass(2, 5, slots, torch.tensor([5, 3])))
     cache.crop(slots, torch.tensor([5, 3]))
     with pytest.raises(SpecError, match="cannot be rolled back by 3 tokens, at most by 0"):
         cache.crop(slots, torch.tensor([5, 0]))

@@ -62,8 +62,8 @@ def test_scores_are_the_four_terms_of_transformer_xl():
 
 def test_tensor_parallelism_does_not_divide_them():
     decoder = SPECS["llama"].decoder
-    assert decoder.tp_fields
-    assert not decoder.with_layers(mixer=PART).tp_fields
+    assert decoder.sharded_fields
+    assert not decoder.with_layers(mixer=PART).sharded_fields
 
 
 @torch.no_grad()

@@ -97,7 +97,7 @@ def record_of(names: str) -> Record:
 
 
 def objective_of(task: str, **keys) -> LabelledObjective:
-    return LabelledObjective.kinds[task].parse({"kind": task, **keys})
+    return LabelledObjective.kinds[task].from_tree({"kind": task, **keys})
 
 
 def line_of(task: str, names: str, **keys) -> str:

@@ -39,7 +39,7 @@ PAIRS = [
 def read(folder, name: str, content, **options):
     text = content if isinstance(content, str) else json.dumps(content)
     (folder / name).write_text(text, encoding="utf-8")
-    return list(Contrastive.parse(options).read([str(folder / name)]))
+    return list(Contrastive.from_tree(options).read([str(folder / name)]))
 
 
 def test_reads_pairs_triples_squad_and_texts(tmp_path):
@@ -70,11 +70,11 @@ def test_reads_pairs_triples_squad_and_texts(tmp_path):
 @pytest.mark.parametrize("preset", ["t5-mini", "ngram-mini"])
 def test_models_without_one_vector_of_a_text_are_refused(preset):
     with pytest.raises(RecipeError, match="needs one vector of a text"):
-        Contrastive.parse({}).heads(presets[preset])
+        Contrastive.from_tree({}).heads(presets[preset])
 
 
 def batch_of(examples, pairs="cloze", *, key=0, lm=None):
-    objective = Contrastive.parse({"pairs": pairs, "pooling": "mean"})
+    objective = Contrastive.from_tree({"pairs": pairs, "pooling": "mean"})
     if lm is None:
         objective, lm = untrained(objective, examples, "bert")
     rows = objective.encode(examples, lm).take(range(len(examples)))
@@ -218,7 +218,7 @@ def theirs(folder, texts):
 @pytest.mark.parametrize(("family", "pooling"), [("bert", "mean"), ("gpt2", "last")])
 def test_overfits_and_finds_what_belongs_together(family, pooling, tmp_path):
     pairs = PAIRS[:4]
-    objective, lm, loss = overfit(Contrastive.parse({}), pairs, family, steps=25)
+    objective, lm, loss = overfit(Contrastive.from_tree({}), pairs, family, steps=25)
     assert objective.pooling == lm.pooling == pooling  # type: ignore[attr-defined]
     assert loss < 0.3
     metrics = objective.metrics(lm, pairs)

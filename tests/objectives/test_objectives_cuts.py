@@ -27,7 +27,7 @@ RESPONDING = ("chat", "preference", "kto", "reward")
 def encoded_of(kind, folder, records, limit, family=""):
     """The encoded examples of some records for a model that reads `limit` tokens at once."""
     examples = examples_of(kind, folder / "a.jsonl", records)
-    objective = LabelledObjective.kinds[kind].parse({"kind": kind})
+    objective = LabelledObjective.kinds[kind].from_tree({"kind": kind})
     assert isinstance(objective, LabelledObjective)
     objective, lm = untrained(objective, examples, family or FAMILIES[kind])
     config = {**lm.settings.config, **({} if limit is None else {"trained_length": limit})}

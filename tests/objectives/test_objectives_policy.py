@@ -289,7 +289,7 @@ def test_defaults_and_what_is_refused(tmp_path):
         with pytest.raises(DataError, match=problem):
             list(objective.read([str(path)]))
     with pytest.raises(RecipeError, match='group = 1 needs baseline = "value"'):
-        PolicyGradient.parse({"group": 1})
+        PolicyGradient.from_tree({"group": 1})
     for rewards, problem in (
         ([{"kind": "exct"}], 'Did you mean "exact"'),
         ([{"kind": "exact", "pattern": "a"}], "rewards.*pattern"),
@@ -298,7 +298,7 @@ def test_defaults_and_what_is_refused(tmp_path):
         ([{"kind": "python", "function": "a.b"}], "a text that matches"),
     ):
         with pytest.raises(RecipeError, match=problem) as refused:
-            PolicyGradient.parse({"rewards": rewards})
+            PolicyGradient.from_tree({"rewards": rewards})
         assert "\n" not in str(refused.value), "one error"
     long = Prompt("a " * 5000, {}, "x, line 9")
     with pytest.raises(DataError, match="the prompt of x, line 9 has 5000 tokens"):

@@ -110,7 +110,7 @@ def test_losses_are_those_of_the_papers():
             losses = preference_losses(objective, policy, reference, tokens)
             assert losses.tolist() == pytest.approx([one[kind] for one in expected], rel=1e-12)
     with pytest.raises(RecipeError, match="label_smoothing is not for"):
-        PreferenceOptimization.parse({"loss_type": "ipo", "label_smoothing": 0.1})
+        PreferenceOptimization.from_tree({"loss_type": "ipo", "label_smoothing": 0.1})
 
 
 def batch_of(objective, lm, examples):

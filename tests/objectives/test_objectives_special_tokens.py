@@ -107,7 +107,7 @@ def test_names_in_labelled_examples_are_text(kind, tmp_path):
         line = json.dumps([record(kind, n, size=13, response=1) for n in range(3)])
         records = json.loads(line.replace("sat", name))
         examples = examples_of(kind, tmp_path / "a.jsonl", records)
-        objective = LabelledObjective.kinds[kind].parse({"kind": kind})
+        objective = LabelledObjective.kinds[kind].from_tree({"kind": kind})
         objective, lm = untrained(objective, examples, FAMILIES[kind])
         encoded = objective.encode(examples, lm.reading(special_tokens))
         rows = encoded.take(range(len(encoded)))

@@ -30,7 +30,7 @@ def prepared(objective, lm, key=0):
 
 
 def test_tokens_are_deleted_and_the_text_is_the_target():
-    objective, lm = untrained(TSDAE.parse({}), EXAMPLES, "bert")
+    objective, lm = untrained(TSDAE.from_tree({}), EXAMPLES, "bert")
     deleted = words = 0
     for key in range(150):
         rows, batch = prepared(objective, lm, key)
@@ -53,7 +53,7 @@ def test_tokens_are_deleted_and_the_text_is_the_target():
 @pytest.mark.parametrize("pooling", ["mean", "first", "last"])
 @double_precision()
 def test_the_decoder_sees_the_pooled_vector_and_nothing_else(pooling):
-    objective, lm = untrained(TSDAE.parse({"pooling": pooling}), EXAMPLES, "bert")
+    objective, lm = untrained(TSDAE.from_tree({"pooling": pooling}), EXAMPLES, "bert")
     _, batch = prepared(objective, lm)
     model, tensors = lm.module.eval(), to_device(batch, CPU)
     # Decoding with a cache that remembers this vector in place of an encoder's output.
@@ -75,7 +75,7 @@ def test_the_decoder_sees_the_pooled_vector_and_nothing_else(pooling):
 
 
 def test_overfits_and_its_encoder_is_saved_without_the_decoder(tmp_path):
-    objective, trained, loss = overfit(TSDAE.parse({}), EXAMPLES, "bert", steps=20, lr=5e-3)
+    objective, trained, loss = overfit(TSDAE.from_tree({}), EXAMPLES, "bert", steps=20, lr=5e-3)
     assert loss < 1.0
     [encoder] = objective.models(trained.module).values()
     spec = trained.spec.replace(heads=())
@@ -95,4 +95,4 @@ def test_overfits_and_its_encoder_is_saved_without_the_decoder(tmp_path):
 @pytest.mark.parametrize("name", ["t5-mini", "gpt2-mini", "lstm-mini", "longformer-mini"])
 def test_models_that_are_no_encoders_are_refused(name):
     with pytest.raises(RecipeError, match="tsdae"):
-        TSDAE.parse({}).heads(presets[name])
+        TSDAE.from_tree({}).heads(presets[name])

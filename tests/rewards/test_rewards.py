@@ -26,7 +26,7 @@ SAMPLES = [sample("4", answer=4), sample("4", False, answer="4"), sample("so 5",
 
 
 def scores(*trees: dict) -> list[list[float]]:
-    rewards = [RewardFunction.kinds[tree["kind"]].parse(tree) for tree in trees]
+    rewards = [RewardFunction.kinds[tree["kind"]].from_tree(tree) for tree in trees]
     for one in rewards:
         one.open()
     return all_scores(rewards, SAMPLES).T.tolist()

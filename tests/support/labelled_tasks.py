@@ -59,6 +59,6 @@ def write_records(path: Path, records: Sequence[dict[str, Any]]) -> Path:
 
 def examples_of(kind: str, path: Path, records: Sequence[dict[str, Any]]) -> list[Any]:
     """Some records as the task reads them."""
-    objective = LabelledObjective.kinds[kind].parse({"kind": kind})
+    objective = LabelledObjective.kinds[kind].from_tree({"kind": kind})
     assert isinstance(objective, LabelledObjective)
     return list(objective.read([str(write_records(path, records))]))

@@ -7,7 +7,7 @@ import copy
 import pytest
 from pydantic import ValidationError
 
-from trivium.config import list_keys
+from trivium.config import iter_keys
 from trivium.errors import RecipeError
 from trivium.objectives.causal import is_causal
 from trivium.presets import presets
@@ -322,7 +322,7 @@ def test_bad_toml_is_named(tmp_path):
 
 
 def test_every_key_has_a_description_and_shipped_recipes_parse():
-    keys = list(list_keys(Recipe))
+    keys = list(iter_keys(Recipe))
     names = {(key.name, key.kind) for key in keys}
     assert ("objective.probability", "masked") in names
     assert ("optimizer.matrix_lr", "muon") in names

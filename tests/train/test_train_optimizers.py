@@ -270,7 +270,7 @@ def test_each_step_of_a_warm_up_takes_the_rate_at_its_end(kind, budget):
     loader = SimpleNamespace(steps_per_epoch=lambda: 1.0)
     for warmup, steps, expected in ((0.1, 1, [1.0]), (0.5, 4, [0.5, 1.0])):
         (name, size), schedule = next(iter(budget.items())), Schedule.kinds[kind](warmup=warmup)
-        train = TrainConfig.parse({name: type(size)(size * steps / 4)})
+        train = TrainConfig.from_tree({name: type(size)(size * steps / 4)})
         trainer = object.__new__(Trainer)
         trainer.recipe, trainer.loader = SimpleNamespace(train=train), loader
         for step, factor in enumerate(expected):

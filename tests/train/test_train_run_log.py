@@ -13,7 +13,7 @@ from trivium import progress
 from trivium.errors import CheckpointError, TriviumError
 from trivium.model_folder import write_checksums
 from trivium.presets import presets
-from trivium.progress import ProgressLine, short_duration
+from trivium.progress import ProgressLine, format_duration
 from trivium.train import hardware
 from trivium.train.checkpoint import average_weights, restore, save_checkpoint
 from trivium.train.recipe import TrainConfig
@@ -66,8 +66,8 @@ def test_a_live_line_stays_one_line(tmp_path, monkeypatch):
         line.update("saving")
         line.print_line()
     assert "saving  (0s)" in output.getvalue()
-    assert short_duration(42) == "42s"
-    assert short_duration(8000) == "2h13m"
+    assert format_duration(42) == "42s"
+    assert format_duration(8000) == "2h13m"
 
 
 def test_progress_in_a_log_file_takes_rows_of_the_table(tmp_path, monkeypatch):

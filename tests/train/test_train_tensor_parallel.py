@@ -48,7 +48,9 @@ def test_losses_and_gradients_are_those_of_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_every_family(tmp_path: Path) -> None:
-    names = [name for name, each in SPECS.items() if all(stack.tp_fields for stack in each.stacks)]
+    names = [
+        name for name, each in SPECS.items() if all(stack.sharded_fields for stack in each.stacks)
+    ]
     cases = [Case(name) for name in names]
     cases += [Case(name, True) for name in names if name != "albert"]
     cases += [Case(name, both, lora=True) for name in ("llama", "t5") for both in (False, True)]

@@ -175,7 +175,7 @@ def save_with_few_ids(folder, family, texts):
 def test_examples_with_an_id_that_the_model_lacks_are_refused(kind, tmp_path):
     records = [record(kind, n, response=4) for n in range(20)]
     examples = examples_of(kind, tmp_path / "data.jsonl", records)
-    texts = list(LabelledObjective.kinds[kind].parse({"kind": kind}).texts(examples))
+    texts = list(LabelledObjective.kinds[kind].from_tree({"kind": kind}).texts(examples))
     model = save_with_few_ids(tmp_path / "model", FAMILIES[kind], texts)
     with pytest.raises(SpecError, match=r"has id \d+, but this model takes 0 to 11"):
         finetune(

@@ -8,7 +8,7 @@ import re
 import pytest
 from run_settings import quiet
 
-from trivium.config import list_keys
+from trivium.config import iter_keys
 from trivium.errors import RecipeError
 from trivium.objectives import LabelledObjective, task_kinds
 from trivium.objectives.example_checks import check_examples
@@ -117,7 +117,7 @@ def test_advice_names_keys_that_the_task_takes(case, tmp_path):
         (rare,) = [one for one in findings if one.check.startswith("labels of under")]
         assert rare.count == 1
         assert ("class_weights" in rare.advice) == (case == "classification")
-    known = {key.name for key in list_keys(Recipe)}
+    known = {key.name for key in iter_keys(Recipe)}
     known |= {f"objective.{key}" for key in LabelledObjective.kinds[task].model_fields}
     for text in texts:
         for key, value in re.findall(r"((?:objective|data|train)\.\w+)(?:=([\w-]+))?", text):

@@ -86,7 +86,7 @@ def _expand_patterns(model: LanguageModule, patterns: str) -> list[str]:
     """
     layers = re.fullmatch(r"layers:(\d+)", patterns)
     if layers and int(layers[1]):
-        parts = [_layer_patterns(model, number) for number in range(int(layers[1]))]
+        parts = [_layer_name_patterns(model, number) for number in range(int(layers[1]))]
         return [*_EMBEDDINGS, *dict.fromkeys(pattern for part in parts for pattern in part)]
     if patterns == "encoder" and model.spec.family == "encoder-only":
         patterns = "body"
@@ -105,7 +105,7 @@ def _expand_patterns(model: LanguageModule, patterns: str) -> list[str]:
             return [pattern.strip() for pattern in patterns.split(",")]
 
 
-def _layer_patterns(model: LanguageModule, number: int) -> list[str]:
+def _layer_name_patterns(model: LanguageModule, number: int) -> list[str]:
     """Return patterns for the names of the parameters in layer `number` of every stack."""
     if not model.spec.stacks:
         of_layer = re.compile(rf".*\.cells\.({number}\.\w+_l0|\w+_l{number})(_reverse)?")

@@ -41,7 +41,7 @@ def reward_function(rank: str) -> RewardFunction:
             tree = tomllib.loads(f"reward = {rank}")["reward"]
         except tomllib.TOMLDecodeError as error:
             raise RecipeError(f"--rank {rank} is not valid TOML: {error}.") from None
-    reward = _Ranking.parse({"reward": tree}, where="--rank").reward
+    reward = _Ranking.from_tree({"reward": tree}, where="--rank").reward
     reward.open()
     return reward
 

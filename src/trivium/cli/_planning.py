@@ -23,8 +23,8 @@ from trivium.plan.forecast import forecast_run, planned_model, trainer_without_d
 from trivium.plan.layouts import Workload
 from trivium.plan.training_plan import TrainingPlan, fewest_gpus, plan_training
 from trivium.presets import Preset, catalogue, is_own_size
-from trivium.presets.facts import shape_facts
-from trivium.progress import labelled, short_duration
+from trivium.presets.facts import shape_summary
+from trivium.progress import format_duration, labelled
 from trivium.train import defaults
 from trivium.train.memory import trained_state
 from trivium.train.recipe_loading import load_recipe
@@ -153,7 +153,7 @@ def print_forecast(name: str, changes: Sequence[str], *, as_json: bool) -> None:
 def _show_plan(plan: TrainingPlan, gpu: str, size: Preset) -> None:
     work = plan.step.work
     typer.echo(labelled("model", _model_line(plan, size)))
-    width, heads, layers, feed_forward = shape_cells(shape_facts(work.spec))
+    width, heads, layers, feed_forward = shape_cells(shape_summary(work.spec))
     text = size.text_bytes and translated("plan.text_size", size=size.text_bytes / 1e9)
     shape = translated(
         "plan.shape",
@@ -221,7 +221,7 @@ def _time_line(plan: TrainingPlan) -> str:
     """How long it takes, where it is known how much it reads, and at which rate."""
     time, rate = "", plan.tokens_per_second
     if plan.tokens:
-        days = short_duration(plan.days * 86_400)
+        days = format_duration(plan.days * 86_400)
         if plan.days >= 1:
             days = translated("plan.days", days=plan.days)
         hours = f"{plan.gpu_hours:{',.0f' if plan.gpu_hours >= 10 else '.2g'}}"
@@ -272,7 +272,7 @@ def _family_table(plans: Sequence[TrainingPlan], sizes: Mapping[str, Preset]) ->
         table.add_row(
             plan.name,
             short_count(work.sizes.parameters),
-            *shape_cells(shape_facts(work.spec)),
+            *shape_cells(shape_summary(work.spec)),
             f"{size.text_bytes / 1e9:,.0f}" if size.text_bytes else "-",
             f"{size.lr:.1e}" if size.lr else "-",
             f"{work.batch_tokens / 1e6:.1f}M",

@@ -22,7 +22,7 @@ import typer
 from trivium.cli import stored
 from trivium.cli._shared import print_json, short_count
 from trivium.cli._tables import add_texts, new_table, print_table
-from trivium.errors import SpecError, did_you_mean_size
+from trivium.errors import SpecError, did_you_mean_model
 from trivium.interrupts import exit_on_interrupt
 from trivium.messages import translated
 
@@ -54,7 +54,7 @@ def presets(
         row for row in rows if words in f"{row['name']} {row['family']} {row['paper']}".lower()
     ]
     if not selected:
-        near = did_you_mean_size(part, [row["name"] for row in rows])
+        near = did_you_mean_model(part, [row["name"] for row in rows])
         raise SpecError(
             f'no preset has "{part}" in its name, family or paper.{near} `trivium presets` lists '
             "all."
@@ -115,7 +115,7 @@ def shape_cells(facts: Mapping[str, Any]) -> tuple[str, str, str, str]:
     the decoder have some. "-" is for a model that has none.
 
     Args:
-        facts: what `presets.facts.shape_facts` returns.
+        facts: what `presets.facts.shape_summary` returns.
     """
     heads, kv_heads = facts.get("num_heads"), facts.get("num_kv_heads")
     shown = f"{heads}/{kv_heads}" if heads != kv_heads else str(heads or "-")

@@ -26,7 +26,7 @@ from trivium.data.records import RecordOptions, read_records
 from trivium.errors import TriviumError
 from trivium.interrupts import exit_on_interrupt
 from trivium.messages import translated
-from trivium.progress import ProgressLine, counted
+from trivium.progress import ProgressLine, format_count
 
 
 @opt.with_options(ReadOptions, exclude=["separator", "text_field"])
@@ -93,7 +93,7 @@ def prompt(
             prompts,
             normalise=normalise,
             max_new_tokens=max_new_tokens,
-            progress=lambda count: line.update(counted(count, "question")),
+            progress=lambda count: line.update(format_count(count, "question")),
         )
     if as_json:
         for row in (*metrics.predictions, metrics.values):
@@ -102,7 +102,7 @@ def prompt(
     values = metrics.values
     note = translated(
         "prompt.confidence",
-        questions=counted(len(prompts), "question"),
+        questions=format_count(len(prompts), "question"),
         low=values["accuracy_low"],
         high=values["accuracy_high"],
     )

@@ -26,7 +26,7 @@ from trivium.cli._shared import print_json, short_count
 from trivium.cli._tables import new_table, print_table
 from trivium.errors import DataError
 from trivium.messages import translated
-from trivium.progress import short_duration
+from trivium.progress import format_duration
 from trivium.report import RunFiles, read_run, text_report, write_comparison, write_report
 from trivium.report.common_table import common_table, different_settings
 
@@ -115,7 +115,7 @@ def _cell(key: str, value: Any) -> str:
     if value is None:
         return "-"
     if key in ("parameters", "seconds"):
-        return short_duration(value) if key == "seconds" else short_count(value)
+        return format_duration(value) if key == "seconds" else short_count(value)
     if isinstance(value, float):
         return f"{value:g}" if "." in key else f"{value:.4f}"
     return f"{value:,}" if key == "step" else str(value)

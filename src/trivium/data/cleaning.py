@@ -22,7 +22,7 @@ from typing import Any
 from trivium.config import option
 from trivium.data.documents import Document, ReadOptions, read_documents
 from trivium.data.sources import Paths
-from trivium.errors import DataError, did_you_mean, importing_extra, shorten
+from trivium.errors import DataError, did_you_mean, require_extra, shorten
 from trivium.files import replace_folder, write_json
 from trivium.messages import english
 from trivium.text.symbols import WORD
@@ -218,7 +218,7 @@ def _rules(options: CleanOptions) -> tuple[dict[str, Any], Any]:
 
     Raises MissingExtraError.
     """
-    with importing_extra("Cleaning", "clean"):
+    with require_extra("Cleaning", "clean"):
         import datatrove.pipeline.dedup.minhash
         import datatrove.pipeline.filters
         import datatrove.utils.hashing

@@ -20,8 +20,8 @@ from types import MappingProxyType
 from typing import Any, TextIO
 
 from trivium.data.sources import Paths, Source, file_format, list_sources
-from trivium.errors import DataError, did_you_mean, importing_extra, shorten
-from trivium.files import STDIN, open_text, refuse_lfs_pointer
+from trivium.errors import DataError, did_you_mean, require_extra, shorten
+from trivium.files import STDIN, open_text, reject_lfs_pointer
 from trivium.messages import translated
 from trivium.remote import is_remote, open_remote
 
@@ -488,12 +488,12 @@ def _find_separator(head: Sequence[str], usual: str) -> str:
 
 
 def _read_parquet(name: str, options: RecordOptions) -> Iterator[Record]:
-    with importing_extra("Reading Parquet", "parquet"):
+    with require_extra("Reading Parquet", "parquet"):
         import pyarrow
         import pyarrow.parquet
     try:
         if not is_remote(name):
-            refuse_lfs_pointer(name)
+            reject_lfs_pointer(name)
         table = pyarrow.parquet.ParquetFile(open_remote(name) if is_remote(name) else name)
         columns = options.columns or ()
         read = list(columns) if columns and {*columns} <= {*table.schema_arrow.names} else None
@@ -554,7 +554,7 @@ _PARQUET_TWINS = {
 
 def _read_hub(name: str) -> Iterator[Record]:
     """Yield the rows of `hf:NAME[@REVISION][:CONFIG][:SPLIT]`; the default split is "train"."""
-    with importing_extra("Reading data of the hub", "hub"):
+    with require_extra("Reading data of the hub", "hub"):
         import datasets
     parts = name.removeprefix("hf:").split(":")
     dataset, _, revision = parts[0].partition("@")

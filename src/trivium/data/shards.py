@@ -24,15 +24,15 @@ from trivium.data.sources import Source
 from trivium.errors import DataError, did_you_mean, shorten
 from trivium.files import (
     has_sha256,
-    open_bytes,
+    open_binary,
     read_json,
-    refuse_lfs_pointer,
+    reject_lfs_pointer,
     replace_folder,
     sha256,
     version_entry,
     write_json,
 )
-from trivium.remote import cache_path, download, is_remote, remote_is_file
+from trivium.remote import cache_path, download, is_remote, is_remote_file
 
 FORMAT_VERSION = 4
 MANIFEST = "manifest.json"
@@ -59,7 +59,7 @@ def counts_path(folder: Path, split: str) -> Path:
 def holds_shards(folder: str | Path) -> bool:
     """Return whether a folder, also in object storage, contains token shards."""
     if is_remote(folder):
-        return remote_is_file(f"{str(folder).rstrip('/')}/{MANIFEST}")
+        return is_remote_file(f"{str(folder).rstrip('/')}/{MANIFEST}")
     return (Path(folder) / MANIFEST).is_file()
 
 
@@ -306,7 +306,7 @@ class Shards:
 
 def _local_copy(url: str) -> Path:
     """Return a local copy of shards in object storage, for which their manifest is the key."""
-    with open_bytes(f"{url.rstrip('/')}/{MANIFEST}") as file:
+    with open_binary(f"{url.rstrip('/')}/{MANIFEST}") as file:
         folder = cache_path(url, file.read().decode())
     if not folder.is_dir():
         with replace_folder(folder) as temporary:
@@ -343,7 +343,7 @@ def unigram_loss(sources: Sequence[Shards], weights: Sequence[float] = (1.0,)) -
 def _opened(path: Path, dtype: np.dtype, length: int) -> NDArray:
     """Map the numbers in a file into memory. Raises DataError if there are not `length` numbers."""
     try:
-        refuse_lfs_pointer(path)
+        reject_lfs_pointer(path)
         is_array = path.suffix == ".npy"
         array = np.load(path, mmap_mode="r") if is_array else np.memmap(path, dtype, mode="r")
     except Exception as error:  # numpy's parser raises many kinds

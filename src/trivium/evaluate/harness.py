@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trivium.errors import SpecError, TriviumError, did_you_mean, importing_extra
+from trivium.errors import SpecError, TriviumError, did_you_mean, require_extra
 from trivium.evaluate.perplexity import rolling_log_probability
 from trivium.evaluate.prompting import truncate_left
 from trivium.inference.score import encode_item, score_continuations
@@ -30,7 +30,7 @@ def harness_model(lm: LanguageModel) -> Any:
     Raises:
         MissingExtraError: the harness is not installed.
     """
-    with importing_extra("lm-evaluation-harness", _EXTRA):
+    with require_extra("lm-evaluation-harness", _EXTRA):
         from lm_eval.api.model import LM
 
     class HarnessModel(LM):
@@ -104,7 +104,7 @@ def find_tasks(tasks: Sequence[str], *, folder: str | Path | None = None) -> Any
 
     Raises as `run_tasks`.
     """
-    with importing_extra("lm-evaluation-harness", _EXTRA):
+    with require_extra("lm-evaluation-harness", _EXTRA):
         from lm_eval.tasks import TaskManager
     if folder is not None and not Path(folder).is_dir():
         raise TriviumError(f"{folder}: there is no such folder of tasks.")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trivium.adapt.lora import LoRA, LoRALinear, adapted_layers, trained_parameters
+from trivium.adapt.lora import LoRA, LoRALinear, adapted_layers, trained_names
 from trivium.errors import SpecError
 from trivium.files import write_json
 from trivium.interop.convert import config_of, exported_spec, hf_weights, is_expressible
@@ -142,7 +142,7 @@ def _modules_to_save(
     model: LanguageModule, lora: LoRA, weights: list[HFWeight]
 ) -> dict[str, Tensor]:
     """Return the fully trained parameters (PEFT's `modules_to_save`) by the family's names."""
-    left = set(trained_parameters(model, lora))
+    left = set(trained_names(model, lora))
     state = {name: tensor.detach() for name, tensor in model.named_parameters()}
     written = [weight for weight in weights if left.issuperset(weight.local)]
     left -= {name for weight in written for name in weight.local}

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from trivium.errors import CheckpointError, shorten
-from trivium.files import is_file_name, refuse_lfs_pointer, sync, temporary_path, write_json
+from trivium.files import is_file_name, reject_lfs_pointer, sync, temporary_path, write_json
 from trivium.interop.hf_config import read_object
 
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -119,7 +119,7 @@ def _list_shards(index: Path) -> Iterator[Path]:
 def read_safetensors(file: Path) -> dict[str, Tensor]:
     """Return the memory-mapped tensors of a file. Raises CheckpointError if it is damaged."""
     try:
-        refuse_lfs_pointer(file)
+        reject_lfs_pointer(file)
         return load_file(file)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{file}: cannot be read as safetensors: {error}.") from None
@@ -128,7 +128,7 @@ def read_safetensors(file: Path) -> dict[str, Tensor]:
 def _read_pickle(file: Path) -> dict[str, Tensor]:
     """Return the tensors of a pickled file. Raises CheckpointError for anything but tensors."""
     # Not to the meta device: PyTorch 2.13 then divides by a number in the file, which may be 0.
-    refuse_lfs_pointer(file)
+    reject_lfs_pointer(file)
     try:
         # Files in the format before PyTorch 1.6 are not zip archives and cannot be mapped.
         with warnings.catch_warnings():

@@ -271,7 +271,7 @@ class AttentionRNN(LanguageModule):
             starts = cache_slice.columns(self.device)[:, :1] == 0
             written = self._decode(embeds, source, cache_slice.is_token(self.device), state, starts)
             cache.states[0].write(cache_slice, written.states[:, -1])
-            cache.advance(cache_slice)
+            cache.end_pass(cache_slice)
         parts = (written.states, embeds, written.contexts)
         parts = (gather(part, gather_positions) for part in parts)
         return F.dropout(self.decoder.read_out(*parts), self.spec.dropout, self.training)

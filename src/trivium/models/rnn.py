@@ -290,7 +290,7 @@ class RecurrentModel(LanguageModule):
             tokens, sequences=sequences, state=before, gather_positions=gather_positions
         )
         state.write(read, *(part.transpose(0, 1) for part in after))
-        cache.advance(cache_slice)
+        cache.end_pass(cache_slice)
         return hidden
 
     def two_ways(

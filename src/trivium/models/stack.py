@@ -94,12 +94,12 @@ class Stack(Part):
         return tuple(mixer for mixer in self.mixers if isinstance(mixer, Attention))
 
     @property
-    def tp_fields(self) -> list[tuple[str, int]]:
+    def sharded_fields(self) -> list[tuple[str, int]]:
         """The sizes that tensor parallelism divides, as pairs (name, size).
 
         The list is empty if the stack does not support tensor parallelism.
         """
-        sizes = [layer.tp_fields for layer in self.every_layer]
+        sizes = [layer.sharded_fields for layer in self.every_layer]
         return [size for each in sizes for size in each] if all(sizes) else []
 
     @property
@@ -302,7 +302,7 @@ class TransformerStack(nn.Module):
         x, loss = last(x, last_sequence, last_layer)
         losses.append(loss)
         if cache is not None and sequence.cache_slice is not None:
-            cache.advance(sequence.cache_slice)
+            cache.end_pass(sequence.cache_slice)
         x = self.norm(sequence.gather(x) if self._needs_all_tokens else x)
         return x, self._auxiliary_loss(losses)
 

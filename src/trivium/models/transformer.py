@@ -252,7 +252,7 @@ class TransformerSpec(Spec):
                 added, feeding = norms + item * mask, 0
                 if layer.feed_forward is not None:
                     inner = layer.feed_forward.activation_numel(width)
-                    inner += (layer.block.num_norm_outputs - 1) * width
+                    inner += (layer.block.num_sublayer_inputs - 1) * width
                     feeding = item * inner + (layer.block.num_residual_adds - 1) * added
                 kept = layer.mixer.activation_numel(
                     length, item=item, on_cpu=on_cpu, dropout=mask > 0

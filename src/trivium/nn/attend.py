@@ -58,7 +58,7 @@ def attend(
     for part in mask:
         some, near = part.queries, part.keys
         q, k, v = query[:, :, some], key[:, :, near], value[:, :, near]
-        bias = part.bias if scores is None else _bias_with_scores(part, scores[..., some, near])
+        bias = part.bias if scores is None else _add_bias_and_mask(part, scores[..., some, near])
         # On a CPU, the backward pass of eager attention is 4 times faster than that of the kernel.
         small = q.shape[:3].numel() * k.shape[2] * len(mask.slices) <= max_scores
         faster = q.device.type == "cpu" and torch.is_grad_enabled() and small
@@ -66,7 +66,7 @@ def attend(
             weights = _eager_probabilities(q, k, part, scale, bias, soft_cap)
             y = F.dropout(weights, dropout) @ _repeat_kv(v, q.shape[1])
         else:
-            y = _sdpa(q, k, v, part, scale, bias, dropout)
+            y = _call_sdpa(q, k, v, part, scale, bias, dropout)
         y = y if part.has_keys is None else y.masked_fill(~part.has_keys, 0.0)
         if whole is None:
             mixed.append(y)
@@ -92,7 +92,7 @@ def attention_probabilities(
     whole = query.new_zeros(*query.shape[:3], key.shape[2])
     for part in mask:
         some, near = part.queries, part.keys
-        bias = part.bias if scores is None else _bias_with_scores(part, scores[..., some, near])
+        bias = part.bias if scores is None else _add_bias_and_mask(part, scores[..., some, near])
         weights = _eager_probabilities(
             query[:, :, some], key[:, :, near], part, scale, bias, soft_cap
         )
@@ -126,7 +126,7 @@ def _eager_probabilities(
     return _apply_mask(scores, part).softmax(-1)
 
 
-def _sdpa(
+def _call_sdpa(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -172,7 +172,7 @@ def _cast_bias(bias: Tensor, dtype: torch.dtype) -> Tensor:
     return (bias.clamp(min=masked_score(dtype)) if dtype == torch.float16 else bias).to(dtype)
 
 
-def _bias_with_scores(part: MaskPart, scores: Tensor) -> Tensor:
+def _add_bias_and_mask(part: MaskPart, scores: Tensor) -> Tensor:
     """Return `scores` plus the bias of a mask part, with masked entries set to the lowest score."""
     return _apply_mask(scores if part.bias is None else scores + part.bias, part)
 

@@ -73,7 +73,7 @@ class BlockKind(Choice, Part):
     """The number of residual additions in a block without cross-attention."""
 
     @property
-    def num_norm_outputs(self) -> int:
+    def num_sublayer_inputs(self) -> int:
         """The number of different inputs of the mixer and the feed-forward network: 2 or 1.
 
         It is 1 if they share a norm. Used to count the activations kept for the backward pass.
@@ -118,10 +118,10 @@ class ParallelLayers(BlockKind):
     norms: Literal["shared", "separate"] = "shared"
 
     @property
-    def num_norm_outputs(self) -> int:
+    def num_sublayer_inputs(self) -> int:
         """The number of different sublayer inputs: 1 with a shared norm, 2 with separate norms.
 
-        See `BlockKind.num_norm_outputs`.
+        See `BlockKind.num_sublayer_inputs`.
         """
         return 1 if self.norms == "shared" else 2
 
@@ -194,15 +194,15 @@ class Layer(Part):
         return self.feed_forward is not None and self.feed_forward.reads_earlier_tokens
 
     @property
-    def tp_sizes(self) -> list[tuple[str, int]]:
+    def sharded_fields(self) -> list[tuple[str, int]]:
         """The fields of mixer and feed-forward network that tensor parallelism shards, with values.
 
         The number of tensor-parallel GPUs has to divide each value. The list is empty if the layer
         does not support tensor parallelism.
         """
-        if not self.block.supports_tp or not all(part.tp_sizes for part in self.parts):
+        if not self.block.supports_tp or not all(part.sharded_fields for part in self.parts):
             return []
-        return [size for part in self.parts for size in part.tp_fields.items()]
+        return [size for part in self.parts for size in part.sharded_fields.items()]
 
     def with_dropout(self, dropout: float) -> Self:
         """Return the spec with another dropout rate of the feed-forward network's hidden units.

@@ -48,7 +48,7 @@ def attention_mask(
         always: bool [B, S], True for keys that are exempt from the pattern; None: no such keys.
     """
 
-    def outer(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    def add_axes(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Add axes to a query field [B, T] and a key field [B, S] so that they broadcast.
 
         The two results broadcast to [B, 1, T, S].
@@ -57,14 +57,14 @@ def attention_mask(
 
     conditions = []
     if queries.causal:
-        query, key = outer(queries.columns, keys.columns)
+        query, key = add_axes(queries.columns, keys.columns)
         causal = key <= query
         if queries.prefix is not None:
             causal = causal | (key < queries.prefix[:, None, None, None])
         conditions.append(causal)
     if pattern is not None:
-        by_column = outer(queries.columns, keys.columns)
-        by_position = outer(queries.positions, keys.positions)
+        by_column = add_axes(queries.columns, keys.columns)
+        by_position = add_axes(queries.positions, keys.positions)
         # Distances are differences of columns, whatever the position ids are.
         head_patterns = [
             each.allows(*(by_position if each.reach is None else by_column))
@@ -75,7 +75,7 @@ def attention_mask(
             in_pattern = in_pattern | always[:, None, None, :]
         conditions.append(in_pattern)
     if queries.documents is not None and keys.documents is not None:
-        query, key = outer(queries.documents, keys.documents)
+        query, key = add_axes(queries.documents, keys.documents)
         conditions.append(query == key)
     if queries.custom is not None:
         custom = queries.custom
@@ -192,7 +192,7 @@ class Mask:
         self.eager, self.num_heads = eager, num_heads if eager or bias is not None else 1
         num_queries, num_keys = queries.positions.shape[1], keys.positions.shape[1]
         self.conditions = mask_conditions(queries, keys, pattern)
-        if num_queries == 1 and queries.starts_together and self.conditions == {"causal"}:
+        if num_queries == 1 and queries.has_equal_starts and self.conditions == {"causal"}:
             self.conditions = set()  # the last of all tokens attends to them all
         tiling = self._choose_tiling(num_queries, num_keys)
         self.slices = [
@@ -201,7 +201,7 @@ class Mask:
         ]
         entries = self.num_heads * num_queries * num_keys
         is_small = entries <= _MAX_MASK or torch.is_grad_enabled()
-        self.parts = [self._build_part(*each) for each in self.slices] if is_small else None
+        self.parts = [self._build_mask_part(*each) for each in self.slices] if is_small else None
 
     def __iter__(self) -> Iterator[MaskPart]:
         """Iterate over the parts of the mask.
@@ -210,7 +210,7 @@ class Mask:
         """
         if self.parts is not None:
             return iter(self.parts)
-        return (self._build_part(*each) for each in self.slices)
+        return (self._build_mask_part(*each) for each in self.slices)
 
     @property
     def is_plain_causal(self) -> bool:
@@ -255,23 +255,23 @@ class Mask:
         """
         if self.always is None or columns == slice(0, num_keys):
             return columns
-        near = torch.arange(columns.start, columns.stop, device=self.always.device)
+        key_idx = torch.arange(columns.start, columns.stop, device=self.always.device)
         outside = self.always.any(0)
         outside[columns] = False
-        return torch.cat((near, outside.nonzero()[:, 0]))
+        return torch.cat((key_idx, outside.nonzero()[:, 0]))
 
-    def _build_part(self, some: slice, near: slice | Tensor) -> MaskPart:
-        """Return the part of the mask with the queries `some` and the keys `near`.
+    def _build_mask_part(self, query_idx: slice, key_idx: slice | Tensor) -> MaskPart:
+        """Return the part of the mask with the queries `query_idx` and the keys `key_idx`.
 
         Both are index ranges in the row, or the indices themselves.
         """
         plain, mask = self.is_plain_causal, None
         on_gpu = self.queries.positions.device.type != "cpu"
         if plain and (on_gpu or not torch.is_grad_enabled()):
-            return MaskPart(some, near, plain)
-        queries, keys = self.queries.subset(some, near), self.keys.subset(near)
+            return MaskPart(query_idx, key_idx, plain)
+        queries, keys = self.queries.subset(query_idx, key_idx), self.keys.subset(key_idx)
         if self.conditions:
-            always = None if self.always is None else self.always[:, near]
+            always = None if self.always is None else self.always[:, key_idx]
             mask = attention_mask(queries, keys, self.pattern, always)
         bias = None if self.bias is None else self.bias(queries, keys)
         if bias is not None and mask is not None:
@@ -279,7 +279,7 @@ class Mask:
         has_keys = None
         if mask is not None and self.conditions - _ALLOW_SELF:
             has_keys = mask.any(-1, keepdim=True)
-        return MaskPart(some, near, plain, mask, bias, has_keys)
+        return MaskPart(query_idx, key_idx, plain, mask, bias, has_keys)
 
 
 def masked_score(dtype: torch.dtype) -> float:

@@ -77,7 +77,7 @@ class SequenceInfo:
     encoder: EncoderOutput | None = None
 
     def __post_init__(self) -> None:
-        check_custom(self.custom)
+        check_custom_mask(self.custom)
 
     @classmethod
     def of_length(
@@ -99,7 +99,7 @@ class SequenceInfo:
         return self.cache_slice is None or self.cache_slice.is_prefill
 
     @property
-    def starts_together(self) -> bool:
+    def has_equal_starts(self) -> bool:
         """Whether the number of earlier (cached) tokens is the same in every row."""
         return self.cache_slice is None or isinstance(self.cache_slice.start, int)
 
@@ -139,7 +139,7 @@ class SequenceInfo:
                 along its last axis; None: all keys.
         """
 
-        def of(x: Tensor | None) -> Tensor | None:
+        def select(x: Tensor | None) -> Tensor | None:
             """Return a field [B, T] for the tokens `some` only; None if the field is None."""
             return None if x is None else x[:, some]
 
@@ -152,9 +152,9 @@ class SequenceInfo:
             self,
             positions=self.positions[:, some],
             columns=self.columns[:, some],
-            is_token=of(self.is_token),
-            documents=of(self.documents),
-            types=of(self.types),
+            is_token=select(self.is_token),
+            documents=select(self.documents),
+            types=select(self.types),
             custom=custom,
         )
 
@@ -202,7 +202,7 @@ def gather(x: Tensor, positions: Tensor | None) -> Tensor:
     return x if positions is None else x.flatten(0, 1).index_select(0, positions)
 
 
-def check_custom(custom: Tensor | None) -> None:
+def check_custom_mask(custom: Tensor | None) -> None:
     """Raise SpecError if a custom attention mask is not a bool tensor with two or four axes."""
     if custom is not None and (custom.dtype != torch.bool or custom.ndim not in (2, 4)):
         raise SpecError(

@@ -216,7 +216,7 @@ class RollingKVCache(State):
         attends to them. See `KVCache.columns`.
         """
         is_long = cache_slice.length > self.SPARE
-        last = (new[:, :1] if is_long else self._end_columns(cache_slice, new)) - 1
+        last = (new[:, :1] if is_long else self._end_positions(cache_slice, new)) - 1
         place = torch.arange(self._num_entries_read(cache_slice), device=new.device)
         held = last - (last - place) % self.length
         held = torch.where(held < 0, 2**30, held)
@@ -254,13 +254,13 @@ class RollingKVCache(State):
         Padding and earlier tokens are not stored.
         """
         columns = cache_slice.columns(key.device)
-        end = self._end_columns(cache_slice, columns)
+        end = self._end_positions(cache_slice, columns)
         is_kept = (columns < end) & (columns >= end - self.length)
         places = torch.where(is_kept, columns % self.length, self.length)
         _write_columns(self.tensors, cache_slice, places, key, value)
 
     @staticmethod
-    def _end_columns(cache_slice: CacheSlice, columns: Tensor) -> Tensor:
+    def _end_positions(cache_slice: CacheSlice, columns: Tensor) -> Tensor:
         """Return the position after the last new token of every row: int64 [1 or B, 1].
 
         Padding does not count. `columns` contains the positions of the new tokens, [1 or B, T].
@@ -370,7 +370,7 @@ class Cache:
     ) -> CacheSlice:
         """Start a forward pass, and return the slots and positions that it writes to.
 
-        The forward pass ends with a call of `advance`.
+        The forward pass ends with a call of `end_pass`.
 
         Args:
             batch: the number of rows.
@@ -408,10 +408,10 @@ class Cache:
             rows, first if first == last else start, length, lengths, end, prefill_lengths
         )
 
-    def advance(self, cache_slice: CacheSlice) -> None:
+    def end_pass(self, cache_slice: CacheSlice) -> None:
         """End a forward pass: add its new tokens to `lengths`.
 
-        Call `advance` after all layers have read and written the cache.
+        Call `end_pass` after all layers have read and written the cache.
         """
         new = cache_slice.new
         self.lengths[cache_slice.rows] += cache_slice.length if new is None else new
@@ -527,7 +527,7 @@ def append_tokens(
     cache_slice = cache.start_pass(len(ids), ids.shape[1], slots, lengths)
     (tokens,) = cache.states
     assert isinstance(tokens, TokenHistory)
-    cache.advance(cache_slice)
+    cache.end_pass(cache_slice)
     return tokens.append(cache_slice, ids)
 
 

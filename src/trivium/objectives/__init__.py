@@ -5,7 +5,7 @@ Each is one class in a module of its own, here or elsewhere, that recipes find b
 
 from __future__ import annotations
 
-from trivium.choice import import_members
+from trivium.choice import import_submodules
 from trivium.errors import RecipeError
 from trivium.models.base_model import Spec
 from trivium.objectives.base import BALANCE as BALANCE
@@ -18,7 +18,7 @@ from trivium.objectives.base import to_device as to_device
 from trivium.objectives.monitor import Monitor as Monitor
 from trivium.objectives.task_metrics import Metrics as Metrics
 
-import_members(__name__, __path__)
+import_submodules(__name__, __path__)
 
 
 def task_kinds() -> tuple[str, ...]:
@@ -34,7 +34,7 @@ def default_objective(spec: Spec) -> Objective:
     """
     for cls in Objective.kinds.values():
         if cls.is_default_for(spec):
-            return cls.parse({})
+            return cls.from_tree({})
     raise RecipeError(
         "this model was not published with a pretraining objective: choose one, such as "
         'objective.kind = "span-corruption" or "denoising", or take a T5 or a BART.'

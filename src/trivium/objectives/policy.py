@@ -109,7 +109,7 @@ class PolicyGradient(Alignment):
     max_new_tokens: int = Field(64, gt=0, description="tokens of a response at most")
     prompt_field: str | None = column_key("column of the prompt, text or messages", PROMPT)
     rewards: tuple[SerializeAsAny[RewardFunction], ...] = Field(
-        (ExactMatch.parse({}),), min_length=1, description="what responses are worth"
+        (ExactMatch.from_tree({}),), min_length=1, description="what responses are worth"
     )
     baseline: Literal["group", "group-std", "value"] = Field(
         "group",

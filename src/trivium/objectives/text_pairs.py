@@ -83,7 +83,7 @@ class TextPairs(LabelledObjective):
             if source.kind == "file" and file_format(source.name) not in RECORD_SUFFIXES:
                 yield from _lines(source.name, options)
             else:
-                squad = QuestionAnswering.parse({})
+                squad = QuestionAnswering.from_tree({})
                 yield from squad.records([source.name], options)
 
     def example(self, record: Record) -> TextPair:

@@ -24,7 +24,7 @@ from trivium.errors import RecipeError
 from trivium.messages import translated
 from trivium.model_loading import load
 from trivium.models.base_model import Spec
-from trivium.progress import ProgressLine, labelled, short_duration
+from trivium.progress import ProgressLine, format_duration, labelled
 from trivium.text import Tokenizer, TokenizerConfig
 from trivium.text.vocabulary import Vocabulary
 from trivium.train import defaults, hardware
@@ -81,7 +81,7 @@ class Forecast:
             rate=rate,
             tokens=tokens,
             steps=steps,
-            time=short_duration(self.seconds),
+            time=format_duration(self.seconds),
             until=until,
             used=self.memory_bytes / 2**30,
             free=self.free_bytes / 2**30,

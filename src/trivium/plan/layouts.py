@@ -98,8 +98,8 @@ class Workload:
     def _layouts(self) -> Iterator[Layout]:
         tensors, checkpointings = [1], [False]
         if (stacks := self.spec.stacks) and not self.samples:
-            divided = [size for stack in stacks for _, size in stack.tp_fields]
-            sizes = [self.gpus, *divided] if all(stack.tp_fields for stack in stacks) else [1]
+            divided = [size for stack in stacks for _, size in stack.sharded_fields]
+            sizes = [self.gpus, *divided] if all(stack.sharded_fields for stack in stacks) else [1]
             divisible = (t for t in (2, 4, 8) if all(n % t == 0 for n in sizes))
             tensors, checkpointings = [1, *divisible], [False, True]
         for tensor in tensors:

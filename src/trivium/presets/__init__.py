@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Never, TypeVar
 
-from trivium.choice import import_members
-from trivium.errors import SpecError, did_you_mean_size
+from trivium.choice import import_submodules
+from trivium.errors import SpecError, did_you_mean_model
 from trivium.models.base_model import Spec
 from trivium.presets.preset import Preset
 
@@ -28,7 +28,7 @@ _PUBLISHED = ("bert-tiny", "bert-mini")  # Turc et al. 2019
 T = TypeVar("T")
 
 
-class _Named(dict[str, T]):
+class _PresetDict(dict[str, T]):
     """A dict by preset name. An unknown name raises SpecError, which suggests a similar name."""
 
     def __missing__(self, name: str) -> Never:
@@ -38,12 +38,12 @@ class _Named(dict[str, T]):
         )
 
 
-catalogue: dict[str, Preset] = _Named()
+catalogue: dict[str, Preset] = _PresetDict()
 """All presets by name: the `PRESETS` of every module in this package."""
-for _module in import_members(__name__, __path__):
+for _module in import_submodules(__name__, __path__):
     catalogue |= getattr(_module, "PRESETS", {})
 
-presets: dict[str, Spec] = _Named({name: preset.spec for name, preset in catalogue.items()})
+presets: dict[str, Spec] = _PresetDict({name: preset.spec for name, preset in catalogue.items()})
 """The specs of all presets by name."""
 
 
@@ -52,7 +52,7 @@ def did_you_mean_preset(name: str, others: Iterable[str] = ()) -> str:
 
     The suggested name is a preset or one of `others`. Returns "" if no name is similar.
     """
-    return did_you_mean_size(name, [*presets, *others])
+    return did_you_mean_model(name, [*presets, *others])
 
 
 def is_own_size(name: str) -> bool:

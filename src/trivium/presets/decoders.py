@@ -18,7 +18,7 @@ from trivium.nn.norm import RMSNorm
 from trivium.nn.patterns import Pattern, Sliding
 from trivium.nn.positions.learned import Learned
 from trivium.nn.positions.rotary import Llama3Scaling, Rotary
-from trivium.presets.preset import GPT2_INIT, Preset, attention, decoder, swiglu
+from trivium.presets.preset import GPT2_INIT, Preset, attention, decoder, swiglu_spec
 
 # Brown et al. 2020, appendix B: warm-up over the first 375 million of 300 billion tokens, then
 # cosine decay. The paper's decay ends after 260 billion tokens; here the decay ends with training.
@@ -111,7 +111,7 @@ def llama(
             head_dim=head_dim or d_model // num_heads,
             num_kv_heads=num_kv_heads,
         ),
-        feed_forward=feed_forward or swiglu(d_ff),
+        feed_forward=feed_forward or swiglu_spec(d_ff),
         norm=RMSNorm(eps=eps),
         norm_placement=norm_placement,
         head=LMHead(tied=tied),
@@ -193,13 +193,13 @@ _llama32 = partial(
 )
 
 
-def _windowed_attn(window: int) -> Attention:
+def _sliding_attn(window: int) -> Attention:
     """Return an attention spec: each token attends to itself and the `window` tokens before it."""
     return ROTARY_ATTENTION.replace(pattern=Sliding(window=window))
 
 
 _mistral = partial(llama, paper="Jiang et al. 2023 (Mistral 7B)", context=8192)
-_mistral_small = partial(_mistral, num_kv_heads=2, attention=_windowed_attn(63))
+_mistral_small = partial(_mistral, num_kv_heads=2, attention=_sliding_attn(63))
 # OLMo 2 has post-sublayer norms, norms over all queries and all keys, and one initialization for
 # all matrices. The feed-forward widths, the RoPE base and the vocabulary size, which exceeds the
 # 100,278 tokens, are those of the released models.
@@ -285,7 +285,7 @@ PRESETS: dict[str, Preset] = {
     "llama3.2-3b": _llama32(28, 3072, 24, 8192),
     "mistral-tiny": _mistral_small(2, 128, 4, 448),
     "mistral-mini": _mistral_small(4, 256, 4, 896),
-    "mistral-7b": _mistral(32, 4096, 32, 14_336, num_kv_heads=8, attention=_windowed_attn(4095)),
+    "mistral-7b": _mistral(32, 4096, 32, 14_336, num_kv_heads=8, attention=_sliding_attn(4095)),
     "olmo2-tiny": _olmo2(2, 128, 4, 344),
     "olmo2-mini": _olmo2(4, 256, 4, 688),
     "olmo2-7b": _olmo2(32, 4096, 32, 11_008, tokens=4e12),

@@ -10,7 +10,7 @@ from trivium.models.transformer import TransformerSpec
 from trivium.presets.preset import Preset
 
 
-def preset_facts(name: str, preset: Preset) -> dict[str, Any]:
+def preset_summary(name: str, preset: Preset) -> dict[str, Any]:
     """Return the sizes and the paper of a preset as a dict. Unknown values are None."""
     spec = preset.spec
     return {
@@ -23,11 +23,11 @@ def preset_facts(name: str, preset: Preset) -> dict[str, Any]:
         "context": preset.context,
         "training_tokens": preset.tokens,
         "paper": preset.paper,
-        **shape_facts(spec),
+        **shape_summary(spec),
     }
 
 
-def shape_facts(spec: Spec) -> dict[str, Any]:
+def shape_summary(spec: Spec) -> dict[str, Any]:
     """Return the width, the number of layers and the layer sizes of a model as a dict.
 
     For a Transformer, `d_ff` and the numbers of attention heads are those of the last stack. If the

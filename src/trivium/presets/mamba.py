@@ -5,12 +5,12 @@ from __future__ import annotations
 from trivium.models.heads.vocabulary import LMHead
 from trivium.nn.mixers.mamba import Mamba
 from trivium.nn.norm import RMSNorm
-from trivium.presets.preset import Preset, attention, decoder, swiglu
+from trivium.presets.preset import Preset, attention, decoder, swiglu_spec
 
 _GU_DAO = "Gu and Dao 2023 (Mamba)"
 
 
-def _mamba_mixer(d_model: int) -> Mamba:
+def _mixer_spec(d_model: int) -> Mamba:
     """Return the spec of a Mamba mixer: d_inner = 2 d_model, dt_rank = d_model / 16."""
     return Mamba(d_inner=2 * d_model, dt_rank=d_model // 16)
 
@@ -29,7 +29,7 @@ def _mamba(num_layers: int, d_model: int, *, tokens: float | None = None) -> Pre
         num_layers,
         d_model,
         vocab_size=50_280,
-        mixer=_mamba_mixer(d_model),
+        mixer=_mixer_spec(d_model),
         feed_forward=None,
         norm=RMSNorm(eps=1e-5),
     )
@@ -43,13 +43,13 @@ def _jamba(d_model: int, num_heads: int) -> Preset:
     second layer and no norms inside the Mamba mixers. The sizes are our own.
     """
     full = attention(d_model, num_heads, num_kv_heads=num_heads // 4, bias=False)
-    mamba = _mamba_mixer(d_model)
+    mamba = _mixer_spec(d_model)
     model = decoder(
         8,
         d_model,
         vocab_size=32_000,
         mixer=(*(mamba,) * 4, full, *(mamba,) * 3),
-        feed_forward=swiglu(7 * d_model // 2),
+        feed_forward=swiglu_spec(7 * d_model // 2),
         norm=RMSNorm(eps=1e-6),
         head=LMHead(tied=False),
     )

@@ -7,7 +7,7 @@ from functools import partial
 from trivium.nn.feed_forwards.experts import Experts
 from trivium.nn.positions.rotary import Rotary
 from trivium.presets.decoders import ROTARY_ATTENTION, llama
-from trivium.presets.preset import Preset, swiglu
+from trivium.presets.preset import Preset, swiglu_spec
 
 
 def _mixtral(
@@ -35,7 +35,7 @@ def _mixtral(
         context=context,
         num_kv_heads=num_kv_heads,
         attention=ROTARY_ATTENTION.replace(positions=Rotary(base=1e6)),
-        feed_forward=Experts(num_experts=8, expert=swiglu(d_ff), aux_loss_coef=aux_loss_coef),
+        feed_forward=Experts(num_experts=8, expert=swiglu_spec(d_ff), aux_loss_coef=aux_loss_coef),
     )
 
 

@@ -8,7 +8,7 @@ from trivium.nn.blocks import ParallelLayers
 from trivium.nn.mixers.attention import Attention
 from trivium.nn.norm import LayerNorm
 from trivium.nn.positions.rotary import Rotary
-from trivium.presets.preset import Preset, decoder, swiglu
+from trivium.presets.preset import Preset, decoder, swiglu_spec
 
 
 def _palm(
@@ -27,7 +27,7 @@ def _palm(
         mixer=Attention(
             num_heads=num_heads, head_dim=head_dim, num_kv_heads=1, bias=False, positions=Rotary()
         ),
-        feed_forward=swiglu(4 * d_model),
+        feed_forward=swiglu_spec(4 * d_model),
         norm=LayerNorm(bias=False),
         block=ParallelLayers(norms="shared"),
         head=LMHead(tied=True, scale=d_model**-0.5),

@@ -141,6 +141,6 @@ def attention(d_model: int, num_heads: int, **options: Any) -> Attention:
     return Attention(num_heads=num_heads, head_dim=d_model // num_heads, **options)
 
 
-def swiglu(d_ff: int) -> MLP:
+def swiglu_spec(d_ff: int) -> MLP:
     """Return the spec of a SwiGLU feed-forward network without biases, as in LLaMA."""
     return MLP(d_ff=d_ff, activation="silu", gated=True, bias=False)

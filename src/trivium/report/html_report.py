@@ -17,7 +17,7 @@ import numpy as np
 from trivium.errors import CheckpointError
 from trivium.files import write_file
 from trivium.messages import terminal_language, translated
-from trivium.progress import short_duration
+from trivium.progress import format_duration
 from trivium.report.common_table import different_settings, run_names
 from trivium.report.ranking import have_same_text, incomparable, rank_runs, text_ranking
 from trivium.report.run_files import Points, RunFiles, number, read_run
@@ -305,7 +305,7 @@ def _environment() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
     )
     pretty = functools.partial(json.dumps, indent=2, ensure_ascii=False)
-    environment.filters |= {"short": short, "duration": short_duration, "number": number}
+    environment.filters |= {"short": short, "duration": format_duration, "number": number}
     environment.filters |= {"shown": _shown, "pretty": pretty}
     environment.globals["_"] = translated
     return environment

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trivium.messages import display_width, padded, translated, translated_english
-from trivium.progress import short_duration
+from trivium.progress import format_duration
 from trivium.report.common_examples import common_examples
 from trivium.report.run_files import Points, RunFiles, number
 
@@ -71,7 +71,7 @@ class Ranking:
     def shown(self, at: float) -> str:
         """A step, a number of tokens or a time in words."""
         if self.axis == "seconds":
-            return short_duration(at)
+            return format_duration(at)
         return translated(
             "comparison.at_one_step" if self.axis == "step" else "comparison.after_tokens", step=at
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from pydantic import Field
 
-from trivium.choice import Choice, import_members
+from trivium.choice import Choice, import_submodules
 from trivium.config import Config
 from trivium.data.batch import Floats
 from trivium.data.records import Record
@@ -106,4 +106,4 @@ def all_scores(rewards: Sequence[RewardFunction], samples: Sequence[Sample]) -> 
     return np.array(columns, dtype=np.float64).reshape(len(rewards), len(samples)).T
 
 
-import_members(__name__, __path__)
+import_submodules(__name__, __path__)

@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from trivium.errors import TokenizerError, shorten
-from trivium.files import refuse_lfs_pointer
+from trivium.files import reject_lfs_pointer
 from trivium.text.byte_level import check_ids, load_tiktoken
 from trivium.text.roles import (
     BERT_SPECIALS,
@@ -93,7 +93,7 @@ def find_file(folder: Path) -> Path | None:
 
 
 def _load_file(file: Path, *, lowercase: bool | None, pattern: str | None) -> tokenizers.Tokenizer:
-    refuse_lfs_pointer(file)
+    reject_lfs_pointer(file)
     match file.suffix:
         case ".tiktoken":
             return load_tiktoken(file, pattern=pattern)
@@ -156,7 +156,7 @@ def _load_gpt2(vocab: Path, merges: Path) -> tokenizers.Tokenizer:
     for file in (vocab, merges):
         if not file.is_file():
             raise TokenizerError(f"{file} is missing: vocab.json and merges.txt belong together.")
-        refuse_lfs_pointer(file)
+        reject_lfs_pointer(file)
     config = read_options(vocab.with_name(_CONFIG))
     family = str(config.get("tokenizer_class") or "PreTrainedTokenizer")
     if family.startswith("PreTrainedTokenizer"):  # any model's

@@ -112,7 +112,7 @@ class Tokenizer:
             assert files is not None
             texts = read_blocks([files] if isinstance(files, str | Path) else files)
         keys = {key: value for key, value in keys.items() if value is not None}
-        config = cls.config_of(kind).parse(keys, where=f"{kind} tokenizer")
+        config = cls.config_of(kind).from_tree(keys, where=f"{kind} tokenizer")
         return config.train(texts, progress=progress)
 
     @classmethod

@@ -481,14 +481,14 @@ class Recipe(Config):
     )
     model: ModelConfig
     tokenizer: SerializeAsAny[TokenizerSource] | None = None
-    data: DataConfig = DataConfig.parse({})
+    data: DataConfig = DataConfig.from_tree({})
     objective: SerializeAsAny[Objective] | None = None
     mix: tuple[MixConfig, ...] = ()
-    adapter: AdapterConfig = AdapterConfig.parse({})
+    adapter: AdapterConfig = AdapterConfig.from_tree({})
     optimizer: SerializeAsAny[Optimizer]
     schedule: SerializeAsAny[Schedule]
-    train: TrainConfig = TrainConfig.parse({})
-    parallel: ParallelConfig = ParallelConfig.parse({})
+    train: TrainConfig = TrainConfig.from_tree({})
+    parallel: ParallelConfig = ParallelConfig.from_tree({})
 
     @model_validator(mode="after")
     def _one_way_to_name_sources(self) -> Self:

@@ -17,7 +17,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from trivium.config import list_keys, merge_changes, problems_to_error
+from trivium.config import iter_keys, merge_changes, problems_to_error
 from trivium.data.shards import are_shards
 from trivium.data.sources import PYTHON
 from trivium.errors import RecipeError
@@ -140,7 +140,7 @@ def check_tables(tree: Mapping[str, Any], where: str) -> None:
             tables[f"mix[{number}].objective"] = table.get("objective", {})
     for name, table in tables.items():
         if table is not None and not isinstance(table, Mapping):
-            keys = (key.name for key in list_keys(Recipe) if key.name.startswith(f"{name}."))
+            keys = (key.name for key in iter_keys(Recipe) if key.name.startswith(f"{name}."))
             raise RecipeError(
                 f"{where}: {name} is a section with keys of its own, not {table!r}: set one of its "
                 f"keys, such as {next(keys, 'objective.kind')}={table}."
@@ -230,7 +230,7 @@ def absolute_paths(tree: dict[str, Any]) -> dict[str, Any]:
 
 def recipe_file(recipe: Recipe) -> str:
     """Return the content of a run's `recipe.toml`, by which it is resumed from any directory."""
-    tree = Recipe.parse(absolute_paths(recipe.to_tree())).to_tree()
+    tree = Recipe.from_tree(absolute_paths(recipe.to_tree())).to_tree()
     text = tomli_w.dumps({**version_entry(), **tree})
     note = (
         "# The data was given from Python. The run has stored it; this file alone does not repeat "
@@ -254,7 +254,7 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
     if spec is None:
         spec = load(str(model.init_from), device="meta").spec
     _choose_defaults(tree, spec)
-    return Recipe.parse(tree, where=where)
+    return Recipe.from_tree(tree, where=where)
 
 
 def _refuse_second_tokenizer(tree: Mapping[str, Any], model: ModelConfig) -> None:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trivium.errors import importing_extra
+from trivium.errors import require_extra
 from trivium.messages import display_width, padded, translated
 from trivium.objectives import Monitor
-from trivium.progress import ProgressLine, short_duration
+from trivium.progress import ProgressLine, format_duration
 from trivium.train.health import LossMonitor
 from trivium.train.recipe import TrainConfig
 from trivium.train.run_folder import RunFolder
@@ -62,7 +62,7 @@ class RunLog:
         left = self._seconds_left(progress)
         done = translated("progress.done", share=progress)
         if left is not None:
-            done += translated("progress.time_left", time=short_duration(left))
+            done += translated("progress.time_left", time=format_duration(left))
         self.line.update("  ".join((_step(step), done, *self._measured)))
         return done
 
@@ -141,6 +141,6 @@ def _step(step: int) -> str:
 
 def _event_writer(folder: Path) -> Any:
     """TensorBoard's writer. Raises MissingExtraError where it is not installed."""
-    with importing_extra("train.tensorboard = true", "tensorboard"):
+    with require_extra("train.tensorboard = true", "tensorboard"):
         from torch.utils.tensorboard.writer import SummaryWriter
     return SummaryWriter(folder)

@@ -85,7 +85,7 @@ def _redistribute(placements: tuple[Placement, ...], gradient: DTensor) -> DTens
 
 def _check_sizes(model: Transformer, processes: int, *, sequence_parallel: bool) -> None:
     for stack in model.spec.stacks:
-        if not stack.tp_fields:
+        if not stack.sharded_fields:
             positions = [each.positions for each in stack.attentions if each.positions]
             parts = [part for layer in stack.every_layer for part in (*layer.parts, layer.block)]
             kinds = sorted({part.kind for part in (*parts, *positions)})
@@ -104,7 +104,7 @@ def _check_sizes(model: Transformer, processes: int, *, sequence_parallel: bool)
             f"parallel.tensor = {processes} cannot divide a model with a mask decoder "
             "(mask_decoder_positions): set parallel.tensor = 1."
         )
-    for name, size in (each for stack in model.spec.stacks for each in stack.tp_fields):
+    for name, size in (each for stack in model.spec.stacks for each in stack.sharded_fields):
         if size % processes:
             divisors = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
             raise RecipeError(

@@ -216,7 +216,7 @@ def task_objective(task: str, keys: dict[str, Any], changes: Changes) -> Labelle
     if others:
         raise RecipeError(f"{others[0]} is not read here; write objective.KEY=VALUE.")
     own = changed.get("objective", {})
-    objective = LabelledObjective.kinds[task].parse({"kind": task, **keys, **own}, where=task)
+    objective = LabelledObjective.kinds[task].from_tree({"kind": task, **keys, **own}, where=task)
     assert isinstance(objective, LabelledObjective)
     return objective
 

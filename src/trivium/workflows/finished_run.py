@@ -23,7 +23,7 @@ from trivium.model_folder import new_model_folder, write_model
 from trivium.models import build
 from trivium.objectives import Metrics
 from trivium.objectives.task_metrics import EVALUATION, PREDICTIONS, mixed_metrics, write_metrics
-from trivium.progress import ProgressLine, counted, handle_signals, labelled, short_duration
+from trivium.progress import ProgressLine, format_count, format_duration, handle_signals, labelled
 from trivium.report import read_run, summarize, write_report
 from trivium.train import defaults
 from trivium.train.checkpoint import average_weights
@@ -176,13 +176,13 @@ class FinishedRun:
         facts = run.read_facts() | end
         run.write_facts(facts)
         preparation = state.preparation_seconds or 0.0
-        before = translated("run.after_preparation", time=short_duration(preparation))
+        before = translated("run.after_preparation", time=format_duration(preparation))
         tell(
             "done",
             "run.done",
-            steps=counted(state.step, "step"),
-            tokens=counted(state.tokens, "token"),
-            time=short_duration(state.seconds - preparation),
+            steps=format_count(state.step, "step"),
+            tokens=format_count(state.tokens, "token"),
+            time=format_duration(state.seconds - preparation),
             before=before if preparation > 10 else "",
         )
         if state.evals_since_best >= (self.recipe.train.patience or math.inf):
@@ -208,7 +208,7 @@ class FinishedRun:
                 "run.metrics",
                 values=values,
                 count=len(mixed.predictions),
-                time=short_duration(took),
+                time=format_duration(took),
             )
             for note in mixed.notes:
                 tell("", "run.note", note=translated_english(note))
@@ -285,7 +285,7 @@ class FinishedRun:
             # Unknown where nothing was left to train.
             seconds = self.held_out.seconds_per_example * count
             note += (
-                translated("run.evaluating_time", time=short_duration(seconds)) if seconds else ""
+                translated("run.evaluating_time", time=format_duration(seconds)) if seconds else ""
             )
             self.line.print_line(note + translated("run.evaluating_can_stop"))
 

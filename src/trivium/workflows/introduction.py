@@ -18,7 +18,7 @@ from trivium.messages import translated
 from trivium.models import flops_per_token, num_parameters
 from trivium.models.base_model import Spec
 from trivium.presets import catalogue, is_own_size
-from trivium.progress import ProgressLine, counted, labelled, short_duration
+from trivium.progress import ProgressLine, format_count, format_duration, labelled
 from trivium.report import UNKNOWN_SHARE
 from trivium.train import defaults
 from trivium.train.distributed import ALONE
@@ -131,7 +131,7 @@ def tell_steps(line: ProgressLine, trainer: Trainer, spec: Spec) -> None:
     line.tell("steps", "run.steps", steps=steps, epoch=epoch)
     if steps < _FEW_STEPS and not spec.counts:
         line.warn(
-            f"{counted(steps, 'step')} in all are few to learn from: set a larger budget "
+            f"{format_count(steps, 'step')} in all are few to learn from: set a larger budget "
             "(train.epochs) or smaller steps (train.batch_examples; for text train.batch_tokens)."
         )
 
@@ -190,7 +190,7 @@ def _tell_examples(
             end = translated("run.end_same")
         elif recipe.train.minutes is not None:
             end = translated("run.end_by_budget")
-        cost = translated("run.evaluation_cost", time=short_duration(seconds))
+        cost = translated("run.evaluation_cost", time=format_duration(seconds))
         line.tell(
             "metrics", "run.evaluated_examples", some=some, cost=cost if seconds else "", end=end
         )
@@ -322,10 +322,10 @@ def _tell_budget(
             for name, speed in facts["gflops"].items()
         )
         line.tell("", "run.measured_products", speeds=", ".join(speeds))
-    time, timed = short_duration(facts["preparation_seconds"]), ""
+    time, timed = format_duration(facts["preparation_seconds"]), ""
     if budget == "minutes" and state.step:
         used = state.seconds - (state.preparation_seconds or 0.0)
-        left = short_duration(max(0.0, 60 * size - used))
+        left = format_duration(max(0.0, 60 * size - used))
         timed = translated("run.budget_left", left=left, length=length)
     elif budget == "minutes":
         begin = "run.budget_of_one_begins" if size == 1 else "run.budget_begins"

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 from trivium.data.documents import ReadOptions
 from trivium.data.records import ReadReport, Record, RecordOptions
 from trivium.data.sources import Paths, file_format, path_names
-from trivium.errors import DataError, RecipeError, TriviumError, importing_extra
+from trivium.errors import DataError, RecipeError, TriviumError, require_extra
 from trivium.files import STDIN, nan_to_none, replace_file
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
@@ -161,7 +161,7 @@ def _line_writer(out: Path, names: Sequence[str]) -> Line | None:
     if out.exists() and any(os.path.exists(one) and out.samefile(one) for one in names):
         raise DataError(f"{out} is a file that is read: write another one.")
     if out.suffix.lower() == ".parquet":
-        with importing_extra("Writing Parquet", "parquet"):
+        with require_extra("Writing Parquet", "parquet"):
             import pyarrow  # noqa: F401
     return _LINES.get(out.suffix.lower())
 

@@ -29,7 +29,7 @@ def explain(
     keys = {"probability": probability, "mean_span": mean_span}
     return objective_page(
         bilingual("blank_filling.blank_filling"),
-        BlankFilling.parse({**keys, "document_share": 0.0, "whole_share": 0.0}),
+        BlankFilling.from_tree({**keys, "document_share": 0.0, "whole_share": 0.0}),
         *text_rows(texts, tokenizer, TEXT_SPECIALS, ends=False),
         bilingual("blank_filling.note"),
         seed=seed,

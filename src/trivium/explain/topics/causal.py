@@ -21,7 +21,7 @@ def explain(
     texts = text or ["Once upon a time there was a king."]
     return objective_page(
         bilingual("causal.causal_language_modelling"),
-        Causal.parse({"context": context}),
+        Causal.from_tree({"context": context}),
         *text_rows(texts, tokenizer, TEXT_SPECIALS),
         Formula("L = - 1/T sum_t log P(x_t | x_1 ... x_(t-1))"),
         bilingual("causal.note"),

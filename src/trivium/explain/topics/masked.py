@@ -37,7 +37,7 @@ def explain(
         draws: Times that all texts are masked for the counts.
     """
     keys = {"probability": probability, "whole_words": whole_words, "max_span": max_span}
-    objective = Masked.parse(keys)
+    objective = Masked.from_tree(keys)
     chosen, rows = text_rows(text or [_TEXT], tokenizer, BERT_SPECIALS, draws=2)
     page = objective_page(
         bilingual("masked.masked_language_modelling"), objective, chosen, rows, seed=seed

@@ -31,7 +31,7 @@ def explain(
     chosen, rows = text_rows(texts, tokenizer, TEXT_SPECIALS)
     page = objective_page(
         bilingual("permutation.permutation_language"),
-        Permutation.parse({"probability": probability, "max_span": max_span}),
+        Permutation.from_tree({"probability": probability, "max_span": max_span}),
         chosen,
         rows,
         seed=seed,

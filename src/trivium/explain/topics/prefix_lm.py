@@ -19,8 +19,8 @@ def explain(text: list[str] | None = None, *, tokenizer: str | None = None, seed
     texts = text or ["Thank you for inviting me to your party."]
     chosen, rows = text_rows(texts, tokenizer, TEXT_SPECIALS, ends=False)
     title = bilingual("prefix_lm.prefix_language_modelling")
-    decoder = objective_page(title, PrefixLM.parse({}), chosen, rows, seed=seed)
-    both = objective_page(title, Seq2SeqPrefixLM.parse({}), chosen, rows, seed=seed)
+    decoder = objective_page(title, PrefixLM.from_tree({}), chosen, rows, seed=seed)
+    both = objective_page(title, Seq2SeqPrefixLM.from_tree({}), chosen, rows, seed=seed)
     parts = [
         Heading(bilingual("prefix_lm.decoder_alone")),
         *decoder.parts,

@@ -41,7 +41,7 @@ def explain(
         probability: Share of tokens that are masked; 0.15 in ELECTRA, here more, for a short text.
         seed: Of masks and draws.
     """
-    objective = ReplacedToken.parse({"probability": probability})
+    objective = ReplacedToken.from_tree({"probability": probability})
     chosen, rows = text_rows(text or ["the chef cooked the meal"], model, BERT_SPECIALS)
     both = _stand_in(chosen.vocabulary, rows) if model is None else _of_run(model)
     host = noisy_batch(objective, chosen, rows, seed=seed)

@@ -29,7 +29,7 @@ def explain(
     """
     return objective_page(
         bilingual("sentence_pairs.sentence_pairs"),
-        SentencePairs.parse({"pairs": pairs}),
+        SentencePairs.from_tree({"pairs": pairs}),
         *text_rows(text or _TEXTS, tokenizer, BERT_SPECIALS, draws=2),
         bilingual("sentence_pairs.note"),
         seed=seed,

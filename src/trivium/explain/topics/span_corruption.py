@@ -27,7 +27,7 @@ def explain(
         seed: Of the spans.
     """
     chosen, rows = text_rows(text or [_TEXT], tokenizer, WITH_SENTINELS, draws=2, ends=False)
-    objective = SpanCorruption.parse({"probability": probability, "mean_span": mean_span})
+    objective = SpanCorruption.from_tree({"probability": probability, "mean_span": mean_span})
     noise, spans = objective.noise_size(int(rows.lengths[0]))
     return objective_page(
         bilingual("span_corruption.span_corruption"),

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trivium.choice import import_members
+from trivium.choice import import_submodules
 from trivium.interop.family import Family
 
 
 def _families() -> Iterator[Family]:
     """Yield the `Family` of every module in this package, sorted by module name."""
-    for module in import_members(__name__, __path__):
+    for module in import_submodules(__name__, __path__):
         name = module.__name__.rpartition(".")[2].upper()
         family = getattr(module, name, None)
         if not isinstance(family, Family):

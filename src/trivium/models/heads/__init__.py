@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, SerializeAsAny
 from torch import Tensor, nn
 
-from trivium.choice import Choice, import_members
+from trivium.choice import Choice, import_submodules
 from trivium.errors import SpecError
 from trivium.nn.activations import Activation, build_activation
 from trivium.nn.norm import Norm, build_norm
@@ -93,4 +93,4 @@ def build_dense(dense: Dense | None, inputs: HeadInput, outputs: int) -> nn.Modu
     return nn.Identity() if same else nn.Linear(inputs.d_model, outputs, bias=False)
 
 
-import_members(__name__, __path__)
+import_submodules(__name__, __path__)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
-from trivium.choice import Choice, import_members
+from trivium.choice import Choice, import_submodules
 from trivium.nn.part import Part, PartModule
 from trivium.nn.sequence_info import SequenceInfo
 from trivium.nn.state import State
@@ -28,7 +28,7 @@ class FeedForward(Choice, Part):
     """Whether no tensor shape depends on the tokens, so that a decode step can be compiled."""
 
     @property
-    def tp_fields(self) -> dict[str, int]:
+    def sharded_fields(self) -> dict[str, int]:
         """Fields (name: size) that tensor parallelism must divide; empty: it is not supported."""
         return {}
 
@@ -104,4 +104,4 @@ class FeedForwardModule(PartModule):
         return ()
 
 
-import_members(__name__, __path__)
+import_submodules(__name__, __path__)

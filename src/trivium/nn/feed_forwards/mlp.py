@@ -40,8 +40,8 @@ class MLP(FeedForward):
     dropout: DropoutRate = 0.0
 
     @property
-    def tp_fields(self) -> dict[str, int]:
-        """Tensor parallelism must divide `d_ff`. See `FeedForward.tp_fields`."""
+    def sharded_fields(self) -> dict[str, int]:
+        """Tensor parallelism must divide `d_ff`. See `FeedForward.sharded_fields`."""
         return {"d_ff": self.d_ff}
 
     def activation_numel(self, width: int) -> int:

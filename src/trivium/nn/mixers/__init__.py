@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trivium.choice import Choice, import_members
+from trivium.choice import Choice, import_submodules
 from trivium.errors import SpecError
 from trivium.nn.mask import mask_conditions
 from trivium.nn.part import Part, PartModule
@@ -44,7 +44,7 @@ class Mixer(Choice, Part):
         return None
 
     @property
-    def tp_sizes(self) -> dict[str, int]:
+    def sharded_fields(self) -> dict[str, int]:
         """The fields that tensor parallelism shards, such as `num_heads`, and their values.
 
         The number of tensor-parallel GPUs has to divide each value. The dict is empty if the mixer
@@ -228,4 +228,4 @@ def recompute(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> tupl
     return function(*arguments)
 
 
-import_members(__name__, __path__)
+import_submodules(__name__, __path__)

@@ -111,8 +111,8 @@ class Attention(Mixer):
             )
 
     @property
-    def tp_sizes(self) -> dict[str, int]:
-        """The numbers of heads, which tensor parallelism shards (see `Mixer.tp_sizes`).
+    def sharded_fields(self) -> dict[str, int]:
+        """The numbers of heads, which tensor parallelism shards (see `Mixer.sharded_fields`).
 
         Empty with `qk_norm`, with a pattern per head, and with a position encoding that does not
         support tensor parallelism.
@@ -232,9 +232,9 @@ class AttentionModule(MixerModule):
         if sequence.cache_slice is not None and state is not None:
             columns = state.columns(sequence.cache_slice, sequence.columns)
             keys = SequenceInfo(columns, columns)
-        return self.prepare_for(sequence, keys, table)
+        return self.prepare_for_keys(sequence, keys, table)
 
-    def prepare_for(
+    def prepare_for_keys(
         self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> Prepared:
         """Return the attention mask and the position data for given queries and keys.
@@ -255,7 +255,7 @@ class AttentionModule(MixerModule):
             self.positions.bias(ready),
             num_heads=self.part.num_heads,
             eager=self.soft_cap is not None,
-            always=self.never_hidden(sequence),
+            always=self.exempt_keys(sequence),
         )
         return Prepared(mask, ready)
 
@@ -263,7 +263,7 @@ class AttentionModule(MixerModule):
         """Return the attention pattern (such as a sliding window) of a forward pass, or None."""
         return self.part.pattern
 
-    def never_hidden(self, sequence: SequenceInfo) -> Tensor | None:
+    def exempt_keys(self, sequence: SequenceInfo) -> Tensor | None:
         """Return which key tokens are exempt from the attention pattern, bool [B, T].
 
         These keys are visible to queries outside of their sliding window, for example. None: no
@@ -299,7 +299,7 @@ class AttentionModule(MixerModule):
         self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared
     ) -> Tensor:
         """Return the head outputs before the output projection: [B, T, D] -> [B, N, T, H]."""
-        query, key, value = self._query_key_value(x, sequence, state, prepared)
+        query, key, value = self._compute_qkv(x, sequence, state, prepared)
         scores = self._position_scores(query, key, prepared)
         return self.attend_heads(query, key, value, prepared.mask, scores)
 
@@ -330,13 +330,13 @@ class AttentionModule(MixerModule):
         Like `forward`, this appends to the KV cache `state`.
         """
         prepared = prepared or self.prepare(sequence, state)
-        query, key, _ = self._query_key_value(x, sequence, state, prepared)
+        query, key, _ = self._compute_qkv(x, sequence, state, prepared)
         scores = self._position_scores(query, key, prepared)
         return attention_probabilities(
             query.float(), key.float(), prepared.mask, self.scale, scores, self.soft_cap
         )
 
-    def _query_key_value(
+    def _compute_qkv(
         self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries [B, N, T, H], keys [B, K, S, H] and values [B, K, S, H].
@@ -358,7 +358,7 @@ class AttentionModule(MixerModule):
         Unlike the position bias in the mask, this term depends on the queries and keys. None if
         the position encoding has no such term.
         """
-        ready = self.positions.prepare_layer(prepared.positions, self.query, self.key)
+        ready = self.positions.project_positions(prepared.positions, self.query, self.key)
         return self.positions.scores(query, key, ready)
 
     def project_kv(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -423,7 +423,7 @@ class CrossAttention(AttentionModule):
         queries = SequenceInfo(sequence.positions, sequence.columns, custom=encoder.custom)
         return Prepared(Mask(queries, keys))
 
-    def _query_key_value(
+    def _compute_qkv(
         self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries of the decoder, and the keys and values of the encoder's output.

@@ -64,14 +64,14 @@ class BlockSparseAttention(Attention):
         return (5 + 2 * self.num_random) * self.block_size
 
     @property
-    def tp_sizes(self) -> dict[str, int]:
+    def sharded_fields(self) -> dict[str, int]:
         """Empty: tensor parallelism is not supported because all heads share one random generator.
 
-        See `Mixer.tp_sizes`.
+        See `Mixer.sharded_fields`.
         """
         return {}
 
-    def keys_per_query(self, length: float) -> float:
+    def mean_keys_per_query(self, length: float) -> float:
         """Return the average number of attention scores computed per query.
 
         The queries of the first and the last block count twice. They attend once to a few key
@@ -87,9 +87,9 @@ class BlockSparseAttention(Attention):
     def flops(self, attended: float) -> float:
         """Return the training FLOPs per token, forward and backward, of scores and weighted values.
 
-        Only the scores that are computed count (`keys_per_query`). See `Attention.flops`.
+        Only the scores that are computed count (`mean_keys_per_query`). See `Attention.flops`.
         """
-        return super().flops(self.keys_per_query(attended))
+        return super().flops(self.mean_keys_per_query(attended))
 
     def activation_numel(self, length: int, *, item: int, on_cpu: bool, dropout: bool) -> int:
         """Return the number of activation elements per token kept for the backward pass.
@@ -99,7 +99,7 @@ class BlockSparseAttention(Attention):
         """
         gathered = 0 if length <= self.dense_length else 2 * (6 + self.num_random)
         kept = super().activation_numel(
-            int(self.keys_per_query(length)), item=item, on_cpu=on_cpu, dropout=dropout
+            int(self.mean_keys_per_query(length)), item=item, on_cpu=on_cpu, dropout=dropout
         )
         return kept + gathered * self.num_heads * self.head_dim
 
@@ -128,7 +128,7 @@ class KeyBlocks(Prepared):
     has_full: Tensor
     full_mask: Mask
 
-    def split_queries(self, x: Tensor) -> Tensor:
+    def split_query_blocks(self, x: Tensor) -> Tensor:
         """Split queries into blocks, which attention treats as heads.
 
         Shape: [B, N, L, H] -> [B, N * M, S, H], where L = M * S.
@@ -148,18 +148,18 @@ class KeyBlocks(Prepared):
         gathered = blocks.index_select(0, (of_head * num_blocks + self.key_blocks).flatten())
         return gathered.view(rows, heads * num_blocks, -1, x.shape[3])
 
-    def gather_full(self, x: Tensor) -> Tensor:
+    def gather_full_tokens(self, x: Tensor) -> Tensor:
         """Gather the vectors of the tokens in `full_columns`: [B, N, L, H] -> [B, N, G, H]."""
         return x.gather(2, self.full_columns.expand(*x.shape[:2], -1, x.shape[3]))
 
-    def scatter_full(self, sparse: Tensor, full: Tensor) -> Tensor:
+    def scatter_full_tokens(self, sparse: Tensor, full: Tensor) -> Tensor:
         """Return the block-sparse output with the rows of tokens with full attention replaced.
 
         Args:
             sparse: [B, N, L, H], the output of block-sparse attention for all tokens.
             full: [B, N, G, H], the output of full attention for the tokens in `full_columns`.
         """
-        rows = torch.where(self.has_full, full.to(sparse.dtype), self.gather_full(sparse))
+        rows = torch.where(self.has_full, full.to(sparse.dtype), self.gather_full_tokens(sparse))
         return sparse.scatter(2, self.full_columns.expand_as(rows), rows)
 
 
@@ -178,23 +178,23 @@ class BlockSparseAttentionModule(AttentionModule):
 
     part: BlockSparseAttention
 
-    def prepare_for(
+    def prepare_for_keys(
         self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> Prepared:
         """Return the key blocks and masks (`KeyBlocks`), or the plain mask for full attention.
 
         Rows of at most `dense_length` tokens have full attention. See
-        `AttentionModule.prepare_for`. Raises SpecError for mask conditions other than padding.
+        `AttentionModule.prepare_for_keys`. Raises SpecError for mask conditions other than padding.
         """
         self.check_mask_conditions(sequence, supported={"padding"})
         columns = keys.columns
         if columns.shape[1] <= self.part.dense_length:
-            return super().prepare_for(sequence, keys, table)
+            return super().prepare_for_keys(sequence, keys, table)
         is_token = torch.ones_like(columns) if keys.is_token is None else keys.is_token
         missing = -columns.shape[1] % self.part.block_size
-        return self._build_blocks(F.pad(is_token, (0, missing)).bool())
+        return self._build_key_blocks(F.pad(is_token, (0, missing)).bool())
 
-    def _build_blocks(self, is_token: Tensor) -> KeyBlocks:
+    def _build_key_blocks(self, is_token: Tensor) -> KeyBlocks:
         """Return the key blocks, masks and tokens with full attention for a batch.
 
         Args:
@@ -244,7 +244,7 @@ class BlockSparseAttentionModule(AttentionModule):
         )
         random = torch.zeros(part.num_heads, num_blocks, part.num_random, dtype=torch.int64)
         if self.training:
-            random = random_blocks(part.seed, part.num_heads, num_blocks, part.num_random)
+            random = sample_random_blocks(part.seed, part.num_heads, num_blocks, part.num_random)
         first, last = neighbours.new_zeros(1, 1), last[..., None, None]
         kinds = first, last, neighbours.clamp(0, num_blocks - 1), random.to(device)
         blocks = [kind.expand(rows, part.num_heads, num_blocks, -1) for kind in kinds]
@@ -259,7 +259,7 @@ class BlockSparseAttentionModule(AttentionModule):
         """
         if not isinstance(prepared, KeyBlocks):
             return super().head_outputs(x, sequence, state, prepared)
-        return self._attend(*self._query_key_value(x, sequence, state, prepared), prepared)
+        return self._attend(*self._compute_qkv(x, sequence, state, prepared), prepared)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, blocks: KeyBlocks) -> Tensor:
         """Return the head outputs of block-sparse attention for given queries, keys and values.
@@ -270,10 +270,10 @@ class BlockSparseAttentionModule(AttentionModule):
         missing = -length % self.part.block_size
         query, key, value = (F.pad(each, (0, 0, 0, missing)) for each in (query, key, value))
         gathered = blocks.gather_key_blocks(key), blocks.gather_key_blocks(value)
-        sparse = self.attend_heads(blocks.split_queries(query), *gathered, blocks.mask)
+        sparse = self.attend_heads(blocks.split_query_blocks(query), *gathered, blocks.mask)
         sparse = sparse.unflatten(1, (query.shape[1], -1)).flatten(2, 3)
-        full = self.attend_heads(blocks.gather_full(query), key, value, blocks.full_mask)
-        return blocks.scatter_full(sparse, full)[:, :, :length]
+        full = self.attend_heads(blocks.gather_full_tokens(query), key, value, blocks.full_mask)
+        return blocks.scatter_full_tokens(sparse, full)[:, :, :length]
 
     def probabilities(
         self, x: Tensor, sequence: SequenceInfo, state: Any = None, prepared: Prepared | None = None
@@ -286,13 +286,13 @@ class BlockSparseAttentionModule(AttentionModule):
         prepared = prepared or self.prepare(sequence, state)
         if not isinstance(prepared, KeyBlocks):
             return super().probabilities(x, sequence, state, prepared)
-        query, key, _ = self._query_key_value(x, sequence, state, prepared)
+        query, key, _ = self._compute_qkv(x, sequence, state, prepared)
         units = torch.eye(key.shape[2], device=key.device).expand(*key.shape[:2], -1, -1)
         return self._attend(query.float(), key.float(), units.float(), prepared)
 
 
 @lru_cache(maxsize=256)
-def random_blocks(seed: int, num_heads: int, num_blocks: int, num_random: int) -> Tensor:
+def sample_random_blocks(seed: int, num_heads: int, num_blocks: int, num_random: int) -> Tensor:
     """Return the indices of the random key blocks of each query block: int64 [N, M, R].
 
     They are sampled from the first 5 + 2 R blocks, so in long sequences all random blocks are near

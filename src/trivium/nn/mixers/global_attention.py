@@ -125,14 +125,14 @@ class GlobalAttentionModule(AttentionModule):
         self.key_global.load_state_dict(self.key.state_dict())
         self.value_global.load_state_dict(self.value.state_dict())
 
-    def prepare_for(
+    def prepare_for_keys(
         self, sequence: SequenceInfo, keys: SequenceInfo, table: nn.Module | None
     ) -> Prepared:
         """Return the attention mask of local attention, and the global tokens with their own mask.
 
-        See `AttentionModule.prepare_for`.
+        See `AttentionModule.prepare_for_keys`.
         """
-        chosen, local = self.never_hidden(sequence), super().prepare_for(sequence, keys, table)
+        chosen, local = self.exempt_keys(sequence), super().prepare_for_keys(sequence, keys, table)
         if chosen is None or not len(columns := chosen.any(0).nonzero()[:, 0]):
             return PreparedGlobal(local.mask)
         global_tokens = GlobalTokens(
@@ -140,10 +140,10 @@ class GlobalAttentionModule(AttentionModule):
         )
         return PreparedGlobal(local.mask, global_tokens=global_tokens)
 
-    def never_hidden(self, sequence: SequenceInfo) -> Tensor | None:
+    def exempt_keys(self, sequence: SequenceInfo) -> Tensor | None:
         """Return which tokens are global, bool [B, T]: they are exempt from the attention pattern.
 
-        None: no global tokens. See `AttentionModule.never_hidden`.
+        None: no global tokens. See `AttentionModule.exempt_keys`.
         """
         return sequence.global_tokens if isinstance(sequence, GlobalSequenceInfo) else None
 
@@ -158,7 +158,7 @@ class GlobalAttentionModule(AttentionModule):
         assert isinstance(prepared, PreparedGlobal)
         if (global_tokens := prepared.global_tokens) is None:
             return mixed
-        query, key, value = self._global_query_key_value(x, global_tokens.columns)
+        query, key, value = self._compute_global_qkv(x, global_tokens.columns)
         return _merge_global(
             mixed, self.attend_heads(query, key, value, global_tokens.mask), global_tokens
         )
@@ -175,13 +175,13 @@ class GlobalAttentionModule(AttentionModule):
         assert isinstance(prepared, PreparedGlobal)
         if (global_tokens := prepared.global_tokens) is None:
             return weights
-        query, key, _ = self._global_query_key_value(x, global_tokens.columns)
+        query, key, _ = self._compute_global_qkv(x, global_tokens.columns)
         global_rows = attention_probabilities(
             query.float(), key.float(), global_tokens.mask, self.scale, soft_cap=self.soft_cap
         )
         return _merge_global(weights, global_rows, global_tokens)
 
-    def _global_query_key_value(self, x: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _compute_global_qkv(self, x: Tensor, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries, keys and values of global attention.
 
         Queries [B, N, G, H] are computed for the tokens at the indices `columns` of each row. Keys

@@ -187,7 +187,7 @@ class LatentAttentionModule(MixerModule):
     def _project_queries(self, x: Tensor, prepared: Prepared) -> Tensor:
         """Return queries [B, N, T, H + R] with RoPE applied."""
         compressed = _apply_norm(self.query_norm, self.query_down(x))
-        plain, rotary = self._split_heads(self.query(compressed))
+        plain, rotary = self._split_head_dims(self.query(compressed))
         return torch.cat((plain, self.positions.apply_rotary(rotary, prepared.positions)), -1)
 
     def _project_kv(
@@ -205,11 +205,11 @@ class LatentAttentionModule(MixerModule):
         if sequence.cache_slice is not None and state is not None:
             compressed, rotary = state.append(sequence.cache_slice, compressed, rotary)
         up = self.key_value_up(compressed[:, 0].to(down.dtype))
-        plain, value = self._split_heads(up)
+        plain, value = self._split_head_dims(up)
         rotary = rotary.to(up.dtype).expand(-1, self.part.num_heads, -1, -1)
         return torch.cat((plain, rotary), -1), value
 
-    def _split_heads(self, x: Tensor) -> tuple[Tensor, ...]:
+    def _split_head_dims(self, x: Tensor) -> tuple[Tensor, ...]:
         """Split x into heads, and split the dimensions of each head after the first H.
 
         Shape: [B, T, N (H + rest)] -> [B, N, T, H] and [B, N, T, rest]. For queries, the rest are

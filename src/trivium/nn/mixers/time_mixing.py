@@ -172,7 +172,7 @@ class TimeMixingModule(RecurrentMixer):
                 added, w = k.where(is_token, 2 * _NO_EXPONENT), w.where(is_token, 0.0)
             if sequence.document_starts is not None:
                 w = w.masked_fill(sequence.document_starts[..., None], -_NO_EXPONENT)
-            before, after = _largest_exponents(added.detach(), w.detach(), p)
+            before, after = _running_max_exponents(added.detach(), w.detach(), p)
             terms = (added - after).exp()[:, :, None] * value_and_one
             sums = torch.zeros_like(terms[:, 0]) if sums is None else sums.to(dtype)
             states, last = scan((before - w - after).exp()[:, :, None], terms, sums)
@@ -187,7 +187,7 @@ class TimeMixingModule(RecurrentMixer):
 
 
 @torch.no_grad()
-def _largest_exponents(k: Tensor, w: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+def _running_max_exponents(k: Tensor, w: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     """Return the running maximum p of the exponents before and after each step, [B, T, E] each.
 
     p is used for a numerically stable wkv: p_t = max(p_t-1 - w_t, k_t).

@@ -126,7 +126,7 @@ class TransformerXLAttentionModule(AttentionModule):
             if sequence.custom is not None:
                 custom = F.pad(sequence.custom, (self.part.memory, 0), value=True)
                 sequence = replace(sequence, custom=custom)
-        return self.prepare_for(sequence, keys, table)
+        return self.prepare_for_keys(sequence, keys, table)
 
     def _prepend_memory(self, keys: SequenceInfo, columns: Tensor) -> SequenceInfo:
         """Return the metadata of all M + T key tokens: the memory followed by those of the row.
@@ -143,7 +143,7 @@ class TransformerXLAttentionModule(AttentionModule):
         types = None if keys.types is None else F.pad(keys.types, before)
         return replace(keys, positions=columns, columns=columns, is_token=is_token, types=types)
 
-    def _query_key_value(
+    def _compute_qkv(
         self, x: Tensor, sequence: SequenceInfo, state: Any, prepared: Prepared
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries of x, and the keys and values of the memory followed by x.

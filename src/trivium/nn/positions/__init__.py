@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from trivium.choice import Choice, import_members
+from trivium.choice import Choice, import_submodules
 from trivium.nn.mask import Bias
 from trivium.nn.part import Part, PartModule
 from trivium.nn.sequence_info import SequenceInfo
@@ -127,4 +127,4 @@ def distances(sequence: SequenceInfo, keys: SequenceInfo) -> Tensor:
     return keys.columns[:, None, :] - sequence.columns[..., None]
 
 
-import_members(__name__, __path__)
+import_submodules(__name__, __path__)

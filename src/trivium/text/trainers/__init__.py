@@ -20,11 +20,11 @@ from pydantic import Field, field_validator
 from tokenizers import normalizers
 from tokenizers.trainers import Trainer
 
-from trivium.choice import Choice, import_members
+from trivium.choice import Choice, import_submodules
 from trivium.config import Config
 from trivium.errors import DataError, TokenizerError, TriviumError
 from trivium.messages import translated
-from trivium.progress import short_duration
+from trivium.progress import format_duration
 from trivium.text.reservoir import cut_text, reservoir_sample
 from trivium.text.roles import add_bert_template, added_tokens, role_tokens, token_of_role
 from trivium.text.symbols import base_characters
@@ -106,7 +106,7 @@ class TokenizerConfig(TokenizerSource, ABC):
         self.check_size(len(self.special_tokens) + 1)
         say = progress if callable(progress) else lambda note: print(note, file=sys.stderr)
         if progress is not False and (seconds := self.estimate_seconds(sample)) > _SLOW_SECONDS:
-            say(translated("tokenizer.time", time=short_duration(seconds)))
+            say(translated("tokenizer.time", time=format_duration(seconds)))
         backend = self.build(sample)
         size, notes = backend.get_vocab_size(), list(self.hints(sample))
         self.check_size(size)
@@ -294,5 +294,5 @@ class CharacterTokenizerConfig(TokenizerConfig):
         return texts, sorted(alphabet)
 
 
-import_members(__name__, __path__)
+import_submodules(__name__, __path__)
 Tokenizer.kinds = TokenizerConfig.kinds

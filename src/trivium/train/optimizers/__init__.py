@@ -11,7 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from trivium.choice import Choice, import_members
+from trivium.choice import Choice, import_submodules
 from trivium.config import Config
 from trivium.nn.part import PartModule
 
@@ -220,4 +220,4 @@ def _vectors(model: nn.Module) -> set[int]:
     return {id(getattr(part, name)) for part in parts for name in part.non_matrices}
 
 
-import_members(__name__, __path__)
+import_submodules(__name__, __path__)
