@@ -112,7 +112,7 @@ class Spec(Choice, Part):
 
     @property
     def carries_state(self) -> bool:
-        """Whether the model can carry its state from one row of a text to the text's next row."""
+        """Whether the model can carry its state from one row to the next row of the same text."""
         return False
 
     @property
@@ -167,7 +167,7 @@ class Spec(Choice, Part):
 
     @property
     def absolute_position_encoding(self) -> AbsolutePositions | None:
-        """The spec of the absolute positions added to token embeddings; None if there are none."""
+        """The position encoding that is added to token embeddings; None if there is none."""
         return None
 
     def activation_bytes(
@@ -243,7 +243,7 @@ class LanguageModule(PartModule):
 
     @property
     def vocabulary_tables(self) -> list[nn.Parameter]:
-        """The matrices with one row per vocabulary entry: token embeddings, untied output matrices."""
+        """The matrices with one row per token id: token embeddings and untied output matrices."""
         heads = (head.weight for head in self.heads.values() if isinstance(head, VocabularyHead))
         tables = (getattr(self.tokens, "weight", None), *heads)
         return [table for table in tables if isinstance(table, nn.Parameter)]
@@ -283,7 +283,7 @@ class LanguageModule(PartModule):
         """
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
-        """Return an empty cache (KV cache or states), for `forward` to extend sequences step by step.
+        """Return an empty cache of keys and values, or of states, for decoding step by step.
 
         Args:
             slots: the number of sequences that the cache can hold at the same time.
@@ -313,11 +313,11 @@ class LanguageModule(PartModule):
         raise SpecError(f"this model is {self.spec.family}: it has no encoder.")
 
     def alignments(self, input_ids: Tensor, **inputs: Any) -> Tensor:
-        """Return the decoder's attention weights over the source, [B, T, S], if the spec `aligns`."""
+        """Return the decoder's attention weights over the source [B, T, S] if `spec.aligns`."""
         raise SpecError("a layer of this model is no attention: it has no attention weights.")
 
     def compile_blocks(self) -> None:
-        """Compile the blocks with torch.compile; does nothing in models that it does not speed up."""
+        """Compile the blocks with `torch.compile`, in models that become faster by compilation."""
 
     def logits(
         self, hidden: Tensor, head: str | None = None, attention_mask: Tensor | None = None
