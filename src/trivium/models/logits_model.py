@@ -19,7 +19,7 @@ from trivium.nn.state import Cache, append_tokens, build_token_cache
 
 
 class LogitsSpec(Spec):
-    """The spec of a user-defined model. It has sizes, but does not describe the architecture."""
+    """The spec of a `LogitsModel`: vocabulary size and maximum length, but no architecture."""
 
     supports_task_heads: ClassVar[bool] = False
     kind: None = None
@@ -115,7 +115,7 @@ class LogitsModel(nn.Module):
     def logits(
         self, hidden: Tensor, head: str | None = None, attention_mask: Tensor | None = None
     ) -> Tensor:
-        """Return `hidden`, which already contains logits. SpecError: `head` is not "lm" or None."""
+        """Return `hidden`, which already contains logits. Raises SpecError for heads except "lm"."""
         if head not in (None, "lm"):
             raise SpecError(f'this model has no head of kind "{head}"; it has: lm.')
         return hidden
