@@ -122,7 +122,7 @@ class Spec(Choice, Part):
 
     @property
     def scalar_mix(self) -> ScalarMix | None:
-        """The head that mixes all layers for task heads (ELMo); None if the model cannot have it."""
+        """The head that mixes all layers for task heads (ELMo); None if the model has none."""
         return None
 
     @property
