@@ -115,7 +115,7 @@ class LogitsModel(nn.Module):
     def logits(
         self, hidden: Tensor, head: str | None = None, attention_mask: Tensor | None = None
     ) -> Tensor:
-        """Return `hidden`, which already contains logits. Raises SpecError for heads except "lm"."""
+        """Return `hidden`, which is already logits. Raises SpecError for any head except "lm"."""
         if head not in (None, "lm"):
             raise SpecError(f'this model has no head of kind "{head}"; it has: lm.')
         return hidden
