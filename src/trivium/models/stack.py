@@ -51,7 +51,7 @@ class Stack(Part):
     @model_validator(mode="before")
     @classmethod
     def _reject_layer_fields(cls, data: Any) -> Any:
-        """Raise SpecError if a field of `Layer` is given as a field of `Stack`, as in version 0.2."""
+        """Raise SpecError if a field of `Layer` is given as a field of `Stack` (version 0.2)."""
         moved = [name for name in Layer.model_fields if isinstance(data, Mapping) and name in data]
         if moved:
             raise SpecError(
@@ -77,11 +77,11 @@ class Stack(Part):
 
     @property
     def num_distinct_layers(self) -> int:
-        """The number of blocks with weights of their own; blocks that share weights count once."""
+        """The number of distinct blocks; a block that several layers share counts once."""
         return self.num_layer_groups or self.num_layers
 
     def block_index(self, layer: int) -> int:
-        """Return which of the distinct blocks layer number `layer` uses (layers may share blocks)."""
+        """Return the index, among the distinct blocks, of the block that layer `layer` uses."""
         return layer * self.num_distinct_layers // self.num_layers
 
     @property
@@ -111,11 +111,11 @@ class Stack(Part):
 
     @property
     def d_ff(self) -> int | None:
-        """The hidden width of the last layer's feed-forward network; None if it has no `d_ff`."""
+        """The hidden width of the last feed-forward network; None if it has no `d_ff`."""
         return getattr(self.every_layer[-1].feed_forward, "d_ff", None)
 
     def map_layers(self, change: Callable[[Layer], Layer]) -> Self:
-        """Return a copy of the stack in which `change` was applied to every layer's configuration."""
+        """Return a copy of the stack with `change` applied to the configuration of every layer."""
         return self.replace(
             layers=tuple(map(change, self.layers)),
             first_layers=tuple(map(change, self.first_layers)),
@@ -135,7 +135,7 @@ class Stack(Part):
         return stack.map_layers(lambda layer: layer.replace(**of_layers)).replace(**changes)
 
     def with_dropout(self, dropout: float) -> Self:
-        """Return a copy of the stack in which all dropout rates, also of its layers, are `dropout`."""
+        """Return a copy of the stack with this dropout rate, in its feed-forward networks, too."""
         changed = self.map_layers(lambda layer: layer.with_dropout(dropout))
         return changed.replace(dropout=dropout)
 
@@ -235,7 +235,7 @@ class InputEmbedding(nn.Module):
 
 
 class TransformerStack(nn.Module):
-    """Module of an encoder or decoder: input embedding, blocks and, if configured, a final norm."""
+    """Module of an encoder or decoder: input embedding, blocks and an optional final norm."""
 
     def __init__(self, model: Any, stack: Stack, *, is_decoder: bool) -> None:
         super().__init__()
@@ -269,7 +269,7 @@ class TransformerStack(nn.Module):
 
     @property
     def every_layer(self) -> list[Block]:
-        """The block of every layer, from first to last; a block that layers share occurs repeatedly."""
+        """The block of every layer; a block that several layers share occurs several times."""
         distinct: list[Block] = list(self.layers)  # type: ignore[assignment]
         return [distinct[self.spec.block_index(i)] for i in range(self.spec.num_layers)]
 
@@ -313,7 +313,7 @@ class TransformerStack(nn.Module):
         return x, self._auxiliary_loss(losses)
 
     def _layer_contexts(self, sequence: SequenceInfo, cache: Cache | None) -> list[LayerContext]:
-        """Return the `LayerContext` of every layer; `prepare` runs once for layers with equal mixers."""
+        """Return the `LayerContext` of every layer. Layers with equal mixers call `prepare` once."""
         contexts: list[LayerContext] = []
         for i, block in enumerate(self.every_layer):
             layer, first = _cached_context(i, cache), self._first_equal_mixer[i]
@@ -339,13 +339,13 @@ class TransformerStack(nn.Module):
         return total
 
     def _shared_table(self, layer: int) -> nn.Module | None:
-        """Return the table that a layer shares with others, such as T5's position biases, or None."""
+        """Return the table that a layer shares with others (T5's position biases), or None."""
         table = self._table_index[layer]
         return None if table is None else self.tables[table]
 
 
 def _cached_context(layer: int, cache: Cache | None) -> LayerContext:
-    """Return a `LayerContext` with the cached states of layer `layer`; `NO_CACHE` without cache."""
+    """Return the `LayerContext` with the cached states of a layer; `NO_CACHE` if no cache."""
     if cache is None:
         return NO_CACHE
     return LayerContext(
