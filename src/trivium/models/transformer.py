@@ -140,7 +140,7 @@ class TransformerSpec(Spec):
 
     @property
     def num_token_types(self) -> int:
-        """The number of token types (sentence A and B) in the embedding or in position encodings."""
+        """The number of token types (sentence A and B) in embedding or position encodings."""
         compared = [
             attention.positions.num_token_types
             for stack in self.stacks
@@ -163,7 +163,7 @@ class TransformerSpec(Spec):
 
     @property
     def global_tokens(self) -> Literal["first", "question"] | None:
-        """The tokens that are global, as the first head with `global_tokens` sets; None if none does."""
+        """The tokens that are global, set by the first head with `global_tokens`; None: not set."""
         heads = [head for head in self.heads if head.global_tokens and self.has_global_tokens]
         return heads[0].global_tokens if heads else None
 
@@ -386,18 +386,18 @@ class Transformer(LanguageModule):
 
     @property
     def blocks(self) -> Iterator[Block]:
-        """The blocks of all stacks, encoder first; a block that several layers share occurs once."""
+        """The blocks of all stacks, encoder first; a block that layers share occurs once."""
         return (layer for stack in self.stacks for layer in stack.layers)  # type: ignore[misc]
 
     def layer_parameters(self) -> list[list[list[nn.Parameter]]]:
-        """Return the parameters of every layer of every stack (see `LanguageModule`)."""
+        """Return the parameters of every layer; a stack's final norm belongs to its last layer."""
         stacks = [[list(layer.parameters()) for layer in stack.layers] for stack in self.stacks]
         for layers, stack in zip(stacks, self.stacks, strict=True):
             layers[-1] += stack.norm.parameters()
         return stacks
 
     def compile_blocks(self) -> None:
-        """Compile every layer on its own with `torch.compile`, so that equal layers compile once."""
+        """Compile every layer separately (`torch.compile`), so that equal layers compile once."""
         for layer in self.blocks:
             layer.compile()
 
@@ -509,8 +509,8 @@ class Transformer(LanguageModule):
     ) -> tuple[Tensor, Tensor | None]:
         """Run the encoder. Returns its hidden states and auxiliary loss, as `read` does.
 
-        If `inputs.order` is set, the hidden states are those of XLNet's query stream, [B, A, D]. With
-        `mask_decoder_positions`, the last layer serves as DeBERTa's enhanced mask decoder.
+        If `inputs.order` is set, the hidden states are those of the query stream (XLNet), [B, A, D].
+        With `mask_decoder_positions`, the last layer serves as DeBERTa's enhanced mask decoder.
         """
         if self.encoder is None:
             raise SpecError(f"this model is {self.spec.family}: it has no encoder.")
@@ -611,8 +611,9 @@ class Transformer(LanguageModule):
     def _position_ids(self, inputs: StackInput, columns: Tensor) -> Tensor:
         """Return position ids [1 or B, T].
 
-        By default, position ids are indices in the row. If a learned position encoding counts only
-        some tokens, the id is the number of counted tokens before; other tokens have the id -1.
+        By default, position ids are indices in the row (with a cache, in the slot). If a learned
+        position encoding counts only some tokens, the position id of a counted token is the number
+        of counted tokens before it; other tokens get -1.
         """
         end = self.max_length
         if inputs.position_ids is not None:
