@@ -115,7 +115,7 @@ class Stack(Part):
         return getattr(self.every_layer[-1].feed_forward, "d_ff", None)
 
     def map_layers(self, change: Callable[[Layer], Layer]) -> Self:
-        """Return a copy of the stack with `change` applied to the configuration of every layer."""
+        """Return a copy of the stack with `change` applied to every layer's configuration."""
         return self.replace(
             layers=tuple(map(change, self.layers)),
             first_layers=tuple(map(change, self.first_layers)),
@@ -135,7 +135,7 @@ class Stack(Part):
         return stack.map_layers(lambda layer: layer.replace(**of_layers)).replace(**changes)
 
     def with_dropout(self, dropout: float) -> Self:
-        """Return a copy of the stack with this dropout rate, in its feed-forward networks, too."""
+        """Return a copy of the stack with this dropout rate, also in feed-forward networks."""
         changed = self.map_layers(lambda layer: layer.with_dropout(dropout))
         return changed.replace(dropout=dropout)
 
@@ -313,7 +313,7 @@ class TransformerStack(nn.Module):
         return x, self._auxiliary_loss(losses)
 
     def _layer_contexts(self, sequence: SequenceInfo, cache: Cache | None) -> list[LayerContext]:
-        """Return the `LayerContext` of every layer. Layers with equal mixers call `prepare` once."""
+        """Return the `LayerContext` of every layer; equal mixers share one call of `prepare`."""
         contexts: list[LayerContext] = []
         for i, block in enumerate(self.every_layer):
             layer, first = _cached_context(i, cache), self._first_equal_mixer[i]
@@ -345,7 +345,7 @@ class TransformerStack(nn.Module):
 
 
 def _cached_context(layer: int, cache: Cache | None) -> LayerContext:
-    """Return the `LayerContext` with the cached states of a layer; `NO_CACHE` if no cache."""
+    """Return the `LayerContext` with the cached states of a layer, or `NO_CACHE` without a cache."""
     if cache is None:
         return NO_CACHE
     return LayerContext(
