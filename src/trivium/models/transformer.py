@@ -509,7 +509,7 @@ class Transformer(LanguageModule):
     ) -> tuple[Tensor, Tensor | None]:
         """Run the encoder. Returns its hidden states and auxiliary loss, as `read` does.
 
-        If `inputs.order` is set, the hidden states are those of the query stream (XLNet), [B, A, D].
+        If `inputs.order` is set, the hidden states are those of XLNet's query stream [B, A, D].
         With `mask_decoder_positions`, the last layer serves as DeBERTa's enhanced mask decoder.
         """
         if self.encoder is None:
