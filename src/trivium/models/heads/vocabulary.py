@@ -35,9 +35,10 @@ class LMHead(Head):
 
 
 class MLMHead(Head):
-    """Masked language model head: logits of masked tokens, from a dense layer and a projection (BERT).
+    """Masked language model head: logits of masked tokens (BERT).
 
-    Without `dense`, the projection reads the hidden states. With `mask_decoder_positions`, the last
+    The projection to the vocabulary reads the output of `dense`, a dense layer, or without `dense` the
+    hidden states. With `mask_decoder_positions`, the last
     layer of the encoder serves as DeBERTa's enhanced mask decoder (He et al. 2020, section 3.2): it
     runs twice. In both runs, keys and values are computed from the layer's input. In the first
     run, queries are computed from the sum of this input and absolute positions; in the second, from
@@ -62,7 +63,7 @@ class VocabularyHead(PartModule):
 
     The output matrix E is the token embedding matrix if tied, otherwise a separate `weight`. c is
     the `bias`. `forward` returns f(h); `LanguageModule.logits` computes z. With a `soft_cap`, z
-    becomes soft_cap * tanh(z / soft_cap). In a model with packed weights (quantized inference), the
+    becomes soft_cap * tanh(z / soft_cap). In a model packed for inference, the
     module `packed` computes f(h) E^T + c from f(h).
     """
 
