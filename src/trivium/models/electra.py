@@ -1,6 +1,6 @@
 """ELECTRA: a discriminator, and a small generator that replaces tokens in its input.
 
-DeBERTa v3 is trained in the same way, except for how the two models share token embeddings.
+DeBERTa v3 is trained in the same way, but shares token embeddings in another way.
 
 Shape letters: B batch, T positions, M masked positions, D d_model of the generator, V vocabulary.
 """
@@ -54,7 +54,7 @@ def generator_spec(discriminator: TransformerSpec, fraction: float = 0.25) -> Tr
         raise SpecError("a discriminator of replaced tokens is an encoder such as electra-mini.")
 
     def scale_width(attention: Attention) -> Attention:
-        """Return the attention spec with `fraction` of the heads and of the total width (rounded)."""
+        """Return the attention spec with `fraction` of the heads and of the total width."""
         heads = max(1, round(attention.num_heads * fraction))
         head_dim = max(2, 2 * round(discriminator.d_model * fraction / heads / 2))
         return attention.replace(num_heads=heads, num_kv_heads=None, head_dim=head_dim)
@@ -119,7 +119,7 @@ class GeneratorAndDiscriminator(nn.Module):
     With `sharing` "tied", they share token embeddings, positions, token types and the embedding
     norm. These are submodules of the discriminator; the generator only refers to them, so that
     they are saved once. With "gradient-disentangled", the discriminator's token embeddings are a
-    `DisentangledTable`, and nothing else is shared. After training, only the discriminator is used.
+    `DisentangledTable`, and nothing else is shared. Only the discriminator is used after training.
 
     Source: Clark et al. 2020, sections 2 and 3.2; "tied" shares the same modules as the paper's
     released code.
@@ -177,7 +177,7 @@ class GeneratorAndDiscriminator(nn.Module):
 
     @torch.no_grad()
     def sample(self, hidden: Tensor, draws: Tensor) -> Tensor:
-        """Sample one token id per masked position from the generator, by inverse transform sampling.
+        """Sample a token id per masked position from the generator (inverse transform sampling).
 
         `hidden` are hidden states of the generator [M, D]; `draws` are uniform random numbers in
         [0, 1), float [M]. Returns token ids, int64 [M].
