@@ -115,7 +115,7 @@ class Stack(Part):
         return getattr(self.every_layer[-1].feed_forward, "d_ff", None)
 
     def map_layers(self, change: Callable[[Layer], Layer]) -> Self:
-        """Return a copy of the stack with `change` applied to every layer's configuration."""
+        """Return a copy of the stack with `change` applied to the configuration of each layer."""
         return self.replace(
             layers=tuple(map(change, self.layers)),
             first_layers=tuple(map(change, self.first_layers)),
@@ -345,7 +345,7 @@ class TransformerStack(nn.Module):
 
 
 def _cached_context(layer: int, cache: Cache | None) -> LayerContext:
-    """Return the `LayerContext` with the cached states of a layer, or `NO_CACHE` without a cache."""
+    """Return the `LayerContext` with the cached states of a layer; `NO_CACHE` if uncached."""
     if cache is None:
         return NO_CACHE
     return LayerContext(
