@@ -60,7 +60,7 @@ def generator_spec(discriminator: TransformerSpec, fraction: float = 0.25) -> Tr
         return attention.replace(num_heads=heads, num_kv_heads=None, head_dim=head_dim)
 
     def narrow_layer(layer: Layer) -> Layer:
-        """Return the layer spec with narrower attention and a narrower feed-forward network."""
+        """Return the layer spec with narrower attention and feed-forward network."""
         network = layer.feed_forward and layer.feed_forward.scale_width(fraction)
         assert isinstance(layer.mixer, Attention)  # `attention_only`
         return layer.replace(mixer=scale_width(layer.mixer), feed_forward=network)
@@ -119,7 +119,7 @@ class GeneratorAndDiscriminator(nn.Module):
     With `sharing` "tied", they share token embeddings, positions, token types and the embedding
     norm. These are submodules of the discriminator; the generator only refers to them, so that
     they are saved once. With "gradient-disentangled", the discriminator's token embeddings are a
-    `DisentangledTable`, and nothing else is shared. Only the discriminator is used after training.
+    `DisentangledTable`, and nothing else is shared. Only the discriminator is used later.
 
     Source: Clark et al. 2020, sections 2 and 3.2; "tied" shares the same modules as the paper's
     released code.
@@ -199,7 +199,7 @@ def build_with_generator(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> GeneratorAndDiscriminator:
-    """Return a discriminator and a generator for it, both with randomly initialized weights.
+    """Return a discriminator and its generator, both with randomly initialized weights.
 
     The discriminator has the same weights as `build(discriminator, seed=seed)`. The generator starts
     with the token embeddings of the discriminator.
