@@ -189,7 +189,7 @@ class FanIn(Initialization):
     attention: Literal["random", "copy_heads"] = "random"
 
     def weight_std(self, name: str, weight: Tensor, drawn: Initializer) -> float:
-        """Return 1 for embeddings, d_model^-0.5 for position biases and fan-in^-0.5 for matrices."""
+        """Return 1 for embeddings, d_model^-0.5 for position biases, fan-in^-0.5 for matrices."""
         if is_embedding(name):
             return 1.0
         if id(weight) in drawn.shared_tables:
@@ -200,7 +200,10 @@ class FanIn(Initialization):
 
 
 def _query_std_factor(attention: AttentionModule) -> float:
-    """Return the default scale of attention scores divided by the configured scale."""
+    """Return the factor for the standard deviation of query weights (see `FanIn`).
+
+    It is the default scale of attention scores divided by the configured scale.
+    """
     return attention.part.replace(scale=None).score_scale / attention.scale
 
 
