@@ -31,7 +31,7 @@ class NGramCountsSpec(Spec):
         add-k        P(w | h) = (c(h w) + k) / (c(h) + k V)
         kneser-ney   P(w | h) = (max(c(h w) - D, 0) + D N(h) P(w | h')) / c(h)
 
-    N(h) is the number of different tokens after h, and h' is h without its first token. For all
+    N(h) is the number of different tokens after h, and h' is h without its oldest token. For all
     orders except the highest, c(h w) is the number of different tokens before h w. The lowest order
     is interpolated with 1 / V. Unless `discount` sets D for all orders, D of an order is
     n1 / (n1 + 2 n2), for n1 n-grams with count 1 and n2 n-grams with count 2 (0.5 if n1 = 0).
@@ -181,7 +181,7 @@ class NGramCounts(LanguageModule):
     def _count_ngram(self, context: tuple[int, ...], token: int, count: int = 1) -> None:
         """Add `count` to the count of the n-gram (context, token).
 
-        If the n-gram is new, the n-gram without its first token also gets 1, and so on.
+        If the n-gram is new, 1 is added to the n-gram without its oldest token, and so on.
         """
         for table, sizes in zip(reversed(self._tables), reversed(self._ngrams_by_count)):
             followers = table.setdefault(context, _Followers())
