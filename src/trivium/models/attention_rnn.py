@@ -128,7 +128,8 @@ class AttentionDecoder(nn.Module):
         z, r = sigmoid(W_z y + U_z s + C_z c), sigmoid(W_r y + U_r s + C_r c)
         s'   = (1 - z) s + z tanh(W y + U (r s) + C c)
 
-    `inputs` contains W_z, W_r and W, `attended` C_z, C_r and C, `gates` U_z and U_r, and `candidate` U. Source: Bahdanau et al. 2015, appendix A.1.1 and A.2.2.
+    `inputs` contains W_z, W_r and W, `attended` contains C_z, C_r and C, `gates` contains U_z and
+    U_r, and `candidate` is U. Source: Bahdanau et al. 2015, appendix A.1.1 and A.2.2.
     """
 
     def __init__(self, model: AttentionRNNSpec) -> None:
