@@ -72,7 +72,7 @@ def generator_spec(discriminator: TransformerSpec, fraction: float = 0.25) -> Tr
     if isinstance(start, Normal):
         start = start.replace(std=start.std * (discriminator.d_model / width) ** 0.5)
         if inner != width and isinstance(embedding.positions, Learned):
-            # A projection mixes the dimensions of positions, so that no head could attend to an offset.
+            # A projection mixes the dimensions of positions, so no head could attend to an offset.
             start = start.replace(attention="random")
     return discriminator.replace(
         d_model=width,
@@ -201,8 +201,8 @@ def build_with_generator(
 ) -> GeneratorAndDiscriminator:
     """Return a discriminator and its generator, both with randomly initialized weights.
 
-    The discriminator has the same weights as `build(discriminator, seed=seed)`. The generator starts
-    with the token embeddings of the discriminator.
+    The discriminator has the same weights as `build(discriminator, seed=seed)`. The generator
+    starts with the token embeddings of the discriminator.
     """
     generator = build(generator_spec(discriminator, fraction), seed=seed + 1, device=device)
     model = build(discriminator, seed=seed, device=device)
