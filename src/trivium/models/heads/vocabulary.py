@@ -38,11 +38,12 @@ class MLMHead(Head):
     """Masked language model head: logits of masked tokens (BERT).
 
     The projection to the vocabulary reads the output of the layer `dense` or, without `dense`, the
-    hidden states. With `mask_decoder_positions`, the last layer of the encoder serves as DeBERTa's enhanced mask decoder (He et al. 2020, section 3.2): it
-    runs twice. In both runs, keys and values are computed from the layer's input. In the first
-    run, queries are computed from the sum of this input and absolute positions; in the second, from
-    the output of the first run. In the paper, the first queries are computed from positions only.
-    The released code adds the input, as here.
+    hidden states. With `mask_decoder_positions`, the last layer of the encoder serves as DeBERTa's
+    enhanced mask decoder (He et al. 2020, section 3.2): it runs twice. In both runs, keys and
+    values are computed from the layer's input. Queries are computed from the sum of this input and
+    absolute positions in the first run, and from the output of the first run in the second. In the
+    paper, the first queries are computed from positions only. The released code adds the input, as
+    here.
     """
 
     needs_bidirectional: ClassVar[bool] = True
