@@ -83,7 +83,7 @@ class Initializer:
         self.start.draw(name, weight, generator, self)
 
     def init_vector(self, name: str, weight: Tensor) -> None:
-        """Initialize a bias to 0 or a norm weight to 1; other vectors are treated as biases."""
+        """Initialize a norm weight to 1, and a bias or any other vector to 0."""
         weight.fill_(1.0 if id(weight) in self._scales else 0.0)
 
     def post_init(self) -> None:
@@ -212,8 +212,8 @@ class Small(Initialization):
 
     The output matrices of attention and feed-forward networks, whose outputs are added to the
     residual stream, have the standard deviation 2 / (layers sqrt(d_model)), counting the layers of
-    encoder and decoder together. Token embeddings are initialized like other matrices. Biases are 0 and norm
-    weights 1.
+    encoder and decoder together. Token embeddings are initialized like other matrices. Biases are
+    0 and norm weights 1.
 
     Source: Black et al. 2022, section 2.1, after Nguyen and Salazar 2019 (first formula) and Wang
     2021 (second formula). The paper applies the second formula only to the output of feed-forward
