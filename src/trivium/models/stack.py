@@ -122,7 +122,7 @@ class Stack(Part):
         )
 
     def with_layers(self, **changes: Any) -> Self:
-        """Return a copy of the stack with some fields of its layers or of the stack itself replaced.
+        """Return a copy of the stack with fields of its layers or of the stack itself replaced.
 
         Fields of `Layer` are replaced in every layer. If `mixer` is a tuple, it creates one layer
         per mixer, with the other fields of the first layer.
