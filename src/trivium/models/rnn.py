@@ -48,9 +48,10 @@ class RNNSpec(Spec):
     `d_model` are projected to `d_model`. With `d_projection`, every LSTM output is projected to
     that width, also before the recurrent matrices (Sak et al. 2014). With `connections` "residual",
     every layer except the first adds its input to its output. Token embeddings are multiplied by
-    `scale`, because tied embeddings start small and cells learn slowly from small inputs. With `characters`, token embeddings are computed from the characters of a token. Dropout
-    is applied to token embeddings, between layers and to hidden states, but not to recurrent
-    connections (Zaremba et al. 2014).
+    `scale`, because tied embeddings start small and cells learn slowly from small inputs. With
+    `characters`, token embeddings are computed from the characters of a token. Dropout is applied
+    to token embeddings, between layers and to hidden states, but not to recurrent connections
+    (Zaremba et al. 2014).
     """
 
     kind: Literal["rnn"] = "rnn"
@@ -121,7 +122,7 @@ class RNNSpec(Spec):
 
     @property
     def scalar_mix(self) -> ScalarMix | None:
-        """The scalar mix of all layers of a biLM whose layers are `d_model` wide; otherwise None."""
+        """The scalar mix of a biLM's layers, if the layers have width `d_model`; otherwise None."""
         fits = self.is_bilm and self.d_state == self.d_model
         return ScalarMix(num_layers=self.num_layers + 1) if fits else None
 
