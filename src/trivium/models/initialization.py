@@ -87,7 +87,7 @@ class Initializer:
         weight.fill_(1.0 if id(weight) in self._scales else 0.0)
 
     def post_init(self) -> None:
-        """Apply the special initialization of attention (see `Initialization.post_init`)."""
+        """Apply the special initialization of attention, after all weights were initialized."""
         self.start.post_init(self.model)
 
 
