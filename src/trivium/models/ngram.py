@@ -76,7 +76,7 @@ class NGramSpec(Spec):
 
     @property
     def head_input(self) -> HeadInput:
-        """The sizes and settings for building heads, which may also read x (see the class)."""
+        """The sizes and settings for building heads, which read hidden states of width W."""
         return projecting_head_input(self, self.d_output, self.dropout)
 
     def build(self) -> NGramModel:
