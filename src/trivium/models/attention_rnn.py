@@ -95,7 +95,7 @@ class AttentionRNNSpec(Spec):
 
     @property
     def head_input(self) -> HeadInput:
-        """The sizes and settings for building heads, which read readouts of width `d_readout`."""
+        """The sizes and settings for building heads, which read the output of the readout layer."""
         return projecting_head_input(self, self.d_readout, self.dropout)
 
     def build(self) -> AttentionRNN:
