@@ -43,7 +43,7 @@ from trivium.nn.positions.sinusoidal import Sinusoidal, SinusoidalPositions, fre
 
 _SINUSOID_BASE = 10_000.0
 _SINUSOID_AMPLITUDE = 2.0 * 2.0**0.5  # twice the norm of token embeddings
-_ROTARY_BIAS, _ROTARY_PAIRS = (2.5, 8)  # size of biases; number of fastest pairs with a bias
+_ROTARY_BIAS, _ROTARY_PAIRS = 2.5, 8  # size of biases; number of pairs with a bias
 _NEIGHBOUR_WEIGHT = 0.7  # weight of a neighbour that is added to a token
 _OWN_OFFSET_BIAS = 5.0  # relative bias at a head's own offset; 0 at all other offsets
 _DIAGONAL_SCORES = 3.0  # factor of the scores of sinusoids
