@@ -286,9 +286,9 @@ class TransformerStack(nn.Module):
 
         Hidden states are [B, T, D], or [M, D] with `sequence.gather_positions`. With
         `mask_decoder_positions`, the last layer serves as DeBERTa's enhanced mask decoder (He et
-        al. 2020, section 3.2, as released). It then runs twice, and its queries are computed from
-        hidden states to which absolute positions were added. `cache` holds earlier tokens; the
-        new tokens are appended to it.
+        al. 2020, section 3.2, as released). It then runs twice. In the first run, its queries are
+        computed from hidden states to which absolute positions were added. `cache` holds earlier
+        tokens; the new tokens are appended to it.
         """
         x = self.embedding(tokens, sequence.positions, token_type_ids)
         # Only the last layer may skip tokens, and only if its feed-forward network reads no others.
