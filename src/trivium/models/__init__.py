@@ -38,15 +38,15 @@ def build(
 def build(
     spec: Spec, *, seed: int | None = None, device: torch.device | str = "cpu"
 ) -> LanguageModule:
-    """Return the module of `spec`, initialised from `seed`, in float32 and training mode.
+    """Return the module of a model, with weights initialized in float32, in training mode.
 
     Args:
         spec: the configuration of the model.
-        seed: the seed of the initialization, which is the same on every device; None: a seed drawn
-            from PyTorch's global generator.
-        device: the device of the weights; on "meta" parameters have shapes but no storage.
+        seed: the seed of the initialization; None: a seed from PyTorch's global random generator.
+            The same seed gives the same weights on every device.
+        device: the device of the weights. On "meta", parameters have shapes but no values.
 
-    Raises SpecError on "meta" for a tensor whose size in bytes exceeds 64 bits.
+    Raises SpecError on "meta" if the size of a tensor in bytes does not fit into 64 bits.
     """
     if str(device) == "meta":
         try:
@@ -62,7 +62,7 @@ def build(
 
 
 def num_parameters(spec: Spec) -> int:
-    """Return the number of parameters; tied matrices count once.
+    """Return the number of parameters of a model; tied matrices count once.
 
     >>> from trivium.presets import presets
     >>> num_parameters(presets["gpt2"])
@@ -72,16 +72,16 @@ def num_parameters(spec: Spec) -> int:
 
 
 def active_parameters(spec: Spec) -> int:
-    """Return the number of parameters used per token: all except those of inactive experts."""
+    """Return the number of parameters used for a token: all but those of experts not chosen."""
     total, inactive = _parameter_counts(spec)  # type: ignore[arg-type]
     return total - inactive
 
 
 @cache
 def _parameter_counts(spec: Spec) -> tuple[int, int]:
-    """Return the number of all parameters and the number of inactive ones.
+    """Return the number of all parameters, and of those in experts that are inactive per token.
 
-    Equal layers are built only once and then multiplied.
+    Only one of several equal layers is built, and its numbers are multiplied.
     """
     if not isinstance(spec, TransformerSpec):
         return _num_parameters(build(spec, device="meta")), 0
@@ -99,10 +99,11 @@ def _parameter_counts(spec: Spec) -> tuple[int, int]:
 
 
 def _deduplicate_layers(stack: Stack | None) -> tuple[Stack, list[int]] | None:
-    """Return the stack with equal layers built once, and the number of layers behind each of them.
+    """Return a stack of the distinct layers, and how often the original stack contains each.
 
     The first layer always counts as distinct, because it may lack a norm (`Stack.first_norm`). With
-    `num_layer_groups`, the result is the stack itself and the number 1 for each group.
+    `num_layer_groups` (shared weights), the stack is unchanged, and each group counts once. Returns
+    None for no stack.
     """
     if stack is None:
         return None
@@ -121,12 +122,12 @@ def _num_parameters(module: nn.Module) -> int:
 
 @cache
 def flops_per_token(spec: Spec, length: int) -> float:
-    """Return the training FLOPs per token in a row of `length` tokens.
+    """Return the training FLOPs per token, forward and backward, in a row of `length` tokens.
 
-    The result counts 6 FLOPs per weight that a token is multiplied with (2 forward, 4 backward;
-    Kaplan et al. 2020, section 2.1) and 12 N H per attended position for N heads of width H.
-    Causal attention attends to half of the positions. A sliding window counts as full attention.
-    For an encoder-decoder, source and target have `length` tokens each, and the result is per
-    source token.
+    Each weight of a matrix that a token is multiplied with counts 6 FLOPs (2 forward, 4 backward;
+    Kaplan et al. 2020, section 2.1). Attention scores and weighted sums count 12 N H per attended
+    position, for N heads of width H. A token attends to half of the positions on average if
+    attention is causal. A sliding window counts as full attention. For an encoder-decoder, source
+    and target have `length` tokens each, and the result is per source token.
     """
     return build(spec, device="meta").flops_per_token(length)

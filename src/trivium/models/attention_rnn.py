@@ -31,27 +31,29 @@ from trivium.nn.state import Cache, State, make_state_template
 
 
 class AttentionRNNSpec(Spec):
-    """An encoder-decoder: a bidirectional GRU encodes the source, a GRU with attention decodes.
+    """The spec of a recurrent encoder-decoder: bidirectional GRU, and GRU with attention.
 
         e_ij = v . tanh(W s_(i-1) + U h_j)      a_ij = softmax_j(e_ij)      c_i = sum_j a_ij h_j
         s_i  = GRU(s_(i-1), y_(i-1), c_i)       s_0 = tanh(W_s h_1), of the backward half of h_1
         t_i  = maxout(U_o s_i + V_o y_(i-1) + C_o c_i)
 
-    The widths are `d_model` for token embeddings, `d_hidden` for both GRUs (per direction),
-    `d_attention` for v and `d_readout` for t_i, where maxout takes the larger of two numbers. Heads
-    read t_i. A tied head has a projection from t_i to `d_model`.
+    Here h_j are the encoder states, s_i the decoder states, y_i the target's token embeddings, c_i
+    the contexts and t_i the outputs of the readout layer, which heads read. The widths are
+    `d_model` for token embeddings, `d_hidden` for both GRUs (per direction), `d_attention` for v
+    and `d_readout` for t_i. Maxout takes the larger of two numbers. A tied head has a projection
+    from t_i to `d_model`.
 
     Source: Bahdanau et al. 2015, sections 3.1 and 3.2 and appendix A. The paper's readout uses
     s_(i-1) in the appendix and s_i in equation 4, as here. The encoder is cuDNN's GRU, with biases.
 
     Args:
         source_vocab_size: the encoder's vocabulary size, if it has a separate vocabulary.
-        initialization: "published", N(0, 0.01^2), or N(0, 0.001^2) for W and U, with orthogonal
-            recurrent matrices; or "glorot", with Glorot initialization of the other matrices and
-            N(0, 0.1^2) for embeddings, which learns faster in short runs.
+        initialization: "published": matrices from N(0, 0.01^2), except W and U from N(0, 0.001^2)
+            and orthogonal recurrent matrices. "glorot", which speeds up training in short runs:
+            embeddings from N(0, 0.1^2), recurrent matrices orthogonal, all others Glorot.
     """
 
-    aligns: ClassVar[bool] = True  # one weight a source token
+    aligns: ClassVar[bool] = True  # one attention weight per source token
     kind: Literal["attention-rnn"] = "attention-rnn"
     source_vocab_size: Count | None = None
     d_hidden: Count
@@ -77,29 +79,35 @@ class AttentionRNNSpec(Spec):
 
     @property
     def input_vocab_size(self) -> int:
-        """The vocabulary size of the input."""
+        """The vocabulary size of the encoder's input (the source)."""
         return self.source_vocab_size or self.vocab_size
 
     def activation_bytes(
         self, length: int, item: int, *, on_cpu: bool, recompute: bool = False
     ) -> int:
-        """Return the activation bytes per token: gates, states, tanh(W s + U h_j) of pairs."""
+        """Return the number of activation bytes per token kept for the backward pass in training.
+
+        They are gates, states and, for each source token, tanh(W s + U h_j), in float32.
+        """
         encoder = 2 * (10 * self.d_hidden + self.d_model) + self.d_attention
         decoder = 16 * self.d_hidden + 2 * self.d_model + 6 * self.d_readout
         return 4 * (encoder + decoder + length * (self.d_attention + 3))
 
     @property
     def head_input(self) -> HeadInput:
-        """The sizes and settings that heads are built with."""
+        """The sizes and settings for building heads, which read the output of the readout layer."""
         return projecting_head_input(self, self.d_readout, self.dropout)
 
     def build(self) -> AttentionRNN:
-        """Return the module without initialized weights (see `Spec.build`)."""
+        """Return the module with uninitialized weights (see `Spec.build`)."""
         return AttentionRNN(self)
 
 
 class AttentionSource(NamedTuple):
-    """The encoder states as keys U h [B, S, A] and values h [B, S, 2 C]; their mask [B, S]."""
+    """What the decoder attends to: keys U h [B, S, A], values h [B, S, 2 C] and mask [B, S].
+
+    h are the encoder's states; `is_token` is False for padding.
+    """
 
     keys: Tensor
     values: Tensor
@@ -107,7 +115,7 @@ class AttentionSource(NamedTuple):
 
 
 class DecoderOutput(NamedTuple):
-    """Decoder states [B, T, C], contexts c [B, T, 2 C] and attention weights [B, T, S]."""
+    """The decoder's states [B, T, C], contexts [B, T, 2 C] and attention weights [B, T, S]."""
 
     states: Tensor
     contexts: Tensor
@@ -115,13 +123,13 @@ class DecoderOutput(NamedTuple):
 
 
 class AttentionDecoder(nn.Module):
-    """A GRU decoder with additive attention to the source in every step.
+    """A GRU decoder that computes additive attention over the source in every step.
 
         z, r = sigmoid(W_z y + U_z s + C_z c), sigmoid(W_r y + U_r s + C_r c)
         s'   = (1 - z) s + z tanh(W y + U (r s) + C c)
 
-    `inputs` and `attended` each concatenate the matrices of z, r and the candidate state; `gates`
-    concatenates U_z and U_r. Source: Bahdanau et al. 2015, appendix A.1.1 and A.2.2.
+    `inputs` contains W_z, W_r and W, `attended` contains C_z, C_r and C, `gates` contains U_z and
+    U_r, and `candidate` is U. Source: Bahdanau et al. 2015, appendix A.1.1 and A.2.2.
     """
 
     def __init__(self, model: AttentionRNNSpec) -> None:
@@ -139,14 +147,17 @@ class AttentionDecoder(nn.Module):
         self.readout = nn.Linear(cells + model.d_model + both, 2 * model.d_readout)
 
     def initial_state(self, source: AttentionSource) -> Tensor:
-        """Return the initial state s_0 = tanh(W_s h_1) [B, C], from the backward half of h_1."""
+        """Return the decoder's initial state s_0 = tanh(W_s h_1), [B, C].
+
+        h_1 is the state of the encoder's backward direction at the first token.
+        """
         first = source.is_token.int().argmax(1)
         ends = source.values[torch.arange(len(first), device=first.device), first]
         state = torch.tanh(self.start(ends[:, self.d_hidden :]))
         return state.to(torch.promote_types(state.dtype, torch.float32))
 
     def weights(self, state: Tensor, source: AttentionSource) -> Tensor:
-        """Return the attention weights a_i [B, S] over the source for the state s_(i-1) [B, C]."""
+        """Return the attention weights over the source, [B, S], for the decoder's state [B, C]."""
         features = torch.tanh(self.query(state)[:, None] + source.keys)
         scores = features @ self.score.to(features.dtype)
         return scores.masked_fill(~source.is_token, torch.finfo(scores.dtype).min).softmax(-1)
@@ -154,7 +165,7 @@ class AttentionDecoder(nn.Module):
     def forward(
         self, embeds: Tensor, source: AttentionSource, state: Tensor, is_token: Tensor | None
     ) -> DecoderOutput:
-        """Decode the target's token embeddings [B, T, D], starting from a state [B, C].
+        """Run the decoder on the target's token embeddings [B, T, D], from a given state [B, C].
 
         At positions where `is_token` [B, T] is False (padding), the state does not change.
         """
@@ -173,13 +184,19 @@ class AttentionDecoder(nn.Module):
         return DecoderOutput(*(torch.stack(parts, 1) for parts in zip(*steps, strict=True)))
 
     def read_out(self, state: Tensor, embeds: Tensor, context: Tensor) -> Tensor:
-        """Return readouts [..., R] of states [..., C], embeddings [..., D], contexts [..., 2 C]."""
+        """Return the outputs of the readout (maxout) layer, t in the paper, [..., R].
+
+        Inputs are decoder states [..., C], token embeddings [..., D] and contexts [..., 2 C].
+        """
         parts = torch.cat((state.to(embeds.dtype), embeds, context.to(embeds.dtype)), -1)
         return self.readout(parts).unflatten(-1, (-1, 2)).amax(-1)
 
 
 class AttentionRNN(LanguageModule):
-    """Recurrent encoder-decoder with attention; its hidden states are the readouts t."""
+    """Recurrent encoder-decoder with attention (Bahdanau et al. 2015).
+
+    Its hidden states are the outputs of the readout (maxout) layer, t in the paper.
+    """
 
     def __init__(self, model: AttentionRNNSpec) -> None:
         super().__init__()
@@ -207,7 +224,7 @@ class AttentionRNN(LanguageModule):
         return iter((self.encoder, self.decoder))
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
-        """Return an empty cache; the size of the decoder state does not depend on `slot_length`."""
+        """Return an empty cache of decoder states, whose size does not depend on `slot_length`."""
         state = make_state_template(self.tokens.weight).new_zeros(slots, self.spec.d_hidden)
         return Cache(
             slots, slot_length, [State(state)], device=self.device, projections=[self._project]
@@ -221,7 +238,10 @@ class AttentionRNN(LanguageModule):
         document_ids: Tensor | None = None,
         **unused: Any,
     ) -> Tensor:
-        """Return encoder states h [B, S, 2 C] of both directions; arguments are as in `forward`."""
+        """Return the encoder's states [B, S, 2 C], both directions concatenated.
+
+        Arguments are as in `forward`; `unused` are ignored.
+        """
         table = self.tokens if self.source_tokens is None else self.source_tokens
         embeds = F.dropout(table(input_ids), self.spec.dropout, self.training)
         sequences = find_sequences(input_ids, attention_mask, document_ids)
@@ -241,13 +261,15 @@ class AttentionRNN(LanguageModule):
         slots: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> Tensor:
-        """Return the decoder's hidden states t [B, T, R], or [M, R] with `gather_positions`.
+        """Return the outputs of the readout layer [B, T, R], or [M, R] with `gather_positions`.
 
-        Arguments are as in `Transformer.read`. Padding leaves the state unchanged. `document_ids`
+        They are the hidden states that heads read. Arguments are as in `Transformer.read`;
+        `position_ids` are not used. Padding leaves the recurrent state unchanged. `document_ids`
         apply to the encoder's input. No gradient flows into the cache.
 
         Raises:
-            SpecError: the decoder's input is missing, or there is no source to attend to.
+            SpecError: the decoder's input is missing, or there is no source to attend to (neither
+                `input_ids` nor encoder states in the cache).
         """
         if decoder_input_ids is None:
             raise SpecError("this model is encoder-decoder and needs decoder_input_ids.")
@@ -277,14 +299,20 @@ class AttentionRNN(LanguageModule):
         return F.dropout(self.decoder.read_out(*parts), self.spec.dropout, self.training)
 
     def alignments(self, input_ids: Tensor, **inputs: Any) -> Tensor:
-        """Return decoder-to-source attention weights [B, T, S]; arguments are as in `forward`."""
+        """Return the decoder's attention weights over the source, [B, T, S].
+
+        Arguments are as in `forward`.
+        """
         is_token, written = inputs.get("attention_mask"), inputs.get("decoder_attention_mask")
         source = self._attention_source(self.encode(input_ids, **inputs), is_token)
         return self._decode(self.tokens(inputs["decoder_input_ids"]), source, written).weights
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """Draw all weights at random; biases and v are 0 (appendix B.1), "glorot" also draws v."""
+        """Initialize all matrices at random, and biases to 0 (appendix B.1).
+
+        The attention vector v is 0, too, except with `initialization` "glorot".
+        """
         cells, glorot = self.spec.d_hidden, self.spec.initialization == "glorot"
         tables = {id(table) for table in self.vocabulary_tables}
         recurrent = (".weight_hh_", "decoder.gates.", "decoder.candidate.")
@@ -304,12 +332,15 @@ class AttentionRNN(LanguageModule):
                 weight.normal_(0.0, std, generator=generator)
 
     def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys [B, 1, S, A] and values [B, 1, S, 2 C] for encoder states [B, S, 2 C]."""
+        """Return attention keys [B, 1, S, A] and values [B, 1, S, 2 C] of encoder states.
+
+        `hidden` are the encoder's states [B, S, 2 C].
+        """
         keys = self.decoder.key(hidden)
         return keys[:, None], hidden[:, None].to(keys.dtype)  # cast once, not in every step
 
     def _attention_source(self, hidden: Tensor, attention_mask: Tensor | None) -> AttentionSource:
-        """Return the keys, values and mask that the decoder attends to, for encoder states."""
+        """Return what the decoder attends to, from encoder states [B, S, 2 C] and padding mask."""
         keys, values = (part[:, 0] for part in self._project(hidden))
         if attention_mask is None:
             attention_mask = torch.ones(hidden.shape[:2], device=hidden.device)
@@ -323,10 +354,10 @@ class AttentionRNN(LanguageModule):
         state: Tensor | None = None,
         starts: Tensor | None = None,
     ) -> DecoderOutput:
-        """Run the decoder from `state` [B, C], or from s_0 in rows where a text begins.
+        """Run the decoder from `state` [B, C], or from its initial state where a sequence begins.
 
-        `starts`, bool [B, 1], marks the rows where a text begins. Without a `state`, all rows start
-        from s_0.
+        `starts`, bool [B, 1], is True for rows in which a sequence begins. Without a `state`, all
+        rows start from the initial state.
         """
         if source is None:
             raise SpecError("input_ids is missing: the model has nothing to read.")

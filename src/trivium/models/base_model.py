@@ -29,12 +29,12 @@ Family = Literal["encoder-only", "decoder-only", "encoder-decoder"]
 
 
 class Spec(Choice, Part):
-    """The configuration of a model. `to_dict` and `from_dict` use plain data for JSON or TOML."""
+    """Base class of model configurations, which can be saved as plain data for JSON or TOML."""
 
     aligns: ClassVar[bool] = False
-    """Whether the model is recurrent and its decoder attends to the encoder (`alignments`)."""
+    """Whether the model is a recurrent encoder-decoder that supports `alignments`."""
     counts: ClassVar[bool] = False
-    """Whether the model counts the training text in one pass instead of taking gradient steps."""
+    """Whether training counts n-grams in one pass over the text, without gradient steps."""
     supports_task_heads: ClassVar[bool] = True
     """Whether a task-specific head can read the model's hidden states."""
 
@@ -43,7 +43,7 @@ class Spec(Choice, Part):
     heads: Heads = ()
 
     def check(self) -> None:
-        """Raise SpecError for a "scalar-mix" head that does not mix exactly the model's layers."""
+        """Raise SpecError if a "scalar-mix" head does not fit the layers of the model."""
         for head in self.heads:
             if isinstance(head, ScalarMix) and head != self.scalar_mix:
                 raise SpecError(
@@ -53,14 +53,15 @@ class Spec(Choice, Part):
                 )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the spec as plain data, without the fields that are None."""
+        """Return the spec as a dict of plain data, without the fields that are None."""
         return self.model_dump(mode="json", exclude_none=True)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Self:
-        """Return the spec from the data of `to_dict`. Without a `kind`, it is a `TransformerSpec`.
+        """Return the spec described by a dict of plain data, as returned by `to_dict`.
 
-        Raises a SpecError that names the invalid field.
+        If the dict has no `kind`, the result is a `TransformerSpec`. Raises a SpecError that names
+        the invalid field.
         """
         given = {"kind": "transformer", **data} if isinstance(data, Mapping) else data
         try:
@@ -69,11 +70,11 @@ class Spec(Choice, Part):
             raise to_field_error("model spec", error) from None
 
     def with_heads(self, heads: tuple[Head, ...]) -> Self:
-        """Return the same spec with these heads; a subclass may add its scalar mix to them."""
+        """Return a copy of the spec with these heads; a biLM adds its scalar mix to task heads."""
         return self.replace(heads=heads)
 
     def with_dropout(self, dropout: float) -> Self:
-        """Return the same spec with this dropout."""
+        """Return a copy of the spec with this dropout rate."""
         return self.replace(dropout=dropout)
 
     @property
@@ -86,12 +87,12 @@ class Spec(Choice, Part):
 
     @property
     def head_input(self) -> HeadInput:
-        """The sizes and settings that heads are built with."""
+        """The sizes and settings that the modules of the heads are built with."""
         raise NotImplementedError
 
     @property
     def max_length(self) -> int | None:
-        """Maximum input length in tokens; None if positions are unlimited."""
+        """The maximum input length in tokens; None if the positions are unlimited."""
         return None
 
     @property
@@ -106,42 +107,42 @@ class Spec(Choice, Part):
 
     @property
     def supports_packing(self) -> bool:
-        """Whether the model keeps the documents of a packed row separate."""
+        """Whether documents packed into one row can be kept from affecting each other."""
         return True
 
     @property
     def carries_state(self) -> bool:
-        """Whether the model can carry state from one row of a text to the next."""
+        """Whether the model can carry its state from one row to the next row of the same text."""
         return False
 
     @property
     def is_bilm(self) -> bool:
-        """Whether the model is a forward and a backward language model (biLM, as in ELMo)."""
+        """Whether the model combines a forward and a backward language model (biLM, as in ELMo)."""
         return False
 
     @property
     def scalar_mix(self) -> ScalarMix | None:
-        """The weighted sum of layers that task heads read; None if the model has none."""
+        """The head that mixes all layers for task heads (ELMo); None if the model has none."""
         return None
 
     @property
     def has_encoder_bias(self) -> bool:
-        """Whether the encoder's position encoding adds a term to all attention scores."""
+        """Whether the encoder's position encoding adds a position bias to all attention scores."""
         return False
 
     @property
     def has_aux_loss(self) -> bool:
-        """Whether a layer adds an auxiliary loss."""
+        """Whether a layer adds an auxiliary loss to the training loss."""
         return False
 
     @property
     def input_vocab_size(self) -> int:
-        """The vocabulary size of the input."""
+        """The vocabulary size of the model's input; by default, that of its output."""
         return self.vocab_size
 
     @property
     def num_token_types(self) -> int:
-        """The number of token types (sentence A and B)."""
+        """The number of token types (segments such as sentence A and B); 0 if there are none."""
         return 0
 
     @property
@@ -156,40 +157,43 @@ class Spec(Choice, Part):
 
     @property
     def query_stream(self) -> bool:
-        """Whether the model can predict tokens in any order (XLNet)."""
+        """Whether the model has a query stream (XLNet), to predict tokens in any order."""
         return False
 
     @property
     def has_optional_weights(self) -> bool:
-        """Whether some weights are used only for some inputs and get no gradient in some steps."""
+        """Whether some weights are used only for some inputs, and may get no gradient in a step."""
         return False
 
     @property
     def absolute_position_encoding(self) -> AbsolutePositions | None:
-        """The absolute position encoding, added to the token embeddings; None if there is none."""
+        """The position encoding that is added to token embeddings; None if there is none."""
         return None
 
     def activation_bytes(
         self, length: int, item: int, *, on_cpu: bool, recompute: bool = False
     ) -> int:
-        """Return the activation bytes per token that training keeps for the backward pass.
+        """Return the number of activation bytes per token kept for the backward pass in training.
 
         Args:
             length: the number of tokens in a row.
-            item: bytes per number in the precision of matmuls.
+            item: the number of bytes per element in the precision of matmuls.
             on_cpu: whether CPU kernels are used, which keep activations that GPU kernels recompute.
-            recompute: whether activation checkpointing is on (Chen et al. 2016): every block keeps
-                only its input, and the block being recomputed keeps all its activations.
+            recompute: whether activation checkpointing is on (Chen et al. 2016). Every block then
+                keeps only its input, except the one block whose activations are being recomputed.
         """
         raise NotImplementedError
 
     def build(self) -> LanguageModule:
-        """Return the module without initialized weights; `models.build` initializes them."""
+        """Return the module with uninitialized weights; `models.build` also initializes them."""
         raise NotImplementedError
 
 
 def projecting_head_input(spec: Spec, width: int, dropout: float) -> HeadInput:
-    """Return the `HeadInput` for hidden states of `width`; a tied LM head projects to `d_model`."""
+    """Return the `HeadInput` of a model whose hidden states have the width `width`.
+
+    A tied LM head projects the hidden states to `d_model`, the width of the token embeddings.
+    """
     tied = any(isinstance(head, LMHead) and head.tied for head in spec.heads)
     return HeadInput(
         vocab_size=spec.vocab_size,
@@ -200,25 +204,25 @@ def projecting_head_input(spec: Spec, width: int, dropout: float) -> HeadInput:
     )
 
 
-_PACKED_ROWS = 256
+_PACKED_ROWS = 256  # rows of logits that are held at a time in a model packed for inference
 
 
 class LanguageModule(PartModule):
     """Base class of models: token embeddings and heads; subclasses add the layers between them.
 
-    A subclass defines `forward`, which maps ids [B, T] to hidden states [B, T, D], `initializer`,
-    and, if the model generates text, `new_cache`.
+    A subclass defines `forward`, which maps token ids [B, T] to hidden states [B, T, D]. It also
+    defines `initializer` and, if the model generates text, `new_cache`.
     """
 
     spec: Any
     tokens: Any
-    """An `nn.Embedding`, or a module that computes token embeddings from characters."""
+    """The token embeddings: an `nn.Embedding`, or a module that computes them from characters."""
     heads: nn.ModuleDict
     linear_cross_entropy: Callable[..., Tensor] = staticmethod(linear_cross_entropy)
-    """Cross-entropy from hidden states and a vocabulary matrix (sharded in tensor parallelism)."""
+    """Cross-entropy from hidden states and output matrix; replaced in tensor parallelism."""
 
     def initializer(self) -> Any:
-        """Return the `Initializer` of the weights; None if modules set all weights themselves."""
+        """Return the `Initializer` of the weights; None if `reset_parameters` sets all weights."""
         return None
 
     @property
@@ -239,28 +243,30 @@ class LanguageModule(PartModule):
 
     @property
     def vocabulary_tables(self) -> list[nn.Parameter]:
-        """The matrices with one row per token: the token embeddings, and untied head matrices."""
+        """The matrices with one row per token id: token embeddings and untied output matrices."""
         heads = (head.weight for head in self.heads.values() if isinstance(head, VocabularyHead))
         tables = (getattr(self.tokens, "weight", None), *heads)
         return [table for table in tables if isinstance(table, nn.Parameter)]
 
     @property
     def blocks(self) -> Iterator[nn.Module]:
-        """The modules between token embeddings and heads, whose matrices Muon may train."""
+        """The modules between token embeddings and heads; Muon may optimize their matrices."""
         raise NotImplementedError
 
     def layer_parameters(self) -> list[list[list[nn.Parameter]]]:
-        """Return the parameters of every layer of every stack, from the first layer to the last.
+        """Return the parameters of every layer of every stack: `result[stack][layer]` is a list.
 
-        Shared layers count once. A module after the last layer, such as a norm, counts as part of
-        the last layer.
+        Layers that share weights occur once. A module after the last layer, such as a norm, counts
+        as part of the last layer.
         """
         return [[list(block.parameters())] for block in self.blocks]
 
     def layer_depths(self) -> dict[nn.Parameter, int]:
-        """Return the depth of every weight: 0 for heads, 1 for the last layer of each stack, ...
+        """Return the depth of every parameter, counted from the output.
 
-        Embeddings and all other weights have depth 1 + the number of layers of the deepest stack.
+        Heads have depth 0, the last layer of each stack has depth 1, the layer before it 2, and so
+        on. Embeddings and all other parameters have depth 1 + the number of layers of the deepest
+        stack.
         """
         stacks = self.layer_parameters()
         depths = dict.fromkeys(self.heads.parameters(), 0)
@@ -271,17 +277,17 @@ class LanguageModule(PartModule):
         return {weight: depths.get(weight, deepest) for weight in self.parameters()}
 
     def set_character_ids(self, tokenizer: Any) -> None:
-        """Set the character ids of every token from a `Tokenizer`; called before training.
+        """Set the characters of every token in character embeddings; called before training.
 
         Does nothing in models without character embeddings.
         """
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
-        """Return an empty cache for `forward`, for texts that are extended step by step.
+        """Return an empty cache of keys and values, or of states, for decoding step by step.
 
         Args:
-            slots: the number of texts that the cache can hold at a time.
-            slot_length: the maximum number of tokens per text, including the prompt.
+            slots: the number of sequences that the cache can hold at the same time.
+            slot_length: the maximum number of tokens per sequence, including the prompt.
 
         Raises:
             SpecError: the model is bidirectional, or `slot_length` exceeds its maximum length.
@@ -289,35 +295,40 @@ class LanguageModule(PartModule):
         raise SpecError("an encoder reads every token at once: it has no cache.")
 
     def read(self, *inputs: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-        """Run the model. Returns the hidden states of `forward` and the auxiliary loss or None."""
+        """Run `forward`. Returns the hidden states, and the auxiliary loss or None."""
         return self(*inputs, **options), None
 
     def flops_per_token(self, length: int) -> float:
-        """Return the training FLOPs per token (see `models.flops_per_token`)."""
+        """Return the training FLOPs per token, forward and backward, in a row of `length` tokens.
+
+        By default, they are those of the matrices of blocks and vocabulary heads, without
+        attention (see `models.flops_per_token`).
+        """
         vocabulary = self.spec.vocab_size * self.spec.head_input.d_embedding
         blocks = sum(map(num_matrix_weights, self.blocks))
         return 6.0 * (blocks + vocabulary * (2 if self.spec.is_bilm else 1))
 
     def encode(self, input_ids: Tensor, **inputs: Any) -> Tensor:
-        """Return the encoder's hidden states [B, S, D] for ids [B, S]."""
+        """Return the encoder's hidden states [B, S, D] for token ids [B, S]."""
         raise SpecError(f"this model is {self.spec.family}: it has no encoder.")
 
     def alignments(self, input_ids: Tensor, **inputs: Any) -> Tensor:
-        """Return decoder-to-source attention weights [B, T, S]; only for specs with `aligns`."""
+        """Return the decoder's attention weights over the source [B, T, S] if `spec.aligns`."""
         raise SpecError("a layer of this model is no attention: it has no attention weights.")
 
     def compile_blocks(self) -> None:
-        """Compile the blocks for training; does nothing in models that would not become faster."""
+        """Compile the blocks with `torch.compile`, in models that become faster by compilation."""
 
     def logits(
         self, hidden: Tensor, head: str | None = None, attention_mask: Tensor | None = None
     ) -> Tensor:
-        """Return the logits of a head: [..., V] over the vocabulary, or in the head's own shape.
+        """Return the logits of a head: [..., V] for a vocabulary head, otherwise in its own shape.
 
         Args:
-            hidden: hidden states [..., D]; [B, T, D] for heads that pool a text.
-            head: the kind of head; None: the vocabulary head if there is one, otherwise the first.
-            attention_mask: [B, T], 0 for padding, for heads that pool a text.
+            hidden: hidden states [..., D]; [B, T, D] for heads that pool all positions of a text.
+            head: the kind of head; None: the vocabulary head if there is one, otherwise the first
+                head that returns logits.
+            attention_mask: [B, T], 0 for padding; used only by heads that pool.
 
         Raises:
             SpecError: the model has no such head.
@@ -375,24 +386,24 @@ class LanguageModule(PartModule):
         return total
 
     def matrix_of(self, head: VocabularyHead) -> Tensor:
-        """Return the matrix [V, E] of a vocabulary head: the token embeddings if it is tied."""
+        """Return the output matrix [V, E] of a vocabulary head; if tied, the token embeddings."""
         return self.tokens.weight if head.weight is None else head.weight
 
 
 def build_heads(model: Spec) -> nn.ModuleDict:
-    """Return the modules of a model's heads, by kind."""
+    """Return the modules of the heads of a model spec, keyed by the kind of head."""
     inputs = model.head_input
     return nn.ModuleDict({head.kind: head.build(inputs) for head in model.heads})
 
 
 def num_matrix_weights(module: nn.Module) -> int:
-    """Return the number of weights in linear layers and recurrent cells, without biases."""
+    """Return the number of weights in the matrices of linear and recurrent layers of a module."""
     layers = (m for m in module.modules() if isinstance(m, nn.Linear | nn.RNNBase))
     return sum(w.numel() for m in layers for w in m.parameters() if w.ndim > 1)
 
 
 def refuse(reason: str, **arguments: object) -> None:
-    """Raise SpecError if one of the arguments is given (not None); `reason` begins the message."""
+    """Raise SpecError if one of the keyword arguments is not None; `reason` begins its message."""
     for name, value in arguments.items():
         if value is not None:
             raise SpecError(f"{reason} {name}: leave it out.")

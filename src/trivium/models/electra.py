@@ -1,6 +1,6 @@
 """ELECTRA: a discriminator, and a small generator that replaces tokens in its input.
 
-DeBERTa v3 is trained in the same way, except that it shares token embeddings differently.
+DeBERTa v3 is trained in the same way, but shares token embeddings in another way.
 
 Shape letters: B batch, T positions, M masked positions, D d_model of the generator, V vocabulary.
 """
@@ -26,7 +26,7 @@ from trivium.nn.blocks import Layer
 from trivium.nn.mixers.attention import Attention
 from trivium.nn.positions.learned import Learned
 
-# The maximum number of token probabilities that are held in memory at a time.
+# The maximum number of token probabilities that `sample` holds in memory at a time.
 _MAX_PROBABILITIES = 2**24
 _SHARED = ("positions", "token_types", "norm")
 
@@ -35,10 +35,11 @@ Sharing = Literal["tied", "gradient-disentangled"]
 
 
 def generator_spec(discriminator: TransformerSpec, fraction: float = 0.25) -> TransformerSpec:
-    """Return the spec of a discriminator's generator: equally deep, `fraction` times as wide.
+    """Return the spec of the generator: as deep as the discriminator, `fraction` times as wide.
 
     The token embeddings of generator and discriminator have the same width, because they are
-    shared. In a normal initialization, the standard deviation grows as the width shrinks.
+    shared. If the initialization is Gaussian, its standard deviation is multiplied by the square
+    root of (discriminator width / generator width).
 
     Source: Clark et al. 2020, section 3.2 and table 6: the fraction is 1/4 for small and large and
     1/3 for base, for hidden size, feed-forward size and heads.
@@ -53,13 +54,13 @@ def generator_spec(discriminator: TransformerSpec, fraction: float = 0.25) -> Tr
         raise SpecError("a discriminator of replaced tokens is an encoder such as electra-mini.")
 
     def scale_width(attention: Attention) -> Attention:
-        """Return the attention with `fraction` of the heads and of the total width (rounded)."""
+        """Return the attention spec with `fraction` of the heads and of the total width."""
         heads = max(1, round(attention.num_heads * fraction))
         head_dim = max(2, 2 * round(discriminator.d_model * fraction / heads / 2))
         return attention.replace(num_heads=heads, num_kv_heads=None, head_dim=head_dim)
 
     def narrow_layer(layer: Layer) -> Layer:
-        """Return the layer with a narrower attention and feed-forward network."""
+        """Return the layer spec with narrower attention and feed-forward network."""
         network = layer.feed_forward and layer.feed_forward.scale_width(fraction)
         assert isinstance(layer.mixer, Attention)  # `attention_only`
         return layer.replace(mixer=scale_width(layer.mixer), feed_forward=network)
@@ -71,7 +72,7 @@ def generator_spec(discriminator: TransformerSpec, fraction: float = 0.25) -> Tr
     if isinstance(start, Normal):
         start = start.replace(std=start.std * (discriminator.d_model / width) ** 0.5)
         if inner != width and isinstance(embedding.positions, Learned):
-            # A projection mixes the dimensions of positions, so no head could read an offset.
+            # A projection mixes the dimensions of positions, so no head could attend to an offset.
             start = start.replace(attention="random")
     return discriminator.replace(
         d_model=width,
@@ -83,14 +84,15 @@ def generator_spec(discriminator: TransformerSpec, fraction: float = 0.25) -> Tr
 
 
 class DisentangledTable(nn.Embedding):
-    """Embedding E_D = stopgrad(E_G) + E_delta: the discriminator's loss has no gradient for E_G.
+    """Gradient-disentangled embedding: E_D = stopgrad(E_G) + E_delta (DeBERTa v3).
 
-    E_D are the discriminator's and E_G the generator's token embeddings. `weight` is E_delta
-    [V, E]. Source: He et al. 2021b (DeBERTa v3), section 3.2, equation 5.
+    E_D are the token embeddings of the discriminator, and E_G those of the generator. The loss of
+    the discriminator has no gradient for E_G. The parameter `weight` is E_delta [V, E]. Source: He
+    et al. 2021b, section 3.2, equation 5.
 
     Args:
-        table: the initial E_D.
-        shared: E_G, whose weight is not a parameter of this module.
+        table: the initial token embeddings of the discriminator, E_D.
+        shared: the generator's embedding, E_G, which is not a submodule of this module.
     """
 
     shared: nn.Embedding
@@ -101,7 +103,7 @@ class DisentangledTable(nn.Embedding):
         object.__setattr__(self, "shared", shared)  # not a submodule
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return token embeddings [B, T, E] for ids, int64 [B, T]."""
+        """Return the discriminator's token embeddings [B, T, E] for token ids, int64 [B, T]."""
         return F.embedding(input, self.shared.weight.detach()) + super().forward(input)
 
     def merge(self) -> nn.Embedding:
@@ -114,10 +116,10 @@ class DisentangledTable(nn.Embedding):
 class GeneratorAndDiscriminator(nn.Module):
     """A generator and a discriminator that share token embeddings and are trained together.
 
-    With "tied", the discriminator owns token embeddings, positions, token types and the embedding
-    norm; the generator refers to these modules, so that they are registered and saved once. With
-    "gradient-disentangled", the discriminator's token embeddings are a `DisentangledTable`, and
-    nothing else is shared. After training, only the discriminator is used.
+    With `sharing` "tied", they share token embeddings, positions, token types and the embedding
+    norm. These are submodules of the discriminator; the generator only refers to them, so that
+    they are saved once. With "gradient-disentangled", the discriminator's token embeddings are a
+    `DisentangledTable`, and nothing else is shared. Only the discriminator is used later.
 
     Source: Clark et al. 2020, sections 2 and 3.2; "tied" shares the same modules as the paper's
     released code.
@@ -131,7 +133,7 @@ class GeneratorAndDiscriminator(nn.Module):
         self.join()
 
     def join(self) -> None:
-        """Share weights between generator and discriminator, which were two standalone models."""
+        """Share weights between generator and discriminator, which were separate before."""
         if self.sharing == "gradient-disentangled":
             tokens = DisentangledTable(self.discriminator.tokens, self.generator.tokens)
             self.discriminator.tokens = tokens
@@ -143,16 +145,16 @@ class GeneratorAndDiscriminator(nn.Module):
                 object.__setattr__(user, name, part)  # not a submodule
 
     def separate(self) -> None:
-        """Stop sharing weights: generator and discriminator become two standalone models."""
+        """Stop sharing weights, so that generator and discriminator can be used separately."""
         if self.sharing == "gradient-disentangled":
             assert isinstance(self.discriminator.tokens, DisentangledTable)
             self.discriminator.tokens = self.discriminator.tokens.merge()
             return
-        for user, owner, name in self._shared_modules():  # assigned again, it is a submodule
+        for user, owner, name in self._shared_modules():  # a submodule again, when assigned
             setattr(user, name, copy.deepcopy(getattr(owner, name)))
 
     def _shared_modules(self) -> Iterator[tuple[nn.Module, nn.Module, str]]:
-        """Yield (generator's module, discriminator's module, name) for each shared submodule."""
+        """Yield (parent in generator, parent in discriminator, name) of each shared submodule."""
         yield self.generator, self.discriminator, "tokens"
         for name in _SHARED:
             yield _encoder(self.generator).embedding, _encoder(self.discriminator).embedding, name
@@ -175,9 +177,10 @@ class GeneratorAndDiscriminator(nn.Module):
 
     @torch.no_grad()
     def sample(self, hidden: Tensor, draws: Tensor) -> Tensor:
-        """Return tokens sampled from the generator's distributions by inverse transform sampling.
+        """Sample a token id per masked position from the generator (inverse transform sampling).
 
-        Shape: generator hidden states [M, D], draws float [M] in [0, 1) -> int64 [M].
+        `hidden` are hidden states of the generator [M, D]; `draws` are uniform random numbers in
+        [0, 1), float [M]. Returns token ids, int64 [M].
         """
         chunks = max(1, -(-len(hidden) * self.spec.vocab_size // _MAX_PROBABILITIES))
         tokens = []
@@ -196,10 +199,10 @@ def build_with_generator(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> GeneratorAndDiscriminator:
-    """Return a new discriminator with its generator, both initialized at random from `seed`.
+    """Return a discriminator and its generator, both with randomly initialized weights.
 
-    The discriminator is that of `build` with `seed`. The generator starts with the token embeddings
-    of the discriminator.
+    The discriminator has the same weights as `build(discriminator, seed=seed)`. The generator
+    starts with the token embeddings of the discriminator.
     """
     generator = build(generator_spec(discriminator, fraction), seed=seed + 1, device=device)
     model = build(discriminator, seed=seed, device=device)
@@ -208,6 +211,6 @@ def build_with_generator(
 
 
 def _encoder(model: Transformer) -> TransformerStack:
-    """Return the encoder of a model that always has one."""
+    """Return the encoder of a model, which is not None in generators and discriminators."""
     assert model.encoder is not None  # `generator_spec` has checked it
     return model.encoder

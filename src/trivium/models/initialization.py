@@ -27,30 +27,30 @@ class Initialization(Choice, Part):
     """Base class of weight initializations."""
 
     attention: Any
-    """The initialization of queries and keys: "random", like other matrices, or one of those in
-    `models.special_initialization`."""
+    """The initialization of query and key weights: "random", like other matrices, or a special one
+    in `models.special_initialization`."""
 
     def check_model(self, model: Any) -> None:
-        """Raise SpecError if a `TransformerSpec` does not allow this initialization."""
+        """Raise SpecError if a `TransformerSpec` does not support this initialization."""
         check_attention_init(self.attention, model)
 
     def build(self, model: Any) -> Initializer:
-        """Return the `Initializer` of the weights of a `Transformer`."""
+        """Return an `Initializer` that initializes the weights of a `Transformer` in this way."""
         return Initializer(self, model)
 
     def weight_std(self, name: str, weight: Tensor, drawn: Initializer) -> float:
-        """Return the standard deviation for drawing a matrix or an embedding table."""
+        """Return the standard deviation of the initial values of a matrix or embedding table."""
         raise NotImplementedError
 
     def draw(
         self, name: str, weight: Tensor, generator: torch.Generator, drawn: Initializer
     ) -> None:
-        """Draw the weights of a matrix or an embedding table at random."""
+        """Initialize a matrix or embedding table at random, by default from N(0, weight_std^2)."""
         std = self.weight_std(name, weight, drawn)
         weight.copy_(torch.empty(weight.shape).normal_(0.0, std, generator=generator))
 
     def post_init(self, model: Any) -> None:
-        """Change weights after all weights were drawn: apply the initialization of attention."""
+        """Apply the special initialization of attention, after all weights were initialized."""
         initialize_attention(model, self.attention, getattr(self, "embedding_std", 1.0))
 
 
@@ -60,7 +60,7 @@ _EMBEDDINGS = ("tokens", "source_tokens", "positions", "mask_decoder_positions",
 class Initializer:
     """Initializer of the weights of a model.
 
-    Matrices and embedding tables are drawn at random, biases are 0 and norm weights are 1.
+    Matrices and embedding tables are initialized at random, biases to 0 and norm weights to 1.
 
     Args:
         start: the configuration of the initialization.
@@ -79,15 +79,15 @@ class Initializer:
         self.attention_of_query = {id(each.query.weight): each for each in attentions}
 
     def draw(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
-        """Draw the weights of a matrix or an embedding table at random."""
+        """Initialize a matrix or embedding table at random."""
         self.start.draw(name, weight, generator, self)
 
     def init_vector(self, name: str, weight: Tensor) -> None:
-        """Initialize a bias to 0 or a norm weight to 1; other vectors are treated as biases."""
+        """Initialize a norm weight to 1, and a bias or any other vector to 0."""
         weight.fill_(1.0 if id(weight) in self._scales else 0.0)
 
     def post_init(self) -> None:
-        """Change weights after all weights were drawn (see `Initialization.post_init`)."""
+        """Apply the special initialization of attention, after all weights were initialized."""
         self.start.post_init(self.model)
 
 
@@ -95,9 +95,9 @@ class Initializer:
 def initialize(model: LanguageModule, seed: int) -> None:
     """Initialize the weights of a model at random.
 
-    A random weight depends only on the seed and the name of the weight. It is therefore the same on
-    every device and for every layout of processes. Modules with a special initialization set their
-    weights last (`PartModule.reset_parameters`).
+    The random values of a parameter depend only on the seed and on the parameter's name. They are
+    therefore the same on every device and for every layout of processes. Modules with a special
+    initialization set their weights last (`PartModule.reset_parameters`).
     """
     initializer = model.initializer()
     if initializer is not None:
@@ -113,23 +113,23 @@ def initialize(model: LanguageModule, seed: int) -> None:
 
 
 def weight_generator(seed: int, name: str) -> torch.Generator:
-    """Return the random generator for the weight or module called `name`."""
+    """Return the random generator for initializing the parameter or module called `name`."""
     digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
 
 
 def is_embedding(name: str) -> bool:
-    """Return whether a parameter is an embedding table of tokens, positions or token types."""
+    """Return whether the parameter called `name` embeds tokens, positions or token types."""
     return name.removesuffix(".weight").rpartition(".")[2] in _EMBEDDINGS
 
 
 def draw_uniform(weight: Tensor, bound: float, generator: torch.Generator) -> None:
-    """Draw a weight uniformly from [-bound, bound]."""
+    """Initialize a weight from the uniform distribution on [-bound, bound], in place."""
     weight.copy_(torch.empty(weight.shape).uniform_(-bound, bound, generator=generator))
 
 
 def _output_matrices(module: nn.Module) -> list[Tensor]:
-    """Return the matrices of a module whose outputs are added to the residual stream."""
+    """Return the output matrices of a module, whose products are added to the residual stream."""
     if not isinstance(module, PartModule):
         return []
     rows = [getattr(module, name) for name, side in module.parallel.items() if side == "row"]
@@ -137,18 +137,18 @@ def _output_matrices(module: nn.Module) -> list[Tensor]:
 
 
 class Normal(Initialization):
-    """Normal initialization: weights with standard deviation `std`, biases 0, norm weights 1.
+    """Gaussian initialization: weights with standard deviation `std`, biases 0, norm weights 1.
 
-    `residual_init` is the initialization of the output matrices of attention, cross-attention and
-    feed-forward networks, which add to the residual stream. "full" (BERT as published) uses `std`.
-    "scaled" (GPT-2) uses std / sqrt(2 layers), counting the layers of encoder and decoder together.
-    "zero" uses 0, so that every block starts as the identity; the dense layer of an MLM head also
-    starts as the identity.
+    `residual_init` sets the standard deviation of the output matrices of attention, cross-attention
+    and feed-forward networks, whose outputs are added to the residual stream. "full" (BERT as
+    published) uses `std`. "scaled" (GPT-2) uses std / sqrt(2 layers), counting the layers of
+    encoder and decoder together. "zero" uses 0, so that every block starts as the identity; the
+    dense layer of an MLM head then starts as the identity, too.
 
-    `attention` is the initialization of queries and keys. "position_offsets" and "copy_heads" learn
-    faster in short runs; see `models.special_initialization`. "position_offsets" needs learned
-    positions, or RoPE in attention with biases. "copy_heads" needs an encoder-decoder with learned
-    positions or relative biases.
+    `attention` is the initialization of query and key weights. With "position_offsets" and
+    "copy_heads", models learn faster in short runs (see `models.special_initialization`).
+    "position_offsets" needs learned positions, or RoPE in attention with biases. "copy_heads" needs
+    an encoder-decoder with learned positions or relative position biases.
     """
 
     kind: Literal["normal"] = "normal"
@@ -158,7 +158,7 @@ class Normal(Initialization):
     attention: Literal["random", "position_offsets", "copy_heads"] = "random"
 
     def weight_std(self, name: str, weight: Tensor, drawn: Initializer) -> float:
-        """Return the standard deviation of a weight (see `Initialization.weight_std`)."""
+        """Return `embedding_std` for embeddings; for matrices `std`, changed by `residual_init`."""
         if is_embedding(name):
             return self.embedding_std
         if id(weight) not in drawn.output_matrices:
@@ -168,7 +168,7 @@ class Normal(Initialization):
         return starts[self.residual_init]
 
     def post_init(self, model: Any) -> None:
-        """Apply the attention initialization; "zero" sets an MLM head's dense layer to identity."""
+        """Apply the attention initialization, and "zero" to the dense layer of an MLM head."""
         if self.residual_init == "zero":
             for head in model.heads.values():
                 if isinstance(head, MaskedHead) and isinstance(head.dense, DenseLayer):
@@ -177,19 +177,19 @@ class Normal(Initialization):
 
 
 class FanIn(Initialization):
-    """Initialization of T5 and PaLM: normal with variance 1 / fan-in; embeddings with variance 1.
+    """Initialization of T5 and PaLM: Gaussian with variance 1 / fan-in; embeddings with variance 1.
 
-    Query matrices make up for a score `scale` other than 1 / sqrt(head_dim). T5's scale is 1, so
-    that T5's query matrices have variance 1 / (fan-in * head_dim). PaLM's query matrices are
-    initialized like all other matrices (Chowdhery et al. 2022, section 5). `attention` is as in
-    `Normal`.
+    If attention scores are not scaled by 1 / sqrt(head_dim), query matrices are scaled to make up
+    for the difference. T5's scores are not scaled, so that T5's query matrices have variance
+    1 / (fan-in * head_dim). PaLM's query matrices are initialized like all other matrices
+    (Chowdhery et al. 2022, section 5). `attention` has the same meaning as in `Normal`.
     """
 
     kind: Literal["fan-in"] = "fan-in"
     attention: Literal["random", "copy_heads"] = "random"
 
     def weight_std(self, name: str, weight: Tensor, drawn: Initializer) -> float:
-        """Return the standard deviation of a weight; relative position biases get d_model^-0.5."""
+        """Return 1 for embeddings, d_model^-0.5 for position biases, fan-in^-0.5 for matrices."""
         if is_embedding(name):
             return 1.0
         if id(weight) in drawn.shared_tables:
@@ -200,17 +200,20 @@ class FanIn(Initialization):
 
 
 def _query_std_factor(attention: AttentionModule) -> float:
-    """Return the factor on query weights that makes up for a non-default attention scale."""
+    """Return the factor for the standard deviation of query weights (see `FanIn`).
+
+    It is the default scale of attention scores divided by the configured scale.
+    """
     return attention.part.replace(scale=None).score_scale / attention.scale
 
 
 class Small(Initialization):
-    """Initialization of GPT-NeoX: normal with standard deviation sqrt(2 / (5 d_model)).
+    """Initialization of GPT-NeoX: Gaussian with standard deviation sqrt(2 / (5 d_model)).
 
-    The output matrices of attention and feed-forward networks, which add to the residual stream,
-    have the standard deviation 2 / (layers sqrt(d_model)), counting the layers of encoder and
-    decoder together. Token embeddings are initialized like other matrices. Biases are 0 and norm
-    weights 1.
+    The output matrices of attention and feed-forward networks, whose outputs are added to the
+    residual stream, have the standard deviation 2 / (layers sqrt(d_model)), counting the layers of
+    encoder and decoder together. Token embeddings are initialized like other matrices. Biases are
+    0 and norm weights 1.
 
     Source: Black et al. 2022, section 2.1, after Nguyen and Salazar 2019 (first formula) and Wang
     2021 (second formula). The paper applies the second formula only to the output of feed-forward
@@ -221,7 +224,7 @@ class Small(Initialization):
     attention: Literal["random"] = "random"
 
     def weight_std(self, name: str, weight: Tensor, drawn: Initializer) -> float:
-        """Return the standard deviation of a weight (see `Initialization.weight_std`)."""
+        """Return the standard deviation of a weight by one of the two formulas in the class."""
         model = drawn.model.spec
         if id(weight) in drawn.output_matrices:
             return 2.0 / sum(stack.num_layers for stack in model.stacks) / model.d_model**0.5
@@ -231,11 +234,13 @@ class Small(Initialization):
 class Xavier(Initialization):
     """Xavier initialization: uniform in +-sqrt(6 / (inputs + outputs)), biases 0.
 
-    Embedding tables are normal with standard deviation d_model^-0.5, which suits the scaled, tied
-    embeddings of the original Transformer; with `tables` "uniform", they are drawn like matrices.
+    Embedding tables are Gaussian with standard deviation d_model^-0.5, which suits the scaled, tied
+    embeddings of the original Transformer. With `tables` "uniform", they are initialized like
+    matrices.
 
-    `attention` is the initialization of queries and keys. "diagonal" cross-attention learns faster
-    from little data; see `models.special_initialization`. Source: Glorot and Bengio 2010.
+    `attention` is the initialization of query and key weights. With "diagonal", cross-attention
+    learns faster from little data (see `models.special_initialization`). Source: Glorot and Bengio
+    2010.
     """
 
     kind: Literal["xavier"] = "xavier"
@@ -243,13 +248,13 @@ class Xavier(Initialization):
     attention: Literal["random", "diagonal"] = "random"
 
     def weight_std(self, name: str, weight: Tensor, drawn: Initializer) -> float:
-        """Return the standard deviation of embedding tables; matrices are drawn uniformly."""
+        """Return the standard deviation of Gaussian embedding tables (matrices are uniform)."""
         return drawn.model.spec.d_model**-0.5
 
     def draw(
         self, name: str, weight: Tensor, generator: torch.Generator, drawn: Initializer
     ) -> None:
-        """Draw normal embedding tables (with `tables` "normal") and uniform matrices."""
+        """Initialize a matrix uniformly; an embedding table too, unless `tables` is "normal"."""
         if is_embedding(name) and self.tables == "normal":
             super().draw(name, weight, generator, drawn)
         else:
@@ -257,24 +262,27 @@ class Xavier(Initialization):
 
 
 def _set_to_identity(linear: nn.Linear) -> None:
-    """Set a layer to h + 3: gelu(h + 3) is almost h + 3, and the next LayerNorm subtracts the 3."""
+    """Set a linear layer to h + 3, so that it is the identity with the GELU and norm after it.
+
+    gelu(h + 3) is almost h + 3, and the LayerNorm subtracts the 3 with the mean.
+    """
     nn.init.eye_(linear.weight)
     if linear.bias is not None:
         nn.init.constant_(linear.bias, 3.0)
 
 
 def with_fast_initialization(model: Any) -> Any:
-    """Return the same `TransformerSpec` with an initialization that learns faster in short runs.
+    """Return the `TransformerSpec` with an initialization that speeds up training in short runs.
 
-    Encoders get "position_offsets" if their positions allow it. Encoder-decoders get "copy_heads",
-    or "diagonal" if they have sinusoidal positions and a Xavier initialization. A normal
-    initialization also changes to `residual_init` "zero", and the standard deviation of matrices
-    (in encoder-decoders also of embeddings) to d_model^-0.5. A fan-in initialization (T5) keeps its
-    standard deviations.
+    Encoders get the attention initialization "position_offsets", if their position encoding
+    supports it. Encoder-decoders get "copy_heads", or "diagonal" if they have sinusoidal positions
+    and a Xavier initialization. If the initialization is Gaussian (`Normal`), `residual_init` is
+    also set to "zero", and the standard deviation of matrices (in encoder-decoders also of
+    embeddings) to d_model^-0.5. A fan-in initialization (T5) keeps its standard deviations.
 
     Raises:
-        SpecError: no faster initialization is known for the model: decoders, and models whose
-            positions or kind of initialization do not fit.
+        SpecError: no faster initialization is known for the model: it is a decoder, or its
+            position encoding or kind of initialization is not one of those above.
     """
     allowed = allowed_attention_inits(model)
     start, attention = model.initialization, "random"

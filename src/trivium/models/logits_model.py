@@ -19,7 +19,7 @@ from trivium.nn.state import Cache, append_tokens, build_token_cache
 
 
 class LogitsSpec(Spec):
-    """The spec of a user-defined model: its vocabulary size and maximum length, no architecture."""
+    """The spec of a `LogitsModel`: vocabulary size and maximum length, but no architecture."""
 
     supports_task_heads: ClassVar[bool] = False
     kind: None = None
@@ -29,11 +29,11 @@ class LogitsSpec(Spec):
 
     @property
     def max_length(self) -> int | None:
-        """Maximum input length in tokens; None if unlimited."""
+        """The maximum input length in tokens; None if it is unlimited."""
         return self.end
 
     def to_dict(self) -> dict[str, Any]:
-        """Raise SpecError, because the spec does not describe how to build the module."""
+        """Raise SpecError, because a user-defined module cannot be rebuilt from a spec."""
         raise SpecError(
             "a module of one's own cannot be saved or exported: nothing describes how to build it "
             "again. Keep its state_dict()."
@@ -41,10 +41,10 @@ class LogitsSpec(Spec):
 
 
 class LogitsModel(nn.Module):
-    """Wrapper of any causal module that maps ids [B, T] to logits [B, T, V], for inference.
+    """Wrapper for inference with any causal module that maps ids [B, T] to logits [B, T, V].
 
-    The logits take the place of hidden states. Texts are padded on the right, because a causal
-    model does not attend to later positions.
+    The logits take the place of hidden states. Rows may only be padded on the right, where a
+    causal module does not see the padding.
 
     Raises:
         SpecError: the module does not return logits of this shape.
@@ -71,7 +71,10 @@ class LogitsModel(nn.Module):
         return next(self.parameters(), torch.empty(0)).dtype
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
-        """Return an empty cache, which holds token ids (see `LanguageModule.new_cache`)."""
+        """Return an empty cache of token ids (see `LanguageModule.new_cache`).
+
+        The module has no KV cache, so that every step recomputes the whole sequence.
+        """
         return build_token_cache(slots, slot_length, self.device)
 
     def forward(
@@ -90,7 +93,7 @@ class LogitsModel(nn.Module):
         Arguments are as in `Transformer.read`.
 
         Raises:
-            SpecError: a row is padded on the left, or an input is not supported.
+            SpecError: a row is left-padded, or an input is not supported.
         """
         refuse("a model of one's own takes no", **others)
         mask = attention_mask

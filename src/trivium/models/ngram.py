@@ -31,13 +31,13 @@ from trivium.nn.state import Cache, append_tokens, build_token_cache
 
 
 class NGramSpec(Spec):
-    """The feed-forward language model of Bengio et al. 2003: n-1 tokens predict the next token.
+    """The spec of a feed-forward n-gram model (Bengio et al. 2003): n-1 tokens predict the next.
 
         y = b + W x + U tanh(d + H x),   x = (C(w_t-1), ..., C(w_t-n+1))
 
     `order` is n, `d_model` is the width m of the token embeddings C, and `d_hidden` is the width h
-    of the tanh layer. `connections` "direct" includes the matrix W from token embeddings to the
-    vocabulary, "hidden" omits W. A tied LM head projects to width m and uses C as the vocabulary
+    of the tanh layer. `connections` "direct" adds the connections W from token embeddings to the
+    vocabulary; "hidden" omits them. A tied LM head projects to width m and uses C as the vocabulary
     matrix. Positions before the text share one trained vector (the paper pads with a token).
     """
 
@@ -57,34 +57,38 @@ class NGramSpec(Spec):
 
     @property
     def d_context(self) -> int:
-        """Width of the concatenated embeddings of a context, (n-1) m."""
+        """The width of the concatenated embeddings of a context of n-1 tokens, (n-1) m."""
         return (self.order - 1) * self.d_model
 
     @property
     def d_output(self) -> int:
-        """Width of the head's input: the tanh layer and, with direct connections, x."""
+        """The width of the hidden states, which heads read; with "direct", they also contain x."""
         return self.d_hidden + (self.d_context if self.connections == "direct" else 0)
 
     def activation_bytes(
         self, length: int, item: int, *, on_cpu: bool, recompute: bool = False
     ) -> int:
-        """Return the activation bytes per token: contexts, tanh layer and the input of the head."""
+        """Return the number of activation bytes per token kept for the backward pass in training.
+
+        They are context embeddings, the tanh layer and the input of the head, in float32.
+        """
         return 4 * (3 * self.d_context + 3 * self.d_hidden + 2 * self.d_output)
 
     @property
     def head_input(self) -> HeadInput:
-        """The sizes and settings that heads are built with."""
+        """The sizes and settings for building heads, which read hidden states of width W."""
         return projecting_head_input(self, self.d_output, self.dropout)
 
     def build(self) -> NGramModel:
-        """Return the module without initialized weights (see `Spec.build`)."""
+        """Return the module with uninitialized weights (see `Spec.build`)."""
         return NGramModel(self)
 
 
 class NGramModel(LanguageModule):
-    """The feed-forward n-gram model; its hidden states are h = tanh(d + H x), or (h, x) if direct.
+    """The feed-forward n-gram model, whose hidden states are those of one tanh layer.
 
-    x are the embeddings of the n-1 tokens up to a position. The head computes y = b + W x + U h.
+    At each position, x are the concatenated embeddings of the last n-1 tokens. The hidden state is
+    h = tanh(d + H x), or (h, x) with direct connections. The head computes y = b + W x + U h.
     Source: Bengio et al. 2003, equation 1.
     """
 
@@ -92,35 +96,35 @@ class NGramModel(LanguageModule):
         super().__init__()
         self.spec = model
         self.tokens = empty_embedding(model.vocab_size, model.d_model)
-        # The vector of every position before a text.
+        # The embedding of every position before a text.
         self.before = nn.Parameter(torch.empty(model.d_model))
         self.hidden = nn.Linear(model.d_context, model.d_hidden)
         self.heads = build_heads(model)
 
     def initializer(self) -> RecurrentInitializer:
-        """Return the `Initializer` of the weights."""
+        """Return the `Initializer` of the weights, which is that of recurrent models."""
         return RecurrentInitializer(self)
 
     @property
     def blocks(self) -> Iterator[nn.Module]:
-        """The tanh layer."""
+        """The tanh layer, the only layer between token embeddings and heads."""
         return iter((self.hidden,))
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
-        """Return an empty cache, which holds token ids (see `LanguageModule.new_cache`)."""
+        """Return an empty cache of token ids, from which contexts are read in each step."""
         return build_token_cache(slots, slot_length, self.device)
 
     def forward(
         self, input_ids: Tensor, *, gather_positions: Tensor | None = None, **inputs: Any
     ) -> Tensor:
-        """Return the hidden state of each position's n-gram context, [B, T, W].
+        """Return hidden states [B, T, W], each computed from the last n-1 tokens.
 
-        With `gather_positions`, the result is [M, W]. `inputs` is passed on to `context_tokens`;
-        see `Transformer.read`. Padding and tokens of another document count as positions before
-        the text.
+        With `gather_positions`, the result is [M, W]. Arguments are as in `Transformer.read`;
+        `inputs` is passed on to `context_tokens`. Padding and tokens of other documents count as
+        positions before the text.
 
         Raises:
-            SpecError: a mask or documents together with a cache.
+            SpecError: an attention mask or document ids are given together with a cache.
         """
         earlier = context_tokens(
             input_ids, self.spec.order - 1, gather_positions=gather_positions, **inputs
@@ -146,9 +150,10 @@ def context_tokens(
     slots: Tensor | None = None,
     lengths: Tensor | None = None,
 ) -> Tensor:
-    """Return the last `count` tokens up to each position, most recent first, -1 before a text.
+    """Return the ids of the last `count` tokens up to and including each position.
 
-    The result is [B, T, count], or [M, count] with `gather_positions`. Arguments and errors are as
+    The most recent token comes first, and positions before a text are -1. The result is [B, T,
+    count], or [M, count] with `gather_positions`. Arguments and errors are as
     in `NGramModel.forward`. `position_ids` are not used.
     """
     length, texts = input_ids.shape[1], input_ids
@@ -160,7 +165,7 @@ def context_tokens(
         texts = torch.where(attention_mask.bool(), input_ids, -1)
     back = torch.arange(count, device=input_ids.device)
     place = columns[..., None] - back  # [B, T, count]
-    # Padding of a cache may be after the texts.
+    # Columns of padding may lie beyond the texts in the cache.
     inside = place.clamp(0, texts.shape[1] - 1).flatten(1)
     earlier = texts.gather(1, inside).view_as(place)
     outside = place < 0

@@ -24,7 +24,7 @@ from trivium.nn.state import Cache, build_token_cache
 
 
 class NGramCountsSpec(Spec):
-    """The count-based n-gram model: the n-1 preceding tokens predict the next token.
+    """The spec of a count-based n-gram model: n-1 preceding tokens predict the next token.
 
     With c(h w) the count of the token w after the context h, and V tokens in the vocabulary:
 
@@ -51,7 +51,7 @@ class NGramCountsSpec(Spec):
     heads: Heads = (LMHead(tied=True),)
 
     def check(self) -> None:
-        """Raise SpecError for a width, and for any head except the tied LM head."""
+        """Raise SpecError if `d_model` is not 0, or there is another head than the tied LM head."""
         super().check()
         if self.d_model != 0 or any(head != LMHead(tied=True) for head in self.heads):
             raise SpecError(
@@ -59,39 +59,39 @@ class NGramCountsSpec(Spec):
             )
 
     def with_dropout(self, dropout: float) -> Self:
-        """Return the same spec, because the model has no dropout."""
+        """Return the spec itself, because the model has no dropout."""
         return self
 
     def activation_bytes(
         self, length: int, item: int, *, on_cpu: bool, recompute: bool = False
     ) -> int:
-        """Return 0, because there is no backward pass."""
+        """Return 0 activation bytes, because the model has no backward pass."""
         return 0
 
     @property
     def head_input(self) -> HeadInput:
-        """The sizes and settings that heads are built with."""
+        """The vocabulary size, and widths of 0, because the model has no hidden states."""
         return HeadInput(self.vocab_size, d_model=0, d_embedding=0)
 
     def build(self) -> NGramCounts:
-        """Return the module without initialized weights (see `Spec.build`)."""
+        """Return the module with uninitialized weights (see `Spec.build`)."""
         return NGramCounts(self)
 
 
 class _Followers(dict[int, int]):
-    """The counts of the tokens that follow a context, and their total."""
+    """The count of each token that follows a context, and the total of these counts."""
 
     total = 0
     _tensors: tuple[Tensor, Tensor] | None = None
 
     def add(self, token: int, count: int) -> None:
-        """Add `count` to the count of a token."""
+        """Add `count` to the count of a following token."""
         self[token] = self.get(token, 0) + count
         self.total += count
         self._tensors = None
 
     def as_tensors(self) -> tuple[Tensor, Tensor]:
-        """Return tokens, int64, and their counts, float64; cached until a count changes."""
+        """Return the token ids, int64, and their counts, float64, cached until a count changes."""
         if self._tensors is None:
             counts = torch.tensor([*self.values()], dtype=torch.float64)
             self._tensors = torch.tensor([*self], dtype=torch.int64), counts
@@ -99,10 +99,10 @@ class _Followers(dict[int, int]):
 
 
 class NGramCounts(LanguageModule):
-    """Model of n-gram counts. In training mode, `lm_loss` counts the targets after their loss.
+    """Count-based n-gram model. In training mode, `lm_loss` counts n-grams after the loss.
 
-    The training loss is therefore the loss on text that is not counted yet (the prequential code
-    length, Dawid 1984). There are no weights and no gradients.
+    The training loss is therefore the loss on text that has not been counted yet (the prequential
+    code length, Dawid 1984). There are no weights and no gradients.
     """
 
     def __init__(self, model: NGramCountsSpec) -> None:
@@ -114,33 +114,38 @@ class NGramCounts(LanguageModule):
 
     @property
     def blocks(self) -> Iterator[nn.Module]:
-        """The empty module dict of the heads, because the model has no weights."""
+        """Only the empty module dict of the heads, because the model has no layers."""
         return iter((self.heads,))
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
-        """Return an empty cache, which holds token ids (see `LanguageModule.new_cache`)."""
+        """Return an empty cache of token ids, from which contexts are read in each step."""
         return build_token_cache(slots, slot_length, self.device)
 
     def forward(self, input_ids: Tensor, **inputs: Any) -> Tensor:
-        """Return the n-1 tokens up to each position, most recent first, in place of hidden states.
+        """Return, in place of hidden states, the context of n-1 tokens that ends at each position.
 
-        The result is int64 [B, T, n-1], or [M, n-1] with `gather_positions`; -1 is a position
-        before the text. Arguments are as in `NGramModel.forward`.
+        The result is int64 [B, T, n-1], or [M, n-1] with `gather_positions`. It contains token ids,
+        most recent first, and -1 for positions before the text. Arguments are as in
+        `NGramModel.forward`.
         """
         return context_tokens(input_ids, self.spec.order - 1, **inputs)
 
     def logits(
         self, hidden: Tensor, head: str | None = None, attention_mask: Tensor | None = None
     ) -> Tensor:
-        """Return next-token log-probabilities [..., V] for contexts [..., n-1]."""
+        """Return next-token log-probabilities [..., V] for contexts `hidden` [..., n-1].
+
+        `head` and `attention_mask` are not used.
+        """
         rows = [self._probabilities(tuple(context)) for context in hidden.flatten(0, -2).tolist()]
         shape = *hidden.shape[:-1], self.spec.vocab_size
         return torch.stack(rows).log().to(hidden.device, self.dtype).view(shape)
 
     def lm_loss(self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-        """Return the summed loss in nats of `targets` [M] after contexts [M, n-1].
+        """Return the summed loss in nats of `targets` [M] after contexts `hidden` [M, n-1].
 
-        In training mode, the n-grams are then counted. `smoothing` is not used.
+        In training mode, all n-grams (context and target) are then counted. `smoothing` is not
+        used.
         """
         loss, pairs = 0.0, [*zip(map(tuple, hidden.tolist()), targets.tolist(), strict=True)]
         for context, token in pairs:
@@ -150,7 +155,7 @@ class NGramCounts(LanguageModule):
         return loss + self.tokens.weight.sum()  # 0, because there are no weights
 
     def get_extra_state(self) -> Tensor:
-        """Return the n-grams and counts to save, int32 [N, n + 1].
+        """Return all n-grams and their counts for a checkpoint, int32 [N, n + 1].
 
         A row contains the context (most recent token first), the token after it, and the count.
         """
@@ -162,7 +167,7 @@ class NGramCounts(LanguageModule):
         return torch.tensor(rows, dtype=torch.int32).view(-1, self.spec.order + 1)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Restore the counts from the n-grams of `get_extra_state`."""
+        """Restore all counts from a checkpoint: n-grams as returned by `get_extra_state`."""
         self._reset_counts()
         for *context, token, count in state.tolist():
             self._count_ngram(tuple(context), token, count)
@@ -174,7 +179,10 @@ class NGramCounts(LanguageModule):
         self._ngrams_by_count = [Counter[int]() for _ in self._tables]  # number of n-grams by count
 
     def _count_ngram(self, context: tuple[int, ...], token: int, count: int = 1) -> None:
-        """Add `count` to an n-gram; a new n-gram adds 1 to its n-gram of the next lower order."""
+        """Add `count` to the count of the n-gram (context, token).
+
+        If the n-gram is new, 1 is added to the n-gram without its oldest token, and so on.
+        """
         for table, sizes in zip(reversed(self._tables), reversed(self._ngrams_by_count)):
             followers = table.setdefault(context, _Followers())
             before = followers.get(token, 0)
@@ -186,7 +194,11 @@ class NGramCounts(LanguageModule):
             context, count = context[:-1], 1
 
     def _order_terms(self, context: tuple[int, ...]) -> Iterator[tuple[_Followers, float, float]]:
-        """Yield follower counts, discount and lower-order weight, from the lowest order up."""
+        """Yield the terms of smoothing for a context, from the lowest order to the highest.
+
+        Each is (counts of following tokens, discount D, weight of the lower order's probability).
+        Orders in which the context never occurred are left out.
+        """
         if self.spec.smoothing == "add-k":
             if followers := self._tables[-1].get(context):
                 yield followers, 0.0, self.spec.k * self.spec.vocab_size

@@ -1,4 +1,4 @@
-"""Resize a Transformer: change its width, heads and layers, and all sizes that depend on them."""
+"""Change the width, heads and layers of a `TransformerSpec`, and sizes that depend on them."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ _MULTIPLE = 8  # hidden units are rounded to a multiple of this number
 def resize_spec(
     spec: TransformerSpec, d_model: int, num_heads: Mapping[str, int], num_layers: Mapping[str, int]
 ) -> TransformerSpec:
-    """Return the spec with another width, number of heads or number of layers.
+    """Return a copy of the spec with another width, number of heads or number of layers.
 
-    Sizes that depend on these sizes are recomputed: the head width if all heads together have the
-    width of the model, the number of key-value heads in proportion to the heads, hidden units in
-    proportion to the width, and scales that are the square root of a width or its inverse. If every
-    layer has its own seed (BigBird), the layers get the seeds 0, 1, 2, ...
+    Sizes that depend on these sizes are recomputed. The head width changes if all heads together
+    are as wide as the model. The number of key-value heads stays in proportion to the number of
+    heads, and hidden units to the width. A scale that is the square root of a width, or its
+    inverse, follows that width. If every layer has a seed (BigBird), the layers get the seeds 0, 1,
+    2, ...
 
     Args:
         spec: the spec to resize.
         d_model: the new width.
-        num_heads: the new number of attention heads for each stack, "encoder" or "decoder".
-        num_layers: the new number of layers for each stack.
+        num_heads: the new number of attention heads by stack ("encoder", "decoder"); stacks that
+            are not named keep theirs.
+        num_layers: the new number of layers by stack, in the same form.
     """
     old, changes = spec.d_model, dict[str, Any]()
 
     def resize_layer(layer: Layer, heads: int | None) -> Layer:
-        """Return the layer resized to the new width and number of heads."""
+        """Return a copy of the layer spec for the new width and number of heads."""
         mixer, network = layer.mixer, layer.feed_forward
         mixer = mixer.replace(**_heads(mixer, old, d_model, heads), **_units(mixer, old, d_model))
         if network is not None:
@@ -62,7 +64,10 @@ def resize_spec(
 
 
 def _heads(mixer: Any, old: int, d_model: int, num_heads: int | None) -> dict[str, Any]:
-    """Return the new values of the mixer fields that depend on the width and number of heads."""
+    """Return new values of the fields of a mixer spec that depend on width or number of heads.
+
+    `old` is the old width of the model, `num_heads` the new number of heads; None: unchanged.
+    """
     before, width = getattr(mixer, "num_heads", None), getattr(mixer, "head_dim", None)
     if before is None or width is None:
         return {}
@@ -79,7 +84,10 @@ def _heads(mixer: Any, old: int, d_model: int, num_heads: int | None) -> dict[st
 
 
 def _units(part: Part, old: int, d_model: int) -> dict[str, Any]:
-    """Return the new values of the fields in proportion to the width, also in nested parts."""
+    """Return new values of the fields in proportion to the width, such as `d_ff`.
+
+    `old` is the old width of the model. Fields that are parts themselves are also changed.
+    """
     fields: dict[str, Any] = {}
     for name, value in dict(part).items():
         if name in ("d_ff", "d_inner") and old != d_model:
@@ -96,7 +104,10 @@ def _units(part: Part, old: int, d_model: int) -> dict[str, Any]:
 def changed_keys(
     before: Mapping[str, Any], after: Mapping[str, Any], path: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (key path, old value, new value) for each key of `after` that differs in `before`."""
+    """Compare two nested dicts. Yields (dotted key, old value, new value) for each changed key.
+
+    Keys that only `before` has are not compared. `path` is the prefix of all keys.
+    """
     for name, value in after.items():
         old = before.get(name)
         if isinstance(value, Mapping) and isinstance(old, Mapping):

@@ -31,25 +31,27 @@ Cell = Literal["elman", "elman-relu", "elman-logistic", "lstm", "gru"]
 
 
 class RNNSpec(Spec):
-    """A recurrent network: Elman 1990, LSTM (Hochreiter and Schmidhuber 1997), GRU (Cho 2014).
+    """The spec of a recurrent network: Elman RNN, LSTM, GRU, bidirectional RNN or ELMo.
 
-    The activation of the Elman cell is tanh, or ReLU with "elman-relu", or the logistic function
-    with "elman-logistic" (as Mikolov et al. 2010).
+    `cell` is that of Elman 1990, Hochreiter and Schmidhuber 1997 (LSTM) or Cho 2014 (GRU). The
+    activation of the Elman cell is tanh, or ReLU with "elman-relu", or the logistic function with
+    "elman-logistic" (as in Mikolov et al. 2010).
 
     `direction` "forward" is a left-to-right language model. "both" is an encoder in which every
     layer is bidirectional (Schuster and Paliwal 1997). "bilm" is a forward and a backward
-    language model that share token embeddings and softmax (ELMo, Peters et al. 2018). With task
-    heads instead of an lm head, a "bilm" model is an encoder: its hidden states are those of
-    both language models, from the last layer or, with a head "scalar-mix", from all layers.
+    language model that share token embeddings and output matrix (ELMo, Peters et al. 2018). With
+    task heads instead of an LM head, a "bilm" model is an encoder. Its hidden states are then the
+    concatenated ones of both language models, from the last layer or, with a head "scalar-mix",
+    from all layers.
 
-    Token embeddings have width `d_model` and cells width `d_hidden`; hidden states of another width
-    than `d_model` are projected to `d_model`. With `d_projection`, every LSTM output is projected
-    to that width, also before the recurrent matrices (Sak et al. 2014). With `connections`
-    "residual", every layer except the first adds its input to its output. Token embeddings are
-    multiplied by `scale`, because tied embeddings start small and cells learn slowly from small
-    inputs. With `characters`, token embeddings are computed from the characters of a token. Dropout
-    is applied to token embeddings, between layers and to hidden states, but not to recurrent
-    connections (Zaremba et al. 2014).
+    Token embeddings have width `d_model`, cells `d_hidden`. Hidden states of another width than
+    `d_model` are projected to `d_model`. With `d_projection`, every LSTM output is projected to
+    that width, also before the recurrent matrices (Sak et al. 2014). With `connections` "residual",
+    every layer except the first adds its input to its output. Token embeddings are multiplied by
+    `scale`, because tied embeddings start small and cells learn slowly from small inputs. With
+    `characters`, token embeddings are computed from the characters of a token. Dropout is applied
+    to token embeddings, between layers and to hidden states, but not to recurrent connections
+    (Zaremba et al. 2014).
     """
 
     kind: Literal["rnn"] = "rnn"
@@ -64,7 +66,7 @@ class RNNSpec(Spec):
     dropout: DropoutRate = 0.0
 
     def check(self) -> None:
-        """Raise SpecError if heads or the projection do not fit the network."""
+        """Raise SpecError if a head does not fit the direction, or `d_projection` the cell."""
         super().check()
         for head in self.heads:
             if (reason := self._misfit_reason(head)) is not None:
@@ -83,7 +85,7 @@ class RNNSpec(Spec):
             )
 
     def _misfit_reason(self, head: Head) -> str | None:
-        """Return the reason why a head does not fit the direction, None if it fits."""
+        """Return why a head does not fit the direction, as the end of an error; None if it fits."""
         is_lm = isinstance(head, LMHead)
         if self.direction == "both":
             return ': it is an encoder; take an mlm head, or direction "forward"' if is_lm else None
@@ -95,54 +97,58 @@ class RNNSpec(Spec):
 
     @property
     def family(self) -> Literal["encoder-only", "decoder-only"]:
-        """The architecture; a biLM counts as decoder-only, because its forward half generates."""
+        """The architecture: encoder-only if bidirectional, or a biLM without LM head.
+
+        A biLM with an LM head counts as decoder-only, because its forward model generates text.
+        """
         encodes = self.direction == "both" or (self.is_bilm and not _has_lm_head(self.heads))
         return "encoder-only" if encodes else "decoder-only"
 
     @property
     def is_bilm(self) -> bool:
-        """Whether the model is a forward and a backward language model (biLM, as in ELMo)."""
+        """Whether the model combines a forward and a backward language model (biLM, as in ELMo)."""
         return self.direction == "bilm"
 
     @property
     def carries_state(self) -> bool:
-        """Whether the model is left-to-right only, so that it can carry state between rows."""
+        """Whether the model can carry state between rows, because it only runs left to right."""
         return self.direction == "forward"
 
     def with_heads(self, heads: tuple[Head, ...]) -> Self:
-        """Return the same spec with these heads, plus the scalar mix if they are task heads."""
+        """Return a copy of the spec with these heads; a biLM adds its scalar mix to task heads."""
         if self.scalar_mix is not None and not _has_lm_head(heads):
             heads = (*heads, self.scalar_mix)
         return super().with_heads(heads)
 
     @property
     def scalar_mix(self) -> ScalarMix | None:
-        """The scalar mix of a "bilm" model whose layers have width `d_model`; otherwise None."""
+        """The scalar mix of a biLM's layers, if the layers have width `d_model`; otherwise None."""
         fits = self.is_bilm and self.d_state == self.d_model
         return ScalarMix(num_layers=self.num_layers + 1) if fits else None
 
     @property
     def d_state(self) -> int:
-        """Width of a layer's output at a position."""
+        """The width of a layer's output at each position (both directions together)."""
         return (self.d_projection or self.d_hidden) * (2 if self.direction == "both" else 1)
 
     def activation_bytes(
         self, length: int, item: int, *, on_cpu: bool, recompute: bool = False
     ) -> int:
-        """Return the activation bytes per token: gates (before and after activation) and states.
+        """Return the number of activation bytes per token kept for the backward pass in training.
 
-        Gates, states and outputs are at most 10 numbers per cell. See `Spec.activation_bytes`.
+        Gates (before and after activation), states and outputs are at most 10 numbers per cell, in
+        float32. See `Spec.activation_bytes`.
         """
         directions = 1 if self.direction == "forward" else 2
         numbers = 10 * self.d_hidden * self.num_layers * directions + 6 * self.d_model * directions
-        if (part := self.characters) is not None:  # of a token that no other position has
+        if (part := self.characters) is not None:  # as if every token occurred once
             numbers += part.max_characters * part.d_character
             numbers += (4 + 6 * part.num_highways) * sum(part.filters)
         return 4 * numbers
 
     @property
     def head_input(self) -> HeadInput:
-        """The sizes and settings that heads are built with."""
+        """The sizes and settings for building heads; a biLM encoder has width 2 d_model."""
         reads_both = self.is_bilm and self.family == "encoder-only"
         return HeadInput(
             vocab_size=self.vocab_size,
@@ -153,17 +159,17 @@ class RNNSpec(Spec):
         )
 
     def build(self) -> RecurrentModel:
-        """Return the module without initialized weights (see `Spec.build`)."""
+        """Return the module with uninitialized weights (see `Spec.build`)."""
         return RecurrentModel(self)
 
 
 def _has_lm_head(heads: tuple[Head, ...]) -> bool:
-    """Return whether one of the heads is an LM head."""
+    """Return whether `heads` contains an LM head."""
     return any(isinstance(head, LMHead) for head in heads)
 
 
 class RecurrentStack(nn.Module):
-    """The recurrent layers of one direction, and a projection to d_model if widths differ."""
+    """One recurrent network: its layers, and a projection to d_model if the widths differ."""
 
     def __init__(self, model: RNNSpec) -> None:
         super().__init__()
@@ -183,10 +189,10 @@ class RecurrentStack(nn.Module):
         gather_positions: Tensor | None = None,
         every_layer: bool = False,
     ) -> tuple[Any, CellState]:
-        """Return hidden states [B, T, D] or [M, D], and the final cell states.
+        """Return hidden states [B, T, D] and the final cell states, for token embeddings [B, T, D].
 
-        With `every_layer`, hidden states are a list: the token embeddings, then the output of each
-        layer without the projection.
+        With `gather_positions`, hidden states are [M, D]. With `every_layer`, they are a list: the
+        token embeddings, then the output of each layer, without the projection.
         """
         x = F.dropout(tokens, self.dropout, self.training)
         options: dict[str, Any] = {"sequences": sequences, "backward": backward, "state": state}
@@ -201,8 +207,9 @@ class RecurrentStack(nn.Module):
 class RecurrentModel(LanguageModule):
     """A forward RNN, a bidirectional RNN, or a forward and a backward RNN (ELMo).
 
-    ELMo's task heads read both directions, [B, T, 2D]: their last layers or, with a head
-    "scalar-mix", all layers, with the token embeddings concatenated twice as the first layer.
+    ELMo's task heads read the concatenated hidden states of both RNNs, [B, T, 2D]. These are the
+    outputs of the last layers or, with a head "scalar-mix", a weighted sum of all layers, of which
+    the first is the token embeddings concatenated with themselves.
     """
 
     def __init__(self, model: RNNSpec) -> None:
@@ -222,23 +229,23 @@ class RecurrentModel(LanguageModule):
 
     @property
     def blocks(self) -> Iterator[RecurrentStack]:
-        """The RNN, and ELMo's backward RNN if there is one."""
+        """The RNN and, in a biLM (ELMo), the backward RNN."""
         return (part for part in (self.rnn, self.backward_rnn) if part is not None)
 
     def layer_parameters(self) -> list[list[list[nn.Parameter]]]:
-        """Return the parameters of every layer of every stack."""
-        stacks = [rnn.layers.layer_params() for rnn in self.blocks]
+        """Return the parameters of every layer; a projection after the last belongs to the last."""
+        stacks = [rnn.layers.weights() for rnn in self.blocks]
         for layers, rnn in zip(stacks, self.blocks, strict=True):
             layers[-1] += rnn.project.parameters()
         return stacks
 
     def set_character_ids(self, tokenizer: Any) -> None:
-        """Set the character ids of every token, if the model has character embeddings."""
+        """Set the characters of every token from a `Tokenizer`, if embeddings use characters."""
         if isinstance(self.tokens, CharacterEmbedding):
             self.tokens.set_character_ids(tokenizer.token_bytes, tokenizer.continues_word())
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
-        """Return an empty cache of states, whose size does not depend on the text length."""
+        """Return an empty cache of cell states, whose size does not depend on `slot_length`."""
         rnn = self.spec
         if rnn.family == "encoder-only":
             return super().new_cache(slots, slot_length)
@@ -263,13 +270,13 @@ class RecurrentModel(LanguageModule):
     ) -> Tensor:
         """Return the last layer's hidden states [B, T, D], or [M, D] with `gather_positions`.
 
-        An ELMo language model returns the hidden states of its forward model; an ELMo encoder
-        returns the hidden states [B, T, 2D] for task heads. Arguments are as in `Transformer.read`.
-        Padding leaves the state unchanged, document 0 is padding, and every document starts from a
-        zero state. `position_ids` are not used. No gradient flows into the cache.
+        A biLM (ELMo) with an LM head returns the hidden states of its forward model. A biLM with
+        task heads returns those of both models, [B, T, 2D]. Arguments are as in `Transformer.read`.
+        Padding leaves the state unchanged, document id 0 is padding, and every document starts from
+        a zero state. `position_ids` are not used. No gradient flows into the cache.
 
         Raises:
-            SpecError: a mask or documents together with a cache.
+            SpecError: an attention mask or document ids are given together with a cache.
         """
         tokens = self._token_embeddings(input_ids)
         if cache is None:
@@ -301,13 +308,13 @@ class RecurrentModel(LanguageModule):
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
     ) -> Tensor:
-        """Return the hidden states [B, 2, T, D] of ELMo's forward and backward models.
+        """Return the hidden states [B, 2, T, D] of the forward and the backward model of a biLM.
 
         At position t, the forward model has read tokens up to t and predicts token t + 1. The
         backward model has read tokens from t to the end and predicts token t - 1.
 
         Raises:
-            SpecError: the model is not "bilm".
+            SpecError: the model is not a biLM (`direction` "bilm").
         """
         if self.backward_rnn is None:
             raise SpecError(
@@ -320,7 +327,7 @@ class RecurrentModel(LanguageModule):
     def _both_directions(
         self, tokens: Tensor, sequences: Sequences | None, *, every_layer: bool = False
     ) -> tuple[Any, Any]:
-        """Return the outputs of the forward and the backward stack for token embeddings."""
+        """Return the hidden states of the forward and of the backward RNN for token embeddings."""
         assert self.backward_rnn is not None
         options: dict[str, Any] = {"sequences": sequences, "every_layer": every_layer}
         forward, _ = self.rnn(tokens, **options)
@@ -328,7 +335,10 @@ class RecurrentModel(LanguageModule):
         return forward, backward
 
     def _task_hidden_states(self, tokens: Tensor, sequences: Sequences | None) -> Tensor:
-        """Return hidden states [B, T, 2D] for task heads, from token embeddings [B, T, D]."""
+        """Return the hidden states [B, T, 2D] that a biLM's task heads read.
+
+        `tokens` are token embeddings [B, T, D].
+        """
         if "scalar-mix" not in self.heads:
             return torch.cat(self._both_directions(tokens, sequences), -1)
         layers = zip(*self._both_directions(tokens, sequences, every_layer=True))
@@ -344,7 +354,7 @@ class RecurrentModel(LanguageModule):
 def find_sequences(
     input_ids: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None
 ) -> Sequences | None:
-    """Return the separate token sequences of a batch [B, T]; None if rows are unpadded texts."""
+    """Return where the sequences of a batch [B, T] are; None: each row is one unpadded sequence."""
     if attention_mask is None and document_ids is None:
         return None
     real = torch.ones_like(input_ids, dtype=torch.bool)
@@ -356,10 +366,11 @@ def find_sequences(
 
 
 class RecurrentInitializer(Initializer):
-    """Initializer of the weights of RNNs and of the n-gram network.
+    """Initializer of the weights of RNNs and of the feed-forward n-gram model.
 
-    Token embeddings are uniform in +-0.1 (Zaremba et al. 2014), input matrices follow Glorot and
-    Bengio 2010, and recurrent matrices are uniform in +-d_hidden^-0.5 as in PyTorch. Biases are 0,
+    Token embeddings and output matrices are uniform in +-0.1 (Zaremba et al. 2014). Recurrent
+    matrices are uniform in +-d_hidden^-0.5 as in PyTorch, and other matrices are uniform as in
+    Glorot and Bengio 2010. Biases are 0,
     except 1 for the forget gates of an LSTM (Jozefowicz et al. 2015).
     """
 
@@ -375,7 +386,7 @@ class RecurrentInitializer(Initializer):
             weight[hidden : 2 * hidden] = 1.0
 
     def draw(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
-        """Draw a matrix uniformly; the bound depends on the kind of matrix (see the class)."""
+        """Initialize a matrix uniformly, with the bound for its kind (see the class)."""
         hidden = self.model.spec.d_hidden
         if id(weight) in self.tables:
             bound = 0.1
@@ -387,4 +398,4 @@ class RecurrentInitializer(Initializer):
         draw_uniform(weight, bound, generator)
 
     def post_init(self) -> None:
-        """Do nothing, because no weight is changed after all weights were drawn."""
+        """Do nothing, because recurrent models have no special initialization of attention."""

@@ -1,7 +1,7 @@
 """Three special initializations of attention, our own, for short runs (`Initialization.attention`).
 
-They initialize the weights of attention, and the learned positions that attention reads, after all
-weights were drawn. All these weights stay trainable.
+They change the weights of attention and learned position embeddings after all weights were
+initialized. All these weights stay trainable.
 
 - "position_offsets": every head is initialized to attend to one fixed relative offset: head 0 to
   the previous token, head 1 to the next token, and so on. Otherwise, a network spends most of a
@@ -21,9 +21,9 @@ weights were drawn. All these weights stay trainable.
   same position, the other heads to the offsets -1, +1, -2, ... Measured: the BLEU of a small Marian
   after 240 steps changed from 15.9 to 22.0.
 
-With "zero" initialization (`Normal.residual_init`), the matrices that add to the residual stream
-are zero, so that every block starts as the identity (as in Fixup, Zhang et al. 2019, and ReZero,
-Bachlechner et al. 2020).
+With "zero" initialization (`Normal.residual_init`), the output matrices of attention and
+feed-forward networks are zero, so that every block starts as the identity (as in Fixup, Zhang et
+al. 2019, and ReZero, Bachlechner et al. 2020).
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from trivium.nn.positions.sinusoidal import Sinusoidal, SinusoidalPositions, fre
 
 _SINUSOID_BASE = 10_000.0
 _SINUSOID_AMPLITUDE = 2.0 * 2.0**0.5  # twice the norm of token embeddings
-_ROTARY_BIAS, _ROTARY_PAIRS = 2.5, 8  # size of the biases; number of fastest pairs with a bias
+_ROTARY_BIAS, _ROTARY_PAIRS = 2.5, 8  # size of biases; number of pairs with a bias
 _NEIGHBOUR_WEIGHT = 0.7  # weight of a neighbour that is added to a token
 _OWN_OFFSET_BIAS = 5.0  # relative bias at a head's own offset; 0 at all other offsets
 _DIAGONAL_SCORES = 3.0  # factor of the scores of sinusoids
 
 
 def check_attention_init(attention: str, model: Any) -> None:
-    """Raise SpecError if a `TransformerSpec` does not allow this initialization of attention."""
+    """Raise SpecError if a `TransformerSpec` does not support this initialization of attention."""
     needs = {
         "position_offsets": "learned positions, or rotary ones in attention with biases",
         "copy_heads": "an encoder and a decoder, with learned positions or relative biases",
@@ -63,7 +63,7 @@ def check_attention_init(attention: str, model: Any) -> None:
 
 
 def allowed_attention_inits(model: Any) -> set[str]:
-    """Return the attention initializations that fit the position encoding and architecture."""
+    """Return the special initializations of attention that a `TransformerSpec` supports."""
     if not model.attention_only:
         return set()
     embedding, allowed = model.embedding, set[str]()
@@ -85,7 +85,7 @@ def allowed_attention_inits(model: Any) -> set[str]:
 
 
 def initialize_attention(model: Any, attention: str, embedding_std: float) -> None:
-    """Apply an attention initialization to every stack of an already initialized `Transformer`."""
+    """Apply a special initialization of attention to an already initialized `Transformer`."""
     for stack in model.stacks:
         if attention == "position_offsets":
             _attend_to_offsets(stack, embedding_std)
@@ -96,12 +96,12 @@ def initialize_attention(model: Any, attention: str, embedding_std: float) -> No
 
 
 def _attend_to_offsets(stack: Any, embedding_std: float) -> None:
-    """Initialize every head to attend to one fixed relative offset.
+    """Initialize every self-attention head to attend to one fixed offset ("position_offsets").
 
-    Learned positions are initialized as sinusoids. Key weights read the sinusoids of the key's
+    Learned positions are initialized as sinusoids. Key weights copy the sinusoids of the key's
     position. Query weights rotate the sinusoids of the query's position by the head's offset, so
-    that the dot product is largest at that offset. With RoPE, constant biases of queries and keys
-    are enough.
+    that the dot product is largest at that offset. With RoPE, query and key weights are set to 0,
+    and query and key biases have the same effect.
     """
     positions = stack.embedding.positions
     if isinstance(positions, LearnedPositions):
@@ -117,7 +117,10 @@ def _attend_to_offsets(stack: Any, embedding_std: float) -> None:
 
 
 def _copy_tokens(stack: Any, embedding: Any, embedding_std: float) -> None:
-    """Let the first layer add neighbouring tokens and cross-attention match equal tokens."""
+    """Initialize a stack so that cross-attention matches equal tokens ("copy_heads").
+
+    The first self-attention layer adds neighbouring tokens to each token.
+    """
     positions = stack.embedding.positions
     if isinstance(positions, LearnedPositions):
         # Positions use only as many dimensions as a head reads; tokens use the others.
@@ -144,7 +147,7 @@ def _copy_tokens(stack: Any, embedding: Any, embedding_std: float) -> None:
 
 
 def _attend_to_diagonal(stack: Any) -> None:
-    """Initialize cross-attention heads to attend to offsets 0, -1, +1, -2, ... from the query."""
+    """Initialize cross-attention heads to attend to the offsets 0, -1, +1, ... ("diagonal")."""
     positions = stack.embedding.positions
     assert isinstance(positions, SinusoidalPositions)
     for layer in stack.layers:
@@ -161,23 +164,23 @@ def _attend_to_diagonal(stack: Any) -> None:
 
 
 def _self_attentions(stack: Any) -> list[AttentionModule]:
-    """Return the self-attention module of every distinct layer."""
+    """Return the self-attention modules of a stack; those of shared layers occur once."""
     return [layer.mixer for layer in stack.layers]  # type: ignore[misc]
 
 
 def _head_offsets(attention: AttentionModule, *, causal: bool) -> list[int]:
-    """Return the relative offset that each head attends to."""
+    """Return the relative position (key minus query) that each head is set to attend to."""
     heads = range(attention.part.num_heads)
     return [_head_offset(head, causal=causal) for head in heads]
 
 
 def _head_offset(head: int, *, causal: bool) -> int:
-    """Return a head's offset: -1, -2, -3, ... if causal, otherwise -1, +1, -2, +2, ..."""
+    """Return the offset of head number `head`: -1, -2, ... if causal, else -1, +1, -2, +2, ..."""
     return -(head + 1) if causal else (head // 2 + 1) * (-1) ** (head + 1)
 
 
 def _set_sinusoids(stack: Any, table: Tensor, std: float, width: int) -> None:
-    """Set the first `width` dimensions of a position table to sinusoids, and all others to 0.
+    """Set the first `width` dimensions of learned positions to sinusoids, and all others to 0.
 
     Token type embeddings are also set to 0.
     """
@@ -195,7 +198,7 @@ def _attend_by_sinusoids(
     base: float = _SINUSOID_BASE,
     in_halves: bool = False,
 ) -> None:
-    """Set query and key weights so that head n attends to the offset `distances[n]`."""
+    """Set query and key weights so that head n attends to the relative position `offsets[n]`."""
     width = attention.query.in_features
     pairs = min(attention.head_dim, width) // 2
     frequency, read = frequencies(base, width)[:pairs], 2 * pairs
@@ -214,9 +217,9 @@ def _attend_by_sinusoids(
 
 
 def _set_rotary_biases(attention: AttentionModule, rotary: Rotary, *, causal: bool) -> None:
-    """Set query and key biases so that with RoPE each head attends to its own offset.
+    """Set query and key biases so that each head with RoPE attends to its offset.
 
-    The biases are zero before the call.
+    All biases must be 0 before the call. See `_head_offset`.
     """
     count = min(_ROTARY_PAIRS, attention.head_dim // 2)
     dimension = torch.arange(attention.head_dim)
@@ -231,7 +234,7 @@ def _set_rotary_biases(attention: AttentionModule, rotary: Rotary, *, causal: bo
 
 
 def _set_offset_biases(table: BucketTable, *, causal: bool) -> None:
-    """Set each head's bias to a large value in the bucket of the head's offset, 0 elsewhere."""
+    """Set relative position biases: large in the bucket of each head's offset, 0 elsewhere."""
     heads = table.weight.shape[1]
     offsets = torch.tensor([_head_offset(n, causal=causal) for n in range(heads)])
     buckets = relative_buckets(offsets, table.positions, bidirectional=not causal)
@@ -240,9 +243,10 @@ def _set_offset_biases(table: BucketTable, *, causal: bool) -> None:
 
 
 def _match_equal_tokens(attention: AttentionModule) -> None:
-    """Set query and key weights to the same identity slices, so that equal tokens score highest.
+    """Set cross-attention weights so that equal tokens have the highest attention scores.
 
-    Value weights are set to the same slices; the output matrix is not changed.
+    Query, key and value weights are set to the same slices of the identity; queries are also
+    rescaled. The output matrix is not changed.
     """
     for projection in (attention.query, attention.key, attention.value):
         projection.weight.copy_(_identity_slices(projection.weight))
@@ -251,7 +255,10 @@ def _match_equal_tokens(attention: AttentionModule) -> None:
 
 
 def _identity_slices(weight: Tensor) -> Tensor:
-    """Return a matrix [N H, D] that maps dimensions n H to (n + 1) H, modulo D, to head n."""
+    """Return a matrix like `weight` [N H, D] that copies H dimensions of its input to each head.
+
+    Head n gets the dimensions from n H to (n + 1) H, modulo D.
+    """
     rows = torch.arange(weight.shape[0])
     slices = torch.zeros_like(weight)
     slices[rows, rows % weight.shape[1]] = 1.0

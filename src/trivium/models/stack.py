@@ -23,7 +23,7 @@ from trivium.nn.state import Cache
 
 
 def _layers_as_tuple(layers: Any) -> Any:
-    """Return a single layer as a tuple; other values are returned unchanged."""
+    """Return a single layer as a tuple of one layer, and any other value unchanged."""
     return (layers,) if isinstance(layers, Layer | Mapping) else layers
 
 
@@ -31,12 +31,13 @@ _Layers = Annotated[tuple[Layer, ...], BeforeValidator(_layers_as_tuple)]
 
 
 class Stack(Part):
-    """A stack of `num_layers` blocks: `first_layers`, then `layers` repeated in order.
+    """The configuration of `num_layers` blocks: `first_layers`, then `layers` repeated in order.
 
-    A single layer needs no tuple. `num_layer_groups` is the number of groups of consecutive blocks
-    that share weights (ALBERT: 1). With `first_norm` False, the first mixer of a pre-norm stack has
-    no norm because the embedding already ends with a norm (ModernBERT). `final_norm` sets whether a
-    norm follows the last block; by default, it does unless the last block is post-norm.
+    A single layer may be given without a tuple. `num_layer_groups` is the number of groups of
+    consecutive blocks that share weights (ALBERT: 1). With `first_norm` False, the first mixer of a
+    pre-norm stack has no norm, because the embedding already ends with one (ModernBERT).
+    `final_norm` sets whether a norm follows the last block. By default, a norm follows unless the
+    last block is post-norm.
     """
 
     num_layers: NumLayers
@@ -50,7 +51,7 @@ class Stack(Part):
     @model_validator(mode="before")
     @classmethod
     def _reject_layer_fields(cls, data: Any) -> Any:
-        """Raise SpecError if a field of `Layer` is given as a field of the stack."""
+        """Raise SpecError if a field of `Layer` is given as a field of `Stack` (version 0.2)."""
         moved = [name for name in Layer.model_fields if isinstance(data, Mapping) and name in data]
         if moved:
             raise SpecError(
@@ -60,9 +61,9 @@ class Stack(Part):
 
     @classmethod
     def from_mixers(cls, mixer: Mixer | tuple[Mixer, ...], **fields: Any) -> Self:
-        """Return a stack whose layers differ only in their mixers.
+        """Return a stack whose layers differ only in their mixers, which are repeated in order.
 
-        `fields` are fields of `Stack` and of `Layer`.
+        `fields` are fields of `Stack`, and fields of `Layer` that all layers share.
         """
         shared = {name: fields.pop(name) for name in Layer.model_fields if name in fields}
         mixers = mixer if isinstance(mixer, tuple) else (mixer,)
@@ -76,11 +77,11 @@ class Stack(Part):
 
     @property
     def num_distinct_layers(self) -> int:
-        """The number of blocks with separate weights."""
+        """The number of distinct blocks; a block that several layers share counts once."""
         return self.num_layer_groups or self.num_layers
 
     def block_index(self, layer: int) -> int:
-        """Return the index of the block that layer `layer` uses, among the distinct blocks."""
+        """Return the index, among the distinct blocks, of the block that layer `layer` uses."""
         return layer * self.num_distinct_layers // self.num_layers
 
     @property
@@ -90,12 +91,12 @@ class Stack(Part):
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
-        """The attention mixers, in the order of their layers."""
+        """The mixers that are attention, from the first layer to the last."""
         return tuple(mixer for mixer in self.mixers if isinstance(mixer, Attention))
 
     @property
-    def sharded_fields(self) -> list[tuple[str, int]]:
-        """The sizes that tensor parallelism divides, as pairs (name, size).
+    def tp_sizes(self) -> list[tuple[str, int]]:
+        """The sizes that tensor parallelism divides among GPUs, as pairs (name, size).
 
         The list is empty if the stack does not support tensor parallelism.
         """
@@ -110,20 +111,21 @@ class Stack(Part):
 
     @property
     def d_ff(self) -> int | None:
-        """Hidden width of the last feed-forward network; None if the network has no `d_ff`."""
+        """The hidden width of the last feed-forward network; None if it has no `d_ff`."""
         return getattr(self.every_layer[-1].feed_forward, "d_ff", None)
 
     def map_layers(self, change: Callable[[Layer], Layer]) -> Self:
-        """Return the stack with `change` applied to every layer."""
+        """Return a copy of the stack with `change` applied to the configuration of each layer."""
         return self.replace(
             layers=tuple(map(change, self.layers)),
             first_layers=tuple(map(change, self.first_layers)),
         )
 
     def with_layers(self, **changes: Any) -> Self:
-        """Return the stack with fields replaced: layer fields in every layer, others in the stack.
+        """Return a copy of the stack with fields of its layers or of the stack itself replaced.
 
-        A tuple of mixers creates one layer per mixer, with the other fields of the first layer.
+        Fields of `Layer` are replaced in every layer. If `mixer` is a tuple, it creates one layer
+        per mixer, with the other fields of the first layer.
         """
         of_layers = {name: changes.pop(name) for name in Layer.model_fields if name in changes}
         stack = self
@@ -133,12 +135,12 @@ class Stack(Part):
         return stack.map_layers(lambda layer: layer.replace(**of_layers)).replace(**changes)
 
     def with_dropout(self, dropout: float) -> Self:
-        """Return the stack with this dropout rate, also in feed-forward networks with dropout."""
+        """Return a copy of the stack with this dropout rate, also in feed-forward networks."""
         changed = self.map_layers(lambda layer: layer.with_dropout(dropout))
         return changed.replace(dropout=dropout)
 
     def check(self) -> None:
-        """Raise SpecError for more layers or groups than `num_layers`, or unequal shared layers."""
+        """Raise SpecError if there are too many first layers or groups, or shared layers differ."""
         if len(self.first_layers) > self.num_layers:
             raise SpecError(
                 f"there are {len(self.first_layers)} first_layers, but num_layers="
@@ -157,11 +159,11 @@ class Stack(Part):
 
 
 class Factorised(Part):
-    """Factorised token embeddings: their `width` is projected to the width of the model.
+    """Factorised token embeddings: they have width `width` and are projected to the model's width.
 
-    `projected` is the input of the projection: "sum", the normalised sum of token embeddings,
-    positions and token types (ALBERT, ELECTRA), or "tokens", only the token embeddings, before
-    positions are added (OPT 350M).
+    `projected` selects what is projected: "sum", the normalised sum of token embeddings, positions
+    and token types (ALBERT, ELECTRA), or "tokens", only the token embeddings, before positions are
+    added (OPT 350M).
     """
 
     width: Count
@@ -172,8 +174,8 @@ class Factorised(Part):
 class Embedding(Part):
     """Token embeddings times `scale`, with optional absolute positions, token types and norm.
 
-    With a `query_stream` the embedding also has a trained vector that replaces each token to be
-    predicted in the query stream (XLNet).
+    With `query_stream`, the embedding also has a trained vector. In XLNet's query stream, this
+    vector replaces the embedding of every token that is to be predicted.
     """
 
     factorised: Factorised | None = None
@@ -190,7 +192,7 @@ class Embedding(Part):
 
 
 class InputEmbedding(nn.Module):
-    """Module that turns token embeddings into the input of the first block (see `Embedding`)."""
+    """Module of `Embedding`: computes the first block's input from token embeddings."""
 
     def __init__(self, embedding: Embedding, width: int, dropout: float) -> None:
         super().__init__()
@@ -215,7 +217,10 @@ class InputEmbedding(nn.Module):
     def forward(
         self, tokens: Tensor, position_ids: Tensor, token_type_ids: Tensor | None = None
     ) -> Tensor:
-        """Return block inputs [B, T, D] of token embeddings [B, T, E]; token types default to 0."""
+        """Return the first block's input [B, T, D] from token embeddings [B, T, E].
+
+        Token types are 0 by default.
+        """
         x = tokens if self.scale == 1.0 else tokens * self.scale
         if self.project_tokens is not None:
             x = self.project_tokens(x)
@@ -230,7 +235,7 @@ class InputEmbedding(nn.Module):
 
 
 class TransformerStack(nn.Module):
-    """Input embedding, the blocks of an encoder or a decoder and, if configured, a final norm."""
+    """Module of an encoder or decoder: input embedding, blocks and an optional final norm."""
 
     def __init__(self, model: Any, stack: Stack, *, is_decoder: bool) -> None:
         super().__init__()
@@ -255,8 +260,8 @@ class TransformerStack(nn.Module):
         self.tables = nn.ModuleList(table for table in tables.values() if table is not None)
         keys = [each.mixer.table_key for each in self.every_layer]
         self._table_index = [owned.index(key) if key in owned else None for key in keys]
-        # The first of the layers with equal mixers prepares for all of them. The first of the
-        # layers with equal feed-forward networks computes their auxiliary loss.
+        # Among layers with equal mixers, the first calls `prepare` for all. Among layers with equal
+        # feed-forward networks, the network of the first computes the auxiliary loss of all.
         self._first_equal_mixer = [stack.mixers.index(mixer) for mixer in stack.mixers]
         networks = [layer.feed_forward for layer in layers]
         self._first_equal_network = [networks.index(network) for network in networks]
@@ -264,7 +269,7 @@ class TransformerStack(nn.Module):
 
     @property
     def every_layer(self) -> list[Block]:
-        """The block of every layer, from first to last; shared blocks occur several times."""
+        """The block of every layer; a block that several layers share occurs several times."""
         distinct: list[Block] = list(self.layers)  # type: ignore[assignment]
         return [distinct[self.spec.block_index(i)] for i in range(self.spec.num_layers)]
 
@@ -280,9 +285,10 @@ class TransformerStack(nn.Module):
         """Return hidden states and summed auxiliary loss (or None) for token embeddings [B, T, E].
 
         Hidden states are [B, T, D], or [M, D] with `sequence.gather_positions`. With
-        `mask_decoder_positions`, the last layer is DeBERTa's enhanced mask decoder (He et al. 2020,
-        section 3.2, as released): the last layer runs twice, with queries that know absolute
-        positions. `cache` holds earlier tokens and is extended.
+        `mask_decoder_positions`, the last layer serves as DeBERTa's enhanced mask decoder (He et
+        al. 2020, section 3.2, as released). It then runs twice. In the first run, its queries are
+        computed from hidden states to which absolute positions were added. `cache` holds earlier
+        tokens; the new tokens are appended to it.
         """
         x = self.embedding(tokens, sequence.positions, token_type_ids)
         # Only the last layer may skip tokens, and only if its feed-forward network reads no others.
@@ -307,7 +313,7 @@ class TransformerStack(nn.Module):
         return x, self._auxiliary_loss(losses)
 
     def _layer_contexts(self, sequence: SequenceInfo, cache: Cache | None) -> list[LayerContext]:
-        """Return the `LayerContext` of every layer; layers with equal mixers share `prepare`."""
+        """Return the `LayerContext` of every layer; equal mixers share one call of `prepare`."""
         contexts: list[LayerContext] = []
         for i, block in enumerate(self.every_layer):
             layer, first = _cached_context(i, cache), self._first_equal_mixer[i]
@@ -319,7 +325,7 @@ class TransformerStack(nn.Module):
         return contexts
 
     def _auxiliary_loss(self, losses: Sequence[Tensor | None]) -> Tensor | None:
-        """Return the sum of the auxiliary losses of all layer calls; None if there is none."""
+        """Return the sum of the auxiliary losses of all layers; None if no layer has one."""
         added: dict[int, Tensor] = {}
         for run, loss in enumerate(losses):
             network = self._first_equal_network[min(run, self.spec.num_layers - 1)]
@@ -333,13 +339,13 @@ class TransformerStack(nn.Module):
         return total
 
     def _shared_table(self, layer: int) -> nn.Module | None:
-        """Return the weights that a layer shares, such as T5's relative bias, or None."""
+        """Return the table that a layer shares with others (T5's position biases), or None."""
         table = self._table_index[layer]
         return None if table is None else self.tables[table]
 
 
 def _cached_context(layer: int, cache: Cache | None) -> LayerContext:
-    """Return the `LayerContext` with a layer's part of the cache, or `NO_CACHE`."""
+    """Return the `LayerContext` with the cached states of a layer; `NO_CACHE` if uncached."""
     if cache is None:
         return NO_CACHE
     return LayerContext(

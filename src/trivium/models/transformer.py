@@ -1,4 +1,4 @@
-"""The Transformer: one stack class and one model class for every family.
+"""The Transformer: one model class for encoders, decoders and encoder-decoders.
 
 Shape letters: B batch, T query positions, S positions of the encoder, M selected positions,
 D d_model, E width of token embeddings, V vocabulary.
@@ -30,10 +30,11 @@ from trivium.nn.state import Cache, make_state_template
 
 
 class TransformerSpec(Spec):
-    """A Transformer. The fields `encoder` and `decoder` decide the family and attention masks.
+    """A Transformer, which is an encoder, a decoder or an encoder-decoder.
 
-    If both are set, they share one token embedding matrix, unless `source_vocab_size` gives the
-    encoder a separate vocabulary.
+    The architecture depends on which of the fields `encoder` and `decoder` are set. If both are
+    set, they share one token embedding matrix, unless `source_vocab_size` gives the encoder a
+    separate vocabulary.
     """
 
     kind: Literal["transformer"] = "transformer"
@@ -44,14 +45,14 @@ class TransformerSpec(Spec):
     initialization: SerializeAsAny[Initialization] = Normal()
 
     def check(self) -> None:
-        """Raise SpecError if stacks, positions or initialization do not fit the model."""
+        """Raise SpecError if heads, stacks, mask decoder or initialization do not fit together."""
         super().check()
         self._check_stacks()
         self._check_mask_decoder()
         self.initialization.check_model(self)
 
     def _check_stacks(self) -> None:
-        """Raise SpecError if the stacks are missing or a mixer or block does not fit its stack."""
+        """Raise SpecError if there is no stack, or a mixer or block cannot be used in its stack."""
         if self.encoder is None and self.decoder is None:
             raise SpecError(
                 "a TransformerSpec needs an encoder, a decoder, or both; given: neither."
@@ -78,7 +79,7 @@ class TransformerSpec(Spec):
                 )
 
     def _check_mask_decoder(self) -> None:
-        """Raise SpecError if an enhanced mask decoder does not fit the encoder."""
+        """Raise SpecError if DeBERTa's enhanced mask decoder is set, but does not fit the model."""
         stack = self.encoder
         if self.mask_decoder_positions and (
             self.family != "encoder-only"
@@ -94,7 +95,7 @@ class TransformerSpec(Spec):
 
     @property
     def family(self) -> Literal["encoder-only", "decoder-only", "encoder-decoder"]:
-        """Architecture: encoder-only (bidirectional), decoder-only (causal) or encoder-decoder."""
+        """The architecture: encoder-only (bidirectional), decoder-only or encoder-decoder."""
         # "is None", also below: torch.compile of PyTorch 2.11 does not trace the truth of a spec.
         if self.encoder is not None and self.decoder is not None:
             return "encoder-decoder"
@@ -102,7 +103,7 @@ class TransformerSpec(Spec):
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
-        """The stacks that exist, encoder first."""
+        """The encoder and the decoder, without a stack that the model does not have."""
         return tuple(stack for stack in (self.encoder, self.decoder) if stack is not None)
 
     @property
@@ -117,29 +118,29 @@ class TransformerSpec(Spec):
 
     @property
     def carries_state(self) -> bool:
-        """Whether the model is one stack in which every layer carries state."""
+        """Whether the model has one stack only, and all its mixers can carry state between rows."""
         one = len(self.stacks) == 1
         return one and all(mixer.carries_state for mixer in self.stacks[0].mixers)
 
     @property
     def has_encoder_bias(self) -> bool:
-        """Whether the encoder's position encoding adds a term to all attention scores."""
+        """Whether the encoder's position encoding adds a position bias to all attention scores."""
         attentions = self.encoder.attentions if self.encoder else ()
         return any(each.positions.has_scores for each in attentions if each.positions)
 
     @property
     def has_aux_loss(self) -> bool:
-        """Whether a layer adds an auxiliary loss (`FeedForward.has_aux_loss`)."""
+        """Whether a feed-forward network adds an auxiliary loss (`FeedForward.has_aux_loss`)."""
         return any(layer.has_aux_loss for stack in self.stacks for layer in stack.every_layer)
 
     @property
     def input_vocab_size(self) -> int:
-        """The vocabulary size of the input, which is the encoder's if there is an encoder."""
+        """The vocabulary size of the input: `source_vocab_size` if it is set, else `vocab_size`."""
         return self.source_vocab_size or self.vocab_size
 
     @property
     def num_token_types(self) -> int:
-        """The number of token types (sentence A and B) in the embedding or in attention."""
+        """The number of token types (sentence A and B) in embedding or position encodings."""
         compared = [
             attention.positions.num_token_types
             for stack in self.stacks
@@ -150,59 +151,59 @@ class TransformerSpec(Spec):
 
     @property
     def reads_token_types(self) -> bool:
-        """Whether token types affect the hidden states or mark the question as global tokens."""
+        """Whether token types are used, as embeddings or to give questions global attention."""
         return self.num_token_types > 1 or self.global_tokens == "question"
 
     @property
     def has_global_tokens(self) -> bool:
-        """Whether a layer of the encoder has global tokens (`Mixer.has_global_tokens`)."""
+        """Whether a layer of the encoder supports global tokens (`Mixer.has_global_tokens`)."""
         return self.encoder is not None and any(
             mixer.has_global_tokens for mixer in self.encoder.mixers
         )
 
     @property
     def global_tokens(self) -> Literal["first", "question"] | None:
-        """Which tokens are global, from the first head that sets `global_tokens`; None: not set."""
+        """The tokens that are global, set by the first head with `global_tokens`; None: not set."""
         heads = [head for head in self.heads if head.global_tokens and self.has_global_tokens]
         return heads[0].global_tokens if heads else None
 
     @property
     def query_stream(self) -> bool:
-        """Whether the model can predict tokens in any order (`Embedding.query_stream`)."""
+        """Whether the encoder has a query stream, to predict tokens in any order (XLNet)."""
         return self.embedding.query_stream
 
     @property
     def has_optional_weights(self) -> bool:
-        """Whether weights exist for global tokens, a query stream or relative segment encodings."""
+        """Whether some weights serve only global tokens, a query stream or relative segments."""
         compares = self.num_token_types > self.embedding.num_token_types
         return self.has_global_tokens or self.query_stream or compares
 
     @property
     def absolute_position_encoding(self) -> AbsolutePositions | None:
-        """The absolute position encoding, added to the token embeddings; None if there is none."""
+        """The position encoding that is added to token embeddings; None if there is none."""
         return self.embedding.positions
 
     @property
     def mask_decoder_positions(self) -> AbsolutePositions | None:
-        """The absolute position encoding of the enhanced mask decoder (see `MLMHead`), or None."""
+        """The absolute positions of DeBERTa's enhanced mask decoder (see `MLMHead`), or None."""
         late = (head.mask_decoder_positions for head in self.heads if isinstance(head, MLMHead))
         return next(late, None)
 
     @property
     def d_embedding(self) -> int:
-        """Width of the token embeddings: d_model, unless the embedding is factorised."""
+        """The width of the token embeddings: d_model, unless the embedding is factorised."""
         return self.embedding.factorised.width if self.embedding.factorised else self.d_model
 
     @property
     def max_length(self) -> int | None:
-        """Maximum input length in tokens; None if positions are unlimited."""
+        """The maximum input length in tokens; None if the positions are unlimited."""
         both = (self.embedding.positions, self.mask_decoder_positions)
         limits = [each.max_length for each in both if each and each.max_length]
         return min(limits) if limits else None
 
     @property
     def head_input(self) -> HeadInput:
-        """Sizes and settings for building heads; norm and dropout are those of the last stack."""
+        """The sizes and settings for building heads, with norm and dropout of the last stack."""
         last = self.stacks[-1]
         return HeadInput(
             vocab_size=self.vocab_size,
@@ -214,7 +215,7 @@ class TransformerSpec(Spec):
         )
 
     def with_dropout(self, dropout: float) -> Self:
-        """Return the same spec with this dropout in every stack."""
+        """Return a copy of the spec with this dropout rate in every stack."""
         stacks = {"encoder": self.encoder, "decoder": self.decoder}
         return self.replace(
             **{name: stack.with_dropout(dropout) for name, stack in stacks.items() if stack}
@@ -223,11 +224,11 @@ class TransformerSpec(Spec):
     def activation_bytes(
         self, length: int, item: int, *, on_cpu: bool, recompute: bool = False
     ) -> int:
-        """Return the activation bytes per token (see `Spec.activation_bytes`).
+        """Return the number of activation bytes per token kept for the backward pass in training.
 
         A block keeps its residual stream in float32 and the inputs of its matmuls in `item` bytes
-        per number (counted as in Korthikanti et al. 2022, section 4.1). On a CPU, a block also
-        keeps attention probabilities and the output of RMSNorm.
+        per element (counted as in Korthikanti et al. 2022, section 4.1). On a CPU, a block also
+        keeps attention probabilities and the output of RMSNorm. See `Spec.activation_bytes`.
         """
         blocks = [*self._block_bytes(length, item, on_cpu=on_cpu)]
         if recompute:
@@ -239,7 +240,7 @@ class TransformerSpec(Spec):
         return sum(blocks) + last_norm.activation_bytes(self.d_model, on_cpu=on_cpu) + head
 
     def _block_bytes(self, length: int, item: int, *, on_cpu: bool) -> Iterator[int]:
-        """Yield the activation bytes per token of each block, encoder first."""
+        """Yield the activation bytes per token that each block keeps for the backward pass."""
         width = self.d_model
         for stack in self.stacks:
             mask = width if stack.dropout else 0
@@ -261,7 +262,7 @@ class TransformerSpec(Spec):
                 yield one * (1 + has_cross_attention) + memory + feeding
 
     def build(self) -> Transformer:
-        """Return the module without initialized weights (see `Spec.build`)."""
+        """Return the module with uninitialized weights (see `Spec.build`)."""
         return Transformer(self)
 
 
@@ -273,17 +274,18 @@ class StackInput:
         input_ids: int64 [B, T].
         attention_mask: [B, T], 0 for padding, nonzero for other tokens.
         token_type_ids: int64 [B, T], sentence A (0) or B (1).
-        position_ids: int64 [B, T], or [B, T, 2] for positions of two numbers (`TwoDimensional`);
-            None: computed as the model's position encoding defines.
+        position_ids: int64 [B, T], or [B, T, 2] for two-dimensional positions (`TwoDimensional`);
+            None: computed by default as the model's position encoding defines.
         document_ids: int64 [B, T]; tokens attend only to their own document.
-        gather_positions: int64 [M], ascending flat positions in B * T (or B * A). Only their hidden
-            states are returned, and the last feed-forward network computes only these.
-        cache: the cache of earlier tokens, which is extended in place: of a decoder, or of an
+        gather_positions: int64 [M], ascending flat indices into the B * T positions (with a query
+            stream, into B * A). Only the hidden states at these positions are returned, and the
+            last feed-forward network computes only these.
+        cache: the cache of earlier tokens, which is extended in place. Only for a decoder, or an
             encoder that carries state (`Spec.carries_state`).
-        slots: int64 [B], with a cache: the slot of every row; None: the first B slots. Adjacent
-            slots are read without a copy.
-        lengths: int64 [B], with a cache: the number of tokens in every row without the padding on
-            the right; None: no padding. Padding in the cache is never attended to.
+        slots: int64 [B], only with a cache: the cache slot of every row; None: the first B slots.
+            Adjacent slots are read without a copy.
+        lengths: int64 [B], only with a cache: the number of tokens in every row, without the
+            padding on the right; None: no padding. Padding in the cache is never attended to.
     """
 
     input_ids: Tensor
@@ -302,14 +304,14 @@ class EncoderInput(StackInput):
     """The input of an encoder.
 
     Args:
-        order: int64 [B, T], for an encoder with a query stream (`Embedding.query_stream`): the rank
-            of each token in the prediction order. A token attends to tokens of its own or a lower
-            rank.
-        predicted: int64 [B, A], given with `order`: the columns of the predicted tokens. Each is
-            predicted from tokens of a lower rank.
-        global_tokens: [B, T], for an encoder with `GlobalAttention`: nonzero for tokens that attend
-            to all tokens and that all tokens attend to. None: chosen by the head, as the first
-            token or as the question (token type 0).
+        order: int64 [B, T], the rank of each token in the prediction order of permutation language
+            modeling (XLNet). A token attends to tokens of its own or a lower rank. Only for an
+            encoder with a query stream (`Embedding.query_stream`).
+        predicted: int64 [B, A], given with `order`: the position of each token to be predicted in
+            its row. Each is predicted from tokens of a lower rank.
+        global_tokens: [B, T], nonzero for tokens that attend to all tokens and that all tokens
+            attend to. Only for an encoder with `GlobalAttention`. If None, the output head decides:
+            the first token is global, or the question (token type 0) in question answering.
     """
 
     order: Tensor | None = None
@@ -322,8 +324,8 @@ class DecoderInput(StackInput):
     """The input of a decoder.
 
     Args:
-        prefix_lengths: int64 [B], the lengths of the prefixes. A prefix is visible to all tokens of
-            its row (prefix language model).
+        prefix_lengths: int64 [B], the number of tokens at the start of each row that all tokens of
+            the row attend to (prefix language model).
     """
 
     prefix_lengths: Tensor | None = None
@@ -337,7 +339,10 @@ _DECODER_INPUTS = (
 
 
 def _stack_input(kind: type[Any], input_ids: Tensor | None, inputs: Mapping[str, Any]) -> Any:
-    """Return the `EncoderInput` or `DecoderInput`. Raises SpecError for an unsupported input."""
+    """Return an instance of `kind`, `EncoderInput` or `DecoderInput`.
+
+    Raises SpecError if `input_ids` is missing or `kind` has no field for one of the inputs.
+    """
     if input_ids is None:
         raise SpecError("input_ids is missing: the model has nothing to read.")
     for name in inputs:
@@ -350,8 +355,8 @@ def _stack_input(kind: type[Any], input_ids: Tensor | None, inputs: Mapping[str,
 class Transformer(LanguageModule):
     """An encoder-only, decoder-only or encoder-decoder Transformer, according to `spec.family`.
 
-    The forward pass returns hidden states. `logits` turns them into logits; `lm_loss` computes the
-    loss directly and holds only a bounded number of logits at a time.
+    The forward pass returns hidden states, from which `logits` computes logits. `lm_loss` computes
+    the loss directly and keeps only a bounded number of logits in memory at a time.
     """
 
     spec: TransformerSpec
@@ -376,28 +381,31 @@ class Transformer(LanguageModule):
 
     @property
     def stacks(self) -> Iterator[TransformerStack]:
-        """The stacks that exist, encoder first."""
+        """The encoder and the decoder, without a stack that the model does not have."""
         return (stack for stack in (self.encoder, self.decoder) if stack is not None)
 
     @property
     def blocks(self) -> Iterator[Block]:
-        """The blocks of every stack; shared blocks occur once."""
+        """The blocks of all stacks, encoder first; a block that layers share occurs once."""
         return (layer for stack in self.stacks for layer in stack.layers)  # type: ignore[misc]
 
     def layer_parameters(self) -> list[list[list[nn.Parameter]]]:
-        """Return the parameters of every layer of every stack."""
+        """Return the parameters of every layer; a stack's final norm belongs to its last layer."""
         stacks = [[list(layer.parameters()) for layer in stack.layers] for stack in self.stacks]
         for layers, stack in zip(stacks, self.stacks, strict=True):
             layers[-1] += stack.norm.parameters()
         return stacks
 
     def compile_blocks(self) -> None:
-        """Compile every layer separately, so that identical layers share one compilation."""
+        """Compile every layer separately (`torch.compile`), so that equal layers compile once."""
         for layer in self.blocks:
             layer.compile()
 
     def flops_per_token(self, length: int) -> float:
-        """Return the training FLOPs per token (see `models.flops_per_token`)."""
+        """Return the training FLOPs per token, forward and backward, in a row of `length` tokens.
+
+        See `models.flops_per_token`.
+        """
         total = 6.0 * self.spec.vocab_size * self.spec.d_embedding
         for stack in self.stacks:
             repeats = stack.spec.num_layers / stack.spec.num_distinct_layers
@@ -419,7 +427,10 @@ class Transformer(LanguageModule):
         return total
 
     def new_cache(self, slots: int, slot_length: int) -> Cache:
-        """Return an empty cache (see `LanguageModule.new_cache`)."""
+        """Return an empty cache for a decoder, or for an encoder that carries state.
+
+        See `LanguageModule.new_cache`.
+        """
         stack = self.decoder or self.encoder
         if stack is None or not (self.decoder or self.spec.carries_state):
             return super().new_cache(slots, slot_length)
@@ -442,11 +453,14 @@ class Transformer(LanguageModule):
         )
 
     def forward(self, input_ids: Tensor | None = None, **inputs: Any) -> Tensor:
-        """Return the final hidden states (of the decoder, if there is one); see `read`."""
+        """Return the final hidden states of the decoder or, without a decoder, of the encoder.
+
+        Arguments are as in `read`, which also returns the auxiliary loss.
+        """
         return self.read(input_ids, **inputs)[0]
 
     def read(self, input_ids: Tensor | None = None, **inputs: Any) -> tuple[Tensor, Tensor | None]:
-        """Return the final hidden states (of the decoder, if there is one) and the auxiliary loss.
+        """Run the forward pass. Returns the final hidden states and the auxiliary loss.
 
         Args:
             input_ids: int64 [B, T]; for an encoder-decoder the encoder's input, or None if the
@@ -458,12 +472,12 @@ class Transformer(LanguageModule):
                 None counts as not given.
 
         Returns:
-            Hidden states [B, T, D], or [M, D] with `gather_positions`; and the summed auxiliary
-            loss of the layers, None if no layer has an auxiliary loss.
+            Hidden states [B, T, D], or [M, D] with `gather_positions`, of the decoder or, without a
+            decoder, of the encoder; and the summed auxiliary loss of all layers, or None.
 
         Raises:
-            SpecError: the input is longer than the model's positions or the cache, or an input
-                does not fit the family.
+            SpecError: the input is too long for the model's positions or for the cache, or the
+                model does not take one of the inputs.
         """
         inputs = {name: value for name, value in inputs.items() if value is not None}
         if ("decoder_input_ids" in inputs) != (self.spec.family == "encoder-decoder"):
@@ -493,10 +507,10 @@ class Transformer(LanguageModule):
     def run_encoder(
         self, inputs: EncoderInput, mask_decoder_positions: nn.Module | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the encoder's hidden states and auxiliary loss, as `read` returns them.
+        """Run the encoder. Returns its hidden states and auxiliary loss, as `read` does.
 
-        With `order`, the hidden states are those of the query stream, [B, A, D]. With
-        `mask_decoder_positions`, the last layer is the enhanced mask decoder.
+        If `inputs.order` is set, the hidden states are those of XLNet's query stream [B, A, D].
+        With `mask_decoder_positions`, the last layer serves as DeBERTa's enhanced mask decoder.
         """
         if self.encoder is None:
             raise SpecError(f"this model is {self.spec.family}: it has no encoder.")
@@ -527,11 +541,11 @@ class Transformer(LanguageModule):
     def run_decoder(
         self, inputs: DecoderInput, encoded: EncoderOutput | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the decoder's hidden states and auxiliary loss, as `read` returns them.
+        """Run the decoder. Returns its hidden states and auxiliary loss, as `read` does.
 
         Args:
             inputs: the decoder's input.
-            encoded: the encoder's output; None: the cache may hold the output.
+            encoded: the encoder's output for cross-attention; None: taken from the cache, if there.
         """
         if self.decoder is None:
             raise SpecError(f"this model is {self.spec.family}: it has no decoder.")
@@ -550,7 +564,7 @@ class Transformer(LanguageModule):
         )
 
     def _global_tokens(self, inputs: EncoderInput) -> Tensor | None:
-        """Return a bool mask [B, T] of the global tokens; None: no global tokens."""
+        """Return a bool mask [B, T] that is True for global tokens; None if there are none."""
         chosen, types = inputs.global_tokens, inputs.token_type_ids
         if not self.spec.has_global_tokens:
             refuse("this model has no", global_tokens=chosen)
@@ -564,7 +578,10 @@ class Transformer(LanguageModule):
         return chosen.bool() & inputs.attention_mask.bool()
 
     def _sequence_info(self, inputs: StackInput, **conditions: Any) -> SequenceInfo:
-        """Return the `SequenceInfo` of a stack's input: positions and attention mask conditions."""
+        """Return the `SequenceInfo` of the input: its positions and who may attend to whom.
+
+        With a cache, the pass over the cache slots is started.
+        """
         rows, length = inputs.input_ids.shape
         documents, cache_slice = inputs.document_ids, None
         columns = torch.arange(length, device=inputs.input_ids.device)[None]
@@ -594,8 +611,9 @@ class Transformer(LanguageModule):
     def _position_ids(self, inputs: StackInput, columns: Tensor) -> Tensor:
         """Return position ids [1 or B, T].
 
-        By default, the position id is the column or, if the learned position encoding counts only
-        some tokens, the number of preceding counted tokens (-1 for a token that is not counted).
+        By default, position ids are indices in the row (with a cache, in the slot). If a learned
+        position encoding counts only some tokens, the position id of a counted token is the number
+        of counted tokens before it; other tokens get -1.
         """
         end = self.max_length
         if inputs.position_ids is not None:
@@ -608,7 +626,7 @@ class Transformer(LanguageModule):
         return columns if counted is None else counted.cumsum(1) * counted - 1
 
     def _counted_tokens(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
-        """Return a mask, int64 [B, T], of tokens that count for position ids; None: all tokens."""
+        """Return an int64 mask [B, T] of the tokens that position ids count; None: all tokens."""
         learned = self.spec.embedding.positions
         if not isinstance(learned, Learned) or learned.counted == "all":
             return None
@@ -618,20 +636,20 @@ class Transformer(LanguageModule):
 
 
 def add_queries(sequence: SequenceInfo, order: Tensor, predicted: Tensor) -> SequenceInfo:
-    """Return the `SequenceInfo` of T tokens followed by M queries (XLNet's query stream).
+    """Return the `SequenceInfo` of T tokens followed by the M queries of XLNet's query stream.
 
-    Each query stands at the position of a predicted token. A token attends to tokens of its own or
-    a lower rank in `order`, a query to tokens of a lower rank than the predicted token. Queries are
-    not attended to. Source: Yang et al. 2019, section 2.3: the content stream and the query stream.
+    Each query has the position of the token that it predicts. A token attends to tokens of its own
+    or a lower rank in `order`. A query attends only to tokens of a lower rank than the token that
+    it predicts. No token or query attends to queries. Source: Yang et al. 2019, section 2.3.
 
     Args:
         sequence: the `SequenceInfo` of the tokens.
         order: int64 [B, T], the rank of each token in the prediction order.
-        predicted: int64 [B, M], the columns of the predicted tokens.
+        predicted: int64 [B, M], the position of each predicted token in its row.
     """
 
     def append_queries(x: Tensor | None) -> Tensor | None:
-        """Return the values [B, T + M] of tokens and queries for the values of the tokens."""
+        """Append to per-token values the values of the predicted tokens: [B, T] to [B, T + M]."""
         if x is None:
             return None
         x = x.expand(len(predicted), -1)

@@ -16,23 +16,23 @@ from trivium.nn.part import Part, PartModule
 
 
 class Head(Choice, Part):
-    """Base class of heads, which read the hidden states of a model."""
+    """Base class of the specs of heads, which compute predictions from hidden states."""
 
     predicts: ClassVar[bool] = True
-    """Whether the head returns logits (`ScalarMix` and `VectorHead` do not)."""
+    """Whether the head returns logits; `ScalarMix` and `VectorHead` return vectors."""
     needs_bidirectional: ClassVar[bool] = False
-    """Whether the head needs bidirectional context, so that a causal model cannot have the head."""
+    """Whether the head needs bidirectional context and cannot be used in a causal model."""
     global_tokens: ClassVar[Literal["first", "question"] | None] = None
-    """Which tokens are global for the head's task, in a model with `Mixer.has_global_tokens`: the
-    first token, or the question of a pair (Beltagy et al. 2020, section 3.1); None: not set."""
+    """The tokens with global attention for the head's task, in a model that supports it: the first
+    token, or the question of a pair (Beltagy et al. 2020, section 3.1); None: not set."""
 
     def build(self, inputs: HeadInput) -> PartModule:
-        """Return the module of the head, for hidden states of the sizes in `inputs`."""
+        """Return the module of the head for a model whose sizes and settings are `inputs`."""
         raise NotImplementedError
 
 
 class Dense(Part):
-    """A dense layer before a head's projection: act(h W + b), then an optional norm."""
+    """Spec of a dense layer before a head's projection: act(h W + b), then an optional norm."""
 
     activation: Activation
     bias: bool = True
@@ -52,15 +52,15 @@ Heads = Annotated[tuple[SerializeAsAny[Head], ...], AfterValidator(check_distinc
 
 @dataclass(frozen=True)
 class HeadInput:
-    """The model-dependent sizes and settings that heads are built with.
+    """The sizes and settings of a model that the modules of its heads are built with.
 
     Args:
         vocab_size: vocabulary size.
         d_model: width of the hidden states that a head reads.
-        d_embedding: width of the rows of the vocabulary matrix.
+        d_embedding: width of the rows of the output matrix (tied: of the token embeddings).
         projects: whether an LM head has a projection from d_model to d_embedding.
         norm: the kind of norm for heads with a norm; None if the model has no norm.
-        dropout: dropout rate before a head's last projection.
+        dropout: dropout rate of the input of a head's last projection.
     """
 
     vocab_size: int
@@ -81,12 +81,15 @@ class DenseLayer(nn.Module):
         self.norm = build_norm(inputs.norm if dense.norm else None, outputs)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return [..., outputs] for hidden states [..., D]."""
+        """Return the layer's outputs [..., outputs] for hidden states [..., D]."""
         return self.norm(self.activation(self.linear(hidden)))
 
 
 def build_dense(dense: Dense | None, inputs: HeadInput, outputs: int) -> nn.Module:
-    """Return a head's dense layer; for None the identity, or a projection if the widths differ."""
+    """Return the module of a head's dense layer.
+
+    If `dense` is None, the result is the identity or, if the widths differ, a projection.
+    """
     if dense is not None:
         return DenseLayer(dense, inputs, outputs)
     same = inputs.d_model == outputs

@@ -1,4 +1,4 @@
-"""The head that computes a weighted sum of the layers of a model for task heads (ELMo)."""
+"""The head that computes a weighted sum of all layers, which task heads read (ELMo)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from trivium.nn.part import Count, PartModule
 
 
 class ScalarMix(Head):
-    """Scalar mix gamma sum_j s_j h_j, s a softmax, that task heads read (Peters et al. 2018).
+    """Weighted sum of all layers with trained weights, which task heads read (Peters et al. 2018).
 
-    `num_layers` is the number of mixed layers, including the token embeddings.
+    `num_layers` is the number of layers in the sum, including the token embeddings.
     """
 
     predicts: ClassVar[bool] = False
@@ -28,9 +28,9 @@ class ScalarMix(Head):
 
 
 class ScalarMixHead(PartModule):
-    """ELMo = gamma sum_j s_j h_j, s = softmax(w) (Peters et al. 2018, equation 1).
+    """Module of `ScalarMix`: gamma sum_j s_j h_j with s = softmax(w) for layers h_j (ELMo).
 
-    At initialization, the output is the mean of the layers.
+    At initialization, the output is the mean of the layers. Source: Peters et al. 2018, equation 1.
     """
 
     def __init__(self, head: ScalarMix, inputs: HeadInput) -> None:
@@ -39,11 +39,11 @@ class ScalarMixHead(PartModule):
         self.gamma = nn.Parameter(torch.ones(1))
 
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """Set w = 0 and gamma = 1."""
+        """Initialize w to 0 and gamma to 1, so that the output is the mean of the layers."""
         nn.init.zeros_(self.weights)
         nn.init.ones_(self.gamma)
 
     def forward(self, layers: Iterable[Tensor]) -> Tensor:
-        """Return the mix [..., D] of layers that are [..., D] each."""
+        """Return the weighted sum [..., D] of hidden states [..., D] of all layers."""
         factors = self.gamma * self.weights.softmax(0)
         return sum(factor * layer for factor, layer in zip(factors, layers, strict=True))  # type: ignore[return-value]

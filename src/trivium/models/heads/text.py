@@ -17,7 +17,7 @@ from trivium.nn.part import Count, Part, PartModule
 
 
 class PoolerHead(Head):
-    """Text vector tanh(dense(h)) from the hidden state h of the first position (BERT)."""
+    """A vector for the whole text, tanh(h W + b), from the first hidden state h (BERT)."""
 
     kind: Literal["pooler"] = "pooler"
 
@@ -27,7 +27,7 @@ class PoolerHead(Head):
 
 
 class NSPHead(Head):
-    """Two logits per text pair: whether B follows A (BERT) or the order is right (ALBERT)."""
+    """Two logits per text pair: does B follow A (BERT), or is their order right (ALBERT)?"""
 
     needs_bidirectional: ClassVar[bool] = True
     kind: Literal["nsp"] = "nsp"
@@ -42,11 +42,11 @@ ClassifierPooling = Literal[Pooling, "concat"]
 
 
 class ClassifierHead(Head):
-    """`num_labels` logits per text: pooling, an optional dense layer, a projection.
+    """Classifier with `num_labels` logits per text: pooling, an optional dense layer, a projection.
 
-    `pooling` is "first", the first position (BERT), "last", the last position that is not padding
-    (GPT, BART), "mean", the mean without padding (an option of ModernBERT), or "concat", the
-    concatenation of last, maximum and mean (ULMFiT).
+    `pooling` selects how hidden states become one vector. "first" takes the first position (BERT),
+    "last" the last position that is not padding (GPT, BART). "mean" is the mean without padding (an
+    option of ModernBERT). "concat" concatenates last, maximum and mean (ULMFiT).
     """
 
     global_tokens: ClassVar[Literal["first", "question"] | None] = "first"
@@ -62,7 +62,7 @@ class ClassifierHead(Head):
 
 
 class VectorLayer(Dense):
-    """Dense layer act(v W + b) with outputs of width `width`."""
+    """Spec of a layer of `VectorHead`: act(v W + b), with outputs of width `width`."""
 
     width: Count
     # The activations that `sentence-transformers` supports.
@@ -71,7 +71,7 @@ class VectorLayer(Dense):
 
 
 class VectorHead(Head):
-    """Dense layers on a text's pooled vector, applied by `embed` before normalization."""
+    """Dense layers that `embed` applies to the pooled vector of a text, before normalization."""
 
     predicts: ClassVar[bool] = False
     kind: Literal["vector"] = "vector"
@@ -95,7 +95,7 @@ class Pooler(PartModule):
 
 
 class NextSentenceHead(PartModule):
-    """Module of `NSPHead`: two logits (is next, is not) on the pooler (Devlin et al. 2018)."""
+    """Module of `NSPHead`: projects the pooler's output to two logits (Devlin et al. 2018)."""
 
     def __init__(self, head: NSPHead, inputs: HeadInput) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class NextSentenceHead(PartModule):
         self.classifier = nn.Linear(inputs.d_model, 2)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Return logits [B, 2] for hidden states [B, T, D]."""
+        """Return two logits per text pair, [B, 2], for hidden states [B, T, D]."""
         return self.classifier(self.pooler(hidden))
 
 
@@ -121,7 +121,10 @@ class TextClassifier(PartModule):
         self.classifier = nn.Linear(d_out, head.num_labels, bias=head.bias)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Return logits [B, L] for hidden states [B, T, D]; the mask [B, T] is 0 for padding."""
+        """Return label logits [B, L] for hidden states [B, T, D].
+
+        `attention_mask` [B, T] is 0 for padding.
+        """
         pooled = pool(hidden, attention_mask, self.pooling)
         return self.classifier(self.dropout(self.dense(pooled)))
 
@@ -137,9 +140,9 @@ class VectorLayers(PartModule, nn.Sequential):
 
 
 def pool(hidden: Tensor, attention_mask: Tensor | None, pooling: ClassifierPooling) -> Tensor:
-    """Return one pooled vector [B, D] per text from hidden states [B, T, D].
+    """Pool the hidden states [B, T, D] of each text. Returns one vector per text, [B, D].
 
-    Padding is ignored, except that "first" always takes column 0. "concat" returns
+    Padding is ignored, except that "first" always takes position 0. "concat" returns
     [h_last, max h, mean h], [B, 3 D] (Howard and Ruder 2018, section 3.3).
     """
     if pooling == "concat":
@@ -159,7 +162,7 @@ def pool(hidden: Tensor, attention_mask: Tensor | None, pooling: ClassifierPooli
 
 
 def _max_pool(hidden: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Return the maximum of each dimension, ignoring padding; 0 if a text has only padding."""
+    """Return the maximum over all positions except padding, [B, D]; 0 if all are padding."""
     if attention_mask is None:
         return hidden.amax(1)
     is_token = attention_mask.bool()[..., None]

@@ -15,7 +15,7 @@ from trivium.nn.part import Count, PartModule
 
 
 class TaggerHead(Head):
-    """`num_labels` logits for every position."""
+    """Token classifier: `num_labels` logits for every position."""
 
     kind: Literal["tagger"] = "tagger"
     num_labels: Count
@@ -27,7 +27,7 @@ class TaggerHead(Head):
 
 
 class SpanHead(Head):
-    """Two logits for every position: start and end of the answer span."""
+    """Head for extractive question answering: logits of answer start and end per position."""
 
     global_tokens: ClassVar[Literal["first", "question"] | None] = "question"
     kind: Literal["span"] = "span"
@@ -39,7 +39,7 @@ class SpanHead(Head):
 
 
 class ReplacedTokenHead(Head):
-    """One logit for every position: whether the token was replaced (ELECTRA)."""
+    """Head of ELECTRA's discriminator: one logit per position, whether its token was replaced."""
 
     needs_bidirectional: ClassVar[bool] = True
     kind: Literal["replaced-token"] = "replaced-token"
@@ -51,7 +51,7 @@ class ReplacedTokenHead(Head):
 
 
 class TokenClassifier(PartModule):
-    """Module of all token heads: optional dense layer, dropout and a projection to logits."""
+    """Module of all heads in this file: optional dense layer, dropout, projection to logits."""
 
     def __init__(self, dense: Dense | None, inputs: HeadInput, outputs: int) -> None:
         super().__init__()
@@ -60,5 +60,5 @@ class TokenClassifier(PartModule):
         self.classifier = nn.Linear(inputs.d_model, outputs)
 
     def forward(self, hidden: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Return logits [B, T, L] for hidden states [B, T, D]."""
+        """Return L logits per position, [B, T, L], for hidden states [B, T, D]."""
         return self.classifier(self.dropout(self.dense(hidden)))

@@ -1,4 +1,4 @@
-"""Heads over the vocabulary.
+"""Heads that return logits over the vocabulary: LM and MLM heads.
 
 Shape letters: D d_model, E width of token embeddings, V vocabulary.
 """
@@ -17,8 +17,9 @@ from trivium.nn.positions import AbsolutePositions
 
 
 class LMHead(Head):
-    """Next-token logits; `tied` shares the token embedding matrix. `scale` multiplies h (T5).
+    """Language model head: logits of the next token.
 
+    `tied` uses the token embeddings as output matrix. Hidden states are multiplied by `scale` (T5).
     With `soft_cap` c, a logit z becomes c tanh(z / c) (Gemma 2).
     """
 
@@ -34,13 +35,15 @@ class LMHead(Head):
 
 
 class MLMHead(Head):
-    """Logits of masked tokens: dense layer, activation, norm, projection with a bias (BERT).
+    """Masked language model head: logits of masked tokens (BERT).
 
-    Without `dense`, the projection reads the hidden states. With `mask_decoder_positions`, the
-    last layer is an enhanced mask decoder (He et al. 2020, section 3.2) that runs twice. Keys and
-    values are always computed from the layer's input. Queries are computed from the sum of that
-    input and absolute positions in the first run, from the first run's output in the second. In
-    the paper, the first queries are positions only; the released code adds the input, as here.
+    The projection to the vocabulary reads the output of the layer `dense` or, without `dense`, the
+    hidden states. With `mask_decoder_positions`, the last layer of the encoder serves as DeBERTa's
+    enhanced mask decoder (He et al. 2020, section 3.2): it runs twice. In both runs, keys and
+    values are computed from the layer's input. Queries are computed from the sum of this input and
+    absolute positions in the first run, and from the output of the first run in the second. In the
+    paper, the first queries are computed from positions only. The released code adds the input, as
+    here.
     """
 
     needs_bidirectional: ClassVar[bool] = True
@@ -56,11 +59,12 @@ class MLMHead(Head):
 
 
 class VocabularyHead(PartModule):
-    """Base class of vocabulary heads: logits z = f(h) E^T + c.
+    """Base class of heads over the vocabulary: logits z = f(h) E^T + c for hidden states h.
 
-    E is the token embedding matrix if tied, otherwise a separate matrix `weight`. `forward` is f.
-    With a `soft_cap`, z becomes soft_cap * tanh(z / soft_cap). In a model packed for inference,
-    the module `packed` computes f(h) E^T + c from f(h).
+    The output matrix E is the token embedding matrix if tied, otherwise a separate `weight`. c is
+    the `bias`. `forward` returns f(h); `LanguageModule.logits` computes z. With a `soft_cap`, z
+    becomes soft_cap * tanh(z / soft_cap). In a model packed for inference, the
+    module `packed` computes f(h) E^T + c from f(h).
     """
 
     weight: nn.Parameter | None
@@ -77,7 +81,7 @@ class VocabularyHead(PartModule):
 
 
 class CausalHead(VocabularyHead):
-    """Module of `LMHead`: f(h) = scale * h, or scale * P h with a matrix P if `inputs.projects`."""
+    """Module of `LMHead`: f(h) = scale * h; with `inputs.projects`, scale * P h with a matrix P."""
 
     def __init__(self, head: LMHead, inputs: HeadInput) -> None:
         super().__init__(inputs, tied=head.tied, bias=head.bias)
@@ -86,7 +90,7 @@ class CausalHead(VocabularyHead):
             self.projection = nn.Linear(inputs.d_model, inputs.d_embedding, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return f(h) [..., E] for hidden states h [..., D]."""
+        """Return the input f(h) [..., E] of the output matrix for hidden states h [..., D]."""
         if self.projection is not None:
             hidden = self.projection(hidden)
         return hidden if self.scale == 1.0 else hidden * self.scale
@@ -95,7 +99,7 @@ class CausalHead(VocabularyHead):
 class MaskedHead(VocabularyHead):
     """Module of `MLMHead`: f(h) = norm(act(h W + b)) (Devlin et al. 2018, as released).
 
-    Without `dense`, f(h) = h, or a projection of h if token embeddings have another width.
+    Without `dense`, f(h) is h, or a projection of h if token embeddings are not as wide as h.
     """
 
     def __init__(self, head: MLMHead, inputs: HeadInput) -> None:
@@ -105,5 +109,5 @@ class MaskedHead(VocabularyHead):
             self.mask_decoder_positions = late.build(inputs.d_model)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return f(h) [..., E] for hidden states h [..., D]."""
+        """Return the input f(h) [..., E] of the output matrix for hidden states h [..., D]."""
         return self.dense(hidden)
