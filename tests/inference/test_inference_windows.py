@@ -111,5 +111,5 @@ def test_vectors_are_as_wide_as_hidden_states():
     spec = presets["ngram-tiny"].replace(vocab_size=144)  # its tokens are narrower
     tokenizer = Tokenizer.train("unigram", texts=TEXT * 5, vocab_size=139, progress=False)
     vectors = LanguageModel(spec, build(spec), tokenizer).embed(["The cat", "a"])
-    assert vectors.shape == (2, spec.head_input.d_model)
-    assert spec.head_input.d_model > spec.d_model
+    assert vectors.shape == (2, spec.head_config.d_model)
+    assert spec.head_config.d_model > spec.d_model

@@ -49,7 +49,7 @@ def test_the_mix_is_a_weighted_sum_of_both_directions_of_all_layers():
 def test_padding_other_documents_and_selected_positions_change_nothing():
     model, ids = build(ALL_SPECS["elmo"].replace(heads=HEADS), seed=2).eval(), random_ids(1, 9)
     alone = model(ids)
-    assert alone.shape == (1, 9, model.spec.head_input.d_model)
+    assert alone.shape == (1, 9, model.spec.head_config.d_model)
     mask = torch.ones(1, 12, dtype=torch.int64)
     mask[:, 9:] = 0
     padded = torch.cat((ids, ids[:, :3]), 1)

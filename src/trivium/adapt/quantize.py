@@ -45,7 +45,7 @@ def pack(model: LanguageModule, quantize: Quantization | None = None) -> Languag
                 replace_module(model, name, packed)
     for head in model.heads.values():
         if isinstance(head, VocabularyHead):
-            head.packed = _pack(model.matrix_of(head), head.bias, quantize)
+            head.packed = _pack(model.output_matrix(head), head.bias, quantize)
             if head.packed is not None:
                 head.weight = None
     return model

@@ -56,7 +56,7 @@ def embed_windows(
     pooling = pooling or lm.pooling
     windows = [window for text in texts for window in text]
     owners = torch.tensor([number for number, text in enumerate(texts) for _ in text])
-    vectors = torch.zeros(len(texts), lm.module.spec.head_input.d_model)
+    vectors = torch.zeros(len(texts), lm.module.spec.head_config.d_model)
     for batch, hidden, mask in _window_states(lm, windows):
         lengths = mask.sum(1, keepdim=True)
         pooled = (pool(hidden.float(), mask, pooling) * lengths).cpu()

@@ -19,7 +19,7 @@ from trivium.models.base_model import (
     LanguageModule,
     Spec,
     build_heads,
-    projecting_head_input,
+    projecting_head_config,
     refuse,
 )
 from trivium.models.heads import HeadInput
@@ -94,9 +94,9 @@ class AttentionRNNSpec(Spec):
         return 4 * (encoder + decoder + length * (self.d_attention + 3))
 
     @property
-    def head_input(self) -> HeadInput:
+    def head_config(self) -> HeadInput:
         """The sizes and settings for building heads, which read the output of the readout layer."""
-        return projecting_head_input(self, self.d_readout, self.dropout)
+        return projecting_head_config(self, self.d_readout, self.dropout)
 
     def build(self) -> AttentionRNN:
         """Return the module with uninitialized weights (see `Spec.build`)."""
@@ -119,7 +119,7 @@ class DecoderOutput(NamedTuple):
 
     states: Tensor
     contexts: Tensor
-    weights: Tensor
+    attn_weights: Tensor
 
 
 class AttentionDecoder(nn.Module):
@@ -156,7 +156,7 @@ class AttentionDecoder(nn.Module):
         state = torch.tanh(self.start(ends[:, self.d_hidden :]))
         return state.to(torch.promote_types(state.dtype, torch.float32))
 
-    def weights(self, state: Tensor, source: AttentionSource) -> Tensor:
+    def attn_weights(self, state: Tensor, source: AttentionSource) -> Tensor:
         """Return the attention weights over the source, [B, S], for the decoder's state [B, C]."""
         features = torch.tanh(self.query(state)[:, None] + source.keys)
         scores = features @ self.score.to(features.dtype)
@@ -172,18 +172,18 @@ class AttentionDecoder(nn.Module):
         width, steps = self.d_hidden, []
         for step, y in enumerate(self.inputs(embeds).unbind(1)):
             rounded_state = state.to(y.dtype)  # matrices are read in the precision of the model
-            weights = self.weights(rounded_state, source)
-            context = (weights[:, None].to(source.values.dtype) @ source.values)[:, 0]
+            attn_weights = self.attn_weights(rounded_state, source)
+            context = (attn_weights[:, None].to(source.values.dtype) @ source.values)[:, 0]
             read = y + self.attended(context.to(y.dtype))
             gates, candidate = read.split((2 * width, width), -1)
             z, r = torch.sigmoid(gates + self.gates(rounded_state)).chunk(2, -1)
             candidate = candidate + self.candidate((r * state).to(y.dtype))
             new = (1 - z) * state + z * torch.tanh(candidate)
             state = new if is_token is None else torch.where(is_token[:, step, None], new, state)
-            steps.append((state, context, weights))
+            steps.append((state, context, attn_weights))
         return DecoderOutput(*(torch.stack(parts, 1) for parts in zip(*steps, strict=True)))
 
-    def read_out(self, state: Tensor, embeds: Tensor, context: Tensor) -> Tensor:
+    def compute_readout(self, state: Tensor, embeds: Tensor, context: Tensor) -> Tensor:
         """Return the outputs of the readout (maxout) layer, t in the paper, [..., R].
 
         Inputs are decoder states [..., C], token embeddings [..., D] and contexts [..., 2 C].
@@ -227,7 +227,7 @@ class AttentionRNN(LanguageModule):
         """Return an empty cache of decoder states, whose size does not depend on `slot_length`."""
         state = make_state_template(self.tokens.weight).new_zeros(slots, self.spec.d_hidden)
         return Cache(
-            slots, slot_length, [State(state)], device=self.device, projections=[self._project]
+            slots, slot_length, [State(state)], device=self.device, projections=[self._project_kv]
         )
 
     def encode(
@@ -296,7 +296,7 @@ class AttentionRNN(LanguageModule):
             cache.end_pass(cache_slice)
         parts = (written.states, embeds, written.contexts)
         parts = (gather(part, gather_positions) for part in parts)
-        return F.dropout(self.decoder.read_out(*parts), self.spec.dropout, self.training)
+        return F.dropout(self.decoder.compute_readout(*parts), self.spec.dropout, self.training)
 
     def alignments(self, input_ids: Tensor, **inputs: Any) -> Tensor:
         """Return the decoder's attention weights over the source, [B, T, S].
@@ -305,7 +305,7 @@ class AttentionRNN(LanguageModule):
         """
         is_token, written = inputs.get("attention_mask"), inputs.get("decoder_attention_mask")
         source = self._attention_source(self.encode(input_ids, **inputs), is_token)
-        return self._decode(self.tokens(inputs["decoder_input_ids"]), source, written).weights
+        return self._decode(self.tokens(inputs["decoder_input_ids"]), source, written).attn_weights
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator) -> None:
@@ -331,7 +331,7 @@ class AttentionRNN(LanguageModule):
                 std = 0.1 if glorot else 0.001 if small else 0.01
                 weight.normal_(0.0, std, generator=generator)
 
-    def _project(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def _project_kv(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Return attention keys [B, 1, S, A] and values [B, 1, S, 2 C] of encoder states.
 
         `hidden` are the encoder's states [B, S, 2 C].
@@ -341,7 +341,7 @@ class AttentionRNN(LanguageModule):
 
     def _attention_source(self, hidden: Tensor, attention_mask: Tensor | None) -> AttentionSource:
         """Return what the decoder attends to, from encoder states [B, S, 2 C] and padding mask."""
-        keys, values = (part[:, 0] for part in self._project(hidden))
+        keys, values = (part[:, 0] for part in self._project_kv(hidden))
         if attention_mask is None:
             attention_mask = torch.ones(hidden.shape[:2], device=hidden.device)
         return AttentionSource(keys, values, attention_mask.bool())

@@ -86,7 +86,7 @@ class Spec(Choice, Part):
         return "decoder-only"
 
     @property
-    def head_input(self) -> HeadInput:
+    def head_config(self) -> HeadInput:
         """The sizes and settings that the modules of the heads are built with."""
         raise NotImplementedError
 
@@ -189,7 +189,7 @@ class Spec(Choice, Part):
         raise NotImplementedError
 
 
-def projecting_head_input(spec: Spec, width: int, dropout: float) -> HeadInput:
+def projecting_head_config(spec: Spec, width: int, dropout: float) -> HeadInput:
     """Return the `HeadInput` of a model whose hidden states have the width `width`.
 
     A tied LM head projects the hidden states to `d_model`, the width of the token embeddings.
@@ -304,7 +304,7 @@ class LanguageModule(PartModule):
         By default, they are those of the matrices of blocks and vocabulary heads, without
         attention (see `models.flops_per_token`).
         """
-        vocabulary = self.spec.vocab_size * self.spec.head_input.d_embedding
+        vocabulary = self.spec.vocab_size * self.spec.head_config.d_embedding
         blocks = sum(map(num_matrix_weights, self.blocks))
         return 6.0 * (blocks + vocabulary * (2 if self.spec.is_bilm else 1))
 
@@ -346,7 +346,7 @@ class LanguageModule(PartModule):
         if module.packed is not None:
             logits = module.packed(module(hidden))
         else:
-            logits = F.linear(module(hidden), self.matrix_of(module), module.bias)
+            logits = F.linear(module(hidden), self.output_matrix(module), module.bias)
         return logits if module.soft_cap is None else apply_soft_cap(logits, module.soft_cap)
 
     def lm_loss(self, hidden: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
@@ -371,7 +371,7 @@ class LanguageModule(PartModule):
                 features = F.pad(features, (0, 0, 0, padding))
             return self.linear_cross_entropy(
                 features,
-                self.matrix_of(head),
+                self.output_matrix(head),
                 head.bias,
                 targets,
                 smoothing=smoothing,
@@ -385,14 +385,14 @@ class LanguageModule(PartModule):
             total += F.cross_entropy(logits, target, reduction="sum", label_smoothing=smoothing)
         return total
 
-    def matrix_of(self, head: VocabularyHead) -> Tensor:
+    def output_matrix(self, head: VocabularyHead) -> Tensor:
         """Return the output matrix [V, E] of a vocabulary head; if tied, the token embeddings."""
         return self.tokens.weight if head.weight is None else head.weight
 
 
 def build_heads(model: Spec) -> nn.ModuleDict:
     """Return the modules of the heads of a model spec, keyed by the kind of head."""
-    inputs = model.head_input
+    inputs = model.head_config
     return nn.ModuleDict({head.kind: head.build(inputs) for head in model.heads})
 
 

@@ -68,18 +68,18 @@ def generator_spec(discriminator: TransformerSpec, fraction: float = 0.25) -> Tr
     stack = stack.map_layers(narrow_layer)
     first, inner = stack.attentions[0], discriminator.d_embedding
     width = first.num_heads * first.head_dim
-    start = discriminator.initialization
-    if isinstance(start, Normal):
-        start = start.replace(std=start.std * (discriminator.d_model / width) ** 0.5)
+    config = discriminator.initialization
+    if isinstance(config, Normal):
+        config = config.replace(std=config.std * (discriminator.d_model / width) ** 0.5)
         if inner != width and isinstance(embedding.positions, Learned):
             # A projection mixes the dimensions of positions, so no head could attend to an offset.
-            start = start.replace(attention="random")
+            config = config.replace(attention="random")
     return discriminator.replace(
         d_model=width,
         embedding=embedding.replace(factorised=None if inner == width else Factorised(width=inner)),
         encoder=stack,
         heads=(MLMHead(dense=Dense(activation="gelu", norm=True)),),
-        initialization=start,
+        initialization=config,
     )
 
 
@@ -106,7 +106,7 @@ class DisentangledTable(nn.Embedding):
         """Return the discriminator's token embeddings [B, T, E] for token ids, int64 [B, T]."""
         return F.embedding(input, self.shared.weight.detach()) + super().forward(input)
 
-    def merge(self) -> nn.Embedding:
+    def to_embedding(self) -> nn.Embedding:
         """Return E_D = E_G + E_delta as a plain `nn.Embedding` with detached weights."""
         return nn.Embedding.from_pretrained(
             (self.shared.weight + self.weight).detach(), freeze=not self.weight.requires_grad
@@ -148,7 +148,7 @@ class GeneratorAndDiscriminator(nn.Module):
         """Stop sharing weights, so that generator and discriminator can be used separately."""
         if self.sharing == "gradient-disentangled":
             assert isinstance(self.discriminator.tokens, DisentangledTable)
-            self.discriminator.tokens = self.discriminator.tokens.merge()
+            self.discriminator.tokens = self.discriminator.tokens.to_embedding()
             return
         for user, owner, name in self._shared_modules():  # a submodule again, when assigned
             setattr(user, name, copy.deepcopy(getattr(owner, name)))

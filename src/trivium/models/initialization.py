@@ -38,18 +38,18 @@ class Initialization(Choice, Part):
         """Return an `Initializer` that initializes the weights of a `Transformer` in this way."""
         return Initializer(self, model)
 
-    def weight_std(self, name: str, weight: Tensor, drawn: Initializer) -> float:
+    def weight_std(self, name: str, weight: Tensor, model_info: Initializer) -> float:
         """Return the standard deviation of the initial values of a matrix or embedding table."""
         raise NotImplementedError
 
-    def draw(
-        self, name: str, weight: Tensor, generator: torch.Generator, drawn: Initializer
+    def init_matrix(
+        self, name: str, weight: Tensor, generator: torch.Generator, model_info: Initializer
     ) -> None:
         """Initialize a matrix or embedding table at random, by default from N(0, weight_std^2)."""
-        std = self.weight_std(name, weight, drawn)
+        std = self.weight_std(name, weight, model_info)
         weight.copy_(torch.empty(weight.shape).normal_(0.0, std, generator=generator))
 
-    def post_init(self, model: Any) -> None:
+    def apply_special_init(self, model: Any) -> None:
         """Apply the special initialization of attention, after all weights were initialized."""
         initialize_attention(model, self.attention, getattr(self, "embedding_std", 1.0))
 
@@ -78,17 +78,17 @@ class Initializer:
         attentions = [each for each in model.modules() if isinstance(each, AttentionModule)]
         self.attention_of_query = {id(each.query.weight): each for each in attentions}
 
-    def draw(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
+    def init_matrix(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
         """Initialize a matrix or embedding table at random."""
-        self.start.draw(name, weight, generator, self)
+        self.start.init_matrix(name, weight, generator, self)
 
     def init_vector(self, name: str, weight: Tensor) -> None:
         """Initialize a norm weight to 1, and a bias or any other vector to 0."""
         weight.fill_(1.0 if id(weight) in self._scales else 0.0)
 
-    def post_init(self) -> None:
+    def apply_special_init(self) -> None:
         """Apply the special initialization of attention, after all weights were initialized."""
-        self.start.post_init(self.model)
+        self.start.apply_special_init(self.model)
 
 
 @torch.no_grad()
@@ -105,8 +105,8 @@ def initialize(model: LanguageModule, seed: int) -> None:
             if weight.ndim == 1:
                 initializer.init_vector(name, weight)
             else:
-                initializer.draw(name, weight, weight_generator(seed, name))
-        initializer.post_init()
+                initializer.init_matrix(name, weight, weight_generator(seed, name))
+        initializer.apply_special_init()
     for name, module in model.named_modules():
         if isinstance(module, PartModule):
             module.reset_parameters(weight_generator(seed, name))
@@ -123,7 +123,7 @@ def is_embedding(name: str) -> bool:
     return name.removesuffix(".weight").rpartition(".")[2] in _EMBEDDINGS
 
 
-def draw_uniform(weight: Tensor, bound: float, generator: torch.Generator) -> None:
+def init_uniform(weight: Tensor, bound: float, generator: torch.Generator) -> None:
     """Initialize a weight from the uniform distribution on [-bound, bound], in place."""
     weight.copy_(torch.empty(weight.shape).uniform_(-bound, bound, generator=generator))
 
@@ -157,23 +157,23 @@ class Normal(Initialization):
     residual_init: Literal["full", "scaled", "zero"] = "full"
     attention: Literal["random", "position_offsets", "copy_heads"] = "random"
 
-    def weight_std(self, name: str, weight: Tensor, drawn: Initializer) -> float:
+    def weight_std(self, name: str, weight: Tensor, model_info: Initializer) -> float:
         """Return `embedding_std` for embeddings; for matrices `std`, changed by `residual_init`."""
         if is_embedding(name):
             return self.embedding_std
-        if id(weight) not in drawn.output_matrices:
+        if id(weight) not in model_info.output_matrices:
             return self.std
-        layers = sum(stack.num_layers for stack in drawn.model.spec.stacks)
+        layers = sum(stack.num_layers for stack in model_info.model.spec.stacks)
         starts = {"full": self.std, "scaled": self.std / (2 * layers) ** 0.5, "zero": 0.0}
         return starts[self.residual_init]
 
-    def post_init(self, model: Any) -> None:
+    def apply_special_init(self, model: Any) -> None:
         """Apply the attention initialization, and "zero" to the dense layer of an MLM head."""
         if self.residual_init == "zero":
             for head in model.heads.values():
                 if isinstance(head, MaskedHead) and isinstance(head.dense, DenseLayer):
                     _set_to_identity(head.dense.linear)
-        super().post_init(model)
+        super().apply_special_init(model)
 
 
 class FanIn(Initialization):
@@ -188,13 +188,13 @@ class FanIn(Initialization):
     kind: Literal["fan-in"] = "fan-in"
     attention: Literal["random", "copy_heads"] = "random"
 
-    def weight_std(self, name: str, weight: Tensor, drawn: Initializer) -> float:
+    def weight_std(self, name: str, weight: Tensor, model_info: Initializer) -> float:
         """Return 1 for embeddings, d_model^-0.5 for position biases, fan-in^-0.5 for matrices."""
         if is_embedding(name):
             return 1.0
-        if id(weight) in drawn.shared_tables:
-            return drawn.model.spec.d_model**-0.5
-        attention = drawn.attention_of_query.get(id(weight))
+        if id(weight) in model_info.shared_tables:
+            return model_info.model.spec.d_model**-0.5
+        attention = model_info.attention_of_query.get(id(weight))
         size = 1.0 if attention is None else _query_std_factor(attention)
         return weight.shape[-1] ** -0.5 * size
 
@@ -223,10 +223,10 @@ class Small(Initialization):
     kind: Literal["small"] = "small"
     attention: Literal["random"] = "random"
 
-    def weight_std(self, name: str, weight: Tensor, drawn: Initializer) -> float:
+    def weight_std(self, name: str, weight: Tensor, model_info: Initializer) -> float:
         """Return the standard deviation of a weight by one of the two formulas in the class."""
-        model = drawn.model.spec
-        if id(weight) in drawn.output_matrices:
+        model = model_info.model.spec
+        if id(weight) in model_info.output_matrices:
             return 2.0 / sum(stack.num_layers for stack in model.stacks) / model.d_model**0.5
         return (2.0 / (5.0 * model.d_model)) ** 0.5
 
@@ -247,18 +247,18 @@ class Xavier(Initialization):
     tables: Literal["normal", "uniform"] = "normal"
     attention: Literal["random", "diagonal"] = "random"
 
-    def weight_std(self, name: str, weight: Tensor, drawn: Initializer) -> float:
+    def weight_std(self, name: str, weight: Tensor, model_info: Initializer) -> float:
         """Return the standard deviation of Gaussian embedding tables (matrices are uniform)."""
-        return drawn.model.spec.d_model**-0.5
+        return model_info.model.spec.d_model**-0.5
 
-    def draw(
-        self, name: str, weight: Tensor, generator: torch.Generator, drawn: Initializer
+    def init_matrix(
+        self, name: str, weight: Tensor, generator: torch.Generator, model_info: Initializer
     ) -> None:
         """Initialize a matrix uniformly; an embedding table too, unless `tables` is "normal"."""
         if is_embedding(name) and self.tables == "normal":
-            super().draw(name, weight, generator, drawn)
+            super().init_matrix(name, weight, generator, model_info)
         else:
-            draw_uniform(weight, math.sqrt(6.0 / sum(weight.shape)), generator)
+            init_uniform(weight, math.sqrt(6.0 / sum(weight.shape)), generator)
 
 
 def _set_to_identity(linear: nn.Linear) -> None:

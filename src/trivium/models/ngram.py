@@ -19,7 +19,7 @@ from trivium.models.base_model import (
     LanguageModule,
     Spec,
     build_heads,
-    projecting_head_input,
+    projecting_head_config,
     refuse,
 )
 from trivium.models.heads import HeadInput
@@ -61,7 +61,7 @@ class NGramSpec(Spec):
         return (self.order - 1) * self.d_model
 
     @property
-    def d_output(self) -> int:
+    def d_head_input(self) -> int:
         """The width of the hidden states, which heads read; with "direct", they also contain x."""
         return self.d_hidden + (self.d_context if self.connections == "direct" else 0)
 
@@ -72,12 +72,12 @@ class NGramSpec(Spec):
 
         They are context embeddings, the tanh layer and the input of the head, in float32.
         """
-        return 4 * (3 * self.d_context + 3 * self.d_hidden + 2 * self.d_output)
+        return 4 * (3 * self.d_context + 3 * self.d_hidden + 2 * self.d_head_input)
 
     @property
-    def head_input(self) -> HeadInput:
+    def head_config(self) -> HeadInput:
         """The sizes and settings for building heads, which read hidden states of width W."""
-        return projecting_head_input(self, self.d_output, self.dropout)
+        return projecting_head_config(self, self.d_head_input, self.dropout)
 
     def build(self) -> NGramModel:
         """Return the module with uninitialized weights (see `Spec.build`)."""

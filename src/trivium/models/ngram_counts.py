@@ -69,7 +69,7 @@ class NGramCountsSpec(Spec):
         return 0
 
     @property
-    def head_input(self) -> HeadInput:
+    def head_config(self) -> HeadInput:
         """The vocabulary size, and widths of 0, because the model has no hidden states."""
         return HeadInput(self.vocab_size, d_model=0, d_embedding=0)
 

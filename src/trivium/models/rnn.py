@@ -19,7 +19,7 @@ from trivium.models.base_model import LanguageModule, Spec, build_heads, refuse
 from trivium.models.heads import Head, HeadInput
 from trivium.models.heads.scalar_mix import ScalarMix
 from trivium.models.heads.vocabulary import LMHead
-from trivium.models.initialization import Initializer, draw_uniform
+from trivium.models.initialization import Initializer, init_uniform
 from trivium.nn.character_embedding import CharacterCNN, CharacterEmbedding
 from trivium.nn.norm import LayerNorm
 from trivium.nn.part import Count, DropoutRate, NumLayers, Positive, empty_embedding
@@ -123,11 +123,11 @@ class RNNSpec(Spec):
     @property
     def scalar_mix(self) -> ScalarMix | None:
         """The scalar mix of a biLM's layers, if the layers have width `d_model`; otherwise None."""
-        fits = self.is_bilm and self.d_state == self.d_model
+        fits = self.is_bilm and self.d_layer_output == self.d_model
         return ScalarMix(num_layers=self.num_layers + 1) if fits else None
 
     @property
-    def d_state(self) -> int:
+    def d_layer_output(self) -> int:
         """The width of a layer's output at each position (both directions together)."""
         return (self.d_projection or self.d_hidden) * (2 if self.direction == "both" else 1)
 
@@ -147,7 +147,7 @@ class RNNSpec(Spec):
         return 4 * numbers
 
     @property
-    def head_input(self) -> HeadInput:
+    def head_config(self) -> HeadInput:
         """The sizes and settings for building heads; a biLM encoder has width 2 d_model."""
         reads_both = self.is_bilm and self.family == "encoder-only"
         return HeadInput(
@@ -176,8 +176,8 @@ class RecurrentStack(nn.Module):
         self.dropout = model.dropout
         self.layers = RecurrentLayers(model)
         self.project: nn.Module = nn.Identity()
-        if model.d_state != model.d_model:
-            self.project = nn.Linear(model.d_state, model.d_model)
+        if model.d_layer_output != model.d_model:
+            self.project = nn.Linear(model.d_layer_output, model.d_model)
 
     def forward(
         self,
@@ -234,7 +234,7 @@ class RecurrentModel(LanguageModule):
 
     def layer_parameters(self) -> list[list[list[nn.Parameter]]]:
         """Return the parameters of every layer; a projection after the last belongs to the last."""
-        stacks = [rnn.layers.weights() for rnn in self.blocks]
+        stacks = [rnn.layers.layer_params() for rnn in self.blocks]
         for layers, rnn in zip(stacks, self.blocks, strict=True):
             layers[-1] += rnn.project.parameters()
         return stacks
@@ -249,7 +249,7 @@ class RecurrentModel(LanguageModule):
         rnn = self.spec
         if rnn.family == "encoder-only":
             return super().new_cache(slots, slot_length)
-        widths = (rnn.d_state, rnn.d_hidden) if rnn.cell == "lstm" else (rnn.d_state,)
+        widths = (rnn.d_layer_output, rnn.d_hidden) if rnn.cell == "lstm" else (rnn.d_layer_output,)
         parts = (
             torch.zeros(slots, rnn.num_layers, width, dtype=self.dtype, device=self.device)
             for width in widths
@@ -322,9 +322,9 @@ class RecurrentModel(LanguageModule):
                 'needs direction "bilm".'
             )
         sequences = find_sequences(input_ids, attention_mask, document_ids)
-        return torch.stack(self._both_directions(self._token_embeddings(input_ids), sequences), 1)
+        return torch.stack(self._run_both(self._token_embeddings(input_ids), sequences), 1)
 
-    def _both_directions(
+    def _run_both(
         self, tokens: Tensor, sequences: Sequences | None, *, every_layer: bool = False
     ) -> tuple[Any, Any]:
         """Return the hidden states of the forward and of the backward RNN for token embeddings."""
@@ -340,8 +340,8 @@ class RecurrentModel(LanguageModule):
         `tokens` are token embeddings [B, T, D].
         """
         if "scalar-mix" not in self.heads:
-            return torch.cat(self._both_directions(tokens, sequences), -1)
-        layers = zip(*self._both_directions(tokens, sequences, every_layer=True))
+            return torch.cat(self._run_both(tokens, sequences), -1)
+        layers = zip(*self._run_both(tokens, sequences, every_layer=True))
         mixed = self.heads["scalar-mix"](torch.cat(pair, -1) for pair in layers)
         return F.dropout(mixed, self.spec.dropout, self.training)
 
@@ -385,7 +385,7 @@ class RecurrentInitializer(Initializer):
             hidden = self.model.spec.d_hidden
             weight[hidden : 2 * hidden] = 1.0
 
-    def draw(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
+    def init_matrix(self, name: str, weight: Tensor, generator: torch.Generator) -> None:
         """Initialize a matrix uniformly, with the bound for its kind (see the class)."""
         hidden = self.model.spec.d_hidden
         if id(weight) in self.tables:
@@ -395,7 +395,7 @@ class RecurrentInitializer(Initializer):
         else:
             outputs = hidden if ".weight_ih_" in name else len(weight)  # of one gate
             bound = math.sqrt(6.0 / (outputs + weight.shape[1]))
-        draw_uniform(weight, bound, generator)
+        init_uniform(weight, bound, generator)
 
-    def post_init(self) -> None:
+    def apply_special_init(self) -> None:
         """Do nothing, because recurrent models have no special initialization of attention."""

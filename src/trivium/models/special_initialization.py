@@ -88,14 +88,14 @@ def initialize_attention(model: Any, attention: str, embedding_std: float) -> No
     """Apply a special initialization of attention to an already initialized `Transformer`."""
     for stack in model.stacks:
         if attention == "position_offsets":
-            _attend_to_offsets(stack, embedding_std)
+            _init_position_offsets(stack, embedding_std)
         elif attention == "copy_heads":
-            _copy_tokens(stack, model.spec.embedding, embedding_std)
+            _init_copy_heads(stack, model.spec.embedding, embedding_std)
         elif attention == "diagonal":
-            _attend_to_diagonal(stack)
+            _init_diagonal(stack)
 
 
-def _attend_to_offsets(stack: Any, embedding_std: float) -> None:
+def _init_position_offsets(stack: Any, embedding_std: float) -> None:
     """Initialize every self-attention head to attend to one fixed offset ("position_offsets").
 
     Learned positions are initialized as sinusoids. Key weights copy the sinusoids of the key's
@@ -116,7 +116,7 @@ def _attend_to_offsets(stack: Any, embedding_std: float) -> None:
             _attend_by_sinusoids(attention, _head_offsets(attention, causal=stack.causal))
 
 
-def _copy_tokens(stack: Any, embedding: Any, embedding_std: float) -> None:
+def _init_copy_heads(stack: Any, embedding: Any, embedding_std: float) -> None:
     """Initialize a stack so that cross-attention matches equal tokens ("copy_heads").
 
     The first self-attention layer adds neighbouring tokens to each token.
@@ -146,7 +146,7 @@ def _copy_tokens(stack: Any, embedding: Any, embedding_std: float) -> None:
             _match_equal_tokens(layer.cross_attention)
 
 
-def _attend_to_diagonal(stack: Any) -> None:
+def _init_diagonal(stack: Any) -> None:
     """Initialize cross-attention heads to attend to the offsets 0, -1, +1, ... ("diagonal")."""
     positions = stack.embedding.positions
     assert isinstance(positions, SinusoidalPositions)

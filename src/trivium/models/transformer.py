@@ -202,7 +202,7 @@ class TransformerSpec(Spec):
         return min(limits) if limits else None
 
     @property
-    def head_input(self) -> HeadInput:
+    def head_config(self) -> HeadInput:
         """The sizes and settings for building heads, with norm and dropout of the last stack."""
         last = self.stacks[-1]
         return HeadInput(
@@ -338,7 +338,7 @@ _DECODER_INPUTS = (
 )
 
 
-def _stack_input(kind: type[Any], input_ids: Tensor | None, inputs: Mapping[str, Any]) -> Any:
+def _build_input(kind: type[Any], input_ids: Tensor | None, inputs: Mapping[str, Any]) -> Any:
     """Return an instance of `kind`, `EncoderInput` or `DecoderInput`.
 
     Raises SpecError if `input_ids` is missing or `kind` has no field for one of the inputs.
@@ -485,14 +485,14 @@ class Transformer(LanguageModule):
             raise SpecError(f"this model is {self.spec.family} and {have} decoder_input_ids.")
         if self.decoder is None:
             late = getattr(self.vocabulary_head, "mask_decoder_positions", None)
-            return self.run_encoder(_stack_input(EncoderInput, input_ids, inputs), late)
+            return self.run_encoder(_build_input(EncoderInput, input_ids, inputs), late)
         if self.encoder is None:
-            return self.run_decoder(_stack_input(DecoderInput, input_ids, inputs))
+            return self.run_decoder(_build_input(DecoderInput, input_ids, inputs))
         target = {name: inputs.pop(name) for name in _DECODER_INPUTS if name in inputs}
         target = {name.removeprefix("decoder_"): value for name, value in target.items()}
         output, encoder_loss = None, None
         if input_ids is not None:
-            source = _stack_input(EncoderInput, input_ids, inputs)
+            source = _build_input(EncoderInput, input_ids, inputs)
             hidden, encoder_loss = self.run_encoder(source)
             output = EncoderOutput(hidden, source.attention_mask)
         hidden, loss = self.run_decoder(DecoderInput(**target), output)
@@ -518,7 +518,7 @@ class Transformer(LanguageModule):
             refuse("an encoder takes no", cache=inputs.cache)
         table = self.tokens if self.source_tokens is None else self.source_tokens
         tokens, sequence, num_tokens = table(inputs.input_ids), self._sequence_info(inputs), 0
-        if (chosen := self._global_tokens(inputs)) is not None:
+        if (chosen := self._global_token_mask(inputs)) is not None:
             sequence = GlobalSequenceInfo(**vars(sequence), global_tokens=chosen)
         order, predicted = inputs.order, inputs.predicted
         if order is None or predicted is None:
@@ -563,7 +563,7 @@ class Transformer(LanguageModule):
             cache=cache,
         )
 
-    def _global_tokens(self, inputs: EncoderInput) -> Tensor | None:
+    def _global_token_mask(self, inputs: EncoderInput) -> Tensor | None:
         """Return a bool mask [B, T] that is True for global tokens; None if there are none."""
         chosen, types = inputs.global_tokens, inputs.token_type_ids
         if not self.spec.has_global_tokens:
@@ -622,10 +622,10 @@ class Transformer(LanguageModule):
             # Padding after the tokens of a slot may lie beyond the last position.
             return columns if end is None else columns.clamp(max=end - 1)
         check_length(columns.shape[1], end)
-        counted = self._counted_tokens(inputs.input_ids, inputs.attention_mask)
+        counted = self._counted_mask(inputs.input_ids, inputs.attention_mask)
         return columns if counted is None else counted.cumsum(1) * counted - 1
 
-    def _counted_tokens(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
+    def _counted_mask(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
         """Return an int64 mask [B, T] of the tokens that position ids count; None: all tokens."""
         learned = self.spec.embedding.positions
         if not isinstance(learned, Learned) or learned.counted == "all":

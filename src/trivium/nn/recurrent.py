@@ -144,7 +144,7 @@ class RecurrentLayers(nn.Module):
         )  # fmt: skip
         self.cells: nn.Module
         if self.residual or rnn.is_bilm:
-            widths = rnn.d_model, *[rnn.d_state] * (rnn.num_layers - 1)
+            widths = rnn.d_model, *[rnn.d_layer_output] * (rnn.num_layers - 1)
             self.cells = nn.ModuleList(make(width, rnn.d_hidden, 1) for width in widths)
         else:
             dropout = rnn.dropout if rnn.num_layers > 1 else 0.0

@@ -113,7 +113,7 @@ def training_memory(
         copies = item * sizes.parameters if precision is not torch.float32 else 0
     most = _CPU_LOGITS if device == "cpu" else _GPU_LOGITS
     chunk = min(most, labelled * rows * length * spec.vocab_size)
-    table = spec.vocab_size * spec.head_input.d_embedding
+    table = spec.vocab_size * spec.head_config.d_embedding
     kept = spec.activation_bytes(
         length, item, on_cpu=device == "cpu", recompute=layout.activation_checkpointing
     )
