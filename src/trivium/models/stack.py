@@ -95,7 +95,7 @@ class Stack(Part):
         return tuple(mixer for mixer in self.mixers if isinstance(mixer, Attention))
 
     @property
-    def tp_fields(self) -> list[tuple[str, int]]:
+    def sharded_fields(self) -> list[tuple[str, int]]:
         """The sizes that tensor parallelism divides among GPUs, as pairs (name, size).
 
         The list is empty if the stack does not support tensor parallelism.
