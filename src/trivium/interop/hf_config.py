@@ -127,7 +127,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 class ConfigReader:
-    """A reader of the options of a `config.json` that records which were read; null is missing.
+    """Reads options from a `config.json` and records which were read. Null counts as missing.
 
     `weights` are the names of the tensors in the weight files, which some options depend on.
     `file_keys` contains the names of all options in the file, including those that are null.
@@ -175,7 +175,7 @@ class ConfigReader:
         return kinds
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the value of an option, or the default."""
+        """Return an option's value, or the default if it is missing. Records the option as read."""
         self._known_keys.add(name)
         return self._options.get(name, default)
 
@@ -189,7 +189,10 @@ class ConfigReader:
         return value
 
     def translate(self, name: str, values: Mapping[Any, Any], default: Any = None) -> Any:
-        """Translate the value of an option by `values`. Raises CheckpointError for other values."""
+        """Return `values[value]` for the value of an option.
+
+        Raises CheckpointError if the value is not a key of `values`.
+        """
         value = self.require(name, default)
         if not isinstance(value, str | bool | int) or value not in values:
             raise self.unsupported(name, *values)
@@ -238,7 +241,7 @@ class ConfigReader:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises CheckpointError if there is no valid object."""
+    """Return the JSON object in a file. Raises CheckpointError if there is no valid object."""
     try:
         value = read_json(file)
     except DataError as error:
@@ -249,7 +252,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def read_object_if_exists(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, or {} if the file does not exist."""
+    """Return the JSON object in a file, or {} if the file does not exist."""
     return read_object(file) if file.is_file() else {}
 
 

@@ -88,7 +88,10 @@ def adapter_to_peft(model: LanguageModule, lora: LoRA) -> tuple[dict[str, Any], 
 def _weights_to_peft(
     model: LanguageModule, lora: LoRA, weights: list[HFWeight]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return PEFT's configuration and tensors for an adapter of these weights."""
+    """Return PEFT's configuration and tensors for the LoRA adapter of a model.
+
+    `weights` lists the names of all weights of the model in the file and in the module.
+    """
     layers = {f"{name}.weight": layer for name, layer in adapted_layers(model).items()}
     if not layers:
         raise SpecError("the adapter of this model cannot be saved: it has none.")
@@ -155,9 +158,9 @@ def _modules_to_save(
 
 
 def _target_modules(chosen: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Return the last components of the chosen paths if no other known path ends with them.
+    """Return PEFT's `target_modules` for the adapted modules: the last parts of their names.
 
-    Otherwise, returns the full paths.
+    If another of the `known` modules has the same last part, returns the full names instead.
     """
     paths = set(chosen)
     last = {path.rpartition(".")[2] for path in paths}

@@ -160,7 +160,7 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
 
 
 def _rename_gamma_beta(name: str) -> str:
-    """Replace gamma and beta in the names of LayerNorm tensors (from TensorFlow)."""
+    """Rename LayerNorm's gamma to weight and its beta to bias (names from TensorFlow)."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
         "LayerNorm.beta", "LayerNorm.bias"
     )

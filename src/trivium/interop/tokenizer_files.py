@@ -127,7 +127,7 @@ def read_tokenizer(
 
 
 def _added_tokens(folder: Path, options: Mapping[str, Any]) -> dict[int, AddedToken]:
-    """Return id -> token for the tokens added to the vocabulary after the tokenizer was trained."""
+    """Return token id -> token for the tokens added after the tokenizer was trained."""
     added = {
         int(index): AddedToken(token, special=False, normalized=False)
         for token, index in read_object_if_exists(folder / "added_tokens.json").items()
@@ -191,7 +191,7 @@ def _apply_class_rules(
 def _apply_bert_options(
     backend: tokenizers.Tokenizer, options: Mapping[str, Any], defaults: normalizers.BertNormalizer
 ) -> None:
-    """Set BERT's normalizer from the options and, for unset options, from the usual normalizer."""
+    """Set BERT's normalizer from the options, or from `defaults` where an option is unset."""
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=defaults.clean_text,
         lowercase=options.get("do_lower_case", defaults.lowercase),
@@ -206,7 +206,10 @@ def _set_template(
     roles: Mapping[str, str],
     defaults: tuple[str | None, str | None],
 ) -> None:
-    """Set the special-token template as the options or, if they are unset, the class require."""
+    """Set the special-token template from the options `add_bos_token` and `add_eos_token`.
+
+    If an option is unset, the default of the tokenizer class (`defaults`) is used instead.
+    """
     flags = (options.get("add_bos_token"), options.get("add_eos_token"))
     if defaults == _NO_ROLES and not any(flags):
         return
@@ -224,7 +227,7 @@ def _set_template(
 
 
 def add_document_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """Give a tokenizer without a special-token template one that adds the tokens around documents.
+    """Return a tokenizer with a special-token template; the BOS/EOS tokens of documents if unset.
 
     With this template, `transformers` adds the special tokens that an encoder was trained on, such
     as T5's `</s>`.

@@ -24,7 +24,7 @@ CLASSES = "ForCausalLM Model ForSequenceClassification"
 
 
 def _read_options(config: ConfigReader, tree: SpecTree) -> None:
-    """Read RoPE, the query rank, the shared experts, and the dense layers before MoE layers."""
+    """Read the options of RoPE, query rank, shared experts, and dense layers before MoE layers."""
     read_rotary(config, tree)
     config.expect("num_key_value_heads", tree.get(f"{_MIXER}.num_heads"))
     rank = config.get("q_lora_rank", None if "q_lora_rank" in config.file_keys else 1536)
@@ -39,7 +39,7 @@ def _read_options(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_options(spec: TransformerSpec, config: dict[str, Any]) -> None:
-    """Write RoPE, the query rank, the shared experts and the number of dense layers."""
+    """Write the options of RoPE, query rank, shared experts, and the number of dense layers."""
     mixer, networks = spec.stacks[0].mixers[0], [x.feed_forward for x in spec.stacks[0].every_layer]
     experts = networks[-1]
     if not (isinstance(mixer, LatentAttention) and isinstance(experts, Experts) and experts.shared):
@@ -70,7 +70,10 @@ def _default_groups(config: ConfigReader) -> int | None:
 
 
 def _weights_for_spec(spec: TransformerSpec) -> Weights:
-    """Return the weights; with compressed queries, `q_b_proj` takes the place of `q_proj`."""
+    """Return the mapping of weight names for a spec.
+
+    If the queries have a low-rank projection, `q_b_proj` is used instead of `q_proj`.
+    """
     compressed = getattr(spec.stacks[0].mixers[0], "query_rank", None) is not None
     query = "q_b_proj" if compressed else "q_proj"
     return {hf.replace("q_proj", query): local for hf, local in _WEIGHTS.items()}

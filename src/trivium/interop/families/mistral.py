@@ -13,7 +13,7 @@ from trivium.nn.patterns import Sliding
 
 
 def read_window(config: ConfigReader, tree: SpecTree, default: int | None = 4096) -> None:
-    """Read the sliding window, whose size in the file includes the query position itself.
+    """Read the sliding window; its size in the file includes the query position itself.
 
     Null means no window. If the file lacks the option, `default` is used.
     """
