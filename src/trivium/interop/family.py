@@ -371,7 +371,7 @@ class Family:
 
     @property
     def options(self) -> Mapping[str, Option]:
-        """The mapping of option names, in which every field path is converted to an `Option`."""
+        """Option name -> `Option`; a value in `config` that is only a field path is converted."""
         return {n: Option(row) if isinstance(row, str) else row for n, row in self.config.items()}
 
     def stacks_of(self, architecture: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Convert a `config.json` to a `TransformerSpec` and back, using a family's mappings.
+"""Convert a `config.json` to a `TransformerSpec` and back, using a family's mapping of options.
 
 No separate rules decide whether a family can express a spec. Instead, the spec is written as a
 config and read back: the family cannot express the fields whose values differ.
@@ -120,7 +120,7 @@ def _heads_in_file(family: Family, architecture: str, weights: Collection[str]) 
     """Return the kinds of heads in a file: those of the class, then optional heads.
 
     An optional head is in the file if the file has a weight of this head that is not also a weight
-    of one of the other heads.
+    of one of the class's heads.
     """
     kinds = family.architectures[architecture].heads
     used = {hf for kind in kinds for hf in family.head_weights(architecture, kind)}

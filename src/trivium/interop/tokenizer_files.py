@@ -208,7 +208,8 @@ def _set_template(
 ) -> None:
     """Set the special-token template from the options `add_bos_token` and `add_eos_token`.
 
-    If an option is unset, the default of the tokenizer class (`defaults`) is used instead.
+    If an option is unset, the template gets the token in `defaults` (of the tokenizer class), or
+    stays as it is if `defaults` has none.
     """
     flags = (options.get("add_bos_token"), options.get("add_eos_token"))
     if defaults == _NO_ROLES and not any(flags):
@@ -227,10 +228,11 @@ def _set_template(
 
 
 def add_document_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a tokenizer with a special-token template; the BOS/EOS tokens of documents if unset.
+    """Add a special-token template with the BOS/EOS tokens that surround documents in training.
 
     With this template, `transformers` adds the special tokens that an encoder was trained on, such
-    as T5's `</s>`.
+    as T5's `</s>`. A tokenizer that already has a template, or has no such tokens, is returned
+    unchanged.
     """
     before = [tokenizer.tokens[index] for index in tokenizer.prefix_ids]
     after = [tokenizer.tokens[index] for index in tokenizer.suffix_ids]

@@ -222,7 +222,7 @@ _Row = tuple[str, tuple[str, ...], int]
 def _weight_rows(
     family: Family, architecture: str, spec: TransformerSpec, *, reading: bool
 ) -> Iterator[_Row]:
-    """Yield the entries of a mapping of weight names, for every tensor that a file may contain.
+    """Yield the entries of a family's mapping of weight names for all layers, experts and heads.
 
     An entry is (Hugging Face name, names in the module, `HFWeight.experts`). A mapping may name
     modules, so there are entries for weights and biases that the model does not have.

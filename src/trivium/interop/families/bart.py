@@ -1,4 +1,7 @@
-"""BART (Lewis et al. 2019). Marian reuses its mappings of option and weight names."""
+"""BART (Lewis et al. 2019).
+
+Marian reuses its mappings of options and weight names; OPT reuses the weight names of a layer.
+"""
 
 from __future__ import annotations
 

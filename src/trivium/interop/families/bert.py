@@ -1,4 +1,7 @@
-"""BERT (Devlin et al. 2018). RoBERTa, ALBERT, ELECTRA and others reuse its mappings of names."""
+"""BERT (Devlin et al. 2018).
+
+RoBERTa, ALBERT, ELECTRA and others reuse its mappings of options and weight names.
+"""
 
 from __future__ import annotations
 
