@@ -265,8 +265,8 @@ _CLASSES = {
 def classes(family: str, names: str) -> dict[str, Architecture]:
     """Return class name -> `Architecture` for model classes of `transformers`.
 
-    The class names start with `family` and end with one of the suffixes in `names`, which are
-    separated by spaces.
+    The class names all begin with the same word and end with one of several suffixes, which are
+    given in one string and separated by spaces.
     """
     return {family + name: _CLASSES[name] for name in names.split()}
 
