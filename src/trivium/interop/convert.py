@@ -88,7 +88,7 @@ def nearest_config(spec: TransformerSpec) -> HFConfig:
 
 
 def is_expressible(spec: Spec) -> bool:
-    """Return whether a Hugging Face family can express a spec."""
+    """Return whether a Hugging Face family can express a spec, so that it can be exported."""
     return isinstance(spec, TransformerSpec) and not nearest_config(spec).differences
 
 
@@ -145,7 +145,7 @@ def family_of(options: Mapping[str, Any], names: Collection[str] = ()) -> Family
 
 
 def _candidate_classes(family: Family, options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the class that the config names, then the family's classes with other heads."""
+    """Yield the class named by the config, then the family's classes with other heads."""
     first = (options.get("architectures") or [next(iter(family.architectures))])[0]
     if first not in family.architectures:
         raise CheckpointError(
@@ -184,7 +184,7 @@ def _build_as_class(
 
 
 def _is_zero_or_meta(tensor: Tensor) -> bool:
-    """Return whether all values of a tensor are 0, or unknown because it is on the meta device."""
+    """Return whether all values of a tensor are 0; True on the meta device, which has no values."""
     return tensor.is_meta or not tensor.any()
 
 

@@ -23,7 +23,7 @@ _Number = Annotated[float, Field(allow_inf_nan=False)] | None
 
 
 class _GenerationTypes(BaseModel):
-    """The types of generation options (`generation_config.json`, `config.json` of older models)."""
+    """The types of generation options (in `generation_config.json` or an older `config.json`)."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -148,7 +148,7 @@ class ConfigReader:
 
     @property
     def num_labels(self) -> int | None:
-        """The option `num_labels`, or else the number of `id2label` entries, or else None."""
+        """The value of `num_labels`, or else the number of `id2label` entries; None without both."""
         count = self._options.get("num_labels") or len(self._options.get("id2label") or {})
         return int(count) or None
 
@@ -204,7 +204,7 @@ class ConfigReader:
             raise self.unsupported(name, *allowed)
 
     def ignore(self, *names: str) -> None:
-        """Mark options without effect on the logits as known, so that `finish` accepts them."""
+        """Mark options without effect on the logits as read, so that `finish` accepts them."""
         self._known_keys.update(names)
 
     def unsupported(self, name: str, *allowed: Any, expected: str = "") -> CheckpointError:
@@ -236,7 +236,7 @@ class ConfigReader:
 
     @property
     def _model_type(self) -> str:
-        """The model type as named in error messages."""
+        """The `model_type` of the config, or "this model" if it is missing; for error messages."""
         return str(self._options.get("model_type", "this model"))
 
 

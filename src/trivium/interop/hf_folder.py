@@ -1,4 +1,4 @@
-"""Read and write Hugging Face folders; reading makes no second copy of the weights."""
+"""Read and write Hugging Face folders; reading keeps at most one copy of the weights."""
 
 from __future__ import annotations
 
@@ -231,7 +231,10 @@ def export_problem(spec: Spec) -> str | None:
 
 
 def _drop_unknown_heads(module: Transformer) -> Transformer:
-    """Drop heads that no Hugging Face class has; warn if an LM or MLM head is among them."""
+    """Return the model without the heads that no Hugging Face class has.
+
+    Warns if an LM or MLM head is among them.
+    """
     spec = exported_spec(module.spec)
     if spec == module.spec:
         return module

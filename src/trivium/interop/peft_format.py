@@ -129,7 +129,7 @@ def _weights_to_peft(
 def _fuse_lora(
     model: LanguageModule, weight: HFWeight, layers: Mapping[str, LoRALinear]
 ) -> tuple[Tensor, Tensor]:
-    """Return LoRA's A [k r, I] and B [O, k r] for a fused matrix of which k parts are adapted."""
+    """Return LoRA's A [k r, I] and B [O, k r] for a matrix that has k adapted parts of rank r."""
     a = torch.cat([layers[name].lora_a.detach() for name in weight.local if name in layers])
     blocks = [
         layers[name].lora_b.detach()
@@ -144,7 +144,7 @@ def _fuse_lora(
 def _modules_to_save(
     model: LanguageModule, lora: LoRA, weights: list[HFWeight]
 ) -> dict[str, Tensor]:
-    """Return the fully trained parameters (PEFT's `modules_to_save`) by the family's names."""
+    """Return Hugging Face name -> fully trained parameter (PEFT's `modules_to_save`)."""
     left = set(trained_parameters(model, lora))
     state = {name: tensor.detach() for name, tensor in model.named_parameters()}
     written = [weight for weight in weights if left.issuperset(weight.local)]

@@ -184,12 +184,12 @@ class Settings:
 
     @property
     def normalizes(self) -> bool:
-        """Whether `embed` normalizes embeddings to length 1 by default."""
+        """Whether `embed` scales embeddings to length 1 by default."""
         return self.pooling is None or self.task_options("contrastive").get("normalize", True)
 
     @property
     def task(self) -> str | None:
-        """The task that the model was fine-tuned for, as `trivium finetune` names it, or None."""
+        """The task of `trivium finetune` that the model was fine-tuned for; None if unknown."""
         task = self.config.get("finetuning_task")
         return task if task in (self.config.get("task_specific_params") or {}) else None
 
@@ -201,7 +201,7 @@ class Settings:
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """The task prefixes; every source text begins with one of them. ("",) if there are none."""
+        """The task prefixes, one of which begins every source text; ("",) if there are none."""
         prefixes = self.task_options(self.task or "").get("prefixes")
         return tuple(map(str, prefixes)) if isinstance(prefixes, list) else ("",)
 
@@ -230,7 +230,7 @@ class Settings:
 
     @property
     def decoder_start(self) -> tuple[int, ...]:
-        """The id of the decoder start token (else of BOS) as a tuple; empty if both are unset."""
+        """A tuple with the id of the decoder start token (or else BOS); empty if both are unset."""
         return (self.ids("decoder_start_token_id") or self.ids("bos_token_id"))[:1]
 
     def ids(self, name: str) -> tuple[int, ...]:

@@ -111,7 +111,7 @@ def write_config(family: Family, spec: TransformerSpec) -> HFConfig:
 
 
 def simplify(spec: TransformerSpec) -> TransformerSpec:
-    """Return an equivalent spec in which redundant fields are unset and layers are not repeated."""
+    """Return an equivalent spec without redundant field values and repeated layers."""
     stacks = {"encoder": spec.encoder, "decoder": spec.decoder}
     return spec.replace(**{slot: _simplify_stack(stack) for slot, stack in stacks.items() if stack})
 
@@ -288,12 +288,12 @@ def _simplify_stack(stack: Stack) -> Stack:
 
 
 def _simplify_layer(layer: Layer) -> Layer:
-    """Return an equivalent layer with a simplified mixer."""
+    """Return an equivalent layer, in whose mixer fields with default values are unset."""
     return layer.replace(mixer=_simplify_mixer(layer.mixer))
 
 
 def _simplify_mixer(attention: Mixer) -> Mixer:
-    """Return an equivalent mixer; in attention, fields equal to their default values are unset."""
+    """Return an equivalent mixer; fields of attention that have their default values are unset."""
     if not isinstance(attention, Attention):
         return attention
     usual_scale = attention.score_scale == attention.replace(scale=None).score_scale

@@ -72,7 +72,7 @@ def write_tensors(
 def write_safetensors(
     file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
 ) -> None:
-    """Write tensors to a safetensors file atomically; its permissions follow the umask."""
+    """Write tensors to a safetensors file atomically, with the file permissions of the umask."""
     partial = temporary_path(file)
     try:
         partial.touch()

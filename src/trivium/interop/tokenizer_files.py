@@ -140,7 +140,7 @@ def _added_tokens(folder: Path, options: Mapping[str, Any]) -> dict[int, AddedTo
 
 
 def _extra_special_tokens(options: Mapping[str, Any]) -> list[str]:
-    """Return the additional special tokens, which have no standard role such as BOS or EOS."""
+    """Return the special tokens in the options that have no standard role such as BOS or EOS."""
     more: list[Any] = []
     for name in ("additional_special_tokens", "extra_special_tokens"):
         value = options.get(name) or []
@@ -151,7 +151,7 @@ def _extra_special_tokens(options: Mapping[str, Any]) -> list[str]:
 def _add_tokens(
     backend: tokenizers.Tokenizer, added: Mapping[int, AddedToken], options: Mapping[str, Any]
 ) -> None:
-    """Add missing tokens, and apply the flags in `added_tokens_decoder` to existing tokens too."""
+    """Add tokens that are missing from the vocabulary, and update the flags of existing tokens."""
     flagged, present = options.get("added_tokens_decoder") or {}, backend.get_added_tokens_decoder()
     for index in sorted(added):
         token = added[index]

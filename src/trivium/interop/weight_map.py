@@ -269,7 +269,7 @@ def _format_names(what: str, names: list[str], base: str) -> str:
 
 
 def _tied_original(family: Family, name: str, names: Collection[str]) -> str | None:
-    """Return the weight in `names` that `name` is a tied copy of, or None."""
+    """Return the tensor in `names` of which the tensor `name` is a tied copy, or None."""
     original = family.tied_aliases.get(name)
     while original is not None and original not in names:
         original = family.tied_aliases.get(original)

@@ -63,7 +63,7 @@ POSITIONS_HOOK = Hook(_read_positions, _write_positions)
 
 
 def _read_v2_options(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the position options that are new in v2: buckets, shared projections and a norm."""
+    """Read the options of relative positions that v1 lacks: buckets, shared projections, norm."""
     buckets = config.require("position_buckets", -1)
     shared, norm = config.require("share_att_key", False), config.require("norm_rel_ebd", "none")
     if norm not in ("none", "layer_norm"):
@@ -81,7 +81,7 @@ def _read_v2_options(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_v2_options(spec: TransformerSpec, config: dict[str, Any]) -> None:
-    """Write the position options that are new in v2."""
+    """Write the options of relative positions that v1 lacks: buckets, shared projections, norm."""
     part = attention_of(spec).positions
     if isinstance(part, Disentangled):
         config |= {

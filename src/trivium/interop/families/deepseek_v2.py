@@ -52,7 +52,7 @@ def _write_options(spec: TransformerSpec, config: dict[str, Any]) -> None:
 
 
 def _read_routing(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the routing method; greedy routing means a single group of experts."""
+    """Read how experts are chosen (`topk_method`); "greedy" means a single group of experts."""
     config.expect("norm_topk_prob", False)  # `transformers` does not read it
     if config.translate("topk_method", {"greedy": True, "group_limited_greedy": False}, "greedy"):
         tree.set(f"{_EXPERTS}.num_groups", 1)
@@ -60,12 +60,12 @@ def _read_routing(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_routing(_: TransformerSpec, config: dict[str, Any]) -> None:
-    """Write the routing method, which is greedy if there is one group of experts."""
+    """Write how experts are chosen (`topk_method`): "greedy" if there is one group of experts."""
     config["topk_method"] = "greedy" if config["n_group"] == 1 else "group_limited_greedy"
 
 
 def _default_groups(config: ConfigReader) -> int | None:
-    """Return the default number of expert groups: 1, or None if the option is required."""
+    """Return the default number of expert groups, 1; None (required) for group-limited routing."""
     return None if config.get("topk_method") == "group_limited_greedy" else 1
 
 

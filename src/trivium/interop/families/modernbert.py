@@ -26,7 +26,7 @@ _BASES = {FULL: 160_000.0, SLIDING: 10_000.0}
 
 
 def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
-    """Read each layer's attention: full, or a window of `local_attention` // 2 on each side."""
+    """Read each layer's attention: full, or `local_attention` // 2 positions on each side."""
     full = read_layer_rotary(config, FULL, "global_rope_theta", _BASES[FULL])
     sliding = read_layer_rotary(config, SLIDING, "local_rope_theta", _BASES[SLIDING])
     tree.set("encoder.layers.mixer.positions", full)

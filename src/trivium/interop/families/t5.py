@@ -74,7 +74,7 @@ def _read_lm_head(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_lm_head(spec: TransformerSpec, config: dict[str, Any]) -> None:
-    """Write whether the LM head is tied and scaled, and whether there is a decoder."""
+    """Write whether the LM head is tied and scaled, and whether the model has a decoder."""
     config["is_encoder_decoder"] = spec.decoder is not None
     for head in spec.heads:
         if isinstance(head, LMHead):
