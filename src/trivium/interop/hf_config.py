@@ -148,7 +148,7 @@ class ConfigReader:
 
     @property
     def num_labels(self) -> int | None:
-        """The value of `num_labels`, or else the number of `id2label` entries; None without both."""
+        """The value of `num_labels`, or else the number of `id2label` entries; else None."""
         count = self._options.get("num_labels") or len(self._options.get("id2label") or {})
         return int(count) or None
 
