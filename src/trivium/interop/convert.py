@@ -23,8 +23,9 @@ def from_hugging_face(
 ) -> Transformer:
     """Return the model described by a `config.json` and the tensors of its weight files.
 
-    Published files often have one head more than the class in their config (`bert-base-uncased`
-    has a next-sentence head), and files without heads often name a class with a head. If the
+    Published checkpoints often have one head more than the class in their config
+    (`bert-base-uncased` has a next-sentence head). Checkpoints without heads often name a class
+    with a head. If the
     tensors do not fit the class in the config, the first class of the family that fits is used. The
     tensors become the parameters without a copy, except fused and transposed tensors. If the
     tensors are on the meta device, so is the model. With `allow_unknown_keys`, an option that
@@ -45,7 +46,7 @@ def from_hugging_face(
 
 
 def to_hugging_face(model: Transformer) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return a model as the options of a `config.json` and tensors with Hugging Face names.
+    """Convert a model to the options of a `config.json` and tensors with Hugging Face names.
 
     Raises:
         SpecError: no family can express the model; the message says why.
@@ -87,7 +88,7 @@ def nearest_config(spec: TransformerSpec) -> HFConfig:
 
 
 def is_expressible(spec: Spec) -> bool:
-    """Return whether a Hugging Face family can express a spec."""
+    """Return whether a Hugging Face family can express a spec, so that it can be exported."""
     return isinstance(spec, TransformerSpec) and not nearest_config(spec).differences
 
 
@@ -107,7 +108,7 @@ def exported_spec(spec: TransformerSpec) -> TransformerSpec:
 
 
 def hf_weights(spec: TransformerSpec) -> list[HFWeight]:
-    """Return the names and layouts that a model's weights have in its Hugging Face family.
+    """Return the Hugging Face names and layouts of the weights of a model with this spec.
 
     Raises SpecError as `to_hugging_face` does.
     """
@@ -116,9 +117,10 @@ def hf_weights(spec: TransformerSpec) -> list[HFWeight]:
 
 
 def family_of(options: Mapping[str, Any], names: Collection[str] = ()) -> Family:
-    """Return the family that `model_type` or, in old files, `architectures` of a config names.
+    """Return the family named by `model_type` in a config or, if it is missing, `architectures`.
 
-    If the config has neither, the family is the one whose `model_type` begins a tensor name.
+    If the config has neither, the family is the one whose `model_type` is the first part of some
+    tensor name in `names`.
 
     Raises:
         CheckpointError: a family that is not supported.
@@ -143,7 +145,7 @@ def family_of(options: Mapping[str, Any], names: Collection[str] = ()) -> Family
 
 
 def _candidate_classes(family: Family, options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the class that the config names, then the family's classes with other heads."""
+    """Yield the class named by the config, then the family's classes with other heads."""
     first = (options.get("architectures") or [next(iter(family.architectures))])[0]
     if first not in family.architectures:
         raise CheckpointError(
@@ -163,9 +165,9 @@ def _build_as_class(
     tensors: Mapping[str, Tensor],
     allow_unknown: bool,
 ) -> Transformer:
-    """Return the model that the options and tensors describe when read as this class."""
+    """Build the model from options and tensors, read as those of one class of `transformers`."""
     base = missing_base(family, architecture, tensors.keys())
-    # Tensors that a class always saves, as zeros, are no evidence for a field of the spec.
+    # A tensor of zeros that a class always saves does not show that the model uses it.
     zeros = {
         name for name in family.must_be_zero if name in tensors and _is_zero_or_meta(tensors[name])
     }
@@ -182,7 +184,7 @@ def _build_as_class(
 
 
 def _is_zero_or_meta(tensor: Tensor) -> bool:
-    """Return whether all values of a tensor are 0, or unknown because it is on the meta device."""
+    """Return whether all values of a tensor are 0; True on the meta device, which has no values."""
     return tensor.is_meta or not tensor.any()
 
 

@@ -26,7 +26,7 @@ ACTIVATIONS = {
     "gelu_fast": "gelu_tanh",
     "swish": "silu",
 }
-"""Hugging Face name -> name here. Export writes the first match; other names are refused."""
+"""Activation in Hugging Face -> in Trivium; others are refused. Export writes the first match."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class Option:
         default: the value if the file does not set the option, or a function that computes this
             value from the other options. Without a default the option is required.
         values: Hugging Face value -> value in the spec; export writes the first match.
-        write_only: the option is written but not read (several dropouts of a family are one
-            `dropout` here).
+        write_only: export writes the option, but import does not read it (several dropout options
+            of a family correspond to a single `dropout` in Trivium).
     """
 
     fields: str | tuple[str, ...]
@@ -51,28 +51,34 @@ class Option:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The value of `fields` as a tuple."""
+        """The dotted paths of the spec fields that the option sets, always as a tuple."""
         return (self.fields,) if isinstance(self.fields, str) else self.fields
 
     def resolve_default(self, config: ConfigReader) -> Any:
-        """Return the default; if it is a function, compute the default from the other options."""
+        """Return the default of the option, computed from other options if it is a function."""
         return self.default(config) if callable(self.default) else self.default
 
 
 def activation(default: str, *parts: str) -> Option:
-    """Return the option that sets the activation function of the modules at these dotted paths."""
+    """Return an `Option` that sets the activation function of the spec parts at the paths `parts`.
+
+    `default` is the Hugging Face name of the activation if the file does not set the option.
+    """
     return Option(tuple(f"{part}.activation" for part in parts), default, ACTIVATIONS)
 
 
 def num_kv_heads(missing: int | None = None, num_heads: int | None = None) -> Option:
-    """Return the option for the number of key-value heads; null means as many as query heads.
+    """Return the `Option` for the number of key-value heads; null means as many as query heads.
 
-    `missing` is the number of key and value heads if the file does not contain the option (None: as
-    many as query heads). `num_heads` is the number of query heads if the file does not set it.
+    `missing` is the number of key-value heads if the file lacks the option (None: as many as query
+    heads). `num_heads` is the number of query heads if the file does not set it.
     """
 
     def default(config: ConfigReader) -> int:
-        """Return `missing` (if set) if the option is absent, else the number of query heads."""
+        """Return the default number of key-value heads.
+
+        This is `missing` if set and if the file lacks the option, else the number of query heads.
+        """
         heads = config.require("num_attention_heads", num_heads)
         return missing if missing and "num_key_value_heads" not in config.file_keys else heads
 
@@ -93,7 +99,10 @@ class SpecTree:
         self._root: dict[str, Any] = {"embedding": {}}
 
     def set(self, path: str, value: Any) -> None:
-        """Set a field; "stacks" at the start of a path stands for both encoder and decoder."""
+        """Set the spec field at a dotted path.
+
+        A path that starts with "stacks" sets the field in both the encoder and the decoder.
+        """
         slot, _, rest = path.partition(".")
         if slot == "stacks":
             self.set(f"encoder.{rest}", value)
@@ -106,19 +115,19 @@ class SpecTree:
         node[name] = value
 
     def set_mixers(self, stack: str, mixers: Sequence[Any]) -> None:
-        """Replace a stack's single layer with one copy of it for each mixer, using that mixer."""
+        """Replace the single layer of a stack with copies of it, one for each mixer in `mixers`."""
         layer = self._root[stack]["layers"]
         self._root[stack]["layers"] = [{**layer, "mixer": mixer} for mixer in mixers]
 
     def get(self, path: str) -> Any:
-        """Return the value of a field, or None if it is not set."""
+        """Return the value of the spec field at a dotted path, or None if it is not set."""
         node: Any = self._root
         for name in path.split("."):
             node = node.get(name) if isinstance(node, dict) else None
         return node
 
     def build(self) -> TransformerSpec:
-        """Return the finished spec; `head_dim` defaults to d_model / num_heads.
+        """Return the finished `TransformerSpec`; `head_dim` defaults to d_model / num_heads.
 
         Raises SpecError for invalid values, and CheckpointError if d_model is not a multiple of
         num_heads.
@@ -154,14 +163,14 @@ def head_dim(d_model: int, num_heads: int) -> int:
 
 
 def attention_of(spec: TransformerSpec) -> Attention:
-    """Return the attention of the first layer. Raises SpecError if a layer has another mixer."""
+    """Return the first layer's attention spec. Raises SpecError if any layer has another mixer."""
     if not spec.attention_only:
         raise SpecError(f"mixer = {spec.stacks[0].mixers[0].kind!r}")
     return spec.stacks[0].attentions[0]
 
 
 def feed_forward_of(spec: TransformerSpec) -> MLP:
-    """Return the first layer's MLP. Raises SpecError if its feed-forward network is not an MLP."""
+    """Return the first layer's MLP spec. Raises SpecError for another feed-forward network."""
     network = spec.stacks[0].every_layer[0].feed_forward
     if not isinstance(network, MLP):
         raise SpecError(f"feed_forward = {network and network.kind!r}")
@@ -169,12 +178,12 @@ def feed_forward_of(spec: TransformerSpec) -> MLP:
 
 
 def _do_nothing(*_: object) -> None:
-    """Do nothing (for the unused direction of a hook)."""
+    """Do nothing; used for the missing direction of a `Hook` that only reads or only writes."""
 
 
 @dataclass(frozen=True)
 class Hook:
-    """A conversion that no mapping can express: one function for each direction.
+    """A conversion between options and spec fields that no mapping of names can express.
 
     Args:
         read: a function that reads options and sets spec fields (import). May raise
@@ -187,9 +196,9 @@ class Hook:
 
 
 Weights = Mapping[str, str | tuple[str, ...]]
-"""Hugging Face -> local names of modules or tensors. `{i}` is the index of a layer (a layer group
-if layers share weights), `{e}` the index of an expert, and `{norm}` the place of norms in residual
-connections. A tuple is a fused matrix with the rows of its parts one after the other."""
+"""Mapping of weight names: Hugging Face -> module or tensor in Trivium. `{i}` is a layer's index (a
+layer group's if layers share weights), `{e}` an expert's, and `{norm}` the place of norms in
+residual connections. A tuple names the parts of a fused matrix, whose rows are concatenated."""
 
 
 QKV = ("mixer.query", "mixer.key", "mixer.value")
@@ -197,10 +206,14 @@ QKV = ("mixer.query", "mixer.key", "mixer.value")
 
 
 def per_layer(hf: str, stack: str, layer: Weights) -> dict[str, str | tuple[str, ...]]:
-    """Return the weights of all layers of a stack: one layer's weights with both prefixes added."""
+    """Return the mapping of weight names for all layers of a stack.
+
+    `layer` is the mapping for the names inside one layer. Hugging Face names get the prefix `hf`,
+    and names in Trivium the prefix of a layer of `stack`.
+    """
 
     def local(name: str) -> str:
-        """Return the `state_dict` name for a name inside a layer."""
+        """Return the full `state_dict` name of a weight, given its name inside a layer."""
         return f"{stack}.layers.{{i}}.{name}"
 
     return {
@@ -210,7 +223,7 @@ def per_layer(hf: str, stack: str, layer: Weights) -> dict[str, str | tuple[str,
 
 
 HeadWeights = Mapping[str, str]
-"""Hugging Face name -> name inside a head; the name "" is the head itself."""
+"""Mapping of a head's weight names: Hugging Face -> inside the head; "" is the head itself."""
 
 
 @dataclass(frozen=True)
@@ -220,9 +233,9 @@ class Architecture:
     Args:
         heads: the kinds of heads that the class has.
         stacks: the stacks that the class has, if they differ from those of the family.
-        base: the prefix of all weights except heads, if it differs from that of the family.
+        base: the name prefix of all weights except heads, if it differs from that of the family.
         fixed: spec fields that have the same value in every model of this class.
-        weights: kind of head -> names of its weights, if they differ from those of the family.
+        weights: kind of head -> mapping of its weight names, if it differs from the family's.
     """
 
     heads: tuple[str, ...] = ()
@@ -250,7 +263,11 @@ _CLASSES = {
 
 
 def classes(family: str, names: str) -> dict[str, Architecture]:
-    """Return the classes named `family` + suffix, for each of the suffixes separated by spaces."""
+    """Return class name -> `Architecture` for model classes of `transformers`.
+
+    The class names all begin with the same word and end with one of several suffixes, which are
+    given in one string and separated by spaces.
+    """
     return {family + name: _CLASSES[name] for name in names.split()}
 
 
@@ -258,15 +275,18 @@ _TASK_SUFFIXES = "ForSequenceClassification ForTokenClassification ForQuestionAn
 
 
 def encoder_classes(family: str, others: str = "") -> dict[str, Architecture]:
-    """Return the classes that most encoders have, and `others` (suffixes separated by spaces)."""
+    """Return class name -> `Architecture` for the model classes that most encoders have.
+
+    `others` contains the suffixes of further class names, separated by spaces.
+    """
     return classes(family, f"Model ForMaskedLM {_TASK_SUFFIXES} {others}")
 
 
 def decoder_classes(family: str, span_base: str = "") -> dict[str, Architecture]:
-    """Return the model classes that most decoders have.
+    """Return class name -> `Architecture` for the model classes that most decoders have.
 
-    `span_base` is the prefix of all weights except heads in the question-answering class, if it
-    differs from that of the family.
+    `span_base` is the name prefix of all weights except heads in the question-answering class, if
+    it differs from that of the family.
     """
     span = {f"{family}ForQuestionAnswering": Architecture(("span",), base=span_base)}
     return classes(family, f"ForCausalLM Model {_TASK_SUFFIXES}") | span
@@ -289,12 +309,15 @@ class Family:
         stacks: "encoder", "decoder" or both.
         config: option -> fields of the spec.
         fixed: fields of the spec that no option sets, the same in every model of the family.
-        weights: all weights except heads, or a function that returns their mapping for a spec.
-        aliases: alternative names of weights in files; for heads, the local names are complete.
-            If only the local name has `{e}`, the file's tensor has an additional axis of experts.
-        heads: kind of head -> its weights, if their names differ from those in most families.
-        base: prefix of all weights except heads in files of models with a head; files of a model
-            without heads lack the prefix.
+        weights: mapping of the names of all weights except heads, or a function that returns this
+            mapping for a spec.
+        aliases: mapping of alternative weight names, which import accepts; weights of heads have
+            their full names in Trivium here. If only the name in Trivium contains `{e}`, the file's
+            tensor has an additional axis of experts.
+        heads: kind of head -> mapping of its weight names, if it differs from that of most
+            families.
+        base: name prefix of all weights except heads in files of models with a head; files of a
+            model without heads lack the prefix.
         optional_heads: kinds of heads that a file may contain although its class lacks them (BERT's
             pooler).
         expected: options that set no spec field, each with the only value that is supported.
@@ -348,19 +371,22 @@ class Family:
 
     @property
     def options(self) -> Mapping[str, Option]:
-        """The mapping `config` with every value as an `Option`."""
+        """Option name -> `Option`; a value in `config` that is only a field path is converted."""
         return {n: Option(row) if isinstance(row, str) else row for n, row in self.config.items()}
 
     def stacks_of(self, architecture: str) -> tuple[str, ...]:
-        """Return the stacks ("encoder", "decoder" or both) of a class."""
+        """Return the stacks ("encoder", "decoder" or both) of a `transformers` class."""
         return self.architectures[architecture].stacks or self.stacks
 
     def base_prefix_of(self, architecture: str) -> str:
-        """Return the prefix that all weights except heads have in the files of a class."""
+        """Return the name prefix that all weights except heads have in the files of a class."""
         return self.architectures[architecture].base or self.base
 
     def head_weights(self, architecture: str, kind: str) -> HeadWeights:
-        """Return a head's weights in a class: Hugging Face name -> full name in the module."""
+        """Return the mapping of a head's weight names in a `transformers` class.
+
+        The mapping goes from the Hugging Face name to the full name in the module.
+        """
         own = self.architectures[architecture].weights
         table = own.get(kind) or self.heads.get(kind, _HEAD_WEIGHTS.get(kind, {}))
         return {hf: f"heads.{kind}.{local}".removesuffix(".") for hf, local in table.items()}

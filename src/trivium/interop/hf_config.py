@@ -23,7 +23,7 @@ _Number = Annotated[float, Field(allow_inf_nan=False)] | None
 
 
 class _GenerationTypes(BaseModel):
-    """The types of generation options (`generation_config.json`, `config.json` of older models)."""
+    """The types of generation options (in `generation_config.json` or an older `config.json`)."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
@@ -127,7 +127,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 class ConfigReader:
-    """A reader of the options of a `config.json` that records which were read; null is missing.
+    """Reads options from a `config.json` and records which were read. Null counts as missing.
 
     `weights` are the names of the tensors in the weight files, which some options depend on.
     `file_keys` contains the names of all options in the file, including those that are null.
@@ -148,7 +148,7 @@ class ConfigReader:
 
     @property
     def num_labels(self) -> int | None:
-        """The option `num_labels`, or else the number of `id2label` entries, or else None."""
+        """The value of `num_labels`, or else the number of `id2label` entries; else None."""
         count = self._options.get("num_labels") or len(self._options.get("id2label") or {})
         return int(count) or None
 
@@ -175,7 +175,7 @@ class ConfigReader:
         return kinds
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the value of an option, or the default."""
+        """Return an option's value, or the default if it is missing. Records the option as read."""
         self._known_keys.add(name)
         return self._options.get(name, default)
 
@@ -189,7 +189,10 @@ class ConfigReader:
         return value
 
     def translate(self, name: str, values: Mapping[Any, Any], default: Any = None) -> Any:
-        """Translate the value of an option by `values`. Raises CheckpointError for other values."""
+        """Return `values[value]` for the value of an option.
+
+        Raises CheckpointError if the value is not a key of `values`.
+        """
         value = self.require(name, default)
         if not isinstance(value, str | bool | int) or value not in values:
             raise self.unsupported(name, *values)
@@ -201,7 +204,7 @@ class ConfigReader:
             raise self.unsupported(name, *allowed)
 
     def ignore(self, *names: str) -> None:
-        """Mark options without effect on the logits as known, so that `finish` accepts them."""
+        """Mark options without effect on the logits as read, so that `finish` accepts them."""
         self._known_keys.update(names)
 
     def unsupported(self, name: str, *allowed: Any, expected: str = "") -> CheckpointError:
@@ -233,12 +236,12 @@ class ConfigReader:
 
     @property
     def _model_type(self) -> str:
-        """The model type as named in error messages."""
+        """The `model_type` of the config, or "this model" if it is missing; for error messages."""
         return str(self._options.get("model_type", "this model"))
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises CheckpointError if there is no valid object."""
+    """Return the JSON object in a file. Raises CheckpointError if there is no valid object."""
     try:
         value = read_json(file)
     except DataError as error:
@@ -249,7 +252,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def read_object_if_exists(file: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, or {} if the file does not exist."""
+    """Return the JSON object in a file, or {} if the file does not exist."""
     return read_object(file) if file.is_file() else {}
 
 

@@ -1,4 +1,4 @@
-"""Read and write Hugging Face folders; reading makes no second copy of the weights."""
+"""Read and write Hugging Face folders; reading keeps at most one copy of the weights."""
 
 from __future__ import annotations
 
@@ -194,14 +194,17 @@ def _make_config(
 def _special_token_ids(
     tokenizer: Tokenizer | None, ids: Mapping[str, str]
 ) -> dict[str, int | None]:
-    """Return option -> token id or None; `ids` maps options to attributes of a `Tokenizer`."""
+    """Return option of `config.json` -> id of the special token, None if the tokenizer has none.
+
+    `ids` maps each option (such as `bos_token_id`) to an attribute of `Tokenizer`.
+    """
     return {option: getattr(tokenizer, name, None) for option, name in ids.items()}
 
 
 def _write_tokenizer(
     folder: Path, tokenizer: Tokenizer, settings: Settings, spec: TransformerSpec
 ) -> None:
-    """Write the files of the tokenizer, its options and the chat template."""
+    """Write the files of the tokenizer, `tokenizer_config.json` and the chat template."""
     if spec.family != "decoder-only" or settings.reads_documents:
         tokenizer = add_document_tokens(tokenizer)
     tokenizer.save(folder)
@@ -228,7 +231,10 @@ def export_problem(spec: Spec) -> str | None:
 
 
 def _drop_unknown_heads(module: Transformer) -> Transformer:
-    """Drop heads that no Hugging Face class has; warn if an LM or MLM head is among them."""
+    """Return the model without the heads that no Hugging Face class has.
+
+    Warns if an LM or MLM head is among them.
+    """
     spec = exported_spec(module.spec)
     if spec == module.spec:
         return module
@@ -243,7 +249,7 @@ def _drop_unknown_heads(module: Transformer) -> Transformer:
 
 
 def _fold_label_scale(module: Transformer, settings: Settings) -> tuple[Transformer, Settings]:
-    """Fold the mean and standard deviation of a regression's labels into the classifier head."""
+    """Fold the mean and standard deviation of regression labels into the classifier head."""
     weights, folded = fold_label_scale(module.state_dict(), settings)
     return (module if folded is settings else _rebuild(module.spec, weights)), folded
 

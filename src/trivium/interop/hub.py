@@ -44,7 +44,10 @@ def find_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def _newest_snapshot(folder: Path) -> Path:
-    """Return the current snapshot of a cache folder `models--ORG--NAME`; else return the folder."""
+    """Return the current snapshot in a folder of the Hugging Face cache (`models--ORG--NAME`).
+
+    Any other folder is returned unchanged.
+    """
     head = folder / "refs" / "main"
     if not (folder / "snapshots").is_dir() or not head.is_file():
         return folder

@@ -88,7 +88,10 @@ def adapter_to_peft(model: LanguageModule, lora: LoRA) -> tuple[dict[str, Any], 
 def _weights_to_peft(
     model: LanguageModule, lora: LoRA, weights: list[HFWeight]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return PEFT's configuration and tensors for an adapter of these weights."""
+    """Return PEFT's configuration and tensors for the LoRA adapter of a model.
+
+    `weights` lists the names of all weights of the model in the file and in the module.
+    """
     layers = {f"{name}.weight": layer for name, layer in adapted_layers(model).items()}
     if not layers:
         raise SpecError("the adapter of this model cannot be saved: it has none.")
@@ -126,7 +129,7 @@ def _weights_to_peft(
 def _fuse_lora(
     model: LanguageModule, weight: HFWeight, layers: Mapping[str, LoRALinear]
 ) -> tuple[Tensor, Tensor]:
-    """Return LoRA's A [k r, I] and B [O, k r] for a fused matrix of which k parts are adapted."""
+    """Return LoRA's A [k r, I] and B [O, k r] for a matrix that has k adapted parts of rank r."""
     a = torch.cat([layers[name].lora_a.detach() for name in weight.local if name in layers])
     blocks = [
         layers[name].lora_b.detach()
@@ -141,8 +144,8 @@ def _fuse_lora(
 def _modules_to_save(
     model: LanguageModule, lora: LoRA, weights: list[HFWeight]
 ) -> dict[str, Tensor]:
-    """Return the fully trained parameters (PEFT's `modules_to_save`) by the family's names."""
-    left = set(trained_names(model, lora))
+    """Return Hugging Face name -> fully trained parameter (PEFT's `modules_to_save`)."""
+    left = set(trained_parameters(model, lora))
     state = {name: tensor.detach() for name, tensor in model.named_parameters()}
     written = [weight for weight in weights if left.issuperset(weight.local)]
     left -= {name for weight in written for name in weight.local}
@@ -155,9 +158,9 @@ def _modules_to_save(
 
 
 def _target_modules(chosen: Iterable[str], known: Iterable[str]) -> list[str]:
-    """Return the last components of the chosen paths if no other known path ends with them.
+    """Return PEFT's `target_modules` for the adapted modules: the last parts of their names.
 
-    Otherwise, returns the full paths.
+    If another of the `known` modules has the same last part, returns the full names instead.
     """
     paths = set(chosen)
     last = {path.rpartition(".")[2] for path in paths}

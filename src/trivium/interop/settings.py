@@ -31,7 +31,7 @@ MAX_TARGET = 256
 """The maximum number of tokens that an encoder-decoder generates, unless another limit is set."""
 
 TEXT_TASKS = ("classification", "contrastive", "reward")
-"""Tasks on whole texts, which decoders read with the tokens that begin and end documents."""
+"""Tasks on whole texts; decoders read these texts with BOS/EOS tokens, like documents."""
 
 LabelKind = Literal["classes", "multi-label", "numbers"]
 
@@ -60,12 +60,12 @@ class Settings:
 
     @classmethod
     def read(cls, folder: Path) -> Settings:
-        """Read the settings in a Trivium model folder."""
+        """Read the settings from a Trivium model folder."""
         return cls._read_files(folder, config=read_object_if_exists(folder / _CONFIG_OPTIONS))
 
     @classmethod
     def read_hf(cls, folder: Path, options: Mapping[str, Any], *, generates: bool) -> Settings:
-        """Read the settings in a Hugging Face folder whose `config.json` has `options`.
+        """Read the settings from a Hugging Face folder. `options` is the parsed `config.json`.
 
         If the model can generate text (`generates`) and the folder has no
         `generation_config.json`, the generation options are read from `config.json`.
@@ -90,7 +90,7 @@ class Settings:
 
     @classmethod
     def _read_files(cls, folder: Path, *, config: dict[str, Any]) -> Settings:
-        """Read the settings files that both kinds of folders have; `config` is kept as given."""
+        """Read the settings files that Hugging Face and Trivium share. `config` is already read."""
         tokenizer = {
             **read_object_if_exists(folder / SPECIAL_TOKENS),
             **read_object_if_exists(folder / TOKENIZER_OPTIONS),
@@ -108,7 +108,7 @@ class Settings:
         return cls(generation, tokenizer, config, chat_template)
 
     def write(self, folder: Path) -> None:
-        """Write a file for each non-empty setting; delete the files of empty settings."""
+        """Write each non-empty setting to its file, and delete the files of empty settings."""
         folder.mkdir(parents=True, exist_ok=True)
         contents = {
             GENERATION: self.generation,
@@ -132,7 +132,10 @@ class Settings:
 
     @property
     def label_kind(self) -> LabelKind:
-        """The kind of labels by `problem_type`; if unset, a single label means regression."""
+        """The kind of labels: "classes" (one per text), "multi-label" or "numbers" (regression).
+
+        The kind follows from `problem_type`. If it is unset, a single label means regression.
+        """
         for kind, problem in _PROBLEM_TYPES.items():
             if self.config.get("problem_type") == problem:
                 return kind
@@ -140,19 +143,22 @@ class Settings:
 
     @property
     def label_scale(self) -> tuple[float, float]:
-        """Mean and standard deviation of regression labels: label = mean + deviation * logit."""
+        """Mean and standard deviation of regression labels: label = mean + deviation * logit.
+
+        If the settings do not contain them, they are 0 and 1.
+        """
         options = self.task_options("classification") if self.task == "classification" else {}
         scale = options.get("label_mean"), options.get("label_deviation")
         known = all(isinstance(one, int | float) for one in scale)
         return (float(scale[0]), float(scale[1])) if known else (0.0, 1.0)  # type: ignore[arg-type]
 
     def with_label_scale(self, mean: float, deviation: float) -> Settings:
-        """Return the settings with this mean and standard deviation of regression labels."""
+        """Return a copy of the settings with this mean and standard deviation of the labels."""
         options = {**self.task_options("classification"), "label_mean": mean}
         return self.with_task("classification", **options | {"label_deviation": deviation})
 
     def with_labels(self, names: Sequence[str], kind: LabelKind = "classes") -> Settings:
-        """Return the settings with label names and their kind (one class, several, or numbers)."""
+        """Return a copy of the settings with label names and the kind of labels."""
         labels = {
             "id2label": {str(number): name for number, name in enumerate(names)},
             "label2id": {name: number for number, name in enumerate(names)},
@@ -161,7 +167,7 @@ class Settings:
         return replace(self, config={**self.config, **labels})
 
     def task_options(self, task: str) -> Mapping[str, Any]:
-        """Return the options of a task (Hugging Face's `task_specific_params`)."""
+        """Return the options of a task in Hugging Face's `task_specific_params`, or {}."""
         return (self.config.get("task_specific_params") or {}).get(task, {})
 
     @property
@@ -172,35 +178,35 @@ class Settings:
 
     @property
     def pooling(self) -> Any:
-        """The pooling of hidden states to an embedding; None if the task is not contrastive."""
+        """How hidden states are pooled to an embedding; None if the task is not "contrastive"."""
         task = "contrastive"
         return self.task_options(task).get("pooling") if self.task == task else None
 
     @property
     def normalizes(self) -> bool:
-        """Whether `embed` normalizes embeddings to length 1 by default."""
+        """Whether `embed` scales embeddings to length 1 by default."""
         return self.pooling is None or self.task_options("contrastive").get("normalize", True)
 
     @property
     def task(self) -> str | None:
-        """The task that the model was fine-tuned for, as `trivium finetune` names it, or None."""
+        """The task of `trivium finetune` that the model was fine-tuned for; None if unknown."""
         task = self.config.get("finetuning_task")
         return task if task in (self.config.get("task_specific_params") or {}) else None
 
     @property
     def reads_documents(self) -> bool:
-        """Whether Trivium fine-tuned the model on texts with the tokens around documents."""
+        """Whether Trivium fine-tuned the model on texts wrapped in BOS/EOS (document) tokens."""
         task = self.task
         return task in TEXT_TASKS and self.task_options(task).get("as_documents") is not False
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """The task prefixes; every source text begins with one of them. ("",) if there are none."""
+        """The task prefixes, one of which begins every source text; ("",) if there are none."""
         prefixes = self.task_options(self.task or "").get("prefixes")
         return tuple(map(str, prefixes)) if isinstance(prefixes, list) else ("",)
 
     def with_task(self, task: str, **options: Any) -> Settings:
-        """Return a copy that names `task`, with these options, as the fine-tuned task."""
+        """Return a copy of the settings for a model fine-tuned for `task` with these options."""
         tasks = {**(self.config.get("task_specific_params") or {}), task: options}
         changes = {"finetuning_task": task, "task_specific_params": tasks}
         return replace(self, config={**self.config, **changes})
@@ -224,18 +230,21 @@ class Settings:
 
     @property
     def decoder_start(self) -> tuple[int, ...]:
-        """The id of the decoder start token (else of BOS) as a tuple; empty if both are unset."""
+        """A tuple with the id of the decoder start token (or else BOS); empty if both are unset."""
         return (self.ids("decoder_start_token_id") or self.ids("bos_token_id"))[:1]
 
     def ids(self, name: str) -> tuple[int, ...]:
-        """Return the token ids of an option such as eos_token_id: none, one or several."""
+        """Return the token ids that an option such as eos_token_id sets; () if it is unset."""
         value = self.generation.get(name)
         value = self.config.get(name) if value is None else value
         return () if value is None else tuple(value) if isinstance(value, list) else (value,)
 
 
 def _legacy_template(tokenizer: Mapping[str, Any]) -> str | None:
-    """Return the chat template in the tokenizer options, or the default of several templates."""
+    """Return the chat template in `tokenizer_config.json`, where older models have it, or None.
+
+    If there are several templates, returns the one named "default".
+    """
     template = tokenizer.get("chat_template")
     if isinstance(template, list):
         each_with_name = [each for each in template if isinstance(each, Mapping)]

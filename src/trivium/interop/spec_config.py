@@ -1,4 +1,4 @@
-"""Convert a `config.json` to a `TransformerSpec` and back, using a family's mappings.
+"""Convert a `config.json` to a `TransformerSpec` and back, using a family's mapping of options.
 
 No separate rules decide whether a family can express a spec. Instead, the spec is written as a
 config and read back: the family cannot express the fields whose values differ.
@@ -92,7 +92,10 @@ class HFConfig:
 
 
 def write_config(family: Family, spec: TransformerSpec) -> HFConfig:
-    """Return a spec's config for the closest class of a family with the spec's heads and stacks."""
+    """Convert a spec to a config of the family, for the closest of its `transformers` classes.
+
+    If no class has the heads and stacks of the spec, the result has an empty `architecture`.
+    """
     kinds = {head.kind for head in spec.heads}
     stacks = tuple(slot for slot in ("encoder", "decoder") if getattr(spec, slot))
     configs = []
@@ -108,13 +111,17 @@ def write_config(family: Family, spec: TransformerSpec) -> HFConfig:
 
 
 def simplify(spec: TransformerSpec) -> TransformerSpec:
-    """Return an equivalent spec in which redundant fields are unset and layers are not repeated."""
+    """Return an equivalent spec without redundant field values and repeated layers."""
     stacks = {"encoder": spec.encoder, "decoder": spec.decoder}
     return spec.replace(**{slot: _simplify_stack(stack) for slot, stack in stacks.items() if stack})
 
 
 def _heads_in_file(family: Family, architecture: str, weights: Collection[str]) -> tuple[str, ...]:
-    """Return a class's heads and the optional heads whose weights the file has and no head uses."""
+    """Return the kinds of heads in a file: those of the class, then optional heads.
+
+    An optional head is in the file if the file has a weight of this head that is not also a weight
+    of one of the class's heads.
+    """
     kinds = family.architectures[architecture].heads
     used = {hf for kind in kinds for hf in family.head_weights(architecture, kind)}
     for kind in family.optional_heads:
@@ -125,7 +132,10 @@ def _heads_in_file(family: Family, architecture: str, weights: Collection[str]) 
 
 
 def _config_for_class(family: Family, architecture: str, spec: TransformerSpec) -> HFConfig:
-    """Return a spec's config for one class, with the differences found when it is read back."""
+    """Convert a spec to a config for one `transformers` class.
+
+    `HFConfig.differences` lists the spec fields that differ when the config is read back.
+    """
     options, differences = _write_options(family, architecture, spec)
     weights, is_unreadable = _optional_weights(family, architecture, spec), False
     try:
@@ -144,12 +154,19 @@ def _config_for_class(family: Family, architecture: str, spec: TransformerSpec) 
 
 
 def _difference_key(path: str) -> tuple[bool, int, str]:
-    """Return a sort key that puts kinds before other fields, and outer parts before inner parts."""
+    """Return the sort key of a field in which two specs differ.
+
+    Differences in the `kind` of a part come first, then those in other fields; in both groups,
+    outer parts come before the parts nested in them.
+    """
     return not path.endswith(".kind"), path.count("."), path
 
 
 def _format_difference(path: str, own: Mapping[str, Any]) -> str:
-    """Format a difference for a message: a field with its value, or a part that varies by layer."""
+    """Format a spec field that a config cannot express, for an error message.
+
+    Returns "field = value" or, if the values differ between layers, a phrase that says so.
+    """
     part, layer, field = re.fullmatch(r"(.*?)(?:\.(\d+)\.(.*))?", path).groups()  # type: ignore
     if layer is not None:
         layers = {key.removeprefix(f"{part}.").partition(".")[0] for key in own if part in key}
@@ -163,7 +180,7 @@ def _format_difference(path: str, own: Mapping[str, Any]) -> str:
 
 
 def _read_option(config: ConfigReader, tree: SpecTree, name: str, option: Option) -> None:
-    """Set the fields of a spec that an option of the config determines."""
+    """Read an option of the config, and set the spec fields that the option determines."""
     if option.write_only:
         config.ignore(name)
         return
@@ -181,7 +198,10 @@ def _read_option(config: ConfigReader, tree: SpecTree, name: str, option: Option
 def _write_options(
     family: Family, architecture: str, spec: TransformerSpec
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the content of `config.json`, and messages for fields that the file cannot express."""
+    """Return the content of `config.json`, and error messages.
+
+    There is a message for each option whose spec fields have a value that the option cannot have.
+    """
     config: dict[str, Any] = {"model_type": family.model_type, "architectures": [architecture]}
     differences: list[str] = []
     for name, option in family.options.items():
@@ -202,7 +222,11 @@ def _write_options(
 
 
 def _write_option(config: dict[str, Any], option: Option, spec: TransformerSpec) -> Any:
-    """Return the option's value from the first of its fields that the spec sets, or the default."""
+    """Return the value that export writes for an option.
+
+    This is the value of the first of its fields that the spec sets, or the default if the spec sets
+    none of them. Raises SpecError if the option cannot have this value.
+    """
     value = next(
         (v for v in (_get_field(spec, path) for path in option.paths) if v is not None), None
     )
@@ -220,7 +244,10 @@ def _write_option(config: dict[str, Any], option: Option, spec: TransformerSpec)
 
 
 def _get_field(spec: TransformerSpec, path: str) -> Any:
-    """Return the value at a dotted path, or None; for several layers, that of the first layer."""
+    """Return the value of the spec field at a dotted path, or None.
+
+    If the path goes through a list of layers, this is the value in the first layer.
+    """
     node: Any = spec
     for name in path.split("."):
         if isinstance(node, tuple):
@@ -235,7 +262,10 @@ def _get_field(spec: TransformerSpec, path: str) -> Any:
 
 
 def _optional_weights(family: Family, architecture: str, spec: TransformerSpec) -> set[str]:
-    """Return the weight names by which `read_spec` detects optional heads and biases of heads."""
+    """Return the names of weights that exported files contain and that `read_spec` looks for.
+
+    From these names, `read_spec` detects optional heads and biases of heads.
+    """
     names = set()
     for head in spec.heads:
         for hf, local in family.head_weights(architecture, head.kind).items():
@@ -258,12 +288,12 @@ def _simplify_stack(stack: Stack) -> Stack:
 
 
 def _simplify_layer(layer: Layer) -> Layer:
-    """Return an equivalent layer with a simplified mixer."""
+    """Return an equivalent layer, in whose mixer fields with default values are unset."""
     return layer.replace(mixer=_simplify_mixer(layer.mixer))
 
 
 def _simplify_mixer(attention: Mixer) -> Mixer:
-    """Return an equivalent mixer; in attention, fields equal to their default values are unset."""
+    """Return an equivalent mixer; fields of attention that have their default values are unset."""
     if not isinstance(attention, Attention):
         return attention
     usual_scale = attention.score_scale == attention.replace(scale=None).score_scale
@@ -276,7 +306,7 @@ def _simplify_mixer(attention: Mixer) -> Mixer:
 
 
 def _comparable_fields(spec: TransformerSpec) -> dict[str, Any]:
-    """Return dotted path -> value for the fields of a simplified spec that affect the logits."""
+    """Return dotted path -> value for all fields of a simplified spec that affect the logits."""
     spec = spec.with_dropout(0.0).replace(initialization=Normal())
     tree = spec.to_dict()
     for slot in ("encoder", "decoder"):

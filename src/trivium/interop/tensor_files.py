@@ -72,7 +72,7 @@ def write_tensors(
 def write_safetensors(
     file: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
 ) -> None:
-    """Write tensors to a safetensors file atomically; its permissions follow the umask."""
+    """Write tensors to a safetensors file atomically, with the file permissions of the umask."""
     partial = temporary_path(file)
     try:
         partial.touch()
@@ -160,7 +160,7 @@ def _read_pickle(file: Path) -> dict[str, Tensor]:
 
 
 def _rename_gamma_beta(name: str) -> str:
-    """Replace gamma and beta in the names of LayerNorm tensors (from TensorFlow)."""
+    """Rename LayerNorm's gamma to weight and its beta to bias (names from TensorFlow)."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace(
         "LayerNorm.beta", "LayerNorm.bias"
     )

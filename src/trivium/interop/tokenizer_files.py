@@ -127,7 +127,7 @@ def read_tokenizer(
 
 
 def _added_tokens(folder: Path, options: Mapping[str, Any]) -> dict[int, AddedToken]:
-    """Return id -> token for the tokens added to the vocabulary after the tokenizer was trained."""
+    """Return token id -> token for the tokens added after the tokenizer was trained."""
     added = {
         int(index): AddedToken(token, special=False, normalized=False)
         for token, index in read_object_if_exists(folder / "added_tokens.json").items()
@@ -140,7 +140,7 @@ def _added_tokens(folder: Path, options: Mapping[str, Any]) -> dict[int, AddedTo
 
 
 def _extra_special_tokens(options: Mapping[str, Any]) -> list[str]:
-    """Return the additional special tokens, which have no standard role such as BOS or EOS."""
+    """Return the special tokens in the options that have no standard role such as BOS or EOS."""
     more: list[Any] = []
     for name in ("additional_special_tokens", "extra_special_tokens"):
         value = options.get(name) or []
@@ -151,7 +151,7 @@ def _extra_special_tokens(options: Mapping[str, Any]) -> list[str]:
 def _add_tokens(
     backend: tokenizers.Tokenizer, added: Mapping[int, AddedToken], options: Mapping[str, Any]
 ) -> None:
-    """Add missing tokens, and apply the flags in `added_tokens_decoder` to existing tokens too."""
+    """Add tokens that are missing from the vocabulary, and update the flags of existing tokens."""
     flagged, present = options.get("added_tokens_decoder") or {}, backend.get_added_tokens_decoder()
     for index in sorted(added):
         token = added[index]
@@ -191,7 +191,7 @@ def _apply_class_rules(
 def _apply_bert_options(
     backend: tokenizers.Tokenizer, options: Mapping[str, Any], defaults: normalizers.BertNormalizer
 ) -> None:
-    """Set BERT's normalizer from the options and, for unset options, from the usual normalizer."""
+    """Set BERT's normalizer from the options, or from `defaults` where an option is unset."""
     backend.normalizer = normalizers.BertNormalizer(
         clean_text=defaults.clean_text,
         lowercase=options.get("do_lower_case", defaults.lowercase),
@@ -206,7 +206,11 @@ def _set_template(
     roles: Mapping[str, str],
     defaults: tuple[str | None, str | None],
 ) -> None:
-    """Set the special-token template as the options or, if they are unset, the class require."""
+    """Set the special-token template from the options `add_bos_token` and `add_eos_token`.
+
+    If an option is unset, the template gets the token in `defaults` (of the tokenizer class), or
+    stays as it is if `defaults` has none.
+    """
     flags = (options.get("add_bos_token"), options.get("add_eos_token"))
     if defaults == _NO_ROLES and not any(flags):
         return
@@ -224,10 +228,11 @@ def _set_template(
 
 
 def add_document_tokens(tokenizer: Tokenizer) -> Tokenizer:
-    """Give a tokenizer without a special-token template one that adds the tokens around documents.
+    """Add a special-token template with the BOS/EOS tokens that surround documents in training.
 
     With this template, `transformers` adds the special tokens that an encoder was trained on, such
-    as T5's `</s>`.
+    as T5's `</s>`. A tokenizer that already has a template, or has no such tokens, is returned
+    unchanged.
     """
     before = [tokenizer.tokens[index] for index in tokenizer.prefix_ids]
     after = [tokenizer.tokens[index] for index in tokenizer.suffix_ids]

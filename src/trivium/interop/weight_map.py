@@ -25,8 +25,8 @@ class HFWeight:
         hf: the name in the file.
         local: names in the module's `state_dict`; the rows of several tensors are concatenated in
             the file.
-        groups: the number of heads by which the rows of several tensors are interleaved: all parts
-            of head 0, then all parts of head 1, ... (BLOOM, GPT-NeoX); 1: not interleaved.
+        groups: the number of heads if the file groups the rows of several tensors by head: all
+            parts of head 0, then all parts of head 1, ... (BLOOM, GPT-NeoX); otherwise 1.
         transposed: whether the file stores a matrix as [in, out].
         experts: the number of experts on the first axis of the file's tensor; 0: no such axis.
         hf_shape: the shape in the file, if the file's tensor has other axes.
@@ -40,17 +40,17 @@ class HFWeight:
     hf_shape: tuple[int, ...] | None = None
 
     def join(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Merge the module's tensors into the single tensor stored in the file."""
+        """Merge the module's tensors into the single tensor that the Hugging Face file stores."""
         x = self.fuse([tensors[name] for name in self.local])
         x = x.T.contiguous() if self.transposed else x
         x = x.unflatten(0, (self.experts, -1)) if self.experts else x
         return x if self.hf_shape is None else x.reshape(self.hf_shape)
 
     def split(self, tensor: Tensor, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-        """Split the tensor stored in the file into the module's tensors.
+        """Split the tensor stored in the Hugging Face file into the module's tensors.
 
         Raises:
-            CheckpointError: the shape does not follow from the `shapes` of the module's tensors.
+            CheckpointError: the tensor's shape does not match the module's tensors (`shapes`).
         """
         empty = {name: torch.empty(shapes[name], device="meta") for name in self.local}
         shape = replace(self, hf_shape=None).join(empty).shape
@@ -70,7 +70,10 @@ class HFWeight:
         }
 
     def fuse(self, parts: Sequence[Tensor]) -> Tensor:
-        """Concatenate the parts' rows in the file's order: [O_i, ...] -> [sum of O_i, ...]."""
+        """Concatenate the rows of the parts of a fused tensor: [O_i, ...] -> [sum of O_i, ...].
+
+        If the file groups the rows by head, the result does, too.
+        """
         if len(parts) == 1:
             return parts[0]
         grouped = [part.unflatten(0, (self.groups, -1)) for part in parts]
@@ -87,8 +90,8 @@ def weight_map(
 ) -> list[HFWeight]:
     """Map each `state_dict` name in `names` to its name(s) and layout in a Hugging Face file.
 
-    With `reading`, the result includes all alternative names that a file may use; otherwise it has
-    only the names that export writes.
+    For import (`reading`), the result includes all alternative names that a file may use.
+    Otherwise, it contains only the names that export writes.
 
     Raises:
         SpecError: the family has no name for one of the tensors.
@@ -124,7 +127,7 @@ def to_state_dict(
     *,
     base: str = "",
 ) -> dict[str, Tensor]:
-    """Convert the tensors of a file to a `state_dict`. Values on the meta device are not checked.
+    """Convert the tensors of a file to a `state_dict`. No values are checked on the meta device.
 
     Args:
         base: the base prefix if it is missing from the names in the file, else "".
@@ -185,8 +188,8 @@ def to_hf(
     """Convert a `state_dict` to the tensors of a Hugging Face file.
 
     Raises:
-        SpecError: the family's tables give one tensor two names in the file, and `tied_aliases`
-            does not declare these names as tied.
+        SpecError: the family's mapping of weight names gives one tensor two names in the file, and
+            `tied_aliases` does not declare these names as tied.
     """
     tensors: dict[str, Tensor] = {}
     written: dict[str, str] = {}
@@ -205,7 +208,10 @@ def to_hf(
 
 
 def missing_base(family: Family, architecture: str, names: Collection[str]) -> str:
-    """Return the base prefix if it is missing from all names in a file (no heads), else ""."""
+    """Return the family's base prefix if no tensor name in a file starts with it, else "".
+
+    Files of models without heads lack the base prefix.
+    """
     base = family.base_prefix_of(architecture)
     return "" if any(name.startswith(base) for name in names) else base
 
@@ -216,7 +222,11 @@ _Row = tuple[str, tuple[str, ...], int]
 def _weight_rows(
     family: Family, architecture: str, spec: TransformerSpec, *, reading: bool
 ) -> Iterator[_Row]:
-    """Yield (Hugging Face name, module names, `HFWeight.experts`) for all possible tensors."""
+    """Yield the entries of a family's mapping of weight names for all layers, experts and heads.
+
+    An entry is (Hugging Face name, names in the module, `HFWeight.experts`). A mapping may name
+    modules, so there are entries for weights and biases that the model does not have.
+    """
     body = family.weights(spec) if callable(family.weights) else family.weights
     layers = max(stack.num_layers for stack in spec.stacks)
     every_layer = [layer for stack in spec.stacks for layer in stack.every_layer]
@@ -238,14 +248,20 @@ def _weight_rows(
 
 
 def _tensor_rows(hf: str, local: list[str], experts: int = 0) -> Iterator[_Row]:
-    """Yield rows for a tensor named `hf`, and for the weight and bias of a module named `hf`."""
+    """Yield the entries of a mapping of weight names for `hf`, a tensor or a module.
+
+    If `hf` is a module, the file contains tensors named `hf`.weight and `hf`.bias.
+    """
     yield hf, tuple(local), experts
     for kind in ("weight", "bias"):
         yield f"{hf}.{kind}", tuple(f"{name}.{kind}" for name in local), experts
 
 
 def _format_names(what: str, names: list[str], base: str) -> str:
-    """Format the first names for a message, without the base prefix that the file lacks."""
+    """Format the first 3 tensor names for an error message; "" if there are no names.
+
+    `base` is the prefix that the names in the file lack, so the message leaves it out.
+    """
     if not names:
         return ""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -253,7 +269,7 @@ def _format_names(what: str, names: list[str], base: str) -> str:
 
 
 def _tied_original(family: Family, name: str, names: Collection[str]) -> str | None:
-    """Return the weight in `names` that `name` is a tied copy of, or None."""
+    """Return the tensor in `names` of which the tensor `name` is a tied copy, or None."""
     original = family.tied_aliases.get(name)
     while original is not None and original not in names:
         original = family.tied_aliases.get(original)

@@ -21,7 +21,10 @@ _LAYER = {
 
 
 def _check_layer_groups(config: ConfigReader, tree: SpecTree) -> None:
-    """Raise CheckpointError for unequal layer groups, which `transformers` divides differently."""
+    """Raise CheckpointError if the layers cannot be divided into groups of equal size.
+
+    `transformers` divides unequal groups differently.
+    """
     groups = tree.get("encoder.num_layer_groups")
     if groups < 1 or tree.get("encoder.num_layers") % groups:
         raise config.unsupported("num_hidden_groups", expected="a divisor of num_hidden_layers")

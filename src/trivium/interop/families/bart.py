@@ -1,4 +1,7 @@
-"""BART (Lewis et al. 2019). Marian and OPT reuse its option and weight tables."""
+"""BART (Lewis et al. 2019).
+
+Marian reuses its mappings of options and weight names; OPT reuses the weight names of a layer.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +41,13 @@ IGNORED = (
 
 
 def _read_embed_scale(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the factor of token embeddings: sqrt(d_model) with `scale_embedding`, else 1."""
+    """Read the scale of token embeddings: sqrt(d_model) if `scale_embedding` is set, else 1."""
     scaled = config.require("scale_embedding", False)
     tree.set("embedding.scale", tree.get("d_model") ** 0.5 if scaled else 1.0)
 
 
 def _write_shared_options(spec: TransformerSpec, config: dict[str, Any]) -> None:
-    """Write `scale_embedding`, and two options with the same value in every export."""
+    """Write `scale_embedding`, and two options that have the same value for every model."""
     config["scale_embedding"] = spec.embedding.scale != 1.0
     config["is_encoder_decoder"] = True
     config["attention_dropout"] = 0.0
@@ -68,7 +71,7 @@ LAYER = {
     "fc2": "feed_forward.down",
     "final_layer_norm": "feed_forward_residual.{norm}",
 }
-"""The weights of a layer in families with fairseq's names: BART, Marian and OPT."""
+"""The names of a layer's weights in families with fairseq's names: BART, Marian and OPT."""
 
 _CROSS = {
     "encoder_attn.q_proj": "cross_attention.query",

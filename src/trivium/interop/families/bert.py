@@ -1,4 +1,7 @@
-"""BERT (Devlin et al. 2018). RoBERTa, ALBERT, ELECTRA and others reuse its tables."""
+"""BERT (Devlin et al. 2018).
+
+RoBERTa, ALBERT, ELECTRA and others reuse its mappings of options and weight names.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ ALLOWED = {"position_embedding_type": "absolute", "is_decoder": False, "add_cros
 
 
 def base_weights(layer_weights: Weights, prefix: str, layer_prefix: str) -> Weights:
-    """Return the weights of the embeddings and layers, given the weights inside a layer."""
+    """Return the mapping of weight names for the embeddings and all layers.
+
+    `layer_weights` is the mapping of the weight names inside one layer.
+    """
     return {
         f"{prefix}.embeddings.word_embeddings": "tokens",
         f"{prefix}.embeddings.position_embeddings": "encoder.embedding.positions",

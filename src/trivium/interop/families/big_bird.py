@@ -13,7 +13,10 @@ from trivium.nn.mixers.block_sparse_attention import BlockSparseAttention
 
 
 def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the kind of attention (the seed is the layer index) and the embedding scale."""
+    """Read the kind of attention (block-sparse or full) and the embedding scale.
+
+    The seed of a layer's random blocks is the layer index.
+    """
     mixer, width = tree.get("encoder.layers.mixer"), tree.get("d_model")
     if config.require("rescale_embeddings", False):
         tree.set("embedding.scale", width**0.5)
@@ -27,7 +30,7 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
-    """Write the kind of attention and the embedding scale."""
+    """Write the kind of attention (block-sparse or full) and the embedding scale."""
     assert spec.encoder is not None
     sparse = isinstance(spec.encoder.mixers[0], BlockSparseAttention)
     config["attention_type"] = "block_sparse" if sparse else "original_full"

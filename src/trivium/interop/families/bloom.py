@@ -24,12 +24,12 @@ _ALIASES = {
 
 
 def _alias_reader(name: str, default: int) -> Any:
-    """Return a function that reads the alias `name` of an option, with a default."""
+    """Return a function for `Option.default` that reads the alias `name`, or else `default`."""
     return lambda config: config.get(name, default)
 
 
 def _read_aliases_and_d_ff(config: ConfigReader, tree: SpecTree) -> None:
-    """Check that aliases of an option have its value, and set `d_ff` to 4 * d_model."""
+    """Check that aliases have the same values as their options, and set `d_ff` to 4 * d_model."""
     for alias, name in _ALIASES.items():
         config.expect(alias, config.get(name, config.get(alias)))
     tree.set("decoder.layers.feed_forward.d_ff", 4 * tree.get("d_model"))

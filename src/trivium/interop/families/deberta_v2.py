@@ -1,9 +1,9 @@
 """DeBERTa v2 and v3 (He et al. 2021): BERT with disentangled attention.
 
-Published files contain weights for which `transformers` has no model: the absolute positions of the
-enhanced mask decoder, and v3's replaced-token-detection head. Neither is read, so masked tokens are
-predicted as in `transformers`. The option `legacy` selects one of two names for the MLM head. Both
-names are read; export writes the name that `transformers` uses if a file does not set `legacy`.
+Published checkpoints contain weights for which `transformers` has no model: the absolute positions
+of the enhanced mask decoder, and v3's replaced-token-detection head. Neither is read, so masked
+tokens are predicted as in `transformers`. The option `legacy` selects between two names for the MLM
+head. Import accepts both; export writes the one that is the default in `transformers`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _POSITIONS = "encoder.layers.mixer.positions"
 
 
 def _read_positions(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the relative positions, the input's absolute positions, and whether the head is tied."""
+    """Read relative and absolute position embeddings, and whether the MLM head must be tied."""
     longest = config.require("max_position_embeddings", 512)
     if config.require("position_biased_input", True):
         tree.set("embedding.positions", {"kind": "learned", "max_length": longest})
@@ -42,7 +42,7 @@ def _read_positions(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_positions(spec: TransformerSpec, config: dict[str, Any]) -> None:
-    """Write the options for relative and absolute positions."""
+    """Write the options for relative and absolute position embeddings."""
     part, absolute = attention_of(spec).positions, spec.embedding.positions
     config |= {
         "relative_attention": part is not None,
@@ -63,7 +63,7 @@ POSITIONS_HOOK = Hook(_read_positions, _write_positions)
 
 
 def _read_v2_options(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the position options that are new in v2: buckets, shared projections and a norm."""
+    """Read the options of relative positions that v1 lacks: buckets, shared projections, norm."""
     buckets = config.require("position_buckets", -1)
     shared, norm = config.require("share_att_key", False), config.require("norm_rel_ebd", "none")
     if norm not in ("none", "layer_norm"):
@@ -81,7 +81,7 @@ def _read_v2_options(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_v2_options(spec: TransformerSpec, config: dict[str, Any]) -> None:
-    """Write the position options that are new in v2."""
+    """Write the options of relative positions that v1 lacks: buckets, shared projections, norm."""
     part = attention_of(spec).positions
     if isinstance(part, Disentangled):
         config |= {

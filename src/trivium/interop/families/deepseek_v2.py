@@ -24,7 +24,7 @@ CLASSES = "ForCausalLM Model ForSequenceClassification"
 
 
 def _read_options(config: ConfigReader, tree: SpecTree) -> None:
-    """Read RoPE, the query rank, the shared experts, and the dense layers before MoE layers."""
+    """Read the options of RoPE, query rank, shared experts, and dense layers before MoE layers."""
     read_rotary(config, tree)
     config.expect("num_key_value_heads", tree.get(f"{_MIXER}.num_heads"))
     rank = config.get("q_lora_rank", None if "q_lora_rank" in config.file_keys else 1536)
@@ -39,7 +39,7 @@ def _read_options(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_options(spec: TransformerSpec, config: dict[str, Any]) -> None:
-    """Write RoPE, the query rank, the shared experts and the number of dense layers."""
+    """Write the options of RoPE, query rank, shared experts, and the number of dense layers."""
     mixer, networks = spec.stacks[0].mixers[0], [x.feed_forward for x in spec.stacks[0].every_layer]
     experts = networks[-1]
     if not (isinstance(mixer, LatentAttention) and isinstance(experts, Experts) and experts.shared):
@@ -52,7 +52,7 @@ def _write_options(spec: TransformerSpec, config: dict[str, Any]) -> None:
 
 
 def _read_routing(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the routing method; greedy routing means a single group of experts."""
+    """Read how experts are chosen (`topk_method`); "greedy" means a single group of experts."""
     config.expect("norm_topk_prob", False)  # `transformers` does not read it
     if config.translate("topk_method", {"greedy": True, "group_limited_greedy": False}, "greedy"):
         tree.set(f"{_EXPERTS}.num_groups", 1)
@@ -60,17 +60,20 @@ def _read_routing(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_routing(_: TransformerSpec, config: dict[str, Any]) -> None:
-    """Write the routing method, which is greedy if there is one group of experts."""
+    """Write how experts are chosen (`topk_method`): "greedy" if there is one group of experts."""
     config["topk_method"] = "greedy" if config["n_group"] == 1 else "group_limited_greedy"
 
 
 def _default_groups(config: ConfigReader) -> int | None:
-    """Return the default number of expert groups: 1, or None if the option is required."""
+    """Return the default number of expert groups, 1; None (required) for group-limited routing."""
     return None if config.get("topk_method") == "group_limited_greedy" else 1
 
 
 def _weights_for_spec(spec: TransformerSpec) -> Weights:
-    """Return the weights; with compressed queries, `q_b_proj` takes the place of `q_proj`."""
+    """Return the mapping of weight names for a spec.
+
+    If the queries have a low-rank projection, `q_b_proj` is used instead of `q_proj`.
+    """
     compressed = getattr(spec.stacks[0].mixers[0], "query_rank", None) is not None
     query = "q_b_proj" if compressed else "q_proj"
     return {hf.replace("q_proj", query): local for hf, local in _WEIGHTS.items()}

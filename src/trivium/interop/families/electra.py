@@ -19,14 +19,14 @@ from trivium.models.transformer import TransformerSpec
 
 
 def _read_embed_width(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the embedding width; embeddings of another width than d_model are projected."""
+    """Read the width of the token embeddings, which are projected if it differs from d_model."""
     width = config.require("embedding_size", 128)
     if width != tree.get("d_model"):
         tree.set("embedding.factorised.width", width)
 
 
 def _write_embed_width(spec: TransformerSpec, config: dict[str, Any]) -> None:
-    """Write the width of the token embeddings."""
+    """Write the width of the token embeddings, d_model unless they are projected."""
     config["embedding_size"] = spec.d_embedding
 
 

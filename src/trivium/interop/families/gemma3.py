@@ -22,7 +22,7 @@ _SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
 
 def _read_layer_rope(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the RoPE and attention of each layer; the default is one full layer in every 6."""
+    """Read each layer's RoPE and attention; by default, every 6th layer has full attention."""
     base = config.get("rope_theta", _ROPE_BASES[FULL])
     read_rope(config, tree, {"rope_theta": base, **rope_options(config, FULL)})
     positions = read_layer_rotary(config, SLIDING, "rope_local_base_freq", _ROPE_BASES[SLIDING])

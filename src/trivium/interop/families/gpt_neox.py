@@ -24,7 +24,7 @@ from trivium.nn.positions.rotary import Rotary
 
 
 def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the options of RoPE, under their current names and those of older files."""
+    """Read the options of RoPE under their current names or the names in older files."""
     rope = rope_options(config)
     share, base = config.get("rotary_pct", 0.25), config.get("rotary_emb_base", 1e4)
     tree.set(
@@ -35,7 +35,7 @@ def _read_rotary(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_rotary(spec: TransformerSpec, config: dict[str, Any]) -> None:
-    """Write the options of RoPE under their current names and those of older files."""
+    """Write the options of RoPE twice: under their current names and the names in older files."""
     ROPE_HOOK.write(spec, config)
     rotary = attention_of(spec).positions
     if isinstance(rotary, Rotary):

@@ -34,7 +34,7 @@ def _hf_scaling_name(field: str) -> str:
 
 
 def read_rotary(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the options of RoPE. RoPE on only a part of each head is refused."""
+    """Read the options of RoPE. Partial RoPE (on only some dimensions of a head) is refused."""
     config.expect("partial_rotary_factor", 1.0)
     rope = rope_options(config)
     if rope.get("partial_rotary_factor") == 1.0:
@@ -162,7 +162,10 @@ _FEED_FORWARD: Weights = {
 
 
 def base_weights(ffn_weights: Weights) -> Weights:
-    """Return all weights except the heads, given the weights of a layer's FFN."""
+    """Return the mapping of weight names for everything except the heads.
+
+    `ffn_weights` is the mapping of the weight names of a layer's feed-forward network.
+    """
     return {
         "model.embed_tokens": "tokens",
         **per_layer("model.layers.{i}", "decoder", {**_LAYER, **ffn_weights}),

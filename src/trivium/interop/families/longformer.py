@@ -20,7 +20,7 @@ from trivium.nn.patterns import Sliding
 
 
 def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the window of each layer's attention: one number for all layers, or one per layer."""
+    """Read `attention_window`: one sliding-window size for all layers, or one per layer."""
     layers, heads = config.num_layers(), config.require("num_attention_heads")
     given = config.require("attention_window", 512)
     windows = given if isinstance(given, list) else [given] * layers
@@ -37,7 +37,10 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
-    """Write the number of heads and the window of each layer, or one window for all."""
+    """Write the number of heads and `attention_window`.
+
+    `attention_window` has one window per layer, or is a single number if all layers share it.
+    """
     assert spec.encoder is not None
     windows = []
     for mixer in spec.encoder.mixers:

@@ -13,7 +13,7 @@ from trivium.nn.mixers.mamba import Mamba
 
 
 def _read_sizes(config: ConfigReader, tree: SpecTree) -> None:
-    """Read `d_inner` and `dt_rank`; "auto" means a rank of hidden_size / 16, rounded up."""
+    """Read `d_inner` and `dt_rank`; a rank of "auto" means hidden_size / 16, rounded up."""
     width = config.require("hidden_size")
     inner, rank = int(config.get("expand", 2) * width), config.get("time_step_rank", "auto")
     if isinstance(rank, str) and rank != "auto":

@@ -11,7 +11,7 @@ from trivium.models.transformer import TransformerSpec
 
 
 def _read_vocabularies(config: ConfigReader, tree: SpecTree) -> None:
-    """Read the vocabulary size: that of a shared vocabulary, or those of source and target."""
+    """Read the size of a vocabulary shared by source and target, or the size of each of the two."""
     source = config.require("vocab_size")
     target = config.require("decoder_vocab_size", source)
     shared = config.require("share_encoder_decoder_embeddings", True)
@@ -30,7 +30,7 @@ def _read_vocabularies(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_vocabularies(spec: TransformerSpec, config: dict[str, Any]) -> None:
-    """Write the vocabulary sizes, and ids that replace the defaults of `transformers`."""
+    """Write the vocabulary sizes, and token ids to replace the defaults of `transformers`."""
     config |= {
         "vocab_size": spec.source_vocab_size or spec.vocab_size,
         "decoder_vocab_size": spec.vocab_size,
@@ -44,7 +44,10 @@ def _write_vocabularies(spec: TransformerSpec, config: dict[str, Any]) -> None:
 
 
 def _weights_for_spec(spec: TransformerSpec) -> Weights:
-    """Return the weights: one shared embedding matrix, or one per side."""
+    """Return the mapping of weight names for a spec.
+
+    Encoder and decoder share an embedding matrix, or each has its own.
+    """
     if spec.source_vocab_size is None:
         return {"model.shared": "tokens", **LAYERS}
     return {

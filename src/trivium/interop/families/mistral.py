@@ -13,7 +13,7 @@ from trivium.nn.patterns import Sliding
 
 
 def read_window(config: ConfigReader, tree: SpecTree, default: int | None = 4096) -> None:
-    """Read the sliding window, whose size in the file includes the query position itself.
+    """Read the sliding window; its size in the file includes the query position itself.
 
     Null means no window. If the file lacks the option, `default` is used.
     """
@@ -25,7 +25,7 @@ def read_window(config: ConfigReader, tree: SpecTree, default: int | None = 4096
 
 
 def write_window(spec: TransformerSpec, config: dict[str, Any]) -> None:
-    """Write the sliding window; the inverse of `read_window`."""
+    """Write the size of the sliding window, including the query position itself, or null."""
     pattern = attention_of(spec).pattern
     config["sliding_window"] = pattern.window + 1 if isinstance(pattern, Sliding) else None
 

@@ -26,7 +26,7 @@ _BASES = {FULL: 160_000.0, SLIDING: 10_000.0}
 
 
 def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
-    """Read each layer's attention: full, or a window of `local_attention` // 2 on each side."""
+    """Read each layer's attention: full, or `local_attention` // 2 positions on each side."""
     full = read_layer_rotary(config, FULL, "global_rope_theta", _BASES[FULL])
     sliding = read_layer_rotary(config, SLIDING, "local_rope_theta", _BASES[SLIDING])
     tree.set("encoder.layers.mixer.positions", full)
@@ -50,7 +50,10 @@ def read_layer_rotary(config: ConfigReader, kind: str, old_name: str, default: f
 
 
 def rotary_by_layer_type(spec: TransformerSpec, bases: Mapping[str, float]) -> dict[str, Rotary]:
-    """Return layer type -> RoPE; `bases` has the RoPE bases of types that no layer has."""
+    """Return layer type ("full_attention" or "sliding_attention") -> RoPE.
+
+    For a type that no layer has, the RoPE has the base in `bases`.
+    """
     rotary = {kind: Rotary(base=base) for kind, base in bases.items()}
     for mixer in spec.stacks[0].attentions:
         if isinstance(mixer.positions, Rotary):  # others differ when the config is read back
@@ -71,7 +74,7 @@ def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
 
 
 def _path_in_all_heads(path: str) -> tuple[str, ...]:
-    """Return the path of the same field in every kind of head."""
+    """Return the dotted paths of the field `path` in all kinds of heads."""
     return tuple(f"heads.{kind}.{path}" for kind in ("mlm", "classifier", "tagger", "span"))
 
 

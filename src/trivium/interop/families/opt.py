@@ -26,7 +26,7 @@ def _read_embed_width(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_embed_width(spec: TransformerSpec, config: dict[str, Any]) -> None:
-    """Write the width of the token embeddings."""
+    """Write the width of the token embeddings, d_model unless they are projected."""
     if spec.embedding.factorised and [head.kind for head in spec.heads] != ["lm"]:
         raise SpecError("embedding.factorised beside another head than the LM head")
     config["word_embed_proj_dim"] = spec.d_embedding

@@ -25,7 +25,7 @@ def read_layer_types(
 
     Args:
         config: the options of the `config.json`.
-        tree: the spec tree; only the attention patterns of its mixer are not set yet.
+        tree: the spec under construction; only the attention patterns of its mixer are not set yet.
         window: the size of the sliding window, including the query position itself.
         slides: a function that decides, if the file lacks "layer_types", whether the layer with a
             0-based index has a sliding window.
@@ -43,7 +43,11 @@ def read_layer_types(
 
 
 def write_layer_types(spec: TransformerSpec, config: dict[str, Any]) -> int | None:
-    """Write "layer_types". Returns the sliding-window size, or None if no layer has a window."""
+    """Write "layer_types": full or sliding-window attention for each layer.
+
+    Returns the size of the sliding window, including the query position itself, or None if no layer
+    has one.
+    """
     patterns = [attention.pattern for attention in spec.stacks[0].attentions]
     windows = [each.window + 1 for each in patterns if isinstance(each, Sliding)]
     config["layer_types"] = [SLIDING if isinstance(p, Sliding) else FULL for p in patterns]

@@ -16,7 +16,7 @@ QK_NORMS = per_layer(
     "decoder",
     {"self_attn.q_norm": "mixer.query_norm", "self_attn.k_norm": "mixer.key_norm"},
 )
-"""The weights of QK norm."""
+"""The mapping of the weight names of QK norm."""
 
 QWEN3 = replace(
     QWEN2,

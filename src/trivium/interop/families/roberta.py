@@ -22,7 +22,7 @@ def _read_position_offset(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_position_offset(spec: TransformerSpec, config: dict[str, Any]) -> None:
-    """Write the offset as `pad_token_id`, and `max_position_embeddings`, which includes it."""
+    """Write `pad_token_id` (offset - 1) and `max_position_embeddings`, including the offset."""
     positions = spec.embedding.positions
     if not isinstance(positions, Learned) or positions.offset < 1:
         raise SpecError("embedding.positions.offset = 0")

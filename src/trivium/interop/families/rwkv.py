@@ -19,7 +19,7 @@ _DEFAULT_WIDTH = 4096
 
 
 def _multiple_of_width(factor: int) -> Callable[[ConfigReader], int]:
-    """Return a function that computes a multiple of `hidden_size`."""
+    """Return a function for `Option.default` that computes `factor` * `hidden_size`."""
     return lambda config: factor * config.require("hidden_size", _DEFAULT_WIDTH)
 
 

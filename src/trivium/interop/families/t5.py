@@ -74,7 +74,7 @@ def _read_lm_head(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_lm_head(spec: TransformerSpec, config: dict[str, Any]) -> None:
-    """Write whether the LM head is tied and scaled, and whether there is a decoder."""
+    """Write whether the LM head is tied and scaled, and whether the model has a decoder."""
     config["is_encoder_decoder"] = spec.decoder is not None
     for head in spec.heads:
         if isinstance(head, LMHead):
@@ -86,7 +86,10 @@ _ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 
 def _weights_for_spec(spec: TransformerSpec) -> Weights:
-    """Return the weights; the FFN is sublayer 1 of an encoder block, sublayer 2 in a decoder."""
+    """Return the mapping of weight names for a spec.
+
+    The FFN is `layer.1` of an encoder block and `layer.2` of a decoder block.
+    """
     gated = feed_forward_of(spec).gated
     up = {"wi_0": "gate", "wi_1": "up"} if gated else {"wi": "up"}
     attention = _sublayer_weights("0", "SelfAttention", "mixer", _ATTENTION)
@@ -102,7 +105,10 @@ def _weights_for_spec(spec: TransformerSpec) -> Weights:
 
 
 def _sublayer_weights(number: str, hf: str, local: str, names: Mapping[str, str]) -> dict[str, str]:
-    """Return the weights of a sublayer: its norm and the projections in `names`."""
+    """Return the mapping of weight names for a sublayer: its norm, and the projections in `names`.
+
+    `names` is the mapping of the projections' names.
+    """
     residual = local.replace("cross_attention", "cross")
     return {
         f"layer.{number}.layer_norm": f"{residual}_residual.{{norm}}",

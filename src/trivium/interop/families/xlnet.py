@@ -35,17 +35,20 @@ def _read_memory(config: ConfigReader, tree: SpecTree) -> None:
 
 
 def _write_memory(spec: TransformerSpec, config: dict[str, Any]) -> None:
-    """Write the memory length, or null for attention without memory."""
+    """Write `mem_len`, the length of the memory of earlier segments; null means no memory."""
     config["mem_len"] = getattr(attention_of(spec), "memory", None)
 
 
 def _default_head_dim(config: ConfigReader) -> int:
-    """Return the default width of an attention head, d_model / n_head."""
+    """Return the default dimension of an attention head, d_model / n_head."""
     return head_dim(config.require("d_model", 1024), config.require("n_head", 16))
 
 
 def _hf_shapes(spec: TransformerSpec) -> dict[str, tuple[int, ...]]:
-    """Return the shapes in files of tensors that have a separate axis for heads there."""
+    """Return the shapes in files of tensors that have a separate axis for heads there.
+
+    The keys are the last parts of the names of the tensors.
+    """
     attention, width = attention_of(spec), spec.d_model
     heads = attention.num_heads, attention.head_dim
     biases = dict.fromkeys(("r_w_bias", "r_r_bias", "r_s_bias"), heads)
