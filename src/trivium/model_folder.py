@@ -30,7 +30,7 @@ from trivium.files import (
     write_file,
     write_json,
 )
-from trivium.interop.hf_config import read_object
+from trivium.interop.hf_config import read_json_object
 from trivium.interop.sentence_transformers import POOLING
 from trivium.interop.settings import Settings
 from trivium.interop.tensor_files import read_safetensors, write_safetensors
@@ -284,7 +284,7 @@ def find_damage(
 def read_spec(folder: Path) -> Spec:
     """Return the spec of a model folder. Raises CheckpointError if it is missing or invalid."""
     file = folder / SPEC
-    described = read_object(file)
+    described = read_json_object(file)
     if not pop_version(described):
         raise CheckpointError(f"{file}: {OLD_VERSION_MESSAGE}")
     try:

@@ -28,8 +28,8 @@ from trivium.data.splitting import CorpusOptions
 from trivium.errors import CheckpointError, SpecError
 from trivium.explain import explain
 from trivium.files import write_json
-from trivium.interop.convert import config_of, from_hugging_face
-from trivium.interop.hf_config import read_object
+from trivium.interop.convert import from_hugging_face, to_hf_config
+from trivium.interop.hf_config import read_json_object
 from trivium.interop.settings import Settings
 from trivium.interop.tensor_files import read_tensors, write_tensors
 from trivium.interop.tokenizer_files import read_tokenizer
@@ -163,7 +163,7 @@ def _save_configs(folder: Path) -> None:
             if stack
         }
         with contextlib.suppress(SpecError):
-            config = config_of(spec.replace(**small))
+            config = to_hf_config(spec.replace(**small))
             write_json(folder / f"{config.family.model_type}.json", config.options)
 
 
@@ -171,7 +171,7 @@ def _save_configs(folder: Path) -> None:
 def _read_config(folder: Path) -> None:
     for path in folder.iterdir():
         with contextlib.suppress(CheckpointError):  # always: there are no tensors
-            from_hugging_face(read_object(path), {})
+            from_hugging_face(read_json_object(path), {})
 
 
 def _save_hf_tokenizers(folder: Path) -> None:

@@ -21,9 +21,9 @@ from hugging_face import options_of, ours_of
 from safetensors.torch import load_file
 
 from trivium.errors import CheckpointError
-from trivium.interop.convert import from_hugging_face, hf_weights, to_hugging_face
+from trivium.interop.convert import from_hugging_face, hf_weight_map, to_hugging_face
 from trivium.interop.families import FAMILIES
-from trivium.interop.spec_config import read_spec, write_config
+from trivium.interop.spec_config import read_spec, spec_to_config
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -57,7 +57,7 @@ def test_every_class_and_variant_both_ways(case: Case) -> None:
     family = FAMILIES[original.config.model_type]
     with torch.no_grad():
         assert_equal(local_outputs(local, inputs), hf_outputs(original, inputs), inputs, case.name)
-        config = write_config(family, local.spec)
+        config = spec_to_config(family, local.spec)
         assert (config.architecture, config.differences) == (case.name, ()), case
         options, tensors = to_hugging_face(local)
         [written] = options["architectures"]
@@ -421,7 +421,7 @@ def test_equal_gradients(name):
     shapes = {n: weight.shape for n, weight in weights.items()}
     # A key's bias has no gradient but rounding: softmax takes it away.
     least = 1e-6 * max(g.abs().max() for g in gradients.values() if g is not None)
-    for weight in hf_weights(local.spec):
+    for weight in hf_weight_map(local.spec):
         if gradients.get(weight.hf) is None:  # a copy, or Marian's buffer of a bias
             continue
         for part, gradient in weight.split(gradients[weight.hf], shapes).items():

@@ -19,7 +19,7 @@ from transformers.pytorch_utils import Conv1D
 from trivium import spec
 from trivium.adapt import LoRA, add_lora, merged_state
 from trivium.errors import SpecError
-from trivium.interop.convert import config_of, exported_spec, hf_weights, to_hugging_face
+from trivium.interop.convert import exported_spec, hf_weight_map, to_hf_config, to_hugging_face
 from trivium.interop.families import FAMILIES
 from trivium.interop.peft_format import save_adapter
 from trivium.presets import presets
@@ -211,10 +211,10 @@ def test_an_adapter_has_the_names_of_the_model_that_is_exported(name, tmp_path):
     save_adapter(tmp_path, adapted(name, lora, random_model(described)), lora)
     config, options = (
         json.loads((tmp_path / CONFIG).read_text()),
-        config_of(exported_spec(described)),
+        to_hf_config(exported_spec(described)),
     )
     assert "auto_mapping" not in config
-    known = {weight.hf for weight in hf_weights(exported_spec(described))}
+    known = {weight.hf for weight in hf_weight_map(exported_spec(described))}
     for key in load_file(tmp_path / WEIGHTS):
         path = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
         assert f"{path.removesuffix('.lora_B.weight')}.weight" in known or path in known

@@ -15,7 +15,7 @@ from hugging_face import options_of, ours_of
 from trivium import spec
 from trivium.adapt import LoRA, add_lora
 from trivium.errors import CheckpointError, SpecError
-from trivium.interop.convert import config_of, from_hugging_face, is_expressible, to_hugging_face
+from trivium.interop.convert import from_hugging_face, is_expressible, to_hf_config, to_hugging_face
 from trivium.interop.families import FAMILIES
 from trivium.interop.hf_folder import export_problem
 from trivium.interop.spec_config import read_spec, simplify
@@ -382,7 +382,7 @@ def test_a_spec_is_written_exactly_or_refused():
         model = ours_of(hf_model(Case(case, {}))).spec
         for other in [model, *variations(model)]:
             try:
-                config_of(other)
+                to_hf_config(other)
             except SpecError:
                 refused += 1
                 continue
@@ -427,10 +427,10 @@ def test_what_no_family_expresses_is_named(monkeypatch):
     forward = gpt.decoder.every_layer[0].feed_forward.replace(activation=spec.Swish(beta=1.7))
     odd = gpt.replace(decoder=gpt.decoder.with_layers(feed_forward=forward))
     with pytest.raises(SpecError, match=r"decoder.layers.feed_forward.activation = Swish"):
-        config_of(odd)
+        to_hf_config(odd)
     odd = gpt.replace(decoder=gpt.decoder.with_layers(norm=spec.RMSNorm()))
     with pytest.raises(SpecError, match=r"does not have: decoder.layers.norm.kind = 'rms'"):
-        config_of(odd)
+        to_hf_config(odd)
     for name, message in (
         (
             "gpt3-tiny",
@@ -440,7 +440,7 @@ def test_what_no_family_expresses_is_named(monkeypatch):
         ("jamba-mini", r"mamba, which does not have: decoder\.layers\.feed_forward\.kind = 'mlp'"),
     ):
         with pytest.raises(SpecError, match=message):
-            config_of(presets[name])
+            to_hf_config(presets[name])
     with monkeypatch.context() as patch:  # a user's own function, which no class of theirs knows
         patch.setitem(ACTIVATIONS, "sparkle", torch.sin)
         forward = forward.replace(activation="sparkle")
@@ -450,11 +450,11 @@ def test_what_no_family_expresses_is_named(monkeypatch):
     llama = presets["llama-tiny"]
     forward = llama.decoder.every_layer[0].feed_forward.replace(activation=spec.Swish(beta=1.7))
     with pytest.raises(SpecError, match=r"nearest is llama, which does not have: .*activation"):
-        config_of(llama.replace(decoder=llama.decoder.with_layers(feed_forward=forward)))
+        to_hf_config(llama.replace(decoder=llama.decoder.with_layers(feed_forward=forward)))
     attention = llama.decoder.mixers[0].replace(positions=spec.Rotary(layout="interleaved"))
     odd = llama.replace(decoder=llama.decoder.with_layers(mixer=attention))
     with pytest.raises(SpecError, match=r"positions.layout = 'interleaved'"):
-        config_of(odd)
+        to_hf_config(odd)
     adapted = build(gpt)
     add_lora(adapted, LoRA(rank=2))
     with pytest.raises(SpecError, match=r"LoRA adapter .*merge the adapter first"):

@@ -14,7 +14,7 @@ from their_tokenizers import ours
 
 from trivium.errors import CheckpointError, TokenizerError
 from trivium.interop.hf_folder import read_folder, write_folder
-from trivium.interop.tokenizer_files import BERT_CLASSES, add_document_tokens, read_tokenizer
+from trivium.interop.tokenizer_files import BERT_CLASSES, add_document_template, read_tokenizer
 from trivium.text import Tokenizer
 from trivium.text.inputs import encode_inputs
 from trivium.text.roles import add_template
@@ -362,7 +362,7 @@ def test_an_encoder_without_a_template_reads_what_the_class_adds(family, tokeniz
     texts = ["the weather", "yesterday"]
     inputs = encode_inputs(read, [(text, None) for text in texts])
     assert [each.ids for each in inputs] == [hf(text)["input_ids"] for text in texts]
-    add_document_tokens(read).save(tmp_path / "exported")
+    add_document_template(read).save(tmp_path / "exported")
     exported = transformers.AutoTokenizer.from_pretrained(tmp_path / "exported")
     assert [exported(text)["input_ids"] for text in texts] == [each.ids for each in inputs]
 

@@ -9,7 +9,7 @@ from small_models import ALL_SPECS
 
 from trivium import spec
 from trivium.errors import SpecError
-from trivium.interop.convert import config_of
+from trivium.interop.convert import to_hf_config
 from trivium.models import build
 from trivium.presets import catalogue
 
@@ -39,4 +39,4 @@ def test_concat_is_the_last_state_with_maximum_and_mean_of_all(dense: spec.Dense
 def test_an_export_names_it():
     head = CONCAT.replace(dense=spec.Dense(activation="tanh"))
     with pytest.raises(SpecError, match=r"cannot be exported.*pooling = 'concat'"):
-        config_of(catalogue["bert-tiny"].spec.replace(heads=(head,)))
+        to_hf_config(catalogue["bert-tiny"].spec.replace(heads=(head,)))

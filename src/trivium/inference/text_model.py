@@ -193,13 +193,13 @@ class TextModel:
         return fine_tuned and both and "lm" in heads and "classifier" not in heads
 
     @property
-    def reads_documents(self) -> bool:
+    def uses_document_tokens(self) -> bool:
         """Whether `classify` and `embed` add the BOS and EOS tokens of training documents.
 
         True for an encoder or encoder-decoder. True for a decoder only if it was fine-tuned with
         these tokens (classification, contrastive).
         """
-        return self.settings.reads_documents or self.spec.family != "decoder-only"
+        return self.settings.uses_document_tokens or self.spec.family != "decoder-only"
 
     @property
     def pooling(self) -> Pooling:
@@ -385,14 +385,14 @@ class TextModel:
         """Encode texts or pairs of texts as model inputs. Warns if some texts are truncated."""
         limit = self.max_length
         inputs = encode_inputs(
-            self.source_tokenizer, texts, max_length=limit, as_documents=self.reads_documents
+            self.source_tokenizer, texts, max_length=limit, as_documents=self.uses_document_tokens
         )
         warn_if_truncated(sum(bool(each.cut) for each in inputs), len(inputs), limit)
         return inputs
 
     def windows(self, texts: Sequence[str]) -> list[list[TextInput]]:
         """Encode every text as windows of at most `max_length` tokens, for `embed`."""
-        documents, limit = self.reads_documents, self.max_length
+        documents, limit = self.uses_document_tokens, self.max_length
         return encode_windows(
             self.source_tokenizer, texts, max_length=limit, as_documents=documents
         )
@@ -416,7 +416,7 @@ class TextModel:
             self.source_tokenizer,
             [(text, None) for text in texts],
             max_length=limit,
-            as_documents=self.reads_documents,
+            as_documents=self.uses_document_tokens,
         )
         if max_length is None:
             warn_if_truncated(sum(bool(each.cut) for each in inputs), len(inputs), limit)

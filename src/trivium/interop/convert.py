@@ -11,8 +11,8 @@ from torch import Tensor
 from trivium.errors import CheckpointError, SpecError, TriviumError, shorten
 from trivium.interop.families import FAMILIES
 from trivium.interop.family import Family
-from trivium.interop.spec_config import HFConfig, read_spec, write_config
-from trivium.interop.weight_map import HFWeight, missing_base, to_hf, to_state_dict, weight_map
+from trivium.interop.spec_config import HFConfig, read_spec, spec_to_config
+from trivium.interop.weight_map import HFWeight, missing_prefix, to_hf, to_state_dict, weight_map
 from trivium.models import Transformer, build
 from trivium.models.base_model import Spec
 from trivium.models.transformer import TransformerSpec
@@ -51,13 +51,13 @@ def to_hugging_face(model: Transformer) -> tuple[dict[str, Any], dict[str, Tenso
     Raises:
         SpecError: no family can express the model; the message says why.
     """
-    config = config_of(model.spec)
+    config = to_hf_config(model.spec)
     state = {name: weight.detach() for name, weight in model.state_dict().items()}
     weights = weight_map(config.family, config.architecture, model.spec, state.keys())
     return config.options, to_hf(config.family, weights, state)
 
 
-def config_of(spec: TransformerSpec) -> HFConfig:
+def to_hf_config(spec: TransformerSpec) -> HFConfig:
     """Return the config of the first family that can express a spec.
 
     Raises:
@@ -83,7 +83,7 @@ def config_of(spec: TransformerSpec) -> HFConfig:
 
 def nearest_config(spec: TransformerSpec) -> HFConfig:
     """Return the config of the Hugging Face family that is closest to a spec."""
-    configs = (write_config(family, spec) for family in FAMILIES.values())
+    configs = (spec_to_config(family, spec) for family in FAMILIES.values())
     return min(configs, key=lambda each: each.rank)
 
 
@@ -107,12 +107,12 @@ def exported_spec(spec: TransformerSpec) -> TransformerSpec:
     return spec.replace(heads=heads)
 
 
-def hf_weights(spec: TransformerSpec) -> list[HFWeight]:
+def hf_weight_map(spec: TransformerSpec) -> list[HFWeight]:
     """Return the Hugging Face names and layouts of the weights of a model with this spec.
 
     Raises SpecError as `to_hugging_face` does.
     """
-    config, names = config_of(spec), build(spec, device="meta").state_dict().keys()
+    config, names = to_hf_config(spec), build(spec, device="meta").state_dict().keys()
     return weight_map(config.family, config.architecture, spec, names)
 
 
@@ -166,7 +166,7 @@ def _build_as_class(
     allow_unknown: bool,
 ) -> Transformer:
     """Build the model from options and tensors, read as those of one class of `transformers`."""
-    base = missing_base(family, architecture, tensors.keys())
+    base = missing_prefix(family, architecture, tensors.keys())
     # A tensor of zeros that a class always saves does not show that the model uses it.
     zeros = {
         name for name in family.must_be_zero if name in tensors and _is_zero_or_meta(tensors[name])

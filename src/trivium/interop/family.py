@@ -67,7 +67,7 @@ def activation(default: str, *parts: str) -> Option:
     return Option(tuple(f"{part}.activation" for part in parts), default, ACTIVATIONS)
 
 
-def num_kv_heads(missing: int | None = None, num_heads: int | None = None) -> Option:
+def kv_heads_option(missing: int | None = None, num_heads: int | None = None) -> Option:
     """Return the `Option` for the number of key-value heads; null means as many as query heads.
 
     `missing` is the number of key-value heads if the file lacks the option (None: as many as query
@@ -114,7 +114,7 @@ class SpecTree:
             node = node.setdefault(parent, {})
         node[name] = value
 
-    def set_mixers(self, stack: str, mixers: Sequence[Any]) -> None:
+    def repeat_per_mixer(self, stack: str, mixers: Sequence[Any]) -> None:
         """Replace the single layer of a stack with copies of it, one for each mixer in `mixers`."""
         layer = self._root[stack]["layers"]
         self._root[stack]["layers"] = [{**layer, "mixer": mixer} for mixer in mixers]
@@ -169,7 +169,7 @@ def attention_of(spec: TransformerSpec) -> Attention:
     return spec.stacks[0].attentions[0]
 
 
-def feed_forward_of(spec: TransformerSpec) -> MLP:
+def first_mlp(spec: TransformerSpec) -> MLP:
     """Return the first layer's MLP spec. Raises SpecError for another feed-forward network."""
     network = spec.stacks[0].every_layer[0].feed_forward
     if not isinstance(network, MLP):
@@ -195,7 +195,7 @@ class Hook:
     write: Callable[[TransformerSpec, dict[str, Any]], None] = _do_nothing
 
 
-Weights = Mapping[str, str | tuple[str, ...]]
+NameMap = Mapping[str, str | tuple[str, ...]]
 """Mapping of weight names: Hugging Face -> module or tensor in Trivium. `{i}` is a layer's index (a
 layer group's if layers share weights), `{e}` an expert's, and `{norm}` the place of norms in
 residual connections. A tuple names the parts of a fused matrix, whose rows are concatenated."""
@@ -205,7 +205,7 @@ QKV = ("mixer.query", "mixer.key", "mixer.value")
 """The names that the parts of a fused QKV projection have inside a layer."""
 
 
-def per_layer(hf: str, stack: str, layer: Weights) -> dict[str, str | tuple[str, ...]]:
+def per_layer(hf: str, stack: str, layer: NameMap) -> dict[str, str | tuple[str, ...]]:
     """Return the mapping of weight names for all layers of a stack.
 
     `layer` is the mapping for the names inside one layer. Hugging Face names get the prefix `hf`,
@@ -222,7 +222,7 @@ def per_layer(hf: str, stack: str, layer: Weights) -> dict[str, str | tuple[str,
     }
 
 
-HeadWeights = Mapping[str, str]
+HeadNameMap = Mapping[str, str]
 """Mapping of a head's weight names: Hugging Face -> inside the head; "" is the head itself."""
 
 
@@ -242,7 +242,7 @@ class Architecture:
     stacks: tuple[str, ...] = ()
     base: str = ""
     fixed: Mapping[str, Any] = field(default_factory=dict)
-    weights: Mapping[str, HeadWeights] = field(default_factory=dict)
+    weights: Mapping[str, HeadNameMap] = field(default_factory=dict)
 
 
 # The head returns one score for each candidate text.
@@ -262,13 +262,13 @@ _CLASSES = {
 }
 
 
-def classes(family: str, names: str) -> dict[str, Architecture]:
+def hf_classes(family: str, suffixes: str) -> dict[str, Architecture]:
     """Return class name -> `Architecture` for model classes of `transformers`.
 
     The class names all begin with the same word and end with one of several suffixes, which are
     given in one string and separated by spaces.
     """
-    return {family + name: _CLASSES[name] for name in names.split()}
+    return {family + name: _CLASSES[name] for name in suffixes.split()}
 
 
 _TASK_SUFFIXES = "ForSequenceClassification ForTokenClassification ForQuestionAnswering"
@@ -279,7 +279,7 @@ def encoder_classes(family: str, others: str = "") -> dict[str, Architecture]:
 
     `others` contains the suffixes of further class names, separated by spaces.
     """
-    return classes(family, f"Model ForMaskedLM {_TASK_SUFFIXES} {others}")
+    return hf_classes(family, f"Model ForMaskedLM {_TASK_SUFFIXES} {others}")
 
 
 def decoder_classes(family: str, span_base: str = "") -> dict[str, Architecture]:
@@ -289,10 +289,10 @@ def decoder_classes(family: str, span_base: str = "") -> dict[str, Architecture]
     it differs from that of the family.
     """
     span = {f"{family}ForQuestionAnswering": Architecture(("span",), base=span_base)}
-    return classes(family, f"ForCausalLM Model {_TASK_SUFFIXES}") | span
+    return hf_classes(family, f"ForCausalLM Model {_TASK_SUFFIXES}") | span
 
 
-_HEAD_WEIGHTS: Mapping[str, HeadWeights] = {
+_HEAD_WEIGHTS: Mapping[str, HeadNameMap] = {
     "lm": {"lm_head": ""},
     "tagger": {"classifier": "classifier"},
     "span": {"qa_outputs": "classifier"},
@@ -349,10 +349,10 @@ class Family:
     stacks: tuple[str, ...]
     config: Mapping[str, str | Option]
     fixed: Mapping[str, Any]
-    weights: Weights | Callable[[TransformerSpec], Weights]
-    heads: Mapping[str, HeadWeights]
+    weights: NameMap | Callable[[TransformerSpec], NameMap]
+    heads: Mapping[str, HeadNameMap]
     base: str = ""
-    aliases: Weights = field(default_factory=dict)
+    aliases: NameMap = field(default_factory=dict)
     optional_heads: tuple[str, ...] = ()
     expected: Mapping[str, Any] = field(default_factory=dict)
     ignored: str = ""
@@ -382,7 +382,7 @@ class Family:
         """Return the name prefix that all weights except heads have in the files of a class."""
         return self.architectures[architecture].base or self.base
 
-    def head_weights(self, architecture: str, kind: str) -> HeadWeights:
+    def head_weight_names(self, architecture: str, kind: str) -> HeadNameMap:
         """Return the mapping of a head's weight names in a `transformers` class.
 
         The mapping goes from the Hugging Face name to the full name in the module.

@@ -240,7 +240,7 @@ class ConfigReader:
         return str(self._options.get("model_type", "this model"))
 
 
-def read_object(file: Path) -> dict[str, Any]:
+def read_json_object(file: Path) -> dict[str, Any]:
     """Return the JSON object in a file. Raises CheckpointError if there is no valid object."""
     try:
         value = read_json(file)
@@ -253,7 +253,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 def read_object_if_exists(file: Path) -> dict[str, Any]:
     """Return the JSON object in a file, or {} if the file does not exist."""
-    return read_object(file) if file.is_file() else {}
+    return read_json_object(file) if file.is_file() else {}
 
 
 def check_types(options: Mapping[str, Any], where: Path) -> None:

@@ -20,7 +20,7 @@ from trivium.interop.convert import (
     nearest_config,
     to_hugging_face,
 )
-from trivium.interop.hf_config import TOKENIZER_KEYS, read_object
+from trivium.interop.hf_config import TOKENIZER_KEYS, read_json_object
 from trivium.interop.label_scale import fold_label_scale
 from trivium.interop.sentence_transformers import read_dense, read_embedding_options, write_modules
 from trivium.interop.settings import (
@@ -31,7 +31,7 @@ from trivium.interop.settings import (
     Settings,
 )
 from trivium.interop.tensor_files import MAX_SHARD_BYTES, read_tensors, write_tensors
-from trivium.interop.tokenizer_files import add_document_tokens, read_tokenizer
+from trivium.interop.tokenizer_files import add_document_template, read_tokenizer
 from trivium.models import LanguageModule, Transformer, build
 from trivium.models.base_model import Spec
 from trivium.models.heads.text import VectorHead
@@ -80,7 +80,7 @@ def read_folder(
             that do not fit the config, or a pickle that contains code.
         TokenizerError: a tokenizer that cannot be read.
     """
-    options = read_object(folder / CONFIG)
+    options = read_json_object(folder / CONFIG)
     with _prefix_errors(folder):
         if options.get("model_type") or options.get("architectures"):
             family_of(options)  # an error before the weights are read
@@ -205,12 +205,12 @@ def _write_tokenizer(
     folder: Path, tokenizer: Tokenizer, settings: Settings, spec: TransformerSpec
 ) -> None:
     """Write the files of the tokenizer, `tokenizer_config.json` and the chat template."""
-    if spec.family != "decoder-only" or settings.reads_documents:
-        tokenizer = add_document_tokens(tokenizer)
+    if spec.family != "decoder-only" or settings.uses_document_tokens:
+        tokenizer = add_document_template(tokenizer)
     tokenizer.save(folder)
     type_ids = ["token_type_ids"] if spec.num_token_types > 1 else []
     options = {
-        **read_object(folder / TOKENIZER_OPTIONS),
+        **read_json_object(folder / TOKENIZER_OPTIONS),
         "model_input_names": ["input_ids", *type_ids, "attention_mask"],
         **({} if spec.max_length is None else {"model_max_length": spec.max_length}),
         **{k: v for k, v in settings.tokenizer.items() if k in TOKENIZER_KEYS},

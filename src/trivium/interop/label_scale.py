@@ -15,7 +15,7 @@ Scale = tuple[float, float]
 _CLASSIFIER, _FINAL_NORM_BIAS = "heads.classifier.classifier", "decoder.norm.bias"
 
 
-def rescale_labels(
+def change_label_scale(
     weights: Mapping[str, Tensor], before: Scale, after: Scale
 ) -> tuple[dict[str, Tensor], Scale]:
     """Change the scale of regression labels and adjust the head so that predictions do not change.
@@ -43,7 +43,7 @@ def fold_label_scale(
     """
     if settings.label_scale == (0.0, 1.0):
         return weights, settings
-    weights, (mean, _) = rescale_labels(weights, settings.label_scale, (0.0, 1.0))
+    weights, (mean, _) = change_label_scale(weights, settings.label_scale, (0.0, 1.0))
     direction, norm = weights[f"{_CLASSIFIER}.weight"][0].double(), weights.get(_FINAL_NORM_BIAS)
     if mean and norm is not None and direction.count_nonzero():
         shift = mean * direction / (direction @ direction)

@@ -20,7 +20,7 @@ from torch import Tensor
 from trivium.adapt.lora import LoRA, LoRALinear, adapted_layers, trained_names
 from trivium.errors import SpecError
 from trivium.files import write_json
-from trivium.interop.convert import config_of, exported_spec, hf_weights, is_expressible
+from trivium.interop.convert import exported_spec, hf_weight_map, is_expressible, to_hf_config
 from trivium.interop.tensor_files import write_safetensors
 from trivium.interop.weight_map import HFWeight
 from trivium.models import LanguageModule, Transformer
@@ -60,7 +60,7 @@ def adapter_to_peft(model: LanguageModule, lora: LoRA) -> tuple[dict[str, Any], 
     """
     spec = exported_spec(model.spec) if isinstance(model, Transformer) else None
     if spec is not None and is_expressible(spec):
-        weights, extra, family = hf_weights(spec), {}, config_of(spec).family
+        weights, extra, family = hf_weight_map(spec), {}, to_hf_config(spec).family
         layers = {f"{name}.weight" for name in adapted_layers(model)}
         adapted = [weight for weight in weights if not layers.isdisjoint(weight.local)]
         ends = {weight.hf.removesuffix(".weight").split(".")[-1] for weight in adapted}
@@ -145,7 +145,7 @@ def _modules_to_save(
     model: LanguageModule, lora: LoRA, weights: list[HFWeight]
 ) -> dict[str, Tensor]:
     """Return Hugging Face name -> fully trained parameter (PEFT's `modules_to_save`)."""
-    left = set(trained_parameters(model, lora))
+    left = set(trained_names(model, lora))
     state = {name: tensor.detach() for name, tensor in model.named_parameters()}
     written = [weight for weight in weights if left.issuperset(weight.local)]
     left -= {name for weight in written for name in weight.local}

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from trivium.errors import CheckpointError, DataError
 from trivium.files import read_json, write_json
-from trivium.interop.hf_config import read_object, read_object_if_exists
+from trivium.interop.hf_config import read_json_object, read_object_if_exists
 from trivium.interop.tensor_files import read_tensors, write_tensors
 from trivium.models import Transformer
 from trivium.models.heads.text import Pooling, VectorHead, VectorLayer
@@ -86,7 +86,7 @@ def read_dense(folder: Path, width: int) -> tuple[list[VectorLayer], dict[str, T
     """
     layers, weights = [], {}
     for path in [folder / path for kind, path in read_module_paths(folder) if kind == "Dense"]:
-        options = {**_DENSE_DEFAULTS, **read_object(path / _CONFIG)}
+        options = {**_DENSE_DEFAULTS, **read_json_object(path / _CONFIG)}
         for name in sorted(options.keys() - {"in_features", "out_features", "bias"}):
             known = [*_ACTIVATIONS] if name == "activation_function" else _NEUTRAL_VALUES
             if options[name] not in known:
@@ -143,7 +143,7 @@ def read_embedding_options(folder: Path) -> dict[str, Any]:
     """
     paths = dict(read_module_paths(folder))
     file = folder / paths.get("Pooling", POOLING) / _CONFIG
-    pooling = read_object(file) if "Pooling" in paths else read_object_if_exists(file)
+    pooling = read_json_object(file) if "Pooling" in paths else read_object_if_exists(file)
     if not pooling:
         return {}
     modes = [name for name, value in pooling.items() if name.startswith("pooling_mode_") and value]

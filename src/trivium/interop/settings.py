@@ -96,7 +96,7 @@ class Settings:
             **read_object_if_exists(folder / TOKENIZER_OPTIONS),
         }
         template = folder / CHAT_TEMPLATE
-        chat_template = _legacy_template(tokenizer)
+        chat_template = _legacy_chat_template(tokenizer)
         if template.is_file():
             try:
                 chat_template = template.read_text(encoding="utf-8")
@@ -194,16 +194,16 @@ class Settings:
         return task if task in (self.config.get("task_specific_params") or {}) else None
 
     @property
-    def reads_documents(self) -> bool:
+    def uses_document_tokens(self) -> bool:
         """Whether Trivium fine-tuned the model on texts wrapped in BOS/EOS (document) tokens."""
         task = self.task
         return task in TEXT_TASKS and self.task_options(task).get("as_documents") is not False
 
     @property
-    def prefixes(self) -> tuple[str, ...]:
+    def task_prefixes(self) -> tuple[str, ...]:
         """The task prefixes, one of which begins every source text; ("",) if there are none."""
-        prefixes = self.task_options(self.task or "").get("prefixes")
-        return tuple(map(str, prefixes)) if isinstance(prefixes, list) else ("",)
+        task_prefixes = self.task_options(self.task or "").get("prefixes")
+        return tuple(map(str, task_prefixes)) if isinstance(task_prefixes, list) else ("",)
 
     def with_task(self, task: str, **options: Any) -> Settings:
         """Return a copy of the settings for a model fine-tuned for `task` with these options."""
@@ -240,7 +240,7 @@ class Settings:
         return () if value is None else tuple(value) if isinstance(value, list) else (value,)
 
 
-def _legacy_template(tokenizer: Mapping[str, Any]) -> str | None:
+def _legacy_chat_template(tokenizer: Mapping[str, Any]) -> str | None:
     """Return the chat template in `tokenizer_config.json`, where older models have it, or None.
 
     If there are several templates, returns the one named "default".

@@ -51,7 +51,7 @@ def read_spec(
     for path, value in family.fixed.items():
         tree.set(path, value)
     for name, option in family.options.items():
-        _read_option(config, tree, name, option)
+        _apply_option(config, tree, name, option)
     for kind in ("classifier", "tagger"):
         tree.set(f"heads.{kind}.num_labels", config.num_labels or family.num_labels)
     for path, value in family.architectures[architecture].fixed.items():
@@ -91,7 +91,7 @@ class HFConfig:
     rank: tuple[int, int]
 
 
-def write_config(family: Family, spec: TransformerSpec) -> HFConfig:
+def spec_to_config(family: Family, spec: TransformerSpec) -> HFConfig:
     """Convert a spec to a config of the family, for the closest of its `transformers` classes.
 
     If no class has the heads and stacks of the spec, the result has an empty `architecture`.
@@ -123,9 +123,9 @@ def _heads_in_file(family: Family, architecture: str, weights: Collection[str]) 
     of one of the class's heads.
     """
     kinds = family.architectures[architecture].heads
-    used = {hf for kind in kinds for hf in family.head_weights(architecture, kind)}
+    used = {hf for kind in kinds for hf in family.head_weight_names(architecture, kind)}
     for kind in family.optional_heads:
-        for hf in family.head_weights(architecture, kind):
+        for hf in family.head_weight_names(architecture, kind):
             if hf not in used and f"{hf}.weight" in weights:
                 kinds += (kind,)
     return kinds
@@ -137,7 +137,7 @@ def _config_for_class(family: Family, architecture: str, spec: TransformerSpec) 
     `HFConfig.differences` lists the spec fields that differ when the config is read back.
     """
     options, differences = _write_options(family, architecture, spec)
-    weights, is_unreadable = _optional_weights(family, architecture, spec), False
+    weights, is_unreadable = _optional_weight_names(family, architecture, spec), False
     try:
         again = _comparable_fields(read_spec(family, architecture, options, weights))
     except TriviumError as error:
@@ -145,7 +145,7 @@ def _config_for_class(family: Family, architecture: str, spec: TransformerSpec) 
         is_unreadable = True
     else:
         own = _comparable_fields(simplify(spec))
-        paths = sorted(own.keys() | again.keys(), key=_difference_key)
+        paths = sorted(own.keys() | again.keys(), key=_difference_sort_key)
         differences += [
             _format_difference(path, own) for path in paths if own.get(path) != again.get(path)
         ]
@@ -153,7 +153,7 @@ def _config_for_class(family: Family, architecture: str, spec: TransformerSpec) 
     return HFConfig(family, architecture, options, unique, (int(is_unreadable), len(unique)))
 
 
-def _difference_key(path: str) -> tuple[bool, int, str]:
+def _difference_sort_key(path: str) -> tuple[bool, int, str]:
     """Return the sort key of a field in which two specs differ.
 
     Differences in the `kind` of a part come first, then those in other fields; in both groups,
@@ -179,7 +179,7 @@ def _format_difference(path: str, own: Mapping[str, Any]) -> str:
     return f"{path} = {own.get(path)!r}"
 
 
-def _read_option(config: ConfigReader, tree: SpecTree, name: str, option: Option) -> None:
+def _apply_option(config: ConfigReader, tree: SpecTree, name: str, option: Option) -> None:
     """Read an option of the config, and set the spec fields that the option determines."""
     if option.write_only:
         config.ignore(name)
@@ -261,14 +261,14 @@ def _get_field(spec: TransformerSpec, path: str) -> Any:
     return node
 
 
-def _optional_weights(family: Family, architecture: str, spec: TransformerSpec) -> set[str]:
+def _optional_weight_names(family: Family, architecture: str, spec: TransformerSpec) -> set[str]:
     """Return the names of weights that exported files contain and that `read_spec` looks for.
 
     From these names, `read_spec` detects optional heads and biases of heads.
     """
     names = set()
     for head in spec.heads:
-        for hf, local in family.head_weights(architecture, head.kind).items():
+        for hf, local in family.head_weight_names(architecture, head.kind).items():
             if head.kind in family.optional_heads:
                 names.add(f"{hf}.weight")
             elif local.endswith(".bias") and getattr(head, "bias", False):

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from trivium.errors import CheckpointError, shorten
 from trivium.files import is_file_name, reject_lfs_pointer, sync, temporary_path, write_json
-from trivium.interop.hf_config import read_object
+from trivium.interop.hf_config import read_json_object
 
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
 MAX_SHARD_BYTES = 5_000_000_000
@@ -102,7 +102,7 @@ def _weight_files(folder: Path) -> list[Path]:
 
 def _list_shards(index: Path) -> Iterator[Path]:
     """Yield the shards that an index lists. Raises CheckpointError for a bad or missing file."""
-    weight_map = read_object(index).get("weight_map")
+    weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f'{index}: no "weight_map" of tensors to files.')
     for name in sorted({str(name) for name in weight_map.values()}):

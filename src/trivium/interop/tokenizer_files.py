@@ -227,7 +227,7 @@ def _set_template(
     add_template(backend, before, after, again=[] if defaults[0] == "cls" else before)
 
 
-def add_document_tokens(tokenizer: Tokenizer) -> Tokenizer:
+def add_document_template(tokenizer: Tokenizer) -> Tokenizer:
     """Add a special-token template with the BOS/EOS tokens that surround documents in training.
 
     With this template, `transformers` adds the special tokens that an encoder was trained on, such

@@ -106,7 +106,7 @@ def weight_map(
             experts=experts,
             hf_shape=hf_shapes.get(hf.split(".")[-1]),
         )
-        for hf, local, experts in _weight_rows(family, architecture, spec, reading=reading)
+        for hf, local, experts in _mapping_entries(family, architecture, spec, reading=reading)
         if local[0] in names
     ]
     unnamed = names - {name for weight in weights for name in weight.local}
@@ -207,7 +207,7 @@ def to_hf(
     return tensors
 
 
-def missing_base(family: Family, architecture: str, names: Collection[str]) -> str:
+def missing_prefix(family: Family, architecture: str, names: Collection[str]) -> str:
     """Return the family's base prefix if no tensor name in a file starts with it, else "".
 
     Files of models without heads lack the base prefix.
@@ -216,12 +216,12 @@ def missing_base(family: Family, architecture: str, names: Collection[str]) -> s
     return "" if any(name.startswith(base) for name in names) else base
 
 
-_Row = tuple[str, tuple[str, ...], int]
+_Entry = tuple[str, tuple[str, ...], int]
 
 
-def _weight_rows(
+def _mapping_entries(
     family: Family, architecture: str, spec: TransformerSpec, *, reading: bool
-) -> Iterator[_Row]:
+) -> Iterator[_Entry]:
     """Yield the entries of a family's mapping of weight names for all layers, experts and heads.
 
     An entry is (Hugging Face name, names in the module, `HFWeight.experts`). A mapping may name
@@ -241,13 +241,13 @@ def _weight_rows(
             for expert in range(count if "{e}" in name else 1):
                 of = range(fused) if fused else [expert]
                 here = [part.format(i=layer, e=e, norm=norm) for e in of for part in parts]
-                yield from _tensor_rows(name.format(i=layer, e=expert), here, fused)
+                yield from _entries_for_name(name.format(i=layer, e=expert), here, fused)
     for head in spec.heads:
-        for hf, local in family.head_weights(architecture, head.kind).items():
-            yield from _tensor_rows(hf, [local])
+        for hf, local in family.head_weight_names(architecture, head.kind).items():
+            yield from _entries_for_name(hf, [local])
 
 
-def _tensor_rows(hf: str, local: list[str], experts: int = 0) -> Iterator[_Row]:
+def _entries_for_name(hf: str, local: list[str], experts: int = 0) -> Iterator[_Entry]:
     """Yield the entries of a mapping of weight names for `hf`, a tensor or a module.
 
     If `hf` is a module, the file contains tensors named `hf`.weight and `hf`.bias.

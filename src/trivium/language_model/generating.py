@@ -190,8 +190,8 @@ class GenerationMixin(TextModel):
         prefix = str(self.settings.task_options(task).get("prefix", ""))
         texts = [text] if isinstance(text, str) else list(text)
         for each in texts:
-            if not each.startswith(self.settings.prefixes):
-                known = ", ".join(f'"{shorten(one)}"' for one in self.settings.prefixes)
+            if not each.startswith(self.settings.task_prefixes):
+                known = ", ".join(f'"{shorten(one)}"' for one in self.settings.task_prefixes)
                 raise TriviumError(
                     f'"{shorten(each)}": the model was trained on tasks with prefixes; begin the '
                     f"text with one of {known}."

@@ -243,7 +243,7 @@ class SourceToTarget(LabelledObjective):
     def try_it(self, run: str, lm: LanguageModel, text: str = "") -> str:
         """Return `translate` with a held-out source, after the prefix of the first task."""
         source = first_prediction(run).get("source", "a text of yours")
-        return f"translate {run} {shlex.quote(lm.settings.prefixes[0] + source)}"
+        return f"translate {run} {shlex.quote(lm.settings.task_prefixes[0] + source)}"
 
 
 class Translation(SourceToTarget):

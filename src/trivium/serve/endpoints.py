@@ -160,7 +160,7 @@ async def _encode_texts(
         lm.source_tokenizer,
         texts,
         max_length=longest,
-        as_documents=lm.reads_documents,
+        as_documents=lm.uses_document_tokens,
     )
     if not truncate:
         length = max(len(each.ids) + each.cut for each in inputs)

@@ -15,7 +15,7 @@ from torch import nn
 
 from trivium.adapt import ParameterCounts, count_parameters
 from trivium.errors import RecipeError
-from trivium.interop.label_scale import rescale_labels
+from trivium.interop.label_scale import change_label_scale
 from trivium.interop.settings import Settings
 from trivium.language_model import LanguageModel
 from trivium.model_loading import load
@@ -122,7 +122,7 @@ def set_up_model(
         numbers = settings.task == "classification" and settings.label_kind == "numbers"
         if numbers and labels.before and "classifier" not in new_heads:
             scales = base.settings.label_scale, settings.label_scale
-            weights, scale = rescale_labels(models[""].state_dict(), *scales)
+            weights, scale = change_label_scale(models[""].state_dict(), *scales)
             models[""].load_state_dict(weights)
             settings = settings.with_label_scale(*scale)
     before = None

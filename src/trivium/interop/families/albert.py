@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trivium.interop.families.bert import ALLOWED, BERT, CONFIG, base_weights
+from trivium.interop.families.bert import ALLOWED, BERT, CONFIG, weight_names
 from trivium.interop.family import Hook, Option, SpecTree, activation, encoder_classes
 from trivium.interop.hf_config import ConfigReader
 
@@ -43,7 +43,7 @@ ALBERT = replace(
         "classifier_dropout_prob": Option("encoder.dropout", write_only=True),
     },
     weights={
-        **base_weights(_LAYER, "albert", "albert.encoder.albert_layer_groups.{i}.albert_layers.0"),
+        **weight_names(_LAYER, "albert", "albert.encoder.albert_layer_groups.{i}.albert_layers.0"),
         "albert.encoder.embedding_hidden_mapping_in": "encoder.embedding.project_sum",
     },
     heads={

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trivium.interop.family import Family, Hook, Option, SpecTree, activation, classes, per_layer
+from trivium.interop.family import Family, Hook, Option, SpecTree, activation, hf_classes, per_layer
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
 
@@ -89,7 +89,7 @@ LAYERS = {
 
 BART = Family(
     "bart",
-    architectures=classes(
+    architectures=hf_classes(
         "Bart", "ForConditionalGeneration Model ForSequenceClassification ForQuestionAnswering"
     ),
     stacks=("encoder", "decoder"),

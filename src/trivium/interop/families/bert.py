@@ -8,8 +8,8 @@ from __future__ import annotations
 from trivium.interop.family import (
     Architecture,
     Family,
+    NameMap,
     Option,
-    Weights,
     activation,
     encoder_classes,
     per_layer,
@@ -43,17 +43,17 @@ FIXED = {
 ALLOWED = {"position_embedding_type": "absolute", "is_decoder": False, "add_cross_attention": False}
 
 
-def base_weights(layer_weights: Weights, prefix: str, layer_prefix: str) -> Weights:
+def weight_names(layer: NameMap, prefix: str, layer_prefix: str) -> NameMap:
     """Return the mapping of weight names for the embeddings and all layers.
 
-    `layer_weights` is the mapping of the weight names inside one layer.
+    `layer` is the mapping of the weight names inside one layer.
     """
     return {
         f"{prefix}.embeddings.word_embeddings": "tokens",
         f"{prefix}.embeddings.position_embeddings": "encoder.embedding.positions",
         f"{prefix}.embeddings.token_type_embeddings": "encoder.embedding.token_types",
         f"{prefix}.embeddings.LayerNorm": "encoder.embedding.norm",
-        **per_layer(layer_prefix, "encoder", layer_weights),
+        **per_layer(layer_prefix, "encoder", layer),
     }
 
 
@@ -78,7 +78,7 @@ BERT = Family(
         "hidden_act": activation("gelu", "encoder.layers.feed_forward", "heads.mlm.dense"),
     },
     fixed=FIXED,
-    weights=base_weights(LAYER, "bert", "bert.encoder.layer.{i}"),
+    weights=weight_names(LAYER, "bert", "bert.encoder.layer.{i}"),
     tokenizer_class="BertTokenizer",
     heads={
         "mlm": {

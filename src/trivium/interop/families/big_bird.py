@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from trivium.interop.families.bert import BERT, CONFIG, FIXED
-from trivium.interop.family import Hook, Option, SpecTree, activation, classes, head_dim
+from trivium.interop.family import Hook, Option, SpecTree, activation, head_dim, hf_classes
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
 from trivium.nn.mixers.block_sparse_attention import BlockSparseAttention
@@ -24,7 +24,7 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
     if config.translate("attention_type", kinds, "block_sparse"):
         sparse = BlockSparseAttention(**mixer, head_dim=head_dim(width, mixer["num_heads"]))
         layers = range(min(tree.get("encoder.num_layers"), 1000))  # a spec refuses more
-        tree.set_mixers("encoder", [sparse.replace(seed=layer) for layer in layers])
+        tree.repeat_per_mixer("encoder", [sparse.replace(seed=layer) for layer in layers])
     else:
         del mixer["block_size"], mixer["num_random"]
 
@@ -40,7 +40,7 @@ def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
 BIG_BIRD = replace(
     BERT,
     model_type="big_bird",
-    architectures=classes(
+    architectures=hf_classes(
         "BigBird",
         "Model ForMaskedLM ForPreTraining ForSequenceClassification ForTokenClassification",
     ),

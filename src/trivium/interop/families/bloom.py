@@ -8,9 +8,9 @@ from trivium.interop.family import (
     QKV,
     Family,
     Hook,
+    NameMap,
     Option,
     SpecTree,
-    Weights,
     decoder_classes,
     per_layer,
 )
@@ -36,7 +36,7 @@ def _read_aliases_and_d_ff(config: ConfigReader, tree: SpecTree) -> None:
     config.expect("n_inner", 4 * tree.get("d_model"))
 
 
-_LAYER: Weights = {
+_LAYER: NameMap = {
     "input_layernorm": "mixer_residual.{norm}",
     "self_attention.query_key_value": QKV,
     "self_attention.dense": "mixer.output",

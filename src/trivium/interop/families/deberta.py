@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trivium.interop.families.bert import LAYER, base_weights
+from trivium.interop.families.bert import LAYER, weight_names
 from trivium.interop.families.deberta_v2 import DEBERTA_V2, POSITIONS_HOOK
 from trivium.interop.family import QKV, encoder_classes
 
@@ -23,7 +23,7 @@ DEBERTA = replace(
     architectures=encoder_classes("Deberta"),
     fixed={**DEBERTA_V2.fixed, "encoder.layers.mixer.key_bias": False},
     weights={
-        **base_weights(_LAYER, "deberta", "deberta.encoder.layer.{i}"),
+        **weight_names(_LAYER, "deberta", "deberta.encoder.layer.{i}"),
         "deberta.encoder.rel_embeddings": "encoder.tables.0",
     },
     fused_per_head=True,

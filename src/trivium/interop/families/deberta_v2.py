@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trivium.interop.families.bert import BERT, FIXED, LAYER, base_weights
+from trivium.interop.families.bert import BERT, FIXED, LAYER, weight_names
 from trivium.interop.family import Hook, Option, SpecTree, activation, attention_of, encoder_classes
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
@@ -116,7 +116,7 @@ DEBERTA_V2 = replace(
     },
     fixed={path: value for path, value in FIXED.items() if path not in _READ},
     weights={
-        **base_weights(_LAYER, "deberta", "deberta.encoder.layer.{i}"),
+        **weight_names(_LAYER, "deberta", "deberta.encoder.layer.{i}"),
         "deberta.encoder.rel_embeddings": "encoder.tables.0",
         "deberta.encoder.LayerNorm": "encoder.tables.0.norm",
     },

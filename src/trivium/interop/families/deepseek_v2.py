@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from trivium.errors import SpecError
-from trivium.interop.families.llama import CONFIG, base_weights, read_rotary, write_rope
+from trivium.interop.families.llama import CONFIG, read_rotary, weight_names, write_rope
 from trivium.interop.families.mixtral import MIXTRAL
-from trivium.interop.family import Hook, Option, SpecTree, Weights, activation, classes
+from trivium.interop.family import Hook, NameMap, Option, SpecTree, activation, hf_classes
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
 from trivium.nn.feed_forwards.experts import Experts
@@ -23,7 +23,7 @@ _NETWORKS = {"": "", "shared_experts.": "shared.", "experts.{e}.": "experts.{e}.
 CLASSES = "ForCausalLM Model ForSequenceClassification"
 
 
-def _read_options(config: ConfigReader, tree: SpecTree) -> None:
+def _read_mla_and_moe(config: ConfigReader, tree: SpecTree) -> None:
     """Read the options of RoPE, query rank, shared experts, and dense layers before MoE layers."""
     read_rotary(config, tree)
     config.expect("num_key_value_heads", tree.get(f"{_MIXER}.num_heads"))
@@ -38,7 +38,7 @@ def _read_options(config: ConfigReader, tree: SpecTree) -> None:
     tree.set("decoder.first_layers", [layer] * count)
 
 
-def _write_options(spec: TransformerSpec, config: dict[str, Any]) -> None:
+def _write_mla_and_moe(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write the options of RoPE, query rank, shared experts, and the number of dense layers."""
     mixer, networks = spec.stacks[0].mixers[0], [x.feed_forward for x in spec.stacks[0].every_layer]
     experts = networks[-1]
@@ -64,12 +64,12 @@ def _write_routing(_: TransformerSpec, config: dict[str, Any]) -> None:
     config["topk_method"] = "greedy" if config["n_group"] == 1 else "group_limited_greedy"
 
 
-def _default_groups(config: ConfigReader) -> int | None:
+def _default_num_groups(config: ConfigReader) -> int | None:
     """Return the default number of expert groups, 1; None (required) for group-limited routing."""
     return None if config.get("topk_method") == "group_limited_greedy" else 1
 
 
-def _weights_for_spec(spec: TransformerSpec) -> Weights:
+def _weight_names(spec: TransformerSpec) -> NameMap:
     """Return the mapping of weight names for a spec.
 
     If the queries have a low-rank projection, `q_b_proj` is used instead of `q_proj`.
@@ -79,7 +79,7 @@ def _weights_for_spec(spec: TransformerSpec) -> Weights:
     return {hf.replace("q_proj", query): local for hf, local in _WEIGHTS.items()}
 
 
-_WEIGHTS = base_weights(
+_WEIGHTS = weight_names(
     {
         "self_attn.q_a_proj": "mixer.query_down",
         "self_attn.q_a_layernorm": "mixer.query_norm",
@@ -101,7 +101,7 @@ DEEPSEEK_V2 = replace(
     MIXTRAL,
     model_type="deepseek_v2",
     adapted_together=("gate_proj", "up_proj"),
-    architectures=classes("DeepseekV2", CLASSES),
+    architectures=hf_classes("DeepseekV2", CLASSES),
     config={
         **{name: CONFIG[name] for name in f"{_KEPT} attention_dropout tie_word_embeddings".split()},
         "hidden_act": activation("silu", f"{_EXPERTS}.expert"),
@@ -115,8 +115,8 @@ DEEPSEEK_V2 = replace(
         "n_shared_experts": f"{_EXPERTS}.shared.d_ff",
         "num_experts_per_tok": f"{_EXPERTS}.top_k",
         "routed_scaling_factor": f"{_EXPERTS}.scale",
-        "n_group": Option(f"{_EXPERTS}.num_groups", _default_groups),
-        "topk_group": Option(f"{_EXPERTS}.top_k_groups", _default_groups),
+        "n_group": Option(f"{_EXPERTS}.num_groups", _default_num_groups),
+        "topk_group": Option(f"{_EXPERTS}.top_k_groups", _default_num_groups),
         "aux_loss_alpha": Option(f"{_EXPERTS}.aux_loss_coef", 0.001),
     },
     fixed={
@@ -125,8 +125,8 @@ DEEPSEEK_V2 = replace(
         f"{_MIXER}.positions.layout": "interleaved",
         f"{_EXPERTS}.normalized": False,
     },
-    weights=_weights_for_spec,
+    weights=_weight_names,
     expected={"attention_bias": False, "mlp_bias": False, "scoring_func": "softmax"},
     ignored="head_dim qk_head_dim output_router_logits moe_layer_freq ep_size seq_aux auto_map",
-    hooks=(Hook(_read_options, _write_options), Hook(_read_routing, _write_routing)),
+    hooks=(Hook(_read_mla_and_moe, _write_mla_and_moe), Hook(_read_routing, _write_routing)),
 )

@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trivium.interop.families.deepseek_v2 import CLASSES, DEEPSEEK_V2
-from trivium.interop.family import Option, classes
+from trivium.interop.family import Option, hf_classes
 
 _EXPERTS, _LAYOUT = "decoder.layers.feed_forward", "decoder.layers.mixer.positions.layout"
 
 DEEPSEEK_V3 = replace(
     DEEPSEEK_V2,
     model_type="deepseek_v3",
-    architectures=classes("DeepseekV3", f"{CLASSES} ForTokenClassification"),
+    architectures=hf_classes("DeepseekV3", f"{CLASSES} ForTokenClassification"),
     config={
         **DEEPSEEK_V2.config,
         "n_group": f"{_EXPERTS}.num_groups",

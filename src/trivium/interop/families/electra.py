@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from trivium.interop.families.bert import ALLOWED, BERT, CONFIG, FIXED, LAYER, base_weights
+from trivium.interop.families.bert import ALLOWED, BERT, CONFIG, FIXED, LAYER, weight_names
 from trivium.interop.family import (
     MULTIPLE_CHOICE,
     Architecture,
     Hook,
     SpecTree,
     activation,
-    classes,
+    hf_classes,
 )
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
@@ -38,9 +38,9 @@ ELECTRA = replace(
     architectures={
         "ElectraModel": Architecture(),
         "ElectraForPreTraining": Architecture(("replaced-token",)),
-        **classes("Electra", "ForMaskedLM ForSequenceClassification"),
+        **hf_classes("Electra", "ForMaskedLM ForSequenceClassification"),
         "ElectraForMultipleChoice": replace(MULTIPLE_CHOICE, weights={"classifier": _SUMMARY}),
-        **classes("Electra", "ForTokenClassification ForQuestionAnswering"),
+        **hf_classes("Electra", "ForTokenClassification ForQuestionAnswering"),
     },
     config={
         **CONFIG,
@@ -52,7 +52,7 @@ ELECTRA = replace(
         "heads.classifier.dense.activation": "gelu",
     },
     weights={
-        **base_weights(LAYER, "electra", "electra.encoder.layer.{i}"),
+        **weight_names(LAYER, "electra", "electra.encoder.layer.{i}"),
         "electra.embeddings_project": "encoder.embedding.project_sum",
     },
     heads={

@@ -13,8 +13,8 @@ from trivium.interop.family import (
     SpecTree,
     activation,
     attention_of,
-    classes,
-    num_kv_heads,
+    hf_classes,
+    kv_heads_option,
     per_layer,
 )
 from trivium.interop.hf_config import ConfigReader
@@ -70,7 +70,7 @@ _LAYER = {
 GEMMA2 = replace(
     LLAMA,
     model_type="gemma2",
-    architectures=classes(
+    architectures=hf_classes(
         "Gemma2", "ForCausalLM Model ForSequenceClassification ForTokenClassification"
     ),
     # The activation option has a different name in this family.
@@ -80,7 +80,7 @@ GEMMA2 = replace(
         "hidden_size": Option("d_model", 2304),
         "num_hidden_layers": Option("decoder.num_layers", 26),
         "num_attention_heads": Option("decoder.layers.mixer.num_heads", 8),
-        "num_key_value_heads": num_kv_heads(missing=4, num_heads=8),
+        "num_key_value_heads": kv_heads_option(missing=4, num_heads=8),
         "head_dim": Option("decoder.layers.mixer.head_dim", 256),
         "intermediate_size": Option("decoder.layers.feed_forward.d_ff", 9216),
         "hidden_activation": activation("gelu_pytorch_tanh", "decoder.layers.feed_forward"),

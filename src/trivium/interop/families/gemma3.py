@@ -13,7 +13,7 @@ from trivium.interop.families.llama import WIDTH_HOOK, read_rope, rope_options, 
 from trivium.interop.families.modernbert import read_layer_rotary, rotary_by_layer_type
 from trivium.interop.families.qwen2 import read_layer_types
 from trivium.interop.families.qwen3 import QK_NORMS, QWEN3
-from trivium.interop.family import Hook, Option, SpecTree, classes
+from trivium.interop.family import Hook, Option, SpecTree, hf_classes
 from trivium.interop.hf_config import FULL, SLIDING, ConfigReader
 from trivium.models.transformer import TransformerSpec
 
@@ -42,8 +42,8 @@ def _write_layer_rope(spec: TransformerSpec, config: dict[str, Any]) -> None:
 GEMMA3 = replace(
     GEMMA2,
     model_type="gemma3_text",
-    architectures=classes("Gemma3", "ForCausalLM")
-    | classes("Gemma3Text", "Model ForSequenceClassification"),
+    architectures=hf_classes("Gemma3", "ForCausalLM")
+    | hf_classes("Gemma3Text", "Model ForSequenceClassification"),
     config={
         **GEMMA2.config,
         "vocab_size": Option("vocab_size", 262_208),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trivium.interop.families.gpt2 import CONFIG, FIXED, GPT2, IGNORED, LAYER
-from trivium.interop.family import Hook, Option, SpecTree, classes, per_layer
+from trivium.interop.family import Hook, Option, SpecTree, hf_classes, per_layer
 from trivium.interop.hf_config import ConfigReader
 
 # "gelu" is the tanh approximation here, unlike in the other families.
@@ -20,7 +20,7 @@ def _set_d_ff(config: ConfigReader, tree: SpecTree) -> None:
 GPT1 = replace(
     GPT2,
     model_type="openai-gpt",
-    architectures=classes("OpenAIGPT", "LMHeadModel Model ForSequenceClassification"),
+    architectures=hf_classes("OpenAIGPT", "LMHeadModel Model ForSequenceClassification"),
     config={
         **CONFIG,
         "n_positions": Option("embedding.positions.max_length", 512),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trivium.interop.family import QKV, Family, Option, Weights, activation, classes, per_layer
+from trivium.interop.family import QKV, Family, NameMap, Option, activation, hf_classes, per_layer
 
 CONFIG = {
     "vocab_size": "vocab_size",
@@ -24,7 +24,7 @@ FIXED = {
     "heads.classifier.bias": False,
 }
 
-LAYER: Weights = {
+LAYER: NameMap = {
     "ln_1": "mixer_residual.{norm}",
     "attn.c_attn": QKV,
     "attn.c_proj": "mixer.output",
@@ -41,7 +41,7 @@ IGNORED = (
 
 GPT2 = Family(
     "gpt2",
-    architectures=classes(
+    architectures=hf_classes(
         "GPT2",
         "LMHeadModel Model ForSequenceClassification ForTokenClassification ForQuestionAnswering",
     ),

@@ -9,12 +9,12 @@ from trivium.interop.family import (
     QKV,
     Family,
     Hook,
+    NameMap,
     Option,
     SpecTree,
-    Weights,
     activation,
     attention_of,
-    classes,
+    hf_classes,
     per_layer,
 )
 from trivium.interop.hf_config import ConfigReader
@@ -46,7 +46,7 @@ def _write_rotary(spec: TransformerSpec, config: dict[str, Any]) -> None:
         }
 
 
-_LAYER: Weights = {
+_LAYER: NameMap = {
     "input_layernorm": "mixer_residual.{norm}",
     "attention.query_key_value": QKV,
     "attention.dense": "mixer.output",
@@ -59,7 +59,7 @@ _BLOCKS = {True: ParallelLayers(norms="separate"), False: SequentialLayers()}
 
 GPT_NEOX = Family(
     "gpt_neox",
-    architectures=classes(
+    architectures=hf_classes(
         "GPTNeoX",
         "ForCausalLM Model ForSequenceClassification ForTokenClassification ForQuestionAnswering",
     ),

@@ -8,14 +8,14 @@ from trivium.errors import SpecError
 from trivium.interop.family import (
     Family,
     Hook,
+    NameMap,
     Option,
     SpecTree,
-    Weights,
     activation,
     attention_of,
     decoder_classes,
     head_dim,
-    num_kv_heads,
+    kv_heads_option,
     per_layer,
 )
 from trivium.interop.hf_config import ConfigReader
@@ -117,7 +117,7 @@ CONFIG = {
     "hidden_size": "d_model",
     "num_hidden_layers": "decoder.num_layers",
     "num_attention_heads": "decoder.layers.mixer.num_heads",
-    "num_key_value_heads": num_kv_heads(),
+    "num_key_value_heads": kv_heads_option(),
     "head_dim": Option(
         "decoder.layers.mixer.head_dim",
         lambda config: head_dim(
@@ -144,7 +144,7 @@ FIXED = {
 ROPE_HOOK = Hook(read_rotary, _write_rotary)
 WIDTH_HOOK = Hook(write=_check_width)
 
-_LAYER: Weights = {
+_LAYER: NameMap = {
     "input_layernorm": "mixer_residual.{norm}",
     "self_attn.q_proj": "mixer.query",
     "self_attn.k_proj": "mixer.key",
@@ -154,14 +154,14 @@ _LAYER: Weights = {
 }
 """The weight names of a layer, except its feed-forward network."""
 
-_FEED_FORWARD: Weights = {
+_FEED_FORWARD: NameMap = {
     "mlp.gate_proj": "feed_forward.gate",
     "mlp.up_proj": "feed_forward.up",
     "mlp.down_proj": "feed_forward.down",
 }
 
 
-def base_weights(ffn_weights: Weights) -> Weights:
+def weight_names(ffn_weights: NameMap) -> NameMap:
     """Return the mapping of weight names for everything except the heads.
 
     `ffn_weights` is the mapping of the weight names of a layer's feed-forward network.
@@ -183,7 +183,7 @@ LLAMA = Family(
         "mlp_bias": Option("decoder.layers.feed_forward.bias", False),
     },
     fixed=FIXED,
-    weights=base_weights(_FEED_FORWARD),
+    weights=weight_names(_FEED_FORWARD),
     heads={kind: {"score": "classifier"} for kind in ("classifier", "tagger")},
     base="model.",
     expected={"rope_interleaved": False},

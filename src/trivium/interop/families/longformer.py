@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from trivium.errors import SpecError
-from trivium.interop.families.bert import LAYER, base_weights
+from trivium.interop.families.bert import LAYER, weight_names
 from trivium.interop.families.roberta import ROBERTA
 from trivium.interop.family import Hook, SpecTree, encoder_classes, head_dim
 from trivium.interop.hf_config import ConfigReader
@@ -33,7 +33,7 @@ def _read_attention(config: ConfigReader, tree: SpecTree) -> None:
         GlobalAttention(num_heads=heads, head_dim=size, pattern=Sliding(window=window // 2))
         for window in windows
     ]
-    tree.set_mixers("encoder", mixers)
+    tree.repeat_per_mixer("encoder", mixers)
 
 
 def _write_attention(spec: TransformerSpec, config: dict[str, Any]) -> None:
@@ -60,7 +60,7 @@ LONGFORMER = replace(
     model_type="longformer",
     architectures=encoder_classes("Longformer"),
     config={n: field for n, field in ROBERTA.config.items() if n != "num_attention_heads"},
-    weights=base_weights({**LAYER, **_GLOBAL}, "longformer", "longformer.encoder.layer.{i}"),
+    weights=weight_names({**LAYER, **_GLOBAL}, "longformer", "longformer.encoder.layer.{i}"),
     heads={**ROBERTA.heads, "pooler": {"longformer.pooler.dense": "linear"}},
     base="longformer.",
     ignored=f"{ROBERTA.ignored} onnx_export",

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from trivium.errors import SpecError
-from trivium.interop.family import Family, Hook, Option, SpecTree, activation, classes, per_layer
+from trivium.interop.family import Family, Hook, Option, SpecTree, activation, hf_classes, per_layer
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
 from trivium.nn.mixers.mamba import Mamba
@@ -46,7 +46,7 @@ _LAYER = {
 
 MAMBA = Family(
     "mamba",
-    architectures=classes("Mamba", "ForCausalLM Model"),
+    architectures=hf_classes("Mamba", "ForCausalLM Model"),
     stacks=("decoder",),
     peft_unsupported=("dt_proj", "out_proj"),
     config={

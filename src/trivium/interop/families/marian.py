@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from trivium.interop.families.bart import ALLOWED, CONFIG, FIXED, IGNORED, LAYERS, SCALE_HOOK
-from trivium.interop.family import Architecture, Family, Hook, Option, SpecTree, Weights
+from trivium.interop.family import Architecture, Family, Hook, NameMap, Option, SpecTree
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
 
 
-def _read_vocabularies(config: ConfigReader, tree: SpecTree) -> None:
+def _read_vocab_sizes(config: ConfigReader, tree: SpecTree) -> None:
     """Read the size of a vocabulary shared by source and target, or the size of each of the two."""
     source = config.require("vocab_size")
     target = config.require("decoder_vocab_size", source)
@@ -29,7 +29,7 @@ def _read_vocabularies(config: ConfigReader, tree: SpecTree) -> None:
     tree.set("heads.lm.bias", "final_logits_bias" in config.weights)
 
 
-def _write_vocabularies(spec: TransformerSpec, config: dict[str, Any]) -> None:
+def _write_vocab_sizes(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write the vocabulary sizes, and token ids to replace the defaults of `transformers`."""
     config |= {
         "vocab_size": spec.source_vocab_size or spec.vocab_size,
@@ -43,7 +43,7 @@ def _write_vocabularies(spec: TransformerSpec, config: dict[str, Any]) -> None:
     }
 
 
-def _weights_for_spec(spec: TransformerSpec) -> Weights:
+def _weight_names(spec: TransformerSpec) -> NameMap:
     """Return the mapping of weight names for a spec.
 
     Encoder and decoder share an embedding matrix, or each has its own.
@@ -67,7 +67,7 @@ MARIAN = Family(
         "embedding.positions.kind": "sinusoidal",
         "embedding.positions.layout": "halves",
     },
-    weights=_weights_for_spec,
+    weights=_weight_names,
     heads={"lm": {"lm_head.weight": "weight", "final_logits_bias": "bias"}},
     base="model.",
     expected={**ALLOWED, "normalize_embedding": False, "static_position_embeddings": True},
@@ -79,5 +79,5 @@ MARIAN = Family(
         "lm_head.weight": "model.decoder.embed_tokens.weight",
     },
     buffers=(r"(model\.)?(encoder|decoder)\.embed_positions\.weight",),
-    hooks=(SCALE_HOOK, Hook(_read_vocabularies, _write_vocabularies)),
+    hooks=(SCALE_HOOK, Hook(_read_vocab_sizes, _write_vocab_sizes)),
 )

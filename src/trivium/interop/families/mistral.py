@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from trivium.interop.families.llama import CONFIG, FIXED, LLAMA, ROPE_HOOK
-from trivium.interop.family import Hook, SpecTree, attention_of, decoder_classes, num_kv_heads
+from trivium.interop.family import Hook, SpecTree, attention_of, decoder_classes, kv_heads_option
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
 from trivium.nn.patterns import Sliding
@@ -34,7 +34,7 @@ MISTRAL = replace(
     LLAMA,
     model_type="mistral",
     architectures=decoder_classes("Mistral"),
-    config={**CONFIG, "num_key_value_heads": num_kv_heads(missing=8)},
+    config={**CONFIG, "num_key_value_heads": kv_heads_option(missing=8)},
     fixed={**FIXED, "decoder.layers.mixer.bias": False, "decoder.layers.feed_forward.bias": False},
     expected={"attention_bias": False, "mlp_bias": False},
     ignored="",

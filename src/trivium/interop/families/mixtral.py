@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trivium.interop.families.llama import FIXED, ROPE_HOOK, base_weights
+from trivium.interop.families.llama import FIXED, ROPE_HOOK, weight_names
 from trivium.interop.families.mistral import MISTRAL, read_window, write_window
 from trivium.interop.family import Hook, Option, SpecTree, activation, decoder_classes, per_layer
 from trivium.interop.hf_config import ConfigReader
@@ -44,7 +44,7 @@ MIXTRAL = replace(
         "decoder.layers.feed_forward.expert.gated": True,
         "decoder.layers.feed_forward.expert.bias": False,
     },
-    weights=base_weights(
+    weights=weight_names(
         {
             "block_sparse_moe.gate": "feed_forward.router",
             "block_sparse_moe.experts.{e}.w1": f"{_EXPERT}.gate",

@@ -10,9 +10,9 @@ from trivium.interop.family import (
     QKV,
     Family,
     Hook,
+    NameMap,
     Option,
     SpecTree,
-    Weights,
     activation,
     encoder_classes,
     per_layer,
@@ -80,7 +80,7 @@ def _path_in_all_heads(path: str) -> tuple[str, ...]:
 
 _DENSE = {"head.dense": "dense.linear", "head.norm": "dense.norm"}
 
-_LAYER: Weights = {
+_LAYER: NameMap = {
     "attn_norm": "mixer_residual.{norm}",
     "attn.Wqkv": QKV,
     "attn.Wo": "mixer.output",

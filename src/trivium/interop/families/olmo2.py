@@ -7,12 +7,12 @@ from dataclasses import replace
 from trivium.interop.families.gemma3 import GEMMA3
 from trivium.interop.families.llama import CONFIG, ROPE_HOOK
 from trivium.interop.families.qwen3 import NORM_EPS, QWEN3
-from trivium.interop.family import Option, classes
+from trivium.interop.family import Option, hf_classes
 
 OLMO2 = replace(
     QWEN3,
     model_type="olmo2",
-    architectures=classes("Olmo2", "ForCausalLM Model ForSequenceClassification"),
+    architectures=hf_classes("Olmo2", "ForCausalLM Model ForSequenceClassification"),
     config={
         **CONFIG,
         "rms_norm_eps": Option(NORM_EPS, 1e-5),

@@ -6,7 +6,7 @@ from typing import Any
 
 from trivium.errors import SpecError
 from trivium.interop.families.bart import LAYER
-from trivium.interop.family import Family, Hook, Option, SpecTree, activation, classes, per_layer
+from trivium.interop.family import Family, Hook, Option, SpecTree, activation, hf_classes, per_layer
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
 
@@ -41,7 +41,7 @@ def _check_final_norm(config: ConfigReader, tree: SpecTree) -> None:
 
 OPT = Family(
     "opt",
-    architectures=classes(
+    architectures=hf_classes(
         "OPT", "ForCausalLM Model ForSequenceClassification ForQuestionAnswering"
     ),
     stacks=("decoder",),

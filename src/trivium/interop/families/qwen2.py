@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from trivium.interop.families.llama import CONFIG, FIXED, LLAMA, ROPE_HOOK
-from trivium.interop.family import Hook, Option, SpecTree, decoder_classes, num_kv_heads
+from trivium.interop.family import Hook, Option, SpecTree, decoder_classes, kv_heads_option
 from trivium.interop.hf_config import FULL, SLIDING, ConfigReader
 from trivium.models.transformer import TransformerSpec
 from trivium.nn.patterns import Sliding
@@ -39,7 +39,7 @@ def read_layer_types(
     full = {**tree.get(f"{stack}.layers.mixer"), "kind": "attention"}
     pattern = {"kind": "sliding", "window": (window or 2) - 1}
     local = {**full, "pattern": pattern, **sliding_fields}
-    tree.set_mixers(stack, [local if kind == SLIDING else full for kind in kinds])
+    tree.repeat_per_mixer(stack, [local if kind == SLIDING else full for kind in kinds])
 
 
 def write_layer_types(spec: TransformerSpec, config: dict[str, Any]) -> int | None:
@@ -77,7 +77,7 @@ QWEN2 = replace(
         "hidden_size": Option("d_model", 4096),
         "num_hidden_layers": Option("decoder.num_layers", 32),
         "num_attention_heads": Option("decoder.layers.mixer.num_heads", 32),
-        "num_key_value_heads": num_kv_heads(missing=32, num_heads=32),
+        "num_key_value_heads": kv_heads_option(missing=32, num_heads=32),
         "intermediate_size": Option("decoder.layers.feed_forward.d_ff", 22_016),
     },
     fixed={

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from trivium.errors import SpecError
-from trivium.interop.families.bert import BERT, CONFIG, FIXED, LAYER, base_weights
-from trivium.interop.family import MULTIPLE_CHOICE, Hook, SpecTree, classes
+from trivium.interop.families.bert import BERT, CONFIG, FIXED, LAYER, weight_names
+from trivium.interop.family import MULTIPLE_CHOICE, Hook, SpecTree, hf_classes
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
 from trivium.nn.positions.learned import Learned
@@ -37,9 +37,9 @@ ROBERTA = replace(
     BERT,
     model_type="roberta",
     architectures={
-        **classes("Roberta", "Model ForMaskedLM ForSequenceClassification"),
+        **hf_classes("Roberta", "Model ForMaskedLM ForSequenceClassification"),
         "RobertaForMultipleChoice": replace(MULTIPLE_CHOICE, weights={"classifier": _POOLED}),
-        **classes("Roberta", "ForTokenClassification ForQuestionAnswering"),
+        **hf_classes("Roberta", "ForTokenClassification ForQuestionAnswering"),
     },
     config=CONFIG,
     fixed={
@@ -47,7 +47,7 @@ ROBERTA = replace(
         "embedding.positions.counted": "not-padding",
         "heads.mlm.dense.activation": "gelu",
     },
-    weights=base_weights(LAYER, "roberta", "roberta.encoder.layer.{i}"),
+    weights=weight_names(LAYER, "roberta", "roberta.encoder.layer.{i}"),
     heads={
         "mlm": {
             "lm_head.dense": "dense.linear",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from trivium.interop.family import Family, Hook, Option, classes, per_layer
+from trivium.interop.family import Family, Hook, Option, hf_classes, per_layer
 from trivium.interop.hf_config import ConfigReader
 from trivium.models.transformer import TransformerSpec
 from trivium.nn.norm import LayerNorm
@@ -49,7 +49,7 @@ _LAYER = {
 
 RWKV = Family(
     "rwkv",
-    architectures=classes("Rwkv", "ForCausalLM Model"),
+    architectures=hf_classes("Rwkv", "ForCausalLM Model"),
     stacks=("decoder",),
     config={
         "vocab_size": Option("vocab_size", 50_277),

@@ -12,11 +12,11 @@ from trivium.interop.family import (
     Architecture,
     Family,
     Hook,
+    NameMap,
     Option,
     SpecTree,
-    Weights,
-    classes,
-    feed_forward_of,
+    first_mlp,
+    hf_classes,
     per_layer,
 )
 from trivium.interop.hf_config import ConfigReader
@@ -51,7 +51,7 @@ def _read_ffn(config: ConfigReader, tree: SpecTree) -> None:
 
 def _write_ffn(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write `feed_forward_proj`. Raises SpecError for activations that T5 does not have."""
-    layer = feed_forward_of(spec)
+    layer = first_mlp(spec)
     for name, local in _FFN_ACTIVATIONS.items():
         if local == (layer.activation, layer.gated):
             config["feed_forward_proj"] = name
@@ -85,18 +85,18 @@ def _write_lm_head(spec: TransformerSpec, config: dict[str, Any]) -> None:
 _ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 
-def _weights_for_spec(spec: TransformerSpec) -> Weights:
+def _weight_names(spec: TransformerSpec) -> NameMap:
     """Return the mapping of weight names for a spec.
 
     The FFN is `layer.1` of an encoder block and `layer.2` of a decoder block.
     """
-    gated = feed_forward_of(spec).gated
+    gated = first_mlp(spec).gated
     up = {"wi_0": "gate", "wi_1": "up"} if gated else {"wi": "up"}
-    attention = _sublayer_weights("0", "SelfAttention", "mixer", _ATTENTION)
-    cross = _sublayer_weights("1", "EncDecAttention", "cross_attention", _ATTENTION)
+    attention = _sublayer_names("0", "SelfAttention", "mixer", _ATTENTION)
+    cross = _sublayer_names("1", "EncDecAttention", "cross_attention", _ATTENTION)
     weights: dict[str, str | tuple[str, ...]] = {"shared": "tokens"}
     for side, number in (("encoder", "1"), ("decoder", "2")):
-        forward = _sublayer_weights(number, "DenseReluDense", "feed_forward", {**up, "wo": "down"})
+        forward = _sublayer_names(number, "DenseReluDense", "feed_forward", {**up, "wo": "down"})
         layer = {**attention, **(cross if side == "decoder" else {}), **forward}
         bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias"
         weights |= {bias: f"{side}.tables.0", f"{side}.final_layer_norm": f"{side}.norm"}
@@ -104,7 +104,7 @@ def _weights_for_spec(spec: TransformerSpec) -> Weights:
     return weights
 
 
-def _sublayer_weights(number: str, hf: str, local: str, names: Mapping[str, str]) -> dict[str, str]:
+def _sublayer_names(number: str, hf: str, local: str, names: Mapping[str, str]) -> dict[str, str]:
     """Return the mapping of weight names for a sublayer: its norm, and the projections in `names`.
 
     `names` is the mapping of the projections' names.
@@ -118,7 +118,7 @@ def _sublayer_weights(number: str, hf: str, local: str, names: Mapping[str, str]
 
 T5 = Family(
     "t5",
-    architectures=classes("T5", "ForConditionalGeneration Model ForQuestionAnswering")
+    architectures=hf_classes("T5", "ForConditionalGeneration Model ForQuestionAnswering")
     | {
         "T5EncoderModel": Architecture(stacks=("encoder",)),
         "T5ForSequenceClassification": Architecture(("classifier",), base="transformer."),
@@ -155,7 +155,7 @@ T5 = Family(
         "heads.classifier.dense.activation": "tanh",
         "initialization": {"kind": "fan-in"},
     },
-    weights=_weights_for_spec,
+    weights=_weight_names,
     heads={"classifier": BART.heads["classifier"]},
     expected={"is_decoder": False},
     ignored="classifier_dropout output_past n_positions",

@@ -17,8 +17,8 @@ from trivium.interop.family import (
     SpecTree,
     activation,
     attention_of,
-    classes,
     head_dim,
+    hf_classes,
     per_layer,
 )
 from trivium.interop.hf_config import ConfigReader
@@ -27,14 +27,14 @@ from trivium.models.transformer import TransformerSpec
 _SUMMARY = {"sequence_summary.summary": "dense.linear", "logits_proj": "classifier"}
 
 
-def _read_memory(config: ConfigReader, tree: SpecTree) -> None:
+def _read_mem_len(config: ConfigReader, tree: SpecTree) -> None:
     length = config.get("mem_len", None if "mem_len" in config.file_keys else 512)
     if length:
         tree.set("encoder.layers.mixer.kind", "transformer-xl-attention")
         tree.set("encoder.layers.mixer.memory", length)
 
 
-def _write_memory(spec: TransformerSpec, config: dict[str, Any]) -> None:
+def _write_mem_len(spec: TransformerSpec, config: dict[str, Any]) -> None:
     """Write `mem_len`, the length of the memory of earlier segments; null means no memory."""
     config["mem_len"] = getattr(attention_of(spec), "memory", None)
 
@@ -78,7 +78,7 @@ XLNET = Family(
     architectures={
         "XLNetModel": Architecture(),
         "XLNetLMHeadModel": Architecture(("mlm",)),
-        **classes("XLNet", "ForSequenceClassification ForTokenClassification"),
+        **hf_classes("XLNet", "ForSequenceClassification ForTokenClassification"),
         "XLNetForMultipleChoice": MULTIPLE_CHOICE,
         "XLNetForQuestionAnsweringSimple": Architecture(("span",)),
     },
@@ -125,5 +125,5 @@ XLNET = Family(
     transposed=("q", "k", "v", "r"),
     hf_shapes=_hf_shapes,
     tied_aliases={"lm_loss.weight": "transformer.word_embedding.weight"},
-    hooks=(Hook(_read_memory, _write_memory),),
+    hooks=(Hook(_read_mem_len, _write_mem_len),),
 )

@@ -146,11 +146,11 @@ class Attention(Mixer):
         keys = heads if explicit else self.kv_heads * self.head_dim
         for_score = (3 if dropout else 1) + (self.soft_cap is not None) if explicit else 0
         scores = self.num_heads * length * for_score
-        split_and_norm = heads + self.kv_heads * self.head_dim if self.qk_norm else 0
+        norm_inputs = heads + self.kv_heads * self.head_dim if self.qk_norm else 0
         own = 0
         if self.positions:
             own = self.positions.activation_numel(length, self.num_heads, self.head_dim)
-        return 2 * heads + 2 * keys + split_and_norm + scores + own
+        return 2 * heads + 2 * keys + norm_inputs + scores + own
 
     def build(self, d_model: int, **options: Any) -> AttentionModule:
         """See `Mixer.build`."""

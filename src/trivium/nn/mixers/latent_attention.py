@@ -85,10 +85,8 @@ class LatentAttention(Mixer):
         output of W_UKV is kept as a whole: values and the keys without RoPE.
         """
         scores = self.num_heads * length * (3 if dropout else 1) if on_cpu else 0
-        split_and_norm = 0 if self.norm is None else (8 if on_cpu else 4) // item
-        compressed = (1 + split_and_norm) * (
-            self.kv_rank + (self.query_rank or 0)
-        ) + self.rotary_dim
+        kept = 0 if self.norm is None else (8 if on_cpu else 4) // item
+        compressed = (1 + kept) * (self.kv_rank + (self.query_rank or 0)) + self.rotary_dim
         heads = 2 * (self.key_dim + self.value_dim) + (0 if on_cpu else self.head_dim)
         return compressed + self.num_heads * heads + scores
 

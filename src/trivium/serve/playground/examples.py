@@ -36,7 +36,7 @@ class Examples:
         self._language = max(LANGUAGES, key=lambda texts: bytes_per_token(texts["example.text"]))
         self._held_out = held_out_texts(Path(registry.find(name).path or ""))
         for key in {"text", "completions"} & self._held_out.keys():
-            self._held_out[key] = lm.settings.prefixes[0] + self._held_out[key]
+            self._held_out[key] = lm.settings.task_prefixes[0] + self._held_out[key]
         if lm.spec.family == "encoder-decoder" and lm.settings.task is None:
             # One that was only pretrained fills gaps.
             gap = next(iter(tokenizer.sentinel_ids), tokenizer.mask_id)
