@@ -205,9 +205,8 @@ def _error_message(config: type[BaseModel], tree: Any, error: Any) -> tuple[str,
         case "kind_missing":
             return f'"{key}" needs a kind: {key}.kind is one of {context["known"]}.', ""
         case "list_type" | "tuple_type":
-            kinds = [
-                one.kind for one in iter_keys(config) if one.name == f"{_strip_indices(key)}.kind"
-            ]
+            kind_key = f"{_strip_indices(key)}.kind"
+            kinds = [one.kind for one in iter_keys(config) if one.name == kind_key]
             such = f' of tables, such as [{{kind = "{kinds[0]}"}}]' if kinds else ""
             return f"{key} = {_format_value(value)}", f"a list{such}"
         case "value_error":

@@ -116,7 +116,7 @@ def did_you_mean_model(name: str, known: Iterable[str]) -> str:
     name = name.lower()
 
     def is_similar(other: str) -> bool:
-        """Return whether the family of the model `other` is similar to the start of `name`."""
+        """Return whether `name` begins with something similar to the family of `other`."""
         family = other.partition("-")[0]
         return difflib.SequenceMatcher(None, family, name[: len(family)]).ratio() > 0.7
 

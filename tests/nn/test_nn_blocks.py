@@ -53,7 +53,7 @@ def test_a_residual_connection_has_norms_in_three_places():
         residual = randomised(Residual(layer, norms, WIDTH, 0.5)).eval()
         norm = {place: getattr(residual, place) for place in PLACES}
         assert {place for place in PLACES if isinstance(norm[place], nn.LayerNorm)} == {*norms}
-        close(residual.sublayer_input(x), norm["pre_norm"](x))
+        close(residual.normalize(x), norm["pre_norm"](x))
         close(
             residual(x, added),
             norm["post_norm"](x + multiplier * norm["post_sublayer_norm"](added)),

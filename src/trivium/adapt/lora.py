@@ -106,7 +106,7 @@ def add_lora(model: LanguageModule, lora: LoRA, *, seed: int = 0) -> ParameterCo
         SpecError: an entry of `lora.targets` or `lora.trained` matches nothing in the model, or the
             model already has an adapter. In these cases, the model stays unchanged.
     """
-    layers, trained = target_layers(model, lora), trained_names(model, lora)
+    layers, trained = target_layers(model, lora), trainable_names(model, lora)
     generator = torch.Generator().manual_seed(seed)
     for name, base in layers.items():
         replace_module(model, name, LoRALinear(base, lora, generator))
@@ -166,7 +166,7 @@ def target_layers(model: LanguageModule, lora: LoRA) -> dict[str, nn.Linear]:
     return {name: layers[name] for name in chosen}
 
 
-def trained_names(model: LanguageModule, lora: LoRA) -> list[str]:
+def trainable_names(model: LanguageModule, lora: LoRA) -> list[str]:
     """Return the names of the parameters that match `lora.trained`.
 
     Raises:

@@ -16,9 +16,9 @@ from torch import Tensor
 from trivium.errors import TriviumError
 from trivium.inference.forward import (
     Ids,
+    batch_by_length,
     check_prompt,
     extend,
-    length_batches,
     prefill,
     vocabulary_log_probabilities,
 )
@@ -110,7 +110,7 @@ def beam_search(
     for lengths in (usual, limits):
         rest = [i for i in range(len(prompts)) if i not in results]
         needed = [len(prompts[i]) + lengths[i] for i in rest]
-        for batch in length_batches(needed, batch_tokens // params.num_beams):
+        for batch in batch_by_length(needed, batch_tokens // params.num_beams):
             searches = {}
             for i in (rest[row] for row in batch):
                 limit = rules.max_tokens(prompts[i], limits[i], lm.module.spec.max_length)

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from trivium.errors import SpecError, TriviumError
 from trivium.inference.forward import (
+    batch_by_length,
     check_prompt,
     extend,
-    length_batches,
     prefill,
     vocabulary_logits,
 )
@@ -211,7 +211,7 @@ class Engine:
             self._states[state.slot] = state
             batch.append(state)
         lengths = [len(state.request.prompt_ids) for state in batch]
-        for indices in length_batches(lengths, _PREFILL_TOKENS, min_ratio=0.75):
+        for indices in batch_by_length(lengths, _PREFILL_TOKENS, min_ratio=0.75):
             group = [batch[index] for index in indices]
             hidden = prefill(
                 self._module,
@@ -228,42 +228,42 @@ class Engine:
             self._compact_slots()
         running = self._running_states()
         drafts = self._propose_drafts(running)
-        if any(drafts.values()):
-            self._verify_drafts(running, drafts)
-            return
-        hidden = self._extend_texts(
-            {state.slot: state.request.output_ids[-1:] for state in running}
-        )
-        self._sample_next(_select_slots(hidden[:, 0], running), running)
+        # Every text's last token, followed by its draft tokens.
+        new = {
+            state.slot: [state.request.output_ids[-1], *drafts.get(state.slot, ())]
+            for state in running
+        }
+        hidden = self._extend_texts(new)
+        if hidden.shape[1] == 1:
+            self._sample_next(_select_slots(hidden[:, 0], running), running)
+        else:
+            self._verify_drafts(hidden, running, new)
 
     def _verify_drafts(
-        self, running: Sequence[_RequestState], drafts: Mapping[int, Sequence[int]]
+        self, hidden: Tensor, running: Sequence[_RequestState], new: Mapping[int, Sequence[int]]
     ) -> None:
-        """Run the model on each text's last token and drafts, and append the accepted tokens."""
-        hidden = self._extend_texts(
-            {
-                state.slot: [state.request.output_ids[-1], *drafts.get(state.slot, ())]
-                for state in running
-            }
-        )
+        """Append the accepted tokens to each text, and crop the cache after the last one.
+
+        Args:
+            hidden: [slots, T, D], the hidden states of the tokens `new`.
+            running: the states of the texts.
+            new: slot -> last token and draft tokens.
+        """
         texts = running
-        for position in range(hidden.shape[1]):
-            ids = self._sample_next(_select_slots(hidden[:, position], texts), texts)
+        for position in range(1, 1 + hidden.shape[1]):
+            ids = self._sample_next(_select_slots(hidden[:, position - 1], texts), texts)
             # A draft token is accepted if the model chose the same token.
             texts = [
                 state
                 for state, token_id in zip(texts, ids, strict=True)
                 if not state.request.finished
-                and [*drafts.get(state.slot, ())][position : position + 1] == [token_id]
+                and new[state.slot][position : position + 1] == [token_id]
             ]
             if not texts:
                 break
         if active := [state for state in running if not state.request.finished]:
             slots, lengths = zip(*((state.slot, state.num_cached) for state in active), strict=True)
-            device = self._module.device
-            self._cache.crop(
-                torch.tensor(slots, device=device), torch.tensor(lengths, device=device)
-            )
+            self._cache.crop(*torch.tensor([slots, lengths], device=self._module.device))
 
     def _extend_texts(self, new: Mapping[int, Sequence[int]]) -> Tensor:
         """Append `new` (slot -> ids) to the cache. Returns padded hidden states [slots, T, D]."""

@@ -22,7 +22,7 @@ _BATCH_TOKENS = 4096
 _MASKED_TOKENS = 8192  # Per forward pass of rows that mask one token each.
 
 
-def length_batches(
+def batch_by_length(
     lengths: Sequence[int],
     max_tokens: int,
     *,
@@ -100,7 +100,7 @@ def hidden_states(
     module = lm.module
     for row in inputs:
         check_ids(row, module.spec.input_vocab_size)
-    for batch in length_batches([len(ids) for ids in inputs], _BATCH_TOKENS):
+    for batch in batch_by_length([len(ids) for ids in inputs], _BATCH_TOKENS):
         ids, lengths = pad_rows([inputs[index] for index in batch], module.device)
         mask = padding_mask(lengths, ids.shape[1])
         model_inputs = {"attention_mask": mask}

@@ -20,9 +20,9 @@ from torch import Tensor
 from trivium.errors import SpecError, TokenizerError, TriviumError
 from trivium.inference.forward import (
     Ids,
+    batch_by_length,
     check_ids,
     extend,
-    length_batches,
     masked_states,
     pad_rows,
     padding_mask,
@@ -267,7 +267,7 @@ def _score_with_decoder(
     for groups, states_of in ((whole, _single_row_states), (shared, _shared_context_states)):
         lengths = [len(one.context) + max(map(len, one.continuations)) for one in groups]
         counts = [len(one.continuations) for one in groups]
-        for batch in length_batches(lengths, _POSITIONS_AT_ONCE, counts=counts):
+        for batch in batch_by_length(lengths, _POSITIONS_AT_ONCE, counts=counts):
             some = [groups[i] for i in batch]
             scores = _sequence_scores(lm, some, states_of(lm, some))
             for group in some:

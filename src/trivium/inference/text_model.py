@@ -1,4 +1,4 @@
-"""`TextModel`: weights, tokenizers and settings, and the inference rules derived from these."""
+"""`TextModel`: a model with its tokenizers and settings, and the defaults for inference."""
 
 from __future__ import annotations
 
@@ -307,7 +307,7 @@ class TextModel:
             self.settings.tokenizer.get("model_max_length"),
         )
         known = (each for each in lengths if isinstance(each, int) and 1 < each < _NO_LENGTH)
-        return min(known, default=_BIASED_LENGTH if self.spec.has_encoder_bias else None)
+        return min(known, default=_BIASED_LENGTH if self.spec.has_encoder_position_bias else None)
 
     @property
     def context_length(self) -> int | None:

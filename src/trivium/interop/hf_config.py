@@ -164,8 +164,8 @@ class ConfigReader:
     ) -> list[str]:
         """Return `FULL` or `SLIDING` for each layer.
 
-        `slides(i)` says whether layer i (from 0) uses sliding-window attention; it decides if the
-        file has no "layer_types". `num_layers` is the default number of layers.
+        `slides(i)` says whether layer i (from 0) uses sliding-window attention. The function is
+        used only if the file has no "layer_types". `num_layers` is the default number of layers.
         """
         count = self.num_layers(num_layers)
         kinds = self.require("layer_types", [SLIDING if slides(i) else FULL for i in range(count)])
@@ -204,7 +204,7 @@ class ConfigReader:
             raise self.unsupported(name, *allowed)
 
     def ignore(self, *names: str) -> None:
-        """Mark options without effect on the logits as read, so that `finish` accepts them."""
+        """Mark options that do not affect the logits as read, so that `finish` accepts them."""
         self._known_keys.update(names)
 
     def unsupported(self, name: str, *allowed: Any, expected: str = "") -> CheckpointError:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trivium.adapt.lora import LoRA, LoRALinear, adapted_layers, trained_names
+from trivium.adapt.lora import LoRA, LoRALinear, adapted_layers, trainable_names
 from trivium.errors import SpecError
 from trivium.files import write_json
 from trivium.interop.convert import exported_spec, hf_weight_map, is_expressible, to_hf_config
@@ -145,7 +145,7 @@ def _modules_to_save(
     model: LanguageModule, lora: LoRA, weights: list[HFWeight]
 ) -> dict[str, Tensor]:
     """Return Hugging Face name -> fully trained parameter (PEFT's `modules_to_save`)."""
-    left = set(trained_names(model, lora))
+    left = set(trainable_names(model, lora))
     state = {name: tensor.detach() for name, tensor in model.named_parameters()}
     written = [weight for weight in weights if left.issuperset(weight.local)]
     left -= {name for weight in written for name in weight.local}

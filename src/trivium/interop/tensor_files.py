@@ -30,12 +30,7 @@ MAX_SHARD_BYTES = 5_000_000_000
 
 _INDEX = ".index.json"
 _METADATA = {"format": "pt"}  # without it `transformers` refuses a file
-_UNREAD_FORMATS = (
-    "tf_model.h5",
-    "flax_model.msgpack",
-    "model.ckpt.index",
-    "adapter_model.safetensors",
-)
+_UNREADABLE = ("tf_model.h5", "flax_model.msgpack", "model.ckpt.index", "adapter_model.safetensors")
 
 
 def read_tensors(folder: Path, *, on_meta: bool = False) -> dict[str, Tensor]:
@@ -93,7 +88,7 @@ def _weight_files(folder: Path) -> list[Path]:
         index = folder / f"{name}{_INDEX}"
         if index.is_file():
             return list(_list_shards(index))
-    other = next((name for name in _UNREAD_FORMATS if (folder / name).is_file()), None)
+    other = next((name for name in _UNREADABLE if (folder / name).is_file()), None)
     also = f" ({other} is in a format that is not read)" if other else ""
     raise CheckpointError(
         f"{folder}: no weights: neither {SAFETENSORS} nor {PICKLED}, nor an index of shards{also}."

@@ -93,7 +93,7 @@ def read_tokenizer(
     try:
         if source.suffix == ".model":
             defaults = _TEMPLATE_ROLES.get(kind, _NO_ROLES)
-            _apply_class_rules(backend, kind, options)
+            _apply_rules(backend, kind, options)
         _add_tokens(backend, _added_tokens(folder, options), options)
         roles = named_roles(options, backend.token_to_id)
         if source.name == "vocab.txt":
@@ -106,9 +106,7 @@ def read_tokenizer(
         backend.add_special_tokens(sorted({*roles.values()} - special_names(backend)))
         # Special tokens that are not in the vocabulary get the next ids, as in `transformers`.
         special = special_names(backend)
-        backend.add_special_tokens(
-            [one for one in _extra_special_tokens(options) if one not in special]
-        )
+        backend.add_special_tokens([one for one in _extra_tokens(options) if one not in special])
         # A `tokenizer.json` has the tokens around texts, as in `transformers` 5.
         if source.name != "tokenizer.json":
             _set_template(
@@ -139,7 +137,7 @@ def _added_tokens(folder: Path, options: Mapping[str, Any]) -> dict[int, AddedTo
     return added
 
 
-def _extra_special_tokens(options: Mapping[str, Any]) -> list[str]:
+def _extra_tokens(options: Mapping[str, Any]) -> list[str]:
     """Return the special tokens in the options that have no standard role such as BOS or EOS."""
     more: list[Any] = []
     for name in ("additional_special_tokens", "extra_special_tokens"):
@@ -166,9 +164,7 @@ def _add_tokens(
             )
 
 
-def _apply_class_rules(
-    backend: tokenizers.Tokenizer, kind: str, options: Mapping[str, Any]
-) -> None:
+def _apply_rules(backend: tokenizers.Tokenizer, kind: str, options: Mapping[str, Any]) -> None:
     """Apply the rules of a tokenizer class that its SentencePiece file does not contain."""
     if kind == "T5Tokenizer":
         count = int(options.get("extra_ids", len(SENTINELS)))

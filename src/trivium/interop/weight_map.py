@@ -248,9 +248,9 @@ def _mapping_entries(
 
 
 def _entries_for_name(hf: str, local: list[str], experts: int = 0) -> Iterator[_Entry]:
-    """Yield the entries of a mapping of weight names for `hf`, a tensor or a module.
+    """Yield the entries of a mapping of weight names for a Hugging Face name `hf`.
 
-    If `hf` is a module, the file contains tensors named `hf`.weight and `hf`.bias.
+    `hf` names a tensor or a module. The tensors of a module are `hf`.weight and `hf`.bias.
     """
     yield hf, tuple(local), experts
     for kind in ("weight", "bias"):

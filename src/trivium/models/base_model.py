@@ -126,7 +126,7 @@ class Spec(Choice, Part):
         return None
 
     @property
-    def has_encoder_bias(self) -> bool:
+    def has_encoder_position_bias(self) -> bool:
         """Whether the encoder's position encoding adds a position bias to all attention scores."""
         return False
 

@@ -84,9 +84,9 @@ def _heads(mixer: Any, old: int, d_model: int, num_heads: int | None) -> dict[st
 
 
 def _units(part: Part, old: int, d_model: int) -> dict[str, Any]:
-    """Return new values of the fields in proportion to the width, such as `d_ff`.
+    """Return the fields that are proportional to the width, such as `d_ff`, for a new width.
 
-    `old` is the old width of the model. Fields that are parts themselves are also changed.
+    `old` is the old width of the model. Configurations inside this one are changed, too.
     """
     fields: dict[str, Any] = {}
     for name, value in dict(part).items():

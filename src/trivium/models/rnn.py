@@ -111,7 +111,7 @@ class RNNSpec(Spec):
 
     @property
     def carries_state(self) -> bool:
-        """Whether the model can carry state between rows, because it only runs left to right."""
+        """Whether a training row can start with the final state of the row before (left to right)."""
         return self.direction == "forward"
 
     def with_heads(self, heads: tuple[Head, ...]) -> Self:

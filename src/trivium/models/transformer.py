@@ -123,7 +123,7 @@ class TransformerSpec(Spec):
         return one and all(mixer.carries_state for mixer in self.stacks[0].mixers)
 
     @property
-    def has_encoder_bias(self) -> bool:
+    def has_encoder_position_bias(self) -> bool:
         """Whether the encoder's position encoding adds a position bias to all attention scores."""
         attentions = self.encoder.attentions if self.encoder else ()
         return any(each.positions.has_scores for each in attentions if each.positions)
@@ -626,7 +626,7 @@ class Transformer(LanguageModule):
         return columns if counted is None else counted.cumsum(1) * counted - 1
 
     def _counted_mask(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor | None:
-        """Return an int64 mask [B, T] of the tokens that position ids count; None: all tokens."""
+        """Return int64 [B, T], 1 for tokens that advance the position ids; None: all tokens do."""
         learned = self.spec.embedding.positions
         if not isinstance(learned, Learned) or learned.counted == "all":
             return None

@@ -46,7 +46,7 @@ class Residual(nn.Module):
         )
         self.dropout, self.multiplier = dropout, layer.residual_multiplier
 
-    def sublayer_input(self, x: Tensor) -> Tensor:
+    def normalize(self, x: Tensor) -> Tensor:
         """Return the input of the sublayer, pre_norm(x): [..., D] -> [..., D]."""
         return to_autocast_dtype(self.pre_norm(x))
 
@@ -307,19 +307,17 @@ class Block(PartModule):
             layer: the cached state of the layer, and the result of `prepare`.
         """
         residual = self.mixer_residual
-        x = residual(
-            x, self.mixer(residual.sublayer_input(x), sequence, layer.state, layer.prepared)
-        )
+        x = residual(x, self.mixer(residual.normalize(x), sequence, layer.state, layer.prepared))
         if self.cross_attention is not None and self.cross_residual is not None:
             residual, cross = self.cross_residual, self.cross_attention
             x = residual(
-                x, cross(residual.sublayer_input(x), sequence, layer.source, layer.cross_prepared)
+                x, cross(residual.normalize(x), sequence, layer.source, layer.cross_prepared)
             )
         x = sequence.gather(x)
         if self.feed_forward is None:
             return x, None
         residual = self.feed_forward_residual
-        y, loss = self.feed_forward(residual.sublayer_input(x), sequence, layer.feed_forward_state)
+        y, loss = self.feed_forward(residual.normalize(x), sequence, layer.feed_forward_state)
         return residual(x, y), loss
 
 
@@ -348,13 +346,13 @@ class ParallelBlock(Block):
         The mixer and the feed-forward network both read x, and their outputs are added to x at
         once. See `Block.forward`.
         """
-        normed, gathered = self.mixer_residual.sublayer_input(x), sequence.gather(x)
+        normed, gathered = self.mixer_residual.normalize(x), sequence.gather(x)
         mixed = sequence.gather(self.mixer(normed, sequence, layer.state, layer.prepared))
         if self.feed_forward is None:
             return self.mixer_residual(gathered, mixed), None
         if self.shares_norm:
             feed_forward_input = sequence.gather(normed)
         else:
-            feed_forward_input = self.feed_forward_residual.sublayer_input(gathered)
+            feed_forward_input = self.feed_forward_residual.normalize(gathered)
         y, loss = self.feed_forward(feed_forward_input, sequence, layer.feed_forward_state)
         return self.mixer_residual(gathered, mixed + y), loss

@@ -251,7 +251,7 @@ class Mask:
 
         Returns:
             `columns`, if there are no exempt keys or `columns` covers all keys. Otherwise the
-            indices, int64, of `columns` and of all other keys that are exempt in any row.
+            indices, int64, of `columns` and of all keys that are exempt in a row of the batch.
         """
         if self.always is None or columns == slice(0, num_keys):
             return columns

@@ -476,9 +476,9 @@ class Cache:
         """Compute and cache the keys and values of an encoder's output for cross-attention.
 
         All slots of the cross-attention cache have the same number of positions. The first encoder
-        output sets this number. A longer output raises it to a power of two, and it never shrinks.
-        Every position takes 2 * K * H numbers per layer: 8 slots of T5-base with 512 positions take
-        300 MB in float32.
+        output sets this number. A longer output increases it to the next power of two; the number
+        never shrinks. Every position takes 2 * K * H numbers per layer: 8 slots of T5-base with 512
+        positions take 300 MB in float32.
 
         Args:
             slots: int64 [n], the slots that will decode from this output.

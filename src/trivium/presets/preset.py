@@ -64,11 +64,7 @@ class Preset:
         tree: dict[str, Any] = copy.deepcopy(self.training)
         tree["optimizer"]["lr"] = self.lr
         tree["data"] = {"length": self.context}
-        tree["train"] = {
-            **tree["train"],
-            "batch_tokens": int(self.batch),
-            "tokens": int(self.tokens),
-        }
+        tree["train"] |= {"batch_tokens": int(self.batch), "tokens": int(self.tokens)}
         return tree
 
 

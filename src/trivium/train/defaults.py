@@ -155,7 +155,7 @@ def batch_tokens(spec: Spec, length: int) -> int:
 def example_length(recipe: Recipe, spec: Spec) -> int:
     """Return how many tokens of an example are read at once: all, up to a limit of the task."""
     longest = max(task.longest for task in _tasks(recipe))
-    if spec.has_encoder_bias:
+    if spec.has_encoder_position_bias:
         longest = min(longest, _LONGEST_BIASED)
     longest = recipe.data.length or longest
     return min(longest, spec.max_length or longest)

@@ -39,11 +39,9 @@ def _write_rotary(spec: TransformerSpec, config: dict[str, Any]) -> None:
     ROPE_HOOK.write(spec, config)
     rotary = attention_of(spec).positions
     if isinstance(rotary, Rotary):
-        config["rope_parameters"]["partial_rotary_factor"] = rotary.partial_rotary_factor
-        config |= {
-            "rotary_pct": rotary.partial_rotary_factor,
-            "rotary_emb_base": config.pop("rope_theta"),
-        }
+        config["rotary_pct"] = factor = rotary.partial_rotary_factor
+        config["rope_parameters"]["partial_rotary_factor"] = factor
+        config["rotary_emb_base"] = config.pop("rope_theta")
 
 
 _LAYER: NameMap = {

@@ -90,12 +90,8 @@ class Mixer(Choice, Part):
         raise NotImplementedError
 
 
-TP_PLAN: Mapping[str, str] = {
-    "query": "column",
-    "key": "column",
-    "value": "column",
-    "output": "row",
-}
+_COLUMNS = dict.fromkeys(("query", "key", "value"), "column")
+TP_PLAN: Mapping[str, str] = {**_COLUMNS, "output": "row"}
 """`PartModule.parallel` of attention: which projections are column-parallel or row-parallel."""
 
 

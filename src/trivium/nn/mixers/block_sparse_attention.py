@@ -195,7 +195,7 @@ class BlockSparseAttentionModule(AttentionModule):
         return self._build_key_blocks(F.pad(is_token, (0, missing)).bool())
 
     def _build_key_blocks(self, is_token: Tensor) -> KeyBlocks:
-        """Return the key blocks, masks and tokens with full attention for a batch.
+        """Return the key blocks of a batch, their masks, and the tokens with full attention.
 
         Args:
             is_token: bool [1 or B, L], True for tokens, False for padding.

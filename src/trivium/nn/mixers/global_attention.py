@@ -111,10 +111,8 @@ class GlobalAttentionModule(AttentionModule):
         "value_global": "column",
     }
 
-    def __init__(
-        self, part: GlobalAttention, width: int, dropout: float = 0.0, num_layers: int = 1
-    ) -> None:
-        super().__init__(part, width, dropout, num_layers)
+    def __init__(self, part: GlobalAttention, width: int, **options: Any) -> None:
+        super().__init__(part, width, **options)
         self.query_global = nn.Linear(width, self.query.out_features, bias=part.bias)
         self.key_global = nn.Linear(width, self.key.out_features, bias=part.has_key_bias)
         self.value_global = nn.Linear(width, self.value.out_features, bias=part.bias)

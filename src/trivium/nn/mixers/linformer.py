@@ -95,9 +95,7 @@ class LinformerModule(ProjectingMixer):
     Source: Wang et al. 2020, equation 7. In this module all heads of a layer share E and F.
     """
 
-    def __init__(
-        self, part: Linformer, width: int, dropout: float = 0.0, num_layers: int = 1
-    ) -> None:
+    def __init__(self, part: Linformer, width: int, dropout: float = 0.0, **options: Any) -> None:
         super().__init__(part, width)
         self.dropout = dropout
         if part.shared != "layerwise":

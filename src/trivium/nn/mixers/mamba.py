@@ -91,8 +91,8 @@ class MambaModule(RecurrentMixer):
     parallel: ClassVar[Mapping[str, str]] = {"output": "row"}
     non_matrices: ClassVar[tuple[str, ...]] = ("A_log",)
 
-    def __init__(self, part: Mamba, width: int, dropout: float = 0.0, num_layers: int = 1) -> None:
-        super().__init__(part, width)
+    def __init__(self, part: Mamba, width: int, **options: Any) -> None:
+        super().__init__(part, width, **options)
         inner = part.d_inner
         self.activation = build_activation(part.activation)
         self.input = nn.Linear(width, inner, bias=part.bias)

@@ -68,9 +68,11 @@ class Performer(Mixer):
 
 
 class PerformerModule(ProjectingMixer):
-    """Bidirectional: head = phi(Q) (phi(K)^T V) / phi(Q) (phi(K)^T 1). Causal:
+    """Linear attention with positive random features (FAVOR+).
 
-        S_t = S_t-1 + phi(k_t) [v_t, 1]^T      y_t = phi(q_t)^T S_t, divided by its last number
+    Bidirectional: head = phi(Q) (phi(K)^T V) / phi(Q) (phi(K)^T 1). Causal:
+
+        S_t = S_t-1 + phi(k_t) [v_t, 1]^T      [y_t z_t, z_t] = phi(q_t)^T S_t
 
     phi is `positive_features` of queries and keys times H^-1/4. The heads of a layer share the
     random features, which are sampled once and saved in checkpoints. With `redraw` new features are
@@ -85,10 +87,8 @@ class PerformerModule(ProjectingMixer):
 
     features: Tensor
 
-    def __init__(
-        self, part: Performer, width: int, dropout: float = 0.0, num_layers: int = 1
-    ) -> None:
-        super().__init__(part, width)
+    def __init__(self, part: Performer, width: int, **options: Any) -> None:
+        super().__init__(part, width, **options)
         self.register_buffer("features", torch.empty(part.num_features, part.head_dim))
 
     def reset_parameters(self, generator: torch.Generator) -> None:

@@ -79,10 +79,8 @@ class TimeMixingModule(RecurrentMixer):
 
     parallel: ClassVar[Mapping[str, str]] = {"output": "row"}
 
-    def __init__(
-        self, part: TimeMixing, width: int, dropout: float = 0.0, num_layers: int = 1
-    ) -> None:
-        super().__init__(part, width)
+    def __init__(self, part: TimeMixing, width: int, **options: Any) -> None:
+        super().__init__(part, width, **options)
         self.mix_key = nn.Parameter(torch.ones(width))
         self.mix_value = nn.Parameter(torch.ones(width))
         self.mix_receptance = nn.Parameter(torch.ones(width))

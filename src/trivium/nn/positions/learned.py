@@ -32,7 +32,7 @@ class Learned(AbsolutePositions):
     counted: Literal["all", "attended", "not-padding"] = "all"
 
     def check(self) -> None:
-        """Raise SpecError if uncounted tokens need a row before position 0 but `offset` is 0."""
+        """Raise SpecError if padding needs an embedding before position 0 but `offset` is 0."""
         if self.counted != "all" and not self.offset:
             raise SpecError(f'counted="{self.counted}" needs an offset of at least 1.')
 
