@@ -111,7 +111,7 @@ class RNNSpec(Spec):
 
     @property
     def carries_state(self) -> bool:
-        """Whether a training row can start with the final state of the row before (left to right)."""
+        """Whether a row can start with the final state of the row before: the RNN is causal."""
         return self.direction == "forward"
 
     def with_heads(self, heads: tuple[Head, ...]) -> Self:

@@ -28,8 +28,9 @@ def _sparse_transformer(
 
     The model differs from the paper as follows. There is one learned embedding per position. In the
     paper, positions form a matrix as wide as the stride, and a position gets the sum of a row
-    embedding and a column embedding. Here, attention has dropout. The scaled initialization has the same standard
-    deviation for all matrices, including the head, which the paper initializes to zero (section 6).
+    embedding and a column embedding. Here, attention has dropout. The scaled initialization has the
+    same standard deviation for all matrices, including the head, which the paper initializes to
+    zero (section 6).
     """
     std = round(0.125 / d_model**0.5, 5)
     model = decoder(
