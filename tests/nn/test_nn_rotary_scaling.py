@@ -65,7 +65,7 @@ def test_frequencies_and_attention_factors_are_those_of_transformers():
             for base in (100.0, 10_000.0, 5e6):
                 for length in (1, 127, 128, 129, 500):
                     given = torch.tensor([[float(length)]]) if scaling.needs_length else None
-                    found, factor = scaling.rescale(base, head_dim, given)
+                    found, factor = scaling.rescale(frequencies(base, head_dim), base, given)
                     expected, multiplier = theirs(scaling, base, head_dim, length)
                     case = str((scaling, head_dim, base, length))
                     found = found.view(-1)
@@ -133,8 +133,8 @@ def test_decoding_keeps_the_length_of_the_prefill(scaling):
             kind: Literal["frozen"] = "frozen"
             length: int
 
-            def rescale(self, base, turned, length):
-                found, factor = scaling.rescale(base, turned, torch.tensor([float(self.length)]))
+            def rescale(self, frequency, base, length):
+                found, factor = scaling.rescale(frequency, base, torch.tensor([float(self.length)]))
                 return found, factor
 
         ids, lengths = random_ids(3, 17), [9, 4, 6]
@@ -176,8 +176,8 @@ def define_slower() -> spec.RotaryScaling:
         kind: Literal["slower"] = "slower"
         attention_factor: float = 1.5
 
-        def rescale(self, base, turned, length):
-            return frequencies(base, turned) / length.sqrt(), self.attention_factor
+        def rescale(self, frequency, base, length):
+            return frequency / length.sqrt(), self.attention_factor
 
     return Slower()
 

@@ -242,11 +242,12 @@ class BlockSparseAttentionModule(AttentionModule):
         neighbours = torch.arange(num_blocks, device=device)[:, None] + torch.arange(
             -1, 2, device=device
         )
-        random = torch.zeros(part.num_heads, num_blocks, part.num_random, dtype=torch.int64)
+        shape = part.num_heads, num_blocks, part.num_random
+        random = neighbours.new_zeros(shape)
         if self.training:
-            random = sample_random_blocks(part.seed, part.num_heads, num_blocks, part.num_random)
+            random = sample_random_blocks(part.seed, *shape, device)
         first, last = neighbours.new_zeros(1, 1), last[..., None, None]
-        kinds = first, last, neighbours.clamp(0, num_blocks - 1), random.to(device)
+        kinds = first, last, neighbours.clamp(0, num_blocks - 1), random
         blocks = [kind.expand(rows, part.num_heads, num_blocks, -1) for kind in kinds]
         return torch.cat(blocks, -1), (neighbours <= 0) | (neighbours >= last)
 
@@ -292,10 +293,14 @@ class BlockSparseAttentionModule(AttentionModule):
 
 
 @lru_cache(maxsize=256)
-def sample_random_blocks(seed: int, num_heads: int, num_blocks: int, num_random: int) -> Tensor:
+def sample_random_blocks(
+    seed: int, num_heads: int, num_blocks: int, num_random: int, device: torch.device
+) -> Tensor:
     """Return the indices of the random key blocks of each query block: int64 [N, M, R].
 
-    They are sampled from the first 5 + 2 R blocks, so in long sequences all random blocks are near
+    They are sampled and copied to the device once.
+
+    They are from the first 5 + 2 R blocks, so in long sequences all random blocks are near
     the beginning, as in the authors' code. The first and the last of the 5 + 2 R blocks, the query
     block and its neighbours are excluded. The second and the second to last of the 5 + 2 R blocks
     also do not get each other.
@@ -305,13 +310,15 @@ def sample_random_blocks(seed: int, num_heads: int, num_blocks: int, num_random:
         num_heads: N.
         num_blocks: M, the number of blocks in a row.
         num_random: R, the number of random blocks per query block.
+        device: the device of the result.
     """
     generator, choices = np.random.RandomState(seed), 5 + 2 * num_random
-    blocks = torch.zeros(num_heads, num_blocks, num_random, dtype=torch.int64)
+    blocks = np.zeros((num_heads, num_blocks, num_random), dtype=np.int64)
     for block in range(1, num_blocks):
         others = {0, block - 1, block, block + 1, choices - 1}
         others |= {choices - 2} if block == 1 else {1} if block == choices - 2 else set()
         for head in range(num_heads):
-            drawn = [int(each) for each in generator.permutation(choices) if each not in others]
-            blocks[head, block] = torch.tensor(drawn[:num_random])
-    return blocks
+            drawn = [each for each in generator.permutation(choices) if each not in others]
+            blocks[head, block] = drawn[:num_random]
+    with torch.inference_mode(False):
+        return torch.from_numpy(blocks).to(device)

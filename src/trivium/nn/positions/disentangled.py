@@ -168,7 +168,7 @@ def embedding_indices(distance: Tensor, part: Disentangled) -> Tensor:
     if part.max_distance is not None:
         middle = part.span // 2
         ratio = (distance.abs().clamp(min=middle).float() / middle).log()
-        whole = torch.tensor((part.max_distance - 1) / middle).log().item()
+        whole = torch.tensor((part.max_distance - 1) / middle, device="cpu").log().item()
         far = (torch.ceil(ratio / whole * (middle - 1)) + middle).long() * distance.sign()
         distance = torch.where(distance.abs() <= middle, distance, far)
     return (distance + part.span).clamp(0, 2 * part.span - 1)

@@ -6,6 +6,7 @@ Shape letters: B batch, T positions, N heads, H head_dim, R rotary dimensions of
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -34,7 +35,9 @@ class RotaryScaling(Choice, Part):
         """Return the reason why this scaling does not support `rotary_dim`, or "" if it does."""
         return ""
 
-    def rescale(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
+    def rescale(
+        self, frequency: Tensor, base: float, length: Tensor | None
+    ) -> tuple[Tensor, float]:
         """Return the scaled RoPE frequencies and the attention factor.
 
         A frequency is the angle per position of a pair of dimensions. The frequencies are float32
@@ -42,8 +45,9 @@ class RotaryScaling(Choice, Part):
         attention factor when RoPE is applied.
 
         Args:
-            base: the base of the frequencies without scaling.
-            rotary_dim: the number of rotary dimensions of a head, R.
+            frequency: float32 [R / 2], the frequencies without scaling, where R is the number of
+                rotary dimensions of a head.
+            base: the base of these frequencies.
             length: float32 [..., 1], the sequence lengths; None unless `needs_length`.
         """
         raise NotImplementedError
@@ -55,9 +59,11 @@ class LinearScaling(RotaryScaling):
     kind: Literal["linear"] = "linear"
     factor: Positive
 
-    def rescale(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
+    def rescale(
+        self, frequency: Tensor, base: float, length: Tensor | None
+    ) -> tuple[Tensor, float]:
         """Return all RoPE frequencies divided by `factor`, and an attention factor of 1."""
-        return frequencies(base, rotary_dim) / self.factor, 1.0
+        return frequency / self.factor, 1.0
 
 
 class Llama3Scaling(RotaryScaling):
@@ -74,10 +80,11 @@ class Llama3Scaling(RotaryScaling):
     high_frequency_factor: Positive = 4.0
     original_max_length: Count = 8192
 
-    def rescale(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
+    def rescale(
+        self, frequency: Tensor, base: float, length: Tensor | None
+    ) -> tuple[Tensor, float]:
         """Return the RoPE frequencies scaled as in Llama 3.1, and an attention factor of 1."""
         low, high = self.low_frequency_factor, self.high_frequency_factor
-        frequency = frequencies(base, rotary_dim)
         turns = self.original_max_length * frequency / (2 * math.pi)  # in the original length
         kept = ((turns - low) / (high - low)).clamp(0.0, 1.0)
         return kept * frequency + (1.0 - kept) * frequency / self.factor, 1.0
@@ -98,14 +105,16 @@ class DynamicScaling(RotaryScaling):
     factor: Positive
     original_max_length: Count
 
-    def rescale(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
+    def rescale(
+        self, frequency: Tensor, base: float, length: Tensor | None
+    ) -> tuple[Tensor, float]:
         """Return the RoPE frequencies for sequences of `length`, and an attention factor of 1."""
         assert length is not None
         excess = (length / self.original_max_length - 1.0).clamp(min=0.0)
-        pair = torch.arange(rotary_dim // 2, device=length.device)
+        pair, pairs = torch.arange(len(frequency), device=length.device), len(frequency)
         # Pair i of M has frequency base^(-i / M), and R / (R - 2) is M / (M - 1).
-        slowing = (1.0 + self.factor * excess) ** -(pair / max(rotary_dim // 2 - 1, 1))
-        return frequencies(base, rotary_dim).to(length.device) * slowing, 1.0
+        slowing = (1.0 + self.factor * excess) ** -(pair / max(pairs - 1, 1))
+        return frequency * slowing, 1.0
 
 
 class YarnScaling(RotaryScaling):
@@ -142,17 +151,20 @@ class YarnScaling(RotaryScaling):
         growth = 0.1 * (self.mscale_all_dim or 0.0) * math.log(max(self.factor, 1.0))
         return (growth + 1.0) ** 2
 
-    def rescale(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
+    def rescale(
+        self, frequency: Tensor, base: float, length: Tensor | None
+    ) -> tuple[Tensor, float]:
         """Return the RoPE frequencies scaled by YaRN, and YaRN's attention factor."""
+        pairs = len(frequency)
         first, last = (  # the pair indices with `beta_fast` and `beta_slow` rotations
-            rotary_dim * math.log(self.original_max_length / (2 * math.pi * turns), base) / 2
+            pairs * math.log(self.original_max_length / (2 * math.pi * turns), base)
             for turns in (self.beta_fast, self.beta_slow)
         )
         if self.truncate:
             first, last = math.floor(first), math.ceil(last)
-        first, last = max(first, 0), min(last, rotary_dim - 1)
-        slowed = (torch.arange(rotary_dim // 2) - first) / (last - first or 0.001)
-        slowed, frequency = slowed.clamp(0.0, 1.0), frequencies(base, rotary_dim)
+        first, last = max(first, 0), min(last, 2 * pairs - 1)
+        slowed = (torch.arange(pairs, device=frequency.device) - first) / (last - first or 0.001)
+        slowed = slowed.clamp(0.0, 1.0)
         growth = 0.1 * math.log(max(self.factor, 1.0))
         factor = growth + 1.0
         if self.mscale and self.mscale_all_dim:
@@ -186,14 +198,23 @@ class LongRopeScaling(RotaryScaling):
             return ""
         return f'"longrope" needs {pairs} short and long factors, one per pair, not {counts}.'
 
-    def rescale(self, base: float, rotary_dim: int, length: Tensor | None) -> tuple[Tensor, float]:
+    def rescale(
+        self, frequency: Tensor, base: float, length: Tensor | None
+    ) -> tuple[Tensor, float]:
         """Return the RoPE frequencies for sequences of `length`, and the attention factor."""
         assert length is not None
-        factors = length.new_tensor((self.short_factor, self.long_factor))
-        divisor = torch.where(length > self.original_max_length, factors[1], factors[0])
+        short = _constant(self.short_factor, length.device)
+        long = _constant(self.long_factor, length.device)
+        divisor = torch.where(length > self.original_max_length, long, short)
         growth = math.log(max(self.factor, 1.0)) / math.log(self.original_max_length)
-        frequency = frequencies(base, rotary_dim).to(length.device) / divisor
-        return frequency, self.attention_factor or math.sqrt(1.0 + growth)
+        return frequency / divisor, self.attention_factor or math.sqrt(1.0 + growth)
+
+
+@lru_cache(maxsize=64)
+def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Return a float32 tensor of these values, which is copied to the device only once."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 class Rotary(Positions):
@@ -261,8 +282,9 @@ class RotaryPositions(PositionsModule):
         """
         rotary, position = self.rotary, sequence.positions
         length = _doc_lengths(sequence)[..., None].float() if self.scaling.needs_length else None
-        frequency, factor = self.scaling.rescale(rotary.base, self.rotary_dim, length)
-        angle = (position[..., None].float() * frequency.to(position.device))[:, None]
+        frequency = frequencies(rotary.base, self.rotary_dim, position.device)
+        frequency, factor = self.scaling.rescale(frequency, rotary.base, length)
+        angle = (position[..., None].float() * frequency)[:, None]
         cosine, sine = factor * angle.cos(), factor * angle.sin()  # [1 or B, 1, T, R / 2]
         if rotary.layout == "interleaved":
             return (

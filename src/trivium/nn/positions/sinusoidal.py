@@ -52,12 +52,12 @@ def sinusoids(position_ids: Tensor, base: float, width: int, *, in_halves: bool 
 
     It is sin(p w_0), cos(p w_0), sin(p w_1), ...; with `in_halves` all sines come first.
     """
-    angle = position_ids[..., None].float() * frequencies(base, width).to(position_ids.device)
+    angle = position_ids[..., None].float() * frequencies(base, width, position_ids.device)
     if in_halves:
         return torch.cat((angle.sin(), angle.cos()), dim=-1)[..., :width]
     return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(-2)[..., :width]
 
 
-def frequencies(base: float, width: int) -> Tensor:
+def frequencies(base: float, width: int, device: torch.device | None = None) -> Tensor:
     """Return the frequency base^(-2i / D) of each pair i of dimensions: float32 [ceil(D / 2)]."""
-    return base ** -(torch.arange(0, width, 2, dtype=torch.float32) / width)
+    return base ** -(torch.arange(0, width, 2, dtype=torch.float32, device=device) / width)
