@@ -261,7 +261,7 @@ def test_what_cannot_be_scored_is_refused():
     with pytest.raises(SpecError, match="item 1: a continuation alone needs"):
         score_continuations(lm, [ScoreItem([5], [long])], truncate=True)
     for continuations in ([], [[6], []]):
-        with pytest.raises(TriviumError, match="item 2: it needs continuations"):
+        with pytest.raises(TriviumError, match="item 2 needs continuations"):
             score_continuations(lm, [ScoreItem([5], [[6]]), ScoreItem([5], continuations)])
     with pytest.raises(TokenizerError, match="mask token"):
         score_continuations(text_model(small_model("bert"), ending()), ITEMS)

@@ -223,7 +223,7 @@ def test_rotary_dimensions_must_be_pairs():
 
 def test_the_decoder_of_an_encoder_decoder_cannot_have_it():
     described = model_spec(PART)
-    with pytest.raises(SpecError, match='"latent-attention" cannot attend to an encoder'):
+    with pytest.raises(SpecError, match='"latent-attention" has no cross-attention'):
         described.replace(encoder=described.decoder)
     encoder = described.replace(encoder=described.decoder, decoder=None, heads=(spec.MLMHead(),))
     assert random_model(encoder)(random_ids(2, 7)).shape == (2, 7, WIDTH)

@@ -124,5 +124,5 @@ def test_rwkv_starts_as_published():
     assert (first.mixer.time_decay[0], first.mixer.time_decay[-1]) == (-5.0, 3.0)
     assert 0 < first.mixer.mix_key[1] < first.mixer.mix_key[-1] < 1
     assert first.mixer.value.weight.std() > 0
-    with pytest.raises(SpecError, match="reads the left side alone"):
+    with pytest.raises(SpecError, match="is causal only"):
         presets["bert-tiny"].replace(encoder=presets["rwkv-tiny"].decoder)

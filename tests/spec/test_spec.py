@@ -66,7 +66,7 @@ IMPOSSIBLE = [
     ("vocab_size", 0, "vocab_size"),
     ("vocab_size", "many", "vocab_size"),
     ("d_model", None, "d_model"),
-    ("decoder", None, "encoder, a decoder"),
+    ("decoder", None, "encoder or a decoder"),
     ("width", 3, "width"),
     ("decoder.layers", 3, "layers"),
     ("decoder.first_layers", 3, "first_layers"),
@@ -166,9 +166,9 @@ def test_a_mixer_is_for_the_stacks_that_it_can_be_in():
             kind: Literal["both"] = "both"
 
         for name, slot, mixer, message in (
-            ("bert", "encoder", Left(), '"left" reads the left side alone'),
-            ("gpt2", "decoder", Both(), '"both" reads both sides'),
-            ("bart", "decoder", Left(), '"left" cannot attend to an encoder'),
+            ("bert", "encoder", Left(), '"left" is causal only'),
+            ("gpt2", "decoder", Both(), '"both" is bidirectional only'),
+            ("bart", "decoder", Left(), '"left" has no cross-attention'),
         ):
             stack = getattr(SPECS[name], slot).with_layers(mixer=mixer)
             with pytest.raises(SpecError, match=rf"{slot}\.layers\.mixer: {message}"):

@@ -73,10 +73,9 @@ class LoRALinear(nn.Linear):
         device = base.weight.device
         dtype = torch.promote_types(base.weight.dtype, torch.float32)
         bound = self.in_features**-0.5
-        start = torch.empty(lora.rank, self.in_features).uniform_(
-            -bound, bound, generator=generator
-        )
-        self.lora_a = nn.Parameter(start.to(device, dtype))
+        lora_a = torch.empty(lora.rank, self.in_features)
+        lora_a.uniform_(-bound, bound, generator=generator)
+        self.lora_a = nn.Parameter(lora_a.to(device, dtype))
         zeros = torch.zeros(self.out_features, lora.rank, device=device, dtype=dtype)
         self.lora_b = nn.Parameter(zeros)
         self.train(base.training)

@@ -106,18 +106,18 @@ def prepare(
         chosen = _trained(paths, out, options, kind or _DEFAULT_KIND, size, overwrite)
     line, shards, tokens = ProgressLine(), None, 0
 
-    def update_or_log(progress: PrepareProgress) -> None:
+    def show(progress: PrepareProgress) -> None:
         line.print_line(progress.note) if progress.note else line.update_or_log(str(progress))
 
     try:
         with handle_signals(signal.default_int_handler), line.running():
             if part is not None:
                 tokens = prepare_part(
-                    paths, chosen, out, *_numbers(part), options=options, progress=update_or_log
+                    paths, chosen, out, *_numbers(part), options=options, progress=show
                 )
             else:
                 shards = prepare_shards(
-                    paths, chosen, out, options=options, overwrite=overwrite, progress=update_or_log
+                    paths, chosen, out, options=options, overwrite=overwrite, progress=show
                 )
     except KeyboardInterrupt:
         kept = partial_folder(out)

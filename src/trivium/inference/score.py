@@ -131,9 +131,7 @@ def score_continuations(
     contexts: list[tuple[list[int], int]] = []
     for number, item in enumerate(items, start=1):
         if not item.continuations or not all(item.continuations):
-            raise TriviumError(
-                f"item {number}: it needs continuations, each of at least one token."
-            )
+            raise TriviumError(f"item {number} needs continuations, each of at least one token.")
         try:
             if masked:
                 scores.append(_score_with_encoder(lm, item, truncate))

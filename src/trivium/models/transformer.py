@@ -54,9 +54,7 @@ class TransformerSpec(Spec):
     def _check_stacks(self) -> None:
         """Raise SpecError if there is no stack, or a mixer or block cannot be used in its stack."""
         if self.encoder is None and self.decoder is None:
-            raise SpecError(
-                "a TransformerSpec needs an encoder, a decoder, or both; given: neither."
-            )
+            raise SpecError("a TransformerSpec needs an encoder or a decoder; given: neither.")
         if self.source_vocab_size is not None and not (self.encoder and self.decoder):
             raise SpecError(
                 "source_vocab_size is for a model with an encoder and a decoder: leave it out."
@@ -67,16 +65,12 @@ class TransformerSpec(Spec):
                 raise SpecError(f'decoder.layers.block: "{block}" cannot attend to an encoder.')
         for mixer in self.encoder.mixers if self.encoder else ():
             if not mixer.supports_encoder:
-                raise SpecError(f'encoder.layers.mixer: "{mixer.kind}" reads the left side alone.')
+                raise SpecError(f'encoder.layers.mixer: "{mixer.kind}" is causal only.')
         for mixer in self.decoder.mixers if self.decoder else ():
             if not mixer.supports_decoder:
-                raise SpecError(
-                    f'decoder.layers.mixer: "{mixer.kind}" reads both sides of a token.'
-                )
+                raise SpecError(f'decoder.layers.mixer: "{mixer.kind}" is bidirectional only.')
             if self.encoder and mixer.cross is None:
-                raise SpecError(
-                    f'decoder.layers.mixer: "{mixer.kind}" cannot attend to an encoder.'
-                )
+                raise SpecError(f'decoder.layers.mixer: "{mixer.kind}" has no cross-attention.')
 
     def _check_mask_decoder(self) -> None:
         """Raise SpecError if DeBERTa's enhanced mask decoder is set, but does not fit the model."""

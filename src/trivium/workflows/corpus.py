@@ -547,7 +547,7 @@ def _encode(
     Documents that other sources of a mix hold out, with another `validation`, are not trained on.
     """
 
-    def update_or_log(progress: PrepareProgress) -> None:
+    def show(progress: PrepareProgress) -> None:
         if progress.note:
             line.print_line(progress.note)
         else:
@@ -572,7 +572,7 @@ def _encode(
             tokenizer,
             out,
             options=source.options,
-            progress=update_or_log,
+            progress=show,
             not_in_training=set().union(*elsewhere),
         )
         if source.keep:

@@ -177,9 +177,8 @@ class ExpertsNetwork(FeedForwardModule):
         self.experts = nn.ModuleList(MLPModule(part.expert, width) for _ in range(part.num_experts))
         self.shared = None if part.shared is None else MLPModule(part.shared, width)
         self.shared_gate = nn.Linear(width, 1, bias=False) if part.shared_gate else None
-        self.register_buffer(
-            "correction", torch.zeros(part.num_experts) if part.corrected else None
-        )
+        correction = torch.zeros(part.num_experts) if part.corrected else None
+        self.register_buffer("correction", correction)
 
     @property
     def inactive_experts(self) -> Iterable[nn.Module]:

@@ -208,9 +208,7 @@ class RecurrentMixer(MixerModule):
         """
         self.check_mask_conditions(sequence, supported={"causal", "documents", "padding"})
         if not sequence.causal:
-            raise SpecError(
-                f"{self.part.kind} reads from left to right: it cannot be in an encoder."
-            )
+            raise SpecError(f"{self.part.kind} is causal only: it cannot be in an encoder.")
 
 
 def recompute(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> tuple[Any, ...]:

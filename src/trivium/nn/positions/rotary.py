@@ -19,6 +19,9 @@ from trivium.nn.positions import Positions, PositionsModule
 from trivium.nn.positions.sinusoidal import frequencies
 from trivium.nn.sequence_info import SequenceInfo
 
+ScaledRope = tuple[Tensor, float]
+"""RoPE frequencies and the attention factor, see `RotaryScaling.rescale`."""
+
 
 class RotaryScaling(Choice, Part):
     """Spec of a scaling of RoPE frequencies, mostly for sequences longer than in training."""
@@ -35,9 +38,7 @@ class RotaryScaling(Choice, Part):
         """Return the reason why this scaling does not support `rotary_dim`, or "" if it does."""
         return ""
 
-    def rescale(
-        self, frequency: Tensor, base: float, length: Tensor | None
-    ) -> tuple[Tensor, float]:
+    def rescale(self, frequency: Tensor, base: float, length: Tensor | None) -> ScaledRope:
         """Return the scaled RoPE frequencies and the attention factor.
 
         A frequency is the angle per position of a pair of dimensions. The frequencies are float32
@@ -59,9 +60,7 @@ class LinearScaling(RotaryScaling):
     kind: Literal["linear"] = "linear"
     factor: Positive
 
-    def rescale(
-        self, frequency: Tensor, base: float, length: Tensor | None
-    ) -> tuple[Tensor, float]:
+    def rescale(self, frequency: Tensor, base: float, length: Tensor | None) -> ScaledRope:
         """Return all RoPE frequencies divided by `factor`, and an attention factor of 1."""
         return frequency / self.factor, 1.0
 
@@ -80,9 +79,7 @@ class Llama3Scaling(RotaryScaling):
     high_frequency_factor: Positive = 4.0
     original_max_length: Count = 8192
 
-    def rescale(
-        self, frequency: Tensor, base: float, length: Tensor | None
-    ) -> tuple[Tensor, float]:
+    def rescale(self, frequency: Tensor, base: float, length: Tensor | None) -> ScaledRope:
         """Return the RoPE frequencies scaled as in Llama 3.1, and an attention factor of 1."""
         low, high = self.low_frequency_factor, self.high_frequency_factor
         turns = self.original_max_length * frequency / (2 * math.pi)  # in the original length
@@ -105,9 +102,7 @@ class DynamicScaling(RotaryScaling):
     factor: Positive
     original_max_length: Count
 
-    def rescale(
-        self, frequency: Tensor, base: float, length: Tensor | None
-    ) -> tuple[Tensor, float]:
+    def rescale(self, frequency: Tensor, base: float, length: Tensor | None) -> ScaledRope:
         """Return the RoPE frequencies for sequences of `length`, and an attention factor of 1."""
         assert length is not None
         excess = (length / self.original_max_length - 1.0).clamp(min=0.0)
@@ -151,9 +146,7 @@ class YarnScaling(RotaryScaling):
         growth = 0.1 * (self.mscale_all_dim or 0.0) * math.log(max(self.factor, 1.0))
         return (growth + 1.0) ** 2
 
-    def rescale(
-        self, frequency: Tensor, base: float, length: Tensor | None
-    ) -> tuple[Tensor, float]:
+    def rescale(self, frequency: Tensor, base: float, length: Tensor | None) -> ScaledRope:
         """Return the RoPE frequencies scaled by YaRN, and YaRN's attention factor."""
         pairs = len(frequency)
         first, last = (  # the pair indices with `beta_fast` and `beta_slow` rotations
@@ -198,9 +191,7 @@ class LongRopeScaling(RotaryScaling):
             return ""
         return f'"longrope" needs {pairs} short and long factors, one per pair, not {counts}.'
 
-    def rescale(
-        self, frequency: Tensor, base: float, length: Tensor | None
-    ) -> tuple[Tensor, float]:
+    def rescale(self, frequency: Tensor, base: float, length: Tensor | None) -> ScaledRope:
         """Return the RoPE frequencies for sequences of `length`, and the attention factor."""
         assert length is not None
         short = _constant(self.short_factor, length.device)
