@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
 from trivium import spec
+from trivium.inference.forward import extend
 from trivium.models import build
 from trivium.presets import presets
 
@@ -82,4 +83,14 @@ def test_rotary_frequencies_are_made_on_the_device_of_the_inputs(scaling):
     layers = model.spec.decoder.layers[0].mixer
     mixer = layers.replace(positions=spec.Rotary(scaling=scaling), head_dim=4)
     model = build(model.spec.replace(decoder=model.spec.decoder.with_layers(mixer=mixer)))
-    assert not places(model, {"input_ids": random_ids(2, LENGTH)})
+    ids = random_ids(2, LENGTH)
+    assert not places(model, {"input_ids": ids})
+    # A compiled decode step computes the same, and nothing in it warns.
+    step = torch.compile(extend, dynamic=False, fullgraph=True, backend="eager")
+    found = []
+    with torch.inference_mode():
+        for run in (extend, step):
+            cache = model.new_cache(2, 2 * LENGTH)
+            extend(model, cache, ids)
+            found.append(run(model, cache, ids[:, :1], lengths=torch.ones(2, dtype=torch.int64)))
+    torch.testing.assert_close(*found)

@@ -95,6 +95,19 @@ def test_wrong_inputs_are_refused():
         (bert, {"input_ids": ids, "cache": cache}, "an encoder takes no cache"),
         (t5, {"decoder_input_ids": ids, "cache": t5.new_cache(2, 7)}, "set_encoder_output"),
     ]
+    memory = spec.TransformerXLAttention(
+        num_heads=2, head_dim=4, memory=5, positions=spec.TransformerXLPositions()
+    )
+    xlnet = random_model(bert.spec.replace(encoder=bert.spec.encoder.with_layers(mixer=memory)))
+    assert xlnet.spec.carries_state
+    full = {"input_ids": ids, "lengths": ids[:, 0], "cache": xlnet.new_cache(2, 7)}
+    calls.append((xlnet, full, "an encoder takes no lengths"))
+    # What only another family reads is refused, never ignored.
+    of_encoders, of_decoders = ("order", "predicted", "global_tokens"), ("prefix_lengths",)
+    for model, names in ((gpt2, of_encoders), (bert, of_decoders), (t5, ("order", "predicted"))):
+        target = {"decoder_input_ids": ids} if model is t5 else {}
+        for name in names:
+            calls.append((model, {"input_ids": ids, name: ids, **target}, name))
     for model, inputs, message in calls:
         with pytest.raises(SpecError, match=message):
             model(**inputs)

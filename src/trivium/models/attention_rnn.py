@@ -104,9 +104,9 @@ class AttentionRNNSpec(Spec):
 
 
 class AttentionSource(NamedTuple):
-    """What the decoder attends to: keys U h [B, S, A], values h [B, S, 2 C] and mask [B, S].
+    """The encoder states h that the decoder attends to.
 
-    h are the encoder's states; `is_token` is False for padding.
+    There are keys U h [B, S, A], values h [B, S, 2 C], and `is_token` [B, S], False for padding.
     """
 
     keys: Tensor

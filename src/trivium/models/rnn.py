@@ -208,8 +208,8 @@ class RecurrentModel(LanguageModule):
     """A forward RNN, a bidirectional RNN, or a forward and a backward RNN (ELMo).
 
     ELMo's task heads read the concatenated hidden states of both RNNs, [B, T, 2D]. These are the
-    outputs of the last layers or, with a head "scalar-mix", a weighted sum of all layers, of which
-    the first is the token embeddings concatenated with themselves.
+    outputs of the last layers or, with a head "scalar-mix", a weighted sum of all layers. The token
+    embeddings, concatenated with themselves, count as the first layer.
     """
 
     def __init__(self, model: RNNSpec) -> None:

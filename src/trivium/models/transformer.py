@@ -278,8 +278,9 @@ class StackInput:
             encoder that carries state (`Spec.carries_state`).
         slots: int64 [B], only with a cache: the cache slot of every row; None: the first B slots.
             Adjacent slots are read without a copy.
-        lengths: int64 [B], only with a cache: the number of tokens in every row, without the
-            padding on the right; None: no padding. Padding in the cache is never attended to.
+        lengths: int64 [B], only for a decoder with a cache: the number of tokens in every row,
+            without the padding on the right; None: no padding. Padding in the cache is never
+            attended to.
     """
 
     input_ids: Tensor
@@ -508,8 +509,8 @@ class Transformer(LanguageModule):
         """
         if self.encoder is None:
             raise SpecError(f"this model is {self.spec.family}: it has no encoder.")
-        if not self.spec.carries_state:
-            refuse("an encoder takes no", cache=inputs.cache)
+        uncached = None if self.spec.carries_state else inputs.cache
+        refuse("an encoder takes no", cache=uncached, lengths=inputs.lengths)
         table = self.tokens if self.source_tokens is None else self.source_tokens
         tokens, sequence, num_tokens = table(inputs.input_ids), self._sequence_info(inputs), 0
         if (chosen := self._global_token_mask(inputs)) is not None:

@@ -33,7 +33,7 @@ def _mla_spec(
 
 
 def _experts_spec(d_ff: int, count: int, top_k: int, num_shared: int = 2, **router: Any) -> Experts:
-    """Return the spec of a mixture of `count` experts, of which each token uses `top_k`.
+    """Return the spec of a mixture of `count` experts; each token uses `top_k`.
 
     `num_shared` shared experts are used by all tokens. The coefficient of the auxiliary loss is
     that of the released models.

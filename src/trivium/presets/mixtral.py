@@ -21,7 +21,7 @@ def _mixtral(
     paper: str = "Jiang et al. 2024 (Mixtral of experts)",
     context: int = 32_768,
 ) -> Preset:
-    """Return a Mixtral preset: a mixture of eight experts, of which each token uses two.
+    """Return a Mixtral preset: a mixture of eight experts; each token uses two.
 
     It is otherwise like Mistral, but has full instead of sliding-window attention. The default of
     `aux_loss_coef` is from the released configuration, because the papers do not give it.

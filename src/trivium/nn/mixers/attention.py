@@ -159,7 +159,7 @@ class Attention(Mixer):
 
 @dataclass(frozen=True)
 class Prepared:
-    """What all attention layers with the same spec share in a forward pass.
+    """The values that all attention layers with the same spec share in a forward pass.
 
     Args:
         mask: the attention mask.

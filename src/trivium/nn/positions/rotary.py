@@ -194,18 +194,23 @@ class LongRopeScaling(RotaryScaling):
     def rescale(self, frequency: Tensor, base: float, length: Tensor | None) -> ScaledRope:
         """Return the RoPE frequencies for sequences of `length`, and the attention factor."""
         assert length is not None
-        short = _constant(self.short_factor, length.device)
-        long = _constant(self.long_factor, length.device)
-        divisor = torch.where(length > self.original_max_length, long, short)
+        factors = _constant((self.short_factor, self.long_factor), length.device)
+        divisor = torch.where(length > self.original_max_length, factors[1], factors[0])
         growth = math.log(max(self.factor, 1.0)) / math.log(self.original_max_length)
         return frequency / divisor, self.attention_factor or math.sqrt(1.0 + growth)
 
 
 @lru_cache(maxsize=64)
-def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
+def _copy_constant(values: tuple[tuple[float, ...], ...], device: torch.device) -> Tensor:
     """Return a float32 tensor of these values, which is copied to the device only once."""
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=torch.float32, device=device)
+
+
+@torch.compiler.assume_constant_result  # torch.compile warns of a call to a cached function
+def _constant(values: tuple[tuple[float, ...], ...], device: torch.device) -> Tensor:
+    """Return `_copy_constant(values, device)`, as a constant of a compiled graph."""
+    return _copy_constant(values, device)
 
 
 class Rotary(Positions):
