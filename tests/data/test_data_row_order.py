@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trivium.data import RowRandom, derived_seed, permutation, rows_of_step
+from trivium.data import RowRandom, derived_seed, permuted, rows_from
 from trivium.data.row_order import _mix
 
 
@@ -26,12 +26,40 @@ def test_hash_is_splitmix64():
     assert _mix(np.array(states, dtype=np.uint64)).tolist() == expected
 
 
-@given(st.integers(-(2**40), 2**70), st.integers(0, 10**6), st.integers(1, 500))
+def permutation(seed, epoch, n):
+    return permuted(seed, epoch, np.arange(n), n)
+
+
+SIZES = st.integers(1, 500) | st.integers(2**16 - 2, 2**17 + 2)
+
+
+@given(st.integers(-(2**40), 2**70), st.integers(0, 10**6), SIZES)
 @settings(max_examples=50, deadline=None)
 def test_permutation_is_one(seed, epoch, n):
     order = permutation(seed, epoch, n)
     assert np.array_equal(np.sort(order), np.arange(n))
-    assert not order.flags.writeable
+    some = np.array([n - 1, 0, n // 2])
+    assert np.array_equal(permuted(seed, epoch, some, n), order[some])
+
+
+@pytest.mark.parametrize("n", [2**16 + 1, 1_000_003])
+def test_orders_of_many_rows_are_uniform_and_uncorrelated(n):
+    """Places are independent of rows, of the next places, of epochs and of seeds."""
+    order = permutation(3, 0, n)
+    columns, rows = np.histogram2d(np.arange(n), order, bins=31)[0], n / 31**2
+    assert ((columns - rows) ** 2 / rows).sum() < 31**2 + 5 * np.sqrt(2) * 31
+    others = [order[1:], permutation(3, 1, n)[:-1], permutation(4, 0, n)[:-1], np.arange(n - 1)]
+    for other in others:
+        assert abs(np.corrcoef(order[:-1], other)[0, 1]) < 4.5 / np.sqrt(n)
+
+
+def test_an_order_of_many_rows_takes_no_memory():
+    n = 10**12
+    indices, places = rows_from(5, n - 3, 7, n)
+    assert places.tolist() == list(range(n - 3, n + 4))
+    assert len(set(indices.tolist())) == 7
+    assert indices.min() >= 0
+    assert indices.max() < n
 
 
 def test_permutations_are_uniform():
@@ -48,6 +76,7 @@ def test_permutations_are_uniform():
 def test_values_never_change():
     """The order and the noise are part of what a resumed run relies on."""
     assert permutation(1, 0, 7).tolist() == [0, 3, 5, 2, 4, 6, 1]
+    assert permuted(1, 0, np.arange(3), 100_003).tolist() == [54502, 28419, 47874]
     assert derived_seed(7, 1) == 5543667355514832828
     assert len({derived_seed(*numbers) for numbers in [(7,), (7, 1), (7, 2), (7, 1, 0)]}) == 4
     assert RowRandom(3, [5]).bits(2, 1).tolist() == RowRandom(3, [4, 5]).bits(2, 1)[1:].tolist()
@@ -55,7 +84,9 @@ def test_values_never_change():
 
 @pytest.mark.parametrize(("num_rows", "rows_per_step"), [(13, 5), (5, 13), (7, 7)])
 def test_steps_run_through_every_epoch(num_rows, rows_per_step):
-    steps = [rows_of_step(11, step, rows_per_step, num_rows) for step in range(num_rows)]
+    steps = [
+        rows_from(11, step * rows_per_step, rows_per_step, num_rows) for step in range(num_rows)
+    ]
     indices = np.concatenate([step[0] for step in steps]).reshape(-1, num_rows)
     positions = np.concatenate([step[1] for step in steps])
     assert np.array_equal(positions, np.arange(num_rows * rows_per_step))

@@ -10,8 +10,6 @@ Stafford's "Mix13" constants.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -22,6 +20,9 @@ _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 # The first integer of every key: what it is for.
 _ORDER, _ROW, _SEED = (1, 2, 3)
+# The largest number of rows whose order is sorted, and the rounds of the network for more rows. A
+# network on few rows cannot make all of their orders.
+_SORTED_ROWS, _ROUNDS = 2**16, 6
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -52,45 +53,67 @@ def derived_seed(seed: int, *numbers: int) -> int:
     return int(_key(_SEED, seed, *numbers)[0])
 
 
-def permutation(seed: int, epoch: int, n: int) -> Ints:
-    """The order in which epoch `epoch` visits `n` rows: a read-only permutation of 0..n-1.
+def permuted(seed: int, epoch: int, places: Ints, n: int) -> Ints:
+    """Return the rows, of 0 to n - 1, at some places of the order of an epoch.
 
-    Rows are sorted by a hash of (seed, epoch, row). Memory is 8 bytes per row (24 while sorting),
-    time about 0.1 microseconds per row; the last two epochs of every (seed, n) are cached.
+    Every row is at one place. Up to 65,536 rows are sorted by a hash of (seed, epoch, row), which
+    takes 8 bytes per row. Larger numbers take no memory: places are mapped to rows by a Feistel
+    network (Luby and Rackoff 1988) with the hash as its round function. Its domain is the next
+    power of four; results outside of 0 to n - 1 are mapped again until they are inside (cycle
+    walking, Black and Rogaway 2002).
+
+    Shape: int64 [R] -> int64 [R].
     """
-    return _cached_orders(seed, n)(epoch)
+    if n <= _SORTED_ROWS:
+        return _sorted_order(seed, epoch, n)[places]
+    half = np.uint64(((n - 1).bit_length() + 1) // 2)
+    keys = _key(_ORDER, seed, epoch, np.arange(_ROUNDS))
+    rows = _feistel(_words(places), keys, half)
+    while len(outside := np.flatnonzero(rows >= np.uint64(n))):
+        rows[outside] = _feistel(rows[outside], keys, half)
+    return rows.astype(np.int64)
 
 
-@functools.lru_cache(maxsize=64)
-def _cached_orders(seed: int, n: int) -> Callable[[int], Ints]:
-    @functools.lru_cache(maxsize=2)
-    def order_of(epoch: int) -> Ints:
-        rows = np.arange(n, dtype=np.uint64)
-        order = np.argsort(_mix(_key(_ORDER, seed, epoch) + rows * _GOLDEN), kind="stable")
-        order = order.astype(np.int64, copy=False)
-        order.flags.writeable = False
-        return order
-
-    return order_of
+@functools.lru_cache(maxsize=8)
+def _sorted_order(seed: int, epoch: int, n: int) -> Ints:
+    """Return all rows in the order of an epoch, a read-only permutation of 0 to n - 1."""
+    rows = np.arange(n, dtype=np.uint64)
+    order = np.argsort(_mix(_key(_ORDER, seed, epoch) + rows * _GOLDEN), kind="stable")
+    order = order.astype(np.int64, copy=False)
+    order.flags.writeable = False
+    return order
 
 
-def rows_of_step(seed: int, step: int, rows_per_step: int, num_rows: int) -> tuple[Ints, Ints]:
-    """The rows of step `step` (counted from 0) in an endless sequence of epochs.
+def _feistel(
+    values: NDArray[np.uint64], keys: NDArray[np.uint64], half: np.uint64
+) -> NDArray[np.uint64]:
+    """Permute the integers of 2 `half` bits: each round adds a hash of one half to the other."""
+    mask = (np.uint64(1) << half) - np.uint64(1)
+    left, right = values >> half, values & mask
+    for key in keys:
+        left, right = right, left ^ (_mix(key + right * _GOLDEN) & mask)
+    return (left << half) | right
 
-    Returns `(indices, stream_indices)`, both int64 [R]: row numbers in the corpus, and in the
-    endless sequence. The latter never repeat and key the noise (`RowRandom`), so that a row gets
-    other noise in every epoch. A step may cross the end of an epoch.
+
+def rows_from(seed: int, start: int, count: int, num_rows: int) -> tuple[Ints, Ints]:
+    """Return `count` rows from place `start` on in an endless sequence of epochs.
+
+    Every epoch has its own order. The rows may cross the end of an epoch.
+
+    Returns:
+        The indices of the rows in the corpus, and their places in the endless sequence, both int64
+        [R]. The places never repeat and key the noise (`RowRandom`), so that a row gets other noise
+        in every epoch.
     """
-    assert rows_per_step > 0
+    assert count > 0
     assert num_rows > 0
-    start, stop = step * rows_per_step, (step + 1) * rows_per_step
-    stream_indices = np.arange(start, stop, dtype=np.int64)
-    epochs, offsets = np.divmod(stream_indices, num_rows)
-    indices = np.empty_like(stream_indices)
-    for epoch in range(start // num_rows, -(-stop // num_rows)):
+    places = np.arange(start, start + count, dtype=np.int64)
+    epochs, offsets = np.divmod(places, num_rows)
+    indices = np.empty_like(places)
+    for epoch in range(start // num_rows, -(-(start + count) // num_rows)):
         in_epoch = epochs == epoch
-        indices[in_epoch] = permutation(seed, epoch, num_rows)[offsets[in_epoch]]
-    return indices, stream_indices
+        indices[in_epoch] = permuted(seed, epoch, offsets[in_epoch], num_rows)
+    return indices, places
 
 
 def lanes_of_step(step: int, lanes: int, num_rows: int) -> tuple[Ints, Ints]:
@@ -99,7 +122,7 @@ def lanes_of_step(step: int, lanes: int, num_rows: int) -> tuple[Ints, Ints]:
     A lane reads a contiguous part of the rows, an epoch is ceil(num_rows / lanes) steps. A part
     that is shorter than others ends with the first row of the next one.
 
-    Returns as `rows_of_step`: lane k is row k of the step.
+    Returns as `rows_from`: lane k is row k of the step.
 
     >>> [lanes_of_step(step, 2, 5)[0].tolist() for step in range(4)]
     [[0, 2], [1, 3], [2, 4], [0, 2]]

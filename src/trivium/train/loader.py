@@ -16,7 +16,7 @@ import numpy as np
 
 from trivium.data.batch import ROUNDED, Batch, RowBatch, rounded
 from trivium.data.encoded import EncodedExamples
-from trivium.data.row_order import RowRandom, lanes_of_step, permutation, rows_of_step
+from trivium.data.row_order import RowRandom, lanes_of_step, permuted, rows_from
 from trivium.data.rows import Rows
 from trivium.objectives import BALANCE, Cut, Objective
 from trivium.text.vocabulary import Vocabulary
@@ -90,8 +90,9 @@ class BatchStream:
         if self.objective.carries_state:
             batch = self._in_lanes(number, self.rows_per_step, micro_batch_tokens, parallel)
             return dataclasses.replace(batch, is_prefill=number % self.lane_steps == 0)
-        indices, keys = rows_of_step(self.seed, number, self.rows_per_step, len(self.data))
-        left = (self.num_taken or 0) - number * self.rows_per_step
+        start = number * self.rows_per_step
+        indices, keys = rows_from(self.seed, start, self.rows_per_step, len(self.data))
+        left = (self.num_taken or 0) - start
         if left > 0:
             indices, keys = indices[:left], keys[:left]
         if self.objective.needs_whole_step:
@@ -121,7 +122,7 @@ class BatchStream:
                 yield self._in_lanes(number, lanes, _HELD_OUT_TOKENS, parallel)
             return
         if isinstance(self.data, Rows):
-            indices, lengths = np.sort(permutation(0, 0, size)[:count]), None
+            indices, lengths = np.sort(permuted(0, 0, np.arange(count), size)), None
         else:
             indices = np.arange(count) * size // count
             lengths = self.data.lengths[indices]
