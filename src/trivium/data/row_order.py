@@ -10,6 +10,7 @@ Stafford's "Mix13" constants.
 from __future__ import annotations
 
 import functools
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
