@@ -82,11 +82,19 @@ def choose_arithmetic(
         device: of the run.
         model: whose matrices count, on any device, with `blocks`.
         kept: facts of the run so far, which a resumed run keeps on the same device.
+
+    Raises:
+        RecipeError: the device cannot train the model in this precision.
     """
     if kept.get("device") != describe_device(device):
         kept = {}
     if precision == "auto":
         precision = kept.get("precision", precision)
+    if precision == "fp16" and device.type == "cpu" and _has_lstm(model):
+        raise RecipeError(
+            'train.precision = "fp16" on a CPU is not for LSTMs, which PyTorch does not compute in '
+            "float16 there: leave train.precision out."
+        )
     threads, gflops = torch.get_num_threads(), {}
     if device.type != "cpu":
         fastest = "fp32"
@@ -105,6 +113,10 @@ def choose_arithmetic(
             gflops = {name: round(speed, 1) for (name, _), speed in speeds.items()}
             fastest = "bf16" if gflops["bf16"] > _CLEARLY * gflops["fp32"] else "fp32"
     return Arithmetic(PRECISIONS[fastest if precision == "auto" else precision], threads, gflops)
+
+
+def _has_lstm(model: nn.Module) -> bool:
+    return any(isinstance(part, nn.LSTM) for part in model.modules())
 
 
 def precision_name(precision: torch.dtype) -> str:

@@ -1,0 +1,87 @@
+"""A training step never makes the host wait for the device."""
+
+from __future__ import annotations
+
+import dataclasses
+import traceback
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trivium.plan.forecast import trainer_without_data
+from trivium.presets import presets
+from trivium.train.recipe_loading import load_recipe
+from trivium.train.trainer import StepNumbers, TrainState
+
+# Data-dependent shapes and numbers that the host reads; a mask of an index is a hidden `nonzero`.
+READ = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "unique", "unique2", "_unique2")
+INDEXED = ("index", "index_put", "index_put_", "_index_put_impl_")
+CHANGES = {
+    "tokenizer": {"vocab_size": 300},
+    "data": {"length": 16},
+    "train": {"steps": 9, "batch_tokens": 64, "micro_batch_tokens": 32, "device": "cpu",
+              "precision": "fp32"},
+}  # fmt: skip
+
+
+class HostReads(TorchDispatchMode):
+    """Counts the places that wait for numbers of the device."""
+
+    def __init__(self):
+        super().__init__()
+        self.places = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func._schema.name.removeprefix("aten::")
+        masked = name in INDEXED and any(
+            one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1]
+        )
+        sized = name == "repeat_interleave" and (kwargs or {}).get("output_size") is None
+        if masked or sized or name in READ:
+            frames = [each for each in traceback.extract_stack() if "trivium" in each.filename]
+            place = frames[-1] if frames else "in the backward pass"
+            self.places[f"{name}: {place}"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+# ELMo reads the characters of each distinct word of a batch, whose number the host must know, and
+# PyTorch's recurrent layers want the lengths of padded texts on the host.
+READ_BY_HOST = {"elmo-tiny", "bahdanau-tiny"}
+FAMILIES = [name for name in presets if name.endswith("-tiny") and name not in READ_BY_HOST]
+# Translators, which are pretrained here as BART is.
+TRANSLATORS = {"transformer-tiny", "marian-tiny"}
+
+
+def unpadded(batch):
+    return batch
+
+
+def padded(batch):
+    """The batch whose last columns are padding in some rows."""
+    micro_batches = []
+    for one in batch.micro_batches:
+        mask = np.ones_like(one.input_ids)
+        mask[:-1, -3:] = 0
+        micro_batches.append(dataclasses.replace(one, attention_mask=mask))
+    return dataclasses.replace(batch, micro_batches=tuple(micro_batches))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_step_reads_no_number_of_the_device(name, optimizer):
+    objective = {"objective": {"kind": "denoising"}} if name in TRANSLATORS else {}
+    recipe = load_recipe(name, {**CHANGES, **objective, "optimizer": {"kind": optimizer}})
+    trainer, _ = trainer_without_data(recipe)
+    trainer.train_step.train()
+    for pad in (unpadded, padded) if trainer.train_step.model.spec.stacks else (unpadded,):
+        for number in (0, 1):  # constants are made once
+            with HostReads() as reads:
+                batch = pad(trainer.loader.step(number))
+                numbers = StepNumbers(*trainer._take_step(batch, TrainState(step=number)))
+        assert not reads.places
+        losses, norm = numbers.read()
+        assert all(map(torch.isfinite, losses.values()))
+        assert 0 < norm < float("inf")
