@@ -9,6 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trivium.plan.forecast import trainer_without_data
@@ -17,7 +18,7 @@ from trivium.train.recipe_loading import load_recipe
 from trivium.train.trainer import StepNumbers, TrainState
 
 # Data-dependent shapes and numbers that the host reads; a mask of an index is a hidden `nonzero`.
-READ = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "unique", "unique2", "_unique2")
+READ = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "bincount")
 INDEXED = ("index", "index_put", "index_put_", "_index_put_impl_")
 CHANGES = {
     "tokenizer": {"vocab_size": 300},
@@ -41,15 +42,33 @@ class HostReads(TorchDispatchMode):
         )
         sized = name == "repeat_interleave" and (kwargs or {}).get("output_size") is None
         if masked or sized or name in READ:
-            frames = [each for each in traceback.extract_stack() if "trivium" in each.filename]
-            place = frames[-1] if frames else "in the backward pass"
-            self.places[f"{name}: {place}"] += 1
+            self.add(name)
+        return func(*args, **(kwargs or {}))
+
+    def add(self, name):
+        """Count a place; in the backward pass it is that of the loss."""
+        frames = [each for each in traceback.extract_stack() if "trivium" in each.filename]
+        self.places[f"{name}: {frames[-1]}"] += 1
+
+
+class ListReads(TorchFunctionMode):
+    """Adds what copies a whole tensor to the host."""
+
+    def __init__(self, reads):
+        super().__init__()
+        self.reads = reads
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.cpu):
+            self.reads.add(func.__name__)
         return func(*args, **(kwargs or {}))
 
 
-# ELMo reads the characters of each distinct word of a batch, whose number the host must know, and
-# PyTorch's recurrent layers want the lengths of padded texts on the host.
-READ_BY_HOST = {"elmo-tiny", "bahdanau-tiny"}
+# ELMo reads the characters of each distinct word of a batch, whose number the host must know.
+# PyTorch's recurrent layers want the lengths of padded texts on the host. Layers of experts split
+# tokens by the number that each expert gets.
+READ_BY_HOST = {"elmo-tiny", "bahdanau-tiny", "mixtral-tiny", "deepseek-v2-tiny",
+                "deepseek-v3-tiny"}  # fmt: skip
 FAMILIES = [name for name in presets if name.endswith("-tiny") and name not in READ_BY_HOST]
 # Translators, which are pretrained here as BART is.
 TRANSLATORS = {"transformer-tiny", "marian-tiny"}
@@ -78,7 +97,7 @@ def test_a_step_reads_no_number_of_the_device(name, optimizer):
     trainer.train_step.train()
     for pad in (unpadded, padded) if trainer.train_step.model.spec.stacks else (unpadded,):
         for number in (0, 1):  # constants are made once
-            with HostReads() as reads:
+            with HostReads() as reads, ListReads(reads):
                 batch = pad(trainer.loader.step(number))
                 numbers = StepNumbers(*trainer._take_step(batch, TrainState(step=number)))
         assert not reads.places
