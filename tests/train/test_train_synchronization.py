@@ -1,4 +1,4 @@
-"""A training step never makes the host wait for the device."""
+"""A training step never makes the host wait for the device, whose numbers are read a step late."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trivium.errors import TrainingError
 from trivium.plan.forecast import trainer_without_data
 from trivium.presets import presets
+from trivium.train import trainer as trainer_module
 from trivium.train.recipe_loading import load_recipe
-from trivium.train.trainer import StepNumbers, TrainState
+from trivium.train.trainer import Hooks, StepNumbers, Trainer, TrainState
 
 # Data-dependent shapes and numbers that the host reads; a mask of an index is a hidden `nonzero`.
 READ = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "bincount")
@@ -104,3 +106,73 @@ def test_a_step_reads_no_number_of_the_device(name, optimizer):
         losses, norm = numbers.read()
         assert all(map(torch.isfinite, losses.values()))
         assert 0 < norm < float("inf")
+
+
+class Events(Hooks):
+    """Hooks that keep the order of what happens, without what a clock decides."""
+
+    def __init__(self):
+        self.events = []
+
+    def step(self, number, progress):
+        self.events.append(("queued", number))
+
+    def log(self, record, progress):
+        kept = {name: record[name] for name in record.keys() - {"seconds", "tokens_per_second"}}
+        self.events.append(("log", record["step"], kept, progress))
+
+    def evaluate(self, trainer, state):
+        self.events.append(("evaluate", state.step))
+        return {"valid_loss": 1.0}, False
+
+    def save(self, state):
+        self.events.append(("save", state.step, list(state.last_losses)))
+
+
+def run(name="gpt2-tiny"):
+    """The events of a run of nine steps, and its weights."""
+    train = {**CHANGES["train"], "log_every": 2, "eval_every": 5, "save_every": 4}
+    trainer, _ = trainer_without_data(load_recipe(name, {**CHANGES, "train": train}))
+    hooks = trainer.hooks = Events()
+    try:
+        trainer.train(TrainState())
+    except TrainingError as error:
+        hooks.events.append(("error", str(error)))
+    return hooks.events, trainer.train_step.state_dict()
+
+
+@pytest.mark.parametrize("name", ["gpt2-tiny", "bert-tiny", "t5-tiny"])
+def test_numbers_that_are_read_late_are_the_same(name, monkeypatch):
+    events, weights = run(name)
+    monkeypatch.setattr(Trainer, "_reads_late", True)
+    late, same = run(name)
+    for key, weight in weights.items():
+        assert torch.equal(same[key], weight), key
+    assert [one for one in late if one[0] != "queued"] == [
+        one for one in events if one[0] != "queued"
+    ]
+    order = [one[:2] for one in late]
+    # A log line waits for the next step, but for steps that are evaluated or saved.
+    assert order[:3] == [("queued", 1), ("queued", 2), ("queued", 3)]
+    assert order[3:6] == [("log", 2), ("queued", 4), ("log", 4)]
+    assert order[-4:] == [("log", 9), ("evaluate", 9), ("log", 9), ("save", 9)]
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("bad", [3, 5, 9])
+def test_a_loss_that_is_not_finite_is_named_with_its_step(late, bad, monkeypatch):
+    original = trainer_module.forward_backward
+
+    def spoiled(trainer, batch, step):
+        losses = original(trainer, batch, step)
+        return {term: loss * (torch.nan if step == bad - 1 else 1.0)
+                for term, loss in losses.items()}  # fmt: skip
+
+    monkeypatch.setattr(trainer_module, "forward_backward", spoiled)
+    monkeypatch.setattr(Trainer, "_reads_late", late)
+    events, _ = run()
+    assert events[-1][0] == "error"
+    assert f"not finite at step {bad} " in events[-1][1]
+    logged = [one[1] for one in events if one[0] == "log" and "train_loss" in one[2]]
+    assert logged == [step for step in (2, 4, 6, 8) if step < bad]
+    assert [one[1] for one in events if one[0] == "save"] == [n for n in (4, 8) if n < bad]

@@ -181,7 +181,6 @@ class Trainer:
         timer = StepTimer(state.tokens)
         if self.precision is torch.float16:
             self.loss_scale = state.loss_scale = state.loss_scale or LossScale()
-        # A GPU computes a step while the host reads the numbers of the step before.
         unread: deque[UnreadStep] = deque()
         self.train_step.train()
         with _stop_signals(self.parallel) as stopped:
@@ -217,7 +216,7 @@ class Trainer:
                 evaluates = state.step % eval_every == 0 or last
                 saves = state.step % save_every == 0 or due or last or stop
                 waits = evaluates or saves or batch.stream.objective.rolls_out
-                num_unread = 1 if self.device.type == "cuda" and not waits else 0
+                num_unread = 1 if self._reads_late and not waits else 0
                 while len(unread) > num_unread:
                     self._read_step(unread.popleft(), meter, timer)
                 if evaluates:
@@ -284,6 +283,11 @@ class Trainer:
         if metrics:
             self.hooks.log(progress_record(state) | metrics, 1.0)
         self.hooks.save(state)
+
+    @property
+    def _reads_late(self) -> bool:
+        """Whether the host reads a step while the device computes the next one."""
+        return self.device.type == "cuda"
 
     def _read_step(self, step: UnreadStep, meter: LossMeter, timer: StepTimer) -> None:
         """Wait for the numbers of a step, check and meter them, and log the step if it is due."""
