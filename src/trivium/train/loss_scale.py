@@ -5,8 +5,8 @@ factor before clipping. Gradients that overflow are dropped: their step is skipp
 steps have a smaller factor. After many steps without an overflow the factor grows again.
 
 `torch.amp.GradScaler` decides for each optimizer, and each process, by the gradients that it has.
-Here the norm of all gradients decides, so that all optimizers and processes skip the same steps,
-whatever the layout. Reading the norm makes the host wait for the device once in every step.
+Here the norm of all gradients decides, so that all optimizers and all processes skip the same steps
+in every layout. Reading the norm makes the host wait for the device once in every step.
 """
 
 from __future__ import annotations
