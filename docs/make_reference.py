@@ -100,7 +100,7 @@ def keys() -> str:
             ]
             for kind in task_kinds()
         },
-        "recipe": [name for name in recipe if not name.startswith("mix.")],
+        "recipe": [name for name in recipe if not name.startswith(("mix.", "phases."))],
         "text_only": TEXT_KEYS,
         "labelled_only": LABELLED_KEYS,
     }

@@ -169,7 +169,8 @@ def test_a_run_of_epochs_takes_every_row_so_often_and_no_more(objective, make, e
     stream = dataclasses.replace(stream, num_taken=taken)
     loader = Loader([stream], [1.0], seed=0, micro_batch_tokens=33)
     steps = SimpleNamespace(
-        recipe=SimpleNamespace(train=SimpleNamespace(steps=None, epochs=epochs)), loader=loader
+        recipe=SimpleNamespace(train=SimpleNamespace(steps=None, epochs=epochs), phases=()),
+        loader=loader,
     )
     number = Trainer.budget_steps.fget(steps)  # type: ignore[attr-defined]
     seen: Counter[bytes] = Counter()
@@ -281,7 +282,7 @@ def test_micro_batches_that_leave_processes_idle_are_warned_of():
 def test_sources_are_drawn_by_weight_and_each_is_read_in_its_own_order():
     streams = [row_stream(Causal(), name="a"), example_stream(LabelledCausal())]
     loader = Loader(streams, [3.0, 1.0], seed=9, micro_batch_tokens=64)
-    drawn = [loader._source_of_step(n) for n in range(2000)]
+    drawn = [loader._source_of_step(n, 0) for n in range(2000)]
     # An epoch is one of the labelled examples, which a quarter of the steps are made of.
     assert loader.steps_per_epoch() == pytest.approx(4 * 41 / 13)
     share = np.mean([source == 0 for source, _ in drawn])
@@ -291,7 +292,7 @@ def test_sources_are_drawn_by_weight_and_each_is_read_in_its_own_order():
             *range(len([1 for s, _ in drawn if s == source]))
         ]
     late = Loader(streams, [3.0, 1.0], seed=9, micro_batch_tokens=64)
-    assert late._source_of_step(1500) == drawn[1500]
+    assert late._source_of_step(1500, 0) == drawn[1500]
 
 
 def test_examples_of_a_step_keep_their_labels_whatever_the_cuts():

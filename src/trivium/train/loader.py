@@ -5,12 +5,13 @@ Loaders therefore have no state that a checkpoint would save and restore.
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -79,18 +80,27 @@ class BatchStream:
         length = self.longest if isinstance(self.data, Rows) else float(self.data.lengths.mean())
         return max(1, int(equal_parts(rows, max(1, int(most / length))) * length))
 
-    def step(self, number: int, micro_batch_tokens: int, parallel: Parallel = ALONE) -> GlobalBatch:
+    def step(
+        self,
+        number: int,
+        micro_batch_tokens: int,
+        parallel: Parallel = ALONE,
+        *,
+        rows_before: int = 0,
+    ) -> GlobalBatch:
         """Return this process's part of step `number`, counted from 0.
 
-        Steps take the next rows of an endless sequence of epochs. Each epoch has its own order;
-        with an objective that carries state every epoch has the order of the text.
+        Steps take the next rows of an endless sequence of epochs, after the first `rows_before`
+        rows. Each epoch has its own order; with an objective that carries state every epoch has the
+        order of the text.
         """
         if self.objective.rolls_out:  # all processes have the prompts, and divide the samples
             parallel = ALONE
+        start = rows_before + number * self.rows_per_step
         if self.objective.carries_state:
+            number = start // self.rows_per_step
             batch = self._in_lanes(number, self.rows_per_step, micro_batch_tokens, parallel)
             return dataclasses.replace(batch, is_prefill=number % self.lane_steps == 0)
-        start = number * self.rows_per_step
         indices, keys = rows_from(self.seed, start, self.rows_per_step, len(self.data))
         left = (self.num_taken or 0) - start
         if left > 0:
@@ -246,16 +256,62 @@ class GlobalBatch:
         return dataclasses.replace(self, label_counts=label_counts, num_tokens=num_tokens)
 
 
+@dataclass(frozen=True)
+class LoaderPhase:
+    """The sources of a phase of the run.
+
+    Args:
+        streams: the batches of every source; at least one source.
+        sampling_weights: a weight for every source; they need not sum to 1.
+        continues: whether rows continue after those of the phase before. Otherwise, they begin an
+            order of their own.
+    """
+
+    streams: Sequence[BatchStream]
+    sampling_weights: Sequence[float]
+    continues: bool = False
+
+    @property
+    def shares(self) -> list[float]:
+        """The share of the steps of every source."""
+        return [one / sum(self.sampling_weights) for one in self.sampling_weights]
+
+    @property
+    def tokens_per_step(self) -> float:
+        """The mean number of tokens per step."""
+        means = (
+            one.data.length if isinstance(one.data, Rows) else float(one.data.lengths.mean())
+            for one in self.streams
+        )
+        sizes = (one.rows_per_step * mean for one, mean in zip(self.streams, means, strict=True))
+        return sum(share * size for share, size in zip(self.shares, sizes, strict=True))
+
+    @property
+    def steps_per_epoch(self) -> float:
+        """The number of steps in an epoch of the labelled sources, or of text.
+
+        If a mix has labelled sources, an epoch takes all of their examples once. The steps of text
+        in the mix come on top.
+        """
+        labelled = [stream.objective.labelled for stream in self.streams]
+        counted = [i for i, is_labelled in enumerate(labelled) if is_labelled or not any(labelled)]
+        steps = sum(len(self.streams[i].data) / self.streams[i].rows_per_step for i in counted)
+        return steps / sum(self.shares[i] for i in counted)
+
+
 @dataclass
 class Loader:
     """The steps of a run. Each step takes its batch from one source, drawn by weight.
 
     Args:
-        streams: the batches of every source; at least one source.
+        streams: the batches of every source in the last phase; at least one source.
         sampling_weights: a weight for every source; they need not sum to 1.
         seed: the seed of the draws.
         micro_batch_tokens: the number of tokens, padding included, in one pass through the model.
         parallel: the processes of the run; each prepares its own part of a step.
+        earlier: the phases before the last one.
+        continues: whether the last phase continues with the rows after those of the phase before.
+        borders: for every earlier phase, the step at which it ends, as far as this is known.
     """
 
     streams: Sequence[BatchStream]
@@ -263,16 +319,34 @@ class Loader:
     seed: int
     micro_batch_tokens: int
     parallel: Parallel = ALONE
+    earlier: Sequence[LoaderPhase] = ()
+    continues: bool = False
+    borders: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.shares = [one / sum(self.sampling_weights) for one in self.sampling_weights]
-        self._draws = np.empty(0, dtype=np.int64)
+        last = LoaderPhase(self.streams, self.sampling_weights, self.continues)
+        self.phases = [*self.earlier, last]
+        self.shares = last.shares
+        self._draws: dict[int, np.ndarray] = {}
+
+    def phase_of(self, number: int) -> int:
+        """Return the index of the phase of a step. A phase whose end is not known goes on."""
+        return bisect.bisect_right(self.borders, number)
 
     def step(self, number: int, parallel: Parallel | None = None) -> GlobalBatch:
         """Return the part of step `number` of this process, or of another one."""
-        index, source_step = self._source_of_step(number)
-        parallel = parallel or self.parallel
-        return self.streams[index].step(source_step, self.micro_batch_tokens, parallel)
+        phase = self.phase_of(number)
+        index, source_step = self._source_of_step(number, phase)
+        return (
+            self.phases[phase]
+            .streams[index]
+            .step(
+                source_step,
+                self.micro_batch_tokens,
+                parallel or self.parallel,
+                rows_before=self._rows_before(phase, index),
+            )
+        )
 
     def halve_micro_batches(self, number: int) -> GlobalBatch:
         """Use smaller micro-batches from now on. Returns the batch of step `number`.
@@ -290,41 +364,63 @@ class Loader:
     def steps_from(self, number: int) -> Iterator[GlobalBatch]:
         """Yield the batches from step `number` on, each prepared while the last one is computed.
 
-        All processes take part. The counts are those of the whole step.
+        A batch is prepared again if a phase has ended meanwhile. All processes take part. The
+        counts are those of the whole step.
         """
         with ThreadPoolExecutor(1, thread_name_prefix="loader") as worker:
-            ahead = worker.submit(self.step, number)
+            ahead, phase = worker.submit(self.step, number), self.phase_of(number)
             for following in itertools.count(number + 1):
                 batch = ahead.result()
-                if batch.micro_batch_tokens != self.micro_batch_tokens:
+                is_smaller = batch.micro_batch_tokens != self.micro_batch_tokens
+                if is_smaller or phase != self.phase_of(following - 1):
                     batch = self.step(following - 1)
-                ahead = worker.submit(self.step, following)
+                ahead, phase = worker.submit(self.step, following), self.phase_of(following)
                 yield batch.of_all(self.parallel)
 
     def steps_per_epoch(self) -> float:
-        """Return the number of steps in an epoch of the labelled sources, or of text.
+        """Return the number of steps in an epoch, as in the last phase (`LoaderPhase`)."""
+        return self.phases[-1].steps_per_epoch
 
-        If a mix has labelled sources, an epoch takes all of their examples once. The steps of text
-        in the mix come on top.
-        """
-        labelled = [stream.objective.labelled for stream in self.streams]
-        counted = [i for i, is_labelled in enumerate(labelled) if is_labelled or not any(labelled)]
-        steps = sum(len(self.streams[i].data) / self.streams[i].rows_per_step for i in counted)
-        return steps / sum(self.shares[i] for i in counted)
+    def epochs_at(self, number: int) -> float:
+        """Return the number of epochs that the steps before step `number` took."""
+        epochs = 0.0
+        for index, phase in enumerate(self.phases[: self.phase_of(number) + 1]):
+            end = min([number, *self.borders[index : index + 1]])
+            epochs += (end - self._phase_start(index)) / phase.steps_per_epoch
+        return epochs
 
-    def _source_of_step(self, number: int) -> tuple[int, int]:
-        """Return the index of a step's source, and how many earlier steps drew the same source."""
+    def _phase_start(self, phase: int) -> int:
+        """Return the first step of a phase."""
+        return self.borders[phase - 1] if phase else 0
+
+    def _source_of_step(self, number: int, phase: int) -> tuple[int, int]:
+        """Return the index of a step's source, and how many steps of the phase drew it before."""
+        start = self._phase_start(phase)
         if len(self.streams) == 1:
-            return 0, number
-        draws = self._draws
+            return 0, number - start
+        draws = self._draws.get(phase, np.empty(0, dtype=np.int64))
         while len(draws) <= number:
             steps = np.arange(len(draws), max(1024, 2 * len(draws)))
             uniform = RowRandom(self.seed, steps).uniform(1, _SOURCE_CHANNEL)[:, 0]
-            more = np.searchsorted(np.cumsum(self.shares), uniform, side="right")
+            bounds = np.cumsum(self.phases[phase].shares)
+            more = np.searchsorted(bounds, uniform, side="right")
             draws = np.concatenate((draws, more.clip(max=len(self.streams) - 1)))
-        self._draws = draws  # replaced at once: the thread that reads ahead draws the same
+        self._draws[phase] = draws  # replaced at once: the thread that reads ahead draws the same
         index = int(draws[number])
-        return index, int((draws[:number] == index).sum())
+        return index, int((draws[start:number] == index).sum())
+
+    def _rows_before(self, phase: int, index: int) -> int:
+        """Return the number of rows that earlier phases took of the order of rows of a source."""
+        rows = 0
+        while phase and self.phases[phase].continues:
+            phase -= 1
+            stop, start = self.borders[phase], self._phase_start(phase)
+            count = stop - start
+            if len(self.streams) > 1 and count:
+                self._source_of_step(stop, phase)
+                count = int((self._draws[phase][start:stop] == index).sum())
+            rows += count * self.phases[phase].streams[index].rows_per_step
+        return rows
 
 
 def equal_parts(rows: int, most: int) -> int:

@@ -41,6 +41,7 @@ from trivium.text.literals import SpecialTokens
 from trivium.text.trainers import TokenizerConfig, TokenizerSource
 from trivium.train.adapter_config import AdapterConfig
 from trivium.train.optimizers import Optimizer
+from trivium.train.phases import PhaseConfig
 from trivium.train.schedules import Schedule
 
 BUDGETS = ("steps", "minutes", "tokens", "epochs")
@@ -499,6 +500,7 @@ class Recipe(Config):
     schedule: SerializeAsAny[Schedule]
     train: TrainConfig = TrainConfig.from_tree({})
     parallel: ParallelConfig = ParallelConfig.from_tree({})
+    phases: tuple[PhaseConfig, ...] = ()
 
     @model_validator(mode="after")
     def _one_way_to_name_sources(self) -> Self:
@@ -546,6 +548,52 @@ class Recipe(Config):
             if isinstance(self.tokenizer, TokenizerConfig):
                 objective.check_tokens(self.tokenizer.special_vocabulary)
         return self
+
+    @model_validator(mode="after")
+    def _phases_fit(self) -> Self:
+        """Raise ValueError for phases out of order, or with keys that have no effect."""
+        untils = [phase.until for phase in self.phases]
+        if untils != sorted(set(untils)):
+            raise ValueError(f"the phases end at {untils}: until must increase")
+        for number, phase in enumerate(self.phases):
+            keys = f"phases[{number}].{phase.row_keys[0]}" if phase.row_keys else ""
+            if keys and any(one.labelled for one in self.objectives):
+                raise ValueError(f"{keys} is for text only: leave it out")
+            if keys and any(one.carries_state for one in self.objectives):
+                raise ValueError(
+                    f"{keys}: state is carried between steps of equal rows; leave it out, or set "
+                    "objective.carry_state = false"
+                )
+            if phase.objective and self.mix:
+                raise ValueError(f"phases[{number}].objective is for a run with one source")
+            if phase.mix is not None and set(phase.mix) != {source.name for source in self.mix}:
+                names = ", ".join(source.name for source in self.mix) or "none"
+                raise ValueError(
+                    f"phases[{number}].mix needs a weight for every source of [[mix]]: {names}"
+                )
+            decay = None if phase.optimizer is None else phase.optimizer.weight_decay
+            if decay is not None and not (decay and self.optimizer.weight_decay):
+                raise ValueError(
+                    f"phases[{number}].optimizer.weight_decay changes optimizer.weight_decay: give "
+                    "both, and both more than 0"
+                )
+            self.in_phase(number)
+        return self
+
+    def in_phase(self, number: int) -> Self:
+        """Return the recipe of phase `number` alone; of the last part if there is no such phase."""
+        if number >= len(self.phases):
+            return self.model_copy(update={"phases": ()})
+        phase = self.phases[number]
+        tree = {**self.to_tree(), "phases": []}
+        for name in ("data", "train", "optimizer"):
+            changes = getattr(phase, name)
+            tree[name] = {**tree.get(name, {}), **(changes.to_tree() if changes else {})}
+        if phase.objective:
+            tree["objective"] = {**tree["objective"], **phase.objective}
+        for source in tree.get("mix", ()) if phase.mix else ():
+            source["weight"] = (phase.mix or {})[source["name"]]
+        return type(self).from_tree(tree, where=f"phases[{number}]")
 
     @property
     def sources(self) -> tuple[MixConfig, ...]:

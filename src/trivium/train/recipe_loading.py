@@ -127,17 +127,18 @@ def apply_changes(tree: dict[str, Any], changes: Changes) -> None:
 
 
 def check_tables(tree: Mapping[str, Any], where: str) -> None:
-    """Raise RecipeError where a section is no table, or [[mix]] no list of tables."""
+    """Raise RecipeError where a section is no table, or [[mix]] or [[phases]] no list of tables."""
     tables = {name: value for name, value in tree.items() if name in Recipe.model_fields}
     tables.pop("seed", None)
     tables.pop("defaults", None)
-    sources = tables.pop("mix", None) or ()
-    if not isinstance(sources, list | tuple):
-        raise RecipeError(f"{where}: [[mix]] is a list of tables, not {sources!r}.")
-    for number, table in enumerate(sources):
-        tables[f"mix[{number}]"] = table
-        if isinstance(table, Mapping):
-            tables[f"mix[{number}].objective"] = table.get("objective", {})
+    for name in ("mix", "phases"):
+        listed = tables.pop(name, None) or ()
+        if not isinstance(listed, list | tuple):
+            raise RecipeError(f"{where}: [[{name}]] is a list of tables, not {listed!r}.")
+        for number, table in enumerate(listed):
+            tables[f"{name}[{number}]"] = table
+            if name == "mix" and isinstance(table, Mapping):
+                tables[f"mix[{number}].objective"] = table.get("objective", {})
     for name, table in tables.items():
         if table is not None and not isinstance(table, Mapping):
             keys = (key.name for key in iter_keys(Recipe) if key.name.startswith(f"{name}."))

@@ -31,8 +31,14 @@ from trivium.train.health import SPIKE_WINDOW, is_spike
 from trivium.train.loader import BatchStream, GlobalBatch, Loader, cuts_of
 from trivium.train.loss_meter import LossMeter, widened
 from trivium.train.loss_scale import LossScale
-from trivium.train.optimizers import Optimizers, set_learning_rate, set_weight_decay
+from trivium.train.optimizers import (
+    Optimizers,
+    change_weight_decay,
+    set_learning_rate,
+    set_weight_decay,
+)
 from trivium.train.optimizers.muon import full_tensor
+from trivium.train.phases import phase_borders
 from trivium.train.recipe import Recipe
 from trivium.train.unfreezing import GradualUnfreezing
 
@@ -60,7 +66,8 @@ class TrainState:
     score of the best evaluation, if its weights are kept, and `best_step` its step;
     `evaluated_step` is the step of the last evaluation. If spikes are skipped, `last_norms` are the
     last gradient norms. `skipped_steps` is the number of steps skipped for a spike, or in float16
-    for an overflow; `loss_scale` is the factor of the loss in float16.
+    for an overflow; `loss_scale` is the factor of the loss in float16. `borders` are the steps at
+    which phases end, as far as they are known.
     """
 
     step: int = 0
@@ -75,6 +82,7 @@ class TrainState:
     last_norms: list[float] = field(default_factory=list)
     skipped_steps: int = 0
     loss_scale: LossScale | None = None
+    borders: list[int] = field(default_factory=list)
 
 
 class Hooks:
@@ -146,6 +154,10 @@ class Trainer:
     """The factor of the loss in float16, which is part of the state."""
     _halved: bool = field(default=False, init=False)
 
+    def __post_init__(self) -> None:
+        numbers = range(len(self.recipe.phases))
+        self._phase_recipes = [*map(self.recipe.in_phase, numbers), self.recipe]
+
     def train(self, state: TrainState) -> TrainState:
         """Train until the budget is used up or an evaluation ends the run.
 
@@ -161,6 +173,7 @@ class Trainer:
         assert save_every is not None
         assert peak is not None
         seconds_before = state.seconds
+        state.borders = self.loader.borders = state.borders or self.planned_borders()[:-1]
 
         if state.step and self.progress(state) >= 1.0:  # a resumed run with nothing left to do
             self._evaluate_end(state)
@@ -186,9 +199,13 @@ class Trainer:
         with _stop_signals(self.parallel) as stopped:
             for batch in self.loader.steps_from(state.step):
                 share = self._step_share(state, batch.num_tokens)
+                phase = self._phase_recipe(state.step).optimizer
                 factor = schedule.factor(state.step, self.progress(state), share)
+                factor *= (phase.lr or peak) / peak
                 lr = peak * factor
                 set_learning_rate(self.optimizers, factor)
+                if self.recipe.phases:
+                    change_weight_decay(self.optimizers, phase.initial_weight_decay)
                 if forgets and self.reads_again(state.step):
                     set_weight_decay(self.optimizers, self.loader.steps_per_epoch())
                 losses, norm = self._take_step(batch, state)
@@ -202,6 +219,7 @@ class Trainer:
                 state.seconds, eval_seconds, due, stop = self.parallel.all_reduce_max(
                     clock(), timer.eval_seconds, due, stopped()
                 )
+                self._end_phases(state)
                 self.hooks.step(state.step, self.progress(state))
                 # The last evaluation, about as long as the one before, belongs to the budget.
                 last = self.progress(state, eval_seconds) >= 1.0
@@ -243,7 +261,7 @@ class Trainer:
 
     def reads_again(self, step: int) -> bool:
         """Return whether a step, counted from 0, takes rows that earlier steps have taken."""
-        return step >= math.ceil(self.loader.steps_per_epoch())
+        return self.loader.epochs_at(step) >= 1.0
 
     def progress(self, state: TrainState, more_seconds: float = 0.0) -> float:
         """Return the share of the budget that is used after `more_seconds` more seconds, 0 to 1."""
@@ -251,8 +269,8 @@ class Trainer:
         if train.minutes is not None:
             seconds = state.seconds + more_seconds - (state.preparation_seconds or 0.0)
             share = seconds / (60.0 * train.minutes)
-        elif train.tokens is not None:
-            share = state.tokens / train.tokens
+        elif (tokens := self._budget_tokens) is not None:
+            share = state.tokens / tokens
         else:
             share = state.step / self.budget_steps
         return min(1.0, share)
@@ -265,14 +283,48 @@ class Trainer:
         train = self.recipe.train
         if train.minutes is not None:
             return self.progress(state) / max(1, state.step)
-        return num_tokens / train.tokens if train.tokens else 1.0 / self.budget_steps
+        tokens = self._budget_tokens
+        return num_tokens / tokens if tokens else 1.0 / self.budget_steps
 
     @property
     def budget_steps(self) -> int:
         """The number of steps of a budget in steps or epochs; the last step may be smaller."""
         steps, epochs = self.recipe.train.steps, self.recipe.train.epochs or 0.0
+        if self.recipe.phases and epochs:
+            return self.planned_borders()[-1]
         # Less than the rounding error of the product.
         return steps or max(1, math.ceil(epochs * self.loader.steps_per_epoch() - 1e-6))
+
+    @property
+    def _budget_tokens(self) -> float | None:
+        """The budget in tokens; that of a run with phases is also in tokens if it is in epochs."""
+        epochs, last = self.recipe.train.epochs, self.loader.phases[-1]
+        if self.recipe.phases and epochs:
+            return epochs * last.steps_per_epoch * last.tokens_per_step
+        return self.recipe.train.tokens
+
+    def planned_borders(self) -> list[int]:
+        """Return the step at which each phase ends, the last one included; [] if not known."""
+        if not self.recipe.phases or self.recipe.train.minutes is not None:
+            return []
+        return phase_borders(
+            [phase.until for phase in self.recipe.phases],
+            [phase.tokens_per_step for phase in self.loader.phases],
+            steps=self.recipe.train.steps,
+            tokens=self._budget_tokens,
+        )
+
+    def _end_phases(self, state: TrainState) -> None:
+        """With a budget in minutes, end the phases whose share of the budget is used."""
+        untils = [phase.until for phase in self.recipe.phases]
+        while len(state.borders) < len(untils) and (
+            self.progress(state) >= untils[len(state.borders)]
+        ):
+            state.borders.append(state.step)
+
+    def _phase_recipe(self, step: int) -> Recipe:
+        """Return the recipe of the phase of a step."""
+        return self._phase_recipes[self.loader.phase_of(step)]
 
     def _evaluate_end(self, state: TrainState) -> None:
         """Evaluate a run that has no budget left, if it was interrupted before its evaluation."""
@@ -327,7 +379,7 @@ class Trainer:
                 self.loss_scale.unscale(self.train_step.parameters())
             if self.unfreezing is not None:
                 self.unfreezing.drop_gradients(self.progress(state))
-            clip = self.recipe.train.clip
+            clip = self._phase_recipe(state.step).train.clip
             norm = full_tensor(nn.utils.clip_grad_norm_(self.train_step.parameters(), clip))
             overflows = self._overflows(state, norm)
             if not overflows and self._is_spike(state, norm):

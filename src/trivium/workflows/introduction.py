@@ -136,6 +136,22 @@ def tell_steps(line: ProgressLine, trainer: Trainer, spec: Spec) -> None:
         )
 
 
+def tell_phases(line: ProgressLine, trainer: Trainer) -> None:
+    """Tell which keys each phase changes, and at which step or share of the budget it ends."""
+    phases, borders = trainer.recipe.phases, trainer.planned_borders()
+    for number, phase in enumerate(phases):
+        changed = flatten_keys(phase.to_tree())
+        keys = ", ".join(f"{key} {value}" for key, value in changed.items() if key != "until")
+        line.tell(
+            "" if number else "phases",
+            "run.phase_until_step" if borders else "run.phase_until_share",
+            number=number + 1,
+            count=len(phases) + 1,
+            keys=keys,
+            end=borders[number] if borders else phase.until,
+        )
+
+
 def say_finished(line: ProgressLine, recipe: Recipe, state: TrainState) -> None:
     """Tell that a resumed run has used up its budget, and how to continue training."""
     assert recipe.train.budget is not None

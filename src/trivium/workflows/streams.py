@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,12 +19,14 @@ from trivium.inference.forward import check_ids
 from trivium.objectives.base import check_example_ids
 from trivium.train import defaults
 from trivium.train.distributed import Parallel
-from trivium.train.loader import BatchStream
+from trivium.train.loader import BatchStream, LoaderPhase
 from trivium.train.recipe import Recipe
 from trivium.workflows.corpus import Corpus, ExampleSource, TextSource
 from trivium.workflows.model_setup import ModelSetup
 
 _EXAMPLES_AT_ONCE = 1 << 14
+# What the seed of an order of rows of another length is derived with.
+_ORDER = 1 << 21
 
 
 def build_streams(
@@ -67,8 +70,7 @@ def build_streams(
                 seen = np.flatnonzero(source.shards.split(split).counts())
                 check_ids(seen[-1:].tolist(), spec.vocab_size, f"a text of {source.config.name}")
             objective = objective.learn(text, setup.vocabulary)
-            batch_tokens = recipe.train.batch_tokens or 0
-            rows_per_step = max(1, batch_tokens // defaults.row_length(recipe))
+            rows_per_step = _rows_per_step(recipe)
         if data is not None:
             assert rows_per_step is not None
             # Each source has noise of its own; held-out data has the same in every run.
@@ -94,9 +96,50 @@ def build_streams(
     return streams
 
 
+def build_phases(
+    recipe: Recipe, streams: Sequence[BatchStream], corpus: Corpus, setup: ModelSetup
+) -> list[LoaderPhase]:
+    """Return the phases of a run; `streams` are the training data with the keys of the last phase.
+
+    Rows of another length than in the phase before have an order of their own.
+    """
+    phases, order, length = list[LoaderPhase](), 0, 0
+    for number in range(len(recipe.phases) + 1):
+        current, fields = recipe.in_phase(number), {}
+        if number < len(recipe.phases):
+            fields = recipe.phases[number].objective or {}
+        continues = number > 0 and defaults.row_length(current) == length
+        order, length = order + (number > 0 and not continues), defaults.row_length(current)
+        changed = []
+        for stream, source, config in zip(streams, corpus.sources, current.sources, strict=True):
+            values = {name: getattr(config.objective, name) for name in fields}
+            data, objective = stream.data, stream.objective.model_copy(update=values)
+            rows_per_step = stream.rows_per_step
+            if isinstance(source, TextSource):
+                rows = _rows(source, current, setup, TRAIN)
+                assert rows is not None
+                data = rows
+                rows_per_step = _rows_per_step(current)
+                objective = objective.learn(rows, setup.vocabulary) if values else objective
+            seed = derived_seed(stream.seed, _ORDER, order) if order else stream.seed
+            changed.append(
+                replace(
+                    stream, objective=objective, data=data, seed=seed, rows_per_step=rows_per_step
+                )
+            )
+        shares = source_shares(current, changed)
+        phases.append(LoaderPhase(changed, list(shares.values()), continues))
+    return phases
+
+
+def _rows_per_step(recipe: Recipe) -> int:
+    """Return the number of rows of text per step."""
+    return max(1, (recipe.train.batch_tokens or 0) // defaults.row_length(recipe))
+
+
 def _num_taken(recipe: Recipe, size: int) -> int | None:
-    """Return the number of rows of a budget in epochs; None for a mix, whose sources are drawn."""
-    if recipe.mix or recipe.train.epochs is None:
+    """Return the number of rows of a budget in epochs; None for a mix or for phases."""
+    if recipe.mix or recipe.phases or recipe.train.epochs is None:
         return None
     return max(1, math.ceil(recipe.train.epochs * size - 1e-6))
 

@@ -324,7 +324,9 @@ def _check_model(recipe: Recipe, spec: Spec, device: torch.device, *, copies: in
             "an n-gram model of counts reads its text once, in one process: leave the budget "
             "(train.steps, minutes, tokens, epochs) out and start it without torchrun."
         )
-    longest, length = getattr(spec, "max_length", None), defaults.row_length(recipe)
+    lengths = [phase.data.length or 0 for phase in recipe.phases if phase.data]
+    longest = getattr(spec, "max_length", None)
+    length = max([defaults.row_length(recipe), *lengths])
     by_layer = recipe.optimizer.layer_decay < 1.0 or recipe.train.gradual_unfreezing is not None
     for objective in recipe.objectives:
         objective.heads(spec, ("A", "B"))  # the true labels are in the data

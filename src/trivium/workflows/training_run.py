@@ -39,9 +39,15 @@ from trivium.train.unfreezing import GradualUnfreezing
 from trivium.train.whole_model import WholeModel
 from trivium.workflows.corpus import Corpus
 from trivium.workflows.finished_run import FinishedRun, HeldOutMetrics
-from trivium.workflows.introduction import introduce, run_facts, say_finished, tell_steps
+from trivium.workflows.introduction import (
+    introduce,
+    run_facts,
+    say_finished,
+    tell_phases,
+    tell_steps,
+)
 from trivium.workflows.model_setup import ModelSetup
-from trivium.workflows.streams import build_streams, source_shares
+from trivium.workflows.streams import build_phases, build_streams, source_shares
 
 # The number of prompts whose responses are logged at every evaluation of a policy run.
 _SAMPLES = 3
@@ -94,11 +100,13 @@ def train_run(
     corpus.free_examples()
     lengths = [one.longest for one in (*streams, *validation_streams) if one.objective.labelled]
     setup.fit_length(corpus, max(lengths, default=0))
+    phases = build_phases(recipe, streams, corpus, setup)
+    streams = list(phases[-1].streams)
     shares = source_shares(recipe, streams)
     memory = fit_memory(
         resumed_micro_batch(recipe, before, parallel) if resume else recipe,
         module,
-        streams,
+        [stream for phase in phases for stream in phase.streams],
         parallel,
         precision=precision,
         device=device,
@@ -163,6 +171,8 @@ def train_run(
         seed=recipe.seed,
         micro_batch_tokens=memory.micro_batch_tokens,
         parallel=parallel,
+        earlier=phases[:-1],
+        continues=phases[-1].continues,
         lm=lm,
         module=module,
         precision=precision,
@@ -182,6 +192,7 @@ def train_run(
     )
     if state.step == 0:
         tell_steps(line, trainer, lm.spec)
+        tell_phases(line, trainer)
         facts = run.read_facts() if parallel.is_main else {}
         facts |= say_forecast(trainer, memory, facts, line)
         if parallel.is_main:

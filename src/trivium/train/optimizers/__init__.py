@@ -171,6 +171,14 @@ def set_weight_decay(optimizers: Optimizers, steps: float) -> None:
                 group["weight_decay"] = max(decay, forgetting)
 
 
+def change_weight_decay(optimizers: Optimizers, decay: float) -> None:
+    """Set the weight decay of every group that has one."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if group["weight_decay"]:
+                group["weight_decay"] = decay
+
+
 def state_tensors(optimizers: Optimizers, model: nn.Module) -> dict[str, Tensor]:
     """Every tensor the optimizers keep, named `parameter/entry`."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}

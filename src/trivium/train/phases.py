@@ -1,0 +1,123 @@
+"""Phases: parts of a run with other rows, batches or rates than the last part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from trivium.config import Config
+
+
+class PhaseData(Config):
+    """The keys of `[data]` that a phase can change."""
+
+    length: PositiveInt | None = Field(None, description="tokens of a row")
+
+
+class PhaseTrain(Config):
+    """The keys of `[train]` that a phase can change."""
+
+    batch_tokens: PositiveInt | None = Field(None, description="tokens per step")
+    clip: float | None = Field(None, gt=0, description="maximum norm of the gradient")
+
+
+class PhaseOptimizer(Config):
+    """The keys of `[optimizer]` that a phase can change."""
+
+    lr: float | None = Field(
+        None, gt=0, description="peak learning rate, which the schedule multiplies"
+    )
+    weight_decay: float | None = Field(None, ge=0, description="decoupled weight decay of matrices")
+
+
+class PhaseConfig(Config):
+    """An earlier part of the run, in which some keys have other values. The last part has no table.
+
+    BERT reads rows of 128 tokens for 90 % of its steps, and then rows of 512:
+
+    ```toml
+    [data]
+    length = 512
+
+    [train]
+    steps = 1_000_000
+    batch_tokens = 131_072
+
+    [[phases]]
+    until = 0.9
+    data.length = 128
+    train.batch_tokens = 32_768
+    ```
+
+    While the length of rows stays the same, a phase continues with the rows after those of the
+    phase before. Another length starts an order of its own. The learning-rate schedule runs over
+    the whole budget. Validation always uses the rows of the last part.
+    """
+
+    until: float = Field(gt=0, lt=1, description="share of the budget at which the phase ends")
+    data: PhaseData | None = Field(None, description="length: tokens of a row")
+    train: PhaseTrain | None = Field(
+        None, description="batch_tokens: tokens per step; clip: maximum norm of the gradient"
+    )
+    optimizer: PhaseOptimizer | None = Field(
+        None,
+        description="lr: peak learning rate, which the schedule multiplies; weight_decay: decay of "
+        "matrices",
+    )
+    objective: dict[str, Any] | None = Field(
+        None, description="fields of the objective, except its kind"
+    )
+    mix: dict[str, float] | None = Field(
+        None, description="weight of every source of [[mix]] by its name"
+    )
+
+    @property
+    def row_keys(self) -> list[str]:
+        """The keys of this phase that change rows or their number per step."""
+        length = self.data is not None and self.data.length is not None
+        batch = self.train is not None and self.train.batch_tokens is not None
+        return ["data.length"] * length + ["train.batch_tokens"] * batch
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> Self:
+        """Raise ValueError for a phase without keys, or with another kind of objective."""
+        if "kind" in (self.objective or {}):
+            raise ValueError("a phase changes fields of the objective, not its kind")
+        if not any(value for name, value in self.to_tree().items() if name != "until"):
+            raise ValueError("a phase needs a key that it changes, such as data.length = 128")
+        return self
+
+
+def phase_borders(
+    untils: Sequence[float],
+    tokens_per_step: Sequence[float],
+    *,
+    steps: int | None = None,
+    tokens: float | None = None,
+) -> list[int]:
+    """Return the step at which each phase ends, counted from 0; the last one is the whole run's.
+
+    >>> phase_borders([0.9], [32_768, 131_072], steps=1_000_000)
+    [900000, 1000000]
+    >>> phase_borders([0.5], [100, 400], tokens=1_600)
+    [8, 10]
+
+    Args:
+        untils: the share of the budget at which each phase but the last ends.
+        tokens_per_step: the number of tokens per step of each phase, the last one included.
+        steps: the budget in steps.
+        tokens: the budget in tokens, if it is not in steps.
+    """
+    shares = [*untils, 1.0]
+    if steps is not None:
+        return [max(1, round(share * steps)) for share in shares]
+    assert tokens is not None
+    borders, step, done = [], 0, 0.0
+    for share, size in zip(shares, tokens_per_step, strict=True):
+        count = max(0, math.ceil((share * tokens - done) / size - 1e-9))
+        step, done = step + count, done + count * size
+        borders.append(step)
+    return borders
