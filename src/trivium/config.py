@@ -279,7 +279,7 @@ def _unknown_key_error(
     if isinstance(value, Mapping) and value and not section:  # an unknown section
         path = [*path, *islice(value, 1)]
     key, kind = shorten(".".join(path), 100), table.get("kind")
-    namesakes = _find_keys_named(config, path[-1], in_mix=key.startswith("mix["))
+    namesakes = _find_keys_named(config, path[-1], listed=key.partition("[")[0])
     if kinds := [each.kind for each in namesakes if each.name == key]:
         where, allowed = ".".join(section), ", ".join(f'"{each}"' for each in kinds)
         return f'{key} is a key of {where}.kind = {allowed}, and this is "{kind}": leave it out.'
@@ -292,13 +292,17 @@ def _unknown_key_error(
     return f'unknown key "{key}". Known keys there: {", ".join(sorted(known))}.'
 
 
-def _find_keys_named(config: type[BaseModel], name: str, *, in_mix: bool) -> list[ConfigKey]:
+def _find_keys_named(config: type[BaseModel], name: str, *, listed: str) -> list[ConfigKey]:
     """Return the keys of all sections whose last component is `name`.
 
-    If there are none, return the keys that correspond to `name` in `HF_KEY_NAMES`. `in_mix` selects
-    the keys of the data mixture (`mix.*`) instead of all other keys.
+    If there are none, return the keys that correspond to `name` in `HF_KEY_NAMES`. If `listed` is a
+    list of tables ("mix" or "phases"), only keys of these tables are returned, otherwise only other
+    keys.
     """
-    keys = [key for key in iter_keys(config) if key.name.startswith("mix.") == in_mix]
+    tables = {key: key.name.partition(".")[0] for key in iter_keys(config)}
+    lists = ("mix", "phases")
+    wanted = listed if listed in lists else ""
+    keys = [key for key, table in tables.items() if (table if table in lists else "") == wanted]
     for names in ([name], HF_KEY_NAMES.get(name, [])):
         if found := [key for key in keys if key.name.rpartition(".")[2] in names]:
             return found

@@ -267,12 +267,12 @@ def test_the_decay_begins_at_the_peak(warmup):
 @pytest.mark.parametrize("budget", [{"steps": 4}, {"epochs": 4.0}, {"tokens": 40}])
 def test_each_step_of_a_warm_up_takes_the_rate_at_its_end(kind, budget):
     """So a run of one step trains at its peak, and one of four steps begins at half of it."""
-    loader = SimpleNamespace(steps_per_epoch=lambda: 1.0)
+    loader = SimpleNamespace(steps_per_epoch=lambda: 1.0, phases=(None,))
     for warmup, steps, expected in ((0.1, 1, [1.0]), (0.5, 4, [0.5, 1.0])):
         (name, size), schedule = next(iter(budget.items())), Schedule.kinds[kind](warmup=warmup)
         train = TrainConfig.from_tree({name: type(size)(size * steps / 4)})
         trainer = object.__new__(Trainer)
-        trainer.recipe, trainer.loader = SimpleNamespace(train=train), loader
+        trainer.recipe, trainer.loader = SimpleNamespace(train=train, phases=()), loader
         for step, factor in enumerate(expected):
             state = TrainState(step=step, tokens=10 * step)
             share = trainer._step_share(state, 10)

@@ -120,7 +120,8 @@ def forecast_run(trainer: Trainer, memory: MemoryUse) -> Forecast:
 
     Raises RecipeError where the GPU's memory does not suffice.
     """
-    batch = trainer.loader.step(0, ALONE)
+    borders = trainer.planned_borders()
+    batch = trainer.loader.step(borders[-2] if borders else 0, ALONE)  # of the last phase
     try:
         rate = batch.num_tokens / _seconds_per_step(trainer, batch)
     except torch.cuda.OutOfMemoryError:
@@ -133,7 +134,7 @@ def forecast_run(trainer: Trainer, memory: MemoryUse) -> Forecast:
     return Forecast(
         tokens_per_second=rate,
         tokens=tokens,
-        steps=tokens / batch.num_tokens,
+        steps=borders[-1] if borders else tokens / batch.num_tokens,
         micro_batch_tokens=memory.micro_batch_tokens,
         memory_bytes=memory.needed,
         free_bytes=memory.free,
@@ -146,7 +147,15 @@ def budget_tokens(trainer: Trainer, rate: float = math.nan) -> float:
     train = trainer.recipe.train
     if train.minutes is not None:
         return 60.0 * train.minutes * rate
-    return train.tokens or trainer.budget_steps * trainer.loader.step(0, ALONE).num_tokens
+    if train.tokens is not None:
+        return train.tokens
+    if not (borders := trainer.planned_borders()):
+        return trainer.budget_steps * trainer.loader.step(0, ALONE).num_tokens
+    sizes = [phase.tokens_per_step for phase in trainer.loader.phases]
+    starts = [0, *borders]
+    return sum(
+        size * (stop - start) for size, start, stop in zip(sizes, starts, borders, strict=False)
+    )
 
 
 def say_forecast(

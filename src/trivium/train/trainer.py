@@ -157,6 +157,7 @@ class Trainer:
     def __post_init__(self) -> None:
         numbers = range(len(self.recipe.phases))
         self._phase_recipes = [*map(self.recipe.in_phase, numbers), self.recipe]
+        self.loader.borders = self.planned_borders()[:-1]
 
     def train(self, state: TrainState) -> TrainState:
         """Train until the budget is used up or an evaluation ends the run.
@@ -173,7 +174,7 @@ class Trainer:
         assert save_every is not None
         assert peak is not None
         seconds_before = state.seconds
-        state.borders = self.loader.borders = state.borders or self.planned_borders()[:-1]
+        state.borders = self.loader.borders = state.borders or self.loader.borders
 
         if state.step and self.progress(state) >= 1.0:  # a resumed run with nothing left to do
             self._evaluate_end(state)
