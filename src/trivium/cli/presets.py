@@ -8,11 +8,14 @@ Examples:
 
   trivium presets bert-base --spec
 
+  trivium presets bert-base --recipe
+
   trivium presets bert-base --json
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -33,6 +36,7 @@ def presets(
     part: Annotated[str, typer.Argument(metavar="[PART]")] = "",
     as_json: Annotated[bool, typer.Option("--json")] = False,
     spec: bool = False,
+    recipe: bool = False,
 ) -> None:
     """List the presets that `trivium pretrain` takes: sizes, context, training tokens, paper.
 
@@ -45,7 +49,11 @@ def presets(
         part: Part of a name, a family or a paper.
         as_json: One JSON object per preset.
         spec: The whole spec of the preset PART, as in a recipe.
+        recipe: How the preset PART was trained, as published, with the source of every number.
     """
+    if recipe:
+        _show_recipe(part, as_json=as_json)
+        return
     if spec:
         _show_spec(part)
         return
@@ -78,6 +86,46 @@ def _show_spec(name: str) -> None:
     preset = catalogue[name]
     typer.echo(f"# {name}: {num_parameters(preset.spec):,} parameters. {preset.paper}")
     typer.echo(tomli_w.dumps({"model": {"spec": preset.spec.to_dict()}}).rstrip())
+
+
+def _show_recipe(name: str, *, as_json: bool) -> None:
+    """Print how a preset was trained, as far as it is published."""
+    from trivium.presets.published import published_recipes
+
+    recipe = published_recipes().get(name)
+    if recipe is None:
+        near = did_you_mean_model(name, list(published_recipes()))
+        raise SpecError(f'no recipe of "{name}" is published, as far as is known here.{near}')
+    if as_json:
+        print_json(dataclasses.asdict(recipe))
+        return
+    complete = "presets.complete" if recipe.is_complete else "presets.incomplete"
+    typer.echo(f"{name}: {recipe.paper}. {translated(complete)}\n")
+    table = new_table("key", "value", "source")
+    for number, phase in enumerate(recipe.phases, start=1):
+        for key, one in phase.items():
+            table.add_row(f"phases[{number}].{key}", _shown(one.value), recipe.cite(one.source))
+    for key, one in recipe.values.items():
+        table.add_row(key, _shown(one.value), recipe.cite(one.source))
+    for section in ("data", "hardware"):
+        for key, one in getattr(recipe, section).items():
+            table.add_row(f"({section}) {key}", _shown(one.value), recipe.cite(one.source))
+    print_table(table)
+    for heading, lines in (
+        ("presets.differences", [f"{key}: {text}" for key, text in recipe.differences.items()]),
+        ("presets.missing", recipe.missing),
+    ):
+        if lines:
+            typer.echo("\n".join(["", translated(heading), *(f"  {line}" for line in lines)]))
+
+
+def _shown(value: Any) -> str:
+    """Return a published value for a table: thousands are separated, lists are joined."""
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value))
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 
 def _print(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -10,6 +10,8 @@ Examples:
 
   trivium pretrain bert-mini --data my_texts/ --set objective.kind=sentence-pairs
 
+  trivium pretrain bert-base --data my_texts/ --show-recipe
+
   trivium pretrain electra-mini --data my_texts/ --set objective.kind=replaced-token
 
   trivium pretrain gpt2-mini --out runs/mixed \\
@@ -47,6 +49,7 @@ def pretrain(
     overwrite: opt.Overwrite = False,
     no_verify: opt.NoVerify = False,
     show_batch: bool = False,
+    show_recipe: bool = False,
     **reading: Any,
 ) -> None:
     """Train a model from raw text: tokenizer, token shards, training, checkpoints, report.
@@ -67,7 +70,17 @@ def pretrain(
             data.paths of a recipe file.
         out: The run folder.
         show_batch: Print what the loss sees of the first batch; the report has it, too.
+        show_recipe: Print every key of the recipe, its value and where it comes from; train nothing.
     """
+    if show_recipe:
+        from trivium.workflows.show_recipe import show_recipe as print_recipe
+
+        typer.echo(
+            print_recipe(
+                recipe or "", data or (), recipe_changes(reading, changes, no_verify=no_verify)
+            )
+        )
+        return
     advice = (
         "name a preset or a recipe, such as `trivium pretrain bert-small --data my_texts/`; "
         "`trivium presets` lists them."

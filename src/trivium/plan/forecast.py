@@ -24,6 +24,7 @@ from trivium.errors import RecipeError
 from trivium.messages import translated
 from trivium.model_loading import load
 from trivium.models.base_model import Spec
+from trivium.presets.published import published_recipes
 from trivium.progress import ProgressLine, format_duration, labelled
 from trivium.text import Tokenizer, TokenizerConfig
 from trivium.text.vocabulary import Vocabulary
@@ -34,6 +35,7 @@ from trivium.train.loader import BatchStream, GlobalBatch, Loader
 from trivium.train.memory import MemoryUse, fit_memory
 from trivium.train.optimizers import set_learning_rate
 from trivium.train.recipe import Recipe, TokenizerFile
+from trivium.train.recipe_layers import has_published_budget
 from trivium.train.trainer import Trainer, TrainStep, forward_backward
 
 # On a CPU more rows are timed until they take so long.
@@ -41,6 +43,7 @@ _SECONDS = 1.0
 # Runs of at least so many seconds at the peak of the device begin with a forecast; those of more
 # than so many days with a warning, and those in minutes for fewer than so many steps.
 _WORTH_SECONDS, _MANY_DAYS, _FEW_STEPS = 20.0, 2.0, 100
+_DAY = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,7 @@ def say_forecast(
         else:
             seconds = 60.0 * minutes
     [seconds] = parallel.all_reduce_max(seconds)
+    _check_published_budget(trainer, seconds, at_least=True)
     drawn = any(stream.objective.rolls_out for stream in trainer.loader.streams)
     if seconds <= _WORTH_SECONDS or drawn:  # the tokens of samples are not known
         return {}
@@ -184,12 +188,50 @@ def say_forecast(
         if parallel.size > 1:  # the others wait for this one inside the step
             raise
         return {}  # the run itself then takes smaller micro-batches
+    [seconds] = parallel.all_reduce_max(forecast.seconds)
     line.print_line(labelled("forecast", forecast.line))
+    _check_published_budget(trainer, seconds)
     if parallel.is_main and not (trainer.recipe.labelled or trainer.recipe.mix):
         _say_passes(trainer, forecast, facts["num_parameters"], line)
     if forecast.warning is not None:
         line.warn(forecast.warning)
     return {"forecast": forecast.to_dict()}
+
+
+def _check_published_budget(trainer: Trainer, seconds: float, *, at_least: bool = False) -> None:
+    """Check whether a budget that a paper sets, and not the user, fits this machine and this text.
+
+    Args:
+        trainer: the run.
+        seconds: its duration here.
+        at_least: whether `seconds` is a lower bound.
+
+    Raises RecipeError if the run takes longer than a day, or reads its text more often than the
+    paper.
+    """
+    recipe, preset = trainer.recipe, trainer.recipe.model.preset
+    if preset is None or recipe.train.budget is None or not has_published_budget(recipe):
+        return
+    published, (name, size) = published_recipes()[preset], recipe.train.budget
+    epochs = budget_tokens(trainer) / (
+        trainer.loader.steps_per_epoch() * trainer.loader.phases[-1].tokens_per_step
+    )
+    paper_epochs = published.data["epochs"].value if "epochs" in published.data else math.inf
+    problems = []
+    if seconds > _DAY:
+        least = "at least " if at_least else "about "
+        problems.append(f"takes {least}{format_duration(seconds)} here")
+    if epochs > 1.05 * paper_epochs:
+        problems.append(
+            f"reads this text {epochs:,.0f} times, and {published.paper.partition(',')[0]} read "
+            f"theirs {paper_epochs:,.0f} times"
+        )
+    if problems:
+        raise RecipeError(
+            f"the published budget of {preset}, train.{name} = {size:,}, {' and '.join(problems)}. "
+            "Set your own budget, such as --set train.minutes=60 or --set train.steps=2000; "
+            f"--set train.{name}={size} trains as published all the same."
+        )
 
 
 def _say_passes(trainer: Trainer, forecast: Forecast, parameters: int, line: ProgressLine) -> None:

@@ -18,6 +18,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     PositiveInt,
+    PrivateAttr,
     SerializeAsAny,
     field_validator,
     model_validator,
@@ -501,6 +502,7 @@ class Recipe(Config):
     train: TrainConfig = TrainConfig.from_tree({})
     parallel: ParallelConfig = ParallelConfig.from_tree({})
     phases: tuple[PhaseConfig, ...] = ()
+    _origins: dict[str, str] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
     def _one_way_to_name_sources(self) -> Self:
@@ -617,6 +619,22 @@ class Recipe(Config):
     def objectives(self) -> tuple[Objective, ...]:
         """The objective of every source."""
         return tuple(source.objective for source in self.sources)
+
+    def replace(self, **values: Any) -> Self:
+        """Return a validated copy with new values for the given fields, and the same origins."""
+        new = super().replace(**values)
+        new._origins = self._origins
+        return new
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether two recipes have equal values, wherever the values come from."""
+        return isinstance(other, Recipe) and dict(self) == dict(other)
+
+    def origin_of(self, key: str) -> str:
+        """Return where the value of a dotted key comes from, such as "--set" or a paper."""
+        parts = key.split(".")
+        paths = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+        return next((self._origins[path] for path in paths if path in self._origins), "")
 
     def with_objectives(self, objectives: Sequence[Objective]) -> Self:
         """The recipe with other objectives, one for every source."""

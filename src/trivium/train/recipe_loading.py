@@ -17,21 +17,16 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from trivium.config import iter_keys, merge_changes, problems_to_error
+from trivium.config import flatten_keys, iter_keys, merge_changes, problems_to_error
 from trivium.data.shards import are_shards
 from trivium.data.sources import PYTHON
 from trivium.errors import RecipeError
 from trivium.files import STDIN, version_entry
 from trivium.model_loading import load
-from trivium.models.base_model import Spec
-from trivium.models.transformer import TransformerSpec
-from trivium.objectives import Objective, default_objective
-from trivium.presets import catalogue, did_you_mean_preset, is_own_size, presets
+from trivium.presets import did_you_mean_preset, presets
 from trivium.remote import is_remote
-from trivium.text import Tokenizer
-from trivium.train import defaults
-from trivium.train.optimizers import Optimizer
 from trivium.train.recipe import BUDGETS, ORIGINS, ModelConfig, Recipe, as_list
+from trivium.train.recipe_layers import fill_layers
 
 # Keys whose texts say where something is.
 _PATHS = ("paths", "validation", "path", "init_from", "model", "function")
@@ -230,9 +225,12 @@ def absolute_paths(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def recipe_file(recipe: Recipe) -> str:
-    """Return the content of a run's `recipe.toml`, by which it is resumed from any directory."""
+    """Return the content of a run's `recipe.toml`, by which it is resumed from any directory.
+
+    A comment after each value says where the value comes from.
+    """
     tree = Recipe.from_tree(absolute_paths(recipe.to_tree())).to_tree()
-    text = tomli_w.dumps({**version_entry(), **tree})
+    text = _with_origins(tomli_w.dumps({**version_entry(), **tree}), recipe)
     note = (
         "# The data was given from Python. The run has stored it; this file alone does not repeat "
         "the run.\n"
@@ -240,11 +238,56 @@ def recipe_file(recipe: Recipe) -> str:
     return note + text if f'"{PYTHON}' in text else text
 
 
+def recipe_with_origins(recipe: Recipe) -> str:
+    """Return a recipe as TOML text in which a comment after each value says where it comes from."""
+    return _with_origins(tomli_w.dumps(recipe.to_tree()), recipe)
+
+
+def _with_origins(text: str, recipe: Recipe) -> str:
+    """Add the origin of each value to the TOML text of a recipe, as a comment."""
+    values, section, lines = flatten_keys(tomllib.loads(text)), "", []
+    for line in text.splitlines():
+        if header := re.fullmatch(r"\[+([\w.-]+)\]+", line):
+            section = f"{header[1]}."
+        elif assignment := re.match(r"([\w-]+) = ", line):
+            key = section + assignment[1]
+            line += f"  # {_origin(recipe, key, values.get(key))}"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+def _origin(recipe: Recipe, key: str, value: Any) -> str:
+    """Return where the value of a key comes from: a layer, a default, or a choice for this run."""
+    if origin := recipe.origin_of(key):
+        return origin
+    defaults_of_key = [one.default for one in iter_keys(Recipe) if one.name == key]
+    is_default = any(_plain(default) == value for default in defaults_of_key)
+    return "default" if is_default or not defaults_of_key else "chosen for this model and data"
+
+
+def _plain(default: Any) -> Any:
+    """Return a default as TOML has it."""
+    return list(default) if isinstance(default, tuple) else default
+
+
+def read_origins(text: str) -> dict[str, str]:
+    """Return the origins of values, by dotted keys, from the comments of a `recipe.toml`."""
+    origins, section = {}, ""
+    for line in text.splitlines():
+        if header := re.fullmatch(r"\[+([\w.-]+)\]+", line):
+            section = f"{header[1]}."
+        elif entry := re.match(r"([\w-]+) = .*  # (.+)", line):
+            origins[section + entry[1]] = entry[2]
+    return origins
+
+
 def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "recipe") -> Recipe:
     """A recipe from a tree, with changes applied and every kind that is left open chosen."""
     tree = copy.deepcopy(tree)
     check_tables(tree, where)
     apply_changes(tree, changes)
+    changed, given = flatten_keys(changes_tree(changes)), "given" if where == "recipe" else where
+    origins = {key: "--set" if key in changed else given for key in flatten_keys(tree)}
     _name_sources(tree.get("mix") or ())
     try:
         model = ModelConfig.model_validate(tree.setdefault("model", {}))
@@ -254,8 +297,10 @@ def build_recipe(tree: dict[str, Any], changes: Changes = (), *, where: str = "r
     spec = model.build_spec()
     if spec is None:
         spec = load(str(model.init_from), device="meta").spec
-    _choose_defaults(tree, spec)
-    return Recipe.from_tree(tree, where=where)
+    fill_layers(tree, spec, origins)
+    recipe = Recipe.from_tree(tree, where=where)
+    recipe._origins = origins
+    return recipe
 
 
 def _refuse_second_tokenizer(tree: Mapping[str, Any], model: ModelConfig) -> None:
@@ -286,98 +331,3 @@ def _name_sources(tables: Sequence[dict[str, Any]]) -> None:
                 name, number = f"{stem or 'text'}-{number}", number + 1
             table["name"] = name
             names.add(name)
-
-
-def _choose_defaults(tree: dict[str, Any], spec: Spec) -> None:
-    """Choose what a recipe's tree leaves open, by the model's form, in place.
-
-    That is every kind, an optimizer's values for fine-tuning, and a tokenizer's special tokens.
-    """
-    objectives: list[tuple[dict[str, Any], type[Objective]]] = []
-    for table in tree.get("mix") or [tree]:
-        objective = table.setdefault("objective", {})
-        if "kind" not in objective:
-            objective["kind"] = default_objective(spec).kind
-        if str(objective["kind"]) in Objective.kinds:
-            objectives.append((objective, Objective.kinds[objective["kind"]]))
-    kinds = [kind for _, kind in objectives]
-    labelled = any(kind.labelled for kind in kinds)
-    has_new_weights = "init_from" not in tree["model"] or tree["model"].get("new_weights", False)
-    optimizer = tree.setdefault("optimizer", {})
-    if has_new_weights and not labelled and spec.stacks:
-        own = is_own_size(tree["model"].get("preset") or "")
-        tree.setdefault("defaults", "fast" if own else "published")
-        _set_published(tree)
-    fast = tree.get("defaults") == "fast"
-    if fast and (not has_new_weights or not isinstance(spec, TransformerSpec)):
-        raise RecipeError('defaults = "fast" is for Transformers with new weights: leave it out.')
-    if isinstance(spec, TransformerSpec) and "init_from" not in tree["model"]:
-        _choose_initialization(tree, spec, kinds)
-    for objective, kind in objectives if fast else ():
-        for key, value in kind.fast.items():
-            objective.setdefault(key, value)
-    if has_new_weights:
-        optimizer.setdefault("kind", defaults.optimizer_kind(spec, fast=fast))
-    optimizer.setdefault("kind", "adamw")
-    if labelled and str(optimizer["kind"]) in Optimizer.kinds:
-        for key, value in Optimizer.kinds[optimizer["kind"]].fine_tuning.items():
-            optimizer.setdefault(key, value)
-    tree.setdefault("schedule", {}).setdefault("kind", "linear" if labelled else "stable-decay")
-    if "init_from" not in tree["model"]:
-        tokenizer = tree.setdefault("tokenizer", {})
-        _choose_tokenizer(tokenizer, kinds, spec)
-        minutes = tree.get("train", {}).get("minutes")
-        kind = Tokenizer.kinds.get(str(tokenizer["kind"]))
-        if isinstance(minutes, int | float) and kind is not None:
-            tokenizer.setdefault("sample_bytes", defaults.sample_bytes(kind, minutes))
-
-
-def _choose_initialization(
-    tree: dict[str, Any], spec: TransformerSpec, kinds: Sequence[type[Objective]]
-) -> None:
-    """Choose between the published and the fast initialization, in place."""
-    own = is_own_size(tree["model"].get("preset") or "") and "defaults" not in tree
-    translates = all(kind.family == "encoder-decoder" for kind in kinds)
-    # T5 (fan-in) learns no faster with copy heads (benchmarks/LOG.md).
-    gains = translates and spec.initialization.kind != "fan-in"
-    if tree.get("defaults") == "fast" or (own and gains):
-        tree["model"].setdefault("initialization", defaults.fastest_initialization(spec))
-
-
-def _set_published(tree: dict[str, Any]) -> None:
-    """Set what the preset's paper says and a recipe leaves open, in place.
-
-    Nothing in a table of another kind, and no budget beside one.
-    """
-    preset = tree["model"].get("preset")
-    if preset is None or tree["defaults"] != "published":
-        return
-    for name, keys in catalogue[preset].recipe.items():
-        table = tree.setdefault(name, {})
-        if table.get("kind") in (None, keys.get("kind")):
-            has_budget = any(table.get(budget) is not None for budget in BUDGETS)
-            for key, value in keys.items():
-                if not (has_budget and key in BUDGETS):
-                    table.setdefault(key, value)
-
-
-def _choose_tokenizer(
-    tokenizer: dict[str, Any], objectives: Sequence[type[Objective]], spec: Spec
-) -> None:
-    """Kind and special tokens of a new tokenizer: what an objective needs, or by the model."""
-    if spec.family == "encoder-decoder":
-        chosen = {"kind": "unigram", "special_tokens": ["<pad>", "</s>", "<unk>", "<s>"]}
-    else:
-        chosen = {"kind": "wordpiece" if spec.family == "encoder-only" else "byte-bpe"}
-    for objective in reversed(objectives):
-        chosen = objective.tokenizer_defaults(spec) or chosen
-    tokenizer.setdefault("kind", "file" if "path" in tokenizer else chosen["kind"])
-    config = Tokenizer.kinds.get(tokenizer["kind"])
-    if config is None or "special_tokens" in tokenizer:
-        return
-    config = config(special_tokens=chosen["special_tokens"]) if len(chosen) > 1 else config()
-    vocabulary = config.special_vocabulary
-    needed = dict.fromkeys(name for each in objectives for name in each.special_tokens)
-    missing = [name for name in needed if vocabulary.find(name) is None]
-    if missing or len(chosen) > 1:
-        tokenizer["special_tokens"] = [*config.special_tokens, *missing]

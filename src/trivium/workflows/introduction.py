@@ -17,12 +17,14 @@ from trivium.interop.hf_folder import export_problem
 from trivium.messages import translated
 from trivium.models import flops_per_token, num_parameters
 from trivium.models.base_model import Spec
-from trivium.presets import catalogue, is_own_size
+from trivium.presets import is_own_size
+from trivium.presets.published import published_recipes
 from trivium.progress import ProgressLine, format_count, format_duration, labelled
 from trivium.report import UNKNOWN_SHARE
 from trivium.train import defaults
 from trivium.train.distributed import ALONE
 from trivium.train.recipe import Recipe, TokenizerFile
+from trivium.train.recipe_layers import compare_with_published, published_of
 from trivium.train.trainer import Trainer, TrainState
 from trivium.workflows.corpus import Corpus, ExampleSource
 from trivium.workflows.finished_run import HeldOutMetrics
@@ -293,15 +295,31 @@ def _tell_weights(line: ProgressLine, recipe: Recipe, corpus: Corpus, setup: Mod
 
 
 def _tell_published(line: ProgressLine, recipe: Recipe) -> None:
-    """Tell which keys of the recipe are set as in the preset's paper."""
+    """Tell which keys are as published, which are not, and what the library does in another way.
+
+    For a size without a complete published recipe, tell what is not published.
+    """
     preset = recipe.model.preset
-    if recipe.defaults != "published" or preset is None or is_own_size(preset):
+    if preset is None or is_own_size(preset) or recipe.labelled:
         return
-    tree, paper = flatten_keys(recipe.to_tree()), catalogue[preset]
-    keys = [key for key, value in flatten_keys(paper.recipe).items() if tree.get(key) == value]
-    if keys:
-        line.tell("", "run.as_published", paper=paper.paper, keys=", ".join(keys))
-    line.tell("", "run.fast_defaults")
+    published = published_of(recipe.to_tree())
+    if published is None:
+        known = published_recipes().get(preset)
+        if recipe.defaults == "fast" and known is not None and not known.is_complete:
+            missing = "; ".join(known.missing)
+            line.tell("", "run.not_published", paper=known.paper, missing=missing)
+        return
+    same, changed = compare_with_published(recipe, published)
+    line.tell("", "run.as_published", paper=published.paper, keys=", ".join(same))
+    if changed:
+        keys = ", ".join(
+            translated("run.changed_from_published", key=key, value=value, published=before)
+            for key, (value, before) in changed.items()
+        )
+        line.tell("", "run.not_as_published", keys=keys)
+    if published.differences:
+        subjects = ", ".join(published.differences)
+        line.tell("", "run.published_differences", subjects=subjects, preset=preset)
 
 
 def _tell_budget(

@@ -43,6 +43,7 @@ from trivium.train.recipe_loading import (
     build_recipe,
     changes_tree,
     map_paths,
+    read_origins,
     read_recipe,
     recipe_file,
     recipe_name,
@@ -408,6 +409,8 @@ def _resumed_recipe(run: Run, tree: dict[str, Any], changes: Changes, line: Prog
         elif new is not None:  # a budget of another kind is gone
             old = translated("run.unset") if old is None else old
             line.tell("resuming", "run.changed_key", key=key, new=new, old=old)
+    changed = dict.fromkeys(flatten_keys(changes_tree(changes)), "--set")
+    recipe._origins = read_origins(run.recipe.read_text(encoding="utf-8")) | changed
     return recipe
 
 

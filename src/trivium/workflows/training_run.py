@@ -346,7 +346,12 @@ class RunHooks(Hooks):
 
 
 def _check_divided(recipe: Recipe) -> None:
-    """Raise RecipeError for an objective that draws samples, since no process has a whole model."""
+    """Raise RecipeError for an objective or optimizer that needs a whole model in every process."""
+    if not recipe.optimizer.supports_sharding:
+        raise RecipeError(
+            f'optimizer.kind = "{recipe.optimizer.kind}" needs whole weights in every process: set '
+            'parallel.data = "ddp", or another optimizer.kind.'
+        )
     for objective in recipe.objectives:
         if objective.rolls_out:
             raise RecipeError(

@@ -57,6 +57,9 @@ class Optimizer(Choice, Config, ABC):
     fine_tuning: ClassVar[Mapping[str, Any]] = {"betas": [0.9, 0.999]}
     """Keys whose default is another on labelled examples."""
 
+    supports_sharding: ClassVar[bool] = True
+    """Whether weights may be divided among processes (FSDP, tensor parallelism)."""
+
     def build(self, model: nn.Module, precision: torch.dtype = torch.float32) -> Optimizers:
         """Optimizers that together train every parameter with `requires_grad`.
 

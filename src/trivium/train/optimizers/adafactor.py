@@ -1,0 +1,52 @@
+"""Adafactor, whose second moments take little memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from trivium.train.optimizers import Optimizer, Optimizers, trained
+
+# Raffel et al. 2019, section 3.1.2: 1 / sqrt(10,000).
+_RATE = 0.01
+
+
+class Adafactor(Optimizer):
+    """Adafactor (Shazeer and Stern 2018), PyTorch's `torch.optim.Adafactor`.
+
+    The second moment of a matrix is the product of a vector of rows and a vector of columns. There
+    is no first moment. A step is lr max(1e-3, RMS(weight)) u / max(1, RMS(u)), where u is the
+    gradient divided by the root of the second moment. PyTorch limits lr to 1 / sqrt(step), as in
+    algorithm 4 of the paper.
+    """
+
+    kind: Literal["adafactor"] = "adafactor"
+    beta2_decay: float = Field(
+        -0.8, le=0, description="decay of the second moment at step t is 1 - t ** beta2_decay"
+    )
+    fine_tuning: ClassVar[Mapping[str, Any]] = {}
+    supports_sharding: ClassVar[bool] = False
+
+    def complete(self, adamw_rate: float, embedding_scale: float) -> Self:
+        """Return the optimizer with a learning rate, relative to the size of each weight."""
+        return self if self.lr is not None else self.replace(lr=_RATE)
+
+    def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
+        """Return one Adafactor for all parameters."""
+        assert self.lr is not None
+        groups = self._groups(trained(model), set())
+        return [torch.optim.Adafactor(groups, lr=self.lr, beta2_decay=self.beta2_decay)]
+
+    def state_size(self, model: nn.Module) -> int:
+        """Return the number of elements of the second moments: rows and columns of matrices."""
+        shapes = [weight.shape for weight in trained(model).values()]
+        return sum(
+            shape.numel() // shape[-1] + shape.numel() // shape[-2]
+            if len(shape) > 1
+            else shape.numel()
+            for shape in shapes
+        )

@@ -1,0 +1,31 @@
+"""LAMB, for large batches."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import nn
+
+from trivium.errors import require_extra
+from trivium.train.optimizers import Optimizer, Optimizers, trained
+
+
+class LAMB(Optimizer):
+    """LAMB (You et al. 2019, algorithm 2), the `Lamb` of the library `pytorch_optimizer`.
+
+    The step of a weight w is lr min(|w|, 10) / |u| u, where u is Adam's step without bias
+    correction, plus the weight decay times w.
+    """
+
+    kind: Literal["lamb"] = "lamb"
+    supports_sharding: ClassVar[bool] = False
+
+    def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
+        """Return one LAMB for all parameters."""
+        assert self.lr is not None
+        with require_extra("optimizer.kind = lamb", "optimizers"):
+            from pytorch_optimizer import Lamb
+        options = {"betas": self.betas, "eps": self.eps, "weight_decouple": False}
+        groups = self._groups(trained(model), set())
+        return [Lamb(groups, lr=self.lr, foreach=False, **options)]

@@ -1,0 +1,40 @@
+"""Stochastic gradient descent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from trivium.errors import RecipeError
+from trivium.train.optimizers import Optimizer, Optimizers, trained
+
+
+class SGD(Optimizer):
+    """Stochastic gradient descent, PyTorch's `torch.optim.SGD`."""
+
+    kind: Literal["sgd"] = "sgd"
+    momentum: float = Field(0.0, ge=0, lt=1, description="decay of the sum of past gradients")
+    fine_tuning: ClassVar[Mapping[str, Any]] = {}
+
+    def complete(self, adamw_rate: float, embedding_scale: float) -> Self:
+        """Return the optimizer unchanged.
+
+        Raises RecipeError if the learning rate is not set: none suits many models.
+        """
+        if self.lr is None:
+            raise RecipeError('optimizer.kind = "sgd" has no default rate: set optimizer.lr.')
+        return self
+
+    def _build(self, model: nn.Module, precision: torch.dtype) -> Optimizers:
+        """Return one SGD for all parameters."""
+        assert self.lr is not None
+        groups = self._groups(trained(model), set())
+        return [torch.optim.SGD(groups, lr=self.lr, momentum=self.momentum)]
+
+    def state_size(self, model: nn.Module) -> int:
+        """Return the number of elements of the momentum."""
+        return sum(w.numel() for w in trained(model).values()) if self.momentum else 0

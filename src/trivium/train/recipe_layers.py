@@ -1,0 +1,286 @@
+"""The layers of a recipe: what a user leaves open is filled in by one layer after the other.
+
+From the highest to the lowest layer: `--set`, the user's file, the published recipe of the preset
+or the fast settings, the defaults of the task, and the defaults of the library. Each value keeps
+its origin. Numbers that need the data are decided last (`train/defaults.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from trivium.config import flatten_keys
+from trivium.errors import RecipeError
+from trivium.models.base_model import Spec
+from trivium.models.transformer import TransformerSpec
+from trivium.objectives import Objective, default_objective
+from trivium.presets import is_own_size
+from trivium.presets.published import Published, PublishedRecipe, published_recipes
+from trivium.text import Tokenizer
+from trivium.train import defaults
+from trivium.train.optimizers import Optimizer
+from trivium.train.recipe import BUDGETS, Recipe
+
+Tree = dict[str, Any]
+
+FAST, LIBRARY = "fast settings", "default"
+
+
+class Layer(NamedTuple):
+    """Values of a recipe by their dotted keys, each with its origin.
+
+    Keys of `objective` are those of every source of a mix.
+    """
+
+    values: Mapping[str, Any]
+    origin: str | Mapping[str, str]
+
+
+def fill_layers(tree: Tree, spec: Spec, origins: dict[str, str]) -> None:
+    """Fill in what a recipe's tree leaves open, in place; `origins` gets the origin of each key.
+
+    Raises RecipeError for settings that the model cannot have.
+    """
+    layers: tuple[Callable[[Tree, Spec], Layer], ...] = (
+        _objective_layer,
+        _published_layer,
+        _fast_layer,
+        _task_layer,
+        _library_layer,
+    )
+    for make in layers:
+        _fill(tree, make(tree, spec), origins)
+
+
+def published_of(tree: Mapping[str, Any]) -> PublishedRecipe | None:
+    """Return the complete published recipe that a recipe's tree follows, or None.
+
+    It is the recipe of the preset, for new weights and the published kind of data (text or labelled
+    examples).
+    """
+    if tree.get("defaults") != "published":
+        return None
+    return _complete_recipe(tree)
+
+
+def has_published_budget(recipe: Recipe) -> bool:
+    """Return whether the length of a run is that of the paper, and the user did not set it."""
+    budget = recipe.train.budget
+    if budget is None or published_of(recipe.to_tree()) is None:
+        return False
+    origin = recipe.origin_of(f"train.{budget[0]}")
+    return origin not in ("", "given", "--set") and not origin.endswith(".toml")
+
+
+def compare_with_published(
+    recipe: Recipe, published: PublishedRecipe
+) -> tuple[list[str], dict[str, tuple[Any, Any]]]:
+    """Compare a recipe with the published one.
+
+    Returns the keys that are as published, and the values of the other keys: here and published.
+    """
+    tree, same, changed = flatten_keys(recipe.to_tree()), list[str](), {}
+    for key, one in published.values.items():
+        if tree.get(key) == one.value:
+            same.append(key)
+        else:
+            changed[key] = tree.get(key), one.value
+    phases = [_phase_tree(phase) for phase in published.phases]
+    if phases and tree.get("phases") == phases:
+        same.append("phases")
+    elif phases:
+        changed["phases"] = tree.get("phases") or None, phases
+    return same, changed
+
+
+def _complete_recipe(tree: Mapping[str, Any]) -> PublishedRecipe | None:
+    """Return the complete published recipe of the preset for this kind of data, or None."""
+    recipe = published_recipes().get(tree.get("model", {}).get("preset") or "")
+    if recipe is None or not recipe.is_complete or tree.get("mix"):
+        return None
+    kinds = [tree.get("objective", {}).get("kind")]
+    if "objective.kind" in recipe.values:
+        kinds.append(recipe.values["objective.kind"].value)
+    labelled = {Objective.kinds[kind].labelled for kind in kinds if kind in Objective.kinds}
+    return recipe if len(labelled) == 1 else None
+
+
+def _fill(tree: Tree, layer: Layer, origins: dict[str, str]) -> None:
+    """Set the keys of a layer that are open, in place.
+
+    Keys of a table of another kind are left out, and so is a budget beside another budget.
+    """
+    kinds = {key: value for key, value in layer.values.items() if key.endswith(".kind")}
+    has_budget = any(tree.get("train", {}).get(budget) is not None for budget in BUDGETS)
+    for key, value in layer.values.items():
+        section, _, name = key.rpartition(".")
+        if has_budget and section == "train" and name in BUDGETS:
+            continue
+        for prefix, root in _roots(tree, section):
+            table = root
+            for step in section.split(".") if section else ():
+                table = table.setdefault(step, {})
+            kind = kinds.get(f"{section}.kind")
+            if name not in table and kind in (None, table.get("kind", kind)):
+                table[name] = value
+                origin = layer.origin if isinstance(layer.origin, str) else layer.origin[key]
+                origins[prefix + key] = origin
+
+
+def _roots(tree: Tree, section: str) -> Iterator[tuple[str, Tree]]:
+    """Yield the tables that contain a section: the sources of a mix for the objective."""
+    sources = tree.get("mix") if section == "objective" else None
+    for number, source in enumerate(sources or ()):
+        yield f"mix[{number}].", source
+    if not sources:
+        yield "", tree
+
+
+def _objectives(tree: Mapping[str, Any]) -> Iterator[tuple[str, type[Objective]]]:
+    """Yield the kind of objective of every source, by name and class, except unknown kinds."""
+    for table in tree.get("mix") or [tree]:
+        kind = str(table.get("objective", {}).get("kind", ""))
+        if kind in Objective.kinds:
+            yield kind, Objective.kinds[kind]
+
+
+def _has_new_weights(tree: Mapping[str, Any]) -> bool:
+    return "init_from" not in tree["model"] or tree["model"].get("new_weights", False)
+
+
+def _is_labelled(tree: Mapping[str, Any]) -> bool:
+    return any(objective.labelled for _, objective in _objectives(tree))
+
+
+def _published_layer(tree: Tree, spec: Spec) -> Layer:
+    """Return the published recipe of the preset, if it is complete.
+
+    If the user sets another budget, a published warm-up keeps its share of the budget. Published
+    phases are left out if the user sets a key that they change.
+    """
+    recipe, chosen = _complete_recipe(tree), tree.get("defaults")
+    if recipe is None or not _has_new_weights(tree) or chosen == "fast":
+        return Layer({}, LIBRARY)
+    values = {"defaults": Published("published", ""), **recipe.values}
+    if "init_from" in tree["model"] or "path" in tree.get("tokenizer", {}):
+        values = {key: one for key, one in values.items() if not key.startswith("tokenizer.")}
+    budget = recipe.budget
+    train, warmup, steps = tree.get("train", {}), values.get("schedule.warmup"), recipe.steps
+    changed = {f"train.{name}": train[name] for name in BUDGETS if train.get(name) is not None}
+    is_other = bool(changed) and changed != dict([budget] if budget else [])
+    if is_other and warmup and warmup.value >= 1 and steps:
+        share = round(min(warmup.value / steps, 1.0), 6)
+        source = f"{warmup.source}: {warmup.value:,} of {steps:,.0f} steps"
+        values["schedule.warmup"] = Published(share, source)
+    phases = [_phase_tree(phase) for phase in recipe.phases]
+    keys = {key for phase in recipe.phases for key in phase if key != "until"}
+    if phases and not keys & set(flatten_keys(tree)):
+        source = ", ".join(dict.fromkeys(one["until"].source for one in recipe.phases))
+        values["phases"] = Published(phases, source)
+    origins = {key: recipe.cite(one.source) for key, one in values.items()}
+    return Layer({key: one.value for key, one in values.items()}, origins)
+
+
+def _phase_tree(phase: Mapping[str, Published]) -> Tree:
+    """Return a phase as a nested dict of its values."""
+    tree: Tree = {}
+    for key, one in phase.items():
+        section, _, name = key.rpartition(".")
+        (tree.setdefault(section, {}) if section else tree)[name] = one.value
+    return tree
+
+
+def _objective_layer(tree: Tree, spec: Spec) -> Layer:
+    """Return the objective of the published recipe for text, or of the model's form."""
+    if all("kind" in root.get("objective", {}) for _, root in _roots(tree, "objective")):
+        return Layer({}, LIBRARY)
+    recipe = published_recipes().get(tree["model"].get("preset") or "")
+    if recipe is not None and "objective.kind" in recipe.values and not tree.get("mix"):
+        published = str(recipe.values["objective.kind"].value)
+        takes_it = recipe.is_complete and not Objective.kinds[published].labelled
+        if takes_it and tree.get("defaults") != "fast" and _has_new_weights(tree):
+            source = recipe.cite(recipe.values["objective.kind"].source)
+            return Layer({"objective.kind": published}, source)
+    return Layer({"objective.kind": default_objective(spec).kind}, LIBRARY)
+
+
+def _fast_layer(tree: Tree, spec: Spec) -> Layer:
+    """Return the settings with which new weights learn fastest, for sizes without a recipe.
+
+    They are the initialization, fields of objectives and the optimizer. See `train/defaults.py`.
+
+    Raises:
+        RecipeError: the recipe asks for fast settings of a model that has none.
+    """
+    is_new, labelled = _has_new_weights(tree), _is_labelled(tree)
+    own = is_own_size(tree["model"].get("preset") or "")
+    values: Tree = {}
+    if is_new and not labelled and spec.stacks:
+        values["defaults"] = "fast"
+    fast = tree.get("defaults", values.get("defaults")) == "fast"
+    if fast and (not is_new or not isinstance(spec, TransformerSpec)):
+        raise RecipeError('defaults = "fast" is for Transformers with new weights: leave it out.')
+    kinds = [objective for _, objective in _objectives(tree)]
+    if isinstance(spec, TransformerSpec) and "init_from" not in tree["model"]:
+        translates = all(kind.family == "encoder-decoder" for kind in kinds)
+        # T5 (fan-in) learns no faster with copy heads (benchmarks/LOG.md).
+        gains = translates and spec.initialization.kind != "fan-in"
+        if fast or (own and gains and "defaults" not in tree):
+            values["model.initialization"] = defaults.fastest_initialization(spec)
+    if fast:
+        for kind in kinds:
+            values |= {f"objective.{key}": value for key, value in kind.fast.items()}
+    if is_new:
+        values["optimizer.kind"] = defaults.optimizer_kind(spec, fast=fast)
+    return Layer(values, FAST if fast else LIBRARY)
+
+
+def _task_layer(tree: Tree, spec: Spec) -> Layer:
+    """Return the defaults of labelled tasks: the optimizer's values and the schedule."""
+    tasks = [name for name, objective in _objectives(tree) if objective.labelled]
+    if not tasks:
+        return Layer({}, LIBRARY)
+    kind = tree.get("optimizer", {}).get("kind", "adamw")
+    values: Tree = {"optimizer.kind": "adamw", "schedule.kind": "linear"}
+    if str(kind) in Optimizer.kinds:
+        fine_tuning = Optimizer.kinds[kind].fine_tuning
+        values |= {f"optimizer.{key}": value for key, value in fine_tuning.items()}
+        values["optimizer.kind"] = kind
+    return Layer(values, f"default of {tasks[0]}")
+
+
+def _library_layer(tree: Tree, spec: Spec) -> Layer:
+    """Return the kinds of the library: optimizer, schedule, and a new tokenizer."""
+    values: Tree = {"optimizer.kind": "adamw", "schedule.kind": "stable-decay"}
+    if "init_from" not in tree["model"]:
+        tokenizer = dict(tree.get("tokenizer", {}))
+        _choose_tokenizer(tokenizer, [objective for _, objective in _objectives(tree)], spec)
+        minutes = tree.get("train", {}).get("minutes")
+        kind = Tokenizer.kinds.get(str(tokenizer["kind"]))
+        if isinstance(minutes, int | float) and kind is not None:
+            tokenizer.setdefault("sample_bytes", defaults.sample_bytes(kind, minutes))
+        values |= {f"tokenizer.{key}": value for key, value in tokenizer.items()}
+    return Layer(values, LIBRARY)
+
+
+def _choose_tokenizer(
+    tokenizer: dict[str, Any], objectives: Sequence[type[Objective]], spec: Spec
+) -> None:
+    """Choose kind and special tokens of a new tokenizer: as an objective needs, or by the model."""
+    if spec.family == "encoder-decoder":
+        chosen = {"kind": "unigram", "special_tokens": ["<pad>", "</s>", "<unk>", "<s>"]}
+    else:
+        chosen = {"kind": "wordpiece" if spec.family == "encoder-only" else "byte-bpe"}
+    for objective in reversed(objectives):
+        chosen = objective.tokenizer_defaults(spec) or chosen
+    tokenizer.setdefault("kind", "file" if "path" in tokenizer else chosen["kind"])
+    config = Tokenizer.kinds.get(tokenizer["kind"])
+    if config is None or "special_tokens" in tokenizer:
+        return
+    config = config(special_tokens=chosen["special_tokens"]) if len(chosen) > 1 else config()
+    vocabulary = config.special_vocabulary
+    needed = dict.fromkeys(name for each in objectives for name in each.special_tokens)
+    missing = [name for name in needed if vocabulary.find(name) is None]
+    if missing or len(chosen) > 1:
+        tokenizer["special_tokens"] = [*config.special_tokens, *missing]

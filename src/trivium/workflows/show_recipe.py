@@ -1,0 +1,43 @@
+"""Show a recipe before it is run: every key, its value, and where the value comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trivium.errors import RecipeError
+from trivium.model_loading import load
+from trivium.train import defaults
+from trivium.train.recipe_loading import (
+    AnyRecipe,
+    Changes,
+    apply_changes,
+    build_recipe,
+    recipe_name,
+    recipe_tree,
+    recipe_with_origins,
+)
+
+
+def show_recipe(recipe: AnyRecipe, data: Sequence[str] = (), changes: Changes = ()) -> str:
+    """Return a recipe as TOML text; a comment after each value says where the value comes from.
+
+    The vocabulary size and the micro-batch follow from the data and the machine, and are left open.
+    So are the numbers of labelled runs that follow from the number of examples.
+
+    Args:
+        recipe: as in `pretrain`.
+        data: the paths of the data, which need not exist.
+        changes: as in `pretrain`.
+
+    Raises RecipeError for a recipe that cannot be used.
+    """
+    if not recipe:
+        raise RecipeError("which recipe? Name a preset, a recipe file or a model.")
+    tree = recipe_tree(recipe)
+    if data:
+        apply_changes(tree, {"data": {"paths": list(data)}})
+    chosen = build_recipe(tree, changes, where=recipe_name(recipe))
+    if chosen.labelled:
+        return recipe_with_origins(chosen)
+    spec = chosen.model.build_spec() or load(str(chosen.model.init_from), device="meta").spec
+    return recipe_with_origins(defaults.complete(chosen, spec))
