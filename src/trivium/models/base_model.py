@@ -316,6 +316,14 @@ class LanguageModule(PartModule):
         """Return the decoder's attention weights over the source [B, T, S] if `spec.aligns`."""
         raise SpecError("a layer of this model is no attention: it has no attention weights.")
 
+    @property
+    def has_fixed_shapes(self) -> bool:
+        """Whether no shape in a decode step depends on the tokens or on the lengths of texts.
+
+        Such a decode step can be compiled, and captured in a CUDA graph.
+        """
+        return False
+
     def compile_blocks(self) -> None:
         """Compile the blocks with `torch.compile`, in models that become faster by compilation."""
 

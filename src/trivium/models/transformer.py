@@ -391,6 +391,12 @@ class Transformer(LanguageModule):
             layers[-1] += stack.norm.parameters()
         return stacks
 
+    @property
+    def has_fixed_shapes(self) -> bool:
+        """Whether no layer has experts. See `LanguageModule.has_fixed_shapes`."""
+        layers = [layer for stack in self.spec.stacks for layer in stack.every_layer]
+        return all(layer.has_fixed_shapes for layer in layers)
+
     def compile_blocks(self) -> None:
         """Compile every layer separately (`torch.compile`), so that equal layers compile once."""
         for layer in self.blocks:
