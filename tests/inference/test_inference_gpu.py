@@ -44,8 +44,9 @@ def test_a_step_captured_in_a_cuda_graph_gives_the_same_texts(name):
     lm, params = text_model(module), SamplingParams(temperature=0.0, max_new_tokens=19)
     prompts = [[7, 11, 13], [17, 19], [5], [23, 29, 31, 2, 3]]
     expected = run(lm, prompts, params, slots=2, slot_length=32, cuda_graph=False)
-    texts = run(lm, prompts, params, slots=2, slot_length=32)
-    assert [one.output_ids for one in texts] == [one.output_ids for one in expected]
+    for fused in (False, True):
+        texts = run(lm, prompts, params, slots=2, slot_length=32, fused=fused)
+        assert [one.output_ids for one in texts] == [one.output_ids for one in expected]
 
 
 def test_a_compiled_step_is_captured():

@@ -8,6 +8,8 @@ Shape letters: B rows, T tokens per row, D d_model.
 
 from __future__ import annotations
 
+import copy
+import itertools
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,6 +19,8 @@ from torch import Tensor
 
 from trivium.inference.forward import Ids, extend
 from trivium.models import LanguageModule
+from trivium.nn.feed_forwards.mlp import MLPModule
+from trivium.nn.mixers.attention import AttentionModule
 from trivium.nn.state import Cache
 
 # A captured step reads at least this number of positions of every slot.
@@ -147,6 +151,20 @@ class DecodeStep:
                 self._run, *ids.shape, self._module.device, self._pool
             )
         return self._graphs[shape](ids, lengths)
+
+
+def fuse_projections(module: LanguageModule) -> LanguageModule:
+    """Return a copy of a module that computes projections of the same input in one matmul.
+
+    These are query, key and value of self-attention, and gate and up of gated MLPs, in the decoder.
+    The copy shares all weights with `module`, whose weights keep their names and values.
+    """
+    shared = itertools.chain(module.parameters(), module.buffers())
+    fused = copy.deepcopy(module, {id(tensor): tensor for tensor in shared})
+    for part in fused.modules():
+        if type(part) is AttentionModule or type(part) is MLPModule:
+            part.fuse_projections()
+    return fused
 
 
 def captures_decoding(module: LanguageModule) -> bool:

@@ -14,7 +14,13 @@ import torch
 from torch import Tensor
 
 from trivium.errors import SpecError, TriviumError
-from trivium.inference.decode_step import UNFIXED_SHAPES, CUDAGraph, DecodeStep, captures_decoding
+from trivium.inference.decode_step import (
+    UNFIXED_SHAPES,
+    CUDAGraph,
+    DecodeStep,
+    captures_decoding,
+    fuse_projections,
+)
 from trivium.inference.forward import batch_by_length, check_prompt, prefill, vocabulary_logits
 from trivium.inference.logits_processors import DecodingState, next_choice_ids, process_logits
 from trivium.inference.request import FinishReason, GenerationRequest, token_logprob
@@ -50,6 +56,8 @@ class Engine:
             text.
         cuda_graph: whether to capture the decode step in a CUDA graph; None: on a GPU, if the
             shapes of the decode step do not depend on the tokens.
+        fused: whether to compute query, key and value in one matmul, and gate and up in one, which
+            may be faster on a GPU (`fuse_projections`).
 
     Raises:
         SpecError: `compile` is set and the model is not a Transformer, `compile` or `cuda_graph` is
@@ -68,6 +76,7 @@ class Engine:
         compile: bool = False,
         draft: Draft | None = None,
         cuda_graph: bool | None = None,
+        fused: bool = False,
     ) -> None:
         check_bounds("slots", slots, {"ge": 1})
         if compile and draft is not None:
@@ -84,7 +93,8 @@ class Engine:
             cuda_graph = captures_decoding(module)
         self.lm, self.slots = lm, slots
         self.slot_length = min(slot_length, module.spec.max_length or slot_length)
-        self._module, self._rules, self.draft = module, lm.generation_rules, draft
+        self._module = fuse_projections(module) if fused else module
+        self._rules, self.draft = lm.generation_rules, draft
         self._cache = module.new_cache(slots, self.slot_length)
         if draft is not None and draft.num_tokens > self._cache.max_crop:
             raise SpecError(
@@ -96,7 +106,7 @@ class Engine:
         self._finished: list[GenerationRequest] = []
         self.compiled = compile
         self._extend_texts = DecodeStep(
-            module,
+            self._module,
             self._cache,
             compile=compile,
             capture=CUDAGraph if cuda_graph else None,

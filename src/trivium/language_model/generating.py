@@ -120,6 +120,7 @@ class GenerationMixin(TextModel):
         slot_length: int = 2048,
         draft: Draft | None = None,
         cuda_graph: bool | None = None,
+        fused: bool = False,
     ) -> Engine:
         """Create an engine that generates the texts of many requests together; see `Engine`.
 
@@ -134,6 +135,7 @@ class GenerationMixin(TextModel):
             compile=self.compile and draft is None,
             draft=draft,
             cuda_graph=cuda_graph,
+            fused=fused,
         )
 
     def engine_for(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from trivium.errors import SpecError
 from trivium.nn.attend import MAX_EAGER_SCORES, attend, attention_probabilities
+from trivium.nn.fused_linear import FusedLinear
 from trivium.nn.mask import Mask
 from trivium.nn.mixers import TP_PLAN, Mixer, MixerModule
 from trivium.nn.norm import Norm, build_norm
@@ -197,6 +198,7 @@ class AttentionModule(MixerModule):
         self.key = nn.Linear(width, keys, bias=part.has_key_bias)
         self.value = nn.Linear(width, keys, bias=part.bias)
         self.output = nn.Linear(queries, width, bias=part.has_output_bias)
+        self.qkv: FusedLinear | None = None  # query, key and value, fused for decoding
         whole = part.qk_norm_over == "all-heads"
         self.query_norm = build_norm(part.qk_norm, queries if whole else part.head_dim)
         self.key_norm = build_norm(part.qk_norm, keys if whole else part.head_dim)
@@ -344,10 +346,16 @@ class AttentionModule(MixerModule):
         QK norm and RoPE have been applied to queries and keys, if the spec has them. Keys and
         values include those in the cache. Queries have the dtype of the keys.
         """
-        query = self._split_and_rotate(self.query_norm, self.query(x), prepared.positions)
-        key_value_states = x[:, : sequence.num_keys] if prepared.source is None else prepared.source
-        key = self._split_and_rotate(self.key_norm, self.key(key_value_states), prepared.positions)
-        value = self._split_heads(self.value(key_value_states))
+        if self.qkv is not None:
+            query, key, value = self.qkv(x)
+        else:
+            source = prepared.source
+            key_value_states = x[:, : sequence.num_keys] if source is None else source
+            query = self.query(x)
+            key, value = self.key(key_value_states), self.value(key_value_states)
+        query = self._split_and_rotate(self.query_norm, query, prepared.positions)
+        key = self._split_and_rotate(self.key_norm, key, prepared.positions)
+        value = self._split_heads(value)
         if sequence.cache_slice is not None and state is not None:
             key, value = state.append(sequence.cache_slice, key, value)
         return query.to(key.dtype), key, value  # a cache may be more precise than the model
@@ -360,6 +368,10 @@ class AttentionModule(MixerModule):
         """
         ready = self.positions.project_positions(prepared.positions, self.query, self.key)
         return self.positions.scores(query, key, ready)
+
+    def fuse_projections(self) -> None:
+        """Compute query, key and value in one matmul from now on. Only for decoding."""
+        self.qkv = FusedLinear.fuse(self.query, self.key, self.value)
 
     def project_kv(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the keys and values [B, K, S, H] of hidden states [B, S, D], split into heads.
