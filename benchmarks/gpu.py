@@ -335,6 +335,7 @@ def peer_model(preset: str, device: str, dtype: str = "float32") -> Any:
     from trivium.presets import presets
 
     options, _ = to_hugging_face(build(presets[preset].with_dropout(0.0), device="meta"))
+    options |= {"pad_token_id": 0, "decoder_start_token_id": 0}
     config = transformers.AutoConfig.for_model(**options)
     kind = transformers.AutoModelForCausalLM
     if config.model_type == "bert":

@@ -351,7 +351,9 @@ def _sum_losses(
 ) -> Tensor:
     """Return the sum of the losses of rows with a label, from their `row_statistics`."""
     log_total, label_logit, mean_logit = statistics
-    losses = log_total - (1.0 - smoothing) * label_logit - smoothing * mean_logit
+    losses = log_total - (1.0 - smoothing) * label_logit
+    if smoothing:
+        losses = losses - smoothing * mean_logit
     return torch.where(is_label, losses, 0.0).sum()
 
 
@@ -370,9 +372,17 @@ def _combine_shards(
 
 
 @functools.cache
-def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the compiled function, which is not compiled again for other numbers of rows."""
-    return torch.compile(function, dynamic=True)
+def _compile(function: Callable[..., Any], backend: str = "inductor") -> Callable[..., Any]:
+    """Return the function compiled for tensors with any number of rows, and constant options."""
+    compiled = torch.compile(function, backend=backend)
+
+    def call(*tensors: Tensor, **options: Any) -> Any:
+        """Call the compiled function."""
+        for tensor in tensors:
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return compiled(*tensors, **options)
+
+    return call
 
 
 def _cast_and_pad(x: Tensor, dtype: torch.dtype, rows: int) -> Tensor:
