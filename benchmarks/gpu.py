@@ -396,12 +396,17 @@ DECODING: dict[str, dict[str, Any]] = {"trivium": {}, "trivium, compiled": {"com
 
 
 def decoder_preset(report: Report) -> str:
-    """Return the preset whose decoding is measured."""
-    return "llama-tiny" if report.tiny else "llama-7b"
+    """Return the preset whose decoding is measured: the largest that fits with 64 texts."""
+    import torch
+
+    if report.tiny:
+        return "llama-tiny"
+    large = torch.cuda.get_device_properties(0).total_memory > 30e9
+    return "llama-7b" if large else "llama3.2-1b"
 
 
 def random_decoder(report: Report) -> Any:
-    """Return a text model of LLaMA-7B's shape in bfloat16 that never ends a text."""
+    """Return a text model with random bfloat16 weights that never ends a text."""
     import torch
     from generate import endless
 
@@ -438,6 +443,7 @@ def decode(report: Report, mode: str) -> None:
         seconds = min(speeds)
         report.add(
             f"{mode}, {texts} texts",
+            model=decoder_preset(report),
             **{
                 "tokens/s": texts / seconds,
                 "ms": 1e3 * seconds,
@@ -504,6 +510,7 @@ def decode_transformers(report: Report) -> None:
             step = (seconds[1] - seconds[0]) / (new_tokens - 1)  # without reading the prompt
             report.add(
                 f"transformers, {cache or 'dynamic'} cache, {texts} texts",
+                model=decoder_preset(report),
                 **{"tokens/s": texts / step, "ms": 1e3 * step},
                 **peak_gb(report.device),
             )
