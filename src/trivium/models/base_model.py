@@ -220,6 +220,8 @@ class LanguageModule(PartModule):
     heads: nn.ModuleDict
     linear_cross_entropy: Callable[..., Tensor] = staticmethod(linear_cross_entropy)
     """Cross-entropy from hidden states and output matrix; replaced in tensor parallelism."""
+    compiles_loss: bool = False
+    """Whether `lm_loss` on a GPU uses a compiled function; set by `compile_blocks`."""
 
     def initializer(self) -> Any:
         """Return the `Initializer` of the weights; None if `reset_parameters` sets all weights."""
@@ -325,7 +327,7 @@ class LanguageModule(PartModule):
         return False
 
     def compile_blocks(self) -> None:
-        """Compile the blocks with `torch.compile`, in models that become faster by compilation."""
+        """Compile blocks and loss with `torch.compile`, in models that become faster by it."""
 
     def logits(
         self, hidden: Tensor, head: str | None = None, attention_mask: Tensor | None = None
@@ -384,6 +386,7 @@ class LanguageModule(PartModule):
                 targets,
                 smoothing=smoothing,
                 soft_cap=head.soft_cap,
+                compiled=self.compiles_loss and features.is_cuda,
             )
         total = hidden.new_zeros((), dtype=torch.float32)
         for part, target in zip(features.split(_PACKED_ROWS), targets.split(_PACKED_ROWS)):

@@ -398,9 +398,13 @@ class Transformer(LanguageModule):
         return all(layer.has_fixed_shapes for layer in layers)
 
     def compile_blocks(self) -> None:
-        """Compile every layer separately (`torch.compile`), so that equal layers compile once."""
+        """Compile every layer separately (`torch.compile`), so that equal layers compile once.
+
+        On a GPU, the loss over the vocabulary is compiled, too.
+        """
         for layer in self.blocks:
             layer.compile()
+        self.compiles_loss = True
 
     def flops_per_token(self, length: int) -> float:
         """Return the training FLOPs per token, forward and backward, in a row of `length` tokens.
