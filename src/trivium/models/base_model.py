@@ -316,8 +316,11 @@ class LanguageModule(PartModule):
         """Return the decoder's attention weights over the source [B, T, S] if `spec.aligns`."""
         raise SpecError("a layer of this model is no attention: it has no attention weights.")
 
-    def compile_blocks(self) -> None:
-        """Compile the blocks with `torch.compile`, in models that become faster by compilation."""
+    def compile_blocks(self, **options: Any) -> None:
+        """Compile the blocks with `torch.compile`, in models that become faster by compilation.
+
+        The options are those of `torch.compile`.
+        """
 
     def logits(
         self, hidden: Tensor, head: str | None = None, attention_mask: Tensor | None = None

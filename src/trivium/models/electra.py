@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -170,10 +170,13 @@ class GeneratorAndDiscriminator(nn.Module):
         yield from self.generator.blocks
         yield from self.discriminator.blocks
 
-    def compile_blocks(self) -> None:
-        """Compile every layer of the generator and the discriminator."""
-        self.generator.compile_blocks()
-        self.discriminator.compile_blocks()
+    def compile_blocks(self, **options: Any) -> None:
+        """Compile every layer of the generator and the discriminator.
+
+        The options are those of `torch.compile`.
+        """
+        self.generator.compile_blocks(**options)
+        self.discriminator.compile_blocks(**options)
 
     @torch.no_grad()
     def sample(self, hidden: Tensor, draws: Tensor) -> Tensor:

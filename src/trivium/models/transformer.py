@@ -391,10 +391,10 @@ class Transformer(LanguageModule):
             layers[-1] += stack.norm.parameters()
         return stacks
 
-    def compile_blocks(self) -> None:
-        """Compile every layer separately (`torch.compile`), so that equal layers compile once."""
-        for layer in self.blocks:
-            layer.compile()
+    def compile_blocks(self, **options: Any) -> None:
+        """Compile every layer separately. See `LanguageModule.compile_blocks`."""
+        for stack in self.stacks:
+            stack.compile_blocks(**options)
 
     def flops_per_token(self, length: int) -> float:
         """Return the training FLOPs per token, forward and backward, in a row of `length` tokens.
