@@ -178,6 +178,14 @@ class GeneratorAndDiscriminator(nn.Module):
         self.generator.compile_blocks(**options)
         self.discriminator.compile_blocks(**options)
 
+    def use_flex_attention(self) -> str:
+        """Let the generator and the discriminator use FlexAttention.
+
+        Returns the warning of one of them, or "". See `LanguageModule.use_flex_attention`.
+        """
+        warning = self.generator.use_flex_attention()
+        return self.discriminator.use_flex_attention() or warning
+
     @torch.no_grad()
     def sample(self, hidden: Tensor, draws: Tensor) -> Tensor:
         """Sample a token id per masked position from the generator (inverse transform sampling).
