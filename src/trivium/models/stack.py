@@ -22,10 +22,10 @@ from trivium.nn.positions import AbsolutePositions
 from trivium.nn.sequence_info import NO_CACHE, LayerContext, SequenceInfo
 from trivium.nn.state import Cache
 
-# The compiled variants of one kind of layer: training and evaluation, each with whole batches, with
-# fewer rows, with one row and with shorter rows. PyTorch limits the variants of `Block.forward`, so
-# all kinds of layers count together.
-_VARIANTS_PER_KIND = 8
+# The most compiled variants of one kind of layer: training, evaluation and decoding, each with
+# whole batches, fewer rows, shorter rows, one row and padding. PyTorch limits the variants of a
+# function, and all kinds of layers share the function `Block.forward`.
+_VARIANTS_PER_KIND = 16
 
 
 def _layers_as_tuple(layers: Any) -> Any:
