@@ -397,13 +397,13 @@ class Transformer(LanguageModule):
         layers = [layer for stack in self.spec.stacks for layer in stack.every_layer]
         return all(layer.has_fixed_shapes for layer in layers)
 
-    def compile_blocks(self) -> None:
-        """Compile every layer separately (`torch.compile`), so that equal layers compile once.
+    def compile_blocks(self, **options: Any) -> None:
+        """Compile every layer separately and, on a GPU, the loss over the vocabulary.
 
-        On a GPU, the loss over the vocabulary is compiled, too.
+        See `LanguageModule.compile_blocks`.
         """
-        for layer in self.blocks:
-            layer.compile()
+        for stack in self.stacks:
+            stack.compile_blocks(**options)
         self.compiles_loss = True
 
     def flops_per_token(self, length: int) -> float:

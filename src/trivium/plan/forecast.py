@@ -260,6 +260,8 @@ def trainer_without_data(recipe: Recipe) -> tuple[Trainer, MemoryUse]:
     precision = hardware.choose_arithmetic(recipe.train.precision, device, planned, {}).precision
     memory = fit_memory(recipe, planned, [stream], ALONE, precision=precision, device=device)
     module = built(device)
+    if recipe.train.uses_flex(device):
+        module.use_flex_attention()
     if recipe.train.compiles(device):
         module.compile_blocks()
     tokens = memory.micro_batch_tokens

@@ -77,6 +77,7 @@ def train_run(
     recipe = defaults.complete(
         setup.recipe, lm.spec, num_examples=sum(one.num_train for one in corpus.examples)
     )
+    uses_flex = recipe.train.uses_flex(device)
     arithmetic = hardware.choose_arithmetic(recipe.train.precision, device, module, before)
     [slower] = parallel.all_reduce_max(arithmetic.precision is torch.float32)
     precision = torch.float32 if slower else torch.bfloat16
@@ -104,6 +105,8 @@ def train_run(
     )
     if memory.idle:
         line.warn(memory.idle)
+    if uses_flex and (warning := module.use_flex_attention()):  # type: ignore[operator]
+        line.warn(warning)
     if recipe.train.compiles(device):
         module.compile_blocks()  # type: ignore[operator]
     divided = parallel.size > 1 and memory.data == "fsdp"

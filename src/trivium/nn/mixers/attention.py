@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from trivium.errors import SpecError
 from trivium.nn.attend import MAX_EAGER_SCORES, attend, attention_probabilities
+from trivium.nn.flex import MIN_HEAD_DIM, FlexMask
 from trivium.nn.fused_linear import FusedLinear
 from trivium.nn.mask import Mask
 from trivium.nn.mixers import TP_PLAN, Mixer, MixerModule
@@ -193,6 +194,7 @@ class AttentionModule(MixerModule):
         self.soft_cap = part.soft_cap
         self.scale = part.score_scale
         self.max_scores = MAX_EAGER_SCORES // num_layers
+        self.uses_flex = False  # see `LanguageModule.use_flex_attention`
         queries, keys = part.num_heads * part.head_dim, part.kv_heads * part.head_dim
         self.query = nn.Linear(width, queries, bias=part.bias)
         self.key = nn.Linear(width, keys, bias=part.has_key_bias)
@@ -205,6 +207,16 @@ class AttentionModule(MixerModule):
         self.positions: PositionsModule = (
             part.positions.build(part, width) if part.positions else PositionsModule(part, width)
         )
+
+    @property
+    def supports_flex(self) -> bool:
+        """Whether FlexAttention supports the layer.
+
+        It supports neither attention dropout, nor narrow heads, nor a position encoding that
+        computes scores from the queries and keys of the layer.
+        """
+        has_scores = type(self.positions).scores is not PositionsModule.scores
+        return self.dropout == 0.0 and self.head_dim >= MIN_HEAD_DIM and not has_scores
 
     @property
     def table_key(self) -> Hashable:
@@ -250,7 +262,8 @@ class AttentionModule(MixerModule):
             table: the weights that the layers share (`new_table`); None: no such weights.
         """
         ready = self.positions.prepare(sequence, keys, table)
-        mask = Mask(
+        uses_flex = self.uses_flex and sequence.cache_slice is None
+        mask = (FlexMask if uses_flex else Mask)(
             sequence,
             keys,
             self.get_pattern(sequence),
