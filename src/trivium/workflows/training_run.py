@@ -129,7 +129,8 @@ def train_run(
         "micro_batch_tokens": memory.micro_batch_tokens,
         "torch": torch.__version__,
     }
-    optimizers = recipe.optimizer.build(module, precision)
+    compiled = device.type == "cuda" and recipe.train.compiles(device)
+    optimizers = recipe.optimizer.build(module, precision, compiled=compiled)
     share = recipe.train.gradual_unfreezing
     unfreezing = None if share is None else GradualUnfreezing(module, share)
     carried = carried_state(module, streams[0])
