@@ -194,11 +194,14 @@ def assert_one_number_is_restored(parallel: Parallel, folder: Path) -> None:
 
     checkpoints = Checkpoints(folder / "checkpoints", parallel)
     model, optimizer = trained(3)
-    checkpoints.save(model, [optimizer], TrainState(step=3))
+    scale = LossScale(8.0)
+    checkpoints.save(model, [optimizer], TrainState(step=3, loss_scale=scale))
+    scale.update(overflowed=True)  # while the checkpoint is written
     checkpoints.wait()
     parallel.barrier()
     fresh, restored = trained(0)
-    assert checkpoints.restore(fresh, [restored], warn=print).step == 3
+    state = checkpoints.restore(fresh, [restored], warn=print)
+    assert (state.step, state.loss_scale) == (3, LossScale(8.0))
     for one, other in ((model, optimizer), (fresh, restored)):
         other.zero_grad()
         one(torch.ones(2, 3)).sum().backward()
