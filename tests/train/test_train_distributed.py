@@ -20,7 +20,6 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import spawn
 
-import trivium.train.optimizers.muon
 from trivium.errors import RecipeError
 from trivium.language_model import LanguageModel
 from trivium.objectives.causal import Causal
@@ -29,7 +28,8 @@ from trivium.train import hardware
 from trivium.train.checkpoint import Checkpoints
 from trivium.train.distributed import ALONE, Parallel, join_processes, parallelize_step
 from trivium.train.loader import Loader
-from trivium.train.optimizers.muon import Muon, full_tensor
+from trivium.train.loss_scale import LossScale
+from trivium.train.optimizers.muon import MatrixMuon, Muon, full_tensor
 from trivium.train.recipe import ParallelConfig
 from trivium.train.recipe_loading import load_recipe
 from trivium.train.trainer import Trainer, TrainState, TrainStep
@@ -71,6 +71,7 @@ def work(rank: int, size: int, port: int, folder: str) -> None:
         assert parallel.all_reduce_sum(rank, 1) == [size * (size - 1) // 2, size]
         assert_same_steps(parallel, config, sgd)
         assert_same_steps(parallel, config, muon, unfreezes=True)
+        assert_trains_in_float16(parallel, config)
     assert_matrices_are_divided(parallel)
     assert_one_number_is_restored(parallel, Path(folder))
 
@@ -111,14 +112,41 @@ def assert_same_steps(
         torch.testing.assert_close(full_tensor(weight), expected_weight, rtol=1e-9, atol=1e-12)
 
 
+def assert_trains_in_float16(parallel: Parallel, config: ParallelConfig) -> None:
+    """The weights are nearly those of a single process; all processes skip the same steps."""
+    model: Any = small_model("llama")
+    single, half, start = copy.deepcopy(model), torch.float16, copy.deepcopy(model).state_dict()
+    records_of(single, ALONE, ParallelConfig(), sgd, precision=half)
+    records = records_of(model, parallel, config, sgd, precision=half)
+    assert [one["skipped_steps"] for one in records] == [0, 0, 0]
+    for name, weight in single.state_dict().items():
+        moved = (weight - start[name]).norm()
+        assert (full_tensor(model.state_dict()[name]) - weight).norm() < 0.03 * moved, name
+    model = small_model("llama")
+    scale = LossScale(2.0**19)  # overflows in some processes and some steps
+    records = records_of(model, parallel, config, sgd, precision=half, scale=scale)
+    skipped = [float(one["skipped_steps"]) for one in records]
+    assert skipped[-1] > 0
+    assert parallel.all_reduce_max(*skipped, scale.factor, -scale.factor) == [
+        *skipped, scale.factor, -scale.factor
+    ]  # fmt: skip
+
+
 def records_of(
-    model: Any, parallel: Parallel, config: ParallelConfig, build: Build, *, unfreezes: bool
+    model: Any,
+    parallel: Parallel,
+    config: ParallelConfig,
+    build: Build,
+    *,
+    unfreezes: bool = False,
+    precision: torch.dtype = torch.float32,
+    scale: LossScale | None = None,
 ) -> list[dict[str, Any]]:
     """The log of three steps; one that `unfreezes` trains a layer more in each of them."""
     streams = [row_stream(Causal(), name="a"), example_stream(Causal())]
     loader = Loader(streams, [1.0, 1.0], seed=1, micro_batch_tokens=33, parallel=parallel)
     assert {loader._source_of_step(n)[0] for n in range(3)} == {0, 1}
-    step = parallelize_step(TrainStep(model), parallel, config, precision=torch.float32, device=CPU)
+    step = parallelize_step(TrainStep(model), parallel, config, precision=precision, device=CPU)
     train = {"steps": 3, "log_every": 1, "eval_every": 9, "save_every": 9, "clip": 0.7}
     schedule = {"kind": "constant", "warmup": 0}
     recipe = load_recipe(
@@ -127,10 +155,10 @@ def records_of(
     hooks = Records()
     unfreezing = GradualUnfreezing(model, 0.6) if unfreezes else None
     trainer = Trainer(
-        recipe, step, loader, build(model), CPU, torch.float32, 0.0, parallel, hooks,
+        recipe, step, loader, build(model), CPU, precision, 0.0, parallel, hooks,
         unfreezing=unfreezing,
     )  # fmt: skip
-    trainer.train(TrainState())
+    trainer.train(TrainState(loss_scale=scale))
     return hooks.records
 
 
@@ -138,12 +166,12 @@ def assert_matrices_are_divided(parallel: Parallel) -> None:
     """Each process makes the steps of its part of the matrices orthogonal."""
     model: Any = small_model("llama")
     matrices, _ = Muon(lr=1e-3).complete(1e-3, 1.0).build(model)
-    original, counts = trivium.train.optimizers.muon.orthogonalized, []
-    trivium.train.optimizers.muon.orthogonalized = lambda x: counts.append(len(x)) or original(x)
+    assert isinstance(matrices, MatrixMuon)
+    original, counts = matrices.orthogonalize, []
+    matrices.orthogonalize = lambda x: counts.append(len(x)) or original(x)
     for weight in model.parameters():
         weight.grad = torch.ones_like(weight)
     matrices.step()
-    trivium.train.optimizers.muon.orthogonalized = original
     [total] = parallel.all_reduce_sum(sum(counts))
     assert total == sum(len(group["params"]) for group in matrices.param_groups)
     assert sum(counts) < total
@@ -166,11 +194,14 @@ def assert_one_number_is_restored(parallel: Parallel, folder: Path) -> None:
 
     checkpoints = Checkpoints(folder / "checkpoints", parallel)
     model, optimizer = trained(3)
-    checkpoints.save(model, [optimizer], TrainState(step=3))
+    scale = LossScale(8.0)
+    checkpoints.save(model, [optimizer], TrainState(step=3, loss_scale=scale))
+    scale.update(overflowed=True)  # while the checkpoint is written
     checkpoints.wait()
     parallel.barrier()
     fresh, restored = trained(0)
-    assert checkpoints.restore(fresh, [restored], warn=print).step == 3
+    state = checkpoints.restore(fresh, [restored], warn=print)
+    assert (state.step, state.loss_scale) == (3, LossScale(8.0))
     for one, other in ((model, optimizer), (fresh, restored)):
         other.zero_grad()
         one(torch.ones(2, 3)).sum().backward()

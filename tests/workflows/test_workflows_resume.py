@@ -19,9 +19,10 @@ from trivium.data.prepare import prepare
 from trivium.errors import CheckpointError, RecipeError, TrainingError, TriviumError
 from trivium.report import read_run, summarize
 from trivium.text import Tokenizer
-from trivium.train import health
+from trivium.train import health, loss_scale
 from trivium.train import trainer as trainer_module
 from trivium.train.checkpoint import checkpoints, damage
+from trivium.train.loss_scale import LossScale
 from trivium.workflows.finished_run import HeldOutMetrics
 from trivium.workflows.training import finetune, pretrain
 
@@ -201,8 +202,30 @@ def test_spikes_of_the_gradient_norm_are_skipped_and_counted(text, tmp_path, mon
     ]
     assert weights[1] == weights[2]
     assert len(set(weights)) == 3
-    assert "skipped for a spike of the gradient norm: 1." in summarize(read_run(whole.path)).verdict
+    verdict = summarize(read_run(whole.path)).verdict
+    assert "skipped for a spike of the gradient norm, or in fp16 for an overflow: 1." in verdict
     assert_equal_runs(interrupt_and_resume(monkeypatch, start, tmp_path / "run", 5), whole)
+
+
+def test_runs_in_float16_continue_with_their_loss_scale(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(loss_scale, "_GROWTH_INTERVAL", 3)
+    monkeypatch.setattr(LossScale.__init__, "__defaults__", (2.0**24, 0))
+    changes = settings(steps=12, precision="fp16", log_every=1)
+
+    def start(out, resume):
+        return pretrain(
+            "" if resume else "gpt2-tiny", data=() if resume else text, out=out, resume=resume,
+            changes=() if resume else changes, console=quiet(),
+        )  # fmt: skip
+
+    whole = start(tmp_path / "whole", False)
+    assert whole.read_facts()["precision"] == "fp16"
+    records = [record for record in whole.read_metrics() if "loss_scale" in record]
+    skipped = [record["skipped_steps"] for record in records]
+    assert 0 < skipped[0] < skipped[-1] < len(skipped) == 12
+    assert len({record["loss_scale"] for record in records}) > 2
+    assert f"overflow: {skipped[-1]}." in summarize(read_run(whole.path)).verdict
+    assert_equal_runs(interrupt_and_resume(monkeypatch, start, tmp_path / "run", 2, 7), whole)
 
 
 def test_a_finished_run_continues_with_a_new_budget(text, tmp_path):

@@ -442,8 +442,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         """Return the saved gradients multiplied by `scale`, the incoming gradient of the loss."""
         d_features, d_weight, d_bias = ctx.saved_tensors
         features_dtype, weight_dtype = ctx.dtypes
+        # The factor by which a loss is scaled in float16 is larger than its largest number.
+        exact = torch.float32 if d_features.dtype is torch.float16 else d_features.dtype
         return (
-            (d_features * scale.to(d_features.dtype)).to(features_dtype),
+            (d_features.to(exact) * scale.to(exact)).to(features_dtype),
             None if d_weight is None else (d_weight * scale).to(weight_dtype),
             None if d_bias is None else (d_bias * scale).to(weight_dtype),
             *[None] * 4,

@@ -79,7 +79,7 @@ class Workload:
     @property
     def precision(self) -> torch.dtype:
         """Of matrix products."""
-        return torch.bfloat16 if self.gpu.has_bf16 else torch.float32
+        return torch.bfloat16 if self.gpu.has_bf16 else torch.float16
 
     @property
     def sizes(self) -> ModelSizes:

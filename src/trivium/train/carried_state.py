@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from trivium.models import LanguageModule
 from trivium.objectives import TensorBatch
+from trivium.objectives.base import copy_to_device
 from trivium.train.distributed import ALONE, Parallel
 from trivium.train.loader import BatchStream
 
@@ -50,8 +51,8 @@ class CarriedState:
 
     def continued(self, batch: TensorBatch, lanes: np.ndarray) -> TensorBatch:
         """Return a micro-batch whose rows continue these lanes; the model extends them in place."""
-        slots = torch.from_numpy(lanes).to(self.model.device)
-        self._own[slots] = True
+        slots = copy_to_device(lanes, self.model.device)
+        self._own.index_fill_(0, slots, True)
         inputs = {**batch.inputs, "cache": self.cache, "slots": slots}
         return dataclasses.replace(batch, inputs=inputs)
 

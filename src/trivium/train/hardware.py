@@ -21,7 +21,9 @@ from trivium.errors import RecipeError
 from trivium.gpus import GPUS
 from trivium.model_loading import find_device
 
-PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32}
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+"""The precisions of activations; processes that differ take the last of theirs."""
+
 # How much faster bfloat16 must be to be chosen.
 _CLEARLY = 1.1
 # FLOPs of a product that is measured; how often, and in how many seconds at most but for the first.
@@ -74,20 +76,31 @@ def choose_arithmetic(
     """Precision and threads of a run; on a CPU those that are measured to be faster for its model.
 
     Args:
-        precision: "bf16", "fp32" or "auto": on CUDA bfloat16 where it is native, on a CPU by the
-            products of the model's largest matrix, forward and backward.
+        precision: "bf16", "fp16", "fp32" or "auto": on CUDA bfloat16 or else float16, where tensor
+            cores have them; on a CPU bfloat16 or float32, by the products of the model's largest
+            matrix, forward and backward.
         device: of the run.
         model: whose matrices count, on any device, with `blocks`.
         kept: facts of the run so far, which a resumed run keeps on the same device.
+
+    Raises:
+        RecipeError: the device cannot train the model in this precision.
     """
     if kept.get("device") != describe_device(device):
         kept = {}
     if precision == "auto":
         precision = kept.get("precision", precision)
+    if precision == "fp16" and device.type == "cpu" and _has_lstm(model):
+        raise RecipeError(
+            'train.precision = "fp16" on a CPU is not for LSTMs, which PyTorch does not compute in '
+            "float16 there: leave train.precision out."
+        )
     threads, gflops = torch.get_num_threads(), {}
     if device.type != "cpu":
-        native = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-        fastest = "bf16" if native else "fp32"
+        fastest = "fp32"
+        if device.type == "cuda":
+            capability = torch.cuda.get_device_capability(device)
+            fastest = "bf16" if capability >= (8, 0) else "fp16" if capability >= (7, 0) else "fp32"
     else:
         blocks: Iterable[nn.Module] = model.blocks  # type: ignore[assignment]
         shapes = [p.shape for block in blocks for p in block.parameters() if p.ndim == 2]
@@ -100,6 +113,15 @@ def choose_arithmetic(
             gflops = {name: round(speed, 1) for (name, _), speed in speeds.items()}
             fastest = "bf16" if gflops["bf16"] > _CLEARLY * gflops["fp32"] else "fp32"
     return Arithmetic(PRECISIONS[fastest if precision == "auto" else precision], threads, gflops)
+
+
+def _has_lstm(model: nn.Module) -> bool:
+    return any(isinstance(part, nn.LSTM) for part in model.modules())
+
+
+def precision_name(precision: torch.dtype) -> str:
+    """Return the name of a precision, as recipes have it."""
+    return next(name for name, dtype in PRECISIONS.items() if dtype is precision)
 
 
 def _fastest_threads(height: int, width: int, most: int) -> int:
@@ -234,6 +256,5 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
         return next((gpu.peak_flops for gpu in GPUS.values() if gpu.device in name), None)
     if device.type != "cpu":
         return None
-    name = next(name for name, precision in PRECISIONS.items() if precision is dtype)
-    setting = (name, torch.get_num_threads())
+    setting = (precision_name(dtype), torch.get_num_threads())
     return 1e9 * measure_products(1024, 1024, (setting,), time.perf_counter)[setting]

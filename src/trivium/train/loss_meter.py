@@ -36,7 +36,7 @@ def widened(total: Tensor) -> Tensor:
 class LossMeter:
     """The losses of the last steps, each of one source, by term.
 
-    They are float64 and stay on the device until they are logged.
+    They are float64 and stay on their device until they are needed.
 
     Args:
         window: the number of last steps that count; all unless set.
@@ -97,10 +97,6 @@ class LossMeter:
                 named, {f"{prefix}{term}": means[term] for term in means if term in apart}
             )
         return named
-
-    def total(self) -> float:
-        """Return the sum of all losses, to check whether it is finite."""
-        return float(sum(loss.sum for _, terms in self.steps for loss in terms.values()))
 
     def to_list(self) -> list[Any]:
         """Return plain values that the constructor restores."""

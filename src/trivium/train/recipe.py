@@ -19,6 +19,7 @@ from pydantic import (
     Field,
     PositiveInt,
     SerializeAsAny,
+    field_validator,
     model_validator,
 )
 
@@ -353,8 +354,10 @@ class TrainConfig(Config):
         description="tokens that pass through the model together, which changes dropout and "
         "rounding only; by memory unless set",
     )
-    precision: Literal["auto", "bf16", "fp32"] = Field(
-        "auto", description="of activations; auto: what is faster (on a CPU by measurement)"
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = Field(
+        "auto",
+        description="of activations; auto: what is faster (on a CPU by measurement); fp16 scales "
+        "the loss, and is for GPUs without bf16",
     )
     device: str = Field("auto", description='"auto", "cpu", "cuda" or "mps" (untried)')
     compile: bool | None = Field(None, description="torch.compile the blocks; on a GPU unless set")
@@ -441,6 +444,13 @@ class TrainConfig(Config):
         if self.attention == "flex" and not (device.type == "cuda" and self.compiles(device)):
             raise RecipeError('train.attention = "flex" needs a GPU, and train.compile = true.')
         return self.attention == "flex"
+
+    @field_validator("precision", mode="before")
+    @classmethod
+    def _no_fp8(cls, value: Any) -> Any:
+        if value in ("fp8", "float8"):
+            raise ValueError('training in fp8 is not supported: set "bf16" or leave it out')
+        return value
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:

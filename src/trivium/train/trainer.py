@@ -11,7 +11,7 @@ import math
 import os
 import signal
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -30,6 +30,7 @@ from trivium.train.distributed import ALONE, Parallel, reducing
 from trivium.train.health import SPIKE_WINDOW, is_spike
 from trivium.train.loader import BatchStream, GlobalBatch, Loader, cuts_of
 from trivium.train.loss_meter import LossMeter, widened
+from trivium.train.loss_scale import LossScale
 from trivium.train.optimizers import Optimizers, set_learning_rate, set_weight_decay
 from trivium.train.optimizers.muon import full_tensor
 from trivium.train.recipe import Recipe
@@ -58,7 +59,8 @@ class TrainState:
     steps, so that a resumed run writes the same log line as an uninterrupted run. `best` is the
     score of the best evaluation, if its weights are kept, and `best_step` its step;
     `evaluated_step` is the step of the last evaluation. If spikes are skipped, `last_norms` are the
-    last gradient norms and `skipped_steps` is the number of skipped steps.
+    last gradient norms. `skipped_steps` is the number of steps skipped for a spike, or in float16
+    for an overflow; `loss_scale` is the factor of the loss in float16.
     """
 
     step: int = 0
@@ -72,6 +74,7 @@ class TrainState:
     evals_since_best: int = 0
     last_norms: list[float] = field(default_factory=list)
     skipped_steps: int = 0
+    loss_scale: LossScale | None = None
 
 
 class Hooks:
@@ -139,13 +142,16 @@ class Trainer:
     hooks: Hooks = field(default_factory=Hooks)
     carried: CarriedState | None = None
     unfreezing: GradualUnfreezing | None = None
+    loss_scale: LossScale | None = field(default=None, init=False)
+    """The factor of the loss in float16, which is part of the state."""
     _halved: bool = field(default=False, init=False)
 
     def train(self, state: TrainState) -> TrainState:
         """Train until the budget is used up or an evaluation ends the run.
 
         Raises:
-            TrainingError: the loss is not finite; nothing after the last checkpoint is kept.
+            TrainingError: the loss is not finite, or every gradient in float16 overflows; nothing
+                after the last checkpoint is kept.
             Interrupted: Ctrl-C or SIGTERM stopped the run, after a checkpoint was written.
         """
         config, schedule = self.recipe.train, self.recipe.schedule
@@ -171,7 +177,11 @@ class Trainer:
             state.preparation_seconds += state.seconds - seconds_before
         # A log line is a mean over the last `log_every` steps, also where the run ends between two.
         log_every = config.log_every or _LOG_EVERY
-        meter, timer = LossMeter(log_every, saved=state.last_losses), StepTimer()
+        meter = LossMeter(log_every, saved=state.last_losses)
+        timer = StepTimer(state.tokens)
+        if self.precision is torch.float16:
+            self.loss_scale = state.loss_scale = state.loss_scale or LossScale()
+        unread: deque[UnreadStep] = deque()
         self.train_step.train()
         with _stop_signals(self.parallel) as stopped:
             for batch in self.loader.steps_from(state.step):
@@ -181,12 +191,10 @@ class Trainer:
                 set_learning_rate(self.optimizers, factor)
                 if forgets and self.reads_again(state.step):
                     set_weight_decay(self.optimizers, self.loader.steps_per_epoch())
-                losses, norm = self._take_step(batch, state, lr)
+                losses, norm = self._take_step(batch, state)
+                numbers = StepNumbers(losses, norm)
                 state.step += 1
                 state.tokens += batch.num_tokens
-                if losses:
-                    meter.add(batch.stream.name, losses, batch.label_counts)
-                timer.tokens += batch.num_tokens
                 # What all processes decide by. Checkpoints that all stay, or whose mean is taken,
                 # must not depend on the clock.
                 by_steps = config.keep_checkpoints == "all" or config.average > 1
@@ -197,15 +205,21 @@ class Trainer:
                 self.hooks.step(state.step, self.progress(state))
                 # The last evaluation, about as long as the one before, belongs to the budget.
                 last = self.progress(state, eval_seconds) >= 1.0
-                if state.step % log_every == 0 or last:
-                    _check_finite(meter.total(), norm if losses else 0.0, state.step, lr)
-                    record = progress_record(state) | meter.means("train", self.loader.streams)
-                    record |= {"lr": lr, "grad_norm": float(norm)}
-                    record["tokens_per_second"] = round(timer.rate(), 1)
-                    if config.skip_spikes is not None:
-                        record["skipped_steps"] = state.skipped_steps
-                    self.hooks.log(record, 1.0 if last else self.progress(state))
-                if state.step % eval_every == 0 or last:
+                skipped = self._skipped_record(state)
+                progress = 1.0 if last else self.progress(state)
+                is_logged = state.step % log_every == 0 or last
+                unread.append(
+                    UnreadStep(
+                        batch, numbers, lr, progress_record(state), skipped, progress, is_logged
+                    )
+                )
+                evaluates = state.step % eval_every == 0 or last
+                saves = state.step % save_every == 0 or due or last or stop
+                waits = evaluates or saves or batch.stream.objective.rolls_out
+                num_unread = 1 if self._reads_late and not waits else 0
+                while len(unread) > num_unread:
+                    self._read_step(unread.popleft(), meter, timer)
+                if evaluates:
                     with timer.paused():
                         metrics, stop_early = self.hooks.evaluate(self, state)
                     timer.eval_seconds, state.evaluated_step = timer.pause, state.step
@@ -216,8 +230,7 @@ class Trainer:
                         self.hooks.log(progress_record(state) | metrics, self.progress(state))
                     self.train_step.train()
                     last = last or bool(stop_early) or self.progress(state) >= 1.0
-                if state.step % save_every == 0 or due or last or stop:
-                    _check_finite(meter.total(), norm if losses else 0.0, state.step, lr)
+                if saves or last or stop:
                     state.last_losses = meter.to_list()
                     with timer.paused():
                         self.hooks.save(state)
@@ -271,26 +284,56 @@ class Trainer:
             self.hooks.log(progress_record(state) | metrics, 1.0)
         self.hooks.save(state)
 
-    def _take_step(
-        self, batch: GlobalBatch, state: TrainState, lr: float
-    ) -> tuple[LossTerms, Tensor]:
+    @property
+    def _reads_late(self) -> bool:
+        """Whether the host reads a step while the device computes the next one."""
+        return self.device.type == "cuda"
+
+    def _read_step(self, step: UnreadStep, meter: LossMeter, timer: StepTimer) -> None:
+        """Wait for the numbers of a step, check and meter them, and log the step if it is due."""
+        losses, norm = step.numbers.read()
+        overflows = self.loss_scale is not None and not math.isfinite(norm)
+        if losses:
+            total = sum(map(float, losses.values()))
+            _check_finite(total, 0.0 if overflows else norm, step.record["step"], step.lr)
+            meter.add(step.batch.stream.name, losses, step.batch.label_counts)
+        if step.is_logged:
+            record = step.record | meter.means("train", self.loader.streams)
+            record |= {"lr": step.lr, "grad_norm": norm}
+            record["tokens_per_second"] = round(timer.rate(step.record["tokens"]), 1)
+            self.hooks.log(record | step.skipped, step.progress)
+
+    def _skipped_record(self, state: TrainState) -> dict[str, Any]:
+        """Return the entries of a log line about skipped steps, if steps can be skipped."""
+        record: dict[str, Any] = {}
+        if self.recipe.train.skip_spikes is not None or self.loss_scale is not None:
+            record["skipped_steps"] = state.skipped_steps
+        if self.loss_scale is not None:
+            record["loss_scale"] = self.loss_scale.factor
+        return record
+
+    def _take_step(self, batch: GlobalBatch, state: TrainState) -> tuple[LossTerms, Tensor]:
         """Take a step. Returns its losses, {} if a spike is skipped, and the norm of its gradient.
 
         If a batch has several updates, these are the losses and the norm of the last update.
+
+        Raises:
+            TrainingError: gradients in float16 overflow whatever the factor of the loss.
         """
         losses, norm = {}, torch.zeros(())
         for _ in range(batch.updates):
             batch, losses = self._gradients(batch, state.step)
+            if self.loss_scale is not None:
+                self.loss_scale.unscale(self.train_step.parameters())
             if self.unfreezing is not None:
                 self.unfreezing.drop_gradients(self.progress(state))
             clip = self.recipe.train.clip
             norm = full_tensor(nn.utils.clip_grad_norm_(self.train_step.parameters(), clip))
-            if self._is_skipped(state, norm):
+            overflows = self._overflows(state, norm)
+            if not overflows and self._is_spike(state, norm):
                 losses = {}
-            elif self.device.type == "cpu":
-                _check_finite(sum(map(float, losses.values())), norm, state.step, lr)
             for optimizer in self.optimizers:
-                if losses:
+                if losses and not overflows:
                     optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
         return losses, norm
@@ -308,7 +351,23 @@ class Trainer:
                 batch = self._halved_micro_batches(batch, step)
         return batch, losses
 
-    def _is_skipped(self, state: TrainState, norm: Tensor) -> bool:
+    def _overflows(self, state: TrainState, norm: Tensor) -> bool:
+        """Return whether gradients in float16 overflow; update the factor of the loss."""
+        scale = self.loss_scale
+        if scale is None:
+            return False
+        overflows = not math.isfinite(float(norm))
+        scale.update(overflowed=overflows)
+        state.skipped_steps += overflows
+        if scale.is_lost:
+            raise TrainingError(
+                f"gradients overflow float16 at step {state.step + 1}, however small the factor of "
+                "the loss. The run stops at its last good checkpoint: resume it with "
+                "train.precision=fp32, or a lower optimizer.lr."
+            )
+        return overflows
+
+    def _is_spike(self, state: TrainState, norm: Tensor) -> bool:
         """Return whether the gradient norm is a spike to skip; update the norms in the state."""
         factor, last_norms = self.recipe.train.skip_spikes, state.last_norms
         if factor is None:
@@ -350,7 +409,7 @@ def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTer
     The loss of every micro-batch is divided by the label counts of the whole step, so that the sum
     of their gradients is the gradient of the full batch. Dropout is keyed by (seed, step,
     micro-batch). With several processes each computes its share; gradients and sums are those of
-    all processes.
+    all processes. In float16 they are those of the loss times its factor (`LossScale`).
     """
     if trainer.carried is not None:
         trainer.carried.begin(step, is_prefill=batch.is_prefill)
@@ -358,6 +417,7 @@ def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTer
     term_weights = objective.term_weights()
     sums = {term: torch.zeros((), device=trainer.device) for term in batch.label_counts}
     enabled = trainer.precision is not torch.float32
+    factor = 1.0 if trainer.loss_scale is None else trainer.loss_scale.factor
     for place, (number, weight) in enumerate(batch.shares, start=1):
         torch.manual_seed(derived_seed(trainer.recipe.seed, step, number))
         tensors = _on_device(trainer, batch, place - 1, trainer.carried)
@@ -371,7 +431,7 @@ def forward_backward(trainer: Trainer, batch: GlobalBatch, step: int) -> LossTer
             )
             assert isinstance(mean, Tensor)
             # DDP and FSDP take the mean over processes, and the step's gradient is their sum.
-            (mean * (weight * parallel.data_size)).backward()
+            (mean * (weight * parallel.data_size * factor)).backward()
         for term, loss in losses.items():
             sums[term] += weight * loss.detach()
     return parallel.all_reduce(sums)
@@ -428,11 +488,54 @@ def _on_device(
     return carried.continued(tensors, batch.lanes[place])
 
 
+class StepNumbers:
+    """The losses and the gradient norm of a step, copied to the host while training continues."""
+
+    def __init__(self, losses: LossTerms, norm: Tensor) -> None:
+        self.terms = list(losses)
+        numbers = torch.stack([widened(one.detach()) for one in (*losses.values(), norm)])
+        is_cuda = numbers.device.type == "cuda"
+        self.numbers = numbers.to("cpu", non_blocking=is_cuda)
+        self.copied = torch.cuda.Event() if is_cuda else None
+        if self.copied is not None:
+            self.copied.record()
+
+    def read(self) -> tuple[LossTerms, float]:
+        """Wait until the step is computed. Returns its losses and the norm of its gradient."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        *losses, norm = self.numbers
+        return dict(zip(self.terms, losses, strict=True)), float(norm)
+
+
+@dataclass
+class UnreadStep:
+    """A step that is taken or queued on a GPU, whose numbers the host has not read.
+
+    Args:
+        batch: the batch of the step.
+        numbers: the losses and the gradient norm.
+        lr: the learning rate.
+        record: the first entries of its log line (`progress_record`).
+        skipped: the last entries of its log line, on skipped steps.
+        progress: the share of the budget that is used with this step.
+        is_logged: whether the step has a log line.
+    """
+
+    batch: GlobalBatch
+    numbers: StepNumbers
+    lr: float
+    record: dict[str, Any]
+    skipped: dict[str, Any]
+    progress: float
+    is_logged: bool
+
+
 class StepTimer:
     """Measures tokens per second without the time of evaluations and checkpoints."""
 
-    def __init__(self) -> None:
-        self.tokens, self.start = 0, time.monotonic()
+    def __init__(self, tokens: int = 0) -> None:
+        self.tokens, self.start = tokens, time.monotonic()
         self.saved = self.start
         self.pause = self.eval_seconds = self.save_seconds = 0.0
         """The duration in seconds of the last pause, evaluation and checkpoint."""
@@ -443,11 +546,11 @@ class StepTimer:
         seconds = _SAVE_SECONDS if self.save_seconds else _SAVE_SECONDS / 4
         return age > max(seconds, self.save_seconds / _SAVE_SHARE)
 
-    def rate(self) -> float:
-        """Return the tokens per second since the last call."""
+    def rate(self, tokens: int) -> float:
+        """Return the tokens per second since the last call; `tokens` are all tokens so far."""
         now = time.monotonic()
-        rate = self.tokens / max(now - self.start, 1e-9)
-        self.tokens, self.start = 0, now
+        rate = (tokens - self.tokens) / max(now - self.start, 1e-9)
+        self.tokens, self.start = tokens, now
         return rate
 
     @contextmanager
@@ -464,11 +567,11 @@ def progress_record(state: TrainState) -> dict[str, Any]:
     return {"step": state.step, "tokens": state.tokens, "seconds": round(state.seconds, 3)}
 
 
-def _check_finite(loss: float, norm: Tensor | float, step: int, lr: float) -> None:
-    if math.isfinite(loss) and math.isfinite(float(norm)):
+def _check_finite(loss: float, norm: float, step: int, lr: float) -> None:
+    if math.isfinite(loss) and math.isfinite(norm):
         return
     raise TrainingError(
-        f"the loss is not finite at step {step} (loss {loss}, gradient norm {float(norm)}, "
+        f"the loss is not finite at step {step} (loss {loss}, gradient norm {norm}, "
         f"learning rate {lr:.2g}). The run stops at its last good checkpoint: resume it with a "
         "lower optimizer.lr, a longer schedule.warmup or a smaller train.clip; "
         "train.precision=fp32 shows whether precision is the cause."

@@ -79,13 +79,14 @@ def train_run(
     )
     uses_flex = recipe.train.uses_flex(device)
     arithmetic = hardware.choose_arithmetic(recipe.train.precision, device, module, before)
-    [slower] = parallel.all_reduce_max(arithmetic.precision is torch.float32)
-    precision = torch.float32 if slower else torch.bfloat16
+    known = list(hardware.PRECISIONS.values())  # of GPUs that differ, the one that all have
+    [index] = parallel.all_reduce_max(known.index(arithmetic.precision))
+    precision = known[int(index)]
     # Weights of norms stay in float32 where they read bfloat16 (Gemma 2, Qwen3), as is meant.
     warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     torch.set_num_threads(arithmetic.threads)
     # Labels that the model computes itself are of the precision that it is trained in.
-    with torch.autocast(device.type, precision, enabled=not slower):
+    with torch.autocast(device.type, precision, enabled=precision is not torch.float32):
         streams, validation_streams = (
             build_streams(recipe, corpus, setup, split, run.examples, parallel)
             for split in (TRAIN, VALIDATION)
@@ -125,13 +126,14 @@ def train_run(
     )
     machine = {
         "device": hardware.describe_device(device),
-        "precision": "bf16" if precision is torch.bfloat16 else "fp32",
+        "precision": hardware.precision_name(precision),
         "threads": torch.get_num_threads(),
         "processes": parallel.size,
         "micro_batch_tokens": memory.micro_batch_tokens,
         "torch": torch.__version__,
     }
-    optimizers = recipe.optimizer.build(module, precision)
+    compiled = device.type == "cuda" and recipe.train.compiles(device)
+    optimizers = recipe.optimizer.build(module, precision, compiled=compiled)
     share = recipe.train.gradual_unfreezing
     unfreezing = None if share is None else GradualUnfreezing(module, share)
     carried = carried_state(module, streams[0])

@@ -6,6 +6,7 @@ H head_dim, P = 2 * `span` relative positions.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -159,6 +160,12 @@ class DisentangledPositions(PositionsModule):
         return split.repeat_interleave(self.attention.num_heads // len(split), dim=0)
 
 
+@cache
+def _float32_log(x: float) -> float:
+    """Return the logarithm in float32, whose rounding decides where buckets end."""
+    return torch.tensor(x, device="cpu").log().item()
+
+
 def embedding_indices(distance: Tensor, part: Disentangled) -> Tensor:
     """Map each distance (query - key) to a relative position embedding: int64 [...], same shape.
 
@@ -168,7 +175,7 @@ def embedding_indices(distance: Tensor, part: Disentangled) -> Tensor:
     if part.max_distance is not None:
         middle = part.span // 2
         ratio = (distance.abs().clamp(min=middle).float() / middle).log()
-        whole = torch.tensor((part.max_distance - 1) / middle, device="cpu").log().item()
+        whole = _float32_log((part.max_distance - 1) / middle)
         far = (torch.ceil(ratio / whole * (middle - 1)) + middle).long() * distance.sign()
         distance = torch.where(distance.abs() <= middle, distance, far)
     return (distance + part.span).clamp(0, 2 * part.span - 1)
