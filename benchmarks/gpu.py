@@ -28,7 +28,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -191,19 +191,24 @@ class Training:
     tiny: str
     length: int
     rows: int
+    objective: str = "causal"
 
     def shrink(self, report: Report) -> Training:
         """Return the training of the tiny preset if the report is of a CPU."""
-        return Training(self.tiny, self.tiny, 32, 2) if report.tiny else self
+        if not report.tiny:
+            return self
+        return replace(self, preset=self.tiny, length=32, rows=2)
 
 
 GPT2 = Training("gpt2", "gpt2-tiny", 1024, 32)
-BERT = Training("bert-base", "bert-tiny", 128, 256)
-T5 = Training("t5-base", "t5-tiny", 512, 48)
+BERT = Training("bert-base", "bert-tiny", 128, 256, "masked")
+T5 = Training("t5-base", "t5-tiny", 512, 48, "span-corruption")
 LLAMA = Training("llama3.2-1b", "llama-tiny", 2048, 8)
 
 
-def train(report: Report, case: Training, *, optimizer: str = "adamw") -> None:
+def train(
+    report: Report, case: Training, *, optimizer: str = "adamw", attention: str = "sdpa"
+) -> None:
     """Train a preset with the product's trainer; then repeat one batch, and profile its step.
 
     The difference of both is what the loop around a step costs.
@@ -217,7 +222,9 @@ def train(report: Report, case: Training, *, optimizer: str = "adamw") -> None:
 
     device, steps, warmup = report.device, (4 if report.tiny else 20), (2 if report.tiny else 5)
     started = time.perf_counter()
-    trainer, memory = make_trainer(report, case.shrink(report), steps + warmup, optimizer)
+    trainer, memory = make_trainer(
+        report, case.shrink(report), steps + warmup, optimizer, attention
+    )
     first_steps = start_clock_after(trainer, warmup, device)
     trainer.train(TrainState())
     synchronize(device)
@@ -254,8 +261,13 @@ def train(report: Report, case: Training, *, optimizer: str = "adamw") -> None:
     profile(report, "trivium", step)
 
 
-def make_trainer(report: Report, case: Training, steps: int, optimizer: str) -> tuple[Any, Any]:
-    """Return a trainer on random tokens, as a run has it, and the memory that is planned for it."""
+def make_trainer(
+    report: Report, case: Training, steps: int, optimizer: str, attention: str = "sdpa"
+) -> tuple[Any, Any]:
+    """Return a trainer on random tokens, as a run has it, and the memory that is planned for it.
+
+    FlexAttention (`attention` "flex") needs a GPU. Without one the default is measured.
+    """
     from trivium.plan.forecast import trainer_without_data
     from trivium.train.recipe_loading import load_recipe
 
@@ -263,9 +275,11 @@ def make_trainer(report: Report, case: Training, steps: int, optimizer: str) -> 
     changes = {
         "data": {"length": case.length},
         "model": {"dropout": 0.0},
+        "objective": {"kind": case.objective},
         "optimizer": {"kind": optimizer},
         "train": {
             "steps": steps,
+            "attention": "sdpa" if report.tiny else attention,
             "batch_tokens": case.rows * case.length,
             "eval_every": never,
             "save_every": never,
@@ -391,7 +405,12 @@ def optimizers(report: Report) -> None:
 
 # --- decoding
 
-DECODING: dict[str, dict[str, Any]] = {"trivium": {}, "trivium, compiled": {"compile": True}}
+DECODING: dict[str, dict[str, Any]] = {
+    "trivium": {},
+    "trivium, compiled": {"compile": True},
+    "trivium, fused": {"fused": True},
+    "trivium, no graph": {"cuda_graph": False},
+}
 """Mode -> options of `Engine`."""
 
 
@@ -598,6 +617,7 @@ PARTS = {
     "decode": Part(partial(decode, mode="trivium"), 100),
     "decode-transformers": Part(decode_transformers, 150),
     "decode-compiled": Part(partial(decode, mode="trivium, compiled"), 180),
+    "decode-fused": Part(partial(decode, mode="trivium, fused"), 100),
     "loss": Part(loss, 60),
     "optimizers": Part(optimizers, 60),
     "tests": Part(tests, 240),
@@ -605,11 +625,13 @@ PARTS = {
     "train-llama-transformers": Part(partial(train_transformers, case=LLAMA), 150),
     "train-t5": Part(partial(train, case=T5), 150),
     "train-t5-transformers": Part(partial(train_transformers, case=T5), 150),
+    "train-t5-flex": Part(partial(train, case=T5, attention="flex"), 150),
     "train-bert": Part(partial(train, case=BERT), 120),
     "train-bert-transformers": Part(partial(train_transformers, case=BERT), 120),
     "prefill": Part(prefill, 60),
     "prefill-transformers": Part(prefill_transformers, 60),
     "serve": Part(serve, 120),
+    "decode-no-graph": Part(partial(decode, mode="trivium, no graph"), 100),
 }
 """The parts by name, the most important first."""
 
